@@ -21,7 +21,7 @@ TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/offload tes
   tests/integration/proxying/test_model_lists.py tests/integration/conversion/test_every_client.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled fuzz soak lint format schema bench triton clean
+.PHONY: help demo test test-compiled fuzz soak lint format schema docs bench triton clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,8 +54,14 @@ format: .venv/.test-ready ## Rewrite the code in the project's style
 soak: .venv/.test-ready ## Keep the gateway under mixed traffic and failures, and see that nothing grows (MINUTES=10)
 	@$(BIN)/python -m tests.resilience.soak --minutes $(or $(MINUTES),10)
 
-schema: .venv/.demo-ready ## Write config/schema.json anew, after a change of the settings
+schema: .venv/.demo-ready ## Write config/schema.json and docs/settings.md anew, after a change of the settings
 	@$(BIN)/tensorgate schema > config/schema.json
+	@$(BIN)/python -m docs.generate_settings
+
+docs: .venv/.test-ready ## Build the documentation as a site in .cache/site; a dead link is an error
+	@$(BIN)/python -m docs.generate_settings
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "open .cache/site/index.html, or run: $(BIN)/python -m mkdocs serve"
 
 bench: .venv/.test-ready .cache/triton/.ready .cache/kserve/.ready $(COMPILED) ## Measure speed and memory in front of real servers
 	@$(AS_COMPILED) $(BIN)/python -m benchmarks $(ARGS)
@@ -80,7 +86,7 @@ clean: ## Remove all that the targets above have set up, and what a compiler lef
 
 .venv/.test-ready: pyproject.toml | .venv/bin/python
 	@echo "installing the gateway and what its tests need ..."
-	@$(PIP) install --editable '.[dev]'
+	@$(PIP) install --editable '.[dev,docs]'
 	@touch .venv/.demo-ready $@
 
 # From a copy, as a compiler leaves what it made beside the sources, where it would hide them.

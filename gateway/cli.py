@@ -114,7 +114,7 @@ def schema() -> None:
 
 
 @main.command()
-@click.option("--once", is_flag=True, help="Leave after the show.")
+@click.option("--once", is_flag=True, help="Exit after the show.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -123,8 +123,11 @@ def schema() -> None:
     help="The gateway's port.",
 )
 def demo(once: bool, port: int) -> None:
-    """Start a demo server with the gateway in front of it, and show the main job."""
-    from gateway.demo.show.show import ShowError  # brings aiohttp, which nobody else waits for
+    """Run a demo server behind the gateway, and show example calls.
+
+    After the show both keep running until Ctrl-C.
+    """
+    from gateway.demo.show.client import ShowError  # brings aiohttp, which nobody else waits for
 
     _start_logging("warning")
     with _plain_errors(ShowError):
@@ -184,42 +187,44 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
 
 
 def _serve_with(workers: int, settings: Settings, source: SettingsSource) -> None:
-    """Serve with several processes, which this one starts and watches."""
-    leader = SupervisorReloader(settings, source, _set_level)
+    """Serve with several worker processes, which this one supervises."""
+    reloader = SupervisorReloader(settings, source, _set_level)
     tune_garbage_collector()
-    parent = Supervisor(
-        leader.sockets,
+    supervisor = Supervisor(
+        reloader.sockets,
         workers,
-        lambda post: _run(_work(leader.gateway(post.count_closed, post.first, post.drained), post)),
+        lambda channel: _run(_serve_as_worker(channel, reloader)),
         settings.limits.drain_timeout,
-        _LogEvents(leader),
-        leader,
+        _LogEvents(reloader),
+        reloader,
     )
-    _say_stopped(parent.run())
+    _say_stopped(supervisor.run())
 
 
-async def _work(gateway: Gateway, post: WorkerChannel) -> None:
-    """Serve the connections that the parent accepts."""
-    _on_stop_signal(post.leave)
-    async with gateway, WorkerReloader(gateway, _set_level) as follower, MallocTrim():
+async def _serve_as_worker(channel: WorkerChannel, supervisor: SupervisorReloader) -> None:
+    """Serve the connections that the supervisor accepts."""
+    _on_stop_signal(channel.send_leaving)
+    gateway = supervisor.gateway(channel.count_closed, channel.is_first, channel.drained)
+    reloader = WorkerReloader(gateway, _set_level, channel.send_reloaded)
+    async with gateway, reloader, MallocTrim():
         tune_garbage_collector()
-        post.send_ready()
-        await post.receive(gateway.take, follower.take, gateway.begin_draining)
-    post.send_dropped(gateway.dropped)
+        channel.send_ready()
+        await channel.receive(gateway.take, reloader.enqueue, gateway.begin_draining)
+    channel.send_dropped(gateway.dropped)
 
 
 class _LogEvents:
     """Logs what a single process would."""
 
-    def __init__(self, leader: SupervisorReloader) -> None:
-        self._leader = leader
+    def __init__(self, reloader: SupervisorReloader) -> None:
+        self._reloader = reloader
 
-    def begun(self, workers: Sequence[int]) -> None:
+    def on_started(self, workers: Sequence[int]) -> None:
         _log.info("%d workers: %s", len(workers), ", ".join(map(str, workers)))
-        log_addresses(self._leader.addresses)
+        log_addresses(self._reloader.addresses)
 
-    def stopping(self) -> None:
-        _say_stopping(self._leader.settings)
+    def on_stopping(self) -> None:
+        _say_stopping(self._reloader.settings)
 
 
 def _say_stopping(settings: Settings) -> None:
@@ -234,8 +239,7 @@ def _say_stopped(dropped: int) -> None:
 
 async def _demo(once: bool, port: int) -> None:
     from gateway.demo.server.server import DemoServer
-    from gateway.demo.show.curl import curl_commands
-    from gateway.demo.show.show import run_show
+    from gateway.demo.show.show import next_steps, run_show
 
     stop = asyncio.Event()
     _on_stop_signal(stop.set)
@@ -244,7 +248,7 @@ async def _demo(once: bool, port: int) -> None:
         await run_show(url, server, sys.stdout, sys.stdout.isatty())
         if once:
             return
-        click.echo(curl_commands(url))
+        click.echo(next_steps(url, server.url))
         click.echo("Ctrl-C ends the demo.")
         await stop.wait()
 
@@ -294,7 +298,7 @@ def _route(route: Route, settings: Settings) -> str:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
         lines.append(f"as model {route.rewrite.model}{version}")
     if route.mirror is not None:
-        lines.append(f"{route.mirror.percent * 100:g}% copied to upstream {route.mirror.upstream}")
+        lines.append(f"{route.mirror.percent:g}% copied to upstream {route.mirror.upstream}")
     if route.compression:
         lines.append(f"answers compressed with {' or '.join(route.compression)}")
     if route.deny_operations:
@@ -307,8 +311,8 @@ def _care(upstream: Upstream) -> str:
     done = [] if upstream.dns_refresh is None else [f"looked up every {upstream.dns_refresh:g} s"]
     if upstream.health_check is not None:
         done.append(f"probed every {upstream.health_check.interval:g} s")
-    if upstream.model_discovery is not None:
-        done.append(f"asked for their {upstream.model_discovery}")
+    if upstream.model_discovery:
+        done.append("asked for their models")
     return f" ({', '.join(done)})" if done else ""
 
 

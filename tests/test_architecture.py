@@ -32,7 +32,7 @@ ALLOWED = {
     "offload": {"codec", "protocol", "system"},
     "proxy": {"system", "upstream", "routing", "codec", "protocol", "observe", "errors"},
     "listener": {"system", "proxy", "http1", "observe", "errors"},
-    "admin": {"app", "build", "errors", "http1", "listener", "observe", "proxy", "system"},
+    "admin": {"build", "errors", "listener", "observe", "proxy"},
     "app": {
         "admin",
         "build",

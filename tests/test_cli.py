@@ -120,7 +120,7 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
         ("health_check: {}", "probed every 5 s"),
         ("dns_refresh: 500ms", "looked up every 0.5 s"),
         (
-            "model_discovery: models, health_check: {interval: 1m}, dns_refresh: 10s",
+            "model_discovery: true, health_check: {interval: 1m}, dns_refresh: 10s",
             "looked up every 10 s, probed every 60 s, asked for their models",
         ),
     ],

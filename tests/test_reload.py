@@ -153,7 +153,7 @@ async def test_fifty_reloads_fail_nobody(file: Path, workers: int) -> None:
         # Connections to servers that have been replaced are closed; one was left out once, or once
         # more by a worker that found out before it heard.
         assert said.count("settings reloaded from") == RELOADS
-        assert 1 <= said.count("it is left out for 300 s") <= workers
+        assert 1 <= said.count("ejected for 300 s") <= workers
         await until(lambda: all(each.left.is_set() for each in one.connections[:-workers]))
 
 

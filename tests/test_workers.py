@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.workers.cores import usable_cores
+from gateway.app.build.processes import usable_cores
 from tests.support.addresses import HOST, OTHER_HOST, free_port
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import until
@@ -189,7 +189,7 @@ async def test_what_one_worker_leaves_out_the_other_does_too(file: Path) -> None
             assert await ask(hearer, 6) == {200: 4, 502: 2}
             assert await ask(finder, 15) == {200: 10, 502: 5}
             found = await process.wait_for_output(rf"\[(\d+)\]: {bad.url} failed 5 times in a row")
-            heard = await process.wait_for_output(rf"\[(\d+)\]: {bad.url}: left out, as another")
+            heard = await process.wait_for_output(rf"\[(\d+)\]: {bad.url}: ejected, as another")
             assert {int(found[1]), int(heard[1])} == set(_workers_of(process))
             assert await ask(hearer, 9) == {200: 9}
             assert len(bad.requests) == 7
@@ -205,7 +205,7 @@ async def test_what_one_worker_leaves_out_the_other_does_too(file: Path) -> None
             process.signal(signal.SIGTERM)
             status, _, err = await process.end()
     assert status == 0
-    assert err.count("it is left out for 3 s") == 1
+    assert err.count("ejected for 3 s") == 1
 
 
 async def test_a_worker_that_dies_again_and_again_comes_back_later_and_later(file: Path) -> None:
@@ -329,7 +329,7 @@ async def test_workers_finish_and_end_where_the_parent_is_killed(file: Path) -> 
             workers = _workers_of(process)
             assert len(workers) == 2
             process.signal(signal.SIGKILL)
-            await process.wait_for_output("the parent is gone")
+            await process.wait_for_output("the supervisor is gone")
             held.go_on.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
             await _until_gone(workers)

@@ -1,15 +1,14 @@
-"""How a gateway does: for operators to read, and for what collects metrics."""
+"""The status of a gateway, which /status and /metrics show."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from gateway import __version__
-from gateway.app.reload.revision import Revision
-from gateway.app.runtime import Runtime
 from gateway.build import COMPILED
 from gateway.listener.server import HttpListener
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
@@ -17,59 +16,68 @@ from gateway.proxy.interfaces import Upstream
 
 
 class ObservedGateway(Protocol):
-    """A gateway, as far as it can be looked at."""
+    """What the admin pages read of a gateway."""
 
-    revision: Revision
-    runtime: Runtime
     draining: bool
 
     @property
     def listener(self) -> HttpListener:
-        """Give what clients connect to."""
+        """Return the listener of clients."""
+
+    @property
+    def upstreams(self) -> Mapping[str, Upstream]:
+        """Return the upstreams by name."""
+
+    @property
+    def concurrency_limit(self) -> ConcurrencyLimit | None:
+        """Return the limit of all calls together, if there is one."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the bytes of bodies that are buffered."""
+
+    @property
+    def settings_status(self) -> dict[str, Any]:
+        """Return which settings are in use, and why newer ones are not."""
+
+    async def not_ready_reason(self) -> str:
+        """Return why the gateway is not ready, or an empty text."""
 
 
 def status(gateway: ObservedGateway) -> dict[str, Any]:
-    """Tell how a gateway does; of several workers, how this one does."""
-    listener, runtime = gateway.listener, gateway.runtime
+    """Return the status of a gateway; of several workers, that of this one."""
+    listener = gateway.listener
     return {
         "version": __version__,
         "compiled": COMPILED,
         "process": os.getpid(),
         "draining": gateway.draining,
-        "settings": asdict(gateway.revision),
+        "settings": gateway.settings_status,
         "connections": listener.connections,
         "requests": listener.requests,
         "tasks": len(asyncio.all_tasks()),
-        "places": _places(runtime.shared.concurrency_limit),
-        "held_bytes": runtime.shared.held.total,
-        "upstreams": {name: _upstream(each) for name, each in runtime.upstreams.items()},
+        "places": _concurrency(gateway.concurrency_limit),
+        "held_bytes": gateway.buffered_bytes,
+        "upstreams": {name: _upstream(each) for name, each in gateway.upstreams.items()},
     }
 
 
 def _upstream(upstream: Upstream) -> dict[str, Any]:
     return {
         "required": upstream.required,
-        "usable": False if upstream.pool.unreachable else upstream.pool.is_usable,
+        "usable": False if upstream.pool.unreachable else upstream.pool.any_healthy,
         "unreachable": upstream.pool.unreachable,
         "dialect": _dialect(upstream),
-        "places": _places(upstream.concurrency_limit),
+        "places": _concurrency(upstream.concurrency_limit),
         "endpoints": [asdict(state) for state in upstream.pool.snapshot()],
     }
 
 
 def _dialect(upstream: Upstream) -> dict[str, str | None]:
-    """Tell how the servers are spoken to, and what tells that; nothing where it is not known."""
-    dialect_state = upstream.dialect_state
-    return {
-        "name": dialect_state.dialect.name if dialect_state.dialect else None,
-        "reason": dialect_state.reason,
-    }
+    """Return the dialect of the servers, if it is known, and what showed it."""
+    state = upstream.dialect_state
+    return {"name": state.dialect.name if state.dialect else None, "reason": state.reason}
 
 
-def _places(concurrency_limit: ConcurrencyLimit | None) -> dict[str, int] | None:
-    """Tell how many exchanges have a place, and how many wait; nothing where there is no limit."""
-    return (
-        None
-        if concurrency_limit is None
-        else {"taken": concurrency_limit.active, "waiting": concurrency_limit.queued}
-    )
+def _concurrency(limit: ConcurrencyLimit | None) -> dict[str, int] | None:
+    return None if limit is None else {"taken": limit.active, "waiting": limit.queued}

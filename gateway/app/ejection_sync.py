@@ -71,7 +71,7 @@ class EjectionSync:
         for member in pool.members:
             news = self._board.read(_name(upstream, member.endpoint.url))
             if news is not None:
-                pool.ejections.hear(
+                pool.outlier_detector.record_remote(
                     member, EjectionState(ejections=news.ejections, until=news.until)
                 )
 

@@ -6,8 +6,9 @@ import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from gateway.admin.listener import Admin
 from gateway.admin.pages import pages
@@ -21,11 +22,12 @@ from gateway.app.reload.diff import changes, keep_startup_settings
 from gateway.app.reload.resources import Resources, gather, warn
 from gateway.app.reload.revision import Revision
 from gateway.app.runtime import RetiredRuntimes, Runtime
-from gateway.listener.connection_host import IdleTimeouts
+from gateway.listener.connection import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import AccessLog
 from gateway.offload.process import OffloadProcess
-from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Upstream
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
 from gateway.workers.shared_state import SharedEjections
@@ -83,6 +85,30 @@ class Gateway:
         """Give the settings in use."""
         return self._settings
 
+    @property
+    def upstreams(self) -> dict[str, Upstream]:
+        """Return the upstreams by name."""
+        return self.runtime.upstreams
+
+    @property
+    def concurrency_limit(self) -> ConcurrencyLimit | None:
+        """Return the limit of all calls together, if there is one."""
+        return self.runtime.shared.concurrency_limit
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the bytes of bodies that are buffered."""
+        return self.runtime.shared.held.total
+
+    @property
+    def settings_status(self) -> dict[str, Any]:
+        """Return which settings are in use, and why newer ones are not."""
+        return asdict(self.revision)
+
+    async def not_ready_reason(self) -> str:
+        """Return why it is not ready, or an empty text."""
+        return await self.runtime.routes.readiness.check()
+
     async def __aenter__(self) -> Self:
         settings = self._settings
         material = self._given
@@ -130,7 +156,7 @@ class Gateway:
     def take(self, connection: socket.socket, is_operator: bool = False) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
         listener = self._admin if is_operator else self._listener
-        listener.take(connection)
+        listener.adopt(connection)
 
     def begin_draining(self) -> None:
         """Say from now on that it drains, and so is not ready; leaving the context drains."""
@@ -182,7 +208,7 @@ class Gateway:
         self._settings, self._listening = material.settings, listening
         self._watch_files_of(material)
         self._material = material
-        self._listener.use(
+        self._listener.reconfigure(
             runtime.straight,
             _access_log(material.settings),
             material.tls,
@@ -224,7 +250,7 @@ class Gateway:
             await self._helper.close()
 
     def _pools(self) -> dict[str, Pool]:
-        return {name: each.pool for name, each in self.runtime.upstreams.items()}
+        return {name: each.pool for name, each in self.upstreams.items()}
 
     def _listen(self, settings: Settings) -> tuple[BoundAddress, ...]:
         if self._on_closed is not None:

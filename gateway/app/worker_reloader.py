@@ -1,4 +1,4 @@
-"""Newer settings for several workers: their parent reads them, and each worker takes them up."""
+"""Reloads with several workers: the supervisor reads the settings, and each worker applies them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from gateway.app.reload.revision import Revision
 from gateway.app.reload.source import SettingsSource, failure_text
 from gateway.app.reloader import INTERNAL_ERROR, SETTINGS_ERRORS, OnApplied
 from gateway.settings.schema import Settings
-from gateway.workers.ipc import ADMIN, CLIENT
-from gateway.workers.letters import ReceivedUpdate
+from gateway.workers.ipc import ConnectionKind, ToWorker
 from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate
 from gateway.workers.shared_state import SharedEjections
 
@@ -32,95 +31,100 @@ _log = logging.getLogger("tensorgate")
 
 
 @dataclass(frozen=True, slots=True)
-class _Notice:
-    """What a parent tells its workers: which settings to use, or why there are no newer ones."""
+class _Reload:
+    """What the supervisor sends: settings to apply, or none and why newer ones cannot be used."""
 
     settings: Settings | None
     revision: Revision
 
 
 class SupervisorReloader(ConfigSource):
-    """Reads the settings for workers, and says where their parent listens.
+    """Reads the settings and opens the listening sockets for the workers.
 
-    Raises ListenError and UpstreamTlsError where it cannot begin.
+    ``on_applied`` gets the settings once they are in use. Raises ListenError, UpstreamTlsError and
+    ApiKeysError.
     """
 
-    def __init__(self, settings: Settings, source: SettingsSource, in_use: OnApplied) -> None:
+    def __init__(self, settings: Settings, source: SettingsSource, on_applied: OnApplied) -> None:
         self._source = source
-        self._in_use = in_use
+        self._on_settings_applied = on_applied
         self._journal = ReloadLog(Revision(time.time(), str(source.file)))
         self._material = gather(settings)
         warn(settings)
         self._listening = listen(listen_addresses(settings))
-        # It is made before any worker is, and outlives them all, and each reload.
-        self._board = SharedEjections()
-        self._say_done: Callable[[], None] | None = None
+        # Made before the first fork, as all workers share it. It outlives them, and each reload.
+        self._shared_ejections = SharedEjections()
+        self._log_applied: Callable[[], None] | None = None
 
     @property
     def settings(self) -> Settings:
-        """Give the newest settings that could be used."""
+        """Return the newest settings that could be used."""
         return self._material.settings
 
     @property
-    def sockets(self) -> dict[socket.socket, bytes]:
-        """Give the sockets to listen on, each with the word for who connects there."""
+    def sockets(self) -> dict[socket.socket, ConnectionKind]:
+        """Return the listening sockets, with who connects there."""
         admin = self.settings.admin
         return {
-            sock: ADMIN if each.address == admin else CLIENT
+            sock: ToWorker.ADMIN if each.address == admin else ToWorker.CLIENT
             for each in self._listening
             for sock in each.sockets
         }
 
     @property
     def addresses(self) -> list[str]:
-        """Tell where clients connect."""
+        """Return where clients and operators connect."""
         return shown(self._listening, self.settings)
 
     def gateway(
         self,
         on_closed: Callable[[], None],
-        first: bool = True,
+        is_first: bool = True,
         drained: Callable[[], Awaitable[None]] | None = None,
     ) -> Gateway:
-        """Make the gateway of a worker that starts now; ``first`` is whether it has that seat.
+        """Build the gateway of a worker that starts now; see Gateway for the parameters."""
+        # It gets what is loaded already: the files may have become unusable since then.
+        return Gateway(
+            self.settings,
+            on_closed,
+            self._material,
+            self._journal.revision,
+            self._shared_ejections,
+            is_first,
+            drained,
+        )
 
-        ``drained`` is as in Gateway.
-        """
-        # The files may have become unusable since they were loaded.
-        material, revision = self._material, self._journal.revision
-        return Gateway(self.settings, on_closed, material, revision, self._board, first, drained)
-
-    def look(self, wished: bool) -> ConfigUpdate | None:
-        """Read the settings if that is wished, or if the files have changed; see Superior."""
-        self._renew_material()
-        if not wished and not self._changed():
+    def poll(self, requested: bool) -> ConfigUpdate | None:
+        """Read the settings if that is requested, or if their files have changed."""
+        self._refresh_resources()
+        if not requested and not self._changed():
             return None
         try:
-            notice = _Notice(self._read(), self._journal.revision)
+            reload = _Reload(self._read(), self._journal.revision)
         except SETTINGS_ERRORS as error:
-            self._journal.failed(failure_text(error, self._source.file), wished)
-            notice = _Notice(None, self._journal.revision)
+            self._journal.failed(failure_text(error, self._source.file), requested)
+            reload = _Reload(None, self._journal.revision)
         except Exception:
-            # A fault of our own: never a silent one, and never one that ends the parent.
+            # An error of our own is logged, and must not end the supervisor.
             _log.exception("a reload failed")
-            self._journal.failed(f"{self._source.file}: {INTERNAL_ERROR}", wished)
-            notice = _Notice(None, self._journal.revision)
-        return ConfigUpdate(pickle.dumps(notice), self.sockets, self.settings.limits.drain_timeout)
+            self._journal.failed(f"{self._source.file}: {INTERNAL_ERROR}", requested)
+            reload = _Reload(None, self._journal.revision)
+        return ConfigUpdate(pickle.dumps(reload), self.sockets, self.settings.limits.drain_timeout)
 
-    def on_applied(self, faults: Mapping[int, str]) -> None:
-        """Log what has become of new settings; see Superior."""
-        if self._say_done is not None:
-            self._say_done()
-            self._say_done = None
+    def on_applied(self, errors: Mapping[int, str]) -> None:
+        """Log what has changed, and which workers could not apply it."""
+        if self._log_applied is not None:
+            self._log_applied()
+            self._log_applied = None
         workers = defaultdict(list)
-        for pid, fault in faults.items():
-            workers[fault].append(str(pid))
-        for fault, pids in workers.items():
+        for pid, error in errors.items():
+            workers[error].append(str(pid))
+        for error, pids in workers.items():
             of = "worker" if len(pids) == 1 else "workers"
-            _log.error("%s %s: still on the settings from before: %s", of, ", ".join(pids), fault)
+            _log.error("%s %s: still on the settings from before: %s", of, ", ".join(pids), error)
 
-    def _renew_material(self) -> None:
-        """Keep up with the files that workers renew: those to come begin with what is here."""
+    def _refresh_resources(self) -> None:
+        """Load the files that workers reload by themselves, for workers that start later."""
         try:
             self._material.renew()
         except Exception:
@@ -131,7 +135,7 @@ class SupervisorReloader(ConfigSource):
         return self.settings.watch and self._source.changed(failed)
 
     def _read(self) -> Settings:
-        """Read the settings and use them, or raise and change nothing."""
+        """Read the settings and load what they name, or raise and change nothing."""
         before, addresses = self._material, self.addresses
         read = self._source.read()
         settings = keep_startup_settings(read, before.settings)
@@ -140,56 +144,57 @@ class SupervisorReloader(ConfigSource):
         self._material = material
         self._journal.reloaded()
 
-        def say_done() -> None:
-            self._in_use(settings)
+        def log_applied() -> None:
+            self._on_settings_applied(settings)
             self._journal.log_reloaded(changes(material, before), read, before.settings)
             log_addresses(self.addresses, addresses)
 
-        self._say_done = say_done
+        self._log_applied = log_applied
         return settings
 
 
 class WorkerReloader(BackgroundTask):
-    """Has a worker's gateway do what its parent tells, one letter after the other.
+    """Applies what the supervisor sends to a worker's gateway, one reload after the other.
 
-    It does so while its context is open.
+    It does so while its context is open. ``reply`` gets the error of each reload, or an empty text.
     """
 
-    def __init__(self, gateway: Gateway, in_use: OnApplied) -> None:
+    def __init__(
+        self, gateway: Gateway, on_applied: OnApplied, reply: Callable[[str], None]
+    ) -> None:
         self._gateway = gateway
-        self._in_use = in_use
-        self._letters: asyncio.Queue[ReceivedUpdate] = asyncio.Queue()
+        self._on_applied = on_applied
+        self._reply = reply
+        self._reloads: asyncio.Queue[bytes] = asyncio.Queue()
 
-    def take(self, letter: ReceivedUpdate) -> None:
-        """Take a letter, which is answered when it is done."""
-        self._letters.put_nowait(letter)
+    def enqueue(self, reload: bytes) -> None:
+        """Apply a reload behind those that came before."""
+        self._reloads.put_nowait(reload)
 
     async def run(self) -> None:
-        """Do as the letters say."""
+        """Apply the reloads as they come."""
         while True:
-            letter = await self._letters.get()
-            with letter:
-                letter.answer(await self._follow(letter.content))
+            self._reply(await self._apply(await self._reloads.get()))
 
-    async def _follow(self, content: bytes) -> str:
-        """Do what a letter says; tell why it could not be done, or nothing."""
-        # It was written by the parent, from which this process was forked.
-        notice: _Notice = await asyncio.to_thread(pickle.loads, content)
+    async def _apply(self, pickled: bytes) -> str:
+        """Apply a reload; return why it failed, or an empty text."""
+        # The supervisor wrote it, from which this process was forked.
+        reload: _Reload = await asyncio.to_thread(pickle.loads, pickled)
         gateway = self._gateway
-        if notice.settings is None:
-            why, failed_at = notice.revision.last_failure, notice.revision.failed_at
+        if reload.settings is None:
+            why, failed_at = reload.revision.last_failure, reload.revision.failed_at
             gateway.revision = gateway.revision.failed(why or "", failed_at or time.time())
             return ""
         try:
-            await gateway.reload(notice.settings)
+            await gateway.reload(reload.settings)
         except (ListenError, UpstreamTlsError, ApiKeysError) as error:
-            fault = str(error)
+            why = str(error)
         except Exception:
             _log.exception("a reload failed")
-            fault = INTERNAL_ERROR
+            why = INTERNAL_ERROR
         else:
-            gateway.revision = notice.revision
-            self._in_use(notice.settings)
+            gateway.revision = reload.revision
+            self._on_applied(reload.settings)
             return ""
-        gateway.revision = gateway.revision.failed(fault, time.time())
-        return fault
+        gateway.revision = gateway.revision.failed(why, time.time())
+        return why

@@ -1,4 +1,4 @@
-"""A small inference server that speaks the protocol as Triton does, and a show of calls to it.
+"""A small inference server and a show of calls through the gateway.
 
-It imports nothing of the rest of the gateway, so that tests can use it as an independent oracle.
+It imports nothing else of the gateway, so that tests can use it as an independent oracle.
 """

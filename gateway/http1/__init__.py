@@ -1,1 +1,1 @@
-"""HTTP/1.1 as both ends of the gateway speak it: RFC 9112."""
+"""HTTP/1.1 for both sides of the gateway: heads, bodies and connections (RFC 9112)."""

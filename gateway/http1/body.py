@@ -1,4 +1,4 @@
-"""The bodies of HTTP/1.1 messages, cut out of what arrives: RFC 9112, sections 6 and 7."""
+"""Decodes the bodies of HTTP/1.1 messages: RFC 9112, sections 6 and 7."""
 
 from __future__ import annotations
 
@@ -8,97 +8,97 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from gateway.http1.head import MalformedError
 
-_FREE_OVERHEAD = 64 * 1024
-"""Bytes of sizes, extensions and trailers that a chunked body may have in any case."""
-_OVERHEAD = 16
-"""Bytes of them that it may have for each byte of its own."""
+_MIN_OVERHEAD = 64 * 1024
+"""Bytes of chunk sizes, extensions and trailers that every chunked body may have."""
+_MAX_OVERHEAD_RATIO = 16
+"""Bytes of them that a chunked body may have for each of its data bytes."""
 
-_STRETCH = 16 * 1024
-"""Bytes that the parser is given at once."""
-_MOST_PIECES = 2048
-"""Pieces that are taken at once, and those of a stretch more: about a millisecond's work."""
+_PARSE_SIZE = 16 * 1024
+"""Bytes for one call of the parser."""
+_MAX_PIECES = 2048
+"""A call of ``feed`` stops after so many pieces, and those of one parser call: about 1 ms."""
 
-_FEW = 64
-"""Bytes of empty lines behind a body that are dropped with it."""
+_MAX_EMPTY_LINES = 64
+"""Bytes of empty lines after a body that are dropped with it."""
 
 _EMPTY_LINE = b"\r\n\r\n"
 _CHUNKED_REQUEST = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 class BodyDecoder(ABC):
-    """Tells the body from what follows it."""
+    """Separates a body from the bytes after it."""
 
     ended: bool = False
-    """The whole body was there."""
+    """Whether the whole body has been decoded."""
     rest: bytes | memoryview = b""
-    """What was not taken: what came after the body's end; before that, what is too much at once."""
+    """The unconsumed bytes: those after the body, or those that were too many for one call."""
 
     @abstractmethod
     def feed(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Give the body's bytes in the data, but for the rest; raises MalformedError."""
+        """Decode received data into bytes of the body, and set ``rest``; raises MalformedError."""
 
 
 class LengthDecoder(BodyDecoder):
-    """A body of ``length`` bytes."""
+    """Decodes a body of ``length`` bytes."""
 
     def __init__(self, length: int) -> None:
-        self._missing = length
+        self._remaining = length
         self.ended = not length
 
     def feed(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Give the body's bytes in the data."""
-        missing = self._missing
-        if len(data) > missing:
-            data, self.rest = data[:missing], data[missing:]
-        self._missing = missing - len(data)
-        self.ended = not self._missing
+        """Return the bytes that belong to the body."""
+        remaining = self._remaining
+        if len(data) > remaining:
+            data, self.rest = data[:remaining], data[remaining:]
+        self._remaining = remaining - len(data)
+        self.ended = not self._remaining
         return data
 
 
 class UntilCloseDecoder(BodyDecoder):
-    """A body that lasts until its sender closes."""
+    """Decodes a body that ends when its sender closes the connection."""
 
     def feed(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Give the data."""
+        """Return all of the data."""
         return data
 
 
 class ChunkedDecoder(BodyDecoder):
-    """A chunked body; extensions and trailers are dropped."""
+    """Decodes a chunked body; it drops extensions and trailers."""
 
     def __init__(self) -> None:
-        self._found = _Found()
-        self._overhead_left = _FREE_OVERHEAD
+        self._parsed = _ParsedBody()
+        self._overhead_left = _MIN_OVERHEAD
         self._tail = b""
-        # The parser takes chunks only behind a head that announces them.
-        self._parser = HttpRequestParser(self._found)
+        # The parser accepts chunks only after a head with this Transfer-Encoding.
+        self._parser = HttpRequestParser(self._parsed)
         self._parser.feed_data(_CHUNKED_REQUEST)
 
     def feed(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Give the body's bytes in the data, but for the rest; raises MalformedError.
+        """Decode received data; raises MalformedError.
 
-        Tiny chunks take far longer than others for as many bytes, so that there may be a rest.
+        Tiny chunks cost far more time per byte, so one call may leave some of them in ``rest``.
         """
         data = memoryview(data)
         begin = 0
-        found = self._found
-        while begin < len(data) and len(found.pieces) < _MOST_PIECES and not self.ended:
-            begin += self._take(bytes(data[begin : begin + _STRETCH]))
+        found = self._parsed
+        while begin < len(data) and len(found.pieces) < _MAX_PIECES and not self.ended:
+            begin += self._take(bytes(data[begin : begin + _PARSE_SIZE]))
         body = found.pieces[0] if len(found.pieces) == 1 else b"".join(found.pieces)
         found.pieces = []
-        self._overhead_left -= begin - (1 + _OVERHEAD) * len(body)
+        self._overhead_left -= begin - (1 + _MAX_OVERHEAD_RATIO) * len(body)
         if self._overhead_left < 0 and not self.ended:
-            raise MalformedError("more bytes around the chunks than in them")
+            raise MalformedError("more bytes of chunk framing than of data")
         if self.ended:
-            begin += _empty_lines(data[begin:])
-        self.rest = data[begin:] or b""  # an empty view would keep the memory that was read into
+            begin += _empty_lines_size(data[begin:])
+        self.rest = data[begin:] or b""  # an empty view would pin its slab
         return body
 
     def _take(self, data: bytes) -> int:
-        """Parse data up to the body's end; give the size of that.
+        """Parse data up to the end of the body; return the number of bytes parsed.
 
-        The body ends with an empty line, but the parser does not tell with which, and would go on
-        beyond it: so it is given what ends with one, or with the data.
+        The body ends with an empty line. The parser does not say where, and would parse beyond it.
+        So each call of the parser ends at an empty line, or at the end of the data.
         """
         text = self._tail + data
         before = len(self._tail)
@@ -116,18 +116,18 @@ class ChunkedDecoder(BodyDecoder):
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
             raise MalformedError(str(error)) from None
-        self.ended = self._found.ended
+        self.ended = self._parsed.ended
 
 
-class _Found:
-    """What the parser of a chunked body found; the parser refers to it, and it to nobody."""
+class _ParsedBody:
+    """The callbacks and results of the parser; it holds no reference back to the parser."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.ended = False
 
     def on_body(self, piece: bytes) -> None:
-        """Keep a piece of the body."""
+        """Collect a piece of the body."""
         self.pieces.append(piece)
 
     def on_message_complete(self) -> None:
@@ -135,17 +135,17 @@ class _Found:
         self.ended = True
 
 
-def _empty_lines(data: memoryview) -> int:
-    """Give the size of the empty lines at the start: before a message they are nothing.
+def _empty_lines_size(data: memoryview) -> int:
+    """Return the size of the empty lines at the start of the data.
 
-    RFC 9112, section 2.2; more than a few are left to who reads that message.
+    Before a message they are ignored (RFC 9112, section 2.2). HeadReader drops any others.
     """
-    start = bytes(data[:_FEW])
+    start = bytes(data[:_MAX_EMPTY_LINES])
     return len(start) - len(start.lstrip(b"\r\n"))
 
 
 def frame_chunk(data: bytes | memoryview) -> tuple[bytes, bytes | memoryview, bytes]:
-    """Give what a chunk is written as, its data of one byte at least."""
+    """Return the three parts of a chunk; the data must not be empty."""
     return b"%x\r\n" % len(data), data, b"\r\n"
 
 

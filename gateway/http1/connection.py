@@ -1,4 +1,4 @@
-"""One end of an HTTP/1.1 connection: both directions with backpressure."""
+"""An HTTP/1.1 connection, client or server side, with backpressure in both directions."""
 
 from __future__ import annotations
 
@@ -15,92 +15,93 @@ from gateway.http1.read_buffer import READ_BUFFER
 from gateway.system.buffers import MAX_WINDOW, BufferAccount
 from gateway.system.hangups import HangupWatch
 
-_LEAST_PIECE = 64
-"""Bytes that a piece counts at least, as it takes as much memory even where it is one byte."""
+_MIN_PIECE_COST = 64
+"""Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
 
 MAX_READ_AHEAD = 64 * 1024
-"""Bytes read before their turn that hold the sender back, if there are more; then a read on top."""
+"""Bytes read ahead of their message; more of them pause reading. One read may exceed it."""
 
-_TURN = "others have their turn"
+_DEFERRED = "deferred"
+"""The pauser of ``defer_next_read``."""
 
-_LITTLE = 4 * 1024
-"""Bytes of a body that rather go out with the next ones, if those are at hand."""
+_SMALL_PIECE = 4 * 1024
+"""A piece of a body of at most so many bytes is written together with the next one."""
 MAX_COALESCED_WRITE = 64 * 1024
-"""Bytes at most that are copied to go out with others in one write."""
+"""Bytes at most that are copied in order to send them in one write."""
 
 HEAD_COPIES = 2
-"""How often a head is there while its call is under way: as it is, and as it is sent."""
+"""Copies of a head in memory during a call: as received, and as sent."""
 
-_NO_LINGERING = struct.pack("ii", 1, 0)
-"""On, and 0 seconds: a connection that is closed is reset."""
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""SO_LINGER on, with 0 seconds: closing the socket resets the connection."""
 
 
 class ReadFlow:
-    """Whether a connection is read from: not while anybody holds the sender back.
+    """Pauses and resumes reading for several pausers: it is paused while one of them is left.
 
-    If ``hangups`` is given, a peer that closes meanwhile is noticed, and the connection dropped.
+    With ``hangups`` it notices a peer that closes during a pause, and aborts the connection.
     """
 
     def __init__(self, transport: asyncio.Transport, hangups: HangupWatch | None = None) -> None:
         self._transport = transport
         self._hangups = hangups
         self._descriptor = -1
-        self._holders: set[object] = set()
+        self._pausers: set[object] = set()
         self._closed = False
 
     @property
     def paused(self) -> bool:
-        """Tell whether anybody holds the sender back."""
-        return bool(self._holders)
+        """Whether reading is paused."""
+        return bool(self._pausers)
 
-    def hold(self, holder: object) -> None:
-        """Read nothing until this holder, and all others, have released it."""
+    def pause(self, pauser: object) -> None:
+        """Read nothing until this pauser, and all others, have resumed."""
         if self._closed:
             return
-        if not self._holders and not self._transport.is_closing():
+        if not self._pausers and not self._transport.is_closing():
             self._transport.pause_reading()
-        self._holders.add(holder)
-        if holder is not _TURN and self._descriptor < 0:
-            self._watch()
+        self._pausers.add(pauser)
+        if pauser is not _DEFERRED and self._descriptor < 0:
+            self._watch_hangup()
 
     def close(self) -> None:
-        """Forget the holders, as nothing more comes: a stream that holds refers to this as well."""
+        """Drop all pausers: nothing more is read, and streams among them would form cycles."""
         self._closed = True
-        self._holders.clear()
-        self._unwatch()
+        self._pausers.clear()
+        self._unwatch_hangup()
 
-    def release(self, holder: object) -> None:
-        """Read on, unless another holds the sender back."""
-        if holder in self._holders:
-            self._holders.remove(holder)
-            if not self._holders:
-                self._unwatch()
+    def resume(self, pauser: object) -> None:
+        """Resume reading, unless there is another pauser."""
+        if pauser in self._pausers:
+            self._pausers.remove(pauser)
+            if not self._pausers:
+                self._unwatch_hangup()
                 if not self._transport.is_closing():
                     self._transport.resume_reading()
 
-    def _watch(self) -> None:
+    def _watch_hangup(self) -> None:
         if self._hangups is None or self._transport.is_closing():
             return
         self._descriptor = self._transport.get_extra_info("socket").fileno()
-        self._hangups.watch(self._descriptor, self._peer_is_gone)
+        self._hangups.watch(self._descriptor, self._on_hangup)
 
-    def _unwatch(self) -> None:
+    def _unwatch_hangup(self) -> None:
         if self._hangups is not None and self._descriptor >= 0:
-            self._hangups.unwatch(self._descriptor, self._peer_is_gone)
+            self._hangups.unwatch(self._descriptor, self._on_hangup)
             self._descriptor = -1
 
-    def _peer_is_gone(self) -> None:
+    def _on_hangup(self) -> None:
         self._transport.abort()
 
 
 class BodyStream:
-    """What has come of a body and waits for its one reader.
+    """Buffers the received part of a body for its one reader.
 
-    It counts in ``buffers`` until it was read to its end, or discarded.
+    It counts in ``buffers`` until it is read to its end, or discarded.
     """
 
-    def __init__(self, reading: ReadFlow, buffers: BufferAccount) -> None:
-        self._reading = reading
+    def __init__(self, read_flow: ReadFlow, buffers: BufferAccount) -> None:
+        self._read_flow = read_flow
         self._buffers = buffers
         self._open = True
         self._pieces: deque[bytes | memoryview] = deque()
@@ -109,35 +110,35 @@ class BodyStream:
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self.ended = False
-        """All of it has come."""
+        """Whether all of the body was received."""
         buffers.open_stream()
 
     def feed(self, data: bytes | memoryview, last: bool = False) -> None:
-        """Take the next bytes; ``last`` tells that there are no more, and ``end`` follows."""
+        """Add the next bytes; ``last`` says that they are the last, and that ``end`` follows."""
         if self._discarding or not data:
             return
         self._pieces.append(data)
-        self._count(max(len(data), _LEAST_PIECE))
+        self._count(max(len(data), _MIN_PIECE_COST))
         if self._size > self._buffers.window and not last:
-            self._reading.hold(self)
+            self._read_flow.pause(self)
         self._wake()
 
     def end(self) -> None:
-        """Note that all of it has come, unless it broke off before."""
+        """Mark the body as complete, unless it failed before."""
         if self._error is None:
             self.ended = True
-            self._close()
+            self._close_stream()
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Let the reader have this error, once it has read what came before."""
+        """Raise this error in ``read``, after the bytes received before it."""
         if self._error is None and not self.ended:
             self._error = error
-            self._close()
+            self._close_stream()
             self._wake()
 
     async def read(self) -> bytes | memoryview:
-        """Give the next piece, none at the end; raises the error that broke the body off."""
+        """Return the next piece, empty at the end; raises the error given to ``fail``."""
         while not self._pieces:
             if self.ended:
                 return b""
@@ -146,25 +147,25 @@ class BodyStream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         piece = self._pieces.popleft()
-        self._count(-max(len(piece), _LEAST_PIECE))
+        self._count(-max(len(piece), _MIN_PIECE_COST))
         if self._size <= self._buffers.window // 2:
-            self._reading.release(self)
+            self._read_flow.resume(self)
         return piece
 
     def discard(self) -> None:
-        """Forget what waits and what still comes."""
+        """Drop the buffered bytes, and those still to come."""
         self._discarding = True
-        self._close()
+        self._close_stream()
         self._pieces.clear()
         self._count(-self._size)
-        self._reading.release(self)
+        self._read_flow.resume(self)
 
     def _count(self, size: int) -> None:
         self._size += size
         self._buffers.change(size)
 
-    def _close(self) -> None:
-        """Note that no more comes."""
+    def _close_stream(self) -> None:
+        """Stop counting this body as a stream: no more bytes come."""
         if self._open:
             self._open = False
             self._buffers.close_stream()
@@ -175,10 +176,10 @@ class BodyStream:
 
 
 class Connection(asyncio.BufferedProtocol, ABC):
-    """A connection that writes as fast as the other end reads.
+    """A connection with backpressure: reading pauses, and writers wait for the peer.
 
-    ``buffers`` counts what it buffers. A peer that closes while nothing is read is noticed by
-    ``hangups``, if given.
+    ``buffers`` counts the bytes that it buffers. ``hangups`` notices a peer that closes while
+    reading is paused.
     """
 
     transport: asyncio.Transport
@@ -190,106 +191,106 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self.loop = asyncio.get_running_loop()
         self.buffers = buffers or BufferAccount()
         self._hangups = hangups
-        self._offered = 0
-        self._unsent = 0
+        self._offered_size = 0
+        self._counted_unsent = 0
         self._head_size = 0
         self.closed = False
         self._writable = True
-        self._drained: asyncio.Future[None] | None = None
-        self._begun = b""
+        self._drain_waiter: asyncio.Future[None] | None = None
+        self._write_buffer = b""
         self._read_ahead: bytes | memoryview = b""
-        """What was read and could not be taken yet."""
+        """Bytes that were read before they could be processed."""
 
     @property
     def write_blocked(self) -> bool:
-        """Tell whether a writer has to wait, or need not write any more."""
+        """Whether a writer must wait in ``drain``, or the connection is closed."""
         return self.closed or not self._writable
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Start with this transport."""
         self.transport = cast("asyncio.Transport", transport)
         self.read_flow = ReadFlow(self.transport, self._hangups)
         if transport.get_extra_info("ssl_object") is not None:
-            # Else a loop reads on where a reader is slow, and uvloop forgets what it then holds
-            # when the other end closes.
+            # With larger limits the loop reads ahead of a slow reader, and when the peer closes,
+            # uvloop loses those bytes.
             cast("Any", transport).set_read_buffer_limits(high=1, low=0)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Give the memory to read into."""
-        space = READ_BUFFER.space()
+        """Return the memory for the next read."""
+        space = READ_BUFFER.prepare()
         most = self.buffers.read_size
         if most < MAX_WINDOW:
             space = space[:most]
-        self._offered = len(space)
+        self._offered_size = len(space)
         return space
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was read."""
-        data = READ_BUFFER.filled(nbytes)
-        more_follows = nbytes == self._offered
+        """Process the bytes that were read."""
+        data = READ_BUFFER.commit(nbytes)
+        more_follows = nbytes == self._offered_size
         self.data_received(data)
         if more_follows:
             self.defer_next_read()
 
     @abstractmethod
     def data_received(self, data: bytes | memoryview) -> None:
-        """Take what the other end sends."""
+        """Process bytes from the peer."""
 
     def defer_next_read(self) -> None:
-        """Read nothing more before others had their turn.
+        """Read nothing more in this iteration of the event loop.
 
-        libuv would, up to 32 times in a row, where a read fills what it is offered.
+        If a read fills its buffer, libuv reads again, up to 32 times in a row.
         """
-        self.read_flow.hold(_TURN)
-        self.loop.call_soon(self.read_flow.release, _TURN)
+        self.read_flow.pause(_DEFERRED)
+        self.loop.call_soon(self.read_flow.resume, _DEFERRED)
 
     def buffer_read_ahead(self, data: bytes | memoryview) -> None:
-        """Keep, behind what is kept, what cannot be taken yet; much of it holds the sender back."""
+        """Buffer data that cannot be processed yet; pause reading if it is too much."""
         if self._read_ahead:
             data = b"".join((self._read_ahead, data))
         if len(data) <= MAX_READ_AHEAD:
-            data = bytes(data)  # so that little does not keep much memory
-        self._set_ahead(data)
-        if self._is_much_kept():
-            self.read_flow.hold(self)
+            data = bytes(data)  # so that it does not pin a slab
+        self._set_read_ahead(data)
+        if self._is_read_ahead_full():
+            self.read_flow.pause(self)
 
-    def _is_much_kept(self) -> bool:
-        """Tell whether nothing more is to come; where no memory is left, anything is much."""
+    def _is_read_ahead_full(self) -> bool:
+        """Whether reading must pause; if no memory is left, one byte is enough."""
         size = len(self._read_ahead)
         return size > MAX_READ_AHEAD or (size > 0 and self.buffers.free < 0)
 
-    def _set_ahead(self, data: bytes | memoryview) -> None:
+    def _set_read_ahead(self, data: bytes | memoryview) -> None:
         self.buffers.change(len(data) - len(self._read_ahead))
         self._read_ahead = data
 
     def defer_read_ahead(self, data: bytes | memoryview) -> None:
-        """Keep what is too much at once, and take it when others have had their turn."""
+        """Buffer data, and process it in the next iteration of the event loop."""
         self.buffer_read_ahead(data)
         self.loop.call_soon(self.process_read_ahead)
 
     def process_read_ahead(self) -> None:
-        """Take what was kept, as if it came now."""
+        """Process the buffered data as if it came now."""
         kept = self._read_ahead
-        self._set_ahead(b"")
+        self._set_read_ahead(b"")
         if kept:
             self.data_received(kept)
-        self._read_on()
+        self._resume_reading()
 
-    def _read_on(self) -> None:
-        """Hold the sender back no more, unless much is kept again."""
-        if not self._is_much_kept():
-            self.read_flow.release(self)
+    def _resume_reading(self) -> None:
+        """Resume reading, unless too much is buffered again."""
+        if not self._is_read_ahead_full():
+            self.read_flow.resume(self)
 
     def discard_read_ahead(self) -> None:
-        """Drop what was kept."""
-        self._set_ahead(b"")
-        self.read_flow.release(self)
+        """Drop the buffered data."""
+        self._set_read_ahead(b"")
+        self.read_flow.resume(self)
 
     def is_clean_eof(self) -> bool:
-        """Tell, at the end of what the other end sends, whether it is the other end's own doing.
+        """Whether the end of input is the peer's: over TLS, whether it sent close_notify.
 
-        Over TLS, anybody on the way can end a connection, but only the other end can say that it
-        does (RFC 8446, section 6.1); asyncio does not tell the two apart.
+        Over TLS an attacker can end the connection, but cannot send close_notify (RFC 8446,
+        section 6.1). asyncio does not distinguish the two.
         """
         tls: ssl.SSLObject | None = self.transport.get_extra_info("ssl_object")
         if tls is None:
@@ -302,92 +303,92 @@ class Connection(asyncio.BufferedProtocol, ABC):
             return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go whoever waits to write."""
+        """Release waiting writers, and stop counting."""
         self.closed = True
         self.read_flow.close()
         self._count_head(0)
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        """Make writers wait; what waits to be sent counts until they go on."""
+        """Make writers wait; count the unsent bytes until they resume."""
         self._writable = False
         self._count_unsent(self.transport.get_write_buffer_size())
 
     def _count_head(self, size: int) -> None:
-        """Count what came of a head that is not whole, or a large one of a call under way."""
+        """Count a partial head, or the large head of a call in progress."""
         self.buffers.change(size - self._head_size)
         self._head_size = size
 
     def _count_unsent(self, size: int) -> None:
-        self.buffers.change(size - self._unsent)
-        self._unsent = size
+        self.buffers.change(size - self._counted_unsent)
+        self._counted_unsent = size
 
     def resume_writing(self) -> None:
-        """Let writers go on."""
+        """Release waiting writers."""
         self._writable = True
         self._count_unsent(0)
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        if self._drain_waiter is not None and not self._drain_waiter.done():
+            self._drain_waiter.set_result(None)
 
     def buffer_write(self, data: bytes) -> None:
-        """Write little data together with what follows, or when nothing else is done."""
-        if not self._begun:
+        """Write small data together with the next write, at the latest in the next iteration."""
+        if not self._write_buffer:
             self.loop.call_soon(self.flush)
-        self._begun += data
-        if len(self._begun) > MAX_COALESCED_WRITE:
+        self._write_buffer += data
+        if len(self._write_buffer) > MAX_COALESCED_WRITE:
             self.flush()
 
     def write(self, *pieces: bytes | memoryview) -> None:
-        """Write pieces behind what was begun, all in one call to the system."""
-        if self._begun:
-            pieces = (self._taken(), *pieces)
+        """Write the buffered data and these pieces in one system call."""
+        if self._write_buffer:
+            pieces = (self._take_write_buffer(), *pieces)
         if sum(map(len, pieces)) <= MAX_COALESCED_WRITE:
             self.transport.write(b"".join(pieces))
         else:
             self.transport.writelines(pieces)
 
     def write_body(self, data: bytes | memoryview, chunked: bool) -> None:
-        """Write some of a body, one byte at least; little goes with what follows, if that comes."""
+        """Write a piece of a body, which must not be empty; a small one is buffered."""
         pieces = frame_chunk(data) if chunked else (data,)
-        if len(data) <= _LITTLE:
+        if len(data) <= _SMALL_PIECE:
             self.buffer_write(b"".join(pieces))
         else:
             self.write(*pieces)
 
     def end_body(self, chunked: bool) -> None:
-        """Write what is left of a body that ends here."""
+        """Write the end of a body."""
         if chunked:
             self.buffer_write(LAST_CHUNK)
         self.flush()
 
     def flush(self) -> None:
-        """Write what was begun."""
-        if self._begun and not self.transport.is_closing():
-            self.transport.write(self._taken())
+        """Write the buffered data."""
+        if self._write_buffer and not self.transport.is_closing():
+            self.transport.write(self._take_write_buffer())
 
-    def _taken(self) -> bytes:
-        begun, self._begun = self._begun, b""
-        return begun
+    def _take_write_buffer(self) -> bytes:
+        buffered, self._write_buffer = self._write_buffer, b""
+        return buffered
 
     def reset(self) -> None:
-        """Drop the connection: a plain close would look like a body's end to HTTP/1.0."""
-        self._begun = b""
+        """Reset the connection: for HTTP/1.0 a plain close would look like the end of a body."""
+        self._write_buffer = b""
         if not self.transport.is_closing():
-            self._reset_now()
+            self._abort_with_reset()
 
-    def _reset_now(self) -> None:
-        """Drop the connection, even one that is closed once all is sent."""
+    def _abort_with_reset(self) -> None:
+        """Reset the connection, even if it is already closing."""
         sock = self.transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.transport.abort()
 
     async def drain(self) -> None:
-        """Wait until the other end has read most of what was written; for one writer at a time.
+        """Wait until the peer has read most of the written data; for one writer at a time.
 
-        Raises ConnectionResetError where it never will.
+        Raises ConnectionResetError if the connection is closed.
         """
         if not self._writable:
-            self._drained = self.loop.create_future()
-            await self._drained
+            self._drain_waiter = self.loop.create_future()
+            await self._drain_waiter
         if self.closed:
             raise ConnectionResetError("the connection is closed")

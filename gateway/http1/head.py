@@ -1,7 +1,7 @@
-"""The heads of HTTP/1.1 messages: RFC 9112, sections 2 to 6.
+"""Parses and encodes the heads of HTTP/1.1 messages: RFC 9112, sections 2 to 6.
 
-llhttp, by way of httptools, says what is a head. What it takes and the gateway does not pass on is
-refused here.
+httptools parses with llhttp. This module rejects heads that llhttp accepts and that the gateway
+must not forward.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.sizes import CACHED_HEADS
 
 MAX_HEAD = 64 * 1024
-"""Bytes of a head at most."""
+"""Maximum bytes of a head."""
 
-_MAX_FIELDS = 128
-"""Lines of headers at most."""
+_MAX_HEADERS = 128
+"""Maximum number of header lines."""
 
 MAX_CACHED_HEAD = 2048
-"""Bytes of a head that is remembered: whoever sends the same again is given the same object."""
+"""Maximum bytes of a cached head. Most heads repeat, and a cached one needs no parsing."""
 
-_LONGEST_LENGTH = 20
-"""Digits of a Content-Length at most."""
+_MAX_LENGTH_DIGITS = 20
+"""Maximum digits of a Content-Length."""
 
 _END = b"\r\n\r\n"
-_NO_BODY = (204, 304)
+_STATUSES_WITHOUT_BODY = (204, 304)
 ABSOLUTE_FORM = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
-"""How a request target begins that is a URL: RFC 9112, section 3.2.2."""
+"""The start of a request target in absolute form: RFC 9112, section 3.2.2."""
 
-# RFC 3986, section 3.2: a name or an address, and a port; without user names, as RFC 9110 wants it.
+# RFC 3986, section 3.2: a host and a port. RFC 9110, section 4.2.4, forbids user names.
 _AUTHORITY = re.compile(
     r"(?:\[[0-9A-Za-z:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII
 )
@@ -47,7 +47,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class MalformedError(ValueError):
-    """What came is not HTTP/1.1; the message says what of it."""
+    """The received bytes are not valid HTTP/1.1; the message says why."""
 
 
 class HeadTooLargeError(MalformedError):
@@ -59,9 +59,9 @@ class HeadTooLargeError(MalformedError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestHead:
-    """What comes before a request's body; compared by identity, as small ones are remembered.
+    """The head of a request; compared by identity, because small heads are cached.
 
-    ``length`` is the body's, in bytes, 0 where there is none, None where it is chunked.
+    ``length`` is that of the body in bytes: 0 without a body, None if it is chunked.
     """
 
     method: str
@@ -74,9 +74,9 @@ class RequestHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResponseHead:
-    """What comes before an answer's body; compared by identity, as small ones are remembered.
+    """The head of a response; compared by identity, because small heads are cached.
 
-    ``length`` is the body's, in bytes, None where it is chunked or lasts until the server closes.
+    ``length`` is that of the body in bytes, None if it is chunked or ends with the connection.
     """
 
     status: int
@@ -88,37 +88,37 @@ class ResponseHead:
 
 
 class HeadReader:
-    """Takes a head as it arrives.
+    """Collects the bytes of a head until it is complete.
 
-    ``parser`` makes the parser that tells early where what comes is no head.
+    ``parser`` is the class that validates a partial head, so that garbage is rejected early.
     """
 
     def __init__(self, parser: type[HttpRequestParser | HttpResponseParser]) -> None:
         self._parser = parser
-        self._early: HttpRequestParser | HttpResponseParser | None = None
+        self._validator: HttpRequestParser | HttpResponseParser | None = None
         self._received = b""
 
     @property
-    def begun(self) -> bool:
-        """Tell whether a part of a head is there."""
+    def started(self) -> bool:
+        """Whether a part of a head was received."""
         return bool(self._received)
 
     @property
     def size(self) -> int:
-        """Give the bytes that are there of a head that is not whole."""
+        """The received bytes of a partial head."""
         return len(self._received)
 
-    def forget(self) -> None:
-        """Drop what is there of a head that is not whole."""
-        self._received, self._early = b"", None
+    def reset(self) -> None:
+        """Drop a partial head."""
+        self._received, self._validator = b"", None
 
     def feed(self, data: bytes | memoryview) -> tuple[bytes, bytes | memoryview] | None:
-        """Give the whole head and what follows it; None while it is not whole.
+        """Add received data; return the complete head and the bytes after it, None before that.
 
         Raises MalformedError.
         """
         if not self._received:
-            # Most often the head comes whole, and what follows it, if large, need not be copied.
+            # Usually the head is complete. Large data after it is not copied.
             start = bytes(data[:MAX_CACHED_HEAD])
             end = start.find(_END)
             if end >= 0 and start[0] not in _END:
@@ -130,26 +130,26 @@ class HeadReader:
         received = self._received + data
         end = received.find(_END, max(0, before - len(_END)), MAX_HEAD)
         if end >= 0:
-            self._received, self._early = b"", None
+            self._received, self._validator = b"", None
             end += len(_END)
             return received[:end], received[end:]
         if len(received) >= MAX_HEAD:
             raise HeadTooLargeError
-        self._check(data)
+        self._validate(data)
         self._received = received
         return None
 
-    def _check(self, data: bytes | memoryview) -> None:
-        if self._early is None:
-            self._early = self._parser(object())
+    def _validate(self, data: bytes | memoryview) -> None:
+        if self._validator is None:
+            self._validator = self._parser(object())
         try:
-            self._early.feed_data(data)
+            self._validator.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
-            raise _malformed(error) from None
+            raise _malformed_error(error) from None
 
 
-class _Fields:
-    """Collects what the parser finds."""
+class _ParsedHead:
+    """The callbacks and results of the parser."""
 
     def __init__(self) -> None:
         self.target = b""
@@ -164,7 +164,7 @@ class _Fields:
         self.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # As Latin-1, every byte goes out again as it came in.
+        # Latin-1 preserves every byte.
         self.headers.add(name.decode("latin-1"), value.rstrip(b" \t").decode("latin-1"))
 
     def on_headers_complete(self) -> None:
@@ -172,7 +172,7 @@ class _Fields:
 
 
 def parse_request_head(head: bytes) -> RequestHead:
-    """Read the head of a request, up to and including the empty line.
+    """Parse the head of a request, including the empty line at its end.
 
     Raises MalformedError.
     """
@@ -181,31 +181,31 @@ def parse_request_head(head: bytes) -> RequestHead:
 
 @lru_cache(maxsize=CACHED_HEADS)
 def _request_head(head: bytes) -> RequestHead:
-    fields = _Fields()
+    fields = _ParsedHead()
     parser = HttpRequestParser(fields)
     version = _parse(parser, fields, head)
     headers = fields.headers
     target = fields.target.decode("latin-1")
-    _settle_host(target, version, headers)
-    chunked = _chunked(headers)
+    _set_host(target, version, headers)
+    chunked = _is_chunked(headers)
     if chunked and version == "1.0":
         raise MalformedError("Transfer-Encoding in HTTP/1.0")
     method = parser.get_method().decode("latin-1")
     if method == "CONNECT":
-        # What follows is meant for the tunnel, and is never to be taken for a request.
-        raise MalformedError(f"CONNECT {target[:80]}: there are no tunnels here")
+        # The bytes after it are for the tunnel, and must not be parsed as a request.
+        raise MalformedError(f"CONNECT {target[:80]}: tunnels are not supported")
     return RequestHead(
         method=method,
         target=target,
         http_1_0=version == "1.0",
         headers=CIMultiDictProxy(headers),
-        length=None if chunked else _length(headers.get("Content-Length", "0")),
-        keep_alive=_keep_alive(version, headers),
+        length=None if chunked else _parse_length(headers.get("Content-Length", "0")),
+        keep_alive=_is_keep_alive(version, headers),
     )
 
 
 def parse_response_head(head: bytes, method: str) -> ResponseHead:
-    """Read the head of an answer to a request of this method.
+    """Parse the head of a response to a request of this method.
 
     Raises MalformedError.
     """
@@ -216,7 +216,7 @@ def parse_response_head(head: bytes, method: str) -> ResponseHead:
 
 @lru_cache(maxsize=CACHED_HEADS)
 def _response_head(head: bytes, method: str) -> ResponseHead:
-    fields = _Fields()
+    fields = _ParsedHead()
     parser = HttpResponseParser(fields)
     version = _parse(parser, fields, head)
     headers = fields.headers
@@ -225,58 +225,58 @@ def _response_head(head: bytes, method: str) -> ResponseHead:
     status = parser.get_status_code()
     if status < 100:
         raise MalformedError(f"status {status}")
-    chunked = _chunked(headers)
+    chunked = _is_chunked(headers)
     length = headers.get("Content-Length")
-    if method == "HEAD" or status in _NO_BODY or status < 200:
+    if method == "HEAD" or status in _STATUSES_WITHOUT_BODY or status < 200:
         length, chunked = "0", False
     return ResponseHead(
         status=status,
         reason=fields.reason.decode("latin-1"),
         headers=CIMultiDictProxy(headers),
-        length=None if length is None else _length(length),
+        length=None if length is None else _parse_length(length),
         chunked=chunked,
-        # RFC 9112, section 6.1: who says 1.0 may not know where a chunked body ends.
-        keep_alive=_keep_alive(version, headers) and not (chunked and version == "1.0"),
+        # RFC 9112, section 6.1: with HTTP/1.0, the end of a chunked body may be misframed.
+        keep_alive=_is_keep_alive(version, headers) and not (chunked and version == "1.0"),
     )
 
 
 def encode_head(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
-    """Write a head; names and values must be such as can be sent."""
+    """Encode a head; names and values must be valid."""
     return encode_head_lines(first_line, headers) + b"\r\n"
 
 
 def encode_head_lines(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
-    """Write a head but for the empty line at its end: more lines may follow."""
+    """Encode a head without the empty line at its end, so that lines can be added."""
     lines = [first_line, *[f"{name}: {value}" for name, value in headers], ""]
     return "\r\n".join(lines).encode("latin-1")
 
 
-def _parse(parser: HttpRequestParser | HttpResponseParser, fields: _Fields, head: bytes) -> str:
-    """Collect the fields of a head; give its version."""
+def _parse(parser: HttpRequestParser | HttpResponseParser, fields: _ParsedHead, head: bytes) -> str:
+    """Parse a head; return its HTTP version."""
     if b"HTTP/" not in head.partition(b"\r\n")[0]:
-        raise MalformedError("this is not HTTP")  # but RTSP, say, which the parser knows too
+        raise MalformedError("this is not HTTP")  # llhttp accepts RTSP, too
     try:
         parser.feed_data(head)
     except (HttpParserError, HttpParserUpgrade) as error:
-        # RFC 9110, section 7.8: a wish for another protocol may be ignored.
+        # RFC 9110, section 7.8: a server may ignore Upgrade.
         if not fields.complete:
-            raise _malformed(error) from None
+            raise _malformed_error(error) from None
     version = parser.get_http_version()
     if version not in ("1.1", "1.0"):
-        raise MalformedError("only HTTP/1.1 and HTTP/1.0 are spoken here")
-    if len(fields.headers) > _MAX_FIELDS:
-        raise MalformedError(f"more than {_MAX_FIELDS} headers")
+        raise MalformedError("only HTTP/1.1 and HTTP/1.0 are supported")
+    if len(fields.headers) > _MAX_HEADERS:
+        raise MalformedError(f"more than {_MAX_HEADERS} headers")
     return version
 
 
-def _malformed(error: HttpParserError | HttpParserUpgrade) -> MalformedError:
+def _malformed_error(error: HttpParserError | HttpParserUpgrade) -> MalformedError:
     if isinstance(error, HttpParserInvalidMethodError | HttpParserUpgrade):
         return MalformedError("this is not HTTP")
     return MalformedError(str(error))
 
 
-def _settle_host(target: str, version: str, headers: CIMultiDict[str]) -> None:
-    """Leave one Host, that of the target if there is one there: RFC 9112, section 3.2."""
+def _set_host(target: str, version: str, headers: CIMultiDict[str]) -> None:
+    """Check Host; a host in the target replaces it: RFC 9112, section 3.2."""
     hosts = headers.getall("Host", [])
     if len(hosts) > 1:
         raise MalformedError("more than one Host")
@@ -289,16 +289,16 @@ def _settle_host(target: str, version: str, headers: CIMultiDict[str]) -> None:
         headers["Host"] = absolute[1]
     for host in hosts:
         if not _AUTHORITY.fullmatch(host):
-            raise MalformedError(f"no host and port: {host[:80]!r}")
+            raise MalformedError(f"invalid host and port: {host[:80]!r}")
 
 
-def _length(digits: str) -> int:
-    if len(digits) > _LONGEST_LENGTH:
+def _parse_length(digits: str) -> int:
+    if len(digits) > _MAX_LENGTH_DIGITS:
         raise MalformedError(f"a Content-Length of {len(digits)} digits")
     return int(digits)
 
 
-def _chunked(headers: CIMultiDict[str]) -> bool:
+def _is_chunked(headers: CIMultiDict[str]) -> bool:
     codings = headers.getall("Transfer-Encoding", None)
     if codings is None:
         return False
@@ -307,8 +307,8 @@ def _chunked(headers: CIMultiDict[str]) -> bool:
     return True
 
 
-def _keep_alive(version: str, headers: CIMultiDict[str]) -> bool:
-    """Tell whether the connection stays open after the message: RFC 9112, section 9.3."""
+def _is_keep_alive(version: str, headers: CIMultiDict[str]) -> bool:
+    """Whether the connection stays open after the message: RFC 9112, section 9.3."""
     options = headers.getall("Connection", None)
     if options is None:
         return version == "1.1"

@@ -1,4 +1,4 @@
-"""Where what arrives is put: one piece of memory for all connections of a process."""
+"""The buffer that sockets are read into: one for all connections of a process."""
 
 from __future__ import annotations
 
@@ -6,52 +6,51 @@ import weakref
 
 import numpy as np
 
-_SLAB = 1000 * 1024
-"""Bytes of memory taken at a time, less than what the C library would map anew each time."""
-LEAST_SPACE = 640 * 1024
-"""Bytes offered to a read at least: what 256 KiB and a begun record of TLS hold fits in, and so do
-the tensors of an image, which two reads would bring instead of one."""
-_COPIED = 16 * 1024
-"""Bytes that are copied, so that little data does not keep much memory."""
+_SLAB_SIZE = 1000 * 1024
+"""Bytes of a slab: less than what the C library would map anew for each allocation."""
+_MIN_SPACE = 640 * 1024
+"""Minimum bytes for a read. It fits 256 KiB and a partial TLS record, and the tensors of an image,
+which else would take two reads."""
+_MAX_COPY = 16 * 1024
+"""A read of at most so many bytes is copied, so that it does not pin a slab."""
 
-_MOST_SLABS = 32
-"""Slabs that may be kept in part by what waits: more than bodies that pass through need."""
-_COPIED_BEYOND = 256 * 1024
-"""Bytes that are copied where there are more of them."""
+_MAX_PINNED_SLABS = 32
+"""Slabs that waiting data may pin; bodies in transit need fewer."""
+_MAX_COPY_WHEN_PINNED = 256 * 1024
+"""A read of at most so many bytes is copied while more slabs are pinned."""
 
 
 class ReadBuffer:
-    """Offers memory to read into, and gives what was read as a view of it, or a copy if small.
+    """Provides memory to read into, in slabs that are shared between reads.
 
-    Who keeps a view keeps all of its slab. What is small counts by how many of them are kept.
+    A memoryview of a large read pins its whole slab. Small reads are copied instead.
     """
 
     def __init__(self) -> None:
         self._slab = memoryview(b"")
         self._slabs = 0
 
-    def space(self) -> memoryview:
-        """Give the memory for the next read."""
-        if len(self._slab) < LEAST_SPACE:
-            # Unlike a bytearray, this is not cleared first.
-            slab = np.empty(_SLAB, np.uint8)
+    def prepare(self) -> memoryview:
+        """Return the memory for the next read."""
+        if len(self._slab) < _MIN_SPACE:
+            # Unlike a bytearray, numpy's memory is not zeroed first.
+            slab = np.empty(_SLAB_SIZE, np.uint8)
             self._slabs += 1
-            weakref.finalize(slab, self._freed).atexit = False
+            weakref.finalize(slab, self._count_freed_slab).atexit = False
             self._slab = slab.data
         return self._slab
 
-    def filled(self, size: int) -> bytes | memoryview:
-        """Give the first ``size`` bytes of it, which were read."""
-        if size <= (_COPIED if self._slabs <= _MOST_SLABS else _COPIED_BEYOND):
+    def commit(self, size: int) -> bytes | memoryview:
+        """Return the first ``size`` bytes of the memory, which were read."""
+        if size <= (_MAX_COPY if self._slabs <= _MAX_PINNED_SLABS else _MAX_COPY_WHEN_PINNED):
             return bytes(self._slab[:size])
         data = self._slab[:size]
         self._slab = self._slab[size:]
         return data
 
-    def _freed(self) -> None:
-        """Note that nobody keeps a slab any more."""
+    def _count_freed_slab(self) -> None:
         self._slabs -= 1
 
 
 READ_BUFFER = ReadBuffer()
-"""A read follows at once where space was given, so that one is enough for a process."""
+"""One is enough for a process: each read directly follows its ``prepare``."""

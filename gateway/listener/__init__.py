@@ -1,1 +1,1 @@
-"""I/O towards clients."""
+"""Accepts clients: sockets, TLS, connections, dispatch of requests."""

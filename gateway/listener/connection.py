@@ -1,10 +1,12 @@
-"""One client's connection: its requests, one after the other."""
+"""A client's connection: parses its requests and has them answered one after the other."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from httptools import HttpRequestParser
 
@@ -18,7 +20,6 @@ from gateway.http1.head import (
     RequestHead,
     parse_request_head,
 )
-from gateway.listener.connection_host import ConnectionHost, Continuation
 from gateway.listener.messages import (
     HttpRequest,
     HttpResponse,
@@ -27,22 +28,89 @@ from gateway.listener.messages import (
     expects_continue,
 )
 from gateway.proxy.fast_path.call import FastPathCall
-from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
-from gateway.proxy.interfaces import HeaderLines
+from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, ForwardedPolicy, Peer
+from gateway.proxy.interfaces import ClientResponse, HeaderLines
+from gateway.system.buffers import BufferAccount
+from gateway.system.hangups import HangupWatch
 
-_LINGER = 10.0
-"""Seconds for what a client still sends after its answer."""
+_LINGER_TIMEOUT = 10.0
+"""Seconds to wait for what a client still sends after its response."""
+
+Continuation = Callable[[ClientResponse], Awaitable[None]]
+"""The rest of a call that started on the fast path."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleTimeouts:
+    """Seconds after which an idle connection is closed."""
+
+    request_header_timeout: float = 60.0
+    """From the first byte of a request's head to its last."""
+    keep_alive_timeout: float = 3600.0
+    """From a response to the next request."""
+    idle_timeout: float = 300.0
+    """In which a client must read some of the rest of a response."""
+
+
+class ConnectionHost(ABC):
+    """What a connection needs of the listener: settings, calls and the access log."""
+
+    draining: bool
+    idle_timeouts: IdleTimeouts
+    forwarding: ForwardedPolicy
+    buffers: BufferAccount
+    hangups: HangupWatch
+
+    @abstractmethod
+    def add_connection(self, connection: ClientConnection) -> None:
+        """Register a new connection."""
+
+    @abstractmethod
+    def remove_connection(self, connection: ClientConnection) -> None:
+        """Unregister a closed connection."""
+
+    @abstractmethod
+    def start_fast_path(
+        self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
+    ) -> FastPathCall | None:
+        """Start a fully buffered request on the fast path; None if it must be streamed.
+
+        The call ends with ``answer`` or ``continue_in_task`` of the connection.
+        """
+
+    @abstractmethod
+    def start_task(
+        self,
+        connection: ClientConnection,
+        request: HttpRequest,
+        response: HttpResponse,
+        rest: Continuation | None = None,
+    ) -> asyncio.Task[None]:
+        """Start a task that handles a request, or the rest of a fast-path call.
+
+        It ends with ``finish_call`` of the connection.
+        """
+
+    @abstractmethod
+    def remove_call(self, call: asyncio.Task[None] | FastPathCall) -> None:
+        """Unregister an ended fast-path call; tasks do so by themselves."""
+
+    @abstractmethod
+    def log_call(
+        self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
+    ) -> None:
+        """Log a call; ``status`` 0 means no response, ``size`` is that of the response body."""
 
 
 class ClientConnection(Connection):
-    """Cuts requests out of what a client sends, and has each served before the next.
+    """Parses the requests of a client; each gets its response before the next one starts.
 
-    It is the FastPathClient of one that goes straight.
+    It is the FastPathClient of its calls on the fast path.
     """
 
-    def __init__(self, owner: ConnectionHost, is_unix: bool = False, is_tls: bool = False) -> None:
-        super().__init__(owner.buffers, owner.hangups)
-        self._owner = owner
+    def __init__(self, host: ConnectionHost, is_unix: bool = False, is_tls: bool = False) -> None:
+        super().__init__(host.buffers, host.hangups)
+        self._host = host
         self._is_unix = is_unix
         self._is_tls = is_tls
         self._reader = HeadReader(HttpRequestParser)
@@ -52,151 +120,155 @@ class ClientConnection(Connection):
         self._body: BodyStream | None = None
         self._decoder: BodyDecoder = LengthDecoder(0)
         self._call: asyncio.Task[None] | FastPathCall | None = None
-        self._broken = False
+        self._framing_lost = False
         self._closing = False
-        self._linger: asyncio.TimerHandle | None = None
-        self._quiet_since = 0.0
-        self._left = 0
-        self._left_since = 0.0
-        self._began = 0.0
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0
+        self._last_unsent = 0
+        self._last_unsent_since = 0.0
+        self._call_started = 0.0
 
     @property
     def unsent(self) -> int:
-        """Give the bytes that wait for the client to read."""
+        """The bytes that wait for the client to read."""
         return self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note the connection."""
+        """Register the connection."""
         super().connection_made(transport)
         name = None if self._is_unix else transport.get_extra_info("peername")
-        # An address of one link names that behind a %, which says nothing elsewhere.
+        # A link-local address has its interface after a %, which means nothing to other hosts.
         address = name[0].partition("%")[0] if name else None
         self._peer = Peer(address, self._is_unix, self._is_tls)
-        self._introduction = ForwardedHeaders(self._owner.forwarding, self._peer)
-        self._quiet_since = self.loop.time()
-        self._owner.opened(self)
+        self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
+        self._idle_since = self.loop.time()
+        self._host.add_connection(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the exchange under way: its client is gone."""
+        """Cancel the call in progress, since its client is gone."""
         super().connection_lost(exc)
         self.discard_read_ahead()
         if self._body is not None:
             self._body.discard()
-        if self._linger is not None:
-            self._linger.cancel()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
         if self._call is not None:
             self._call.cancel()
             if isinstance(self._call, FastPathCall):
-                self._note_answer(0, 0)
-        self._owner.lost(self)
+                self._end_call(0, 0)
+        self._host.remove_connection(self)
 
     def data_received(self, data: bytes | memoryview) -> None:
-        """Take what the client sends."""
-        if self._closing or self._broken:
+        """Process bytes from the client."""
+        if self._closing or self._framing_lost:
             return
         if self._read_ahead:
             self.buffer_read_ahead(data)
         elif self._body is not None and not self._body.ended:
-            self._take_body(self._body, data)
+            self._receive_body(self._body, data)
         elif self._body is None and self._call is None:
-            self._take_head(data)
+            self._receive_head(data)
         else:
-            self.buffer_read_ahead(data)  # the next request, which waits for this one's answer
+            self.buffer_read_ahead(data)  # the next request waits for this response
 
-    def answered(self, answer: HttpResponse) -> None:
-        """Go on to the next request, or close."""
-        self._note_answer(answer.status, answer.size)
+    def finish_call(self, response: HttpResponse) -> None:
+        """Go on to the next request, or close the connection."""
+        self._end_call(response.status, response.size)
         if self.closed or self._body is None:
             return
-        # While draining too, a client that was not told may send its next request: see
-        # close_for_drain.
-        if not answer.finished or answer.last or self._broken:
+        # A client that does not know of the drain may send its next request: close_for_drain.
+        if not response.finished or response.last or self._framing_lost:
             self.close()
             return
-        self._body.discard()  # what nobody has read
+        self._body.discard()  # its reader is done
         if self._body.ended:
-            self._next()
+            self._await_next_request()
         else:
-            self._quiet_since = self.loop.time()
-            self._linger = self.loop.call_later(_LINGER, self.close)
+            self._idle_since = self.loop.time()
+            self._linger_timer = self.loop.call_later(_LINGER_TIMEOUT, self.close)
 
     def respond(
         self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
     ) -> None:
-        """Answer the request at hand; see FastPathClient."""
+        """Send the response of the current call; see FastPathClient."""
         assert self._head is not None
-        last = last or not self._head.keep_alive or self._owner.draining
+        last = last or not self._head.keep_alive or self._host.draining
         self.transport.write(encode_response(status, reason, headers, body, last))
-        self._note_answer(status, len(body))
+        self._end_call(status, len(body))
         if last:
             self.close()
         else:
-            self._next()
+            self._await_next_request()
 
     def continue_in_task(self, rest: Continuation, over: Callable[[], None]) -> None:
-        """Have a task answer the request at hand; see FastPathClient."""
+        """Run the rest of the current call in a task; see FastPathClient."""
         assert self._head is not None
         assert isinstance(self._call, FastPathCall)
-        straight = self._call
+        fast_path_call = self._call
         body = self._body = BodyStream(self.read_flow, self.buffers)
         body.end()
-        self._begin_task(self._head, body, rest).add_done_callback(lambda _: over())
-        # Not sooner: for the listener there is always one of the two under way.
-        self._owner.over(straight)
+        self._start_task(self._head, body, rest).add_done_callback(lambda _: over())
+        # Only now, so that the host always counts one of the two.
+        self._host.remove_call(fast_path_call)
 
     def close_if_idle(self) -> None:
-        """Close the connection if it has been without a request for too long.
+        """Close the connection if it was without a request for too long.
 
-        What is left of an answer is dropped if the client has read nothing of it for too long.
+        The rest of a response is dropped if the client has read none of it for too long.
         """
         if self._call is not None:
             return
-        if self._is_left_unread():
-            self._reset_now()
+        if self._is_unread_for_too_long():
+            self._abort_with_reset()
         if self._closing:
             return
-        quiet = self.loop.time() - self._quiet_since
-        patience = self._owner.patience
-        if not self._reader.begun:
-            if quiet >= patience.keep_alive:
+        idle = self.loop.time() - self._idle_since
+        timeouts = self._host.idle_timeouts
+        if not self._reader.started:
+            if idle >= timeouts.keep_alive_timeout:
                 self.close()
-        elif quiet >= patience.request_header_timeout:
-            what = f"the request's head did not come within {patience.request_header_timeout:g} s"
-            self._refuse(408, f"{what} (limits.request_header_timeout)")
+        elif idle >= timeouts.request_header_timeout:
+            limit = timeouts.request_header_timeout
+            self._reject(
+                408,
+                f"the head of the request did not arrive within {limit:g} s"
+                " (limits.request_header_timeout)",
+            )
 
-    def _is_left_unread(self) -> bool:
-        """Tell whether a client has read nothing of an answer for too long.
+    def _is_unread_for_too_long(self) -> bool:
+        """Whether the client has read nothing of a response for too long.
 
-        To close a connection takes until all is sent, and so it may take for ever.
+        A closing connection stays open until all is sent, which may be forever.
         """
-        now, left = self.loop.time(), self.unsent
-        if not left or left != self._left:
-            self._left, self._left_since = left, now
-        return now - self._left_since >= self._owner.patience.idle_timeout
+        now, unsent = self.loop.time(), self.unsent
+        if not unsent or unsent != self._last_unsent:
+            self._last_unsent, self._last_unsent_since = unsent, now
+        return now - self._last_unsent_since >= self._host.idle_timeouts.idle_timeout
 
     def close_for_drain(self, grace: float) -> None:
-        """Close the connection if nothing has happened on it for so many seconds; see drain."""
-        if self._call is not None or self.loop.time() - self._quiet_since < grace:
+        """Close the connection if it was idle for ``grace`` seconds; see ``drain``."""
+        if self._call is not None or self.loop.time() - self._idle_since < grace:
             return
         if not self._closing:
             self._closing = True
             self.transport.close()
         elif not self.unsent:
-            self.transport.abort()  # the client has its answer, and does not close its side
+            self.transport.abort()  # the client has its response, but does not close its side
 
     def close(self) -> None:
-        """Close the connection once all is sent; gently, where the client may still be sending."""
+        """Close the connection once all is sent; the client may still be sending."""
         if self._closing or self.closed:
             return
         self._closing = True
-        self._quiet_since = self.loop.time()
-        draining = self._owner.draining  # which a client may not have known
+        self._idle_since = self.loop.time()
+        draining = self._host.draining  # the client may not know, and send the next request
         unread = bool(self._read_ahead) or (self._body and not self._body.ended)
-        sending = draining or self._broken or unread
-        if not sending or not self.transport.can_write_eof():
+        may_send = draining or self._framing_lost or unread
+        if not may_send or not self.transport.can_write_eof():
             self.transport.close()
             return
-        # With bytes unread, a plain close would be a reset, and the answer might be lost.
+        # Closing with unread bytes resets the connection, and the client may lose the response
+        # (RFC 9112, section 9.6). So close only the sending side first.
         try:
             self.transport.write_eof()
         except OSError:
@@ -206,91 +278,93 @@ class ClientConnection(Connection):
         if self._body is not None:
             self._body.discard()
         if not draining:
-            self._linger = self.loop.call_later(_LINGER, self.transport.abort)
+            self._linger_timer = self.loop.call_later(_LINGER_TIMEOUT, self.transport.abort)
 
-    def _take_head(self, data: bytes | memoryview) -> None:
+    def _receive_head(self, data: bytes | memoryview) -> None:
         try:
             found = self._reader.feed(data)
             if found is None:
-                self._wait_for_head()
+                self._await_rest_of_head()
                 return
             head = parse_request_head(found[0])
         except MalformedError as error:
-            self._refuse(400, f"malformed HTTP request: {error}")
+            self._reject(400, f"malformed HTTP request: {error}")
             return
         size = len(found[0])
         is_small = size <= MAX_CACHED_HEAD
         if self._head_size or not is_small:
             self._count_head(0 if is_small else HEAD_COPIES * size)
         self._head = head
-        self._began = time.perf_counter()
-        self._begin(head, found[1], is_small)
+        self._call_started = time.perf_counter()
+        self._start_call(head, found[1], is_small)
 
-    def _wait_for_head(self) -> None:
-        """Note a part of a head; empty lines before one are none, and give a client no time."""
-        if self._reader.begun and not self._head_size:
-            self._quiet_since = self.loop.time()
+    def _await_rest_of_head(self) -> None:
+        """Count a partial head; empty lines before a head do not extend the idle time."""
+        if self._reader.started and not self._head_size:
+            self._idle_since = self.loop.time()
         self._count_head(self._reader.size)
         if self.buffers.free < 0:
-            self._refuse(503, "the gateway holds too much already (limits.max_buffered_bytes)")
+            self._reject(503, "the gateway buffers too much already (limits.max_buffered_bytes)")
 
-    def _begin(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
+    def _start_call(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
         version = "1.0" if head.http_1_0 else "1.1"
-        if self._introduction.forwarding is not self._owner.forwarding:
-            self._introduction = ForwardedHeaders(self._owner.forwarding, self._peer)
-        self.added_headers, self.request_id = self._introduction.make(head.headers, version)
-        at_hand = len(data) == head.length and is_small and not head.http_1_0
-        if at_hand and not self.write_blocked:
-            self._call = self._owner.start_fast_path(self, head, data)
+        if self._forwarded_headers.forwarding is not self._host.forwarding:
+            self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
+        self.added_headers, self.request_id = self._forwarded_headers.make(head.headers, version)
+        fully_buffered = len(data) == head.length and is_small and not head.http_1_0
+        if fully_buffered and not self.write_blocked:
+            self._call = self._host.start_fast_path(self, head, data)
             if self._call is not None:
                 return
         body = self._body = BodyStream(self.read_flow, self.buffers)
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
-        self._begin_task(head, body)
-        self._take_body(body, data)
+        self._start_task(head, body)
+        self._receive_body(body, data)
 
-    def _begin_task(
+    def _start_task(
         self, head: RequestHead, body: BodyStream, rest: Continuation | None = None
     ) -> asyncio.Task[None]:
         request = HttpRequest(head, body, self, self.added_headers)
-        answer = HttpResponse(head, self, lambda: self._is_last(head, body), self.request_id)
-        task = self._call = self._owner.begin(self, request, answer, rest)
-        task.add_done_callback(self._ended)
+        response = HttpResponse(
+            head, self, lambda: self._closes_after_response(head, body), self.request_id
+        )
+        task = self._call = self._host.start_task(self, request, response, rest)
+        task.add_done_callback(self._end_cancelled_task)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Let go of a task that was cancelled before it began: it could not call ``answered``."""
+    def _end_cancelled_task(self, task: asyncio.Task[None]) -> None:
+        """End the call of a task that was cancelled before it ran: it called no ``finish_call``."""
         if self._call is task:
-            self._note_answer(0, 0)
+            self._end_call(0, 0)
 
-    def _note_answer(self, status: int, size: int) -> None:
+    def _end_call(self, status: int, size: int) -> None:
         assert self._head is not None
-        # The event loop's own clock counts whole milliseconds.
-        seconds = time.perf_counter() - self._began
-        self._owner.log(self._head, status, size, seconds, self.request_id)
-        exchange, self._call = self._call, None
+        # The clock of uvloop counts whole milliseconds.
+        seconds = time.perf_counter() - self._call_started
+        self._host.log_call(self._head, status, size, seconds, self.request_id)
+        call, self._call = self._call, None
         if self._head_size:
-            # A connection may wait long for its next request.
+            # The next request may not come for a long time.
             self._head, self.added_headers = None, ()
             self._count_head(0)
-        self._left = 0
-        if isinstance(exchange, FastPathCall):
-            self._owner.over(exchange)
+        self._last_unsent = 0
+        if isinstance(call, FastPathCall):
+            self._host.remove_call(call)
 
-    def _is_last(self, head: RequestHead, body: BodyStream) -> bool:
-        """Tell whether nothing can follow the answer that begins now."""
-        if not head.keep_alive or self._broken or self._owner.draining:
+    def _closes_after_response(self, head: RequestHead, body: BodyStream) -> bool:
+        """Whether the connection must close after the response that starts now."""
+        if not head.keep_alive or self._framing_lost or self._host.draining:
             return True
-        # What comes next may be the body or, where the client waited to be told, a request.
+        # With Expect: 100-continue, the next bytes may be the body or the next request.
         return not body.ended and expects_continue(head)
 
-    def _take_body(self, body: BodyStream, data: bytes | memoryview) -> None:
+    def _receive_body(self, body: BodyStream, data: bytes | memoryview) -> None:
         decoder = self._decoder
         try:
             piece = decoder.feed(data)
         except MalformedError as error:
-            self._broken = True
-            body.fail(bad_request(f"the request's body is broken: {error}"))
+            self._framing_lost = True
+            body.fail(bad_request(f"the request body is malformed: {error}"))
             return
         if piece:
             body.feed(piece, last=decoder.ended)
@@ -299,24 +373,24 @@ class ClientConnection(Connection):
             body.end()
             self.buffer_read_ahead(rest)
             if self._call is None:
-                self._next()
+                self._await_next_request()
         elif rest:
             self.defer_read_ahead(rest)
 
-    def _next(self) -> None:
-        """Wait for the next request, which may have come already."""
+    def _await_next_request(self) -> None:
+        """Start to wait for the next request, which may be buffered already."""
         self._body = None
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
-        self._quiet_since = self.loop.time()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+        self._idle_since = self.loop.time()
         if self._read_ahead:
             self.process_read_ahead()
 
-    def _refuse(self, status: int, message: str) -> None:
-        """Answer what is no request, and close."""
+    def _reject(self, status: int, message: str) -> None:
+        """Respond to an invalid request, and close the connection."""
         self.transport.write(encode_error(status, message))
-        self._broken = True
-        self._reader.forget()
+        self._framing_lost = True
+        self._reader.reset()
         self._count_head(0)
         self.close()

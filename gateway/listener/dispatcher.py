@@ -1,4 +1,4 @@
-"""Makes exchanges of the requests that come on connections, each in the way that fits it."""
+"""Dispatches requests to the fast path or to a task, and keeps track of the active calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from functools import lru_cache
 
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.http1.head import RequestHead
-from gateway.listener.connection import ClientConnection
-from gateway.listener.connection_host import ConnectionHost, Continuation, IdleTimeouts
-from gateway.listener.messages import HttpRequest, HttpResponse, origin_form
+from gateway.listener.connection import (
+    ClientConnection,
+    ConnectionHost,
+    Continuation,
+    IdleTimeouts,
+)
+from gateway.listener.messages import HttpRequest, HttpResponse, to_origin_form
 from gateway.observe.access_log import AccessLog
 from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
 from gateway.proxy.fast_path.call import CallPlan, FastPathCall
@@ -25,132 +29,132 @@ from gateway.system.hangups import HangupWatch
 _log = logging.getLogger("tensorgate.listener")
 
 RequestHandler = Callable[[ClientRequest, ClientResponse], Awaitable[None]]
+"""Handles a request on the streaming path."""
 
 
 class RequestDispatcher(ConnectionHost):
-    """Makes an exchange of each request, and knows those that are under way.
+    """Starts a call for each request, on the fast path if it can.
 
-    It is a base of the listener, and no part: connections call it for each request, and each call
-    that is handed on would cost all of them.
+    The listener inherits it, because a delegated method call would cost time for each request.
     """
 
     def __init__(
         self,
-        exchange: RequestHandler,
-        straight: FastPath | None,
+        handler: RequestHandler,
+        fast_path: FastPath | None,
         access_log: AccessLog | None,
-        patience: IdleTimeouts,
+        idle_timeouts: IdleTimeouts,
         forwarding: ForwardedPolicy,
         buffers: BufferAccount,
     ) -> None:
         self.draining = False
         self.buffers = buffers
         self.hangups = HangupWatch()
-        self.patience = patience
+        self.idle_timeouts = idle_timeouts
         self.forwarding = forwarding
-        self._exchange = exchange
-        self._straight = straight
-        self._plan = lru_cache(maxsize=CACHED_HEADS)(self._make_plan)
+        self._handler = handler
+        self._fast_path = fast_path
+        self._cached_plan = lru_cache(maxsize=CACHED_HEADS)(self._make_plan)
         self._access_log = access_log
         self._loop = asyncio.get_running_loop()
         self._active_calls: dict[asyncio.Task[None] | FastPathCall, ClientConnection] = {}
 
     @property
     def requests(self) -> int:
-        """Give how many requests are under way."""
+        """The number of active calls."""
         return len(self._active_calls)
 
     def start_fast_path(
         self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
     ) -> FastPathCall | None:
-        """Make an exchange of a request at hand; None if it goes the ordinary way."""
-        if self._straight is None:
+        """Start a fully buffered request on the fast path; None if it must be streamed."""
+        if self._fast_path is None:
             return None
         try:
-            plan = self._plan(head)
+            plan = self._cached_plan(head)
             if plan is None:
                 return None
-            exchange = self._straight.start(plan, bytes(body), connection)
+            call = self._fast_path.start(plan, bytes(body), connection)
         except Exception:
             where = (connection.request_id or "-", head.method, head.target)
-            _log.exception("request %s: %s %s failed on the straight way", *where)
-            return None  # the ordinary way answers, with that fault or without
-        if exchange is not None:
-            self._active_calls[exchange] = connection
-        return exchange
+            _log.exception("request %s: %s %s failed on the fast path", *where)
+            return None  # the streaming path responds, perhaps with the same error
+        if call is not None:
+            self._active_calls[call] = connection
+        return call
 
     def clear_plan_cache(self) -> None:
-        """Look anew at what becomes of requests, as that has changed."""
-        self._plan.cache_clear()
+        """Forget the cached plans, because routes or API keys have changed."""
+        self._cached_plan.cache_clear()
 
     def _make_plan(self, head: RequestHead) -> CallPlan | None:
-        if self._straight is None or head.length is None:
+        if self._fast_path is None or head.length is None:
             return None
         try:
-            target = origin_form(head.target)
+            target = to_origin_form(head.target)
         except GatewayError:
-            return None  # the ordinary way says what is wrong with it
-        return self._straight.plan(head.method, target, head.headers, head.length)
+            return None  # the streaming path responds with the error
+        return self._fast_path.plan(head.method, target, head.headers, head.length)
 
-    def begin(
+    def start_task(
         self,
         connection: ClientConnection,
         request: HttpRequest,
-        answer: HttpResponse,
+        response: HttpResponse,
         rest: Continuation | None = None,
     ) -> asyncio.Task[None]:
-        """Have a task make an exchange of a request, or the rest of one."""
-        task = self._loop.create_task(self._serve(connection, request, answer, rest))
+        """Start a task that handles a request, or the rest of a fast-path call."""
+        task = self._loop.create_task(self._handle(connection, request, response, rest))
         self._active_calls[task] = connection
-        task.add_done_callback(self.over)
+        task.add_done_callback(self.remove_call)
         return task
 
-    def over(self, exchange: asyncio.Task[None] | FastPathCall) -> None:
-        """Note that an exchange has ended."""
-        del self._active_calls[exchange]
+    def remove_call(self, call: asyncio.Task[None] | FastPathCall) -> None:
+        """Unregister an ended call."""
+        del self._active_calls[call]
 
-    def log(
+    def log_call(
         self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
     ) -> None:
         """Write a line of the access log."""
         if self._access_log is not None:
             self._access_log.write(head.method, head.target, status, size, seconds, request_id)
 
-    async def _serve(
+    async def _handle(
         self,
         connection: ClientConnection,
         request: HttpRequest,
-        answer: HttpResponse,
+        response: HttpResponse,
         rest: Continuation | None,
     ) -> None:
         try:
-            await self._run(request, answer, rest)
+            await self._call_handler(request, response, rest)
         except asyncio.CancelledError as error:
-            strip_tracebacks(error)  # the task keeps it, and the frames lead back to the task
+            strip_tracebacks(error)  # the task holds the error, and its frames hold the task
             raise
         finally:
-            connection.answered(answer)
+            connection.finish_call(response)
 
-    async def _run(
-        self, request: HttpRequest, answer: HttpResponse, rest: Continuation | None
+    async def _call_handler(
+        self, request: HttpRequest, response: HttpResponse, rest: Continuation | None
     ) -> None:
         try:
             if rest is None:
-                request.target = origin_form(request.target)
-                await self._exchange(request, answer)
+                request.target = to_origin_form(request.target)
+                await self._handler(request, response)
             else:
-                await rest(answer)
+                await rest(response)
         except GatewayError as error:
-            await send_error(answer, strip_tracebacks(error))
+            await send_error(response, strip_tracebacks(error))
         except ConnectionError as error:
             strip_tracebacks(error)  # the client is gone
         except Exception as error:
-            # A fault of our own: never a silent one, and never one that takes the process along.
-            where = (answer.request_id or "-", request.method, request.target)
+            # A bug of the gateway: log it, and go on serving other calls.
+            where = (response.request_id or "-", request.method, request.target)
             _log.exception("request %s: %s %s failed", *where)
             strip_tracebacks(error)
-            if answer.started:
-                answer.abort()
+            if response.started:
+                response.abort()
             else:
-                answer.last = True
-                await send_error(answer, INTERNAL_ERROR)
+                response.last = True
+                await send_error(response, INTERNAL_ERROR)

@@ -1,4 +1,4 @@
-"""A client's request and its answer, as an exchange sees them."""
+"""A client's request and the response to it, over an HTTP/1.1 connection."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gateway.proxy.dispatch import error_body
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
 from gateway.sizes import CACHED_HEADS
 
-_SERVER = "tensorgate"
+_SERVER_NAME = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+_STATUSES_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 
 class HttpRequest(ClientRequest):
-    """A request on a connection."""
+    """A request, whose body is read from the connection."""
 
     def __init__(
         self,
@@ -39,27 +39,27 @@ class HttpRequest(ClientRequest):
         self.added_headers = added_headers
         self._body = body
         self._connection = connection
-        # RFC 9110, section 10.1.1: the client may wait for this before it sends its body.
-        self._owes_continue = expects_continue(head) and not head.http_1_0
+        # RFC 9110, section 10.1.1: the client may wait for 100 before it sends its body.
+        self._continue_pending = expects_continue(head) and not head.http_1_0
 
     async def read(self) -> bytes | memoryview:
-        """Give the next piece of the body."""
-        if self._owes_continue:
-            self._owes_continue = False
+        """Return the next piece of the body."""
+        if self._continue_pending:
+            self._continue_pending = False
             if not self._body.ended:
                 self._connection.transport.write(_CONTINUE)
         return await self._body.read()
 
 
 def expects_continue(head: RequestHead) -> bool:
-    """Tell whether the client wants to be told to send its body."""
+    """Whether the client waits for 100 Continue before it sends its body."""
     return head.headers.get("Expect", "").lower() == "100-continue"
 
 
-def origin_form(target: str) -> str:
-    """Give a request target as path and query; RFC 9112, section 3.2.
+def to_origin_form(target: str) -> str:
+    """Return the path and query of a request target: RFC 9112, section 3.2.
 
-    Raises GatewayError (400) for a form that asks for no resource.
+    Raises GatewayError (400) for a target without a path.
     """
     if target.startswith("/") and "#" not in target:
         return target
@@ -73,16 +73,16 @@ def origin_form(target: str) -> str:
 
 
 class HttpResponse(ClientResponse):
-    """The answer to a request on a connection.
+    """The response to a request, which is written to the connection.
 
-    ``is_last`` is asked, when it starts, whether the connection ends with it; ``last`` tells.
+    When it starts, ``closes_after`` says whether the connection must close after it.
     """
 
     def __init__(
         self,
         head: RequestHead,
         connection: Connection,
-        is_last: Callable[[], bool],
+        closes_after: Callable[[], bool],
         request_id: str,
     ) -> None:
         self.request_id = request_id
@@ -92,32 +92,32 @@ class HttpResponse(ClientResponse):
         self.finished = False
         self._request = head
         self._connection = connection
-        self._is_last = is_last
+        self._closes_after = closes_after
         self._chunked = False
-        self._bodiless = False
+        self._has_no_body = False
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
-        """Make the head; it goes out with the first of the body, or when nothing else is done."""
+        """Write the head, together with the start of the body if that follows at once."""
         request = self._request
         self.status = status
         self.started = True
-        self._bodiless = request.method == "HEAD" or status in _WITHOUT_BODY
-        self.last = self.last or self._is_last()
+        self._has_no_body = request.method == "HEAD" or status in _STATUSES_WITHOUT_BODY
+        self.last = self.last or self._closes_after()
         lines = list(headers.items())
-        if "Content-Length" not in headers and not self._bodiless:
+        if "Content-Length" not in headers and not self._has_no_body:
             self._chunked = not request.http_1_0
-            self.last |= request.http_1_0  # nothing else tells where its body ends
+            self.last |= request.http_1_0  # only the close marks the end of the body
         if self._chunked:
             lines.append(("Transfer-Encoding", "chunked"))
         if self.last:
             lines.append(("Connection", "close"))
         elif request.http_1_0:
             lines.append(("Connection", "keep-alive"))
-        self._connection.buffer_write(_head(status, reason, headers, lines))
+        self._connection.buffer_write(_encode_head(status, reason, headers, lines))
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Write a part of the body."""
-        if self._bodiless or not data:
+        """Write a piece of the body."""
+        if self._has_no_body or not data:
             return
         self.size += len(data)
         self._connection.write_body(data, self._chunked)
@@ -125,7 +125,7 @@ class HttpResponse(ClientResponse):
             await self._connection.drain()
 
     async def finish(self) -> None:
-        """End the answer."""
+        """End the response."""
         self._connection.end_body(self._chunked)
         self.finished = True
 
@@ -135,7 +135,7 @@ class HttpResponse(ClientResponse):
 
 
 def encode_error(status: int, message: str) -> bytes:
-    """Write the whole answer to what is no request, the connection's last."""
+    """Encode the response to an invalid request, after which the connection closes."""
     headers = (("Content-Type", "application/json"),)
     return encode_response(status, "", headers, error_body(message), last=True)
 
@@ -143,52 +143,52 @@ def encode_error(status: int, message: str) -> bytes:
 def encode_response(
     status: int, reason: str, headers: HeaderLines, body: bytes, last: bool
 ) -> bytes:
-    """Write an answer at hand as a whole; ``last`` says that the connection ends with it."""
-    start, sized = _start(status, reason, headers, last, int(time.time()))
+    """Encode a fully buffered response; after the ``last`` one the connection closes."""
+    common, sized = _encode_common_lines(status, reason, headers, last, int(time.time()))
     length = b"\r\n" if sized else b"Content-Length: %d\r\n\r\n" % len(body)
-    return b"".join((start, length, body))
+    return b"".join((common, length, body))
 
 
 @lru_cache(maxsize=CACHED_HEADS)
-def _start(
+def _encode_common_lines(
     status: int, reason: str, headers: HeaderLines, last: bool, second: int
 ) -> tuple[bytes, bool]:
-    """Write the lines that answers have in common; tell if those give the body's length."""
+    """Encode the head lines that do not depend on the body, and whether they have its length."""
     lines = list(headers)
     names = {name.lower() for name, _ in headers}
     if last:
         lines.append(("Connection", "close"))
-    _add_own(lines, names, second)
-    sized = "content-length" in names or status in _WITHOUT_BODY
-    return encode_head_lines(_first_line(status, reason), lines), sized
+    _add_gateway_headers(lines, names, second)
+    sized = "content-length" in names or status in _STATUSES_WITHOUT_BODY
+    return encode_head_lines(_status_line(status, reason), lines), sized
 
 
-def _head(
+def _encode_head(
     status: int, reason: str, headers: CIMultiDict[str], lines: list[tuple[str, str]]
 ) -> bytes:
-    _add_own(lines, {name.lower() for name in headers}, int(time.time()))
-    return encode_head(_first_line(status, reason), lines)
+    _add_gateway_headers(lines, {name.lower() for name in headers}, int(time.time()))
+    return encode_head(_status_line(status, reason), lines)
 
 
-def _add_own(lines: list[tuple[str, str]], names: set[str], second: int) -> None:
-    """Add what an answer says of the gateway, where the server has said nothing."""
+def _add_gateway_headers(lines: list[tuple[str, str]], names: set[str], second: int) -> None:
+    """Add Server and Date, unless the server has set them."""
     if "server" not in names:
-        lines.append(("Server", _SERVER))
+        lines.append(("Server", _SERVER_NAME))
     if "date" not in names:
         lines.append(("Date", _date(second)))
 
 
-def _first_line(status: int, reason: str) -> str:
-    return f"HTTP/1.1 {status} {reason or _phrase(status)}"
+def _status_line(status: int, reason: str) -> str:
+    return f"HTTP/1.1 {status} {reason or _reason_phrase(status)}"
 
 
 @lru_cache(maxsize=1)
 def _date(second: int) -> str:
-    """Give the Date of RFC 9110, section 6.6.1."""
+    """Format the Date header: RFC 9110, section 6.6.1."""
     return formatdate(second, usegmt=True)
 
 
-def _phrase(status: int) -> str:
+def _reason_phrase(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
     except ValueError:

@@ -1,4 +1,4 @@
-"""Accepts HTTP/1.1 connections from clients, and drains; see exchanges.py for what comes there."""
+"""The listener: accepts connections of clients, closes idle ones, and drains."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Collection
 
-from gateway.listener.connection import ClientConnection
-from gateway.listener.connection_host import IdleTimeouts
+from gateway.listener.connection import ClientConnection, IdleTimeouts
 from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.listener.tls_transport import TlsTransport
@@ -24,80 +23,80 @@ from gateway.system.accept_queue import (
 from gateway.system.buffers import BufferAccount
 
 _BACKLOG = 1024
-_SWEEP = 5.0
-"""Seconds between two looks for connections on which nothing happens, at most."""
-_LAST_MOMENT = 0.05
-"""Seconds for what was cancelled to end."""
-_LOOK = 0.01
-"""Seconds between two looks at what is left while draining."""
+_MAX_IDLE_CHECK_INTERVAL = 5.0
+"""Maximum seconds between two checks for idle connections."""
+_CANCEL_TIMEOUT = 0.05
+"""Seconds for cancelled calls to end."""
+_DRAIN_POLL_INTERVAL = 0.01
+"""Seconds between two checks while draining."""
 
 
 class HttpListener(RequestDispatcher):
-    """Accepts connections and makes an exchange of each request.
+    """Accepts connections of clients and dispatches their requests.
 
-    ``straight`` makes those of requests at hand that need no task, if it is given; ``access_log``
-    may be None. ``on_closed`` is called for each connection that is over. ``tls`` is spoken on all
-    but Unix sockets, if it is given. ``patience`` is what connections without a request meet with,
-    ``forwarding`` says what servers are told of clients; ``buffers`` counts what connections
-    buffer.
+    ``handler`` handles the requests that ``fast_path`` does not. ``on_closed`` is called for each
+    closed connection. ``tls`` is used on all sockets but Unix sockets. ``forwarding`` says which
+    headers servers get about clients. ``buffers`` counts what connections buffer.
     """
 
     def __init__(
         self,
-        exchange: RequestHandler,
+        handler: RequestHandler,
         access_log: AccessLog | None,
         on_closed: Callable[[], None] | None = None,
-        straight: FastPath | None = None,
+        fast_path: FastPath | None = None,
         tls: ReloadingTlsContext | None = None,
-        patience: IdleTimeouts | None = None,
+        idle_timeouts: IdleTimeouts | None = None,
         forwarding: ForwardedPolicy = NO_FORWARDED_HEADERS,
         buffers: BufferAccount | None = None,
     ) -> None:
         super().__init__(
-            exchange,
-            straight,
+            handler,
+            fast_path,
             access_log,
-            patience or IdleTimeouts(),
+            idle_timeouts or IdleTimeouts(),
             forwarding,
             buffers or BufferAccount(),
         )
         self._on_closed = on_closed
         self._tls = tls
-        self._shaking: set[TlsTransport] = set()
+        self._handshaking: set[TlsTransport] = set()
         self._adoptions: set[asyncio.Task[None]] = set()
-        self._listening: list[tuple[socket.socket, asyncio.Server]] = []
+        self._servers: list[tuple[socket.socket, asyncio.Server]] = []
         self._connections: set[ClientConnection] = set()
-        self._sweep: asyncio.TimerHandle | None = None
+        self._idle_check: asyncio.TimerHandle | None = None
 
     @property
     def connections(self) -> int:
-        """Give how many connections there are."""
+        """The number of open connections."""
         return len(self._connections)
 
     async def listen(self, sock: socket.socket) -> None:
-        """Accept connections on a bound socket; this owns it from now on."""
+        """Accept connections on a bound socket, and own it from now on."""
         is_unix = sock.family == socket.AF_UNIX
         create = self._loop.create_unix_server if is_unix else self._loop.create_server
         server = await create(
-            lambda: self._accepted(is_unix, self._tls), sock=sock, backlog=_BACKLOG
+            lambda: self._make_protocol(is_unix, self._tls), sock=sock, backlog=_BACKLOG
         )
-        self._listening.append((sock, server))
+        self._servers.append((sock, server))
 
     @property
-    def _pause(self) -> float:
-        """Give the seconds between two looks for connections on which nothing happens."""
-        patience = self.patience
-        shortest = min(patience.request_header_timeout, patience.keep_alive, patience.idle_timeout)
-        return min(_SWEEP, shortest / 2)
+    def _idle_check_interval(self) -> float:
+        """The seconds between two checks for idle connections."""
+        timeouts = self.idle_timeouts
+        shortest = min(
+            timeouts.request_header_timeout, timeouts.keep_alive_timeout, timeouts.idle_timeout
+        )
+        return min(_MAX_IDLE_CHECK_INTERVAL, shortest / 2)
 
     async def stop_listening(
-        self, sockets: Collection[socket.socket], patience: float = HANDSHAKE_TIMEOUT
+        self, sockets: Collection[socket.socket], max_wait: float = HANDSHAKE_TIMEOUT
     ) -> None:
-        """Accept nothing more on sockets, and close them; whoever has connected is served.
+        """Stop accepting on sockets, and close them; connections in their queues are served.
 
-        Who has begun to is given ``patience`` seconds, at most.
+        A TCP handshake in progress has at most ``max_wait`` seconds to complete.
         """
-        until = self._loop.time() + min(HANDSHAKE_TIMEOUT, patience)
+        until = self._loop.time() + min(HANDSHAKE_TIMEOUT, max_wait)
         for sock in sockets:
             drop_new_connections(sock)
         while sockets and self._loop.time() < until:
@@ -106,42 +105,42 @@ class HttpListener(RequestDispatcher):
                 break
         for sock in sockets:
             for connection in drain_accept_queue(sock):
-                self.take(connection)
+                self.adopt(connection)
         self.close_sockets(sockets)
 
     def close_sockets(self, sockets: Collection[socket.socket]) -> None:
-        """Close listening sockets at once; who waits there is left to duplicates, if any."""
-        for each, server in tuple(self._listening):
+        """Close listening sockets at once; their queues go to duplicates of the sockets, if any."""
+        for each, server in tuple(self._servers):
             if each in sockets:
-                self._listening.remove((each, server))
+                self._servers.remove((each, server))
                 server.close()
 
-    def use(
+    def reconfigure(
         self,
-        straight: FastPath,
+        fast_path: FastPath,
         access_log: AccessLog | None,
         tls: ReloadingTlsContext | None,
-        patience: IdleTimeouts,
+        idle_timeouts: IdleTimeouts,
         forwarding: ForwardedPolicy,
     ) -> None:
-        """Make the exchanges and the connections that begin from now on with others than before."""
-        self._straight = straight
+        """Use these for new calls and connections from now on."""
+        self._fast_path = fast_path
         self.clear_plan_cache()
         self._access_log = access_log
         self._tls = tls
-        self.patience = patience
+        self.idle_timeouts = idle_timeouts
         self.forwarding = forwarding
 
-    def _accepted(
+    def _make_protocol(
         self, is_unix: bool, tls: ReloadingTlsContext | None
     ) -> ClientConnection | TlsTransport:
         if tls is None or is_unix:
             return ClientConnection(self, is_unix)
         connection = ClientConnection(self, is_tls=True)
-        return TlsTransport(tls.context, connection, self._shaking, self._on_closed)
+        return TlsTransport(tls.context, connection, self._handshaking, self._on_closed)
 
-    def take(self, sock: socket.socket) -> None:
-        """Serve a connection that was accepted elsewhere; this owns its socket from now on."""
+    def adopt(self, sock: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere, and own its socket from now on."""
         adoption = self._loop.create_task(self._adopt(sock, self._tls))
         self._adoptions.add(adoption)
         adoption.add_done_callback(self._adoptions.discard)
@@ -149,71 +148,77 @@ class HttpListener(RequestDispatcher):
     async def _adopt(self, sock: socket.socket, tls: ReloadingTlsContext | None) -> None:
         is_unix = sock.family == socket.AF_UNIX
         try:
-            await self._loop.connect_accepted_socket(lambda: self._accepted(is_unix, tls), sock)
+            await self._loop.connect_accepted_socket(
+                lambda: self._make_protocol(is_unix, tls), sock
+            )
         except OSError:  # the client is gone
             sock.close()
             if self._on_closed is not None:
                 self._on_closed()
 
-    async def drain(self, patience: float, grace: float = 0.0) -> int:
-        """Stop accepting, let clients finish, drop what takes too long.
+    async def drain(self, max_seconds: float, grace: float = 0.0) -> int:
+        """Stop accepting, let calls finish, and drop those that take too long.
 
-        Where no exchange is under way, a client may be about to send a request. It can for
-        ``grace``, and the answer tells it that the connection ends. ``patience`` bounds it all;
-        both are in seconds. Gives the number of exchanges dropped.
+        An idle connection stays open for ``grace`` seconds, because its client may be sending a
+        request. The response to it says that the connection closes. Everything ends after
+        ``max_seconds``. Returns the number of dropped calls.
         """
         self.draining = True
-        until = self._loop.time() + patience
-        if self._sweep is not None:
-            self._sweep.cancel()
-        await self._stop_accepting(patience)
-        await self._see_out(min(grace, patience), until)
+        until = self._loop.time() + max_seconds
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+        await self._stop_accepting(max_seconds)
+        await self._drain_connections(min(grace, max_seconds), until)
         late = tuple(self._active_calls.values())
         for connection in late:
             connection.reset()
-        until = self._loop.time() + _LAST_MOMENT
-        while self._active_calls and self._loop.time() < until:  # noqa: ASYNC110  # nobody tells
-            await asyncio.sleep(_LOOK)
+        until = self._loop.time() + _CANCEL_TIMEOUT
+        while self._active_calls and self._loop.time() < until:  # noqa: ASYNC110  # no event
+            await asyncio.sleep(_DRAIN_POLL_INTERVAL)
         for connection in tuple(self._connections):
             connection.transport.abort()
-        await asyncio.sleep(0)  # in which the transports close
+        await asyncio.sleep(0)  # lets the transports close
         self.hangups.close()
         return len(late)
 
-    async def _stop_accepting(self, patience: float) -> None:
-        """Close the listening sockets; whoever has connected by then is served."""
-        await self.stop_listening([sock for sock, _ in self._listening], patience)
-        await asyncio.sleep(0)  # in which the connections are made that the loop has accepted
+    async def _stop_accepting(self, max_wait: float) -> None:
+        """Close all listening sockets; clients that have connected are served."""
+        await self.stop_listening([sock for sock, _ in self._servers], max_wait)
+        await asyncio.sleep(0)  # lets the loop create the connections that it has accepted
         if self._adoptions:
             await asyncio.wait(self._adoptions)
 
-    async def _see_out(self, grace: float, until: float) -> None:
-        """Wait until no connection is left; those on which nothing happens stay for the grace."""
+    async def _drain_connections(self, grace: float, until: float) -> None:
+        """Wait until all connections are closed; idle ones stay open for the grace period."""
         end_of_grace = self._loop.time() + grace
-        while self._connections or self._shaking:
+        while self._connections or self._handshaking:
             now = self._loop.time()
             if now >= until:
                 return
             if now >= end_of_grace:
-                for shaking in tuple(self._shaking):
-                    shaking.abort()
+                for transport in tuple(self._handshaking):
+                    transport.abort()
                 for connection in tuple(self._connections):
                     connection.close_for_drain(grace)
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_DRAIN_POLL_INTERVAL)
 
-    def opened(self, connection: ClientConnection) -> None:
-        """Note a connection."""
+    def add_connection(self, connection: ClientConnection) -> None:
+        """Register a new connection."""
         self._connections.add(connection)
-        if self._sweep is None and not self.draining:
-            self._sweep = self._loop.call_later(self._pause, self._close_quiet)
+        if self._idle_check is None and not self.draining:
+            self._idle_check = self._loop.call_later(
+                self._idle_check_interval, self._close_idle_connections
+            )
 
-    def lost(self, connection: ClientConnection) -> None:
-        """Forget a connection."""
+    def remove_connection(self, connection: ClientConnection) -> None:
+        """Unregister a closed connection."""
         self._connections.discard(connection)
         if self._on_closed is not None:
             self._on_closed()
 
-    def _close_quiet(self) -> None:
+    def _close_idle_connections(self) -> None:
         for connection in tuple(self._connections):
             connection.close_if_idle()
-        self._sweep = self._loop.call_later(self._pause, self._close_quiet)
+        self._idle_check = self._loop.call_later(
+            self._idle_check_interval, self._close_idle_connections
+        )

@@ -1,4 +1,4 @@
-"""The sockets that the gateway listens on."""
+"""Opens the TCP and Unix sockets that the gateway listens on."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import socket
 import stat
 
 
-def tcp_sockets(host: str, port: int) -> list[socket.socket]:
-    """Listen on each address of a host; port 0 lets the system choose.
+def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
+    """Listen on each address of a host; with port 0 the system chooses the port.
 
-    Raises OSError where one cannot be had.
+    Raises OSError if one of them is not available.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
             sock = socket.socket(family, kind, protocol)
             sockets.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            # All addresses of the host get the port that the first one got.
+            # All addresses get the port of the first one.
             sock.bind((address[0], sockets[0].getsockname()[1] or port, *address[2:]))
             sock.listen()
     except OSError:
@@ -31,10 +31,10 @@ def tcp_sockets(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def unix_socket(path: str) -> socket.socket:
-    """Listen on a Unix socket, put in place of one that a process left behind.
+def open_unix_socket(path: str) -> socket.socket:
+    """Listen on a Unix socket; it replaces the stale socket of a process that has ended.
 
-    Raises OSError where the path is taken by something else, or by a socket in use.
+    Raises OSError if the path is another kind of file, or a socket in use.
     """
     if os.path.exists(path):
         _remove_stale(path)
@@ -50,7 +50,7 @@ def unix_socket(path: str) -> socket.socket:
 
 def _remove_stale(path: str) -> None:
     if not stat.S_ISSOCK(os.stat(path).st_mode):
-        raise FileExistsError(0, f"{path} exists and is no socket")
+        raise FileExistsError(0, f"{path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)

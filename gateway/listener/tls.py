@@ -1,9 +1,8 @@
-"""The TLS that is spoken with clients: the files it is made of, and their renewal.
+"""TLS for client connections: loads its files, and reloads them when they change.
 
-Why a renewal makes a new context, which the connections that come then are given, and does not load
-the files into the one in use: a load that fails half way leaves a context with a certificate and no
-key for it; an authority can be added to a context but not taken away; and clients could go on with
-sessions that began under the old files. A context lives as long as the connections that it serves.
+A reload makes a new SSL context, for new connections. It does not load the files into the context
+in use, for three reasons. A load that fails half-way leaves a certificate without its key. An
+authority cannot be removed from a context. And clients could resume sessions of the old files.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ _log = logging.getLogger("tensorgate.listener")
 
 
 class TlsFileError(Exception):
-    """A file that cannot be used; the message names the setting and the file."""
+    """A TLS file is unusable; the message names the setting and the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Name the files of a server, PEM: who it is, and who issues its clients' certificates.
+    """The PEM files of a server: its certificate and key, and the authorities of its clients.
 
-    With ``client_ca`` clients are asked for a certificate; they must show one if it is
-    ``required``, and else are served without one too, but not with one that is wrong.
+    With ``client_ca`` the server asks clients for a certificate. If one is ``required``, it rejects
+    clients without one. It always rejects an invalid one.
     """
 
     certificate: str
@@ -40,45 +39,48 @@ class TlsFiles:
 
 
 class ReloadingTlsContext:
-    """Holds the context for connections that come now. Raises TlsFileError."""
+    """Holds the SSL context for new connections, and replaces it when its files change.
+
+    Raises TlsFileError if the files are unusable at first.
+    """
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._watch = FileWatch(_named(files))
-        self._told = ""
-        self.context = server_context(files)
+        self._watch = FileWatch(_paths(files))
+        self._last_error = ""
+        self.context = make_server_context(files)
 
     async def watch(self) -> None:
-        """Renew the context whenever the files change; until it is cancelled."""
+        """Reload the files whenever they change, until cancelled."""
         while True:
-            self.look()
+            self.reload_if_changed()
             await asyncio.sleep(POLL_INTERVAL)
 
-    def look(self) -> None:
-        """Renew the context if the files have changed, and not since the last look."""
+    def reload_if_changed(self) -> None:
+        """Make a new context if the files have changed, but not since the last check."""
         if not self._watch.changed():
             return
         try:
-            self.context = server_context(self._files)
+            self.context = make_server_context(self._files)
         except TlsFileError as error:
-            self._tell(f"{error}; new connections go on with the certificate from before")
+            self._log_once(f"{error}; new connections still use the previous certificate")
         else:
             self._watch.mark_used()
-            self._told = ""
-            _log.info("the certificate in %s is in use from now on", self._files.certificate)
+            self._last_error = ""
+            _log.info("new connections use the certificate in %s", self._files.certificate)
 
-    def _tell(self, fault: str) -> None:
-        """Log a fault, but once: it is met again with each look."""
-        if fault != self._told:
-            self._told = fault
-            _log.error("%s", fault)
+    def _log_once(self, message: str) -> None:
+        """Log an error once, though each check finds it again."""
+        if message != self._last_error:
+            self._last_error = message
+            _log.error("%s", message)
 
 
-def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Make a context for connections of clients. Raises TlsFileError."""
+def make_server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Make an SSL context for connections of clients; raises TlsFileError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # A new handshake within a connection costs the server more than the client: RFC 5246 has it.
+    # Renegotiation (TLS 1.2) costs the server more than the client, so it is an attack surface.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
@@ -87,7 +89,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
             load_authorities(context, files.client_ca, "client_ca")
     except CertificateFileError as error:
         raise TlsFileError(f"tls.{error}") from None
-    except OSError as error:  # one has vanished since it was looked into
+    except OSError as error:  # a file was deleted after its check
         raise TlsFileError(f"tls: a file cannot be read: {error.strerror}") from None
     if files.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED if files.required else ssl.CERT_OPTIONAL
@@ -95,13 +97,13 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def is_world_readable(file: str) -> bool:
-    """Tell whether users beyond the file's owner and group may read it."""
+    """Whether users other than the file's owner and group can read it."""
     try:
         return bool(os.stat(file).st_mode & stat.S_IROTH)
     except OSError:
         return False
 
 
-def _named(files: TlsFiles) -> tuple[str, ...]:
-    named = (files.certificate, files.key, files.client_ca)
-    return tuple(file for file in named if file is not None)
+def _paths(files: TlsFiles) -> tuple[str, ...]:
+    paths = (files.certificate, files.key, files.client_ca)
+    return tuple(file for file in paths if file is not None)

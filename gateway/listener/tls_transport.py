@@ -1,12 +1,15 @@
-"""TLS between a client's socket and its connection, on top of ssl's state machine.
+"""TLS between a client's socket and its connection, on top of ssl.SSLObject.
 
-Why it is not the loop's own TLS: what a gateway must hold to is lost there. A loop counts only a
-part of what waits to be sent, so that a drain would cut answers off; asyncio resets a connection
-whose client still sends when it is closed, and drops the answer with it; both wait for the client's
-farewell, and give a slow reader just that long; and each loop takes the end of a connection for
-something else. Here there is one buffer, the socket's; an end goes out as on a plain connection,
-the sending side first if need be; and a connection without a handshake is known and can be dropped.
-It costs the CPU time of uvloop's own, and an idle connection 20 KB of memory (asyncio's: 280 KB).
+The TLS of asyncio and uvloop does not fit a gateway:
+
+- They count only a part of the unsent bytes, so a drain would cut off responses.
+- asyncio resets a closing connection whose client still sends, and the response is lost.
+- Both wait for the client's close_notify, and a slow reader has only that time.
+- They differ in what the end of a connection means.
+
+Here the only send buffer is that of the socket's transport. The sending side can be closed alone,
+as on a plain connection. A connection before its handshake is known, and can be dropped. The CPU
+time is that of uvloop's TLS. An idle connection takes 20 KB of memory (asyncio: 280 KB).
 """
 
 from __future__ import annotations
@@ -23,260 +26,265 @@ from gateway.http1.read_buffer import READ_BUFFER
 from gateway.listener.messages import encode_error
 from gateway.system.buffers import MIN_WINDOW
 
-HANDSHAKE_TIME = 10.0
-"""Seconds that a client has for the handshake."""
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds for the handshake."""
 
-_RECEIVED = memoryview(bytearray(256 * 1024))
-"""Where reads put what is encrypted, for all connections: it moves on at once."""
+_CIPHERTEXT = memoryview(bytearray(256 * 1024))
+"""Read buffer for encrypted bytes, shared by all connections: they leave it at once."""
 
-_AT_ONCE = 64 * 1024
-"""Bytes given to ssl's state machine at a time: its buffers never shrink."""
+_MAX_BIO = 64 * 1024
+"""Maximum bytes in the buffers of ssl.SSLObject, which never shrink."""
 
 _log = logging.getLogger("tensorgate.listener")
 
 
 class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
-    """The protocol of a socket's transport, and the transport of a client's connection.
+    """Decrypts and encrypts between a socket's transport and a client's connection.
 
-    It is in ``shaking`` until the handshake is over, which only then makes the connection. Where
-    that does not come to pass, ``on_failed`` is called once the socket is closed.
+    It is the protocol of the one and the transport of the other. During the handshake it is in
+    ``handshaking``; after it, it calls ``connection_made`` of the connection. If the handshake
+    fails, it calls ``on_failed`` once the socket is closed.
     """
 
     def __init__(
         self,
         context: ssl.SSLContext,
         connection: Connection,
-        shaking: set[TlsTransport],
+        handshaking: set[TlsTransport],
         on_failed: Callable[[], None] | None,
     ) -> None:
         super().__init__()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._connection: Connection | None = connection
-        self._shaking = shaking
+        self._handshaking = handshaking
         self._on_failed = on_failed
-        self._encrypted: bytes | memoryview = b""
-        """What has come and was not given to the state machine yet."""
-        self._offered = 0
+        self._received: bytes | memoryview = b""
+        """Received bytes that are not in ``_incoming`` yet."""
+        self._offered_size = 0
         self._reading = True
-        self._ended = False
-        """The client has said that it sends nothing more."""
-        self._deaf = False
-        """What still comes is of no interest."""
-        self._mute = False
-        """Nothing more can be written."""
+        self._eof = False
+        """Whether the client has sent close_notify."""
+        self._input_closed = False
+        """Whether received bytes are ignored."""
+        self._output_closed = False
+        """Whether nothing more can be sent."""
 
-    # What the socket's transport calls
+    # The protocol of the socket's transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait for the handshake to begin."""
+        """Wait for the handshake."""
         self._socket = cast("asyncio.Transport", transport)
-        self._shaking.add(self)
+        self._handshaking.add(self)
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(HANDSHAKE_TIME, self._give_up, "no handshake in time")
+        self._handshake_timer = loop.call_later(
+            HANDSHAKE_TIMEOUT, self._fail, "the handshake timed out"
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on, or note that there was no handshake."""
-        self._deaf = self._mute = True
-        self._timer.cancel()
-        # Each knows the other; without that, both are freed at once, and not by a later search.
+        """Close the connection, or report the failed handshake."""
+        self._input_closed = self._output_closed = True
+        self._handshake_timer.cancel()
+        # Break the reference cycle, so that both are freed without the garbage collector.
         connection, self._connection = self._connection, None
-        if self not in self._shaking:
+        if self not in self._handshaking:
             assert connection is not None
             connection.connection_lost(exc)
             return
-        self._shaking.remove(self)
+        self._handshaking.remove(self)
         if self._on_failed is not None:
             self._on_failed()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Give the memory to read into."""
-        self._offered = min(len(_RECEIVED), self._read_size())
-        return _RECEIVED[: self._offered]
+        """Return the memory for the next read."""
+        self._offered_size = min(len(_CIPHERTEXT), self._read_size())
+        return _CIPHERTEXT[: self._offered_size]
 
     def _read_size(self) -> int:
         return MIN_WINDOW if self._connection is None else self._connection.buffers.read_size
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was read."""
-        if self._deaf:
+        """Process the bytes that were read."""
+        if self._input_closed:
             return
-        received = _RECEIVED[:nbytes]
-        self._encrypted = b"".join((self._encrypted, received)) if self._encrypted else received
-        if self in self._shaking:
-            self._shake()
+        data = _CIPHERTEXT[:nbytes]
+        self._received = b"".join((self._received, data)) if self._received else data
+        if self in self._handshaking:
+            self._do_handshake()
         else:
-            self._read()
-            if nbytes == self._offered and self._connection is not None:
+            self._decrypt_received()
+            if nbytes == self._offered_size and self._connection is not None:
                 self._connection.defer_next_read()
-        # The next read, whosever it is, goes to where this one is.
-        self._encrypted = b"" if self._deaf else bytes(self._encrypted)
+        # The next read, perhaps of another connection, overwrites the shared buffer.
+        self._received = b"" if self._input_closed else bytes(self._received)
 
     def eof_received(self) -> None:
-        """Take the end of what the client sends; the socket's transport then closes itself."""
-        self._mute = True
+        """Note the end of input; the socket's transport then closes itself."""
+        self._output_closed = True
 
     def pause_writing(self) -> None:
-        """Pass it on."""
+        """Pause the connection's writing."""
         if self._connection is not None:
             self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass it on."""
+        """Resume the connection's writing."""
         if self._connection is not None:
             self._connection.resume_writing()
 
-    # What the connection calls
+    # The transport of the connection
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Give what is known of the socket."""
+        """Return information about the socket."""
         return self._socket.get_extra_info(name, default)
 
     def is_closing(self) -> bool:
-        """Tell whether the connection is closed, or about to be."""
+        """Whether the connection is closed or closing."""
         return self._socket.is_closing()
 
     def is_reading(self) -> bool:
-        """Tell whether the connection is given what comes."""
-        return self._reading and not self._deaf
+        """Whether the connection gets received bytes."""
+        return self._reading and not self._input_closed
 
     def pause_reading(self) -> None:
-        """Hold back what comes."""
+        """Pause reading."""
         self._reading = False
         self._socket.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on with what was held back."""
+        """Resume reading, first with the bytes that were received before."""
         if not self._reading:
             self._reading = True
             self._socket.resume_reading()
-            # Not at once: whoever calls is in the middle of something.
-            asyncio.get_running_loop().call_soon(self._read)
+            # Not at once, because the caller may not expect data_received during this call.
+            asyncio.get_running_loop().call_soon(self._decrypt_received)
 
     def get_write_buffer_size(self) -> int:
-        """Give the bytes that wait for the client to read."""
+        """Return the bytes that wait for the client to read."""
         return self._socket.get_write_buffer_size()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send data."""
-        if self._mute:
+        """Encrypt and send data."""
+        if self._output_closed:
             return
         rest = memoryview(data)
         sent = []
         try:
             while rest:
-                rest = rest[self._tls.write(rest[:_AT_ONCE]) :]
+                rest = rest[self._tls.write(rest[:_MAX_BIO]) :]
                 sent.append(self._outgoing.read())
             if not self._socket.is_closing():
                 self._socket.writelines(sent)
         except ssl.SSLError as error:
-            self._give_up(_reason(error))
+            self._fail(_reason(error))
 
     def can_write_eof(self) -> bool:
-        """Tell that the sending side can be closed alone: RFC 8446, section 6.1."""
+        """Return True: TLS can close the sending side alone (RFC 8446, section 6.1)."""
         return True
 
     def write_eof(self) -> None:
-        """Close the sending side once all is sent; nothing that still comes is passed on."""
-        self._say_goodbye()
+        """Close the sending side once all is sent; ignore what the client still sends."""
+        self._send_close_notify()
         self._socket.write_eof()
 
     def close(self) -> None:
         """Close the connection once all is sent."""
-        self._say_goodbye()
+        self._send_close_notify()
         self._socket.close()
 
     def abort(self) -> None:
-        """Close the connection at once: without a farewell, the client knows that it was cut."""
-        self._deaf = self._mute = True
+        """Close the connection at once; without close_notify the client sees a truncation."""
+        self._input_closed = self._output_closed = True
         self._socket.abort()
 
-    def _shake(self) -> None:
+    def _do_handshake(self) -> None:
         try:
-            self._feed()
+            self._feed_incoming()
             while True:
                 try:
                     self._tls.do_handshake()
                     break
                 except ssl.SSLWantReadError:
-                    if not self._feed():
-                        self._send()
+                    if not self._feed_incoming():
+                        self._flush_outgoing()
                         return
         except ssl.SSLError as error:
-            self._refuse(error)
+            self._reject_handshake(error)
             return
-        self._send()
-        self._timer.cancel()
-        self._shaking.remove(self)
+        self._flush_outgoing()
+        self._handshake_timer.cancel()
+        self._handshaking.remove(self)
         if self._connection is not None:
             self._connection.connection_made(self)
-            self._read()
+            self._decrypt_received()
 
-    def _refuse(self, error: ssl.SSLError) -> None:
-        """Tell the client what is wrong with its handshake, and close."""
+    def _reject_handshake(self, error: ssl.SSLError) -> None:
+        """Send the TLS alert for a failed handshake, and close."""
         _log.debug("a handshake failed: %s", _reason(error))
-        self._deaf = self._mute = True
+        self._input_closed = self._output_closed = True
         if error.reason == "HTTP_REQUEST":
-            self._socket.write(encode_error(400, "this port speaks TLS: use https"))
+            self._socket.write(encode_error(400, "this port requires TLS: use https"))
         else:
-            self._send()
+            self._flush_outgoing()
         self._socket.close()
 
-    def _read(self) -> None:
-        """Pass on what can be decrypted."""
-        while self._reading and not self._deaf and self._connection is not None:
+    def _decrypt_received(self) -> None:
+        """Decrypt received bytes for the connection."""
+        while self._reading and not self._input_closed and self._connection is not None:
             try:
-                size = self._decrypt(READ_BUFFER.space())
+                size = self._decrypt(READ_BUFFER.prepare())
             except ssl.SSLError as error:
-                self._give_up(_reason(error))
+                self._fail(_reason(error))
                 return
             if size:
-                self._connection.data_received(READ_BUFFER.filled(size))
-            elif self._ended:
-                self.close()  # as on a plain connection whose client sends nothing more
+                self._connection.data_received(READ_BUFFER.commit(size))
+            elif self._eof:
+                self.close()  # as on a plain connection after its end of input
             else:
                 break
-        if not self._deaf:
-            self._send()  # what the state machine has to say by itself
+        if not self._input_closed:
+            self._flush_outgoing()  # such as session tickets
 
-    def _feed(self) -> bool:
-        """Give the state machine the next of what has come; tell whether there was any."""
-        written = self._incoming.write(self._encrypted[:_AT_ONCE])
-        self._encrypted = self._encrypted[written:]
+    def _feed_incoming(self) -> bool:
+        """Move received bytes to ``_incoming``; return whether there were any."""
+        written = self._incoming.write(self._received[:_MAX_BIO])
+        self._received = self._received[written:]
         return bool(written)
 
     def _decrypt(self, space: memoryview) -> int:
-        """Fill the space with what has come, as far as that goes; give the bytes in it."""
+        """Decrypt received bytes into ``space``; return how many it has."""
         size = 0
-        # Asking in vain is what costs most for small messages.
-        while size < len(space) and (self._incoming.pending or self._tls.pending() or self._feed()):
+        # A read without data raises SSLWantReadError, which for small messages costs the most.
+        while size < len(space) and (
+            self._incoming.pending or self._tls.pending() or self._feed_incoming()
+        ):
             try:
                 read = cast("int", self._tls.read(len(space) - size, space[size:]))
             except ssl.SSLWantReadError:
-                if self._feed():
+                if self._feed_incoming():
                     continue
                 break
             except ssl.SSLZeroReturnError:
                 read = 0
             if not read:
-                self._ended = True
+                self._eof = True
                 break
             size += read
         return size
 
-    def _send(self) -> None:
+    def _flush_outgoing(self) -> None:
         if self._outgoing.pending and not self._socket.is_closing():
             self._socket.write(self._outgoing.read())
 
-    def _say_goodbye(self) -> None:
-        if not self._mute:
-            self._deaf = self._mute = True
-            with suppress(ssl.SSLError):  # it would go on to wait for the client's
+    def _send_close_notify(self) -> None:
+        if not self._output_closed:
+            self._input_closed = self._output_closed = True
+            with suppress(ssl.SSLError):  # unwrap wants the client's close_notify, too
                 self._tls.unwrap()
-            self._send()
+            self._flush_outgoing()
 
-    def _give_up(self, why: str) -> None:
-        _log.debug("a TLS connection failed: %s", why)
+    def _fail(self, reason: str) -> None:
+        _log.debug("a TLS connection failed: %s", reason)
         self.abort()
 
 

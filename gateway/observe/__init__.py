@@ -1,1 +1,1 @@
-"""What operators see of the gateway at work."""
+"""Access log, log of failed calls, and metrics."""

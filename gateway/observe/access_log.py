@@ -1,4 +1,4 @@
-"""One line per exchange."""
+"""The access log: one line per call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _log = logging.getLogger("tensorgate.access")
 
 
 class AccessLog:
-    """Writes the line of an exchange when it is over."""
+    """Writes one line per finished call."""
 
     def write(
         self,
@@ -19,6 +19,6 @@ class AccessLog:
         seconds: float,
         request_id: str = "",
     ) -> None:
-        """Write a line; ``size`` is the answer's body in bytes, ``status`` 0 if none was sent."""
+        """Write a line; ``size`` is that of the response body; ``status`` 0 means no response."""
         shown = (status, size, seconds * 1000, request_id or "-")
         _log.info("%s %s %d %d B %.1f ms %s", method, target, *shown)

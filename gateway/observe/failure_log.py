@@ -1,4 +1,4 @@
-"""Why calls failed, in the log."""
+"""Logs why calls failed, at a limited rate."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from gateway.errors import ErrorKind, GatewayError, escape_for_log
 
 _WINDOW = 10.0
-"""Seconds within which the same reason is logged once."""
-_MOST = 20
-"""Reasons that are logged in that time."""
+"""Seconds in which the same message is logged once."""
+_MAX_MESSAGES = 20
+"""Different messages that are logged in that time."""
 
-# What the gateway itself answers with 502, 503 or 504; NOT_READY is a probe's, and no call failed.
+# The gateway's own 502, 503 and 504. NOT_READY answers a health check, so no call failed.
 _FAILURES = frozenset(
     (
         ErrorKind.BAD_RESPONSE,
@@ -29,35 +29,35 @@ _log = logging.getLogger("tensorgate")
 
 
 class FailureLog:
-    """Logs why calls failed, each reason once in ten seconds, so that an outage is no flood.
+    """Logs why calls failed: each message once in ten seconds, and a limited number of messages.
 
-    ``clock`` gives seconds.
+    ``clock`` returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._until = float("-inf")
+        self._window_end = float("-inf")
         self._logged: set[str] = set()
-        self._more = 0
+        self._suppressed = 0
 
     def write(self, error: GatewayError, request_id: str = "") -> None:
-        """Log why a call failed, if that was for a server, or for a lack of the gateway's own."""
+        """Log a failed call, if its upstream or a limit of the gateway is the reason."""
         if error.kind not in _FAILURES:
             return
         now = self._clock()
-        if now >= self._until:
-            if self._more:
-                _log.warning("%d more calls failed within %g s", self._more, _WINDOW)
+        if now >= self._window_end:
+            if self._suppressed:
+                _log.warning("%d more calls failed within %g s", self._suppressed, _WINDOW)
             self._logged.clear()
-            self._more = 0
-            self._until = now + _WINDOW
-        if error.message in self._logged or len(self._logged) >= _MOST:
-            self._more += 1
+            self._suppressed = 0
+            self._window_end = now + _WINDOW
+        if error.message in self._logged or len(self._logged) >= _MAX_MESSAGES:
+            self._suppressed += 1
             return
         self._logged.add(error.message)
-        status, why = error.kind.value.status, escape_for_log(error.message)
-        _log.warning("request %s failed with %d: %s", request_id or "-", status, why)
+        status, message = error.kind.value.status, escape_for_log(error.message)
+        _log.warning("request %s failed with %d: %s", request_id or "-", status, message)
 
 
 FAILURE_LOG = FailureLog()
-"""Of this process."""
+"""The failure log of this process."""

@@ -1,4 +1,4 @@
-"""What a gateway's status says in numbers, in the text format of Prometheus."""
+"""Renders the status of a gateway as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 
-def exposition(status: Mapping[str, Any]) -> bytes:
-    """Write the metrics of a status."""
+def render_metrics(status: Mapping[str, Any]) -> bytes:
+    """Render a status in the text format of Prometheus."""
     registry = CollectorRegistry()
-    registry.register(_Status(status))
+    registry.register(_StatusCollector(status))
     return generate_latest(registry)
 
 
-class _Status(Collector):
-    """Makes metrics when they are asked for, so that nothing is counted twice."""
+class _StatusCollector(Collector):
+    """Makes the metrics from the status at each scrape, so that no value is kept twice."""
 
     def __init__(self, status: Mapping[str, Any]) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._of_settings()
+        yield from self._settings_metrics()
         status = self._status
         yield _gauge("connections", "Open client connections.", status["connections"])
         yield _gauge("requests", "Calls in progress.", status["requests"])
         yield _gauge("held_bytes", "Bytes of buffered bodies.", status["held_bytes"])
         yield _gauge("draining", "1 while the gateway drains before shutdown.", status["draining"])
-        yield from self._of_endpoints()
+        yield from self._endpoint_metrics()
 
-    def _of_settings(self) -> Iterator[Metric]:
+    def _settings_metrics(self) -> Iterator[Metric]:
         settings = self._status["settings"]
         failed = settings["last_failure"] is not None
         yield _gauge("settings_current", "1 while the newest settings are in use.", not failed)
@@ -48,7 +48,7 @@ class _Status(Collector):
             "tensorgate_reload_failures", "Reloads that failed.", settings["failures"]
         )
 
-    def _of_endpoints(self) -> Iterator[Metric]:
+    def _endpoint_metrics(self) -> Iterator[Metric]:
         labels = ["upstream", "endpoint"]
         outstanding = GaugeMetricFamily(
             "tensorgate_endpoint_requests", "Calls in progress at the endpoint.", labels=labels

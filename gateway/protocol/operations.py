@@ -103,6 +103,19 @@ class Operation:
     version: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """A model's name and, if one is meant, its version."""
+
+    name: str
+    version: str | None = None
+
+
+def model_name_of(operation: Operation) -> ModelName | None:
+    """Return the model that an operation names; None if it names none."""
+    return None if operation.model is None else ModelName(operation.model, operation.version)
+
+
 # Raw paths are matched: Triton does not percent-decode model names, and gets them as they came.
 _OF_A_MODEL = re.compile(
     r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<rest>|/.*)", re.DOTALL

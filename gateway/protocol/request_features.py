@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.protocol.request_header import Fields, InputTensor, found
+from gateway.protocol.request_header import Fields, InputTensor, describe_value
 
 _BOUND = 2**64
 
@@ -95,5 +95,5 @@ _OF_AN_OUTPUT: Mapping[str, _Type] = {**_OF_A_TENSOR, "classification": _UNSIGNE
 def _fault(label: str, part: Fields, types: Mapping[str, _Type]) -> str:
     for name, value in part.get("parameters", {}).items():
         if name in types and not types[name][0](value):
-            return f"{label}: {name} must be {types[name][1]}, got {found(value)}"
+            return f"{label}: {name} must be {types[name][1]}, got {describe_value(value)}"
     return ""

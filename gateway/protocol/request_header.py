@@ -125,7 +125,7 @@ def read_inputs(fields: Fields, tensor_cap: int = MAX_TENSORS) -> tuple[InputTen
     """
     request_id = fields.get("id", "")
     if not isinstance(request_id, str):
-        raise bad_request(f"id must be a string, got {found(request_id)}")
+        raise bad_request(f"id must be a string, got {describe_value(request_id)}")
     if "inputs" not in fields:
         raise bad_request(_why_without_inputs(fields))
     entries = check_entries(fields, REQUEST)
@@ -266,7 +266,8 @@ def check_object(fields: object, message: ErrorVocabulary) -> Fields:
     """Check that a message is a JSON object, and give it; raises GatewayError (400, 502)."""
     if not isinstance(fields, dict):
         raise message.malformed(
-            f"{message.name} must be a JSON object with {message.tensors}, got {found(fields)}"
+            f"{message.name} must be a JSON object with {message.tensors}, "
+            f"got {describe_value(fields)}"
         )
     return fields
 
@@ -280,11 +281,13 @@ def _entries(fields: Fields, key: str, message: ErrorVocabulary = REQUEST) -> li
     entries = fields[key]
     if not isinstance(entries, list):
         what = f"{key}{message.of_it}"
-        raise message.malformed(f"{what} must be an array of tensors, got {found(entries)}")
+        raise message.malformed(
+            f"{what} must be an array of tensors, got {describe_value(entries)}"
+        )
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise message.malformed(
-                f"{key}[{i}]{message.of_it} must be an object, got {found(entry)}"
+                f"{key}[{i}]{message.of_it} must be an object, got {describe_value(entry)}"
             )
     return entries
 
@@ -303,7 +306,7 @@ def _required(entry: Fields, key: str, label: str) -> Any:
 def _name(entry: Fields, label: str) -> str:
     name = _required(entry, "name", label)
     if not isinstance(name, str):
-        raise bad_request(f"{label}: name must be a string, got {found(name)}")
+        raise bad_request(f"{label}: name must be a string, got {describe_value(name)}")
     return name
 
 
@@ -311,11 +314,11 @@ def _datatype(entry: Fields, label: str) -> Datatype:
     datatype = _required(entry, "datatype", label)
     if not isinstance(datatype, str):
         raise bad_request(
-            f'{label}: datatype must be a string such as "FP32", got {found(datatype)}'
+            f'{label}: datatype must be a string such as "FP32", got {describe_value(datatype)}'
         )
     if datatype not in DATATYPES:
         raise bad_request(
-            f"{label}: unknown datatype {shown(datatype)}; known are {', '.join(DATATYPES)}"
+            f"{label}: unknown datatype {quote_value(datatype)}; known are {', '.join(DATATYPES)}"
         )
     return DATATYPES[datatype]
 
@@ -323,26 +326,32 @@ def _datatype(entry: Fields, label: str) -> Datatype:
 def _shape(entry: Fields, label: str) -> tuple[int, ...]:
     shape = _required(entry, "shape", label)
     if not isinstance(shape, list):
-        raise bad_request(f"{label}: shape must be an array of integers, got {found(shape)}")
+        raise bad_request(
+            f"{label}: shape must be an array of integers, got {describe_value(shape)}"
+        )
     if len(shape) > MAX_RANK:
         raise bad_request(f"{label}: shape has {len(shape)} dimensions; at most {MAX_RANK} may be")
     for size in shape:
         if type(size) is not int or size < 0:
-            raise bad_request(f"{label}: shape {shown(shape)} must hold integers of 0 or more only")
+            raise bad_request(
+                f"{label}: shape {quote_value(shape)} must hold integers of 0 or more only"
+            )
     return tuple(shape)
 
 
 def _parameters(entry: Fields, label: str) -> Fields:
     parameters = entry.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise bad_request(f"{label}: parameters must be an object, got {found(parameters)}")
+        raise bad_request(
+            f"{label}: parameters must be an object, got {describe_value(parameters)}"
+        )
     return parameters
 
 
 def _flag(parameters: Fields, key: str, default: bool, label: str) -> bool:
     value = parameters.get(key, default)
     if not isinstance(value, bool):
-        raise bad_request(f"{label}: {key} must be true or false, got {found(value)}")
+        raise bad_request(f"{label}: {key} must be true or false, got {describe_value(value)}")
     return value
 
 
@@ -350,19 +359,19 @@ def _binary_size(parameters: Fields, label: str) -> int:
     size = parameters["binary_data_size"]
     if type(size) is not int or not 0 <= size <= _LARGEST_SIZE:
         raise bad_request(
-            f"{label}: binary_data_size must be an integer of 0 or more, got {found(size)}"
+            f"{label}: binary_data_size must be an integer of 0 or more, got {describe_value(size)}"
         )
     return size
 
 
-def found(value: object) -> str:
+def describe_value(value: object) -> str:
     """Say what a value is that is not of the type it must be."""
     if isinstance(value, dict):
         return "an object"
-    return "an array" if isinstance(value, list) else shown(value)
+    return "an array" if isinstance(value, list) else quote_value(value)
 
 
-def shown(value: object) -> str:
+def quote_value(value: object) -> str:
     """Give what an error repeats of a value."""
     text = orjson.dumps(value).decode()
     return text if len(text) <= 60 else text[:57] + "..."

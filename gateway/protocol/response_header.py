@@ -18,7 +18,7 @@ from gateway.protocol.request_header import (
     check_entries,
     check_object,
     is_nested_deeper,
-    shown,
+    quote_value,
 )
 from gateway.protocol.tensors import MAX_RANK, element_count
 
@@ -78,7 +78,7 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
         raise bad_response(_why_unread(index, entry))
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise bad_response(
-            f"output '{name}' of the server's answer has the shape {shown(shape)}, "
+            f"output '{name}' of the server's answer has the shape {quote_value(shape)}, "
             "which is no array of integers of 0 or more"
         )
     if len(shape) > MAX_RANK:
@@ -88,7 +88,7 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
         )
     if not (size is None or (type(size) is int and size >= 0)):
         raise bad_response(
-            f"output '{name}' of the server's answer has the binary_data_size {shown(size)}, "
+            f"output '{name}' of the server's answer has the binary_data_size {quote_value(size)}, "
             "which is no integer of 0 or more"
         )
     if size is not None and datatype.size and size != element_count(shape) * datatype.size:
@@ -109,12 +109,12 @@ def _why_unread(index: int, entry: Any) -> str:
     if lacking:
         return f"{label} lacks its {' and its '.join(lacking)}"
     if not isinstance(entry["name"], str):
-        return f"{label} has the name {shown(entry['name'])}, which must be a string"
+        return f"{label} has the name {quote_value(entry['name'])}, which must be a string"
     label = f"output '{entry['name']}' of the server's answer"
     datatype = entry["datatype"]
     if not isinstance(datatype, str) or datatype not in DATATYPES:
-        return f"{label} has the unknown datatype {shown(datatype)}"
-    return f"{label} has the parameters {shown(entry['parameters'])}, which must be an object"
+        return f"{label} has the unknown datatype {quote_value(datatype)}"
+    return f"{label} has the parameters {quote_value(entry['parameters'])}, which must be an object"
 
 
 def check_no_binary_promised(document: bytes) -> None:

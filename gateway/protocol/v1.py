@@ -17,7 +17,7 @@ from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE, Tensor
 from gateway.protocol.operations import Operation, model_path
 from gateway.protocol.request_features import RequestFeatures, read_features
-from gateway.protocol.request_header import DataSource, InputTensor, found
+from gateway.protocol.request_header import DataSource, InputTensor, describe_value
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.sizes import QUOTED_NAME
 
@@ -88,7 +88,7 @@ def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         )
     parameters = fields.get("parameters")
     if not isinstance(parameters, dict | None):
-        raise bad_request(f"parameters must be an object, got {found(parameters)}")
+        raise bad_request(f"parameters must be an object, got {describe_value(parameters)}")
     return dict(parameters or {})
 
 

@@ -10,8 +10,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, escape_for_log, strip_tracebacks
 from gateway.observe.failure_log import FAILURE_LOG
-from gateway.protocol.model_name import model_name_of
-from gateway.protocol.operations import OPERATION_KINDS, OperationKind
+from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.aggregate import repository_index, statistics
 from gateway.proxy.cluster.broadcast import load

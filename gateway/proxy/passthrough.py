@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.codec.json.nesting import NestingCheck
-from gateway.protocol.model_name import ModelName
+from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import Chunks, ClientBody, coalesce, pump, response_chunks, write

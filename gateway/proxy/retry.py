@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from gateway.errors import GatewayError, strip_tracebacks
-from gateway.protocol.model_name import ModelName
+from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.headers import check_lengths
@@ -125,7 +125,7 @@ class RetryState:
         self.tried.append(endpoint)
         if not isinstance(error, GatewayError):
             return False
-        return self._policy.after(error.kind, self.is_repeatable) and self._may_retry()
+        return self._policy.allows(error.kind, self.is_repeatable) and self._may_retry()
 
     def should_retry_status(self, status: int, endpoint: UpstreamEndpoint) -> bool:
         """Record the status of a response; tell whether to try another endpoint for it."""
@@ -139,7 +139,7 @@ class RetryState:
         pool = self.upstream.pool
         if not pool.has_alternative(self.tried, self.model):
             return False
-        return self.upstream.retry_budget.retry(pool.leases_total, sum(pool.outstanding))
+        return self.upstream.retry_budget.try_spend(pool.leases_total, sum(pool.outstanding))
 
 
 async def use_reachable_endpoint(
@@ -159,7 +159,7 @@ async def _reach(
     retry: RetryState, use: Callable[[UpstreamEndpoint], Awaitable[_T]], deadline: Deadline
 ) -> tuple[Lease, _T]:
     while True:
-        lease = retry.upstream.pool.endpoint(retry.tried, retry.model, retry.hash_key)
+        lease = retry.upstream.pool.lease(retry.tried, retry.model, retry.hash_key)
         endpoint = lease.acquire()
         try:
             return lease, await use(endpoint)

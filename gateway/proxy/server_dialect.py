@@ -11,7 +11,7 @@ from gateway.protocol.operations import OPERATION_KINDS, strip_version
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.headers import HEADER_LENGTH
 from gateway.proxy.interfaces import Call, ClientRequest, Upstream
-from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.member import Outcome
 
 _FORM_TYPE = "application/x-www-form-urlencoded"
 
@@ -47,10 +47,10 @@ async def wait_for_dialects(upstreams: Iterable[Upstream], deadline: Deadline) -
 
 async def _detect(upstream: Upstream, deadline: Deadline) -> None:
     """Wait for the detection of a dialect; its failure counts as a failed call of an endpoint."""
-    lease = upstream.pool.endpoint()
+    lease = upstream.pool.lease()
     deadline.expect_server(lease.acquire().url)
     try:
-        await upstream.dialect_state.known()
+        await upstream.dialect_state.wait_until_known()
     except BaseException as error:
         lease.finish(error)
         raise

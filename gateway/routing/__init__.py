@@ -1,1 +1,1 @@
-"""Which server a request goes to: pure functions of state, clock and randomness."""
+"""Routing decisions as pure functions of state, clock and randomness."""

@@ -1,4 +1,4 @@
-"""Which endpoint of an upstream takes the next exchange."""
+"""Load balancing: chooses the endpoint of a call."""
 
 from __future__ import annotations
 
@@ -9,56 +9,56 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True)
 class LoadBalancingPolicy:
-    """By what an endpoint is chosen: the fewest exchanges under way, if nothing else is said."""
+    """How an endpoint is chosen; by default the one with the fewest calls in flight."""
 
-    in_turn: bool = False
-    """One after the other, however busy they are."""
-    header: str | None = None
-    """The header of which every value stays with one endpoint; without it, nothing is said."""
+    round_robin: bool = False
+    """In turn, whatever their load."""
+    hash_header: str | None = None
+    """Requests with the same value of this header go to the same endpoint."""
 
 
 LEAST_REQUEST = LoadBalancingPolicy()
 
 
-def chosen(
+def choose_endpoint(
     policy: LoadBalancingPolicy,
     names: Sequence[str],
     outstanding: Sequence[int],
-    turn: int,
-    key: str | None,
+    counter: int,
+    hash_key: str | None,
 ) -> int:
-    """Give the index of the endpoint that a policy chooses.
+    """Return the index of the endpoint that a policy chooses.
 
-    ``turn`` counts up with every call; ``key`` is the header's value.
+    ``outstanding`` are the calls in flight at each endpoint. ``counter`` grows with every call;
+    ``hash_key`` is the value of the hash header.
     """
-    if key is not None and policy.header is not None:
-        return choose_by_hash(names, key)
-    if policy.in_turn:
-        return choose_round_robin(len(names), turn)
-    return choose_least_request(outstanding, turn)
+    if hash_key is not None and policy.hash_header is not None:
+        return choose_by_hash(names, hash_key)
+    if policy.round_robin:
+        return choose_round_robin(len(names), counter)
+    return choose_least_request(outstanding, counter)
 
 
-def choose_least_request(outstanding: Sequence[int], turn: int) -> int:
-    """Give the index of the endpoint with the fewest exchanges under way.
+def choose_least_request(outstanding: Sequence[int], counter: int) -> int:
+    """Return the index of the endpoint with the fewest calls in flight.
 
-    ``turn`` counts up with every call: endpoints that are equally busy take turns.
+    ``counter`` grows with every call, so that equally busy endpoints take turns.
     """
     count = len(outstanding)
-    in_turn = (i % count for i in range(turn, turn + count))
-    return min(in_turn, key=outstanding.__getitem__)
+    rotation = (i % count for i in range(counter, counter + count))
+    return min(rotation, key=outstanding.__getitem__)
 
 
-def choose_round_robin(count: int, turn: int) -> int:
-    """Give the index of the endpoint whose turn it is, of so many; ``turn`` counts up."""
-    return turn % count
+def choose_round_robin(count: int, counter: int) -> int:
+    """Return the index of the next of ``count`` endpoints; ``counter`` grows with every call."""
+    return counter % count
 
 
 def choose_by_hash(names: Sequence[str], key: str) -> int:
-    """Give the index of the endpoint to which a key belongs, by the endpoints' names.
+    """Return the index of the endpoint to which a key belongs (rendezvous hashing).
 
-    A key stays with its endpoint for as long as that is among them. Where one leaves, only its own
-    keys move, evenly to the others; where one comes, it takes its share from all (rendezvous
-    hashing). The same in every process.
+    A key stays with its endpoint while that is among the names. If one leaves, only its own keys
+    move, evenly to the others. A new one takes its share from all. Every process chooses the same.
     """
     return max(range(len(names)), key=lambda i: _weight(names[i], key))
 

@@ -1,7 +1,6 @@
-"""Which endpoints are used: those that fail are left out for a while, and then tried again.
+"""Endpoint health as pure state: outlier detection by calls, and active health checks.
 
-Failures are those of exchanges, and of probes, which ask an endpoint how it is. Pure functions of
-what happened and the time, in seconds by any clock.
+Every function returns the state after an event. Times are in seconds, by any clock.
 """
 
 from __future__ import annotations
@@ -14,102 +13,101 @@ from dataclasses import dataclass, replace
 class OutlierPolicy:
     """When an endpoint is ejected, and for how long."""
 
-    failures: int = 5
-    """Failures in a row, from which on it is; 0 for never."""
-    time: float = 10.0
-    """Seconds for which it is ejected the first time; each time in a row they double."""
-    longest: float = 300.0
-    """Seconds at most."""
-    most: float = 0.5
-    """Share of an upstream's endpoints that may be ejected at a time."""
-    statuses: frozenset[int] = frozenset((502, 503, 504))
-    """Those of a server's own answers that are failures of the endpoint."""
+    consecutive_failures: int = 5
+    """Failures in a row that eject an endpoint; 0 turns ejection off."""
+    base_ejection_time: float = 10.0
+    """Seconds of the first ejection; each one in a row lasts twice as long."""
+    max_ejection_time: float = 300.0
+    """Seconds."""
+    max_ejection_percent: float = 0.5
+    """How many of an upstream's endpoints may be ejected at a time; 0.5 is 50 %."""
+    failure_statuses: frozenset[int] = frozenset((502, 503, 504))
+    """Statuses of the server's own responses that count as failures."""
 
 
 @dataclass(frozen=True, slots=True)
 class EjectionState:
-    """What is known of an endpoint."""
+    """The failures and ejections of an endpoint."""
 
     failures: int = 0
     """In a row."""
     ejections: int = 0
     """In a row; 0 for an endpoint in use."""
     until: float = 0.0
-    """When the last of them ends."""
+    """When the current ejection ends."""
     on_trial: bool = False
-    """One exchange finds out whether the endpoint can be used again."""
+    """One trial request is in flight; its outcome ends or extends the ejection."""
 
     def is_usable(self, now: float) -> bool:
-        """Tell whether an exchange may go there: one alone where the ejection has just ended."""
+        """Tell whether a call may go there; after an ejection, that is a single trial request."""
         return not self.ejections or (now >= self.until and not self.on_trial)
 
 
-def taken(health: EjectionState, now: float) -> EjectionState:
-    """Note that an exchange goes there: a trial, if the ejection has ended.
+def record_request(state: EjectionState, now: float) -> EjectionState:
+    """Record that a call goes there: it is a trial if the ejection has ended.
 
-    While it lasts, exchanges come that no other endpoint can take; they are none.
+    Calls during an ejection, which no other endpoint can take, are no trials.
     """
-    is_trial = health.ejections > 0 and now >= health.until
-    return replace(health, on_trial=True) if is_trial else health
+    is_trial = state.ejections > 0 and now >= state.until
+    return replace(state, on_trial=True) if is_trial else state
 
 
-def left(health: EjectionState) -> EjectionState:
-    """Note that an exchange ended that tells nothing of the endpoint: its client left, say."""
-    return replace(health, on_trial=False) if health.on_trial else health
+def record_inconclusive(state: EjectionState) -> EjectionState:
+    """Record a call that says nothing about the endpoint, such as one whose client left."""
+    return replace(state, on_trial=False) if state.on_trial else state
 
 
-def succeeded(health: EjectionState) -> EjectionState:
-    """Note that the endpoint answered."""
-    return NOT_EJECTED if health.failures or health.ejections else health
+def record_success(state: EjectionState) -> EjectionState:
+    """Record a successful call: it ends an ejection and the row of failures."""
+    return NOT_EJECTED if state.failures or state.ejections else state
 
 
-def failed(
-    health: EjectionState, others: Sequence[EjectionState], now: float, policy: OutlierPolicy
+def record_failure(
+    state: EjectionState, others: Sequence[EjectionState], now: float, policy: OutlierPolicy
 ) -> EjectionState:
-    """Note that the endpoint failed; ``others`` are those of the same upstream.
+    """Record a failed call; ``others`` are the other endpoints of the upstream.
 
-    An ejection is made longer by a failed trial alone.
+    Only a failed trial extends an ejection.
     """
-    failures = health.failures + 1
-    is_due = health.on_trial or (not health.ejections and 0 < policy.failures <= failures)
+    failures = state.failures + 1
+    threshold = policy.consecutive_failures
+    is_due = state.on_trial or (not state.ejections and 0 < threshold <= failures)
     if is_due and _may_be_ejected(others, policy):
-        time = min(policy.longest, policy.time * 2.0 ** min(health.ejections, 32))
-        return EjectionState(failures, health.ejections + 1, now + time)
-    # One that was on trial and may not be ejected again is used, as there is no better one.
-    return EjectionState(failures) if health.on_trial else replace(health, failures=failures)
+        time = policy.base_ejection_time * 2.0 ** min(state.ejections, 32)
+        until = now + min(policy.max_ejection_time, time)
+        return EjectionState(failures, state.ejections + 1, until)
+    # After a failed trial that may not eject again, the endpoint is used: there is no better one.
+    return EjectionState(failures) if state.on_trial else replace(state, failures=failures)
 
 
 def record_remote_ejection(
-    health: EjectionState,
-    told: EjectionState,
+    state: EjectionState,
+    remote: EjectionState,
     others: Sequence[EjectionState],
     now: float,
     policy: OutlierPolicy,
 ) -> EjectionState:
-    """Note that another process has ejected the endpoint, as it tells; its failures are its own.
-
-    ``others`` are those of the same upstream.
-    """
-    if told.until <= now:
-        return health
-    if health.ejections:
-        # Later than here, if a trial failed there: so one that fails here too adds nothing to it.
-        is_news = told.until > health.until
+    """Record that another worker has ejected the endpoint; ``others`` are as above."""
+    if remote.until <= now:
+        return state
+    if state.ejections:
+        # It ends later if a trial failed there. A trial that failed here too must not add up.
+        is_news = remote.until > state.until
     else:
-        is_news = policy.failures > 0 and _may_be_ejected(others, policy)
+        is_news = policy.consecutive_failures > 0 and _may_be_ejected(others, policy)
     if not is_news:
-        return health
-    return EjectionState(health.failures, max(health.ejections, told.ejections), told.until)
+        return state
+    return EjectionState(state.failures, max(state.ejections, remote.ejections), remote.until)
 
 
-def record_remote_recovery(health: EjectionState) -> EjectionState:
-    """Note that the endpoint answers another process; what fails here still counts."""
-    return NOT_EJECTED if health.ejections else health
+def record_remote_recovery(state: EjectionState) -> EjectionState:
+    """Record that the endpoint responded to another worker; failures here still count."""
+    return NOT_EJECTED if state.ejections else state
 
 
 def _may_be_ejected(others: Sequence[EjectionState], policy: OutlierPolicy) -> bool:
     ejected = 1 + sum(each.ejections > 0 for each in others)
-    return ejected <= policy.most * (1 + len(others))
+    return ejected <= policy.max_ejection_percent * (1 + len(others))
 
 
 NOT_EJECTED = EjectionState()
@@ -117,32 +115,31 @@ NOT_EJECTED = EjectionState()
 
 @dataclass(frozen=True, slots=True)
 class HealthCheckPolicy:
-    """When probes change what is thought of an endpoint."""
+    """How many health checks in a row change an endpoint's health."""
 
-    healthy: int = 1
-    """Good ones in a row that make an unhealthy endpoint healthy."""
-    unhealthy: int = 2
-    """Bad ones in a row that make a healthy endpoint unhealthy."""
+    healthy_threshold: int = 1
+    """Successes that make an unhealthy endpoint healthy."""
+    unhealthy_threshold: int = 2
+    """Failures that make a healthy endpoint unhealthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeState:
-    """What the probes of an endpoint say."""
+    """An endpoint's health by active checks."""
 
     healthy: bool | None = None
-    """None before the first of them."""
-    against: int = 0
-    """Those in a row, up to the last one, that say otherwise."""
+    """None before the first check."""
+    contrary: int = 0
+    """The latest checks in a row that contradict ``healthy``."""
 
 
-def probed(before: ProbeState, well: bool, policy: HealthCheckPolicy) -> ProbeState:
-    """Note what a probe says; the first one decides alone, as nothing speaks against it."""
-    if before.healthy is None or before.healthy is well:
-        return ProbeState(well)
-    against = before.against + 1
-    if against >= (policy.healthy if well else policy.unhealthy):
-        return ProbeState(well)
-    return replace(before, against=against)
+def record_probe(state: ProbeState, success: bool, policy: HealthCheckPolicy) -> ProbeState:
+    """Record the result of a health check; the first one decides alone."""
+    if state.healthy is None or state.healthy is success:
+        return ProbeState(success)
+    contrary = state.contrary + 1
+    threshold = policy.healthy_threshold if success else policy.unhealthy_threshold
+    return ProbeState(success) if contrary >= threshold else replace(state, contrary=contrary)
 
 
 NOT_PROBED = ProbeState()

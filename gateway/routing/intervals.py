@@ -1,16 +1,16 @@
-"""When something is done again that is done every so often."""
+"""The pauses of periodic work."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 
-def pauses(every: float, random: float) -> Iterator[float]:
-    """Yield the seconds between one time and the next.
+def jittered_intervals(interval: float, random: float) -> Iterator[float]:
+    """Yield the seconds between one run and the next.
 
-    The first pause is the part of ``every`` that ``random`` in [0, 1) tells: gateways that start
-    together, and ask their servers at once, do not go on asking together.
+    The first pause is ``random`` in [0, 1) times the interval. So gateways that start together do
+    not ask their servers at the same time forever.
     """
-    yield every * random
+    yield interval * random
     while True:
-        yield every
+        yield interval

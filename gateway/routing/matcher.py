@@ -1,4 +1,4 @@
-"""Which requests a rule is for."""
+"""Route matching: which requests a rule is for."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from multidict import CIMultiDictProxy
 
 from gateway.protocol.operations import Operation, OperationKind
 
-_EXPRESSION = "re:"
-_WILD = re.compile(r"[*?\[]")
+_REGEX_PREFIX = "re:"
+_WILDCARD = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What a name has to look like; ``expression`` is None where it has to be just this text."""
+    """A pattern for a name; ``regex`` is None for a literal text."""
 
     text: str
-    expression: re.Pattern[str] | None = None
+    regex: re.Pattern[str] | None = None
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Read a name, a glob with ``*``, ``?`` and ``[...]``, or ``re:`` and an expression.
+        """Parse a name, a glob with ``*``, ``?`` and ``[...]``, or ``re:`` and an expression.
 
-        Raises re.error for an expression that is none.
+        Raises re.error for an invalid expression.
         """
-        if text.startswith(_EXPRESSION):
-            return cls(text, re.compile(text.removeprefix(_EXPRESSION)))
-        return cls(text, re.compile(translate(text)) if _WILD.search(text) else None)
+        if text.startswith(_REGEX_PREFIX):
+            return cls(text, re.compile(text.removeprefix(_REGEX_PREFIX)))
+        return cls(text, re.compile(translate(text)) if _WILDCARD.search(text) else None)
 
-    def fits(self, name: str) -> bool:
-        """Tell whether all of a name, in its case, is as it has to be."""
-        if self.expression is None:
+    def matches(self, name: str) -> bool:
+        """Tell whether the whole name matches; case counts."""
+        if self.regex is None:
             return name == self.text
-        return self.expression.fullmatch(name) is not None
+        return self.regex.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What requests have in common; what is None or empty does not count.
+    """The conditions of a rule; None or an empty one matches every request.
 
-    Of a header that is given more than once, one value has to fit.
+    Of a header that is given more than once, one value has to match.
     """
 
     model: Pattern | None = None
@@ -52,14 +52,15 @@ class Match:
     headers: tuple[tuple[str, Pattern], ...] = ()
     kinds: frozenset[OperationKind] | None = None
 
-    def holds(self, operation: Operation, headers: CIMultiDictProxy[str]) -> bool:
-        """Tell whether a request is one of these."""
+    def matches(self, operation: Operation, headers: CIMultiDictProxy[str]) -> bool:
+        """Tell whether a request meets all conditions."""
         return (
             (self.kinds is None or operation.kind in self.kinds)
-            and _fits(self.model, operation.model)
-            and _fits(self.version, operation.version)
+            and _matches(self.model, operation.model)
+            and _matches(self.version, operation.version)
             and all(
-                any(map(pattern.fits, headers.getall(name, ()))) for name, pattern in self.headers
+                any(map(pattern.matches, headers.getall(name, ())))
+                for name, pattern in self.headers
             )
         )
 
@@ -67,9 +68,9 @@ class Match:
 def find_first_match(
     matches: Iterable[Match], operation: Operation, headers: CIMultiDictProxy[str]
 ) -> int | None:
-    """Give the index of the first that a request matches, None if there is none."""
-    return next((i for i, match in enumerate(matches) if match.holds(operation, headers)), None)
+    """Return the index of the first match for a request; None without one."""
+    return next((i for i, match in enumerate(matches) if match.matches(operation, headers)), None)
 
 
-def _fits(pattern: Pattern | None, name: str | None) -> bool:
-    return pattern is None or (name is not None and pattern.fits(name))
+def _matches(pattern: Pattern | None, name: str | None) -> bool:
+    return pattern is None or (name is not None and pattern.matches(name))

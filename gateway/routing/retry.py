@@ -1,4 +1,4 @@
-"""Which requests are sent again, and how many."""
+"""Retries: which failed requests may be sent again, and how many."""
 
 from __future__ import annotations
 
@@ -9,53 +9,54 @@ from gateway.errors import ErrorKind
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """What is sent again to another endpoint, beyond what cannot have had an effect."""
+    """What a route retries beyond requests that cannot have had an effect."""
 
     no_response: bool = False
-    """A request that a server may have taken up: it closed without a byte of an answer."""
+    """Requests after which the server closed without a byte; it may have processed them."""
     statuses: frozenset[int] = frozenset()
-    """A request that a server answered with one of these."""
+    """Requests to which the server responded with one of these statuses."""
 
-    def after(self, kind: ErrorKind, is_repeatable: bool) -> bool:
-        """Tell whether a request that failed so may be sent again.
+    def allows(self, kind: ErrorKind, is_repeatable: bool) -> bool:
+        """Tell whether a request that failed with this error may be sent again.
 
-        It may where no server has seen the whole of it, or where more is allowed; but never if a
-        part of it is gone, which another server would not get.
+        A request is not repeatable if part of its body is gone. Without a further policy, only
+        errors after which no server can have seen the whole request allow a retry.
         """
         allowed = kind.value.retryable or (kind.value.no_response and self.no_response)
         return allowed and is_repeatable
 
 
 SAFE_RETRIES_ONLY = RetryPolicy()
-"""Only what cannot have had an effect."""
+"""Retries only what cannot have had an effect."""
 
 
 class RetryBudget:
-    """Lets retries be a share of the requests at most, so that they never multiply an outage.
+    """Limits retries to a share of the requests, so that they never multiply an outage.
 
-    ``reserve`` retries are there from the beginning. So many, and the share of what is under way,
-    are saved up at most: all that one of several servers has may fail at once.
+    ``percent`` is that share; 0.5 is 50 %. Requests earn retries, of which at most
+    ``min_concurrency`` and the share of the calls in flight are saved up: all calls to one of
+    several servers may fail at once. The first ``min_concurrency`` need not be earned.
     """
 
-    def __init__(self, share: float = 0.5, reserve: int = 20) -> None:
-        self._share = share
-        self._reserve = reserve
-        self._left = float(reserve)
-        self._seen = 0
+    def __init__(self, percent: float = 0.5, min_concurrency: int = 20) -> None:
+        self._share = percent
+        self._min_concurrency = min_concurrency
+        self._left = float(min_concurrency)
+        self._sent_before = 0
 
-    def retry(self, sent: int, under_way: int) -> bool:
-        """Tell whether a request may be sent again, which is then counted.
+    def try_spend(self, sent: int, in_flight: int) -> bool:
+        """Spend a retry if one is left.
 
-        ``sent`` counts all that was sent so far, retries included; of these, ``under_way`` have
-        not ended yet.
+        ``sent`` counts all requests so far, retries included; ``in_flight`` those of them that
+        have not ended.
         """
-        most = self._reserve + self._share * under_way
-        earned = self._share * max(0, sent - self._seen)
-        # What was saved up is not lost as less is under way: much else may end while much fails.
-        self._left = max(self._left, min(most, self._left + earned))
-        self._seen = sent
+        limit = self._min_concurrency + self._share * in_flight
+        earned = self._share * max(0, sent - self._sent_before)
+        # A shrinking limit takes nothing away: other calls may end while many fail.
+        self._left = max(self._left, min(limit, self._left + earned))
+        self._sent_before = sent
         if self._left < 1:
             return False
         self._left -= 1
-        self._seen += 1  # the retry will be among what was sent
+        self._sent_before += 1  # the retry itself will be among what was sent
         return True

@@ -1,4 +1,4 @@
-"""Which of several upstreams a request goes to, by their weights."""
+"""Weighted choice, for traffic that is split between upstreams."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from itertools import accumulate
 from typing import Self
 
 _BITS = 53
-"""As many as a float has: all numbers of so many bits are told apart."""
+"""A float tells all integers of so many bits apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class CumulativeWeights:
-    """The line from 0 to the sum of the weights, cut where one share ends and the next begins."""
+    """The running sums of weights: each choice owns the range up to its sum."""
 
     ends: tuple[int, ...]
 
     @classmethod
     def of(cls, weights: Iterable[int]) -> Self:
-        """Take whole numbers, none below 0 and at least one above it."""
+        """Sum up weights: integers of 0 or more, at least one of them above 0."""
         return cls(tuple(accumulate(weights)))
 
-    def at(self, number: float) -> int:
-        """Give the index of the share in which a number of [0, 1) lies."""
-        return bisect_right(self.ends, number * self.ends[-1])
+    def at(self, fraction: float) -> int:
+        """Return the index of the choice in whose range a fraction of [0, 1) lies."""
+        return bisect_right(self.ends, fraction * self.ends[-1])
 
 
 def hash_to_fraction(text: str) -> float:
-    """Give a number in [0, 1) that is the same for the same text, in every process."""
-    # A hash with surrogates in its text would fail; what HTTP allows is hashed as it is.
+    """Map a text to a number in [0, 1), the same in every process."""
+    # Header values may hold surrogates, which UTF-8 refuses.
     digest = blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest) >> (64 - _BITS)) / (1 << _BITS)

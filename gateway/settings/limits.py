@@ -54,7 +54,7 @@ class Concurrency(Section):
     )
 
 
-class Limits(Concurrency):
+class Limits(Section):
     """Bound what one exchange may take: sizes in bytes, times in seconds."""
 
     request_bytes: RequestBytes = Field(default=64 * _MIB, description="The largest request body.")

@@ -90,7 +90,7 @@ class Mirror(Section):
 
     upstream: str = Field(description="The name of the upstream.")
     percent: Percentage = Field(
-        default=1.0,
+        default=100.0,
         description="The share of the requests that are copied.",
         json_schema_extra={"default": "100%"},
     )

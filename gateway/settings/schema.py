@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails, InitErrorDetails
 from gateway.settings.api_keys import ApiKeys
 from gateway.settings.cross_checks import cross_check, with_default_route
 from gateway.settings.forwarded import Forwarded
-from gateway.settings.limits import Limits
+from gateway.settings.limits import Concurrency, Limits
 from gateway.settings.models import Model
 from gateway.settings.routes import Route
 from gateway.settings.upstreams import Upstream
@@ -150,6 +150,11 @@ class Settings(Section):
         default=True,
         description="Whether each request has an id, in X-Request-Id and in the log: the client's"
         " own, or one that is made.",
+    )
+    concurrency: Concurrency = Field(
+        default=Concurrency(),
+        description="How many requests may be at servers at a time; an upstream can have such a"
+        " limit of its own.",
     )
     limits: Limits = Field(default=Limits(), description="What one exchange may take.")
     log: Log = Field(default=Log(), description="What is logged.")

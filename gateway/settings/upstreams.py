@@ -79,7 +79,7 @@ class RetryBudget(Section):
     """Bound how many requests are sent again, so that retries do not multiply an outage."""
 
     percent: Percentage = Field(
-        default=0.5,
+        default=50.0,
         description="How many there may be, of the requests to the upstream.",
         json_schema_extra={"default": "50%"},
     )
@@ -101,7 +101,7 @@ class OutlierDetection(Section):
     )
     max_ejection_time: _EjectionTime = Field(default=300.0, description="For how long at most.")
     max_ejection_percent: Percentage = Field(
-        default=0.5,
+        default=50.0,
         description="How many of the upstream's endpoints at a time, as a share of all.",
         json_schema_extra={"default": "50%"},
     )
@@ -173,10 +173,10 @@ class Upstream(Section):
         description="How often host names are looked up, if each of their addresses is to be an"
         " endpoint of its own.",
     )
-    model_discovery: Literal["models"] | None = Field(
-        default=None,
-        description="What endpoints are asked for that differ in it: models, if requests are to go"
-        " where their model is ready.",
+    model_discovery: StrictBool = Field(
+        default=False,
+        description="Whether endpoints are asked which models they have ready, so that a request"
+        " goes where its model is.",
     )
     required: StrictBool = Field(
         default=True, description="Whether the gateway is ready only if this upstream is."

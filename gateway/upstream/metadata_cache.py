@@ -81,7 +81,7 @@ class MetadataCache:
         # One client that leaves must not take the answer from the others.
         return await asyncio.shield(fetch)
 
-    def drop(self, model: str) -> None:
+    def invalidate(self, model: str) -> None:
         """Forget all versions of a model; a fetch under way does not count any more."""
         for key in [key for key in self._entries if key[0] == model]:
             del self._entries[key]

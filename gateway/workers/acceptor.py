@@ -1,13 +1,15 @@
-"""Where connections come in: they are accepted, and handed to the workers.
+"""The listening sockets of the workers: the supervisor accepts, and hands out the connections.
 
-Why it is the parent that accepts. Workers that all accept from one socket race for each connection:
-of 32 that wrk opened at once, one of two workers took all in three runs of four, although libuv
-accepts just one in each turn of its loop. With a socket for each (SO_REUSEPORT) the kernel picks by
-a hash: 32 connections came to 11 and 21, and two of them come to one worker in every second case;
-Unix sockets know no such thing; a port that is taken goes unnoticed; and what is sent to a worker
-that drains or has yet to be replaced waits for it. Here each connection goes to the worker that has
-the fewest, and to none that leaves or is gone; one that a worker has not received when it dies goes
-to another. It costs some 90 µs of the parent for a connection, and nothing for a request.
+Decision: the supervisor accepts, not the workers. Each connection goes to the worker with the
+fewest connections, and to none that drains. A connection that a worker has not received when it
+dies goes to another one. It costs the supervisor some 90 µs per connection, and nothing per
+request. The alternatives:
+
+- Workers that accept from one socket race for it. Of 32 connections that wrk opened at once, one of
+  two workers got all in three runs of four, although libuv accepts one per turn of its loop.
+- With a socket per worker (SO_REUSEPORT) the kernel picks by a hash: 32 connections became 11 and
+  21. Unix sockets do not have it, a port in use goes unnoticed, and connections wait for workers
+  that drain or have yet to be replaced.
 """
 
 from __future__ import annotations
@@ -17,180 +19,187 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from operator import attrgetter
 
-from gateway.workers.closing import ListenerDrain
-from gateway.workers.ipc import ADMIN, CLIENT
-from gateway.workers.seat import PendingConnection
-from gateway.workers.worker_pool import WorkerPool
+from gateway.system.accept_queue import (
+    HANDSHAKE_POLL_INTERVAL,
+    HANDSHAKE_TIMEOUT,
+    drain_accept_queue,
+    drop_new_connections,
+    has_pending_handshakes,
+)
+from gateway.workers.ipc import ConnectionKind, ToWorker
+from gateway.workers.worker_pool import NEVER, PendingConnection, WorkerPool
 
-_FULL_PAUSE, _FAULT_PAUSE = 0.01, 1.0
-"""Seconds until the next try, where nobody took a connection or where it could not be accepted."""
-
-_NEVER = float("inf")
+_RETRY_DELAY = 0.01
+"""Seconds until the next try to hand out a connection that no worker could take."""
+_ERROR_DELAY = 1.0
+"""Seconds without accepting after an error, such as too many open files."""
 
 _log = logging.getLogger("tensorgate.workers")
 
+ListeningSockets = Mapping[socket.socket, ConnectionKind]
+"""Listening sockets, with who connects there."""
+
 
 class Acceptor:
-    """Hands what comes on listening sockets, which it owns, to the worker with the fewest.
-
-    With each socket comes the word for who connects there, CLIENT or OPERATOR.
-    """
+    """Accepts on listening sockets, which it owns, and hands connections to the workers."""
 
     def __init__(
-        self,
-        sockets: Mapping[socket.socket, bytes],
-        crew: WorkerPool,
-        selector: selectors.BaseSelector,
+        self, sockets: ListeningSockets, pool: WorkerPool, selector: selectors.BaseSelector
     ) -> None:
-        self.all_taken = False
-        """No client comes any more; workers are told so behind the last."""
-        self._crew = crew
+        self.pending: deque[PendingConnection] = deque()
+        """Connections that no worker could take yet."""
+        self._pool = pool
         self._selector = selector
-        self._accepting = False
-        self._unplaced: deque[PendingConnection] = deque()
-        self._retry_at = _NEVER
-        self._closing = ListenerDrain()
-        self._take_care_of(sockets)
-
-    def _take_care_of(self, sockets: Mapping[socket.socket, bytes]) -> None:
-        self._sockets = sockets
-        for sock in sockets:
-            sock.setblocking(False)
+        self._sockets = _nonblocking(sockets)
+        self._is_accepting = False
+        self._accept_at = 0.0
+        self._drain = ListenerDrain()
 
     @property
-    def due(self) -> float:
-        """Tell when to place again what nobody took, on the clock of ``time.monotonic``."""
-        return self._retry_at
-
-    @property
-    def closing_due(self) -> float:
-        """Tell when to look again at sockets that are to be closed, on the same clock."""
-        return self._closing.due
+    def next_step(self) -> float:
+        """Return when there is something to do, on the clock of ``time.monotonic``."""
+        if self.pending:
+            return time.monotonic() + _RETRY_DELAY
+        resume = self._accept_at if self._accept_at > time.monotonic() else NEVER
+        return min(self._drain.next_check, resume)
 
     def accept_if_possible(self) -> None:
-        """Leave connections in the system's queue while they could not be handed out."""
-        crew = self._crew
-        word = ADMIN if crew.stopping else CLIENT
-        possible = (
-            (crew.begun or crew.stopping)
-            and self._retry_at == _NEVER
-            and any(worker.takes(word) for worker in crew.workers)
+        """Accept while a worker can take connections; else they wait in the kernel's queue."""
+        kind: ConnectionKind = ToWorker.ADMIN if self._pool.is_stopping else ToWorker.CLIENT
+        is_possible = (
+            (self._pool.has_started or self._pool.is_stopping)
+            and not self.pending
+            and time.monotonic() >= self._accept_at
+            and any(worker.accepts(kind) for worker in self._pool.workers)
         )
-        if possible and not self._accepting:
+        if is_possible and not self._is_accepting:
             for sock in self._sockets:
                 self._selector.register(sock, selectors.EVENT_READ, partial(self._accept, sock))
-            self._accepting = True
-        elif not possible:
+            self._is_accepting = True
+        elif not is_possible:
             self._pause()
 
-    def _pause(self) -> None:
-        """Accept nothing until it is looked again whether that is possible."""
-        if self._accepting:
-            for sock in self._sockets:
-                self._selector.unregister(sock)
-        self._accepting = False
-
-    def change(self, sockets: Mapping[socket.socket, bytes]) -> None:
-        """Accept from other sockets from now on; whoever has connected before is served."""
+    def replace_sockets(self, sockets: ListeningSockets) -> None:
+        """Accept on other sockets; those that are not among them are drained and closed."""
         self._pause()
-        before = self._sockets
-        self._closing.begin({sock: word for sock, word in before.items() if sock not in sockets})
-        self._take_care_of(sockets)
+        before, self._sockets = self._sockets, _nonblocking(sockets)
+        self._drain.begin({sock: before[sock] for sock in before if sock not in sockets})
 
-    def close(self, others: Mapping[socket.socket, bytes]) -> None:
-        """Take clients who have begun to connect, and no more of them; likewise at other sockets.
+    def drain_clients(self, more: ListeningSockets) -> None:
+        """Drain and close the sockets of clients, among ``more`` sockets too.
 
-        Operators come as before, until no worker has a client.
+        The admin address goes on.
         """
         self._pause()
-        sockets = {**others, **self._sockets}
-        self._take_care_of({sock: word for sock, word in sockets.items() if word == ADMIN})
-        clients = {sock: word for sock, word in sockets.items() if word == CLIENT}
-        for sock in clients:
-            sock.setblocking(False)
-        self._closing.begin(clients)
-        for worker in self._crew.workers:
-            worker.warn()
+        sockets = _nonblocking({**more, **self._sockets})
+        clients = {sock: kind for sock, kind in sockets.items() if kind == ToWorker.CLIENT}
+        self._sockets = {sock: sockets[sock] for sock in sockets if sock not in clients}
+        self._drain.begin(clients)
 
-    def take_last(self, now: float) -> bool:
-        """Take the last connections of sockets that are closed; false if some are to come."""
-        arrivals = self._closing.go_on(now)
-        if arrivals is None:
+    def drain_admin(self) -> bool:
+        """Drain and close the sockets of the admin address; return whether that is done."""
+        if self._sockets:
+            self._pause()
+            self._drain.begin(self._sockets)
+            self._sockets = {}
+        return self._drain.next_check == NEVER and not self.pending
+
+    def finish_drain(self, now: float) -> bool:
+        """Close the sockets that have drained, if any; return whether that was done now."""
+        if now < self._drain.next_check or not self._drain.is_over(now):
             return False
-        self._unplaced.extend(arrivals)
-        self.all_taken = self._crew.stopping
+        self.pending.extend(self._drain.close())
         return True
 
-    def place_new(self, arrivals: Iterable[PendingConnection] = ()) -> None:
-        """Place connections that were not accepted just now, unless others wait before them."""
-        self._unplaced.extend(arrivals)
-        if self._crew.stopping or self._retry_at == _NEVER:
-            self.place()
-
-    def place(self) -> None:
-        """Give each connection to the worker with the fewest that takes it, or wait for one."""
-        self._retry_at = _NEVER
-        while self._unplaced:
-            arrival = self._unplaced[0]
-            if not self._give(arrival):
-                if not self._crew.stopping or self._can_be_taken(arrival):
-                    self._retry_at = time.monotonic() + _FULL_PAUSE
+    def hand_out(self) -> None:
+        """Hand each connection to the worker with the fewest; keep those that none can take yet."""
+        self.pending.extend(self._pool.returned)
+        self._pool.returned.clear()
+        while self.pending:
+            connection = self.pending[0]
+            workers = self._pool.workers_by_load
+            if not any(worker.send_connection(connection) for worker in workers):
+                if not self._pool.is_stopping or any(
+                    worker.accepts(connection.kind) for worker in workers
+                ):
                     return
-                arrival.connection.close()  # there is nobody left to serve it
-            self._unplaced.popleft()
-        if not self._tell_workers():
-            self._retry_at = time.monotonic() + _FULL_PAUSE
+                connection.sock.close()  # no worker is left to serve it
+            self.pending.popleft()
 
-    def _can_be_taken(self, arrival: PendingConnection) -> bool:
-        return any(worker.takes(arrival.word) for worker in self._crew.workers)
-
-    def _tell_workers(self) -> bool:
-        """Tell workers that nobody more comes; false where one of them has yet to be told."""
-        workers = self._crew.workers
-        leaving = workers if self.all_taken else [each for each in workers if each.left]
-        told = [worker.stop() for worker in leaving]
-        drained = [worker for worker in workers if worker.drained]
-        if self._crew.stopping and len(drained) == len(workers):
-            if self._sockets:
-                self._pause()
-                self._closing.begin(self._sockets)
-                self._sockets = {}
-            if self._closing.due != _NEVER:
-                return all(told)  # the last operators come first
-        told += [worker.end() for worker in drained]
-        return all(told)
-
-    def leave(self) -> None:
-        """Close, in a child, what is the parent's."""
-        self._closing.leave()
+    def close_in_child(self) -> None:
+        """Close, in a child, the sockets of the supervisor."""
+        self._drain.close_sockets()
         for sock in self._sockets:
             sock.close()
-        self._drop_unplaced()
+        for connection in self.pending:
+            connection.sock.close()
+
+    def _pause(self) -> None:
+        if self._is_accepting:
+            for sock in self._sockets:
+                self._selector.unregister(sock)
+        self._is_accepting = False
 
     def _accept(self, sock: socket.socket) -> None:
-        if sock not in self._sockets or self._retry_at != _NEVER:
-            return  # something else that came in this turn has changed what is possible
+        if not self._is_accepting or sock not in self._sockets:
+            return  # another event of this turn has changed that
         try:
             connection, _ = sock.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
             _log.error("cannot accept a connection: %s", error.strerror or error)
-            self._retry_at = time.monotonic() + _FAULT_PAUSE
+            self._accept_at = time.monotonic() + _ERROR_DELAY
             return
-        self._unplaced.append(PendingConnection(connection, self._sockets[sock]))
-        self.place()
+        self.pending.append(PendingConnection(connection, self._sockets[sock]))
 
-    def _give(self, arrival: PendingConnection) -> bool:
-        seats = sorted(self._crew.seats, key=attrgetter("open"))
-        workers = [seat.worker for seat in seats if seat.worker is not None]
-        workers.sort(key=attrgetter("stopped"))  # one that drains may end soon
-        return any(worker.takes(arrival.word) and worker.give(arrival) for worker in workers)
 
-    def _drop_unplaced(self) -> None:
-        while self._unplaced:
-            self._unplaced.popleft().connection.close()
+class ListenerDrain:
+    """Closes listening sockets once the clients that have begun to connect are accepted."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[socket.socket, ConnectionKind] = {}
+        self._deadline = NEVER
+        self.next_check = NEVER
+        """When to look again for handshakes, on the clock of ``time.monotonic``."""
+
+    def begin(self, sockets: ListeningSockets) -> None:
+        """Let no client begin to connect any more; this owns the sockets from now on."""
+        for sock in sockets:
+            drop_new_connections(sock)
+        self._sockets.update(sockets)
+        now = time.monotonic()
+        self._deadline, self.next_check = now + HANDSHAKE_TIMEOUT, now + HANDSHAKE_POLL_INTERVAL
+
+    def is_over(self, now: float) -> bool:
+        """Tell whether no handshake is under way, or the time for them is over."""
+        if now < self._deadline and any(map(has_pending_handshakes, self._sockets)):
+            self.next_check = now + HANDSHAKE_POLL_INTERVAL
+            return False
+        return True
+
+    def close(self) -> list[PendingConnection]:
+        """Close the sockets; return their last connections."""
+        connections = [
+            PendingConnection(connection, kind)
+            for sock, kind in self._sockets.items()
+            for connection in drain_accept_queue(sock)
+        ]
+        self.close_sockets()
+        self._sockets.clear()
+        self.next_check = NEVER
+        return connections
+
+    def close_sockets(self) -> None:
+        """Close the sockets, whoever waits there."""
+        for sock in self._sockets:
+            sock.close()
+
+
+def _nonblocking(sockets: ListeningSockets) -> ListeningSockets:
+    for sock in sockets:
+        sock.setblocking(False)
+    return sockets

@@ -1,7 +1,8 @@
-"""What a worker has of its parent: connections and letters that come, and a few words back.
+"""The messages between the supervisor and its workers.
 
-One Unix socket holds both. It also tells each side of the other's end, whatever brought that about,
-as a process' sockets close with it.
+Each worker shares one Unix socket of type SOCK_SEQPACKET with the supervisor. A packet is one
+message: the first byte is its kind, the rest is text. Descriptors travel with it (SCM_RIGHTS).
+Either side sees the end of the stream when the other one is gone, whatever ended it.
 """
 
 from __future__ import annotations
@@ -10,125 +11,199 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from enum import IntEnum
+from typing import Literal
 
-from gateway.workers.letters import ReceivedUpdate
-
-CLIENT, ADMIN, CONFIG_UPDATE = b"+", b"*", b"="
-"""What comes from the parent: a connection of a client or of an operator, or a letter."""
-STOPPING, DRAIN, EXIT = b"~", b".", b"!"
-"""How the parent stops a worker: the gateway stops, but clients still come; no more clients come;
-no more operators come either."""
-READY, RECEIVED, LEAVING, DRAINED = b".", b"+", b"-", b"!"
-"""What a worker says: it serves; it has a connection; it is to end before its parent does; no call
-of a client is under way any more. At its end, it says a number."""
+MAX_TEXT = 4000
+"""Bytes of text in a message; longer text is cut."""
 
 _log = logging.getLogger("tensorgate.workers")
 
-Take = Callable[[socket.socket, bool], None]
-"""What takes a connection, and whether it is an operator's."""
-Read = Callable[[ReceivedUpdate], None]
+
+class ToWorker(IntEnum):
+    """The messages to a worker. The end of the stream tells it to exit."""
+
+    CLIENT = 1
+    """With a descriptor: a client's connection. The worker replies RECEIVED."""
+    ADMIN = 2
+    """With a descriptor: a connection to the admin address. The worker replies RECEIVED."""
+    RELOAD = 3
+    """With a descriptor: memory that holds new settings. The worker replies RELOADED."""
+    STOPPING = 4
+    """The gateway is not ready any more, but clients that have begun to connect still come."""
+    DRAIN = 5
+    """No client comes any more: finish the running calls, then reply DRAINED."""
 
 
-def _ignore() -> None:
-    """Do nothing."""
+class FromWorker(IntEnum):
+    """The messages of a worker."""
+
+    READY = 1
+    """It can serve connections."""
+    RECEIVED = 2
+    """It has the oldest of the connections that it has not acknowledged yet."""
+    RELOADED = 3
+    """With text: why the settings cannot be used. Without: they are in use."""
+    LEAVING = 4
+    """It got SIGTERM or SIGINT itself. Another worker takes its place."""
+    DRAINED = 5
+    """No client's call is running any more. It still serves the admin address."""
+    DROPPED = 6
+    """With a number as text: the calls that it cut at the drain timeout."""
+
+
+ConnectionKind = Literal[ToWorker.CLIENT, ToWorker.ADMIN]
+"""Who connects to a listening socket: the message that hands such a connection to a worker."""
+
+
+def send(channel: socket.socket, kind: IntEnum, text: str = "", descriptor: int = -1) -> None:
+    """Send a message. Raises BlockingIOError if the channel is full, or another OSError."""
+    message = bytes([kind]) + text.encode()[:MAX_TEXT]
+    if descriptor < 0:
+        channel.send(message)
+    else:
+        socket.send_fds(channel, [message], [descriptor])
+
+
+def receive(channel: socket.socket) -> tuple[int, str] | None:
+    """Return the kind and the text of the next message, or None at the end of the stream.
+
+    Raises BlockingIOError if no message has come yet.
+    """
+    try:
+        message = channel.recv(1 + MAX_TEXT)
+    except ConnectionResetError:
+        # Linux reports once that the peer left messages unread. Its own come after that.
+        message = channel.recv(1 + MAX_TEXT)
+    return (message[0], message[1:].decode(errors="replace")) if message else None
+
+
+def receive_descriptor(channel: socket.socket) -> tuple[int, int] | None:
+    """Return the kind and the descriptor of the next message, or None at the end of the stream.
+
+    The descriptor is -1 if there is none, or if this process has too many open. Raises
+    BlockingIOError if no message has come yet.
+    """
+    try:
+        message, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+    except ConnectionResetError:  # as above
+        message, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+    return (message[0], next(iter(descriptors), -1)) if message else None
 
 
 class WorkerChannel:
-    """A worker's end of the socket that it shares with its parent.
+    """A worker's end of the socket that it shares with the supervisor.
 
-    ``closed`` holds one number, shared with the parent: the connections that have come to an end.
-    Of all workers at a time, one has the ``first`` seat.
+    ``closed_connections`` is one number in shared memory, which the supervisor reads. One worker at
+    a time is the first: it logs what all of them find out alike.
     """
 
-    def __init__(self, channel: socket.socket, closed: memoryview, first: bool = True) -> None:
-        self.first = first
+    def __init__(
+        self, channel: socket.socket, closed_connections: memoryview, is_first: bool = True
+    ) -> None:
+        self.is_first = is_first
         self._channel = channel
-        self._closed = closed
-        self._ending = False
-        self._stopped = asyncio.Event()
-        self._over = asyncio.Event()
+        self._closed_connections = closed_connections
+        self._draining = asyncio.Event()
+        self._ended = asyncio.Event()
 
     def send_ready(self) -> None:
-        """Tell the parent that connections can come."""
-        self._say(READY)
+        """Tell the supervisor that connections can come."""
+        self._send(FromWorker.READY)
+
+    def send_leaving(self) -> None:
+        """Ask the supervisor for no more connections; it replies DRAIN behind the last one."""
+        self._send(FromWorker.LEAVING)
+
+    def send_reloaded(self, error: str) -> None:
+        """Tell the supervisor why new settings cannot be used; an empty text: they are in use."""
+        self._send(FromWorker.RELOADED, error)
+
+    def send_dropped(self, calls: int) -> None:
+        """Tell the supervisor how many calls were cut at the drain timeout."""
+        self._send(FromWorker.DROPPED, str(calls))
 
     def count_closed(self) -> None:
-        """Tell the parent that a connection is over."""
-        self._closed[0] += 1
+        """Count a connection that is closed: the supervisor sees the load without a message."""
+        self._closed_connections[0] += 1
 
-    def send_dropped(self, exchanges: int) -> None:
-        """Tell the parent how many exchanges took too long to be finished."""
-        self._say(str(exchanges).encode())
+    async def receive(
+        self,
+        on_connection: Callable[[socket.socket, bool], None],
+        on_reload: Callable[[bytes], None],
+        on_stopping: Callable[[], None],
+    ) -> None:
+        """Handle messages until DRAIN; connections to the admin address come until ``drained``.
 
-    def leave(self) -> None:
-        """Ask for no more connections; it is the parent that says when the last has come."""
-        self._say(LEAVING)
-
-    async def receive(self, take: Take, read: Read, stopping: Callable[[], None] = _ignore) -> None:
-        """Give each connection that comes to ``take``, each letter to ``read``.
-
-        It returns when no more clients come; operators come until ``drained`` returns.
-        ``stopping`` is called when the gateway begins to stop.
+        ``on_connection`` gets each connection, and whether it is to the admin address.
         """
         loop = asyncio.get_running_loop()
         self._channel.setblocking(False)
-        number = self._channel.fileno()
+        descriptor = self._channel.fileno()
 
-        def receive() -> None:
-            if not self._receive(take, read, stopping):
-                loop.remove_reader(number)
-                self._stopped.set()
-                self._over.set()
+        def handle_next() -> None:
+            if not self._handle_next(on_connection, on_reload, on_stopping):
+                loop.remove_reader(descriptor)
+                self._ended.set()
+                if not self._draining.is_set():
+                    _log.error("the supervisor is gone: stopping")
+                    self._draining.set()
 
-        loop.add_reader(number, receive)
-        await self._stopped.wait()
-        if not self._ending:
-            _log.error("the parent is gone: stopping")
+        loop.add_reader(descriptor, handle_next)
+        await self._draining.wait()
 
     async def drained(self) -> None:
-        """Tell the parent that no client is served any more; wait for the last operator."""
-        self._say(DRAINED)
-        await self._over.wait()
+        """Tell the supervisor that no call is running, and wait until it lets this worker exit."""
+        self._send(FromWorker.DRAINED)
+        await self._ended.wait()
 
-    def _receive(self, take: Take, read: Read, stopping: Callable[[], None]) -> bool:
-        """Take what has come; false where nothing can come any more."""
+    def _handle_next(
+        self,
+        on_connection: Callable[[socket.socket, bool], None],
+        on_reload: Callable[[bytes], None],
+        on_stopping: Callable[[], None],
+    ) -> bool:
+        """Handle the next message; return false at the end of the stream."""
         try:
-            data, numbers, _, _ = socket.recv_fds(self._channel, 1, 2)
+            message = receive_descriptor(self._channel)
         except BlockingIOError:
             return True
-        except ConnectionError:
+        if message is None:
             return False
-        if data == STOPPING:
-            stopping()
-        elif data == DRAIN:
-            self._ending = True
-            self._stopped.set()
-        elif data == CONFIG_UPDATE:
-            self._read(numbers, read)
-        elif data in (CLIENT, ADMIN):
-            self._take(numbers, take, data == ADMIN)
-        return bool(data) and data != EXIT
-
-    def _take(self, numbers: Sequence[int], take: Take, is_operator: bool) -> None:
-        self._say(RECEIVED)
-        if numbers:
-            take(socket.socket(fileno=numbers[0]), is_operator)
+        kind, descriptor = message
+        if kind == ToWorker.STOPPING:
+            on_stopping()
+        elif kind == ToWorker.DRAIN:
+            self._draining.set()
+        elif kind == ToWorker.RELOAD:
+            self._reload(descriptor, on_reload)
         else:
+            self._accept(descriptor, kind == ToWorker.ADMIN, on_connection)
+        return True
+
+    def _accept(
+        self, descriptor: int, is_admin: bool, on_connection: Callable[[socket.socket, bool], None]
+    ) -> None:
+        self._send(FromWorker.RECEIVED)
+        if descriptor < 0:
             self.count_closed()
             _log.error("a connection was lost: too many open files")
+        else:
+            on_connection(socket.socket(fileno=descriptor), is_admin)
 
-    def _read(self, numbers: Sequence[int], read: Read) -> None:
-        # One that drains goes on with the settings that it has.
-        if len(numbers) == 2 and not self._ending:
-            read(ReceivedUpdate(*numbers))
+    def _reload(self, descriptor: int, on_reload: Callable[[bytes], None]) -> None:
+        if descriptor < 0:
+            _log.error("new settings were lost: too many open files")
+            self.send_reloaded("too many open files")
             return
-        if not self._ending:
-            _log.error("a letter of the parent was lost: too many open files")
-        for number in numbers:
-            os.close(number)
+        # All workers share the position in this file, so none of them may use it.
+        settings = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        os.close(descriptor)
+        if not self._draining.is_set():
+            on_reload(settings)
 
-    def _say(self, words: bytes) -> None:
-        with suppress(OSError):  # the parent is gone, which is noticed elsewhere
-            self._channel.send(words)
+    def _send(self, kind: FromWorker, text: str = "") -> None:
+        with suppress(OSError):  # the supervisor is gone, which is noticed when receiving
+            send(self._channel, kind, text)

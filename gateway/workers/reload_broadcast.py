@@ -1,207 +1,161 @@
-"""What the parent has its workers do together, and what came of it."""
+"""A reload in all workers: the supervisor sends new settings, and collects the replies."""
 
 from __future__ import annotations
 
 import os
-import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.system.files import POLL_INTERVAL
-from gateway.workers.ipc import CONFIG_UPDATE
-from gateway.workers.letters import DONE, MAX_REPLY_SIZE
-from gateway.workers.seat import WorkerProcess
+from gateway.workers.ipc import ConnectionKind
+from gateway.workers.worker_pool import NEVER, WorkerProcess, WorkerState
 
-_AGAIN = 0.01
-"""Seconds until a worker that has yet to take what it got before is sent the letter again."""
-_PATIENCE = 30.0
-"""Seconds for all workers to answer."""
+_RETRY_DELAY = 0.01
+"""Seconds until settings are sent again to a worker whose channel was full."""
+_REPLY_TIMEOUT = 30.0
+"""Seconds for all workers to reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigUpdate:
-    """Say what changes: workers read the letter, and when they have, the parent does the rest.
+    """New settings: the workers apply ``settings``, then the supervisor applies the rest.
 
-    It listens on these sockets from then on, and closes those that are not among them; with each
-    comes the word for who connects there, CLIENT or OPERATOR. ``patience`` is the time in seconds
-    in which workers drain.
+    It accepts on these sockets from then on, and closes those that are not among them.
+    ``drain_timeout`` is in seconds.
     """
 
-    letter: bytes
-    sockets: Mapping[socket.socket, bytes]
-    patience: float
+    settings: bytes
+    sockets: Mapping[socket.socket, ConnectionKind]
+    drain_timeout: float
 
 
 class ConfigSource(Protocol):
-    """Who gives the parent orders; one after the other is carried out."""
+    """Where the supervisor gets new settings from; it applies one update after the other."""
 
-    def look(self, wished: bool) -> ConfigUpdate | None:
-        """Give new orders, if there are any; SIGHUP wishes that there are. Raises nothing."""
+    def poll(self, requested: bool) -> ConfigUpdate | None:
+        """Return new settings, if there are any; SIGHUP requests them. Raises nothing."""
 
-    def on_applied(self, faults: Mapping[int, str]) -> None:
-        """Hear that orders are carried out, but for the workers with these ids, and why not."""
-
-
-class _Delivery:
-    """Has each worker read the letter of orders, and hears their answers."""
-
-    def __init__(
-        self,
-        orders: ConfigUpdate,
-        workers: Iterable[WorkerProcess],
-        selector: selectors.BaseSelector,
-    ) -> None:
-        self.orders = orders
-        self.faults: dict[int, str] = {}
-        self._selector = selector
-        self._unsent = list(workers)
-        self._answers: dict[int, int] = {}
-        self._until = time.monotonic() + _PATIENCE
-        self._memory: int | None = None
-        self.go_on()
-
-    @property
-    def over(self) -> bool:
-        """Tell whether each worker has answered, or is gone."""
-        return not self._unsent and not self._answers
-
-    @property
-    def due(self) -> float:
-        """Tell when to go on, on the clock of ``time.monotonic``."""
-        return min(self._until, time.monotonic() + _AGAIN) if self._unsent else self._until
-
-    def go_on(self) -> None:
-        """Send what could not be sent, and give up what takes too long."""
-        self._unsent = [worker for worker in self._unsent if not self._send(worker)]
-        if time.monotonic() < self._until:
-            return
-        late = [*self._answers.values(), *(worker.pid for worker in self._unsent)]
-        self.faults.update(dict.fromkeys(late, f"no answer within {_PATIENCE:g} s"))
-        self.close()
-
-    def close(self) -> None:
-        """Wait no more."""
-        self._unsent.clear()
-        for pipe in tuple(self._answers):
-            self._forget(pipe)
-        if self._memory is not None:
-            os.close(self._memory)
-            self._memory = None
-
-    def leave(self) -> None:
-        """Close, in a child, what is the parent's."""
-        for descriptor in self._answers:
-            os.close(descriptor)
-        if self._memory is not None:
-            os.close(self._memory)
-
-    def _send(self, worker: WorkerProcess) -> bool:
-        """Send a worker the letter; false where that is to be tried again."""
-        if worker.channel.fileno() < 0:
-            return True  # it has ended
-        try:
-            if self._memory is None:
-                self._memory = _written(self.orders.letter)
-            answer, reply = os.pipe()
-        except OSError:
-            return False  # too many open files, of which some may be closed soon
-        try:
-            socket.send_fds(worker.channel, [CONFIG_UPDATE], [self._memory, reply])
-        except OSError as error:
-            os.close(answer)
-            # If it neither leaves nor has ended, it has yet to take what it got before.
-            return isinstance(error, ConnectionError)
-        finally:
-            os.close(reply)
-        self._answers[answer] = worker.pid
-        self._selector.register(answer, selectors.EVENT_READ, partial(self._hear, answer))
-        return True
-
-    def _hear(self, pipe: int) -> None:
-        pid = self._answers.get(pipe)
-        if pid is None:
-            return  # what else came in this turn has ended it all
-        answer = os.read(pipe, MAX_REPLY_SIZE)
-        self._forget(pipe)
-        if answer not in (DONE, b""):  # one that ends does not answer, of which others tell
-            self.faults[pid] = answer.decode(errors="replace")
-
-    def _forget(self, pipe: int) -> None:
-        del self._answers[pipe]
-        self._selector.unregister(pipe)
-        os.close(pipe)
+    def on_applied(self, errors: Mapping[int, str]) -> None:
+        """Handle the end of an update; ``errors`` are of workers that go on with old settings."""
 
 
 class ReloadBroadcaster:
-    """Looks for orders, and has them carried out, one after the other, without ever waiting."""
+    """Polls for new settings, and has the workers apply them, without ever waiting."""
 
-    def __init__(self, superior: ConfigSource, selector: selectors.BaseSelector) -> None:
-        self._superior = superior
-        self._selector = selector
-        self._wished = False
-        self._look_at = time.monotonic() + POLL_INTERVAL
-        self._delivery: _Delivery | None = None
-
-    def wish(self) -> None:
-        """Ask for new orders as soon as none are under way."""
-        self._wished = True
+    def __init__(self, source: ConfigSource) -> None:
+        self._source = source
+        self._is_requested = False
+        self._poll_at = time.monotonic() + POLL_INTERVAL
+        self._broadcast: _Broadcast | None = None
 
     @property
-    def due(self) -> float:
-        """Tell when to go on, on the clock of ``time.monotonic``."""
-        if self._delivery is not None:
-            return self._delivery.due
-        return 0.0 if self._wished else self._look_at
+    def next_step(self) -> float:
+        """Return when there is something to do, on the clock of ``time.monotonic``."""
+        if self._broadcast is not None:
+            return self._broadcast.next_step
+        return 0.0 if self._is_requested else self._poll_at
 
-    def go_on(
-        self, workers: Iterable[WorkerProcess], execute: Callable[[ConfigUpdate], None]
-    ) -> None:
-        """Do what is due; what all workers have read is for the parent to execute."""
-        if self._delivery is not None:
-            self._delivery.go_on()
-        elif time.monotonic() >= self.due:
-            self._look(workers)
-        delivery = self._delivery
-        if delivery is not None and delivery.over:
-            delivery.close()
-            self._delivery = None
-            execute(delivery.orders)
-            self._superior.on_applied(delivery.faults)
+    @property
+    def pending_sockets(self) -> Mapping[socket.socket, ConnectionKind]:
+        """Return the sockets of an update that is not applied yet."""
+        return {} if self._broadcast is None else self._broadcast.update.sockets
+
+    def request(self) -> None:
+        """Ask for new settings as soon as no update is being applied."""
+        self._is_requested = True
+
+    def step(self, workers: Sequence[WorkerProcess], apply: Callable[[ConfigUpdate], None]) -> None:
+        """Poll, send and collect replies; ``apply`` an update that all workers have replied to."""
+        if self._broadcast is None and time.monotonic() >= self.next_step:
+            self._poll(workers)
+        if self._broadcast is not None and self._broadcast.step():
+            update, errors = self._broadcast.update, self._broadcast.errors
+            self.cancel()
+            apply(update)
+            self._source.on_applied(errors)
+
+    def cancel(self) -> None:
+        """Give up the update that is being applied."""
+        if self._broadcast is not None:
+            self._broadcast.close()
+            self._broadcast = None
+
+    def close_in_child(self) -> None:
+        """Close, in a child, what belongs to the supervisor."""
+        for sock in self.pending_sockets:
+            sock.close()
+        self.cancel()
+
+    def _poll(self, workers: Sequence[WorkerProcess]) -> None:
+        requested, self._is_requested = self._is_requested, False
+        update = self._source.poll(requested)
+        self._poll_at = time.monotonic() + POLL_INTERVAL
+        if update is not None:
+            self._broadcast = _Broadcast(update, list(workers))
+
+
+@dataclass
+class _Broadcast:
+    """An update on its way: whom it was not sent to yet, and whose replies are still to come."""
+
+    update: ConfigUpdate
+    unsent: list[WorkerProcess]
+    unreplied: list[WorkerProcess] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    memory: int = -1
+    """A descriptor of memory with the settings, as a message cannot hold them."""
+    deadline: float = field(default_factory=lambda: time.monotonic() + _REPLY_TIMEOUT)
+
+    @property
+    def next_step(self) -> float:
+        return min(self.deadline, time.monotonic() + _RETRY_DELAY if self.unsent else NEVER)
+
+    def step(self) -> bool:
+        """Send what can be sent, and collect replies; return whether all is done."""
+        self.unsent = [worker for worker in self.unsent if not self._send(worker)]
+        self.unreplied = [worker for worker in self.unreplied if not self._has_replied(worker)]
+        late = [*self.unsent, *self.unreplied]
+        if late and time.monotonic() < self.deadline:
+            return False
+        reason = f"no answer within {_REPLY_TIMEOUT:g} s"
+        self.errors.update((worker.pid, reason) for worker in late)
+        return True
 
     def close(self) -> None:
-        """Carry nothing out any more."""
-        if self._delivery is not None:
-            self._delivery.close()
+        if self.memory >= 0:
+            os.close(self.memory)
 
-    @property
-    def sockets(self) -> Mapping[socket.socket, bytes]:
-        """Give those that orders under way are about."""
-        return {} if self._delivery is None else self._delivery.orders.sockets
+    def _send(self, worker: WorkerProcess) -> bool:
+        """Send the settings to a worker; false if that is to be tried again."""
+        if worker.state >= WorkerState.DRAINING:
+            return True
+        if self.memory < 0:
+            with suppress(OSError):  # too many open files, of which some may be closed soon
+                self.memory = _memory_with(self.update.settings)
+        if self.memory < 0 or not worker.send_reload(self.memory):
+            return False
+        self.unreplied.append(worker)
+        return True
 
-    def leave(self) -> None:
-        """Close, in a child, what is the parent's."""
-        if self._delivery is not None:
-            self._delivery.leave()
-        for sock in self.sockets:
-            sock.close()
-
-    def _look(self, workers: Iterable[WorkerProcess]) -> None:
-        wished, self._wished = self._wished, False
-        orders = self._superior.look(wished)
-        self._look_at = time.monotonic() + POLL_INTERVAL
-        if orders is not None:
-            self._delivery = _Delivery(orders, workers, self._selector)
+    def _has_replied(self, worker: WorkerProcess) -> bool:
+        if worker.state >= WorkerState.DRAINING:
+            return True  # it goes on with the settings that it has, or is gone
+        if worker.pending_reloads:
+            return False
+        if worker.reload_error:
+            self.errors[worker.pid] = worker.reload_error
+        return True
 
 
-def _written(letter: bytes) -> int:
-    memory = os.memfd_create("letter")
+def _memory_with(content: bytes) -> int:
+    memory = os.memfd_create("settings")
     try:
         with open(memory, "wb", closefd=False) as file:
-            file.write(letter)
+            file.write(content)
     except OSError:
         os.close(memory)
         raise

@@ -1,4 +1,4 @@
-"""Signals as something that a loop waits for, like what comes on its sockets."""
+"""Signals as events of a selector loop."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 HANDLED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD)
 
 
-class Signals:
-    """Hears of signals, while its context is open, between two turns of a loop."""
+class SignalWatcher:
+    """Makes a socket readable when a signal comes, instead of what the signal does by default."""
 
     def __init__(self) -> None:
-        self._ear, self._mouth = socket.socketpair()
-        self._ear.setblocking(False)
-        self._mouth.setblocking(False)
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
 
     def fileno(self) -> int:
-        """Give what is readable when there are signals."""
-        return self._ear.fileno()
+        """Return the descriptor to select on."""
+        return self._receiver.fileno()
 
-    def heard(self) -> set[int]:
-        """Give those that have come."""
+    def received(self) -> set[int]:
+        """Return the signals since the last call."""
         try:
-            return set(self._ear.recv(64))
+            return set(self._receiver.recv(64))
         except BlockingIOError:
             return set()
 
     @contextmanager
-    def hearing(self) -> Iterator[None]:
-        """Hear of signals, instead of what they would do else."""
-        signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+    def handling(self) -> Iterator[None]:
+        """Handle the signals while the context is open."""
+        signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         before = {number: signal.signal(number, lambda *_: None) for number in HANDLED_SIGNALS}
-        with self._ear, self._mouth:
+        with self._receiver, self._sender:
             try:
                 yield
             finally:
@@ -43,14 +43,14 @@ class Signals:
                     signal.signal(number, handler)
                 signal.set_wakeup_fd(-1)
 
-    def leave(self) -> None:
-        """Leave in a child what is the parent's; what makes that read its settings means nothing.
+    def reset_in_child(self) -> None:
+        """Restore the default actions in a forked child, but ignore SIGHUP.
 
-        Signals must be blocked meanwhile, else they would be told to the parent.
+        Signals must be blocked meanwhile: the parent would be told of them.
         """
         signal.set_wakeup_fd(-1)
         for number in (*STOP_SIGNALS, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self._ear.close()
-        self._mouth.close()
+        self._receiver.close()
+        self._sender.close()

@@ -1,28 +1,42 @@
-"""The parent of the workers: what it does and in which order, from the first worker to the last.
+"""The supervisor of the worker processes: what it does, and in which order.
 
-It has one thread and no event loop, so that it can fork at any time.
+- Start: it forks the workers. It accepts connections once each of them is ready or has failed.
+- Run: it hands each connection to the worker with the fewest. It replaces workers that exit, and
+  broadcasts new settings.
+- SIGHUP: it reads the settings again.
+- SIGTERM, SIGINT: it stops.
+  1. It closes the sockets of clients, once those who have begun to connect are connected.
+  2. It hands out the last connections, then tells the workers to drain.
+  3. It lets each drained worker exit. The last ones serve the admin address until all have drained.
+  4. It closes the admin address in the same way, and lets the last workers exit.
+
+  It kills workers that need longer than the drain timeout and a moment.
+
+It has one thread and no event loop, so that it can fork at any time. A turn of its loop waits for
+sockets, workers, signals and timers, and then does what has become possible.
 """
 
 from __future__ import annotations
 
 import selectors
 import signal
-import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.workers.acceptor import Acceptor
-from gateway.workers.fork import WorkerMain
+from gateway.workers.acceptor import Acceptor, ListeningSockets
 from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate, ReloadBroadcaster
-from gateway.workers.seat import WorkerProcess
-from gateway.workers.signals import STOP_SIGNALS, Signals
-from gateway.workers.worker_pool import WorkerPool
+from gateway.workers.signals import STOP_SIGNALS, SignalWatcher
+from gateway.workers.worker_pool import (
+    NEVER,
+    WorkerMain,
+    WorkerPool,
+    WorkerProcess,
+    WorkerState,
+)
 
-_LAST_MOMENT = 5.0
-"""Seconds that a worker has beyond its time to drain."""
-
-_NEVER = float("inf")
+_KILL_DELAY = 5.0
+"""Seconds that a worker has beyond the drain timeout."""
 
 
 class NoWorkerError(Exception):
@@ -30,151 +44,151 @@ class NoWorkerError(Exception):
 
 
 class SupervisorEvents(Protocol):
-    """What the parent tells of."""
+    """What the supervisor reports."""
 
-    def begun(self, workers: Sequence[int]) -> None:
-        """Tell that connections are served from now on, by the processes with these ids."""
+    def on_started(self, workers: Sequence[int]) -> None:
+        """Handle that workers with these process ids serve connections from now on."""
 
-    def stopping(self) -> None:
-        """Tell that no client is accepted any more."""
+    def on_stopping(self) -> None:
+        """Handle that no client is accepted any more."""
 
 
 class Supervisor:
-    """Has so many workers serve what comes on listening sockets, which it owns.
+    """Serves connections to listening sockets, which it owns, with so many worker processes.
 
-    With each comes the word for who connects there, CLIENT or OPERATOR. ``patience`` is the time in
-    seconds in which workers drain. What ``superior`` orders, if there is one, changes that, and
-    what the workers do.
+    ``main`` runs in each worker. ``drain_timeout`` is in seconds. New settings come from
+    ``config_source``, if there is one.
     """
 
     def __init__(
         self,
-        sockets: Mapping[socket.socket, bytes],
+        sockets: ListeningSockets,
         workers: int,
-        work: WorkerMain,
-        patience: float,
+        main: WorkerMain,
+        drain_timeout: float,
         events: SupervisorEvents,
-        superior: ConfigSource | None = None,
+        config_source: ConfigSource | None = None,
     ) -> None:
-        self._patience = patience
+        self._drain_timeout = drain_timeout
         self._events = events
         # Unlike epoll, poll keeps nothing in the kernel that a fork would share.
         self._selector = selectors.PollSelector()
-        self._crew = WorkerPool(workers, work, self, self._selector)
-        self._door = Acceptor(sockets, self._crew, self._selector)
-        self._desk = None if superior is None else ReloadBroadcaster(superior, self._selector)
-        self._signals = Signals()
-        self._kill_at = _NEVER
+        self._pool = WorkerPool(workers, main, self._selector, self._close_in_child)
+        self._acceptor = Acceptor(sockets, self._pool, self._selector)
+        self._reloads = None if config_source is None else ReloadBroadcaster(config_source)
+        self._signals = SignalWatcher()
+        self._all_clients_accepted = False
+        self._kill_at = NEVER
 
     def run(self) -> int:
-        """Serve until SIGTERM or SIGINT, then let the workers drain.
+        """Serve until SIGTERM or SIGINT, and drain; return the number of calls that were cut.
 
-        Gives the number of exchanges that they dropped. Raises NoWorkerError.
+        Raises NoWorkerError.
         """
-        self._selector.register(self._signals, selectors.EVENT_READ, self._hear_signals)
-        with self._signals.hearing():
-            self._crew.fill(time.monotonic())
-            while self._crew.workers or not self._door.all_taken:
-                if not self._crew.begun:
-                    self._begin_if_ready()
-                self._door.accept_if_possible()
-                for key, _ in self._selector.select(self._wait()):
+        self._selector.register(self._signals, selectors.EVENT_READ, self._handle_signals)
+        with self._signals.handling():
+            self._pool.start_missing(time.monotonic())
+            while self._pool.workers or not self._all_clients_accepted:
+                self._note_start()
+                self._acceptor.accept_if_possible()
+                for key, _ in self._selector.select(self._timeout()):
                     key.data()
-                self._do_what_is_due(time.monotonic())
-        return self._crew.dropped
+                self._step(time.monotonic())
+        return self._pool.dropped_calls
 
-    def leave(self) -> None:
-        """Close, in a child, what is the parent's, and give signals up."""
-        self._signals.leave()
-        self._door.leave()
-        self._crew.leave()
-        if self._desk is not None:
-            self._desk.leave()
+    def _close_in_child(self) -> None:
+        self._signals.reset_in_child()
+        self._acceptor.close_in_child()
+        self._pool.close_in_child()
+        if self._reloads is not None:
+            self._reloads.close_in_child()
 
-    def see_off(self, worker: WorkerProcess) -> None:
-        """Let a worker go that was told to leave."""
-        # What it was told by may be a signal to all processes: then it still takes what waits.
-        self._hear_signals()
-        if not self._crew.stopping:
-            worker.taking = False
-            self._door.place()
-
-    def has_drained(self, worker: WorkerProcess) -> None:
-        """Let a worker end that has drained; of all that stop, the last serves operators on."""
-        self._door.place()
-
-    def take_back(self, worker: WorkerProcess) -> None:
-        """Give others the connections that a worker which has ended did not get."""
-        self._door.place_new(worker.on_the_way)
-
-    def _begin_if_ready(self) -> None:
-        """Begin once each first worker is up or has failed, so that not one gets all that waits."""
-        if self._crew.stopping:
+    def _note_start(self) -> None:
+        """Serve once each first worker is ready or has failed: else one would get all clients."""
+        if self._pool.has_started or self._pool.is_stopping:
             return
-        workers = self._crew.workers
+        workers = self._pool.workers
         if not workers:
             raise NoWorkerError("no worker came up")
-        if all(worker.taking for worker in workers):
-            self._crew.begun = True
-            self._events.begun([worker.pid for worker in workers])
+        if all(worker.state is WorkerState.READY for worker in workers):
+            self._pool.has_started = True
+            self._events.on_started([worker.pid for worker in workers])
 
-    @property
-    def _at_work(self) -> bool:
-        return self._crew.begun and not self._crew.stopping
+    def _timeout(self) -> float | None:
+        """Return the seconds until a timer is due."""
+        due = min(self._acceptor.next_step, self._kill_at)
+        if self._pool.has_started and not self._pool.is_stopping:
+            due = min(due, self._pool.next_start)
+            if self._reloads is not None:
+                due = min(due, self._reloads.next_step)
+        return None if due == NEVER else max(0.0, due - time.monotonic())
 
-    def _wait(self) -> float | None:
-        """Give the seconds until something is due."""
-        due = [self._door.closing_due, self._kill_at, self._door.due]
-        if self._at_work:
-            due.append(self._crew.due)
-            if self._desk is not None:
-                due.append(self._desk.due)
-        first = min(due)
-        return None if first == _NEVER else max(0.0, first - time.monotonic())
-
-    def _do_what_is_due(self, now: float) -> None:
-        if now >= self._door.closing_due:
-            self._close_if_possible(now)
+    def _step(self, now: float) -> None:
+        """Do what events and timers have made possible."""
+        if self._acceptor.finish_drain(now) and self._pool.is_stopping:
+            self._note_last_client(now)
+        leaving = [worker for worker in self._pool.workers if worker.is_leaving]
+        if leaving:
+            self._retire(leaving)
+        self._acceptor.hand_out()
+        if self._pool.is_stopping:
+            self._drain_workers()
+        elif self._pool.has_started:
+            self._pool.start_missing(now)
+            if self._reloads is not None:
+                self._reloads.step(self._pool.workers, self._apply)
         if now >= self._kill_at:
-            self._kill_at = _NEVER
-            self._crew.kill()
-        if now >= self._door.due:
-            self._door.place()
-        if self._at_work:
-            self._crew.fill(now)
-            if self._desk is not None:
-                self._desk.go_on(self._crew.workers, self._execute)
+            self._kill_at = NEVER
+            self._pool.kill_all()
 
-    def _close_if_possible(self, now: float) -> None:
-        """Take the last connections of sockets that are closed; behind clients' workers drain."""
-        drains = self._door.all_taken
-        if not self._door.take_last(now):
-            return
-        if self._crew.stopping and not drains:
-            self._kill_at = now + self._patience + _LAST_MOMENT
-            self._events.stopping()
-        self._door.place_new()
-
-    def _hear_signals(self) -> None:
-        heard = self._signals.heard()
-        if signal.SIGHUP in heard and self._desk is not None:
-            self._desk.wish()
-        if signal.SIGCHLD in heard:
-            self._crew.reap()
-        if heard & set(STOP_SIGNALS) and not self._crew.stopping:
+    def _handle_signals(self) -> None:
+        received = self._signals.received()
+        if signal.SIGHUP in received and self._reloads is not None:
+            self._reloads.request()
+        if signal.SIGCHLD in received:
+            self._pool.reap_adopted_children()
+        if received & set(STOP_SIGNALS) and not self._pool.is_stopping:
             self._stop()
 
     def _stop(self) -> None:
-        """Take clients who have begun to connect, and no more; the workers drain with them."""
-        self._crew.stopping = True
-        others: Mapping[socket.socket, bytes] = {}
-        if self._desk is not None:
-            # Orders under way may keep some sockets, and whoever has connected to others counts.
-            others = self._desk.sockets
-            self._desk.close()
-        self._door.close(others)
+        """Accept the clients that have begun to connect, and no more."""
+        self._pool.is_stopping = True
+        more: ListeningSockets = {}
+        if self._reloads is not None:
+            # An update under way may have opened sockets to which clients have connected.
+            more = self._reloads.pending_sockets
+            self._reloads.cancel()
+        self._acceptor.drain_clients(more)
+        for worker in self._pool.workers:
+            worker.announce_stop()
 
-    def _execute(self, orders: ConfigUpdate) -> None:
-        """Accept from other sockets from now on, and have workers drain in another time."""
-        self._patience = orders.patience
-        self._door.change(orders.sockets)
+    def _note_last_client(self, now: float) -> None:
+        if not self._all_clients_accepted:
+            self._all_clients_accepted = True
+            self._kill_at = now + self._drain_timeout + _KILL_DELAY
+            self._events.on_stopping()
+
+    def _retire(self, leaving: Sequence[WorkerProcess]) -> None:
+        """Drain workers that got a stop signal of their own, and let them exit."""
+        # The signal may be one to all processes. Then they still take the last clients.
+        self._handle_signals()
+        if not self._pool.is_stopping:
+            for worker in leaving:
+                worker.drain()
+                worker.exit_if_drained()
+
+    def _drain_workers(self) -> None:
+        """Have the workers drain behind the last client, and exit behind the last operator."""
+        workers = self._pool.workers
+        if self._all_clients_accepted and not self._acceptor.pending:
+            for worker in workers:
+                worker.drain()
+        all_drained = all(worker.state >= WorkerState.DRAINED for worker in workers)
+        if all_drained and not self._acceptor.drain_admin():
+            return  # its last connections come first
+        for worker in workers:
+            worker.exit_if_drained()
+
+    def _apply(self, update: ConfigUpdate) -> None:
+        self._drain_timeout = update.drain_timeout
+        self._acceptor.replace_sockets(update.sockets)

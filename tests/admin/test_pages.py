@@ -1,4 +1,4 @@
-"""What operators read of a gateway, on an address of its own."""
+"""The pages of the admin address."""
 
 import asyncio
 import os
@@ -46,19 +46,19 @@ def _metrics(text: bytes) -> dict[str, float]:
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-async def test_where_it_is_told() -> None:
+async def test_root_lists_the_pages() -> None:
     async with _admin(NOWHERE) as (gateway, client):
         assert gateway.addresses[1] == f"http://{gateway.settings.admin} (admin)"
         assert (await client.call("GET", "/")).body == b"/live\n/ready\n/status\n/metrics\n"
 
 
-async def test_clients_and_operators_do_not_meet() -> None:
+async def test_clients_and_operators_have_separate_addresses() -> None:
     async with _admin(NOWHERE) as (gateway, operator), connect(gateway.addresses[0]) as client:
         assert (await operator.call("GET", "/v2/health/live")).status == 404
         assert (await client.call("GET", "/live")).status == 503  # asked of the server
 
 
-async def test_it_lives_whatever_its_servers_do() -> None:
+async def test_gateway_is_live_and_not_ready_without_its_servers() -> None:
     async with _admin(NOWHERE) as (_, client):
         assert (await client.call("GET", "/live")).status == 200
         reply = await client.call("GET", "/ready")
@@ -67,7 +67,7 @@ async def test_it_lives_whatever_its_servers_do() -> None:
         assert error.startswith("not ready: upstream u (cannot connect to http://127.0.0.1:1")
 
 
-async def test_it_is_ready_if_its_servers_are() -> None:
+async def test_gateway_is_ready_if_its_servers_are() -> None:
     async with (
         ScriptedServer(always_respond(http_response())) as server,
         _admin(server.url) as (_, client),
@@ -75,7 +75,7 @@ async def test_it_is_ready_if_its_servers_are() -> None:
         assert (await client.call("GET", "/ready")).status == 200
 
 
-async def test_it_is_not_ready_while_it_drains() -> None:
+async def test_gateway_is_not_ready_while_it_drains() -> None:
     settings = _settings(NOWHERE, limits={**LIMITS, "drain_timeout": 5})
     async with ScriptedServer(never_respond) as server:
         settings = _settings(server.url, limits={**LIMITS, "drain_timeout": 5})
@@ -98,11 +98,10 @@ async def test_it_is_not_ready_while_it_drains() -> None:
         await leaving
 
 
-async def test_the_status() -> None:
-    limits = {**LIMITS, "max_requests": 7}
+async def test_status_shows_calls_and_endpoints() -> None:
     async with (
         ScriptedServer(never_respond) as server,
-        _admin(server.url, limits=limits) as (gateway, client),
+        _admin(server.url, concurrency={"max_requests": 7}) as (gateway, client),
     ):
         async with connect(gateway.addresses[0]) as busy:
             await busy.send(request("GET", "/v2/x"))
@@ -119,7 +118,7 @@ async def test_the_status() -> None:
         assert (endpoint["url"], endpoint["outstanding"]) == (server.url, 1)
 
 
-async def test_the_status_tells_how_servers_are_spoken_to() -> None:
+async def test_status_shows_the_dialect_of_the_servers() -> None:
     auto = {"u": {"endpoints": [NOWHERE], "dialect": "auto"}}
     async with _admin(NOWHERE, upstreams=auto) as (gateway, client):
         dialect_state = gateway.runtime.upstreams["u"].dialect_state
@@ -140,7 +139,7 @@ async def test_the_status_tells_how_servers_are_spoken_to() -> None:
     }
 
 
-async def test_the_metrics() -> None:
+async def test_metrics_show_calls_and_endpoints() -> None:
     async with ScriptedServer(never_respond) as server, _admin(server.url) as (gateway, client):
         async with connect(gateway.addresses[0]) as busy:
             await busy.send(request("GET", "/v2/x"))
@@ -155,7 +154,7 @@ async def test_the_metrics() -> None:
         assert "tensorgate_endpoint_healthy" not in metrics  # no probes are made
 
 
-async def test_it_comes_and_goes_with_a_reload() -> None:
+async def test_reload_moves_and_removes_the_admin_address() -> None:
     async with no_leaks():
         settings = _settings(NOWHERE)
         async with Gateway(settings) as gateway:
@@ -173,7 +172,9 @@ async def test_it_comes_and_goes_with_a_reload() -> None:
 
 @pytest.mark.asyncio(loop_factories=["uvloop"])  # the test's own loop, which proves nothing
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_it_tells_of_settings_that_cannot_be_used(tmp_path: Path, workers: int) -> None:
+async def test_every_worker_shows_that_settings_cannot_be_used(
+    tmp_path: Path, workers: int
+) -> None:
     admin = free_address()
     file = tmp_path / "gateway.yaml"
     more = f"admin: {admin}\nworkers: {workers}\n"

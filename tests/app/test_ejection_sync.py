@@ -60,7 +60,7 @@ def _settings(*servers: ScriptedServer, time: str, connect_timeout: str = "1s") 
 
 def _first(gateway: Gateway) -> EjectionState:
     """Tell how the first endpoint does."""
-    return gateway.runtime.upstreams["u"].pool.members[0].health
+    return gateway.runtime.upstreams["u"].pool.members[0].ejection
 
 
 async def _client(stack: AsyncExitStack, gateway: Gateway) -> RawClient:
@@ -111,7 +111,7 @@ async def test_one_that_starts_later_knows_what_others_have_found_out() -> None:
 async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachability, "_PAUSE", 0.05)
+    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
     board = SharedEjections()
     async with no_leaks(), AsyncExitStack() as stack:
         async with ScriptedServer() as server:
@@ -129,7 +129,7 @@ async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other
                 await stack.enter_async_context(Gateway(settings, board=board)) for _ in range(2)
             ]
             pools = [each.runtime.upstreams["u"].pool for each in (one, other)]
-            await until(lambda: all(pool.is_usable for pool in pools))
+            await until(lambda: all(pool.any_healthy for pool in pools))
         assert 503 in await _ask(await _client(stack, one), 4)
         await until(lambda: pools[1].unreachable)
         missing = await other.runtime.routes.readiness.check()

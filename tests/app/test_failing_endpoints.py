@@ -148,7 +148,7 @@ async def _until_ready_is(operator: RawClient, status: int) -> str:
 async def test_readiness_follows_what_calls_meet_and_comes_back_though_nobody_calls(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reachability, "_PAUSE", 0.02)
+    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.02)
     async with AsyncExitStack() as stack:
         # Once it is probed healthy, that stays so for the whole test.
         health = {"path": "/up", "interval": "1h"}
@@ -164,6 +164,6 @@ async def test_readiness_follows_what_calls_meet_and_comes_back_though_nobody_ca
             await _until_ready_is(operator, 200)
     assert [message for message in caplog.messages if message.startswith("upstream u")] == [
         f"upstream u is not ready: 3 calls in a row could not connect; "
-        f"at last: cannot connect to {url}: Connection refused",
+        f"last error: cannot connect to {url}: Connection refused",
         f"upstream u is ready again: {url} responds",
     ]

@@ -183,7 +183,8 @@ async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients()
                 {**route, "match": {"model": "n"}, "mirror": {"upstream": "next"}},
                 {"upstream": "u"},
             ],
-            "limits": {"max_requests": 10, "max_buffered_bytes": "4MiB"},
+            "concurrency": {"max_requests": 10},
+            "limits": {"max_buffered_bytes": "4MiB"},
             "workers": 2,
         }
     )

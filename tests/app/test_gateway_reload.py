@@ -140,10 +140,10 @@ async def test_health_outlives_a_change_of_the_upstream() -> None:
     ):
         for _ in range(12):
             assert (await client.call("GET", "/v2/x")).body == b"alive"
-        before = gateway.runtime.upstreams["u"].pool.members[0].health
+        before = gateway.runtime.upstreams["u"].pool.members[0].ejection
         assert before.ejections == 1
         assert await gateway.reload(_settings(new.url, dead)) == "upstreams ~u"
-        assert gateway.runtime.upstreams["u"].pool.members[1].health == before
+        assert gateway.runtime.upstreams["u"].pool.members[1].ejection == before
         for _ in range(4):
             assert (await client.call("GET", "/v2/x")).body == b"new"
 
@@ -179,7 +179,7 @@ async def test_addresses_of_names_outlive_a_change_of_the_upstream(
 ) -> None:
     names = NameService(tritons=["127.0.0.1", "127.0.0.2"])
     monkeypatch.setattr("gateway.app.build.pools.resolve_host", names)
-    monkeypatch.setattr("gateway.upstream.pool.supervisor._FIRST_LOOK_UP", 0.05)
+    monkeypatch.setattr("gateway.upstream.pool.supervisor._START_DNS_TIMEOUT", 0.05)
     async with _names("one") as one, AsyncExitStack() as stack:  # nothing listens at the other
 
         def settings(reserve: int) -> Settings:
@@ -195,7 +195,7 @@ async def test_addresses_of_names_outlive_a_change_of_the_upstream(
         client = await stack.enter_async_context(connect(url))
         for _ in range(12):
             assert (await client.call("GET", "/v2/x")).body == b"one"
-        before = [member.health for member in gateway.runtime.upstreams["u"].pool.members]
+        before = [member.ejection for member in gateway.runtime.upstreams["u"].pool.members]
         assert [health.ejections for health in before] == [0, 1]
         if names_fail:
             names.answers["tritons"] = UNKNOWN_NAME
@@ -203,7 +203,7 @@ async def test_addresses_of_names_outlive_a_change_of_the_upstream(
             names.ready.clear()
         await gateway.reload(settings(21))
         pool = gateway.runtime.upstreams["u"].pool
-        assert [member.health for member in pool.members] == before
+        assert [member.ejection for member in pool.members] == before
         for _ in range(4):
             assert (await client.call("GET", "/v2/x")).body == b"one"
         # It is the new ones that are looked up from now on.
@@ -277,8 +277,8 @@ async def test_exchanges_under_way_keep_their_places(of_upstream: bool) -> None:
         if of_upstream:
             server |= {"concurrency": places, "retry_budget": {"min_concurrency": other}}
             return _settings(upstreams={"u": server}, **more)
-        limits = {**places, "metadata_ttl": other}
-        return _settings(upstreams={"u": server}, limits=limits, **more)
+        limits = {"metadata_ttl": other}
+        return _settings(upstreams={"u": server}, concurrency=places, limits=limits, **more)
 
     async with ScriptedServer(held) as server, AsyncExitStack() as stack:
         server_url = server.url

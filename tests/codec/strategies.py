@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from gateway.codec.json import array_scanner
 from gateway.codec.json.array_scanner import ElementRun
 from tests.codec.reference import DATATYPES, DTYPES, FLOATS, INTEGERS, LARGEST, Fields, pack_bytes
+from tests.support.scale import scaled
 
 T = TypeVar("T")
 
-LAW = settings(max_examples=150)
+LAW = settings(max_examples=scaled(150))
 
 SEEDS = st.integers(0, 2**32 - 1)
 

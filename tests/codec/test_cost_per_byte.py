@@ -306,7 +306,7 @@ WORST = {
 
 
 @pytest.mark.parametrize("name", WORST)
-def test_what_was_worst_takes_no_more_than_its_bound(name: str) -> None:
+def test_worst_known_json_stays_within_its_bound(name: str) -> None:
     plan = WORST[name]
     assert len(plan.body()) >= SIZE
     assert exceeds(plan) <= plan.bound

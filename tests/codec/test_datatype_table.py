@@ -78,11 +78,11 @@ def test_json_of_a_new_datatype_is_converted(new: Datatype) -> None:
 
 
 @pytest.mark.parametrize("value", ["1e9", "99999999999", '"a"', "true", "null", "[", "-1e400"])
-def test_an_element_that_a_new_datatype_has_not_is_named(new: Datatype, value: str) -> None:
+def test_element_outside_of_a_new_datatype_is_named(new: Datatype, value: str) -> None:
     assert refusal(json_request(new.name, f"[1,{value},2]")).startswith("input 'x': ")
 
 
-def test_binary_of_a_new_datatype_is_measured(new: Datatype) -> None:
+def test_size_of_binary_tensors_of_a_new_datatype_is_checked(new: Datatype) -> None:
     def inputs(size: int) -> bytes:
         return json.dumps(
             {
@@ -103,7 +103,7 @@ def test_binary_of_a_new_datatype_is_measured(new: Datatype) -> None:
     assert json.loads(preamble.header)["inputs"][0]["shape"] == [3]
 
 
-def test_v1_takes_a_new_datatype(new: Datatype) -> None:
+def test_v1_accepts_a_new_datatype(new: Datatype) -> None:
     declared: Declared = {"x": (new.name, [-1])}
     for fields in (
         {"instances": VALUES},
@@ -118,7 +118,7 @@ def test_v1_takes_a_new_datatype(new: Datatype) -> None:
     assert error.kind is ErrorKind.BAD_REQUEST
 
 
-def test_answers_of_a_new_datatype_are_converted(new: Datatype) -> None:
+def test_responses_of_a_new_datatype_are_converted(new: Datatype) -> None:
     body, size = answer_body([output("y", new.name, [3], packed(new))])
     text = test_response.as_json([body], size)
     assert isinstance(text, bytes)
@@ -136,7 +136,7 @@ def test_answers_of_a_new_datatype_are_converted(new: Datatype) -> None:
     assert failed.kind is ErrorKind.BAD_RESPONSE
 
 
-def test_work_on_a_new_datatype_can_be_lent(new: Datatype) -> None:
+def test_conversion_of_a_new_datatype_can_be_offloaded(new: Datatype) -> None:
     assert run_job(ConversionJob(False, new), b"[1,2,3]") == packed(new)
     assert run_job(ConversionJob(False, new), b"[1,2,1000000000]") is None
     text = run_job(ConversionJob(True, new), packed(new))
@@ -145,13 +145,13 @@ def test_work_on_a_new_datatype_can_be_lent(new: Datatype) -> None:
 
 
 @pytest.mark.parametrize("data", ["[1,2,3]", '["a"]', "[]"])
-def test_a_datatype_that_is_not_in_the_table_is_refused(data: str) -> None:
+def test_unknown_datatype_is_refused(data: str) -> None:
     message = refusal(json_request("FLOAT128", data))
     assert message.startswith("input 'x': unknown datatype \"FLOAT128\"; known are ")
 
 
 @pytest.mark.parametrize("make", [integer_datatype, float_datatype])
-def test_a_row_whose_facts_are_not_known_does_not_come_to_be(make: object) -> None:
+def test_table_refuses_a_datatype_of_the_wrong_family(make: object) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match="data type"):
         make("STRING3", "S3")

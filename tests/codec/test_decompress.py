@@ -18,10 +18,10 @@ from gateway.codec.decompress import (
     FREE_OUTPUT_BYTES,
     MAX_MEMBERS_PER_STEP,
     MIN_MEMBER_BYTES,
-    PIECE,
     Decompressor,
 )
 from gateway.errors import ErrorKind, GatewayError
+from gateway.sizes import CONVERT_CHUNK
 
 MOST = 100
 TEXT = b'{"inputs": [{"data": [1, 2.5, -3]}]}'
@@ -43,22 +43,22 @@ def with_name(data: bytes) -> bytes:
     return packed[:3] + b"\x08" + packed[4:10] + b"tensor.json\0" + packed[10:]
 
 
-def pieces(coding: str, *chunks: bytes, most: int = MOST) -> Iterator[bytes]:
+def pieces(coding: str, *chunks: bytes, max_ratio: int = MOST) -> Iterator[bytes]:
     """Decode a body that comes in chunks."""
-    inflater = Decompressor(coding, most)
+    inflater = Decompressor(coding, max_ratio)
     for number, chunk in enumerate((*chunks, b"")):
         inflater.feed(chunk, last=number == len(chunks))
         while (piece := inflater.work()) is not None:
-            assert len(piece) <= PIECE
+            assert len(piece) <= CONVERT_CHUNK
             yield piece
     assert not inflater.held
     assert inflater.consumed == sum(map(len, chunks))
 
 
-def outcome(coding: str, *chunks: bytes, most: int = MOST) -> bytes | tuple[ErrorKind, str]:
+def outcome(coding: str, *chunks: bytes, max_ratio: int = MOST) -> bytes | tuple[ErrorKind, str]:
     """Give what comes of a body, or of its error."""
     try:
-        return b"".join(pieces(coding, *chunks, most=most))
+        return b"".join(pieces(coding, *chunks, max_ratio=max_ratio))
     except GatewayError as error:
         return error.kind, error.message
 
@@ -88,7 +88,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize(("coding", "body", "plain"), BODIES.values(), ids=BODIES)
-def test_what_is_taken(coding: str, body: bytes, plain: bytes) -> None:
+def test_valid_bodies_are_decompressed(coding: str, body: bytes, plain: bytes) -> None:
     assert outcome(coding, body) == plain
     assert outcome(coding, *byte_by_byte(body)) == plain
     for at in range(len(body)):
@@ -96,19 +96,27 @@ def test_what_is_taken(coding: str, body: bytes, plain: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 3 * PIECE + 1, FREE_OUTPUT_BYTES]
+    "size",
+    [
+        CONVERT_CHUNK - 1,
+        CONVERT_CHUNK,
+        CONVERT_CHUNK + 1,
+        3 * CONVERT_CHUNK,
+        3 * CONVERT_CHUNK + 1,
+        FREE_OUTPUT_BYTES,
+    ],
 )
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_large_bodies_come_in_pieces(size: int, coding: str) -> None:
+def test_large_bodies_are_decompressed_in_pieces(size: int, coding: str) -> None:
     pack = gzip.compress if coding == "gzip" else zlib.compress
     for plain in (bytes(size), NOISE * 11):
         found = list(pieces(coding, pack(plain)))
         assert b"".join(found) == plain
-        assert len(found) >= len(plain) / PIECE
+        assert len(found) >= len(plain) / CONVERT_CHUNK
 
 
 @given(st.data())
-def test_any_body_split_in_any_way(data: st.DataObject) -> None:
+def test_any_body_is_decompressed_however_split(data: st.DataObject) -> None:
     runs = st.tuples(st.binary(max_size=40), st.integers(1, 3000))
     parts = [run * times for run, times in data.draw(st.lists(runs, max_size=4))]
     plain = b"".join(parts)
@@ -124,7 +132,7 @@ def test_any_body_split_in_any_way(data: st.DataObject) -> None:
     )
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=6)))
     ends = zip([0, *cuts], [*cuts, len(body)], strict=True)
-    assert outcome(coding, *(body[start:end] for start, end in ends), most=2000) == plain
+    assert outcome(coding, *(body[start:end] for start, end in ends), max_ratio=2000) == plain
 
 
 # ------------------------------------------------------------------------------- what is refused
@@ -166,7 +174,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("coding", "body", "message"), BAD.values(), ids=BAD)
-def test_what_is_refused(coding: str, body: bytes, message: str) -> None:
+def test_invalid_bodies_are_refused(coding: str, body: bytes, message: str) -> None:
     found = outcome(coding, body)
     assert isinstance(found, tuple)
     assert found[0] is ErrorKind.BAD_REQUEST
@@ -178,7 +186,9 @@ def test_what_is_refused(coding: str, body: bytes, message: str) -> None:
 
 
 @given(st.sampled_from(sorted(WHOLE)), st.randoms(use_true_random=False), st.integers(0, 3))
-def test_broken_bodies(name: str, chance: random.Random, members: int) -> None:
+def test_broken_bodies_are_treated_like_zlib_does(
+    name: str, chance: random.Random, members: int
+) -> None:
     """Whatever it is, it is refused in the same way however it is split, or is what zlib says."""
     coding = "gzip" if name == "gzip" else "deflate"
     body = bytearray(WHOLE[name] + WHOLE["gzip"] * members)
@@ -205,13 +215,13 @@ def _oracle(coding: str, body: bytes) -> bytes:
 # ------------------------------------------------------------------------------- how much it grows
 
 
-def test_what_is_small_may_grow_as_it_likes() -> None:
+def test_small_output_may_have_any_ratio() -> None:
     body = gzip.compress(bytes(FREE_OUTPUT_BYTES))
     assert len(body) * 900 < FREE_OUTPUT_BYTES
-    assert outcome("gzip", body, most=1) == bytes(FREE_OUTPUT_BYTES)
+    assert outcome("gzip", body, max_ratio=1) == bytes(FREE_OUTPUT_BYTES)
 
 
-def test_what_grows_too_much_is_refused() -> None:
+def test_ratio_beyond_the_cap_is_refused() -> None:
     body = gzip.compress(bytes(FREE_OUTPUT_BYTES + 1))
     found = outcome("gzip", body)
     assert found == (
@@ -220,11 +230,11 @@ def test_what_grows_too_much_is_refused() -> None:
         "(limits.max_decompression_ratio)",
     )
     assert outcome("gzip", *byte_by_byte(body)) == found
-    assert outcome("gzip", body, most=1032) == bytes(FREE_OUTPUT_BYTES + 1)
+    assert outcome("gzip", body, max_ratio=1032) == bytes(FREE_OUTPUT_BYTES + 1)
 
 
 @pytest.mark.parametrize("zeros", [0, 2 * FREE_OUTPUT_BYTES])
-def test_it_counts_what_has_come_so_far(zeros: int) -> None:
+def test_ratio_is_measured_against_the_bytes_received_so_far(zeros: int) -> None:
     body = zlib.compress(bytes(zeros) + NOISE * 20)
     # All of it would be small enough.
     assert 2 * FREE_OUTPUT_BYTES + 20 * len(NOISE) < MOST * len(body)
@@ -233,7 +243,7 @@ def test_it_counts_what_has_come_so_far(zeros: int) -> None:
     assert outcome("deflate", *(body[at : at + 999] for at in range(0, len(body), 999))) == found
 
 
-def test_members_are_counted_together() -> None:
+def test_ratio_is_measured_over_all_members() -> None:
     member = gzip.compress(bytes(FREE_OUTPUT_BYTES))
     assert outcome("gzip", member, member)[0] is ErrorKind.TOO_LARGE
 
@@ -241,26 +251,26 @@ def test_members_are_counted_together() -> None:
 BOMB = gzip.compress(bytes(64 * FREE_OUTPUT_BYTES))
 
 
-def test_a_bomb_ends_early() -> None:
+def test_bomb_is_refused_early() -> None:
     assert len(BOMB) * 1000 < 64 * FREE_OUTPUT_BYTES
     inflater = Decompressor("gzip", MOST)
     inflater.feed(BOMB, last=True)
     with pytest.raises(GatewayError) as caught:
         sum(map(len, iter(inflater.work, None)))
     assert caught.value.kind is ErrorKind.TOO_LARGE
-    assert FREE_OUTPUT_BYTES < inflater.produced <= FREE_OUTPUT_BYTES + PIECE
+    assert FREE_OUTPUT_BYTES < inflater.produced <= FREE_OUTPUT_BYTES + CONVERT_CHUNK
 
 
-def test_no_more_than_a_piece_is_held_of_a_bomb() -> None:
+def test_bomb_never_buffers_more_than_a_piece() -> None:
     inflater = Decompressor("gzip", 10_000)
     inflater.feed(BOMB, last=True)
     while (piece := inflater.work()) is not None:
-        assert len(piece) <= PIECE
+        assert len(piece) <= CONVERT_CHUNK
         assert inflater.held <= len(BOMB) + STATE
     assert inflater.produced == 64 * FREE_OUTPUT_BYTES
 
 
-def test_held_counts_what_waits_and_the_state_of_an_open_stream() -> None:
+def test_buffered_bytes_count_pending_input_and_zlib_state() -> None:
     body = gzip.compress(NOISE)
     inflater = Decompressor("gzip", MOST)
     assert inflater.held == 0
@@ -276,7 +286,7 @@ def test_held_counts_what_waits_and_the_state_of_an_open_stream() -> None:
     assert inflater.held == 0
 
 
-def test_no_more_is_looked_at_at_a_time_than_a_window() -> None:
+def test_one_window_is_decompressed_at_a_time() -> None:
     body = gzip.compress(NOISE * 3)
     inflater = Decompressor("gzip", MOST)
     inflater.feed(body, last=True)
@@ -297,7 +307,7 @@ def _calls(coding: str, body: bytes) -> int:
     return sum(1 for _ in iter(inflater.work, None))
 
 
-def test_few_tiny_members_are_decoded_at_a_time() -> None:
+def test_tiny_members_are_capped_per_step() -> None:
     """Of which there may be a thousand in a window, each of them with nothing in it."""
     inflater = Decompressor("gzip", MOST)
     inflater.feed(EMPTY * FREE_MEMBERS, last=True)
@@ -308,7 +318,7 @@ def test_few_tiny_members_are_decoded_at_a_time() -> None:
     assert seen == FREE_MEMBERS * len(EMPTY)
 
 
-def test_tiny_members_cost_no_more_calls_than_a_large_one() -> None:
+def test_tiny_members_cost_no_more_steps_than_a_large_one() -> None:
     """Each call of the inflater costs a turn of the event loop."""
     parts = [
         NOISE[at : at + MIN_MEMBER_BYTES] for at in range(0, len(NOISE), MIN_MEMBER_BYTES)
@@ -330,7 +340,7 @@ def test_too_many_tiny_members_are_refused(text: bytes) -> None:
     assert outcome("gzip", body[:5000], body[5000:]) == found
 
 
-def test_millions_of_empty_members_are_refused_before_they_cost_anything() -> None:
+def test_millions_of_empty_members_are_refused_early() -> None:
     inflater = Decompressor("gzip", MOST)
     inflater.feed(EMPTY * 2_000_000, last=True)
     pieces = iter(inflater.work, None)
@@ -349,10 +359,10 @@ MEMBERS = {
 
 
 @pytest.mark.parametrize("parts", MEMBERS.values(), ids=MEMBERS)
-def test_many_members_of_a_reasonable_size_are_taken(parts: list[bytes]) -> None:
+def test_many_members_of_reasonable_size_are_accepted(parts: list[bytes]) -> None:
     made = {part: gzip.compress(part, mtime=0) for part in set(parts)}
     body = b"".join(made[part] for part in parts)
-    assert outcome("gzip", body, most=2000) == b"".join(parts)
+    assert outcome("gzip", body, max_ratio=2000) == b"".join(parts)
 
 
 # What decodes to nothing, and takes many bytes for it.
@@ -374,14 +384,14 @@ IDLE = {
 
 
 @pytest.mark.parametrize(("coding", "body"), IDLE.values(), ids=IDLE)
-def test_what_decodes_to_nothing_costs_a_call_for_each_window(coding: str, body: bytes) -> None:
+def test_input_without_output_costs_one_step_per_window(coding: str, body: bytes) -> None:
     assert outcome(coding, body) == b""
     assert outcome(coding, body[:777], body[777:]) == b""
     assert _calls(coding, body) <= len(body) / WINDOW + 30
 
 
 @pytest.mark.parametrize("kind", ["name", "comment"])
-def test_a_header_that_does_not_end_is_not_held(kind: str) -> None:
+def test_endless_gzip_header_is_not_buffered(kind: str) -> None:
     flag = b"\x08" if kind == "name" else b"\x10"
     inflater = Decompressor("gzip", MOST)
     inflater.feed(EMPTY[:3] + flag + EMPTY[4:10])

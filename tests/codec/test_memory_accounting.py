@@ -156,11 +156,11 @@ def check(make: Callable[[], Codec], body: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_an_infer_request_says_what_it_holds(kind: str) -> None:
+def test_infer_request_reports_its_memory(kind: str) -> None:
     check(lambda: InferRequestConverter(CAP, 64), REQUESTS[kind])
 
 
-def test_a_header_that_does_not_end_is_held() -> None:
+def test_endless_header_is_counted() -> None:
     codec = InferRequestConverter(CAP, 64)
     codec.feed(b'{"id":"' + b"a" * 1_000_000)
     assert 1_000_000 < codec.held < 1_200_000
@@ -175,13 +175,13 @@ ANSWERS = {
 
 @pytest.mark.parametrize("form", [OutputEncoding(True, {}), OutputEncoding(False, {})])
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_a_json_answer_says_what_it_holds(kind: str, form: OutputEncoding) -> None:
+def test_binary_response_converter_reports_its_memory(kind: str, form: OutputEncoding) -> None:
     policies = JsonPolicies(as_base64=frozenset("x"))
     check(lambda: BinaryResponseConverter(form, CAP, CAP, policies), ANSWERS[kind])
 
 
 @pytest.mark.parametrize("kind", ["floats", "strings", "many floats", "junk"])
-def test_a_mixed_answer_says_what_it_holds(kind: str) -> None:
+def test_mixed_response_reports_its_memory(kind: str) -> None:
     form = OutputEncoding(True, {})
     header = ANSWERS[kind]
     behind = entry("b", "INT8", [300_000], None, parameters={"binary_data_size": 300_000})
@@ -212,7 +212,7 @@ BINARY = {
 
 
 @pytest.mark.parametrize("kind", BINARY)
-def test_a_binary_answer_says_what_it_holds(kind: str) -> None:
+def test_json_response_converter_reports_its_memory(kind: str) -> None:
     body, size = BINARY[kind]
     check(lambda: JsonResponseConverter(size, JsonPolicies()), body)
     for form in V1Format:
@@ -225,7 +225,7 @@ def test_a_binary_answer_says_what_it_holds(kind: str) -> None:
 TEXT_ROWS = entry("t", "BYTES", [60_000], None, parameters={"binary_data_size": 60_000 * 7})
 
 
-def test_rows_of_text_say_what_they_hold() -> None:
+def test_buffered_rows_report_their_memory() -> None:
     other = entry("u", "BYTES", [60_000], None, parameters={"binary_data_size": 60_000 * 7})
     header = message(b"outputs", [TEXT_ROWS, other])
     body = header + b"\3\0\0\0abc" * 120_000
@@ -259,7 +259,7 @@ V1_REQUESTS = v1_requests()
 
 
 @pytest.mark.parametrize("kind", V1_REQUESTS)
-def test_a_predict_request_says_what_it_holds(kind: str) -> None:
+def test_predict_request_reports_its_memory(kind: str) -> None:
     declared, body = V1_REQUESTS[kind]
     check(lambda: PredictRequestConverter(model(declared), CAP, 64), body)
 
@@ -280,7 +280,7 @@ def calls_of(read: Callable[[], int]) -> int:
     return calls
 
 
-def test_what_is_held_is_read_without_a_look_at_each_tensor() -> None:
+def test_reading_buffered_bytes_does_not_visit_each_tensor() -> None:
     def infer(count: int) -> int:
         codec = InferRequestConverter(CAP, 64)
         codec.feed(message(b"inputs", [entry("x", "FP32", [1], b"[1.5]")] * count))

@@ -120,7 +120,7 @@ def check_request(body: bytes, seed: int, window: int) -> None:
 @pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
 @given(body=strategies.request_bodies(), seed=strategies.SEEDS)
-def test_a_request_is_the_same_whoever_converts_it(window: int, body: bytes, seed: int) -> None:
+def test_offloading_does_not_change_a_request(window: int, body: bytes, seed: int) -> None:
     check_request(body, seed, window)
     check_request(strategies.mutated(body, seed), seed, window)
 
@@ -128,13 +128,13 @@ def test_a_request_is_the_same_whoever_converts_it(window: int, body: bytes, see
 @pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
 @given(body=strategies.request_bodies(faulty=True), seed=strategies.SEEDS)
-def test_the_same_fault_is_found_whoever_finds_it(window: int, body: bytes, seed: int) -> None:
+def test_offloading_does_not_change_an_error(window: int, body: bytes, seed: int) -> None:
     check_request(body, seed, window)
 
 
 @strategies.LAW
 @given(strategies.answers(), strategies.SEEDS)
-def test_an_answer_is_the_same_whoever_writes_it(answer: tuple[bytes, int], seed: int) -> None:
+def test_offloading_does_not_change_a_response(answer: tuple[bytes, int], seed: int) -> None:
     body, size = answer
     rng = random.Random(seed)
     policies = JsonPolicies(nonfinite=rng.choice(list(Nonfinite)))
@@ -145,7 +145,7 @@ def test_an_answer_is_the_same_whoever_writes_it(answer: tuple[bytes, int], seed
         assert written(pieces, size, policies, _Lender(seed, fails=fails)) == alone
 
 
-def test_the_first_fault_counts_even_if_it_is_found_last() -> None:
+def test_first_error_is_reported_even_if_found_last() -> None:
     numbers = [b"%d" % (number % 100) for number in range(1000)]
     numbers[100], numbers[700] = b"1000", b"true"
     entry = b'{"name":"x","datatype":"UINT8","shape":[1000],"data":[' + b",".join(numbers) + b"]}"
@@ -158,7 +158,7 @@ def test_the_first_fault_counts_even_if_it_is_found_last() -> None:
             assert offloader.count
 
 
-def test_what_is_lent_out_is_taken_back_as_soon_as_it_can_be() -> None:
+def test_offloaded_results_are_collected_as_soon_as_possible() -> None:
     body = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[9],"data":['
     offloader = _Lender(0, takes=1, fails=0)
     codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, offloader)
@@ -174,7 +174,7 @@ def test_what_is_lent_out_is_taken_back_as_soon_as_it_can_be() -> None:
     assert offloader.count > 90
 
 
-def test_nothing_is_lent_of_elements_that_differ_in_size() -> None:
+def test_bytes_elements_are_not_offloaded() -> None:
     can_be_offloaded = {
         name for name, each in DATATYPES.items() if ConversionJob(True, each).can_be_offloaded
     }
@@ -182,7 +182,7 @@ def test_nothing_is_lent_of_elements_that_differ_in_size() -> None:
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64", "INT8", "UINT64"])
-def test_work(datatype: str) -> None:
+def test_job_converts_numbers_both_ways(datatype: str) -> None:
     data = run_job(ConversionJob(False, DATATYPES[datatype]), b"[[1,2],[3]]")
     assert data is not None
     assert len(data) == 3 * (DATATYPES[datatype].size or 0)
@@ -191,25 +191,25 @@ def test_work(datatype: str) -> None:
     assert [float(number) for number in bytes(text).split(b",")] == [1, 2, 3]
 
 
-def test_work_with_words_for_numbers() -> None:
+def test_job_converts_nan_and_infinity() -> None:
     data = run_job(ConversionJob(False, DATATYPES["FP32"]), memoryview(b"[[NaN,1],[-Infinity]]"))
     assert data is not None
     np.testing.assert_array_equal(np.frombuffer(data, "<f4"), [np.nan, 1, -np.inf])
 
 
-def test_work_that_is_left_undone() -> None:
+def test_job_returns_none_for_invalid_data() -> None:
     assert run_job(ConversionJob(False, DATATYPES["INT8"]), b"[1000]") is None
     assert run_job(ConversionJob(False, DATATYPES["FP32"]), b"[1") is None
     assert run_job(ConversionJob(True, DATATYPES["FP32"]), np.float32(np.nan).tobytes()) is None
 
 
-async def test_what_is_never_done_is_done_at_once() -> None:
+async def test_failed_future_is_done_at_once() -> None:
     await FAILED_FUTURE.wait()
     assert FAILED_FUTURE.done
     assert FAILED_FUTURE.result is None
 
 
-def test_text_that_could_not_be_written_elsewhere_is_written_here() -> None:
+def test_text_that_could_not_be_offloaded_is_written_here() -> None:
     data = np.array([1, np.nan], np.float32).tobytes()
     body, size = answer_body([output("y", "FP32", [2], data)])
     text = written([body], size, JsonPolicies(), _Lender(0, takes=1, fails=0))

@@ -20,6 +20,7 @@ from gateway.protocol.request_header import OutputEncoding
 from gateway.protocol.response_header import parse_response_header
 from tests.codec import strategies
 from tests.codec.strategies_v1 import model
+from tests.support.scale import scaled
 
 CAP, DEPTH = 10_000, 64
 
@@ -146,16 +147,16 @@ CRUMBS = [
 
 
 @pytest.mark.parametrize(("convert", "body"), TEXTS)
-def test_the_good_bodies_are_taken(convert: Convert, body: bytes) -> None:
+def test_valid_bodies_are_accepted(convert: Convert, body: bytes) -> None:
     # Shapes of V1 are those of the data; the model here wants one dimension.
     error = refusal(convert, body)
     assert error is None
 
 
-@settings(max_examples=1500)
+@settings(max_examples=scaled(1500))
 @given(st.sampled_from(TEXTS), st.integers(0, 2**20), st.integers(0, 12), st.sampled_from(CRUMBS))
 @example(TEXTS[0], 2**20, 0, b"x")
-def test_a_broken_body_is_quoted_where_it_breaks(
+def test_error_quotes_a_broken_body_where_it_breaks(
     good: tuple[Convert, bytes], at: int, lost: int, put: bytes
 ) -> None:
     convert, body = good
@@ -169,9 +170,9 @@ def test_a_broken_body_is_quoted_where_it_breaks(
         assert fast_convert_request(body, DEPTH) is None
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 @given(st.sampled_from(TEXTS), st.integers(0, 2**20))
-def test_a_body_cut_short_is_quoted_at_its_end(good: tuple[Convert, bytes], size: int) -> None:
+def test_error_quotes_a_truncated_body_at_its_end(good: tuple[Convert, bytes], size: int) -> None:
     convert, body = good
     body = body[: size % len(body)].rstrip()
     error = refusal(convert, body)
@@ -223,7 +224,7 @@ TWO = ONE.replace(b"}]}", b'},{"name":"y","data":[13],"shape":[1]%b,"datatype":"
         ),
     ],
 )
-def test_the_table_of_quotes(body: bytes, message: str) -> None:
+def test_error_quotes_the_text_as_it_was_sent(body: bytes, message: str) -> None:
     error = refusal(convert_request, body)
     assert error is not None
     assert error.message == message
@@ -231,7 +232,7 @@ def test_the_table_of_quotes(body: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize("body", [ONE % b",", TWO % (b"", b" 5"), TWO % (b' ""', b"")])
-def test_a_servers_own_text_is_quoted(body: bytes) -> None:
+def test_error_quotes_a_servers_text(body: bytes) -> None:
     body = body.replace(b"inputs", b"outputs")
     error = refusal(convert_answer, body)
     assert error is not None
@@ -240,7 +241,7 @@ def test_a_servers_own_text_is_quoted(body: bytes) -> None:
     check_quotes(error.message, body)
 
 
-def test_a_header_without_data_is_quoted() -> None:
+def test_error_quotes_a_cached_header() -> None:
     good = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2]%b}]}'
     part = good % b',"parameters":{"binary_data_size":8 8}'
     with pytest.raises(GatewayError) as caught:

@@ -88,7 +88,7 @@ def test_inputs_are_counted_while_they_arrive(entry: str) -> None:
     assert refusal(codec.feed, b',{"data":[') == TOO_MANY
 
 
-def test_small_requests_over_the_cap_are_left_to_the_streaming_codec() -> None:
+def test_fast_path_leaves_requests_over_the_cap() -> None:
     for entry in (DATA, SHARED):
         assert fast_convert_request(request([entry] * CAP), 64, CAP) is not None
         assert fast_convert_request(request([entry] * (CAP + 1)), 64, CAP) is None
@@ -121,7 +121,7 @@ def test_a_request_within_a_larger_cap_is_written_as_json() -> None:
     assert len(json.loads(text)["inputs"]) == count
 
 
-def test_more_outputs_of_a_server_than_its_cap_are_a_bad_answer() -> None:
+def test_more_outputs_than_the_cap_are_a_bad_response() -> None:
     words = f"the server's answer has more than {MAX_OUTPUTS} outputs"
     header = json.dumps({"outputs": [BINARY] * (MAX_OUTPUTS + 1)}).encode()
     with pytest.raises(GatewayError) as caught:

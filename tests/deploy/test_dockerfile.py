@@ -137,7 +137,9 @@ def test_its_labels_are_those_of_the_project() -> None:
     assert PROJECT["description"].startswith(labels[f"{begin}description"])
 
 
-@pytest.mark.parametrize("file", [FILE, ROOT / "README.md"], ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", [FILE, ROOT / "docs" / "guide" / "install.md"], ids=lambda file: file.name
+)
 def test_it_is_tagged_with_its_version(file: Path) -> None:
     assert set(re.findall(r"tensorgate:(\d[\d.]*)", file.read_text())) == {__version__}
 

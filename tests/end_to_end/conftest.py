@@ -5,8 +5,10 @@ import pytest
 
 from gateway.app.reload import resources
 from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
-from tests.support.event_loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from tests.support.event_loops import both_loops
 from tests.support.gateway import no_errors_logged, no_leaks
+
+pytest_asyncio_loop_factories = both_loops
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.event_loops import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from tests.support.event_loops import both_loops
 from tests.support.gateway import no_errors_logged, no_leaks
+
+pytest_asyncio_loop_factories = both_loops
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "gateway" / "codec" / "_floats.c"
+SOURCE = ROOT / "gateway" / "codec" / "elements" / "_floats.c"
 
 _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 
 class FakeTransport(asyncio.Transport):
-    """Notes what is asked of it; the test is the other end."""
+    """Records the calls to it; the test is the peer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
         self.writes: list[bytes] = []
-        """What each call to the system would have written."""
+        """The data of each system call."""
         self.closing = False
         self.unsent = 0
 

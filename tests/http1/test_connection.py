@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from gateway.http1 import connection as connection_module
-from gateway.http1 import read_buffer as intake_module
+from gateway.http1 import read_buffer as read_buffer_module
 from gateway.http1.connection import (
     MAX_COALESCED_WRITE,
     MAX_READ_AHEAD,
@@ -34,7 +34,7 @@ def body(transport: FakeTransport) -> BodyStream:
     return BodyStream(ReadFlow(transport), BufferAccount())
 
 
-async def _turns(count: int = 5) -> None:
+async def _iterations(count: int = 5) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -49,41 +49,41 @@ async def _read_all(body: BodyStream) -> list[bytes]:
 # ---------------------------------------------------------------------------------- BodyStream
 
 
-async def test_pieces_come_in_order(body: BodyStream) -> None:
+async def test_body_pieces_keep_their_order(body: BodyStream) -> None:
     for piece in (b"a", b"bc", b"d"):
         body.feed(piece)
     body.end()
     assert await _read_all(body) == [b"a", b"bc", b"d"]
 
 
-async def test_the_end_stays_the_end(body: BodyStream) -> None:
+async def test_ended_body_reads_empty_again_and_again(body: BodyStream) -> None:
     assert not body.ended
     body.end()
     assert body.ended
     assert [await body.read() for _ in range(3)] == [b"", b"", b""]
 
 
-async def test_it_has_ended_before_it_is_read(body: BodyStream) -> None:
+async def test_body_has_ended_before_it_is_read(body: BodyStream) -> None:
     body.feed(b"a")
     body.end()
     assert body.ended
     assert await body.read() == b"a"
 
 
-async def test_a_reader_waits(body: BodyStream) -> None:
+async def test_body_reader_waits_for_data(body: BodyStream) -> None:
     reading = asyncio.create_task(_read_all(body))
-    await _turns()
+    await _iterations()
     body.feed(b"a")
-    await _turns()
+    await _iterations()
     body.feed(b"b")
     body.feed(b"c")
-    await _turns()
+    await _iterations()
     assert not reading.done()
     body.end()
     assert await reading == [b"a", b"b", b"c"]
 
 
-async def test_an_error_comes_after_what_came_before(body: BodyStream) -> None:
+async def test_body_error_comes_after_buffered_data(body: BodyStream) -> None:
     body.feed(b"a")
     body.fail(_Broken("broken"))
     assert await body.read() == b"a"
@@ -93,29 +93,29 @@ async def test_an_error_comes_after_what_came_before(body: BodyStream) -> None:
     assert not body.ended
 
 
-async def test_an_error_reaches_a_reader_that_waits(body: BodyStream) -> None:
+async def test_body_error_reaches_a_waiting_reader(body: BodyStream) -> None:
     reading = asyncio.create_task(body.read())
-    await _turns()
+    await _iterations()
     body.fail(_Broken())
     with pytest.raises(_Broken):
         await reading
 
 
-async def test_the_first_error_counts(body: BodyStream) -> None:
+async def test_first_body_error_counts(body: BodyStream) -> None:
     body.fail(_Broken("first"))
     body.fail(_Broken("second"))
     with pytest.raises(_Broken, match="first"):
         await body.read()
 
 
-async def test_an_error_behind_the_end_is_none(body: BodyStream) -> None:
+async def test_body_error_after_the_end_is_ignored(body: BodyStream) -> None:
     body.feed(b"a")
     body.end()
     body.fail(_Broken())
     assert await _read_all(body) == [b"a"]
 
 
-async def test_an_end_behind_an_error_is_none(body: BodyStream) -> None:
+async def test_body_end_after_an_error_is_ignored(body: BodyStream) -> None:
     body.feed(b"a")
     body.fail(_Broken())
     body.end()
@@ -124,7 +124,7 @@ async def test_an_end_behind_an_error_is_none(body: BodyStream) -> None:
         await body.read()
 
 
-async def test_the_sender_is_held_back(body: BodyStream, transport: FakeTransport) -> None:
+async def test_full_body_window_pauses_reading(body: BodyStream, transport: FakeTransport) -> None:
     half = bytes(MAX_WINDOW // 2)
     body.feed(half)
     body.feed(half)
@@ -135,7 +135,9 @@ async def test_the_sender_is_held_back(body: BodyStream, transport: FakeTranspor
     assert transport.calls == ["pause"]
 
 
-async def test_the_sender_goes_on(body: BodyStream, transport: FakeTransport) -> None:
+async def test_half_empty_body_window_resumes_reading(
+    body: BodyStream, transport: FakeTransport
+) -> None:
     piece = bytes(MAX_WINDOW // 8)
     for _ in range(9):
         body.feed(piece)
@@ -155,35 +157,37 @@ async def test_the_sender_goes_on(body: BodyStream, transport: FakeTransport) ->
     assert transport.calls == ["pause", "resume"] * 2
 
 
-async def test_a_sender_of_single_bytes_is_held_back_sooner(
+async def test_single_byte_pieces_pause_reading_sooner(
     body: BodyStream, transport: FakeTransport
 ) -> None:
     count = 0
     while not transport.calls:
         body.feed(b"x")
         count += 1
-    # An object of a byte and its place take some 50.
+    # Each piece counts 64 bytes.
     assert MAX_WINDOW // 100 < count < MAX_WINDOW // 50
     body.end()
     assert len(await _read_all(body)) == count
     assert transport.calls == ["pause", "resume"]
 
 
-async def test_one_large_piece(body: BodyStream, transport: FakeTransport) -> None:
+async def test_one_large_piece_pauses_reading(body: BodyStream, transport: FakeTransport) -> None:
     body.feed(bytes(MAX_WINDOW + 1))
     assert transport.calls == ["pause"]
     assert len(await body.read()) == MAX_WINDOW + 1
     assert transport.calls == ["pause", "resume"]
 
 
-async def test_the_last_piece_holds_nobody_back(body: BodyStream, transport: FakeTransport) -> None:
+async def test_last_piece_of_a_body_does_not_pause_reading(
+    body: BodyStream, transport: FakeTransport
+) -> None:
     body.feed(bytes(MAX_WINDOW + 1), last=True)
     body.end()
     assert len(b"".join(await _read_all(body))) == MAX_WINDOW + 1
     assert transport.calls == []
 
 
-async def test_nothing_is_asked_of_a_closing_transport(
+async def test_closing_transport_is_neither_paused_nor_resumed(
     body: BodyStream, transport: FakeTransport
 ) -> None:
     transport.closing = True
@@ -194,7 +198,7 @@ async def test_nothing_is_asked_of_a_closing_transport(
     assert transport.calls == []
 
 
-async def test_a_transport_that_closes_is_not_resumed(
+async def test_transport_that_starts_to_close_is_not_resumed(
     body: BodyStream, transport: FakeTransport
 ) -> None:
     body.feed(bytes(MAX_WINDOW + 1))
@@ -203,7 +207,7 @@ async def test_a_transport_that_closes_is_not_resumed(
     assert transport.calls == ["pause"]
 
 
-async def test_what_waits_and_comes_may_be_forgotten(
+async def test_discarded_body_drops_buffered_and_later_data(
     body: BodyStream, transport: FakeTransport
 ) -> None:
     body.feed(b"a")
@@ -218,10 +222,10 @@ async def test_what_waits_and_comes_may_be_forgotten(
     assert await _read_all(body) == []
 
 
-@pytest.mark.parametrize("turns", [0, 1, 5])
-async def test_a_cancelled_read_loses_nothing(body: BodyStream, turns: int) -> None:
+@pytest.mark.parametrize("iterations", [0, 1, 5])
+async def test_cancelled_read_loses_nothing(body: BodyStream, iterations: int) -> None:
     reading = asyncio.create_task(body.read())
-    await _turns(turns)
+    await _iterations(iterations)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
@@ -231,9 +235,9 @@ async def test_a_cancelled_read_loses_nothing(body: BodyStream, turns: int) -> N
     assert await _read_all(body) == [b"a", b"b"]
 
 
-async def test_a_read_cancelled_when_its_piece_is_there_loses_nothing(body: BodyStream) -> None:
+async def test_read_cancelled_after_its_data_came_loses_nothing(body: BodyStream) -> None:
     reading = asyncio.create_task(body.read())
-    await _turns()
+    await _iterations()
     body.feed(b"a")
     reading.cancel()
     body.feed(b"b")
@@ -243,9 +247,9 @@ async def test_a_read_cancelled_when_its_piece_is_there_loses_nothing(body: Body
     assert await _read_all(body) == [b"a", b"b"]
 
 
-async def test_a_cancelled_read_does_not_hide_the_error(body: BodyStream) -> None:
+async def test_cancelled_read_does_not_hide_the_error(body: BodyStream) -> None:
     reading = asyncio.create_task(body.read())
-    await _turns()
+    await _iterations()
     body.fail(_Broken())
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -254,57 +258,57 @@ async def test_a_cancelled_read_does_not_hide_the_error(body: BodyStream) -> Non
         await body.read()
 
 
-# ---------------------------------------------------------------------------------- Reading
+# ---------------------------------------------------------------------------------- ReadFlow
 
 
-def test_the_sender_goes_on_when_nobody_holds_it_back(transport: FakeTransport) -> None:
+def test_reading_resumes_after_the_last_pauser(transport: FakeTransport) -> None:
     reading = ReadFlow(transport)
-    reading.release("a")
+    reading.resume("a")
     assert transport.calls == []
-    for holder in ("a", "b", "a"):
-        reading.hold(holder)
+    for pauser in ("a", "b", "a"):
+        reading.pause(pauser)
     assert transport.calls == ["pause"]
-    for holder in ("b", "b"):
-        reading.release(holder)
+    for pauser in ("b", "b"):
+        reading.resume(pauser)
     assert transport.calls == ["pause"]
-    reading.release("a")
+    reading.resume("a")
     assert transport.calls == ["pause", "resume"]
 
 
 # ---------------------------------------------------------------------------------- Connection
 
 
-class _Deaf(Connection):
+class _ReadsNothing(Connection):
     def data_received(self, data: bytes | memoryview) -> None:
-        raise AssertionError("nothing is sent here")
+        raise AssertionError("the peer sends nothing in these tests")
 
 
 @pytest.fixture
 async def connection(transport: FakeTransport) -> Connection:
     skip_if_compiled()
-    connection = _Deaf()
+    connection = _ReadsNothing()
     connection.connection_made(transport)
     return connection
 
 
-class _Slow(Connection):
-    """Takes so many bytes of what comes, and keeps the rest."""
+class _TakesSome(Connection):
+    """Takes so many bytes of each read, and reads the others ahead."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self._most = most
+        self._size = size
         self.taken = b""
 
     def data_received(self, data: bytes | memoryview) -> None:
-        self.taken += data[: self._most]
-        self.buffer_read_ahead(data[self._most :])
+        self.taken += data[: self._size]
+        self.buffer_read_ahead(data[self._size :])
 
 
 @needs_source
-async def test_much_that_is_kept_holds_the_sender_back(transport: FakeTransport) -> None:
-    most = 1000
+async def test_large_read_ahead_pauses_reading(transport: FakeTransport) -> None:
+    size = 1000
     data = bytes(range(256)) * (2 * MAX_READ_AHEAD // 256)
-    connection = _Slow(most)
+    connection = _TakesSome(size)
     connection.connection_made(transport)
     connection.data_received(memoryview(data))
     while len(connection.taken) + MAX_READ_AHEAD < len(data):
@@ -319,8 +323,8 @@ async def test_much_that_is_kept_holds_the_sender_back(transport: FakeTransport)
 
 
 @needs_source
-async def test_what_is_kept_twice_stays_in_order(transport: FakeTransport) -> None:
-    connection = _Slow(3)
+async def test_read_ahead_keeps_its_order(transport: FakeTransport) -> None:
+    connection = _TakesSome(3)
     connection.connection_made(transport)
     connection.buffer_read_ahead(b"ab")
     connection.buffer_read_ahead(memoryview(b"cde"))
@@ -331,7 +335,7 @@ async def test_what_is_kept_twice_stays_in_order(transport: FakeTransport) -> No
 
 
 @needs_source
-async def test_a_sender_that_fills_each_read_lets_others_in(
+async def test_sender_that_fills_each_read_does_not_starve_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size, count = 20 * 1024, 5
@@ -343,9 +347,9 @@ async def test_a_sender_that_fills_each_read_lets_others_in(
             self.loop.call_soon(log.append, "others")
             log.append("read")
 
-    monkeypatch.setattr(intake_module, "_SLAB", size)
-    monkeypatch.setattr(intake_module, "LEAST_SPACE", size)
-    monkeypatch.setattr(connection_module, "READ_BUFFER", intake_module.ReadBuffer())
+    monkeypatch.setattr(read_buffer_module, "_SLAB_SIZE", size)
+    monkeypatch.setattr(read_buffer_module, "_MIN_SPACE", size)
+    monkeypatch.setattr(connection_module, "READ_BUFFER", read_buffer_module.ReadBuffer())
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     with theirs:
@@ -353,29 +357,31 @@ async def test_a_sender_that_fills_each_read_lets_others_in(
         _, connection = await loop.create_connection(Log, sock=ours)
         await until(lambda: len(log) == 2 * count)
         connection.transport.abort()
-        await _turns()
+        await _iterations()
     assert log == ["read", "others"] * count
 
 
-async def test_the_transport_is_kept(connection: Connection, transport: FakeTransport) -> None:
+async def test_connection_stores_its_transport(
+    connection: Connection, transport: FakeTransport
+) -> None:
     assert connection.transport is transport
     assert not connection.closed
     assert transport.calls == []
 
 
-async def test_what_is_begun_goes_out_with_what_follows(
+async def test_buffered_write_goes_out_with_the_next_one(
     connection: Connection, transport: FakeTransport
 ) -> None:
     connection.buffer_write(b"head ")
     connection.buffer_write(b"and more ")
     connection.write(memoryview(b"body"))
-    await _turns()
+    await _iterations()
     connection.write(b"more body")
     assert transport.writes == [b"head and more body", b"more body"]
 
 
 @pytest.mark.parametrize("size", [MAX_COALESCED_WRITE, MAX_COALESCED_WRITE + 1])
-async def test_much_goes_out_with_what_was_begun(
+async def test_large_write_goes_out_with_the_buffered_one(
     connection: Connection, transport: FakeTransport, size: int
 ) -> None:
     connection.buffer_write(b"head")
@@ -383,7 +389,7 @@ async def test_much_goes_out_with_what_was_begun(
     assert transport.writes == [b"head" + bytes(size)]
 
 
-async def test_pieces_go_out_with_what_was_begun(
+async def test_pieces_go_out_with_the_buffered_write(
     connection: Connection, transport: FakeTransport
 ) -> None:
     connection.buffer_write(b"a")
@@ -393,7 +399,7 @@ async def test_pieces_go_out_with_what_was_begun(
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_little_of_a_body_goes_with_what_follows(
+async def test_small_body_piece_goes_out_with_the_next_one(
     connection: Connection, transport: FakeTransport, *, chunked: bool
 ) -> None:
     much = bytes(MAX_COALESCED_WRITE)
@@ -406,11 +412,11 @@ async def test_little_of_a_body_goes_with_what_follows(
     written += [b"0\r\n\r\n"] * chunked
     assert b"".join(transport.writes) == b"".join(written)
     assert len(transport.writes) == 3
-    await _turns()
+    await _iterations()
     assert len(transport.writes) == 3
 
 
-async def test_the_end_of_a_body_leaves_nothing_behind(
+async def test_end_of_a_body_flushes_the_buffered_write(
     connection: Connection, transport: FakeTransport
 ) -> None:
     connection.write_body(b"a", chunked=False)
@@ -418,21 +424,21 @@ async def test_the_end_of_a_body_leaves_nothing_behind(
     assert transport.writes == [b"a"]
 
 
-async def test_what_is_begun_does_not_wait_for_long(
+async def test_buffered_write_goes_out_in_the_next_iteration(
     connection: Connection, transport: FakeTransport
 ) -> None:
     connection.buffer_write(b"head")
     assert transport.writes == []
-    await _turns(1)
+    await _iterations(1)
     assert transport.writes == [b"head"]
     connection.buffer_write(b"next")
     connection.flush()
     connection.flush()
-    await _turns()
+    await _iterations()
     assert transport.writes == [b"head", b"next"]
 
 
-async def test_little_by_little_is_not_held_without_end(
+async def test_large_buffered_write_is_flushed(
     connection: Connection, transport: FakeTransport
 ) -> None:
     for _ in range(100):
@@ -442,54 +448,56 @@ async def test_little_by_little_is_not_held_without_end(
     assert len(b"".join(transport.writes)) == 100 * 1024
 
 
-async def test_nothing_is_written_to_a_closing_transport(
+async def test_closing_transport_gets_no_writes(
     connection: Connection, transport: FakeTransport
 ) -> None:
     connection.buffer_write(b"head")
     transport.closing = True
-    await _turns()
+    await _iterations()
     assert transport.writes == []
 
 
 @needs_source
-async def test_a_reset_forgets_what_was_begun() -> None:
+async def test_reset_drops_the_buffered_write() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_Deaf, sock=ours)
+        _, connection = await loop.create_connection(_ReadsNothing, sock=ours)
         connection.buffer_write(b"head")
         connection.reset()
-        await _turns()
+        await _iterations()
         assert theirs.recv(10) == b""
 
 
 async def _drains_at_once(connection: Connection) -> bool:
-    """Tell whether a drain ends without a turn for others."""
+    """Whether a drain returns before the next iteration of the event loop."""
     others: list[str] = []
     asyncio.get_running_loop().call_soon(others.append, "other")
     await connection.drain()
     return not others
 
 
-async def test_drain_does_not_wait_for_nothing(connection: Connection) -> None:
+async def test_drain_of_a_writable_connection_returns_at_once(connection: Connection) -> None:
     assert await _drains_at_once(connection)
     connection.pause_writing()
     connection.resume_writing()
     assert await _drains_at_once(connection)
 
 
-async def test_drain_waits(connection: Connection) -> None:
+async def test_drain_waits_until_writing_resumes(connection: Connection) -> None:
     for _ in range(3):
         connection.pause_writing()
         draining = asyncio.create_task(connection.drain())
-        await _turns()
+        await _iterations()
         assert not draining.done()
         connection.resume_writing()
         await draining
 
 
 @pytest.mark.parametrize("error", [None, OSError("reset")])
-async def test_drain_of_a_lost_connection(connection: Connection, error: OSError | None) -> None:
+async def test_drain_of_a_lost_connection_raises(
+    connection: Connection, error: OSError | None
+) -> None:
     connection.connection_lost(error)
     assert connection.closed
     for _ in range(2):
@@ -498,53 +506,53 @@ async def test_drain_of_a_lost_connection(connection: Connection, error: OSError
 
 
 @pytest.mark.parametrize("error", [None, OSError("reset")])
-async def test_a_connection_lost_while_drained(
+async def test_connection_lost_during_drain_raises(
     connection: Connection, error: OSError | None
 ) -> None:
     connection.pause_writing()
     draining = asyncio.create_task(connection.drain())
-    await _turns()
+    await _iterations()
     connection.connection_lost(error)
     with pytest.raises(ConnectionResetError):
         await draining
 
 
-async def test_a_connection_lost_right_behind_a_resume(connection: Connection) -> None:
+async def test_connection_lost_right_after_a_resume_raises(connection: Connection) -> None:
     connection.pause_writing()
     draining = asyncio.create_task(connection.drain())
-    await _turns()
+    await _iterations()
     connection.resume_writing()
     connection.connection_lost(None)
     with pytest.raises(ConnectionResetError):
         await draining
 
 
-async def test_a_paused_connection_that_is_lost_holds_nobody(connection: Connection) -> None:
+async def test_drain_of_a_lost_paused_connection_raises(connection: Connection) -> None:
     connection.pause_writing()
     connection.connection_lost(None)
     with pytest.raises(ConnectionResetError):
         await connection.drain()
 
 
-@pytest.mark.parametrize("turns", [0, 1, 5])
-async def test_a_drain_is_cancelled(connection: Connection, turns: int) -> None:
+@pytest.mark.parametrize("iterations", [0, 1, 5])
+async def test_cancelled_drain_can_be_repeated(connection: Connection, iterations: int) -> None:
     connection.pause_writing()
     draining = asyncio.create_task(connection.drain())
-    await _turns(turns)
+    await _iterations(iterations)
     draining.cancel()
     with pytest.raises(asyncio.CancelledError):
         await draining
     again = asyncio.create_task(connection.drain())
-    await _turns()
+    await _iterations()
     assert not again.done()
     connection.resume_writing()
     await again
 
 
-async def test_a_connection_is_lost_behind_a_cancelled_drain(connection: Connection) -> None:
+async def test_connection_lost_after_a_cancelled_drain_raises(connection: Connection) -> None:
     connection.pause_writing()
     draining = asyncio.create_task(connection.drain())
-    await _turns()
+    await _iterations()
     draining.cancel()
     connection.connection_lost(None)
     with pytest.raises(asyncio.CancelledError):
@@ -553,7 +561,7 @@ async def test_a_connection_is_lost_behind_a_cancelled_drain(connection: Connect
         await connection.drain()
 
 
-async def test_who_has_to_wait_can_be_told(connection: Connection) -> None:
+async def test_write_blocked_while_paused_or_closed(connection: Connection) -> None:
     assert not connection.write_blocked
     connection.pause_writing()
     assert connection.write_blocked
@@ -563,7 +571,7 @@ async def test_who_has_to_wait_can_be_told(connection: Connection) -> None:
     assert connection.write_blocked
 
 
-async def test_a_closing_connection_is_not_reset(
+async def test_closing_connection_is_not_reset(
     connection: Connection, transport: FakeTransport
 ) -> None:
     transport.closing = True
@@ -572,10 +580,10 @@ async def test_a_closing_connection_is_not_reset(
 
 
 async def _pair() -> tuple[Connection, socket.socket]:
-    """Give a connection over TCP and its other end."""
+    """Make a connection over TCP; return it and the peer's socket."""
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        _, connection = await loop.create_connection(_Deaf, *listening.getsockname())
+        _, connection = await loop.create_connection(_ReadsNothing, *listening.getsockname())
         there, _ = listening.accept()
     there.setblocking(False)
     return connection, there
@@ -590,25 +598,25 @@ async def test_drain_waits_for_a_real_reader() -> None:
         async with asyncio.timeout(5):
             connection.transport.write(data)
             draining = asyncio.create_task(connection.drain())
-            await _turns()
+            await _iterations()
             assert not draining.done()
             received = 0
             while received < len(data):
                 received += len(await loop.sock_recv(there, 1024 * 1024))
             await draining
         connection.transport.abort()
-        await _turns()
+        await _iterations()
         assert connection.closed
 
 
 @needs_source
-async def test_the_other_end_is_told_of_a_reset() -> None:
+async def test_peer_sees_a_reset() -> None:
     connection, there = await _pair()
     with there:
         async with asyncio.timeout(5):
             connection.pause_writing()
             draining = asyncio.create_task(connection.drain())
-            await _turns()
+            await _iterations()
             connection.reset()
             with pytest.raises(ConnectionResetError):
                 await asyncio.get_running_loop().sock_recv(there, 1)

@@ -1,4 +1,4 @@
-"""A listener at work, on a plain address or on one with TLS."""
+"""A running listener with a given handler, over plain TCP and over TLS."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ from multidict import CIMultiDict
 
 from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.server import HttpListener
-from gateway.listener.sockets import tcp_sockets
+from gateway.listener.sockets import open_tcp_sockets
 from gateway.listener.tls import ReloadingTlsContext, TlsFiles
 from gateway.observe.access_log import AccessLog
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
@@ -19,8 +19,8 @@ from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import no_leaks
 
 
-class Listening:
-    """A listener at work, at an address of its own."""
+class RunningListener:
+    """A listener, its socket and its URL."""
 
     def __init__(self, listener: HttpListener, sock: socket.socket, url: str) -> None:
         self.listener = listener
@@ -29,44 +29,44 @@ class Listening:
         self.is_tls = url.startswith("https:")
 
 
-class _Spoken:
-    """What is spoken on the listener's address."""
+class _Scheme:
+    """The TLS context of listeners, None for plain HTTP."""
 
     tls: ReloadingTlsContext | None = None
 
 
 @pytest.fixture(autouse=True, params=["http", "https"])
-def spoken(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run each test over TLS too: all that holds on a plain connection holds there."""
+def scheme(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run each test over plain HTTP and over TLS."""
     if request.param == "https":
         files = TlsFiles(*certificate_files(tmp_path, server_certificate()))
-        monkeypatch.setattr(_Spoken, "tls", ReloadingTlsContext(files))
+        monkeypatch.setattr(_Scheme, "tls", ReloadingTlsContext(files))
     return str(request.param)
 
 
 @asynccontextmanager
-async def listening(
-    exchange: RequestHandler, access_log: AccessLog | None = None
-) -> AsyncIterator[Listening]:
-    """Have a listener make such exchanges; in the end it drains, and nothing of it is left."""
+async def running_listener(
+    handle: RequestHandler, access_log: AccessLog | None = None
+) -> AsyncIterator[RunningListener]:
+    """Run a listener with this handler; at the end it drains, and no resource may leak."""
     async with no_leaks():
-        listener = HttpListener(exchange, access_log, tls=_Spoken.tls)
-        (sock,) = tcp_sockets(HOST, 0)
-        scheme = "http" if _Spoken.tls is None else "https"
+        listener = HttpListener(handle, access_log, tls=_Scheme.tls)
+        (sock,) = open_tcp_sockets(HOST, 0)
+        scheme = "http" if _Scheme.tls is None else "https"
         url = "{}://{}:{}".format(scheme, *sock.getsockname())
         await listener.listen(sock)
-        yield Listening(listener, sock, url)
+        yield RunningListener(listener, sock, url)
         await listener.drain(0.05, 0.05)
 
 
-async def send(answer: ClientResponse, body: bytes, **headers: str) -> None:
-    """Answer with a body that is there as a whole."""
-    await answer.start(200, "", CIMultiDict({"Content-Length": str(len(body)), **headers}))
-    await answer.write(body)
-    await answer.finish()
+async def respond(response: ClientResponse, body: bytes, **headers: str) -> None:
+    """Send a response with this body."""
+    await response.start(200, "", CIMultiDict({"Content-Length": str(len(body)), **headers}))
+    await response.write(body)
+    await response.finish()
 
 
-async def whole_body(client: ClientRequest) -> bytes:
+async def read_body(client: ClientRequest) -> bytes:
     """Read a request's body to its end."""
     body = b""
     while piece := await client.read():
@@ -74,8 +74,8 @@ async def whole_body(client: ClientRequest) -> bytes:
     return body
 
 
-async def echo(client: ClientRequest, answer: ClientResponse) -> None:
-    """Answer with what the exchange is told of a request, and with its body."""
-    body = await whole_body(client)
+async def echo(client: ClientRequest, response: ClientResponse) -> None:
+    """Respond with what the handler knows of the request, and with its body."""
+    body = await read_body(client)
     told = f"{client.method} {client.target} {client.content_length} {client.headers.get('X')} "
-    await send(answer, told.encode() + body)
+    await respond(response, told.encode() + body)

@@ -1,4 +1,4 @@
-"""Bodies that nobody reads, that are broken, or that come in tiny pieces."""
+"""Bodies that are unread, malformed, or in tiny pieces."""
 
 import asyncio
 
@@ -6,18 +6,18 @@ import pytest
 
 from gateway.errors import GatewayError, bad_request
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
-from tests.listener.running_listener import echo, listening, send, whole_body
-from tests.listener.running_listener import spoken as spoken
+from tests.listener.running_listener import echo, read_body, respond, running_listener
+from tests.listener.running_listener import scheme as scheme
 from tests.support.gateway import until
 from tests.support.http_messages import message, request
 from tests.support.raw_client import connect
 
 
-async def test_a_body_left_unread_does_not_end_the_connection() -> None:
-    async def exchange(_: ClientRequest, __: ClientResponse) -> None:
+async def test_unread_body_does_not_close_the_connection() -> None:
+    async def handle(_: ClientRequest, __: ClientResponse) -> None:
         raise bad_request("not looked at")
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         for _ in range(3):
             data = request("POST", "/", bytes(100_000))
             await client.send(data[:1000])
@@ -25,25 +25,25 @@ async def test_a_body_left_unread_does_not_end_the_connection() -> None:
             await client.send(data[1000:])
 
 
-async def test_a_large_body_left_unread_does_not_stop_the_connection() -> None:
-    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
-        await asyncio.sleep(0.05)  # in which as much arrives as is taken
-        await send(answer, b"not looked at")
+async def test_large_unread_body_does_not_block_the_connection() -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await asyncio.sleep(0.05)  # the connection reads as much as it may
+        await respond(response, b"not looked at")
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         for size in range(500_000, 800_000, 60_000):
             client.send_nowait(request("POST", "/", bytes(size)))
             assert (await client.read_response()).status == 200
 
 
-async def test_a_broken_body_is_told_to_who_reads_it() -> None:
-    async def exchange(client: ClientRequest, _: ClientResponse) -> None:
-        with pytest.raises(GatewayError, match=r"^the request's body is broken: ") as caught:
-            await whole_body(client)
+async def test_malformed_body_is_an_error_for_its_reader() -> None:
+    async def handle(client: ClientRequest, _: ClientResponse) -> None:
+        with pytest.raises(GatewayError, match=r"^the request body is malformed: ") as caught:
+            await read_body(client)
         raise caught.value
 
     head = message("PUT / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(head + b"2\r\nab\r\n")
         await asyncio.sleep(0.01)
         await client.send(b"what?\r\n")
@@ -54,14 +54,16 @@ async def test_a_broken_body_is_told_to_who_reads_it() -> None:
         assert await client.rest() == b""
 
 
-async def test_a_broken_body_that_nobody_reads(caplog: pytest.LogCaptureFixture) -> None:
-    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
+async def test_malformed_unread_body_closes_after_the_response(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
         await broken.wait()
-        await send(answer, b"done")
+        await respond(response, b"done")
 
     broken = asyncio.Event()
     head = message("PUT / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(head + b"2\r\nab\r\n")
         await asyncio.sleep(0.01)
         await client.send(b"what?\r\n")
@@ -72,14 +74,14 @@ async def test_a_broken_body_that_nobody_reads(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
 
 
-async def test_a_broken_body_in_the_pipeline() -> None:
-    async def exchange(client: ClientRequest, answer: ClientResponse) -> None:
+async def test_malformed_pipelined_body_gets_400() -> None:
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
         await broken.wait()
-        await echo(client, answer)
+        await echo(client, response)
 
     broken = asyncio.Event()
     head = message("PUT / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(request("GET", "/first") + head + b"2\r\nab\r\n")
         await asyncio.sleep(0.01)
         await client.send(b"what?\r\n")
@@ -89,19 +91,18 @@ async def test_a_broken_body_in_the_pipeline() -> None:
         assert (await client.read_response()).status == 400
 
 
-async def test_requests_are_read_only_a_little_ahead() -> None:
-    """However fast a client sends the next ones."""
+async def test_read_ahead_of_pipelined_requests_is_limited() -> None:
     count, most = 1000, 64 * 1024 + 1000 * 1024
     ahead: list[int] = []
 
-    async def exchange(client: ClientRequest, answer: ClientResponse) -> None:
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
         if len(ahead) < 30:
-            await asyncio.sleep(0.005)  # in which more could come
-        (connection,) = here.listener._connections
+            await asyncio.sleep(0.005)  # more could arrive
+        (connection,) = running.listener._connections
         ahead.append(len(connection._read_ahead))
-        await echo(client, answer)
+        await echo(client, response)
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         client.send_nowait(request("POST", "/", bytes(8000)) * count)
         for _ in range(count):
             assert len((await client.read_response()).body) > 8000
@@ -114,56 +115,57 @@ CHUNKS = 100_000
 CHUNKED_HEAD = message("POST / HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
 
 
-async def test_tiny_chunks_let_others_in() -> None:
+async def test_tiny_chunks_do_not_starve_others() -> None:
     pieces: list[int] = []
 
-    async def exchange(client: ClientRequest, answer: ClientResponse) -> None:
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
         while piece := await client.read():
             pieces.append(len(piece))
-        await send(answer, b"")
+        await respond(response, b"")
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(CHUNKED_HEAD)
-        await until(lambda: here.listener._active_calls)
-        (connection,) = here.listener._connections
-        # As large as reads may be.
+        await until(lambda: running.listener._active_calls)
+        (connection,) = running.listener._connections
+        # The largest possible read.
         connection.data_received(memoryview(TINY * CHUNKS))
         assert not connection.transport.is_reading()
-        connection.data_received(TINY + b"0\r\n\r\n" + request("GET", "/next"))  # on its way then
+        # A read that was in progress.
+        connection.data_received(TINY + b"0\r\n\r\n" + request("GET", "/next"))
         for _ in range(2):
             assert (await client.read_response()).status == 200
         assert (await client.call("GET", "/last")).status == 200
     assert sum(pieces) == CHUNKS + 1
-    # Each is from a turn of its own.
+    # Each is from an iteration of its own.
     assert max(pieces) < 5000
 
 
-async def test_tiny_chunks_that_nobody_reads() -> None:
-    async def exchange(_: ClientRequest, __: ClientResponse) -> None:
+async def test_unread_tiny_chunks_are_dropped() -> None:
+    async def handle(_: ClientRequest, __: ClientResponse) -> None:
         await sent.wait()
         raise bad_request("not looked at")
 
     sent = asyncio.Event()
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(CHUNKED_HEAD)
-        await until(lambda: here.listener._active_calls)
-        (connection,) = here.listener._connections
+        await until(lambda: running.listener._active_calls)
+        (connection,) = running.listener._connections
         connection.data_received(memoryview(TINY * CHUNKS + b"0\r\n\r\n"))
         sent.set()
         assert (await client.read_response()).status == 400
         assert (await client.call("GET", "/next")).status == 400
 
 
-async def test_a_client_that_leaves_behind_tiny_chunks() -> None:
-    async def exchange(client: ClientRequest, _: ClientResponse) -> None:
-        await whole_body(client)
+async def test_tiny_chunks_of_a_client_that_leaves_are_dropped() -> None:
+    async def handle(client: ClientRequest, _: ClientResponse) -> None:
+        await read_body(client)
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(CHUNKED_HEAD)
-        await until(lambda: here.listener._active_calls)
-        (connection,) = here.listener._connections
+        await until(lambda: running.listener._active_calls)
+        (connection,) = running.listener._connections
         connection.data_received(memoryview(TINY * CHUNKS))
         client.reset()
         connection.transport.abort()
-        await until(lambda: not here.listener._active_calls)
+        await until(lambda: not running.listener._active_calls)
         assert not connection._read_ahead

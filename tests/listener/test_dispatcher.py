@@ -1,4 +1,4 @@
-"""What exchanges are told, and what becomes of their answers."""
+"""What handlers get, and how their responses and errors reach the client."""
 
 import asyncio
 import logging
@@ -9,8 +9,8 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.observe.access_log import AccessLog
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
-from tests.listener.running_listener import echo, listening, send
-from tests.listener.running_listener import spoken as spoken
+from tests.listener.running_listener import echo, respond, running_listener
+from tests.listener.running_listener import scheme as scheme
 from tests.support.gateway import until
 from tests.support.http_messages import chunked, message, request
 from tests.support.raw_client import connect
@@ -37,31 +37,31 @@ from tests.support.raw_client import connect
         (request("GET", "hTTps://x"), b"GET / 0 None "),
     ],
 )
-async def test_what_an_exchange_is_told(data: bytes, told: bytes) -> None:
-    async with listening(echo) as here, connect(here.url) as client:
+async def test_handler_gets_the_request(data: bytes, told: bytes) -> None:
+    async with running_listener(echo) as running, connect(running.url) as client:
         for _ in range(1 if b"HTTP/1.0" in data else 3):
             reply = await client.ask(data)
             assert (reply.status, reply.body) == (200, told)
 
 
-async def test_compressed_bodies_are_left_as_they_are() -> None:
-    async with listening(echo) as here, connect(here.url) as client:
+async def test_compressed_bodies_are_not_decompressed() -> None:
+    async with running_listener(echo) as running, connect(running.url) as client:
         reply = await client.call("POST", "/", b"\x1f\x8b", {"Content-Encoding": "gzip"})
         assert reply.body.endswith(b"\x1f\x8b")
 
 
-async def test_an_answer_in_parts() -> None:
-    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
-        assert not answer.started
+async def test_response_without_length_is_chunked() -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        assert not response.started
         headers = CIMultiDict([("X", "1"), ("X", "2"), ("Server", "mine")])
-        await answer.start(299, "So So", headers)
-        assert answer.started
-        await answer.write(b"one")
-        await answer.write(b"")
-        await answer.write(b"two")
-        await answer.finish()
+        await response.start(299, "So So", headers)
+        assert response.started
+        await response.write(b"one")
+        await response.write(b"")
+        await response.write(b"two")
+        await response.finish()
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         for _ in range(2):
             reply = await client.call("GET", "/")
             assert reply.head.first == "HTTP/1.1 299 So So"
@@ -74,29 +74,29 @@ async def test_an_answer_in_parts() -> None:
 @pytest.mark.parametrize(
     ("status", "line"), [(200, "HTTP/1.1 200 OK"), (404, "HTTP/1.1 404 Not Found"), (799, None)]
 )
-async def test_a_reason_is_found_where_there_is_none(status: int, line: str | None) -> None:
-    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
-        await answer.start(status, "", CIMultiDict({"Content-Length": "0"}))
-        await answer.finish()
+async def test_empty_reason_becomes_the_standard_phrase(status: int, line: str | None) -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await response.start(status, "", CIMultiDict({"Content-Length": "0"}))
+        await response.finish()
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         reply = await client.call("GET", "/")
         assert reply.head.first.rstrip() == (line or "HTTP/1.1 799")
         assert reply.head.get("Server") == "tensorgate"
 
 
-async def test_an_answer_to_head_has_no_body() -> None:
-    async def exchange(client: ClientRequest, answer: ClientResponse) -> None:
+async def test_response_to_head_has_no_body() -> None:
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
         if client.target == "/chunked":
-            await answer.start(200, "", CIMultiDict())
-            await answer.write(b"body")
-            await answer.finish()
+            await response.start(200, "", CIMultiDict())
+            await response.write(b"body")
+            await response.finish()
         elif client.target == "/error":
             raise bad_request("why")
         else:
-            await send(answer, b"body")
+            await respond(response, b"body")
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         for target in ("/sized", "/chunked", "/error") * 2:
             await client.send(request("HEAD", target))
             head = await client.head()
@@ -106,23 +106,23 @@ async def test_an_answer_to_head_has_no_body() -> None:
 
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
-async def test_an_error_is_answered(kind: ErrorKind) -> None:
-    async def exchange(_: ClientRequest, __: ClientResponse) -> None:
+async def test_gateway_error_becomes_the_response(kind: ErrorKind) -> None:
+    async def handle(_: ClientRequest, __: ClientResponse) -> None:
         raise GatewayError(kind, "why")
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         for _ in range(2):
             reply = await client.call("GET", "/")
             assert (reply.status, reply.error) == (kind.value.status, "why")
 
 
-async def test_a_fault_of_our_own_is_logged_and_answered(
+async def test_internal_error_is_logged_and_gets_500(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def exchange(_: ClientRequest, __: ClientResponse) -> None:
+    async def handle(_: ClientRequest, __: ClientResponse) -> None:
         raise ZeroDivisionError
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         reply = await client.call("GET", "/a")
         assert (reply.status, reply.error) == (500, "the gateway failed; its log says why")
         assert await client.rest() == b""
@@ -130,30 +130,30 @@ async def test_a_fault_of_our_own_is_logged_and_answered(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_fault_of_our_own_within_an_answer_cuts_it(
+async def test_internal_error_during_a_response_aborts_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
-        await answer.start(200, "", CIMultiDict())
-        await answer.write(b"begun")
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await response.start(200, "", CIMultiDict())
+        await response.write(b"begun")
         raise ZeroDivisionError
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
             await client.call("GET", "/")
     assert "ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_an_aborted_answer_ends_in_a_reset(version: str) -> None:
-    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
-        await answer.start(200, "", CIMultiDict())
-        await answer.write(b"begun")
+async def test_aborted_response_resets_the_connection(version: str) -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await response.start(200, "", CIMultiDict())
+        await response.write(b"begun")
         await read.wait()
-        answer.abort()
+        response.abort()
 
     read = asyncio.Event()
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(f"GET / HTTP/{version}\r\nHost: x\r\n\r\n".encode())
         await client.head()
         read.set()
@@ -161,55 +161,55 @@ async def test_an_aborted_answer_ends_in_a_reset(version: str) -> None:
             await client.rest()
 
 
-async def test_aborting_twice_is_aborting() -> None:
-    async def exchange(_: ClientRequest, answer: ClientResponse) -> None:
-        await answer.start(200, "", CIMultiDict())
+async def test_response_may_be_aborted_twice() -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await response.start(200, "", CIMultiDict())
         for _again in range(3):
-            answer.abort()
-            answer.abort()
+            response.abort()
+            response.abort()
             await asyncio.sleep(0.01)
 
-    async with listening(exchange) as here, connect(here.url) as client:
+    async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(request("GET", "/"))
         with pytest.raises(ConnectionResetError):
             await client.rest()
 
 
-async def test_a_client_that_leaves_ends_its_exchange() -> None:
+async def test_client_that_leaves_cancels_its_call() -> None:
     ended: list[str] = []
 
-    async def exchange(_: ClientRequest, __: ClientResponse) -> None:
+    async def handle(_: ClientRequest, __: ClientResponse) -> None:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
             ended.append("cancelled")
             raise
 
-    async with listening(exchange) as here:
-        async with connect(here.url) as client:
+    async with running_listener(handle) as running:
+        async with connect(running.url) as client:
             await client.send(request("GET", "/"))
-            await until(lambda: here.listener._active_calls)
-        await until(lambda: not here.listener._active_calls)
+            await until(lambda: running.listener._active_calls)
+        await until(lambda: not running.listener._active_calls)
     assert ended == ["cancelled"]
 
 
-async def test_each_exchange_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_call_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
-    async def exchange(client: ClientRequest, answer: ClientResponse) -> None:
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
         if client.target == "/bad":
             raise bad_request("no")
         if client.target == "/gone":
             await asyncio.sleep(60)
-        await send(answer, b"12345")
+        await respond(response, b"12345")
 
-    async with listening(exchange, AccessLog()) as here:
-        async with connect(here.url) as client:
+    async with running_listener(handle, AccessLog()) as running:
+        async with connect(running.url) as client:
             await client.call("GET", "/good?x=%20")
             await client.call("POST", "/bad", b"x")
             await client.send(request("GET", "/gone"))
-            await until(lambda: here.listener._active_calls)
-        await until(lambda: not here.listener._active_calls)
+            await until(lambda: running.listener._active_calls)
+        await until(lambda: not running.listener._active_calls)
     lines = [r.getMessage() for r in caplog.records if r.name == "tensorgate.access"]
     assert [line.split(" B ")[0] for line in lines] == [
         "GET /good?x=%20 200 5",

@@ -13,7 +13,7 @@ JSON: HeaderLines = (("Content-Type", "application/json"),)
 def _written(
     status: int, reason: str, headers: HeaderLines, body: bytes, last: bool
 ) -> tuple[str, list[str], bytes]:
-    """Give the first line, the others but for the Date, and the body."""
+    """Return the status line, the header lines without Date, and the body."""
     head, _, rest = encode_response(status, reason, headers, body, last).partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     (date,) = [line for line in lines if line.startswith("Date: ")]
@@ -37,7 +37,7 @@ def _written(
     ],
 )
 @pytest.mark.parametrize("last", [False, True])
-def test_a_whole_answer(
+def test_buffered_response_is_encoded(
     status: int,
     reason: str,
     headers: HeaderLines,
@@ -46,7 +46,7 @@ def test_a_whole_answer(
     lines: list[str],
     last: bool,
 ) -> None:
-    """Numbers among the lines are the Content-Length that is added."""
+    """A number among the lines stands for the added Content-Length."""
     expected = [f"Content-Length: {line}" if line.isdigit() else line for line in lines]
     expected += ["Server: tensorgate", *(["Connection: close"] if last else [])]
     for _ in range(2):
@@ -56,13 +56,13 @@ def test_a_whole_answer(
         assert rest == body
 
 
-def test_what_the_server_says_of_itself_is_kept() -> None:
+def test_server_and_date_of_the_upstream_are_preserved() -> None:
     headers: HeaderLines = (("server", "triton"), ("DATE", "then"))
     data = encode_response(200, "", headers, b"", False)
     assert data == b"HTTP/1.1 200 OK\r\nserver: triton\r\nDATE: then\r\nContent-Length: 0\r\n\r\n"
 
 
-def test_answers_that_differ_in_their_bodies_alone() -> None:
+def test_cached_head_gets_the_length_of_each_body() -> None:
     for body in (b"", b"one", b"three", b"one"):
         data = encode_response(200, "OK", JSON, body, False)
         assert data.endswith(b"\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))

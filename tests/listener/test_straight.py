@@ -11,10 +11,9 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import bad_response
-from gateway.listener.connection import ClientConnection
-from gateway.listener.connection_host import Continuation
+from gateway.listener.connection import ClientConnection, Continuation
 from gateway.listener.server import HttpListener
-from gateway.listener.sockets import tcp_sockets
+from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.access_log import AccessLog
 from gateway.proxy.dispatch import handle_request
 from gateway.proxy.fast_path import call as straight_module
@@ -96,7 +95,7 @@ async def _listening(
 
         straight = FastPath(single_route(route))
         listener = HttpListener(on_request, access_log, None, straight)
-        (sock,) = tcp_sockets("127.0.0.1", 0)
+        (sock,) = open_tcp_sockets("127.0.0.1", 0)
         here = _Listening(server, listener, route, "http://{}:{}".format(*sock.getsockname()))
         await listener.listen(sock)
         try:
@@ -745,7 +744,7 @@ async def test_a_fault_on_the_straight_way_leaves_the_ordinary_one(
     monkeypatch.setattr(step, fails)
     async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
         assert (await client.ask(POST)).body == b"/v2/x hello"
-    assert "POST /v2/x failed on the straight way" in caplog.text
+    assert "POST /v2/x failed on the fast path" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""The files of TLS: which cannot be used, and what becomes of them when they change."""
+"""TLS files: which ones are unusable, and what happens when they change."""
 
 import asyncio
 import logging
@@ -30,13 +30,13 @@ from tests.support.gateway import until
 
 
 def _new(folder: Path) -> TlsFiles:
-    """Write a certificate of its own, and its key."""
+    """Write a new certificate and its key."""
     folder.mkdir(exist_ok=True)
     return TlsFiles(*certificate_files(folder, authority().issue_cert("127.0.0.1")))
 
 
 def _shown(context: ssl.SSLContext) -> bytes:
-    """Give the certificate that a client of this context is shown."""
+    """Return the certificate that a client of this context gets."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority().configure_trust(trusting)
@@ -56,7 +56,7 @@ def _written(certificate: str) -> bytes:
     return ssl.PEM_cert_to_DER_cert(Path(certificate).read_text())
 
 
-def test_what_is_spoken(tmp_path: Path) -> None:
+def test_tls_version_and_options(tmp_path: Path) -> None:
     context = ReloadingTlsContext(_new(tmp_path)).context
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     assert context.options & ssl.OP_NO_COMPRESSION
@@ -67,7 +67,7 @@ def test_what_is_spoken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("required", "mode"), [(True, ssl.CERT_REQUIRED), (False, ssl.CERT_OPTIONAL)]
 )
-def test_whether_clients_show_a_certificate(
+def test_client_certificate_may_be_required(
     tmp_path: Path, required: bool, mode: ssl.VerifyMode
 ) -> None:
     files = TlsFiles(*certificate_files(tmp_path), ca_file(tmp_path), required)
@@ -75,7 +75,7 @@ def test_whether_clients_show_a_certificate(
 
 
 @pytest.mark.parametrize(
-    ("setting", "text", "fault"),
+    ("setting", "text", "error"),
     [
         ("certificate", None, "cannot read {certificate}: No such file or directory"),
         ("key", None, "cannot read {key}: No such file or directory"),
@@ -89,9 +89,7 @@ def test_whether_clients_show_a_certificate(
         ("key", "ENCRYPTED", "{key} is encrypted; a key without a password is needed"),
     ],
 )
-def test_files_that_cannot_be_used(
-    tmp_path: Path, setting: str, text: str | None, fault: str
-) -> None:
+def test_unusable_file_raises(tmp_path: Path, setting: str, text: str | None, error: str) -> None:
     certificate, key = certificate_files(tmp_path)
     files = {"certificate": certificate, "key": key, "client_ca": ca_file(tmp_path)}
     texts = {
@@ -108,17 +106,17 @@ def test_files_that_cannot_be_used(
         Path(files[setting]).write_text(texts.get(text, text))
     with pytest.raises(TlsFileError) as caught:
         ReloadingTlsContext(TlsFiles(files["certificate"], files["key"], files["client_ca"]))
-    assert str(caught.value) == f"tls.{setting}: {fault.format(**files)}"
+    assert str(caught.value) == f"tls.{setting}: {error.format(**files)}"
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_folder_as_certificate_raises(tmp_path: Path) -> None:
     _, key = certificate_files(tmp_path)
     with pytest.raises(TlsFileError) as caught:
         ReloadingTlsContext(TlsFiles(str(tmp_path), key))
     assert str(caught.value) == f"tls.certificate: cannot read {tmp_path}: Is a directory"
 
 
-def test_a_file_that_vanishes_while_it_is_loaded(
+def test_file_deleted_during_loading_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = certificate_files(tmp_path)
@@ -128,7 +126,7 @@ def test_a_file_that_vanishes_while_it_is_loaded(
         ReloadingTlsContext(TlsFiles(certificate, key))
 
 
-def test_a_certificate_that_is_too_weak(tmp_path: Path) -> None:
+def test_weak_certificate_raises(tmp_path: Path) -> None:
     key = rsa.generate_private_key(65537, 1024)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "weak")])
     now = datetime.now(UTC)
@@ -144,7 +142,7 @@ def test_a_certificate_that_is_too_weak(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "open_to_all"), [(0o600, False), (0o640, False), (0o644, True)])
-def test_who_may_read_a_file(tmp_path: Path, mode: int, open_to_all: bool) -> None:
+def test_world_readable_file_is_detected(tmp_path: Path, mode: int, open_to_all: bool) -> None:
     file = tmp_path / "key.pem"
     file.touch()
     file.chmod(mode)
@@ -162,61 +160,63 @@ def _by_rename(files: TlsFiles, new: TlsFiles) -> None:
 
 
 @pytest.mark.parametrize("replace", [_in_place, _by_rename])
-def test_files_that_are_replaced(
+def test_replaced_files_are_reloaded(
     tmp_path: Path, replace: Callable[[TlsFiles, TlsFiles], None]
 ) -> None:
     files, new = _new(tmp_path / "now"), _new(tmp_path / "then")
-    here = ReloadingTlsContext(files)
-    old, first = here.context, _written(files.certificate)
+    tls_context = ReloadingTlsContext(files)
+    old, first = tls_context.context, _written(files.certificate)
     expected = _written(new.certificate)
-    assert _shown(here.context) == first != expected
+    assert _shown(tls_context.context) == first != expected
     replace(files, new)
-    here.look()
-    assert here.context is old  # they may still be being written
-    here.look()
-    assert _shown(here.context) == expected
-    assert _shown(old) == first  # whoever has it keeps it
-    renewed = here.context
-    here.look()
-    assert here.context is renewed
+    tls_context.reload_if_changed()
+    assert tls_context.context is old  # the files may be incomplete
+    tls_context.reload_if_changed()
+    assert _shown(tls_context.context) == expected
+    assert _shown(old) == first  # open connections keep the old context
+    renewed = tls_context.context
+    tls_context.reload_if_changed()
+    assert tls_context.context is renewed
 
 
-def test_a_symbolic_link_that_is_swapped(tmp_path: Path) -> None:
-    """As Kubernetes does it: the files are links into a folder, which is a link itself."""
+def test_swapped_symbolic_link_is_reloaded(tmp_path: Path) -> None:
+    """Kubernetes updates a secret so: the files are links into a folder that is a link itself."""
     new = _new(tmp_path / "2"), _new(tmp_path / "1")
     data = tmp_path / "data"
     data.symlink_to("1")
-    here = ReloadingTlsContext(TlsFiles(str(data / "certificate.pem"), str(data / "key.pem")))
-    assert _shown(here.context) == _written(new[1].certificate)
+    tls_context = ReloadingTlsContext(
+        TlsFiles(str(data / "certificate.pem"), str(data / "key.pem"))
+    )
+    assert _shown(tls_context.context) == _written(new[1].certificate)
     (tmp_path / "next").symlink_to("2")
     os.rename(tmp_path / "next", data)
-    here.look()
-    here.look()
-    assert _shown(here.context) == _written(new[0].certificate)
+    tls_context.reload_if_changed()
+    tls_context.reload_if_changed()
+    assert _shown(tls_context.context) == _written(new[0].certificate)
 
 
-def test_another_authority_for_clients(tmp_path: Path) -> None:
+def test_changed_client_ca_is_reloaded(tmp_path: Path) -> None:
     files = TlsFiles(*certificate_files(tmp_path), ca_file(tmp_path))
-    here = ReloadingTlsContext(files)
+    tls_context = ReloadingTlsContext(files)
     other = trustme.CA()
     other.cert_pem.write_to_path(str(files.client_ca))
-    here.look()
-    here.look()
-    (trusted,) = here.context.get_ca_certs(binary_form=True)
+    tls_context.reload_if_changed()
+    tls_context.reload_if_changed()
+    (trusted,) = tls_context.context.get_ca_certs(binary_form=True)
     assert trusted == ssl.PEM_cert_to_DER_cert(other.cert_pem.bytes().decode())
 
 
-def test_broken_files_keep_the_old_and_are_told_once(
+def test_unusable_new_files_are_logged_once_and_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     files, new = _new(tmp_path / "now"), _new(tmp_path / "then")
-    here = ReloadingTlsContext(files)
-    old = here.context
+    tls_context = ReloadingTlsContext(files)
+    old = tls_context.context
 
     def look() -> None:
         for _ in range(4):
-            here.look()
+            tls_context.reload_if_changed()
 
     look()
     assert caplog.messages == []
@@ -224,29 +224,29 @@ def test_broken_files_keep_the_old_and_are_told_once(
     look()
     os.unlink(files.key)
     look()
-    goes_on = "; new connections go on with the certificate from before"
+    goes_on = "; new connections still use the previous certificate"
     assert caplog.messages == [
         f"tls.key: {files.key} is not the key of {files.certificate}{goes_on}",
         f"tls.key: cannot read {files.key}: No such file or directory{goes_on}",
     ]
-    assert here.context is old
+    assert tls_context.context is old
     caplog.clear()
     shutil.copyfile(new.key, files.key)
     look()
-    assert caplog.messages == [f"the certificate in {files.certificate} is in use from now on"]
-    assert _shown(here.context) == _written(new.certificate)
+    assert caplog.messages == [f"new connections use the certificate in {files.certificate}"]
+    assert _shown(tls_context.context) == _written(new.certificate)
 
 
-async def test_the_files_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watch_reloads_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "POLL_INTERVAL", 0.01)
     files, new = _new(tmp_path / "now"), _new(tmp_path / "then")
-    here = ReloadingTlsContext(files)
-    old = here.context
-    watch = asyncio.create_task(here.watch())
+    tls_context = ReloadingTlsContext(files)
+    old = tls_context.context
+    watch = asyncio.create_task(tls_context.watch())
     await asyncio.sleep(0.03)
-    assert here.context is old
+    assert tls_context.context is old
     _in_place(files, new)
-    await until(lambda: here.context is not old)
+    await until(lambda: tls_context.context is not old)
     watch.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watch

@@ -1,4 +1,4 @@
-"""TLS with clients through a gateway that serves: what they may do, and what it costs others."""
+"""TLS between clients and a running gateway."""
 
 import asyncio
 import http.client
@@ -36,24 +36,24 @@ LARGE = bytes(range(256)) * (256 * 1024)
 
 @pytest.fixture
 def tls(tmp_path: Path) -> dict[str, str]:
-    """Give the settings of a gateway that speaks TLS."""
+    """Return the settings of a gateway with TLS."""
     certificate, key = certificate_files(tmp_path, server_certificate())
     return {"certificate": certificate, "key": key}
 
 
 @pytest.fixture
 def mutual(tls: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """Give the settings of a gateway whose clients must show a certificate."""
+    """Return the settings of a gateway whose clients need a certificate."""
     return {**tls, "client_ca": ca_file(tmp_path)}
 
 
 @pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+def _log_debug(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
 
-def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Give what was logged above debug, but for answers and the key that all may read."""
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the log lines above debug, without access log and the warning on the key file."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -72,7 +72,7 @@ async def _serving(
         yield gateway
 
 
-async def _is_served(url: str, context: ssl.SSLContext | None = None) -> None:
+async def _check_service(url: str, context: ssl.SSLContext | None = None) -> None:
     async with connect(url, context) as client:
         assert (await client.call("GET", "/v2/x")).status == 200
 
@@ -88,7 +88,7 @@ async def _echo(connection: Connection) -> None:
         await connection.send(http_response(received.body))
 
 
-async def test_tensors(tls: dict[str, str]) -> None:
+async def test_infer_call_over_tls(tls: dict[str, str]) -> None:
     async with (
         ScriptedServer(always_respond(binary_response(bytes(8)))) as server,
         _serving(server, tls) as gateway,
@@ -100,7 +100,7 @@ async def test_tensors(tls: dict[str, str]) -> None:
             assert reply.json["outputs"][0]["data"] == [0, 0]
 
 
-async def test_what_is_spoken(tls: dict[str, str]) -> None:
+async def test_tls_version_and_options(tls: dict[str, str]) -> None:
     async with ScriptedServer() as server, _serving(server, tls) as gateway:
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
             context = client_context()
@@ -114,7 +114,7 @@ async def test_what_is_spoken(tls: dict[str, str]) -> None:
                 assert spoken.compression() is None
 
 
-async def test_large_bodies_both_ways(tls: dict[str, str]) -> None:
+async def test_large_bodies_in_both_directions(tls: dict[str, str]) -> None:
     async with (
         ScriptedServer(_echo) as server,
         _serving(server, tls) as gateway,
@@ -128,18 +128,18 @@ async def test_large_bodies_both_ways(tls: dict[str, str]) -> None:
         assert (await client.call("POST", "/v2/x", b"small")).body == b"small"
 
 
-class _Watched(TlsTransport):
-    """Notes the most that there ever was in the buffers of ssl, which never shrink."""
+class _RecordingTransport(TlsTransport):
+    """Records the maximum size of the ssl buffers, which never shrink."""
 
     most = 0
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         incoming, outgoing = self._incoming, self._outgoing
-        self._incoming, self._outgoing = _Watching(incoming), _Watching(outgoing)  # type: ignore[assignment]
+        self._incoming, self._outgoing = _RecordingBuffer(incoming), _RecordingBuffer(outgoing)  # type: ignore[assignment]
 
 
-class _Watching:
+class _RecordingBuffer:
     def __init__(self, buffer: ssl.MemoryBIO) -> None:
         self._buffer = buffer
 
@@ -149,19 +149,17 @@ class _Watching:
 
     def write(self, data: bytes) -> int:
         written = self._buffer.write(data)
-        _Watched.most = max(_Watched.most, self.pending)
+        _RecordingTransport.most = max(_RecordingTransport.most, self.pending)
         return written
 
     def read(self) -> bytes:
-        _Watched.most = max(_Watched.most, self.pending)
+        _RecordingTransport.most = max(_RecordingTransport.most, self.pending)
         return self._buffer.read()
 
 
-async def test_what_has_passed_leaves_no_large_buffers(
-    tls: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.listener.server.TlsTransport", _Watched)
-    monkeypatch.setattr(_Watched, "most", 0)
+async def test_ssl_buffers_stay_small(tls: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.listener.server.TlsTransport", _RecordingTransport)
+    monkeypatch.setattr(_RecordingTransport, "most", 0)
     body = LARGE[: 2**20]
     async with (
         ScriptedServer(_echo) as server,
@@ -170,11 +168,11 @@ async def test_what_has_passed_leaves_no_large_buffers(
     ):
         for _ in range(5):
             assert (await client.call("POST", "/v2/x", body)).body == body
-    # What is given at once, and a begun record.
-    assert 0 < _Watched.most < 64 * 1024 + 20 * 1024
+    # One call of the state machine, and a partial record.
+    assert 0 < _RecordingTransport.most < 64 * 1024 + 20 * 1024
 
 
-async def test_requests_in_a_row(tls: dict[str, str]) -> None:
+async def test_pipelined_requests_over_tls(tls: dict[str, str]) -> None:
     async with (
         ScriptedServer(_echo) as server,
         _serving(server, tls) as gateway,
@@ -185,7 +183,7 @@ async def test_requests_in_a_row(tls: dict[str, str]) -> None:
         assert [(await client.read_response()).body for _ in bodies] == bodies
 
 
-async def test_a_client_that_sends_byte_by_byte(tls: dict[str, str]) -> None:
+async def test_client_may_send_byte_by_byte(tls: dict[str, str]) -> None:
     async with (
         ScriptedServer(_echo) as server,
         _serving(server, tls) as gateway,
@@ -196,11 +194,11 @@ async def test_a_client_that_sends_byte_by_byte(tls: dict[str, str]) -> None:
         assert (await client.read_response()).body == b"hello"
 
 
-async def test_a_slow_reader_has_its_whole_answer_when_the_gateway_stops(
+async def test_drain_waits_for_a_slow_reader(
     tls: dict[str, str],
 ) -> None:
     body = LARGE[: 32 * 2**20]
-    go_on = threading.Event()
+    read_on = threading.Event()
 
     def ask(address: tuple[str, int]) -> bytes:
         with (
@@ -208,9 +206,9 @@ async def test_a_slow_reader_has_its_whole_answer_when_the_gateway_stops(
             client_context().wrap_socket(sock, server_hostname="127.0.0.1") as client,
         ):
             client.sendall(request("GET", "/v2/x"))
-            go_on.wait(10)
-            with client.makefile("rb") as answered:
-                return answered.read()
+            read_on.wait(10)
+            with client.makefile("rb") as response:
+                return response.read()
 
     async with (
         ScriptedServer(always_respond(http_response(body))) as server,
@@ -226,12 +224,12 @@ async def test_a_slow_reader_has_its_whole_answer_when_the_gateway_stops(
         assert await idle.rest() == b""
         await asyncio.sleep(0.1)
         assert not leaving.done()
-        go_on.set()
+        read_on.set()
         assert (await reading).endswith(b"\r\n\r\n" + body)
         assert await leaving == 0
 
 
-async def test_an_answer_that_breaks_off_is_seen_to(tls: dict[str, str]) -> None:
+async def test_truncated_response_is_visible_to_the_client(tls: dict[str, str]) -> None:
     async def half(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhalf")
@@ -243,13 +241,13 @@ async def test_an_answer_that_breaks_off_is_seen_to(tls: dict[str, str]) -> None
         _serving(server, tls) as gateway,
         gateway.client() as client,
     ):
-        # Where only the end of the connection ends an answer, a farewell would make it whole.
+        # For HTTP/1.0, close_notify would mark the end of a complete response.
         await client.send(b"GET /v2/x HTTP/1.0\r\n\r\n")
         with pytest.raises(ConnectionResetError):
             await client.rest()
 
 
-async def test_an_answer_that_ends_with_the_connection(tls: dict[str, str]) -> None:
+async def test_response_that_ends_with_the_connection_is_complete(tls: dict[str, str]) -> None:
     async def until_close(connection: Connection) -> None:
         await connection.request()
         await connection.send(b"HTTP/1.1 200 OK\r\n\r\nwhole")
@@ -257,20 +255,20 @@ async def test_an_answer_that_ends_with_the_connection(tls: dict[str, str]) -> N
     def ask(address: tuple[str, int]) -> bytes:
         with (
             socket.create_connection(address, timeout=5) as sock,
-            # Unlike asyncio, this raises where there is no farewell.
+            # Unlike asyncio, this raises without close_notify.
             client_context().wrap_socket(
                 sock, server_hostname="127.0.0.1", suppress_ragged_eofs=False
             ) as client,
         ):
             client.sendall(b"GET /v2/x HTTP/1.0\r\n\r\n")
-            said = b""
+            received = b""
             while piece := client.recv(1000):
-                said += piece
-            return said
+                received += piece
+            return received
 
     async with ScriptedServer(until_close) as server, _serving(server, tls) as gateway:
-        said = await asyncio.to_thread(ask, _address(gateway.url))
-        assert said.endswith(b"\r\n\r\nwhole")
+        received = await asyncio.to_thread(ask, _address(gateway.url))
+        assert received.endswith(b"\r\n\r\nwhole")
 
 
 def _plain_http(sock: socket.socket) -> None:
@@ -287,7 +285,7 @@ def _garbage(sock: socket.socket) -> None:
     assert len(sock.recv(1000)) < 10  # an alert, or nothing
 
 
-def _half_a_hello(sock: socket.socket) -> None:
+def _partial_hello(sock: socket.socket) -> None:
     to_client, hello = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = client_context().wrap_bio(to_client, hello, server_hostname="127.0.0.1")
     with pytest.raises(ssl.SSLWantReadError):
@@ -296,22 +294,22 @@ def _half_a_hello(sock: socket.socket) -> None:
 
 
 def _reset(sock: socket.socket) -> None:
-    _half_a_hello(sock)
+    _partial_hello(sock)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1] + [0] * 7))
 
 
-def _shake_with(context: ssl.SSLContext) -> Callable[[socket.socket], None]:
+def _handshake_with(context: ssl.SSLContext) -> Callable[[socket.socket], None]:
     def shake(sock: socket.socket) -> None:
         with pytest.raises(OSError), context.wrap_socket(sock, server_hostname="127.0.0.1") as own:  # noqa: PT012
             own.sendall(request("GET", "/v2/x"))
-            # By TLS 1.3 a client has finished before its certificate is looked at.
-            assert own.recv(1000) == b"", "it was answered"
+            # With TLS 1.3 the client's handshake ends before the server verifies its certificate.
+            assert own.recv(1000) == b"", "there was a response"
             raise ConnectionResetError
 
     return shake
 
 
-def _old() -> ssl.SSLContext:
+def _tls_1_1() -> ssl.SSLContext:
     context = client_context()
     context.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
@@ -319,48 +317,48 @@ def _old() -> ssl.SSLContext:
     return context
 
 
-def _stranger() -> ssl.SSLContext:
+def _unknown_authority() -> ssl.SSLContext:
     return client_context(trustme.CA().issue_cert("client"))
 
 
 @pytest.mark.parametrize(
-    "fault",
+    "misbehave",
     [
         _plain_http,
         _nothing,
         _garbage,
-        _half_a_hello,
+        _partial_hello,
         _reset,
-        lambda sock: _shake_with(_old())(sock),
-        lambda sock: _shake_with(client_context())(sock),
-        lambda sock: _shake_with(_stranger())(sock),
-        lambda sock: _shake_with(client_context(expired_certificate()))(sock),
-        lambda sock: _shake_with(ssl.create_default_context())(sock),
+        lambda sock: _handshake_with(_tls_1_1())(sock),
+        lambda sock: _handshake_with(client_context())(sock),
+        lambda sock: _handshake_with(_unknown_authority())(sock),
+        lambda sock: _handshake_with(client_context(expired_certificate()))(sock),
+        lambda sock: _handshake_with(ssl.create_default_context())(sock),
     ],
     ids=[
         "plain HTTP",
         "nothing",
         "garbage",
-        "half a hello",
+        "partial hello",
         "reset",
         "TLS 1.1",
         "no certificate",
-        "a stranger's certificate",
-        "an expired certificate",
-        "a client without trust",
+        "certificate of an unknown authority",
+        "expired certificate",
+        "untrusting client",
     ],
 )
-async def test_a_client_without_a_handshake_costs_nothing(
+async def test_failed_handshake_leaves_no_connection(
     mutual: dict[str, str],
-    fault: Callable[[socket.socket], None],
+    misbehave: Callable[[socket.socket], None],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tls_transport, "HANDSHAKE_TIME", 1.0)
+    monkeypatch.setattr(tls_transport, "HANDSHAKE_TIMEOUT", 1.0)
 
     def run(address: tuple[str, int]) -> None:
         with socket.create_connection(address, timeout=5) as sock:
-            fault(sock)
+            misbehave(sock)
 
     known = client_context(authority().issue_cert("client"))
     async with ScriptedServer() as server, _serving(server, mutual) as gateway:
@@ -368,53 +366,53 @@ async def test_a_client_without_a_handshake_costs_nothing(
         async with connect(gateway.url, known) as other:
             await asyncio.gather(*(asyncio.to_thread(run, _address(gateway.url)) for _ in range(4)))
             assert (await other.call("GET", "/v2/x")).status == 200
-            await until(lambda: not listener._shaking and len(listener._connections) == 1)
-        await _is_served(gateway.url, known)
-    assert _said(caplog) == []
+            await until(lambda: not listener._handshaking and len(listener._connections) == 1)
+        await _check_service(gateway.url, known)
+    assert _warnings(caplog) == []
 
 
-async def test_a_handshake_under_way_may_still_lead_to_an_answer(tls: dict[str, str]) -> None:
+async def test_tls_handshake_during_drain_may_complete(tls: dict[str, str]) -> None:
     def ask(sock: socket.socket) -> bytes:
         with client_context().wrap_socket(sock, server_hostname="127.0.0.1") as client:
             client.sendall(request("GET", "/v2/x"))
-            with client.makefile("rb") as answered:
-                return answered.read()
+            with client.makefile("rb") as response:
+                return response.read()
 
     async with ScriptedServer() as server, _serving(server, tls) as gateway:
         listener = gateway.gateway._listener
         with socket.create_connection(_address(gateway.url), timeout=10) as late:
-            await until(lambda: listener._shaking)
+            await until(lambda: listener._handshaking)
             draining = asyncio.create_task(listener.drain(20, 20))
             await until(lambda: listener.draining)
-            answered = await asyncio.to_thread(ask, late)
-        assert answered.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert b"\r\nConnection: close\r\n" in answered
+            response = await asyncio.to_thread(ask, late)
+        assert response.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"\r\nConnection: close\r\n" in response
         async with asyncio.timeout(5):
             assert await draining == 0
 
 
-async def test_a_handshake_under_way_does_not_hold_up_the_end(tls: dict[str, str]) -> None:
+async def test_drain_does_not_wait_for_a_silent_tls_handshake(tls: dict[str, str]) -> None:
     async with ScriptedServer() as server, _serving(server, tls) as gateway:
         listener = gateway.gateway._listener
         with socket.create_connection(_address(gateway.url)) as silent:
-            await until(lambda: listener._shaking)
+            await until(lambda: listener._handshaking)
             async with asyncio.timeout(5):
                 await listener.drain(20, 0.05)
             silent.settimeout(5)
             assert silent.recv(1) == b""
 
 
-async def test_certificates_that_clients_may_show(mutual: dict[str, str]) -> None:
+async def test_optional_client_certificate_is_verified(mutual: dict[str, str]) -> None:
     known = client_context(authority().issue_cert("client"))
     optional = {**mutual, "client_certificates": "optional"}
     async with ScriptedServer() as server, _serving(server, optional) as gateway:
-        await _is_served(gateway.url)
-        await _is_served(gateway.url, known)
+        await _check_service(gateway.url)
+        await _check_service(gateway.url, known)
         with pytest.raises(OSError):
-            await _is_served(gateway.url, _stranger())
+            await _check_service(gateway.url, _unknown_authority())
 
 
-async def test_connections_go_on_when_the_certificate_changes(
+async def test_certificate_change_keeps_open_connections(
     tls: dict[str, str], tmp_path: Path
 ) -> None:
     def shown(client: object) -> bytes:
@@ -431,15 +429,15 @@ async def test_connections_go_on_when_the_certificate_changes(
         certificate_files(tmp_path, authority().issue_cert("127.0.0.1"))
         holder = gateway.gateway._listener._tls
         assert holder is not None
-        holder.look()
-        holder.look()
+        holder.reload_if_changed()
+        holder.reload_if_changed()
         async with gateway.client() as after:
             assert shown(after) != old
             for client in (before, after):
                 assert (await client.call("GET", "/v2/x")).status == 200
 
 
-async def test_a_real_client(tls: dict[str, str]) -> None:
+async def test_http_client_of_the_standard_library(tls: dict[str, str]) -> None:
     def ask(host: str, port: int) -> list[bytes]:
         client = http.client.HTTPSConnection(host, port, timeout=10, context=client_context())
         bodies = []
@@ -454,7 +452,7 @@ async def test_a_real_client(tls: dict[str, str]) -> None:
     assert bodies == [LARGE[:size] for size in (0, 10, 300_000)]
 
 
-async def test_a_client_that_fills_each_read_lets_others_in(
+async def test_client_that_fills_each_read_does_not_starve_others(
     tls: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = 1024
@@ -462,12 +460,12 @@ async def test_a_client_that_fills_each_read_lets_others_in(
     update = TlsTransport.buffer_updated
 
     def updated(transport: TlsTransport, nbytes: int) -> None:
-        if nbytes == size and transport not in transport._shaking:
+        if nbytes == size and transport not in transport._handshaking:
             log.append("read")
             asyncio.get_running_loop().call_soon(log.append, "others")
         update(transport, nbytes)
 
-    monkeypatch.setattr(tls_transport, "_RECEIVED", memoryview(bytearray(size)))
+    monkeypatch.setattr(tls_transport, "_CIPHERTEXT", memoryview(bytearray(size)))
     monkeypatch.setattr(TlsTransport, "buffer_updated", updated)
     async with (
         ScriptedServer(_echo) as server,
@@ -480,7 +478,7 @@ async def test_a_client_that_fills_each_read_lets_others_in(
     assert log == ["read", "others"] * (len(log) // 2)
 
 
-async def test_an_early_answer_reaches_a_client_that_still_sends(tls: dict[str, str]) -> None:
+async def test_early_response_reaches_a_client_that_still_sends(tls: dict[str, str]) -> None:
     def ask(host: str, port: int) -> int:
         client = http.client.HTTPSConnection(host, port, timeout=10, context=client_context())
         client.request("POST", "/v2/x", body=LARGE[: 8 * 2**20])

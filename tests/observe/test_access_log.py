@@ -13,7 +13,7 @@ from gateway.observe.access_log import AccessLog
         (502, 3_000_000_000, 3600, "GET /v2?x=%20 502 3000000000 B 3600000.0 ms -"),
     ],
 )
-def test_a_line(
+def test_call_is_logged_on_one_line(
     caplog: pytest.LogCaptureFixture, status: int, size: int, seconds: float, line: str
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -23,19 +23,19 @@ def test_a_line(
     assert (record.name, record.levelname) == ("tensorgate.access", "INFO")
 
 
-def test_the_id_of_the_request(caplog: pytest.LogCaptureFixture) -> None:
+def test_line_ends_with_the_request_id(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     AccessLog().write("GET", "/v2", 200, 0, 0, "a-1")
     assert caplog.messages == ["GET /v2 200 0 B 0.0 ms a-1"]
 
 
-def test_nothing_where_it_is_not_wanted(caplog: pytest.LogCaptureFixture) -> None:
+def test_level_warning_disables_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     AccessLog().write("GET", "/%s%d", 200, 0, 0)
     assert not caplog.records
 
 
-def test_targets_are_not_taken_for_formats(caplog: pytest.LogCaptureFixture) -> None:
+def test_percent_signs_of_a_target_are_not_formats(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     AccessLog().write("GET", "/%s%d%", 200, 0, 0)
     assert caplog.messages == ["GET /%s%d% 200 0 B 0.0 ms -"]

@@ -1,5 +1,3 @@
-"""Why calls failed, in the log."""
-
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
@@ -16,7 +14,7 @@ class _Clock:
         return self.now
 
 
-def test_a_reason_is_logged_once_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+def test_message_is_logged_once_in_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     clock = _Clock()
     log = FailureLog(clock)
     for _ in range(50):
@@ -32,7 +30,7 @@ def test_a_reason_is_logged_once_in_ten_seconds(caplog: pytest.LogCaptureFixture
     ]
 
 
-def test_many_reasons_are_no_flood_either(caplog: pytest.LogCaptureFixture) -> None:
+def test_number_of_different_messages_is_limited(caplog: pytest.LogCaptureFixture) -> None:
     clock = _Clock()
     log = FailureLog(clock)
     for number in range(1000):
@@ -44,14 +42,14 @@ def test_many_reasons_are_no_flood_either(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize("kind", [ErrorKind.BAD_REQUEST, ErrorKind.NOT_READY, ErrorKind.INTERNAL])
-def test_a_clients_error_a_probes_and_one_that_is_logged_elsewhere_are_left_out(
+def test_errors_of_clients_health_checks_and_the_gateway_are_not_logged(
     kind: ErrorKind, caplog: pytest.LogCaptureFixture
 ) -> None:
     FailureLog(_Clock()).write(GatewayError(kind, "why"))
     assert not caplog.messages
 
 
-def test_a_servers_line_breaks_make_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_line_breaks_of_a_server_are_escaped(caplog: pytest.LogCaptureFixture) -> None:
     said = "http://a: output 'x\n2026-01-01 ERROR \x1b[31mé\x85\u2028' is unknown"
     FailureLog(_Clock()).write(GatewayError(ErrorKind.BAD_RESPONSE, said))
     assert caplog.messages == [

@@ -260,7 +260,7 @@ async def _goes_to_the_second(
     endpoints = [
         ScriptedEndpoint(EventLog(), *responses, *[OK] * 3, url=f"http://{i}") for i in range(3)
     ]
-    route = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
+    route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
     for member, model in zip(route.upstream.pool.members, models, strict=True):
         member.models = ready(model)
     steps = (body,) if body else ()
@@ -282,7 +282,8 @@ async def test_load_and_unload_refresh_the_model_discovery(
             asked.append("again")
 
     route = make_route(
-        ScriptedEndpoint(EventLog(), turn, OK), keeper=PoolSupervisor(discovery=Noting(60))
+        ScriptedEndpoint(EventLog(), turn, OK),
+        supervisor=PoolSupervisor(model_discovery=Noting(60)),
     )
     await _exchange(route, "POST", "/v2/repository/models/m/load")
     assert asked == ["again"]

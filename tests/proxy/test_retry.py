@@ -7,12 +7,12 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.model_name import ModelName
+from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.interfaces import Route, Upstream
 from gateway.proxy.retry import UpstreamCall, use_reachable_endpoint
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
-from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import Body, UpstreamEndpoint, UpstreamRequest
@@ -120,7 +120,7 @@ async def test_retry_policy_allows_more_retries(turn: ServerStep) -> None:
     upstream, endpoints = _servers(EventLog(), turn, OK)
     assert await _ask(upstream, policy=MORE) == "http://1"
     assert [each.bodies for each in endpoints] == [[b"body"]] * 2
-    assert [member.health.failures for member in upstream.pool.members] == [1, 0]
+    assert [member.ejection.failures for member in upstream.pool.members] == [1, 0]
     assert upstream.pool.outstanding == [0] * 2
 
 
@@ -204,11 +204,11 @@ async def test_deadline_expects_the_server_with_each_chunk_that_it_takes(once: b
 async def test_retry_budget_caps_the_retries() -> None:
     upstream, endpoints = _servers(EventLog(), *[_fault(ErrorKind.UNREACHABLE)] * 5)
     for _ in range(18):
-        assert upstream.retry_budget.retry(0, 0)
+        assert upstream.retry_budget.try_spend(0, 0)
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert sum(len(each.requests) for each in endpoints) == 3
-    assert not upstream.retry_budget.retry(upstream.pool.leases_total, 0)
+    assert not upstream.retry_budget.try_spend(upstream.pool.leases_total, 0)
 
 
 async def test_single_endpoint_is_tried_once() -> None:
@@ -216,7 +216,7 @@ async def test_single_endpoint_is_tried_once() -> None:
     with pytest.raises(GatewayError):
         await _ask(upstream)
     assert len(endpoints[0].requests) == 1
-    assert [upstream.retry_budget.retry(0, 0) for _ in range(20)] == [True] * 20
+    assert [upstream.retry_budget.try_spend(0, 0) for _ in range(20)] == [True] * 20
 
 
 async def test_endpoints_tried_before_are_not_tried_again() -> None:
@@ -244,7 +244,7 @@ async def test_error_within_a_response_is_recorded_for_its_endpoint() -> None:
         with pytest.raises(GatewayError), Deadline(5, 5) as deadline:
             async with UpstreamCall(_to(upstream), REQUEST, deadline, (endpoints[1],)):
                 raise _fault(ErrorKind.BAD_RESPONSE)
-    assert upstream.pool.members[0].health.ejections == 1
+    assert upstream.pool.members[0].ejection.ejections == 1
 
 
 @pytest.mark.parametrize(("status", "ejections"), [(200, 0), (404, 0), (500, 0), (503, 1)])
@@ -255,14 +255,16 @@ async def test_response_status_is_recorded_for_its_endpoint(status: int, ejectio
         with Deadline(5, 5) as deadline:
             async with UpstreamCall(_to(upstream), REQUEST, deadline, (endpoints[1],)) as attempt:
                 assert attempt.response.status == status
-    assert upstream.pool.members[0].health.ejections == ejections
+    assert upstream.pool.members[0].ejection.ejections == ejections
 
 
 async def test_call_goes_to_an_endpoint_that_has_the_model() -> None:
     """The other server would respond that there is no such model."""
     error = _fault(ErrorKind.UNREACHABLE, "nobody there")
     endpoints = [ScriptedEndpoint(EventLog(), turn, url="http://x") for turn in (error, error, OK)]
-    upstream = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60))).upstream
+    upstream = make_route(
+        *endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
+    ).upstream
     for member, models in zip(upstream.pool.members, ("m", "m", "n"), strict=True):
         member.models = ready(*models)
     with pytest.raises(GatewayError, match="nobody there"), Deadline(5, 5) as deadline:
@@ -281,11 +283,11 @@ async def test_endpoint_that_times_out_is_recorded_as_failed(begun: bool) -> Non
                 await asyncio.Event().wait()
 
     for _ in range(5):
-        assert upstream.pool.members[0].health.ejections == 0
+        assert upstream.pool.members[0].ejection.ejections == 0
         endpoints[0]._turns = [OK if begun else asyncio.Event()]
         with pytest.raises(GatewayError, match="waiting for http://0: nothing moved"):
             await ask()
-    assert upstream.pool.members[0].health.ejections == 1
+    assert upstream.pool.members[0].ejection.ejections == 1
     assert upstream.pool.outstanding == [0, 0]
 
 
@@ -299,7 +301,7 @@ async def test_endpoint_whose_clients_disconnect_has_not_failed() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert upstream.pool.members[0].health.failures == 0
+    assert upstream.pool.members[0].ejection.failures == 0
 
 
 async def test_any_function_can_use_a_reachable_endpoint() -> None:

@@ -34,7 +34,7 @@ class _Learning(DialectState):
         self.told = asyncio.Event()
         self._fault = fault
 
-    async def known(self) -> None:
+    async def wait_until_known(self) -> None:
         self.asked += 1
         if self._fault is not None:
             raise self._fault

@@ -37,7 +37,7 @@ async def test_a_server_that_is_killed_costs_what_it_had_not_answered(
         failures = await load.goes_on()
         assert set(failures) <= {"502"}
         assert failures.total() <= lost
-        await process.wait_for_output(f"{servers[0].url} failed 5 times in a row: it is left out")
+        await process.wait_for_output(f"{servers[0].url} failed 5 times in a row: ejected")
         assert not await load.goes_on()
         before = load.tally.servers[servers[0].name]
         await servers[0].start()
@@ -72,7 +72,7 @@ async def test_a_server_that_hangs_is_named_and_then_left_out(file: Path) -> Non
     ):
         assert not await load.goes_on()
         servers[1].stop()
-        await process.wait_for_output(f"{servers[1].url} failed 5 times in a row: it is left out")
+        await process.wait_for_output(f"{servers[1].url} failed 5 times in a row: ejected")
         await load.until(lambda tally: tally.errors[504] >= 5)
         await load.goes_on()
         servers[1].go_on()
@@ -137,7 +137,7 @@ async def test_a_server_whose_answers_break_off_is_left_out(file: Path) -> None:
     ):
         assert not await load.goes_on()
         await servers[0].behave(Behaviour(cut=True))
-        await process.wait_for_output(f"{servers[0].url} failed 5 times in a row: it is left out")
+        await process.wait_for_output(f"{servers[0].url} failed 5 times in a row: ejected")
         await load.goes_on()
         assert not await load.goes_on()
         assert set(load.tally.failures) <= {"502", "aborted", "unanswered"}
@@ -171,7 +171,7 @@ async def test_a_server_that_is_unavailable_is_left_out_until_it_is_well(file: P
     ):
         assert not await load.goes_on()
         await servers[2].behave(Behaviour(unavailable=True))
-        await process.wait_for_output(f"{servers[2].url} failed 5 times in a row: it is left out")
+        await process.wait_for_output(f"{servers[2].url} failed 5 times in a row: ejected")
         before = load.tally.servers[servers[2].name]
         await load.goes_on()
         await servers[2].behave(Behaviour())

@@ -6,16 +6,16 @@ from gateway.routing.balancer import (
     LEAST_REQUEST,
     LoadBalancingPolicy,
     choose_by_hash,
+    choose_endpoint,
     choose_least_request,
     choose_round_robin,
-    chosen,
 )
 
 BUSY = st.lists(st.integers(0, 5), min_size=1, max_size=8)
 
 
 @pytest.mark.parametrize(
-    ("outstanding", "turn", "index"),
+    ("outstanding", "counter", "index"),
     [
         ([0], 0, 0),
         ([7], 3, 0),
@@ -29,31 +29,33 @@ BUSY = st.lists(st.integers(0, 5), min_size=1, max_size=8)
         ([1, 1, 2], 2, 0),
     ],
 )
-def test_examples(outstanding: list[int], turn: int, index: int) -> None:
-    assert choose_least_request(outstanding, turn) == index
+def test_least_request_chooses_the_least_busy_endpoint(
+    outstanding: list[int], counter: int, index: int
+) -> None:
+    assert choose_least_request(outstanding, counter) == index
 
 
 @given(BUSY, st.integers(0, 1000))
-def test_none_is_less_busy(outstanding: list[int], turn: int) -> None:
-    assert outstanding[choose_least_request(outstanding, turn)] == min(outstanding)
+def test_no_endpoint_is_less_busy_than_the_chosen_one(outstanding: list[int], counter: int) -> None:
+    assert outstanding[choose_least_request(outstanding, counter)] == min(outstanding)
 
 
 @given(BUSY, st.integers(0, 1000))
-def test_all_that_are_equally_busy_get_their_turn(outstanding: list[int], turn: int) -> None:
+def test_equally_busy_endpoints_take_turns(outstanding: list[int], counter: int) -> None:
     count = len(outstanding)
-    chosen = {choose_least_request(outstanding, turn + i) for i in range(count)}
+    chosen = {choose_least_request(outstanding, counter + i) for i in range(count)}
     assert chosen == {i for i in range(count) if outstanding[i] == min(outstanding)}
 
 
 @given(st.integers(1, 8), st.integers(0, 1000))
-def test_idle_endpoints_get_equal_shares(count: int, turn: int) -> None:
-    chosen = [choose_least_request([0] * count, turn + i) for i in range(3 * count)]
+def test_idle_endpoints_get_equal_shares(count: int, counter: int) -> None:
+    chosen = [choose_least_request([0] * count, counter + i) for i in range(3 * count)]
     assert all(chosen.count(i) == 3 for i in range(count))
 
 
 @given(st.integers(1, 8), st.integers(0, 1000))
-def test_each_has_its_turn(count: int, turn: int) -> None:
-    chosen = [choose_round_robin(count, turn + i) for i in range(2 * count)]
+def test_round_robin_chooses_each_endpoint_in_turn(count: int, counter: int) -> None:
+    chosen = [choose_round_robin(count, counter + i) for i in range(2 * count)]
     assert chosen[:count] == chosen[count:]
     assert sorted(chosen[:count]) == list(range(count))
 
@@ -66,18 +68,18 @@ def _owners(names: list[str]) -> dict[str, str]:
     return {key: names[choose_by_hash(names, key)] for key in KEYS}
 
 
-def test_keys_belong_to_endpoints_evenly() -> None:
+def test_hash_keys_spread_evenly() -> None:
     owners = list(_owners(NAMES).values())
     for name in NAMES:
         assert 0.7 < owners.count(name) * len(NAMES) / len(KEYS) < 1.3
 
 
-def test_the_order_does_not_count() -> None:
+def test_order_of_endpoints_does_not_move_hash_keys() -> None:
     assert _owners(NAMES) == _owners(NAMES[::-1])
 
 
 @pytest.mark.parametrize("left", range(len(NAMES)))
-def test_only_the_keys_of_one_that_leaves_move(left: int) -> None:
+def test_only_hash_keys_of_a_leaving_endpoint_move(left: int) -> None:
     before = _owners(NAMES)
     after = _owners(NAMES[:left] + NAMES[left + 1 :])
     moved = {key for key in KEYS if before[key] != after[key]}
@@ -87,7 +89,7 @@ def test_only_the_keys_of_one_that_leaves_move(left: int) -> None:
 
 
 @given(st.text())
-def test_any_text_is_a_key(key: str) -> None:
+def test_any_text_is_a_hash_key(key: str) -> None:
     assert choose_by_hash(NAMES[:1], key) == 0
     assert choose_by_hash(NAMES, key) == choose_by_hash(NAMES, key)
 
@@ -97,10 +99,12 @@ def test_any_text_is_a_key(key: str) -> None:
     [
         (LEAST_REQUEST, None, 1),
         (LEAST_REQUEST, "k", 1),
-        (LoadBalancingPolicy(in_turn=True), None, 2),
-        (LoadBalancingPolicy(header="x"), None, 1),
-        (LoadBalancingPolicy(header="x"), "k", choose_by_hash(["a", "b", "c"], "k")),
+        (LoadBalancingPolicy(round_robin=True), None, 2),
+        (LoadBalancingPolicy(hash_header="x"), None, 1),
+        (LoadBalancingPolicy(hash_header="x"), "k", choose_by_hash(["a", "b", "c"], "k")),
     ],
 )
-def test_the_policy_chooses(policy: LoadBalancingPolicy, key: str | None, index: int) -> None:
-    assert chosen(policy, ["a", "b", "c"], [2, 0, 1], 2, key) == index
+def test_policy_selects_the_algorithm(
+    policy: LoadBalancingPolicy, key: str | None, index: int
+) -> None:
+    assert choose_endpoint(policy, ["a", "b", "c"], [2, 0, 1], 2, key) == index

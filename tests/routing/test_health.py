@@ -11,16 +11,18 @@ from gateway.routing.health import (
     HealthCheckPolicy,
     OutlierPolicy,
     ProbeState,
-    failed,
-    left,
-    probed,
+    record_failure,
+    record_inconclusive,
+    record_probe,
     record_remote_ejection,
     record_remote_recovery,
-    succeeded,
-    taken,
+    record_request,
+    record_success,
 )
 
-POLICY = OutlierPolicy(failures=3, time=10, longest=35, most=0.5)
+POLICY = OutlierPolicy(
+    consecutive_failures=3, base_ejection_time=10, max_ejection_time=35, max_ejection_percent=0.5
+)
 EJECTED = EjectionState(failures=3, ejections=1, until=110)
 ON_TRIAL = replace(EJECTED, on_trial=True)
 
@@ -48,31 +50,35 @@ ON_TRIAL = replace(EJECTED, on_trial=True)
         (EJECTED, [NOT_EJECTED], replace(EJECTED, failures=4)),
     ],
 )
-def test_failures(before: EjectionState, others: list[EjectionState], after: EjectionState) -> None:
-    assert failed(before, others, 100, POLICY) == after
+def test_failures_in_a_row_eject_an_endpoint(
+    before: EjectionState, others: list[EjectionState], after: EjectionState
+) -> None:
+    assert record_failure(before, others, 100, POLICY) == after
 
 
-def test_nobody_is_ejected_where_that_is_off() -> None:
-    policy = replace(POLICY, failures=0)
-    health = NOT_EJECTED
+def test_threshold_of_0_turns_ejection_off() -> None:
+    policy = replace(POLICY, consecutive_failures=0)
+    state = NOT_EJECTED
     for _ in range(1000):
-        health = failed(health, [NOT_EJECTED], 100, policy)
-    assert health == EjectionState(1000)
-    assert health.is_usable(100)
+        state = record_failure(state, [NOT_EJECTED], 100, policy)
+    assert state == EjectionState(1000)
+    assert state.is_usable(100)
 
 
-@pytest.mark.parametrize(("most", "ejected"), [(0.0, 0), (0.33, 1), (0.5, 2), (0.99, 3), (1.0, 4)])
-def test_how_many_may_be_ejected(most: float, ejected: int) -> None:
-    policy = replace(POLICY, most=most)
+@pytest.mark.parametrize(
+    ("percent", "ejected"), [(0.0, 0), (0.33, 1), (0.5, 2), (0.99, 3), (1.0, 4)]
+)
+def test_share_of_ejected_endpoints_is_limited(percent: float, ejected: int) -> None:
+    policy = replace(POLICY, max_ejection_percent=percent)
     states = [EjectionState(2)] * 4
     for index, state in enumerate(states):
         others = states[:index] + states[index + 1 :]
-        states[index] = failed(state, others, 100, policy)
+        states[index] = record_failure(state, others, 100, policy)
     assert sum(state.ejections for state in states) == ejected
 
 
 @pytest.mark.parametrize(
-    ("health", "now", "usable"),
+    ("state", "now", "usable"),
     [
         (NOT_EJECTED, 0, True),
         (EjectionState(99), 0, True),
@@ -81,8 +87,10 @@ def test_how_many_may_be_ejected(most: float, ejected: int) -> None:
         (ON_TRIAL, 110, False),
     ],
 )
-def test_which_are_used(health: EjectionState, now: float, usable: bool) -> None:
-    assert health.is_usable(now) is usable
+def test_ejected_endpoint_gets_one_trial_request(
+    state: EjectionState, now: float, usable: bool
+) -> None:
+    assert state.is_usable(now) is usable
 
 
 @pytest.mark.parametrize(
@@ -94,61 +102,65 @@ def test_which_are_used(health: EjectionState, now: float, usable: bool) -> None
         (EJECTED, 110, ON_TRIAL),
     ],
 )
-def test_an_exchange_goes_there(before: EjectionState, now: float, after: EjectionState) -> None:
-    assert taken(before, now) == after
-    assert left(after) == before
+def test_first_request_after_an_ejection_is_a_trial(
+    before: EjectionState, now: float, after: EjectionState
+) -> None:
+    assert record_request(before, now) == after
+    assert record_inconclusive(after) == before
 
 
-def test_what_fails_during_an_ejection_is_no_trial() -> None:
+def test_failure_during_an_ejection_does_not_extend_it() -> None:
     """Exchanges come all the same, where the other endpoints have failed them too."""
-    health = EJECTED
+    state = EJECTED
     for now in range(100, 110):
-        health = failed(taken(health, now), [NOT_EJECTED], now, POLICY)
-    assert health == replace(EJECTED, failures=13)
-    assert failed(taken(health, 110), [NOT_EJECTED], 110, POLICY) == EjectionState(14, 2, 130)
+        state = record_failure(record_request(state, now), [NOT_EJECTED], now, POLICY)
+    assert state == replace(EJECTED, failures=13)
+    assert record_failure(record_request(state, 110), [NOT_EJECTED], 110, POLICY) == EjectionState(
+        14, 2, 130
+    )
 
 
-TOLD = EjectionState(ejections=2, until=120)
+REMOTE = EjectionState(ejections=2, until=120)
 
 
 @pytest.mark.parametrize(
-    ("before", "told", "others", "after"),
+    ("before", "remote", "others", "after"),
     [
-        (NOT_EJECTED, TOLD, [NOT_EJECTED], TOLD),
+        (NOT_EJECTED, REMOTE, [NOT_EJECTED], REMOTE),
         # What failed here is still known.
-        (EjectionState(2), TOLD, [NOT_EJECTED], EjectionState(2, 2, 120)),
+        (EjectionState(2), REMOTE, [NOT_EJECTED], EjectionState(2, 2, 120)),
         # What is over is no news.
-        (NOT_EJECTED, replace(TOLD, until=100), [NOT_EJECTED], NOT_EJECTED),
-        (ON_TRIAL, replace(TOLD, until=100), [NOT_EJECTED], ON_TRIAL),
+        (NOT_EJECTED, replace(REMOTE, until=100), [NOT_EJECTED], NOT_EJECTED),
+        (ON_TRIAL, replace(REMOTE, until=100), [NOT_EJECTED], ON_TRIAL),
         # Not more than the share.
-        (NOT_EJECTED, TOLD, [], NOT_EJECTED),
-        (EjectionState(2), TOLD, [EJECTED], EjectionState(2)),
-        (NOT_EJECTED, TOLD, [EJECTED, NOT_EJECTED], NOT_EJECTED),
-        (NOT_EJECTED, TOLD, [EJECTED, NOT_EJECTED, NOT_EJECTED], TOLD),
+        (NOT_EJECTED, REMOTE, [], NOT_EJECTED),
+        (EjectionState(2), REMOTE, [EJECTED], EjectionState(2)),
+        (NOT_EJECTED, REMOTE, [EJECTED, NOT_EJECTED], NOT_EJECTED),
+        (NOT_EJECTED, REMOTE, [EJECTED, NOT_EJECTED, NOT_EJECTED], REMOTE),
         # One that is left out here too: what ends later holds, and never fewer ejections.
-        (EJECTED, TOLD, [NOT_EJECTED], EjectionState(3, 2, 120)),
-        (EJECTED, TOLD, [EJECTED], EjectionState(3, 2, 120)),
-        (EJECTED, replace(TOLD, until=110), [NOT_EJECTED], EJECTED),
-        (EJECTED, replace(TOLD, until=109), [NOT_EJECTED], EJECTED),
-        (replace(EJECTED, ejections=3), TOLD, [NOT_EJECTED], EjectionState(3, 3, 120)),
-        (replace(ON_TRIAL, until=99), TOLD, [NOT_EJECTED], EjectionState(3, 2, 120)),
+        (EJECTED, REMOTE, [NOT_EJECTED], EjectionState(3, 2, 120)),
+        (EJECTED, REMOTE, [EJECTED], EjectionState(3, 2, 120)),
+        (EJECTED, replace(REMOTE, until=110), [NOT_EJECTED], EJECTED),
+        (EJECTED, replace(REMOTE, until=109), [NOT_EJECTED], EJECTED),
+        (replace(EJECTED, ejections=3), REMOTE, [NOT_EJECTED], EjectionState(3, 3, 120)),
+        (replace(ON_TRIAL, until=99), REMOTE, [NOT_EJECTED], EjectionState(3, 2, 120)),
     ],
 )
-def test_another_process_has_ejected_it(
-    before: EjectionState, told: EjectionState, others: list[EjectionState], after: EjectionState
+def test_ejection_by_another_worker_is_adopted(
+    before: EjectionState, remote: EjectionState, others: list[EjectionState], after: EjectionState
 ) -> None:
-    assert record_remote_ejection(before, told, others, 100, POLICY) == after
+    assert record_remote_ejection(before, remote, others, 100, POLICY) == after
 
 
-def test_nothing_is_ejected_on_hearsay_where_that_is_off() -> None:
-    policy = replace(POLICY, failures=0)
-    assert record_remote_ejection(NOT_EJECTED, TOLD, [NOT_EJECTED], 100, policy) == NOT_EJECTED
+def test_ejection_by_another_worker_is_ignored_if_ejection_is_off() -> None:
+    policy = replace(POLICY, consecutive_failures=0)
+    assert record_remote_ejection(NOT_EJECTED, REMOTE, [NOT_EJECTED], 100, policy) == NOT_EJECTED
 
 
-def test_a_trial_that_fails_here_and_elsewhere_counts_once() -> None:
+def test_trial_that_fails_in_two_workers_counts_once() -> None:
     on_trial = replace(EJECTED, until=99, on_trial=True)
-    heard = record_remote_ejection(on_trial, TOLD, [NOT_EJECTED], 100, POLICY)
-    assert failed(heard, [NOT_EJECTED], 101, POLICY) == EjectionState(4, 2, 120)
+    heard = record_remote_ejection(on_trial, REMOTE, [NOT_EJECTED], 100, POLICY)
+    assert record_failure(heard, [NOT_EJECTED], 101, POLICY) == EjectionState(4, 2, 120)
 
 
 @pytest.mark.parametrize(
@@ -160,25 +172,29 @@ def test_a_trial_that_fails_here_and_elsewhere_counts_once() -> None:
         (ON_TRIAL, NOT_EJECTED),
     ],
 )
-def test_it_answers_another_process(before: EjectionState, after: EjectionState) -> None:
+def test_recovery_in_another_worker_ends_an_ejection(
+    before: EjectionState, after: EjectionState
+) -> None:
     assert record_remote_recovery(before) == after
 
 
 @pytest.mark.parametrize("before", [NOT_EJECTED, EjectionState(2), EJECTED, ON_TRIAL])
-def test_an_answer_makes_it_healthy(before: EjectionState) -> None:
-    assert succeeded(before) == NOT_EJECTED
+def test_success_ends_an_ejection(before: EjectionState) -> None:
+    assert record_success(before) == NOT_EJECTED
 
 
 @given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 8), st.booleans()), max_size=200))
-def test_some_can_always_be_used(count: int, happenings: list[tuple[int, bool]]) -> None:
+def test_ejections_never_exceed_their_share(count: int, events: list[tuple[int, bool]]) -> None:
     states = [NOT_EJECTED] * count
-    for now, (number, well) in enumerate(happenings):
+    for now, (number, success) in enumerate(events):
         index = number % count
         if not states[index].is_usable(now):
             continue
-        state = taken(states[index], now)
+        state = record_request(states[index], now)
         others = states[:index] + states[index + 1 :]
-        states[index] = succeeded(state) if well else failed(state, others, now, POLICY)
+        states[index] = (
+            record_success(state) if success else record_failure(state, others, now, POLICY)
+        )
         ejected = sum(state.ejections > 0 for state in states)
         assert ejected <= count / 2
 
@@ -197,22 +213,24 @@ def test_some_can_always_be_used(count: int, happenings: list[tuple[int, bool]])
         (HealthCheckPolicy(3, 1), "-++++-", "---++-"),
     ],
 )
-def test_probes(policy: HealthCheckPolicy, probes: str, states: str) -> None:
+def test_health_checks_change_health_at_their_threshold(
+    policy: HealthCheckPolicy, probes: str, states: str
+) -> None:
     state, seen = NOT_PROBED, ""
     assert state.healthy is None
     for probe in probes:
-        state = probed(state, probe == "+", policy)
+        state = record_probe(state, probe == "+", policy)
         seen += "+" if state.healthy else "-"
     assert seen == states
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.lists(st.booleans(), max_size=50))
-def test_probes_change_a_state_by_a_row_of_the_same(
+def test_only_equal_health_checks_in_a_row_change_health(
     healthy: int, unhealthy: int, probes: list[bool]
 ) -> None:
     state = NOT_PROBED
-    for index, well in enumerate(probes):
-        before, state = state, probed(state, well, HealthCheckPolicy(healthy, unhealthy))
+    for index, success in enumerate(probes):
+        before, state = state, record_probe(state, success, HealthCheckPolicy(healthy, unhealthy))
         if before.healthy not in (None, state.healthy):
             needed = healthy if state.healthy else unhealthy
             assert probes[: index + 1][-needed:] == [state.healthy] * needed

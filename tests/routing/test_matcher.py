@@ -36,14 +36,14 @@ def _headers(*headers: tuple[str, str]) -> CIMultiDictProxy[str]:
         ("re:", [""], ["x", "re:"]),
     ],
 )
-def test_patterns(pattern: str, fitting: list[str], unfit: list[str]) -> None:
+def test_pattern_matches_whole_names(pattern: str, fitting: list[str], unfit: list[str]) -> None:
     made = Pattern.of(pattern)
-    assert [name for name in fitting + unfit if made.fits(name)] == fitting
+    assert [name for name in fitting + unfit if made.matches(name)] == fitting
     assert made.text == pattern
     assert made == Pattern.of(pattern)
 
 
-def test_a_broken_expression() -> None:
+def test_invalid_expression_is_refused() -> None:
     with pytest.raises(re.error):
         Pattern.of("re:(")
 
@@ -98,13 +98,13 @@ def _match(
         (_match("x", None, None, OperationKind.INFER), INFER, (), False),
     ],
 )
-def test_what_matches(
+def test_match_needs_all_conditions(
     match: Match, asked: Operation, headers: tuple[tuple[str, str], ...], holds: bool
 ) -> None:
-    assert match.holds(asked, _headers(*headers)) is holds
+    assert match.matches(asked, _headers(*headers)) is holds
 
 
-def test_the_first_match_wins() -> None:
+def test_first_match_wins() -> None:
     matches = [_match("vgg"), _match("resnet*"), _match("resnet50"), _match()]
     assert find_first_match(matches, INFER, _headers()) == 1
     assert find_first_match(matches[::-1], INFER, _headers()) == 0

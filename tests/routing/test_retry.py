@@ -10,74 +10,74 @@ NO_RESPONSE = RetryPolicy(no_response=True)
 
 @pytest.mark.parametrize("kind", ErrorKind)
 @pytest.mark.parametrize("is_repeatable", [False, True])
-def test_only_what_cannot_have_had_an_effect_unless_more_is_allowed(
+def test_only_errors_without_effect_are_retried_unless_the_policy_allows_more(
     kind: ErrorKind, is_repeatable: bool
 ) -> None:
-    careful = kind in (ErrorKind.EXHAUSTED, ErrorKind.UNREACHABLE) and is_repeatable
-    assert SAFE_RETRIES_ONLY.after(kind, is_repeatable) is careful
+    safe = kind in (ErrorKind.EXHAUSTED, ErrorKind.UNREACHABLE) and is_repeatable
+    assert SAFE_RETRIES_ONLY.allows(kind, is_repeatable) is safe
     also = kind is ErrorKind.NO_RESPONSE and is_repeatable
-    assert NO_RESPONSE.after(kind, is_repeatable) is (careful or also)
+    assert NO_RESPONSE.allows(kind, is_repeatable) is (safe or also)
 
 
-def test_the_reserve_is_there_at_once() -> None:
-    budget = RetryBudget(share=0, reserve=3)
-    assert [budget.retry(1 + sent, 0) for sent in range(5)] == [True] * 3 + [False] * 2
+def test_min_concurrency_is_available_at_once() -> None:
+    budget = RetryBudget(percent=0, min_concurrency=3)
+    assert [budget.try_spend(1 + sent, 0) for sent in range(5)] == [True] * 3 + [False] * 2
 
 
 @pytest.mark.parametrize(("requests", "retries"), [(0, 0), (1, 0), (2, 1), (5, 2), (100, 3)])
-def test_requests_earn_retries_up_to_the_reserve(requests: int, retries: int) -> None:
-    budget = RetryBudget(share=0.5, reserve=3)
+def test_requests_earn_retries_up_to_min_concurrency(requests: int, retries: int) -> None:
+    budget = RetryBudget(percent=0.5, min_concurrency=3)
     sent = 0
-    while budget.retry(sent, 0):
+    while budget.try_spend(sent, 0):
         sent += 1
     allowed = 0
     sent += requests
-    while budget.retry(sent, 0):
+    while budget.try_spend(sent, 0):
         sent += 1
         allowed += 1
     assert allowed == retries
 
 
 @pytest.mark.parametrize(
-    ("share", "under_way", "retries"),
+    ("percent", "in_flight", "retries"),
     [(0.5, 0, 3), (0.5, 1, 3), (0.5, 300, 153), (1, 10, 13), (0, 300, 3)],
 )
-def test_a_share_of_what_is_under_way_is_saved_up(
-    share: float, under_way: int, retries: int
+def test_budget_saves_up_a_share_of_the_calls_in_flight(
+    percent: float, in_flight: int, retries: int
 ) -> None:
-    """All that one of several servers has may fail at once, after many that went well."""
-    budget = RetryBudget(share, reserve=3)
+    """All calls of one of several servers may fail at once, after many that went well."""
+    budget = RetryBudget(percent, min_concurrency=3)
     sent = 1000
-    while budget.retry(sent, under_way):
+    while budget.try_spend(sent, in_flight):
         sent += 1
     assert sent == 1000 + retries
 
 
-def test_what_was_saved_up_is_not_lost_as_less_is_under_way() -> None:
-    budget = RetryBudget(share=0.5, reserve=3)
-    under_way = 300
+def test_saved_retries_outlast_the_calls_in_flight() -> None:
+    budget = RetryBudget(percent=0.5, min_concurrency=3)
+    in_flight = 300
     sent = 1000
-    while budget.retry(sent, under_way):
+    while budget.try_spend(sent, in_flight):
         sent += 1
-        under_way -= 3
+        in_flight -= 3
     assert sent == 1153
 
 
 @given(st.lists(st.none() | st.integers(0, 1000), max_size=300), st.floats(0, 1), st.integers(0, 9))
-def test_retries_are_a_share_of_the_requests(
-    happenings: list[int | None], share: float, reserve: int
+def test_retries_never_exceed_their_share_of_requests(
+    events: list[int | None], percent: float, min_concurrency: int
 ) -> None:
-    """However many are under way; None is a request that goes well, a number one that fails."""
-    budget = RetryBudget(share, reserve)
-    requests = retries = in_a_row = most_under_way = 0
-    for under_way in happenings:
-        if under_way is None:
+    """However many are in flight; None is a request that goes well, a number one that fails."""
+    budget = RetryBudget(percent, min_concurrency)
+    requests = retries = in_a_row = most_in_flight = 0
+    for in_flight in events:
+        if in_flight is None:
             requests += 1
             in_a_row = 0
         else:
-            most_under_way = max(most_under_way, under_way)
-            again = budget.retry(requests + retries, under_way)
+            most_in_flight = max(most_in_flight, in_flight)
+            again = budget.try_spend(requests + retries, in_flight)
             retries += again
             in_a_row += again
-        assert retries <= reserve + share * requests + 1e-6
-        assert in_a_row <= reserve + share * most_under_way + 1e-6
+        assert retries <= min_concurrency + percent * requests + 1e-6
+        assert in_a_row <= min_concurrency + percent * most_in_flight + 1e-6

@@ -36,7 +36,9 @@ BELOW_ONE = nextafter(1.0, 0.0)
         ((2, 3, 5), 0.5, 2),
     ],
 )
-def test_shares(weights: tuple[int, ...], number: float, index: int) -> None:
+def test_fraction_falls_into_the_range_of_its_weight(
+    weights: tuple[int, ...], number: float, index: int
+) -> None:
     assert CumulativeWeights.of(weights).at(number) == index
 
 
@@ -44,23 +46,23 @@ def test_shares(weights: tuple[int, ...], number: float, index: int) -> None:
     st.lists(st.integers(0, 10**6), min_size=1, max_size=20).filter(any),
     st.floats(0, BELOW_ONE) | st.just(BELOW_ONE),
 )
-def test_no_weight_no_share(weights: list[int], number: float) -> None:
+def test_weight_of_0_is_never_chosen(weights: list[int], number: float) -> None:
     assert weights[CumulativeWeights.of(weights).at(number)] > 0
 
 
-def test_each_has_its_share() -> None:
+def test_choices_follow_their_weights() -> None:
     shares = CumulativeWeights.of((70, 20, 0, 10))
     counts = Counter(shares.at(i / 1000) for i in range(1000))
     assert counts == {0: 700, 1: 200, 3: 100}
 
 
 @given(st.text() | st.text(st.characters(min_codepoint=0xD800, max_codepoint=0xDFFF)))
-def test_a_number_of_any_text(text: str) -> None:
+def test_any_text_maps_to_a_fraction(text: str) -> None:
     assert 0.0 <= hash_to_fraction(text) < 1.0
     assert hash_to_fraction(text) == hash_to_fraction(text)
 
 
-def test_numbers_are_the_same_in_every_process() -> None:
+def test_fractions_are_the_same_in_every_process() -> None:
     program = "from gateway.routing.weights import hash_to_fraction as f; print(f('client-7'))"
     printed = {
         subprocess.run(
@@ -76,13 +78,13 @@ def test_numbers_are_the_same_in_every_process() -> None:
     assert printed == {f"{hash_to_fraction('client-7')}\n"}
 
 
-def test_clients_are_spread_by_the_weights() -> None:
+def test_clients_are_spread_by_weight() -> None:
     shares = CumulativeWeights.of((90, 10))
     canary = sum(shares.at(hash_to_fraction(f"client-{i}")) for i in range(10_000))
     assert 900 < canary < 1100
 
 
-def test_a_weight_that_grows_keeps_its_clients() -> None:
+def test_growing_weight_keeps_its_clients() -> None:
     clients = [hash_to_fraction(str(i)) for i in range(1000)]
     few = {number for number in clients if CumulativeWeights.of((90, 10)).at(number)}
     more = {number for number in clients if CumulativeWeights.of((50, 50)).at(number)}

@@ -80,7 +80,7 @@ def test_what_is_commented_out_can_be_put_in(file: Path) -> None:
     upstream = settings.upstreams["triton"]
     assert upstream.tls is not None
     assert upstream.health_check == HealthCheck()
-    assert (upstream.dns_refresh, upstream.model_discovery) == (10.0, "models")
+    assert (upstream.dns_refresh, upstream.model_discovery) == (10.0, True)
     assert settings.routes[0].auth == tuple(settings.api_keys) == ("team-a", "robots")
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.settings.load import load
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.schema import Settings
+from tests.support.scale import scaled
 
 ENVIRON = {"SET": "64", "EMPTY": "", "ODD": "\udc80\n"}
 KEYS = [
@@ -47,7 +48,7 @@ fragments = st.lists(st.sampled_from([*MARKS, *KEYS, *SCALARS, "1", "F" * 8, "\n
 )
 free = settings(
     suppress_health_check=[*settings().suppress_health_check, HealthCheck.function_scoped_fixture],
-    max_examples=300,
+    max_examples=scaled(300),
 )
 
 

@@ -13,12 +13,20 @@ from typing import Any
 import pytest
 
 from gateway.app.gateway import Gateway
+from gateway.settings.limits import Concurrency
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
 from tests.support.raw_client import RawClient, connect
 
 # The tests' own patience is 5 s: where a gateway that waits would wait longer, it hangs.
 LIMITS = {"idle_timeout": 30, "request_timeout": 60, "drain_timeout": 0.2, "connect_timeout": 5}
+
+
+def split_limits(limits: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Give the sections ``concurrency`` and ``limits`` for settings of both."""
+    concurrency = {name: limits[name] for name in Concurrency.model_fields if name in limits}
+    others = {name: value for name, value in limits.items() if name not in concurrency}
+    return {"concurrency": concurrency, "limits": {**LIMITS, **others}}
 
 
 class RunningGateway:
@@ -62,7 +70,8 @@ async def running_gateway(
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway in front of servers; the rest is as in its settings.
 
-    ``others`` are further upstreams. ``urls`` are taken for Tritons, so that they are asked nothing
+    ``others`` are further upstreams, ``limits`` are settings of the sections limits and
+    concurrency. ``urls`` are taken for Tritons, so that they are asked nothing
     but what clients ask.
     """
     settings = Settings.model_validate(
@@ -76,7 +85,7 @@ async def running_gateway(
             },
             "routes": [{"upstream": "servers", **(route or {})}],
             "models": models or {},
-            "limits": {**LIMITS, **limits},
+            **split_limits(limits),
         }
     )
     async with Gateway(settings) as gateway:

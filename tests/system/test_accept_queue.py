@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.listener.sockets import tcp_sockets, unix_socket
+from gateway.listener.sockets import open_tcp_sockets, open_unix_socket
 from gateway.system.accept_queue import (
     drain_accept_queue,
     drop_new_connections,
@@ -17,7 +17,7 @@ from tests.support.servers.stalled_handshakes import stall_handshakes
 
 def _listen(host: str) -> socket.socket:
     try:
-        (sock,) = tcp_sockets(host, 0)
+        (sock,) = open_tcp_sockets(host, 0)
     except OSError:
         pytest.skip(f"there is no {host} here")
     sock.setblocking(False)
@@ -35,7 +35,7 @@ def over_tcp(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
 def listening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[socket.socket]:
     """One that may be a Unix socket."""
     is_unix = request.param == "unix"
-    with unix_socket(str(tmp_path / "s")) if is_unix else _listen(request.param) as sock:
+    with open_unix_socket(str(tmp_path / "s")) if is_unix else _listen(request.param) as sock:
         sock.setblocking(False)
         yield sock
 

@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from gateway.errors import GatewayError
-from gateway.protocol.model_name import ModelName
+from gateway.protocol.operations import ModelName
 from gateway.upstream.pool.pool import Pool
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 
@@ -27,7 +27,7 @@ def failing(pool: Pool, number: int, error: Exception | None, times: int = 1) ->
     """Have an endpoint used, and fail with an error or not."""
     others = [each for each in pool.endpoints if each is not pool.endpoints[number]]
     for _ in range(times):
-        with suppress(GatewayError, ConnectionError), pool.endpoint(others):
+        with suppress(GatewayError, ConnectionError), pool.lease(others):
             if error is not None:
                 raise error
 
@@ -41,6 +41,6 @@ def used_by(pool: Pool, model: str | None = None) -> str:
     """Give the endpoints that answer the next exchanges."""
     urls = []
     for _ in range(8):
-        with pool.endpoint(model=None if model is None else _name(model)) as endpoint:
+        with pool.lease(model=None if model is None else _name(model)) as endpoint:
             urls.append(endpoint.url[-1])
     return "".join(urls)

@@ -213,7 +213,7 @@ async def test_it_stays_small(cache: MetadataCache, server: _Server) -> None:
 async def test_what_is_dropped_is_asked_for_again(cache: MetadataCache, server: _Server) -> None:
     for model, version in (("m", None), ("m", "1"), ("n", None)):
         await cache.get(model, version, server)
-    cache.drop("m")
+    cache.invalidate("m")
     for model, version in (("m", None), ("m", "1"), ("n", None)):
         await cache.get(model, version, server)
     assert server.fetches("/v2/models/m") == 2
@@ -222,7 +222,7 @@ async def test_what_is_dropped_is_asked_for_again(cache: MetadataCache, server: 
 
 
 async def test_dropping_what_is_not_there(cache: MetadataCache, server: _Server) -> None:
-    cache.drop("m")
+    cache.invalidate("m")
     await cache.get("m", None, server)
     assert server.fetches() == 1
 
@@ -233,7 +233,7 @@ async def test_a_fetch_under_way_does_not_outlive_a_drop(
     server.ready.clear()
     before = asyncio.create_task(cache.get("m", None, server))
     await _let_them_run()
-    cache.drop("m")
+    cache.invalidate("m")
     after = asyncio.create_task(cache.get("m", None, server))
     await _let_them_run()
     server.ready.set()
@@ -439,6 +439,6 @@ async def test_with_and_without_batches_are_kept_apart(
     assert not (await cache.get("m", None, server, batches=False)).batching
     assert (await cache.get("m", None, server, batches=True)).batching
     assert server.asked == ["/v2/models/m", "/v2/models/m", "/v2/models/m/config"]
-    cache.drop("m")
+    cache.invalidate("m")
     await cache.get("m", None, server, batches=False)
     assert server.asked.count("/v2/models/m") == 3

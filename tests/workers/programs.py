@@ -1,35 +1,54 @@
-"""Parents as programs of their own, as they fork."""
+"""Supervisors as programs of their own, as they fork."""
 
 import sys
 
 PROGRAM = """
-import gc, logging, os, signal, socket, sys, time
+import os, signal, socket, sys, time
+import logging
 from gateway.workers import supervisor
+from gateway.workers.ipc import FromWorker, ToWorker, receive_descriptor
+from gateway.workers.reload_broadcast import ConfigUpdate
 from gateway.workers.supervisor import NoWorkerError, Supervisor
-from gateway.workers.ipc import ADMIN, CLIENT
 
 logging.basicConfig(level="INFO", format="%(message)s")
 
 class Events:
-    def begun(self, workers):
-        print("begun", *workers, file=sys.stderr, flush=True)
+    def on_started(self, workers):
+        print("started", *workers, file=sys.stderr, flush=True)
 
-    def stopping(self):
+    def on_stopping(self):
         print("stopping", file=sys.stderr, flush=True)
 
-def work(post):
-    {work}
+def next_message(channel):
+    return receive_descriptor(channel._channel)
 
-supervisor._LAST_MOMENT = {last_moment}
+def main(channel):
+    {main}
+
+supervisor._KILL_DELAY = {kill_delay}
 try:
     sock = socket.create_server(("127.0.0.1", 0))
-    print("dropped", Supervisor({{sock: CLIENT}}, {workers}, work, 0.1, Events()).run())
+    source = None
+    {setup}
+    sockets = {{sock: ToWorker.CLIENT}}
+    print("dropped", Supervisor(sockets, {workers}, main, 0.1, Events(), source).run())
 except NoWorkerError as error:
     print(error)
 """
 
 
-def command(work: str, workers: int, last_moment: float = 30) -> tuple[str, ...]:
-    """Give the command of a parent whose workers do ``work``, lines of Python."""
-    program = PROGRAM.format(work=work, workers=workers, last_moment=last_moment)
+def command(
+    main: str, workers: int, kill_delay: float = 30, setup: str = "pass"
+) -> tuple[str, ...]:
+    """Return the command of a supervisor; its workers run ``main``, lines of Python.
+
+    ``setup`` are lines that run before it starts. They may set ``source``.
+    """
+    program = PROGRAM.format(
+        main=_indented(main), workers=workers, kill_delay=kill_delay, setup=_indented(setup)
+    )
     return (sys.executable, "-c", program)
+
+
+def _indented(lines: str) -> str:
+    return lines.strip("\n").replace("\n", "\n    ")

@@ -1,5 +1,4 @@
 import asyncio
-import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -7,198 +6,203 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.workers.ipc import (
-    ADMIN,
-    CLIENT,
-    CONFIG_UPDATE,
-    DRAIN,
-    DRAINED,
-    EXIT,
-    LEAVING,
-    RECEIVED,
-    STOPPING,
+    MAX_TEXT,
+    ConnectionKind,
+    FromWorker,
+    ToWorker,
     WorkerChannel,
+    receive,
+    send,
 )
-from gateway.workers.letters import ReceivedUpdate
 from tests.support.gateway import until
 
 PATIENCE = 5
 
 
-class _Channel:
-    """Both ends of a post."""
+class _Ends:
+    """Both ends of a channel: the test plays the supervisor."""
 
-    def __init__(self, parent: socket.socket, worker: socket.socket) -> None:
-        self.parent = parent
+    def __init__(self, supervisor: socket.socket, worker: socket.socket) -> None:
+        self.supervisor = supervisor
         self.closed = memoryview(bytearray(8)).cast("Q")
-        self.post = WorkerChannel(worker, self.closed)
-        self.taken: list[socket.socket] = []
-        self.operators: list[socket.socket] = []
-        self.read: list[ReceivedUpdate] = []
+        self.channel = WorkerChannel(worker, self.closed)
+        self.clients: list[socket.socket] = []
+        self.admins: list[socket.socket] = []
+        self.reloads: list[bytes] = []
+        self.stops = 0
 
-    def give(self, word: bytes = CLIENT) -> None:
+    def send_connection(self, kind: ConnectionKind = ToWorker.CLIENT) -> None:
         with socket.socket() as connection:
-            socket.send_fds(self.parent, [word], [connection.fileno()])
+            send(self.supervisor, kind, descriptor=connection.fileno())
 
-    def take(self, connection: socket.socket, is_operator: bool) -> None:
-        self.taken.append(connection)
-        if is_operator:
-            self.operators.append(connection)
+    def send_settings(self, settings: bytes) -> None:
+        memory = os.memfd_create("settings")
+        os.write(memory, settings)
+        send(self.supervisor, ToWorker.RELOAD, descriptor=memory)
+        os.close(memory)
+
+    def drain(self) -> None:
+        send(self.supervisor, ToWorker.DRAIN)
+        self.supervisor.shutdown(socket.SHUT_WR)
+
+    def replies(self) -> list[tuple[int, str]]:
+        """Return all messages of the worker so far."""
+        self.supervisor.setblocking(False)
+        replies = []
+        try:
+            while message := receive(self.supervisor):
+                replies.append(message)
+        except BlockingIOError:
+            pass
+        return replies
 
     async def receive(self) -> None:
+        """Have the worker handle messages until it drains."""
+
+        def on_connection(sock: socket.socket, is_admin: bool) -> None:
+            (self.admins if is_admin else self.clients).append(sock)
+
+        def on_stopping() -> None:
+            self.stops += 1
+
         async with asyncio.timeout(PATIENCE):
-            await self.post.receive(self.take, self.read.append)
+            await self.channel.receive(on_connection, self.reloads.append, on_stopping)
 
 
 @pytest.fixture
-def channel() -> Iterator[_Channel]:
-    parent, worker = socket.socketpair()
-    with parent, worker:
-        channel = _Channel(parent, worker)
-        yield channel
-        for sock in channel.taken:
+def ends() -> Iterator[_Ends]:
+    supervisor, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with supervisor, worker:
+        ends = _Ends(supervisor, worker)
+        yield ends
+        for sock in (*ends.clients, *ends.admins):
             sock.close()
 
 
-async def test_connections_are_taken_as_they_come(
-    channel: _Channel, caplog: pytest.LogCaptureFixture
+RECEIVED, DRAINED = (FromWorker.RECEIVED, ""), (FromWorker.DRAINED, "")
+
+
+async def test_connections_are_received_in_order(
+    ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        channel.give()
-    delivery = asyncio.create_task(channel.receive())
-    await until(lambda: len(channel.taken) == 2)
-    channel.give()
-    channel.parent.send(DRAIN)
-    channel.parent.shutdown(socket.SHUT_WR)
-    await delivery
-    assert channel.parent.recv(64) == RECEIVED * 3
-    assert len(channel.taken) == 3
-    assert len({sock.fileno() for sock in channel.taken}) == 3
+        ends.send_connection()
+    receiving = asyncio.create_task(ends.receive())
+    await until(lambda: len(ends.clients) == 2)
+    ends.send_connection()
+    ends.drain()
+    await receiving
+    assert ends.replies() == [RECEIVED] * 3
+    assert len({sock.fileno() for sock in ends.clients}) == 3
     assert not caplog.messages
-    assert channel.closed[0] == 0
+    assert ends.closed[0] == 0
 
 
-async def test_connections_of_operators_are_told_apart(channel: _Channel) -> None:
-    for word in (CLIENT, ADMIN, CLIENT):
-        channel.give(word)
-    channel.parent.send(DRAIN)
-    channel.parent.shutdown(socket.SHUT_WR)
-    await channel.receive()
-    assert channel.operators == [channel.taken[1]]
+async def test_admin_connections_are_told_apart(ends: _Ends) -> None:
+    kinds: tuple[ConnectionKind, ...] = (ToWorker.CLIENT, ToWorker.ADMIN, ToWorker.CLIENT)
+    for kind in kinds:
+        ends.send_connection(kind)
+    ends.drain()
+    await ends.receive()
+    assert (len(ends.clients), len(ends.admins)) == (2, 1)
 
 
-async def test_operators_come_until_the_parent_says_that_it_was_the_last(
-    channel: _Channel, caplog: pytest.LogCaptureFixture
+async def test_admin_connections_come_until_the_supervisor_lets_the_worker_exit(
+    ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stopping: list[int] = []
-    channel.parent.send(STOPPING)
-    channel.give()
-    channel.parent.send(DRAIN)
-    async with asyncio.timeout(PATIENCE):
-        await channel.post.receive(
-            channel.take, channel.read.append, lambda: stopping.append(len(channel.taken))
-        )
-    assert stopping == [0]
-    ending = asyncio.create_task(channel.post.drained())
-    channel.give(ADMIN)
-    await until(lambda: len(channel.operators) == 1)
-    assert not ending.done()
-    channel.parent.send(EXIT)
-    await asyncio.wait_for(ending, PATIENCE)
-    assert channel.parent.recv(64) == RECEIVED + DRAINED + RECEIVED
+    send(ends.supervisor, ToWorker.STOPPING)
+    ends.send_connection()
+    send(ends.supervisor, ToWorker.DRAIN)
+    await ends.receive()
+    assert (ends.stops, len(ends.clients)) == (1, 1)
+    exiting = asyncio.create_task(ends.channel.drained())
+    ends.send_connection(ToWorker.ADMIN)
+    await until(lambda: len(ends.admins) == 1)
+    assert not exiting.done()
+    ends.supervisor.shutdown(socket.SHUT_WR)
+    await asyncio.wait_for(exiting, PATIENCE)
+    assert ends.replies() == [RECEIVED, DRAINED, RECEIVED]
     assert not caplog.messages
 
 
-async def test_one_that_drains_neither_reads_letters_nor_waits_for_a_parent_that_is_gone(
-    channel: _Channel, caplog: pytest.LogCaptureFixture
+async def test_draining_worker_neither_reloads_nor_waits_for_a_supervisor_that_is_gone(
+    ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    channel.parent.send(DRAIN)
-    await channel.receive()
-    ending = asyncio.create_task(channel.post.drained())
-    answer, reply = os.pipe()
-    memory = os.memfd_create("letter")
-    socket.send_fds(channel.parent, [CONFIG_UPDATE], [memory, reply])
-    os.close(memory)
-    os.close(reply)
-    channel.parent.close()
-    await asyncio.wait_for(ending, PATIENCE)
-    assert os.read(answer, 64) == b""  # whoever waits for an answer sees that none comes
-    os.close(answer)
-    assert not channel.read
+    send(ends.supervisor, ToWorker.DRAIN)
+    await ends.receive()
+    exiting = asyncio.create_task(ends.channel.drained())
+    ends.send_settings(b"new")
+    ends.supervisor.close()
+    await asyncio.wait_for(exiting, PATIENCE)
+    assert not ends.reloads
     assert not caplog.messages
 
 
-async def test_a_parent_that_is_gone_is_missed(
-    channel: _Channel, caplog: pytest.LogCaptureFixture
+async def test_worker_stops_if_the_supervisor_is_gone(
+    ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    channel.give()
-    channel.parent.close()
-    await channel.receive()
-    assert len(channel.taken) == 1
-    assert caplog.messages == ["the parent is gone: stopping"]
-    channel.post.send_dropped(1)  # to nobody, which is no fault
+    ends.send_connection()
+    ends.channel.send_ready()  # a message that the supervisor leaves unread
+    ends.supervisor.close()
+    await ends.receive()
+    assert len(ends.clients) == 1
+    assert caplog.messages == ["the supervisor is gone: stopping"]
+    ends.channel.send_dropped(1)  # to nobody, which is no error
 
 
-async def test_one_that_leaves_takes_what_still_comes(
-    channel: _Channel, caplog: pytest.LogCaptureFixture
+async def test_leaving_worker_takes_what_still_comes(
+    ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    channel.give()
-    channel.post.leave()
-    channel.give()
-    channel.parent.send(DRAIN)
-    channel.parent.shutdown(socket.SHUT_WR)
-    await channel.receive()
-    assert channel.parent.recv(64) == LEAVING + RECEIVED * 2
-    assert len(channel.taken) == 2
+    ends.send_connection()
+    ends.channel.send_leaving()
+    ends.send_connection()
+    ends.drain()
+    await ends.receive()
+    assert ends.replies() == [(FromWorker.LEAVING, ""), RECEIVED, RECEIVED]
+    assert len(ends.clients) == 2
     assert not caplog.messages
-    channel.post.leave()  # a second signal
+    ends.channel.send_leaving()  # a second signal
 
 
-async def test_a_connection_that_cannot_be_had_counts_as_closed(
-    channel: _Channel, caplog: pytest.LogCaptureFixture
+async def test_connection_without_a_descriptor_counts_as_closed(
+    ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.ERROR)
-    channel.parent.send(CLIENT)  # which is how the kernel leaves it, without a number to spare
-    channel.give()
-    channel.parent.send(DRAIN)
-    channel.parent.shutdown(socket.SHUT_WR)
-    await channel.receive()
-    assert channel.closed[0] == 1
-    assert len(channel.taken) == 1
+    # This is how the kernel delivers it to a process with too many open files.
+    send(ends.supervisor, ToWorker.CLIENT)
+    ends.send_connection()
+    ends.drain()
+    await ends.receive()
+    assert ends.closed[0] == 1
+    assert len(ends.clients) == 1
+    assert ends.replies() == [RECEIVED] * 2
     assert caplog.messages == ["a connection was lost: too many open files"]
 
 
-async def test_letters_are_read_in_their_turn(
-    channel: _Channel, caplog: pytest.LogCaptureFixture
+async def test_settings_are_received_in_order(
+    ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer, reply = os.pipe()
-    memory = os.memfd_create("letter")
-    os.write(memory, b"content")
-    channel.give()
-    socket.send_fds(channel.parent, [CONFIG_UPDATE], [memory, reply])
-    channel.parent.send(
-        CONFIG_UPDATE
-    )  # which is how the kernel leaves it, without numbers to spare
-    channel.give()
-    channel.parent.send(DRAIN)
-    channel.parent.shutdown(socket.SHUT_WR)
-    os.close(memory)
-    os.close(reply)
-    await channel.receive()
-    assert channel.parent.recv(64) == RECEIVED * 2
-    (letter,) = channel.read
-    with letter:
-        assert letter.content == b"content"
-        letter.answer("why not")
-    assert os.read(answer, 64) == b"why not"
-    assert os.read(answer, 64) == b""
-    os.close(answer)
-    assert caplog.messages == ["a letter of the parent was lost: too many open files"]
+    ends.send_connection()
+    ends.send_settings(b"content" * 10_000)
+    send(ends.supervisor, ToWorker.RELOAD)  # as above, with too many open files
+    ends.send_connection()
+    ends.drain()
+    await ends.receive()
+    assert ends.reloads == [b"content" * 10_000]
+    ends.channel.send_reloaded("why not")
+    lost = (FromWorker.RELOADED, "too many open files")
+    assert ends.replies() == [RECEIVED, lost, RECEIVED, (FromWorker.RELOADED, "why not")]
+    assert caplog.messages == ["new settings were lost: too many open files"]
 
 
-def test_what_it_says(channel: _Channel) -> None:
-    channel.post.send_ready()
-    channel.post.count_closed()
-    channel.post.count_closed()
-    channel.post.send_dropped(3)
-    assert channel.parent.recv(64) == b".3"
-    assert channel.closed[0] == 2
+def test_worker_reports_its_state(ends: _Ends) -> None:
+    ends.channel.send_ready()
+    ends.channel.count_closed()
+    ends.channel.count_closed()
+    ends.channel.send_dropped(3)
+    assert ends.replies() == [(FromWorker.READY, ""), (FromWorker.DROPPED, "3")]
+    assert ends.closed[0] == 2
+
+
+def test_long_text_is_cut(ends: _Ends) -> None:
+    ends.channel.send_reloaded("k" * 10_000)
+    assert ends.replies() == [(FromWorker.RELOADED, "k" * MAX_TEXT)]

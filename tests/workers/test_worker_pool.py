@@ -1,36 +1,258 @@
-"""Workers that fail: each test is a program of its own, as it forks."""
+"""Workers as the supervisor sees them; those that fork are programs of their own."""
 
 import re
 import signal
+import socket
+import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from signal import SIGKILL
 
+import pytest
+
+from gateway.workers.ipc import ConnectionKind, FromWorker, ToWorker, receive_descriptor, send
+from gateway.workers.worker_pool import (
+    MAX_UNACKNOWLEDGED,
+    PendingConnection,
+    WorkerProcess,
+    WorkerSlot,
+    WorkerState,
+    exit_text,
+)
 from tests.support.gateway import until
 from tests.support.gateway_process import run, running_process
 from tests.workers.programs import command
 
 
-async def test_a_worker_that_raises_says_why() -> None:
+class _Worker:
+    """A worker without a process: the test plays it."""
+
+    def __init__(self) -> None:
+        ours, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        self.process = WorkerProcess(1, ours, 0.0)
+
+    def say(self, *messages: FromWorker, text: str = "") -> None:
+        for message in messages:
+            send(self.end, message, text)
+            assert self.process.read_message()
+
+    def send_connection(self, kind: ConnectionKind = ToWorker.CLIENT) -> bool:
+        sock = socket.socket()
+        connection = PendingConnection(sock, kind)
+        is_sent = self.process.send_connection(connection)
+        if not is_sent:
+            sock.close()
+        return is_sent
+
+    def fill(self) -> None:
+        while self.send_connection():
+            pass
+
+    def receive(self) -> int | None:
+        """Return the kind of the next message; none at the end of the stream."""
+        message = receive_descriptor(self.end)
+        if message is None:
+            return None
+        if message[1] >= 0:
+            socket.close(message[1])
+        return message[0]
+
+    def close(self) -> None:
+        for connection in self.process.unacknowledged:
+            connection.sock.close()
+        self.process.channel.close()
+        self.end.close()
+
+
+@pytest.fixture
+def worker() -> Iterator[_Worker]:
+    """A worker that is ready."""
+    worker = _Worker()
+    worker.say(FromWorker.READY)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def counter() -> memoryview:
+    return memoryview(bytearray(8)).cast("Q")
+
+
+# ------------------------------------------------------------------------------------ connections
+
+
+def test_worker_is_told_who_connects(worker: _Worker) -> None:
+    kinds: tuple[ConnectionKind, ...] = (ToWorker.CLIENT, ToWorker.ADMIN)
+    for kind in kinds:
+        assert worker.send_connection(kind)
+        assert worker.receive() == kind
+
+
+def test_open_connections_are_those_sent_and_not_closed(
+    counter: memoryview, worker: _Worker
+) -> None:
+    slot = WorkerSlot(counter)
+    assert slot.open_connections == 0
+    slot.worker = worker.process
+    for _ in range(3):
+        assert worker.send_connection()
+    assert slot.open_connections == 3
+    counter[0] += 2
+    assert slot.open_connections == 1
+
+
+def test_full_worker_takes_connections_again_once_it_acknowledges(worker: _Worker) -> None:
+    worker.fill()
+    assert worker.process.state is WorkerState.READY
+    sent = worker.process.sent_connections
+    assert sent == len(worker.process.unacknowledged) == MAX_UNACKNOWLEDGED > 100
+    for _ in range(sent):
+        assert worker.receive() == ToWorker.CLIENT
+    worker.say(*[FromWorker.RECEIVED] * sent)
+    assert not worker.process.unacknowledged
+    assert worker.send_connection()
+
+
+def test_full_worker_can_be_drained(worker: _Worker) -> None:
+    worker.fill()
+    for _ in range(2):
+        worker.process.drain()
+    assert worker.process.state is WorkerState.DRAINING
+    kinds = [worker.receive() for _ in range(worker.process.sent_connections + 1)]
+    assert kinds[-2:] == [ToWorker.CLIENT, ToWorker.DRAIN]
+
+
+def test_acknowledgements_of_all_connections_on_the_way_fit_into_the_channel(
+    worker: _Worker,
+) -> None:
+    worker.fill()
+    worker.end.setblocking(False)
+    for _ in range(MAX_UNACKNOWLEDGED):
+        send(worker.end, FromWorker.RECEIVED)
+
+
+def test_connection_stays_open_until_the_worker_acknowledges_it(worker: _Worker) -> None:
+    for _ in range(3):
+        assert worker.send_connection()
+    socks = [connection.sock for connection in worker.process.unacknowledged]
+    worker.say(FromWorker.RECEIVED, FromWorker.RECEIVED)
+    assert [sock.fileno() < 0 for sock in socks] == [True, True, False]
+    assert [connection.sock for connection in worker.process.unacknowledged] == socks[2:]
+
+
+def test_draining_worker_takes_admin_connections_until_it_exits(worker: _Worker) -> None:
+    process = worker.process
+    process.drain()
+    assert process.state is WorkerState.DRAINING
+    assert (process.accepts(ToWorker.CLIENT), process.accepts(ToWorker.ADMIN)) == (False, True)
+    assert not worker.send_connection()
+    assert worker.send_connection(ToWorker.ADMIN)
+    process.exit_if_drained()
+    assert process.state is WorkerState.DRAINING
+    worker.say(FromWorker.DRAINED)
+    for _ in range(2):
+        process.exit_if_drained()
+    assert not process.accepts(ToWorker.ADMIN)
+    assert not worker.send_connection(ToWorker.ADMIN)
+    messages = [worker.receive() for _ in range(3)]
+    assert messages == [ToWorker.DRAIN, ToWorker.ADMIN, None]
+
+
+def test_worker_that_is_gone_takes_nothing(worker: _Worker) -> None:
+    worker.end.close()
+    assert not worker.send_connection()
+    assert worker.process.state is WorkerState.EXITING
+    worker.process.drain()
+    assert worker.process.sent_connections == 0
+    assert not worker.process.read_message()
+
+
+def test_messages_of_a_worker_that_dies_with_connections_unread_are_read(worker: _Worker) -> None:
+    for _ in range(3):
+        assert worker.send_connection()
+    assert worker.receive() == ToWorker.CLIENT
+    send(worker.end, FromWorker.RECEIVED)
+    send(worker.end, FromWorker.DROPPED, "7")
+    worker.end.close()
+    assert [worker.process.read_message() for _ in range(3)] == [True, True, False]
+    assert len(worker.process.unacknowledged) == 2
+    assert worker.process.dropped_calls == 7
+
+
+# ------------------------------------------------------------------------------------- messages
+
+
+@pytest.mark.parametrize("number", [0, 7, 12])
+def test_worker_reports_the_calls_that_it_dropped(worker: _Worker, number: int) -> None:
+    worker.say(FromWorker.DROPPED, text=str(number))
+    assert worker.process.dropped_calls == number
+    assert worker.process.state is WorkerState.READY
+    assert not worker.process.is_leaving
+
+
+def test_leaving_worker_takes_clients_until_it_is_drained(worker: _Worker) -> None:
+    worker.say(FromWorker.LEAVING)
+    assert worker.process.is_leaving
+    assert worker.process.accepts(ToWorker.CLIENT)
+
+
+def test_worker_that_was_drained_before_it_is_ready_stays_so() -> None:
+    worker = _Worker()
+    worker.process.drain()
+    worker.say(FromWorker.READY)
+    assert worker.process.state is WorkerState.DRAINING
+    worker.close()
+
+
+# --------------------------------------------------------------------------------- replacement
+
+
+def test_workers_that_exit_early_are_replaced_after_growing_delays(counter: memoryview) -> None:
+    slot = WorkerSlot(counter)
+    delays = [slot.vacate(started_at=100.0, now=101.0) for _ in range(8)]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert slot.start_at == 106.0
+    for _ in range(5000):
+        assert slot.vacate(started_at=100.0, now=100.0) == 5.0
+
+
+def test_worker_that_ran_for_long_is_replaced_at_once(counter: memoryview) -> None:
+    slot = WorkerSlot(counter)
+    assert slot.vacate(started_at=0.0, now=1.0) == 0.1
+    assert slot.vacate(started_at=1.0, now=11.0) == 0.0
+    assert slot.start_at == 11.0
+    assert slot.vacate(started_at=11.0, now=12.0) == 0.1
+
+
+def test_exit_codes_are_described() -> None:
+    assert exit_text(3) == "ended with status 3"
+    assert exit_text(-SIGKILL) == "was killed by SIGKILL"
+    assert exit_text(-40) == "was killed by signal 40"
+
+
+async def test_worker_that_raises_says_why() -> None:
     status, out, err = await run(*command("raise RuntimeError('no luck')", 1))
     assert (status, out) == (0, "no worker came up\n")
     assert "RuntimeError: no luck" in err
     assert "ended with status 1" in err
 
 
-async def test_workers_that_die_again_and_again_come_back_later_and_later() -> None:
-    async with running_process(*command("post.send_ready(); os._exit(3)", 1)) as process:
-        for pause in ("0.1", "0.2", "0.4"):
-            await process.wait_for_output(rf"status 3; another one starts in {re.escape(pause)} s")
+async def test_workers_that_die_again_and_again_are_replaced_later_and_later() -> None:
+    async with running_process(*command("channel.send_ready(); os._exit(3)", 1)) as process:
+        for delay in ("0.1", "0.2", "0.4"):
+            await process.wait_for_output(rf"status 3; another one starts in {re.escape(delay)} s")
         process.signal(signal.SIGTERM)
         status, out, err = await process.end()
     assert (status, out) == (0, "dropped 0\n")
     assert err.splitlines()[-1] == "stopping"
 
 
-async def test_a_worker_that_does_not_stop_is_killed() -> None:
-    work = "signal.pthread_sigmask(signal.SIG_BLOCK, [15]); post.send_ready(); time.sleep(60)"
-    async with running_process(*command(work, 2, last_moment=0.1)) as process:
-        await process.wait_for_output("begun")
+async def test_worker_that_does_not_stop_is_killed() -> None:
+    main = "signal.pthread_sigmask(signal.SIG_BLOCK, [15]); channel.send_ready(); time.sleep(60)"
+    async with running_process(*command(main, 2, kill_delay=0.1)) as process:
+        await process.wait_for_output("started")
         process.signal(signal.SIGTERM)
         status, out, err = await process.end()
     assert (status, out) == (0, "dropped 0\n")
@@ -38,33 +260,39 @@ async def test_a_worker_that_does_not_stop_is_killed() -> None:
     assert err.count("was killed by SIGKILL") == 2
 
 
-async def test_what_workers_drop_is_summed_up() -> None:
-    work = "post.send_ready(); post._channel.recv(2); post.send_dropped(2)"
-    async with running_process(*command(work, 3)) as process:
-        await process.wait_for_output("begun")
+async def test_dropped_calls_of_all_workers_are_summed_up() -> None:
+    main = "channel.send_ready(); next_message(channel); channel.send_dropped(2)"
+    async with running_process(*command(main, 3)) as process:
+        await process.wait_for_output("started")
         process.signal(signal.SIGTERM)
         assert (await process.end())[:2] == (0, "dropped 6\n")
+
+
+# ------------------------------------------------------------------------------ adopted children
 
 
 def _is_gone(pid: str) -> bool:
     return not Path("/proc", pid).exists()
 
 
-async def test_what_a_dead_worker_leaves_behind_does_not_stay() -> None:
-    """As process 1 of a container the parent gets the children of its workers."""
-    work = (
-        "post.send_ready()\n"
-        "    if os.fork() == 0:\n"
-        "        post._channel.close()\n"
-        "        while os.getppid() != parent_id: time.sleep(0.01)\n"
-        "        os.write(2, b'orphan %d\\n' % os.getpid())\n"
-        "        os._exit(0)\n"
-        "    os._exit(3)"
-    )
-    *python, program = command(work, 1)
-    # PR_SET_CHILD_SUBREAPER, which makes it in this what process 1 is.
-    adopts = "import ctypes\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\nparent_id = os.getpid()\n"
-    async with running_process(*python, program.replace("try:", f"{adopts}try:", 1)) as process:
+async def test_children_of_a_dead_worker_are_reaped() -> None:
+    """As process 1 of a container the supervisor gets the children of its workers."""
+    main = """
+channel.send_ready()
+if os.fork() == 0:
+    channel._channel.close()
+    while os.getppid() != supervisor_id: time.sleep(0.01)
+    os.write(2, b'orphan %d\\n' % os.getpid())
+    os._exit(0)
+os._exit(3)
+"""
+    # PR_SET_CHILD_SUBREAPER makes it in this what process 1 is.
+    setup = """
+import ctypes
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+supervisor_id = os.getpid()
+"""
+    async with running_process(*command(main, 1, setup=setup)) as process:
         for _ in range(2):
             found = await process.wait_for_output(r"orphan (\d+)")
             process.said = ""
@@ -72,3 +300,37 @@ async def test_what_a_dead_worker_leaves_behind_does_not_stay() -> None:
         process.signal(signal.SIGTERM)
         status, out, _ = await process.end()
     assert (status, out) == (0, "dropped 0\n")
+
+
+REAP = """
+import os
+from gateway.workers.worker_pool import reap_adopted_children
+
+def child(status):
+    pid = os.fork()
+    if pid == 0:
+        os._exit(status)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+
+def left():
+    return [each for each in children if os.path.exists(f"/proc/{each}")]
+
+children = orphan, worker, behind = child(1), child(2), child(3)
+reap_adopted_children([worker])
+assert left() == [worker, behind], left()
+assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 2
+reap_adopted_children([])
+assert left() == []
+reap_adopted_children([])
+alive, end = os.pipe()
+if os.fork() == 0:
+    os.close(end)
+    os.read(alive, 1)
+    os._exit(0)
+reap_adopted_children([])
+"""
+
+
+async def test_all_children_but_workers_are_reaped() -> None:
+    assert await run(sys.executable, "-c", REAP) == (0, "", "")

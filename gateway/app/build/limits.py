@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gateway.app.build.processes import share_per_worker, worker_count
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.memory_budget import MemoryBudget
-from gateway.settings.limits import Concurrency, Limits
+from gateway.settings.limits import Concurrency
 from gateway.settings.schema import Settings
 
 _MIRRORED_PART = 4
@@ -21,7 +21,7 @@ class SharedLimits:
     ``copied`` counts the bodies of copies for mirrors.
     """
 
-    declared: Limits
+    declared: Settings
     workers: int
     concurrency_limit: ConcurrencyLimit | None
     held: MemoryBudget
@@ -29,24 +29,22 @@ class SharedLimits:
 
     def apply(self) -> None:
         """Count by these settings from now on."""
-        apply_concurrency(self.concurrency_limit, self.declared, self.workers)
+        apply_concurrency(self.concurrency_limit, self.declared.concurrency, self.workers)
         self.held.set_limit(_held_bytes(self.declared, self.workers))
         self.copied.set_limit(_copied_bytes(self.declared, self.workers))
 
 
 def shared_limits(settings: Settings, before: SharedLimits | None = None) -> SharedLimits:
     """Make them; what counts already goes on, by other settings once these take effect."""
-    limits, workers = settings.limits, worker_count(settings)
-    if before is None:
-        held = MemoryBudget(_held_bytes(limits, workers))
-        copied = MemoryBudget(_copied_bytes(limits, workers))
-        return SharedLimits(
-            limits, workers, concurrency_limit_of("the gateway", limits, workers), held, copied
-        )
+    workers = worker_count(settings)
     concurrency_limit = concurrency_limit_of(
-        "the gateway", limits, workers, before.concurrency_limit
+        "the gateway", settings.concurrency, workers, before.concurrency_limit if before else None
     )
-    return SharedLimits(limits, workers, concurrency_limit, before.held, before.copied)
+    if before is None:
+        held = MemoryBudget(_held_bytes(settings, workers))
+        copied = MemoryBudget(_copied_bytes(settings, workers))
+        return SharedLimits(settings, workers, concurrency_limit, held, copied)
+    return SharedLimits(settings, workers, concurrency_limit, before.held, before.copied)
 
 
 def concurrency_limit_of(
@@ -80,9 +78,9 @@ def _numbers(declared: Concurrency, workers: int) -> tuple[int, int, float] | No
     return share_per_worker(declared.max_requests, workers), waiting, declared.queue_timeout
 
 
-def _held_bytes(declared: Limits, workers: int) -> int:
-    return share_per_worker(declared.max_buffered_bytes, workers)
+def _held_bytes(declared: Settings, workers: int) -> int:
+    return share_per_worker(declared.limits.max_buffered_bytes, workers)
 
 
-def _copied_bytes(declared: Limits, workers: int) -> int:
-    return share_per_worker(declared.max_buffered_bytes // _MIRRORED_PART, workers)
+def _copied_bytes(declared: Settings, workers: int) -> int:
+    return share_per_worker(declared.limits.max_buffered_bytes // _MIRRORED_PART, workers)

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from gateway.listener.sockets import tcp_sockets, unix_socket
+from gateway.listener.sockets import open_tcp_sockets, open_unix_socket
 from gateway.settings.schema import Settings
 from gateway.settings.values.addresses import Address, TcpAddress, UnixAddress
 
@@ -90,8 +90,8 @@ def _listen_on(address: Address, before: BoundAddress | None) -> tuple[socket.so
     if before is not None:
         return tuple(sock.dup() for sock in before.sockets)
     if isinstance(address, UnixAddress):
-        return (unix_socket(address.path),)
-    return tuple(tcp_sockets(address.host, address.port))
+        return (open_unix_socket(address.path),)
+    return tuple(open_tcp_sockets(address.host, address.port))
 
 
 def _by_itself(address: Address, wanted: Collection[Address], own: Iterable[BoundAddress]) -> str:

@@ -53,15 +53,22 @@ def build_pool(
     resolver = None
     if declared.dns_refresh is not None:
         resolver = Resolver(servers, declared.dns_refresh, connect, resolve_host)
-    keeper = PoolSupervisor(
-        None if declared.health_check is None else _prober(declared.health_check),
-        None if declared.model_discovery is None else ModelDiscovery(_DISCOVER_EVERY),
+    supervisor = PoolSupervisor(
+        None if declared.health_check is None else _health_checker(declared.health_check),
+        ModelDiscovery(_DISCOVER_EVERY) if declared.model_discovery else None,
         resolver,
         dialect_detector,
     )
     endpoints = resolver.endpoints if resolver else [connect(server) for server in servers]
     ejection, balance = _ejection(declared.outlier_detection), _balance(declared.load_balancing)
-    return Pool(endpoints, ejection, keeper=keeper, balance=balance, tell=tell, upstream=name)
+    return Pool(
+        endpoints,
+        ejection,
+        supervisor=supervisor,
+        load_balancing=balance,
+        notify=tell,
+        upstream=name,
+    )
 
 
 def _balance(declared: LoadBalancing) -> LoadBalancingPolicy:
@@ -74,11 +81,11 @@ def _ejection(declared: OutlierDetection) -> OutlierPolicy:
         declared.consecutive_failures,
         declared.base_ejection_time,
         declared.max_ejection_time,
-        declared.max_ejection_percent,
+        declared.max_ejection_percent / 100,
         frozenset(declared.failure_statuses),
     )
 
 
-def _prober(declared: HealthCheck) -> HealthChecker:
+def _health_checker(declared: HealthCheck) -> HealthChecker:
     policy = HealthCheckPolicy(declared.healthy_threshold, declared.unhealthy_threshold)
     return HealthChecker(declared.path, declared.interval, declared.timeout, policy)

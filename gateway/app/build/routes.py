@@ -126,7 +126,9 @@ class _Mirrors:
             ),  # of the gateway's own places it takes none away
             declared_models=self._models,
         )
-        return Mirror(route, declared.percent, proxy_call, max_concurrent=declared.max_concurrent)
+        return Mirror(
+            route, declared.percent / 100, proxy_call, max_concurrent=declared.max_concurrent
+        )
 
 
 def _match(declared: MatchSettings) -> Match:

@@ -165,7 +165,7 @@ def _build(
             own_request_headers=spec.own_request_headers,
         ),
         MetadataCache(spec.metadata_ttl, spec.metadata_cache_size, spec.idle_timeout, clock),
-        RetryBudget(declared.retry_budget.percent, declared.retry_budget.min_concurrency),
+        RetryBudget(declared.retry_budget.percent / 100, declared.retry_budget.min_concurrency),
         concurrency_limit_of(
             f"upstream '{spec.name}'", declared.concurrency, spec.workers, concurrency_limit
         ),

@@ -30,7 +30,7 @@ def upstreams_serving(model: str, routes: Sequence[Route]) -> Iterator[str]:
         match, rewrite = route.match, route.rewrite
         if match.operations is not None and "infer" not in match.operations:
             continue
-        named = match.model is None or Pattern.of(match.model).fits(model)
+        named = match.model is None or Pattern.of(match.model).matches(model)
         if rewrite.model == model if rewrite is not None else named and not taken:
             yield from (share.name for share in route.upstream if share.weight)
             if route.mirror is not None:

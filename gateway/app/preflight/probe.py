@@ -66,7 +66,7 @@ def _used(settings: Settings) -> set[str]:
 
 def _endpoints(spec: UpstreamSpec) -> Sequence[UpstreamEndpoint]:
     # Names stay names: it does not matter here which of their addresses answers.
-    care = {"dns_refresh": None, "health_check": None, "model_discovery": None}
+    care = {"dns_refresh": None, "health_check": None, "model_discovery": False}
     declared = spec.declared.model_copy(update=care)
     return build_pool(
         spec.name,

@@ -45,7 +45,7 @@ class Resources:
         """
         self.keys.look()
         if self.tls is not None:
-            self.tls.look()
+            self.tls.reload_if_changed()
 
 
 def gather(settings: Settings, before: Resources | None = None) -> Resources:

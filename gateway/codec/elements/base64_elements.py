@@ -1,43 +1,58 @@
-"""BYTES elements whose text is base64: decoded where they are held."""
+"""Base64 → bytes: whole tensors of BYTES, a JSON string in pieces, or many short texts at once."""
 
 from __future__ import annotations
 
 import re
-import struct
 from binascii import Error, a2b_base64, b2a_base64
 from functools import partial
-from itertools import chain
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from gateway.codec.elements.base64_text import Lengths, decode_texts
-from gateway.codec.elements.decode import TensorDecoder
-from gateway.codec.elements.encode import read_lengths, split_elements
-from gateway.codec.elements.fast_strings import find_short_lengths, mask_lengths, pack_texts
+from gateway.codec.elements.bytes_elements import (
+    PREFIX_SIZE,
+    Codes,
+    Lengths,
+    PartialElement,
+    find_short_lengths,
+    mask_lengths,
+    pack_elements,
+    pack_texts,
+    read_length,
+    read_lengths,
+    split_elements,
+)
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
-_LENGTH = struct.Struct("<I")
 _MANY = 64
-"""Elements from which on they are decoded without a Python object for each,"""
+"""From this number of elements on, numpy decodes short ones faster than Python."""
 _SHORT = 64
-"""and bytes of each up to which that takes less time."""
-_PLAIN = re.compile(rb"[A-Za-z0-9+/]*")
+"""Up to this average length in bytes, likewise."""
+
+_ALPHABET = re.compile(rb"[A-Za-z0-9+/]*")
+_PADDING = (b"", b"===", b"==", b"=")
+"""What a text lacks, by its length modulo 4."""
 
 _encode = partial(b2a_base64, newline=False)
 
 
-class Base64ElementDecoder:
-    """Decodes the elements of a tensor, which holds their texts and gets their bytes instead.
+class BytesTensor(Protocol):
+    """A tensor of BYTES in binary form; ``size`` counts the bytes of its chunks."""
 
-    A text must be what encoding its bytes gives: the standard alphabet, padded, without white
-    space (RFC 4648, section 4). ``label`` names the tensor of the
-    message in errors.
+    chunks: list[bytes]
+    size: int
+
+
+class Base64ElementDecoder:
+    """Decodes the elements of a tensor in place: they are base64 texts before, bytes afterwards.
+
+    A text must be exactly what encoding its bytes gives: the standard alphabet, padded, without
+    white space (RFC 4648, section 4). ``label`` names the tensor in errors.
     """
 
-    def __init__(
-        self, label: str, tensor: TensorDecoder, message: ErrorVocabulary = REQUEST
-    ) -> None:
+    def __init__(self, label: str, tensor: BytesTensor, message: ErrorVocabulary = REQUEST) -> None:
         self._label = label
         self._message = message
         self.tensor = tensor
@@ -47,8 +62,8 @@ class Base64ElementDecoder:
         self._long: _LongText | None = None
         self._decoded: list[bytes] = []
 
-    def decode_piece(self) -> bool:
-        """Decode the next chunk of the tensor; tell whether there was one.
+    def decode_chunk(self) -> bool:
+        """Decode the next chunk of the tensor; return whether there was one.
 
         Raises GatewayError (400, 502) that names the element and what is wrong with its text.
         """
@@ -65,19 +80,23 @@ class Base64ElementDecoder:
     def _feed(self, data: bytes) -> None:
         position = 0
         if self._long is not None:
-            position = self._continue(self._long, data)
-        # What is left of a group of four is less than the length that an element begins with.
+            position = self._continue_element(self._long, data)
+        # An incomplete group of four characters is shorter than a length prefix.
         data = data[position:]
-        short = find_short_lengths(data) if len(data) >= _MANY * _LENGTH.size else None
+        short = find_short_lengths(data) if len(data) >= _MANY * PREFIX_SIZE else None
         lengths, position = short or read_lengths(data, 0)
         if len(lengths):
-            self._hold(self._whole(data[:position], lengths))
+            self._append(self._decode_complete(data[:position], lengths))
         self._partial = data[position:]
-        if self._long is None and len(self._partial) >= _LENGTH.size:
-            self._begin(self._partial)
+        if self._long is None and len(self._partial) >= PREFIX_SIZE:
+            self._begin_element(self._partial)
 
-    def _whole(self, data: bytes, lengths: Lengths | list[int]) -> bytes:
-        """Decode whole elements; give them in binary form."""
+    def _append(self, data: bytes) -> None:
+        self._decoded.append(data)
+        self.tensor.size += len(data)
+
+    def _decode_complete(self, data: bytes, lengths: Lengths | list[int]) -> bytes:
+        """Decode complete elements into binary form."""
         if len(lengths) >= _MANY and len(data) <= _SHORT * len(lengths):
             sizes = np.asarray(lengths)
             texts = np.compress(~mask_lengths(sizes), np.frombuffer(data, np.uint8))
@@ -85,29 +104,27 @@ class Base64ElementDecoder:
             if decoded is not None:
                 self._count += len(lengths)
                 return pack_texts(*decoded)
-        return self._each(split_elements(data, 0)[0])
+        return self._decode_each(split_elements(data, 0)[0])
 
-    def _each(self, texts: list[bytes]) -> bytes:
+    def _decode_each(self, texts: list[bytes]) -> bytes:
         try:
             elements = list(map(a2b_base64, texts))
         except Error:
             elements = []
         if list(map(_encode, elements)) != texts:
-            raise self._fault_among(texts)
+            raise self._first_error(texts)
         self._count += len(elements)
-        lengths = map(_LENGTH.pack, map(len, elements))
-        return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
+        return pack_elements(elements)
 
-    def _begin(self, data: bytes) -> None:
-        """Begin an element that is not whole yet; a place is kept for its length."""
-        (length,) = _LENGTH.unpack_from(data)
-        self._long = _LongText(length, len(self._decoded))
-        self._hold(bytes(_LENGTH.size))
-        text = data[_LENGTH.size :]
-        self._partial = text[self._continue(self._long, text) :]
+    def _begin_element(self, data: bytes) -> None:
+        """Begin an element that is not complete yet."""
+        self._long = _LongText(read_length(data), PartialElement(self._decoded))
+        self.tensor.size += PREFIX_SIZE
+        text = data[PREFIX_SIZE:]
+        self._partial = text[self._continue_element(self._long, text) :]
 
-    def _continue(self, long: _LongText, data: bytes) -> int:
-        """Decode more of an element, in groups of four characters; tell how many were."""
+    def _continue_element(self, long: _LongText, data: bytes) -> int:
+        """Decode more of an element in groups of four characters; return how many it took."""
         missing = long.length - long.done
         used = missing if missing <= len(data) else len(data) - len(data) % 4
         text = data[:used]
@@ -117,60 +134,144 @@ class Base64ElementDecoder:
         except Error:
             part = b""
         if _encode(part) != text or (text.endswith(b"=") and not last):
-            raise self._fault(self._count, text, long)
+            raise self._error(self._count, text, long.done, long.length)
         long.done += used
-        long.size += len(part)
-        self._hold(part)
+        long.element.append(part)
+        self.tensor.size += len(part)
         if last:
-            self._decoded[long.place] = _LENGTH.pack(long.size)
+            long.element.end()
             self._count += 1
             self._long = None
         return used
 
-    def _hold(self, data: bytes) -> None:
-        self._decoded.append(data)
-        self.tensor.size += len(data)
-
-    def _fault_among(self, texts: list[bytes]) -> GatewayError:
+    def _first_error(self, texts: list[bytes]) -> GatewayError:
         for index, text in enumerate(texts):
             try:
-                fine = _encode(a2b_base64(text)) == text
+                is_valid = _encode(a2b_base64(text)) == text
             except Error:
-                fine = False
-            if not fine:
-                return self._fault(self._count + index, text, _LongText(len(text)))
+                is_valid = False
+            if not is_valid:
+                return self._error(self._count + index, text, 0, len(text))
         raise AssertionError("one of the texts is not base64")
 
-    def _fault(self, index: int, text: bytes, element: _LongText) -> GatewayError:
-        """Make the error for a text, of which ``done`` characters stand before it."""
-        fault = _fault_in(text, element.done, element.length)
+    def _error(self, index: int, text: bytes, start: int, length: int) -> GatewayError:
+        """Make the error for text at offset ``start`` of an element of ``length`` characters."""
+        reason = _describe_error(text, start, length)
         return self._message.malformed(
-            f"{self._label}: element {index} is not base64, as its content_type says: {fault}"
+            f"{self._label}: element {index} is not base64, as its content_type says: {reason}"
         )
 
 
 class _LongText:
-    """The text of an element that comes in pieces: its length, and how much of it was decoded.
+    """An element whose text arrives in pieces; ``done`` of its ``length`` bytes are decoded."""
 
-    ``place`` is that of the element's length among the decoded chunks, ``size`` in bytes.
-    """
-
-    def __init__(self, length: int, place: int = 0) -> None:
+    def __init__(self, length: int, element: PartialElement) -> None:
         self.length = length
-        self.place = place
+        self.element = element
         self.done = 0
-        self.size = 0
 
 
-def _fault_in(text: bytes, start: int, length: int) -> str:
-    """Say what is wrong with text that stands at ``start`` in an element of so many characters."""
-    plain = _PLAIN.match(text)
-    at = plain.end() if plain is not None else 0
-    mark = text[at : at + 4].decode("utf-8", "replace")[:1]
-    if mark not in ("", "="):
-        return f"character {start + at} ({mark!r}) is not of its alphabet"
-    if mark and (start + at < length - 2 or text[at:].strip(b"=")):
+def _describe_error(text: bytes, start: int, length: int) -> str:
+    """Say what is wrong with text at offset ``start`` of an element of ``length`` characters."""
+    valid = _ALPHABET.match(text)
+    at = valid.end() if valid is not None else 0
+    character = text[at : at + 4].decode("utf-8", "replace")[:1]
+    if character not in ("", "="):
+        return f"character {start + at} ({character!r}) is not in the base64 alphabet"
+    if character and (start + at < length - 2 or text[at:].strip(b"=")):
         return f"its padding begins at character {start + at} of {length}"
     if length % 4:
-        return f"its length of {length} is no multiple of 4"
-    return "its last character holds bits behind the last byte"
+        return f"its length of {length} is not a multiple of 4"
+    return "its last character has unused bits that are not zero"
+
+
+class Base64Decoder:
+    """Decodes the base64 between the quotes of a JSON string while it arrives.
+
+    It takes the standard alphabet. Padding may be missing, as TensorFlow Serving allows. Raises
+    ValueError that says what is wrong.
+    """
+
+    def __init__(self) -> None:
+        self._partial = b""
+        self._padded = False
+
+    def feed(self, text: bytes, last: bool) -> bytes:
+        """Decode the next text as far as it is complete; ``last`` marks the end."""
+        text = self._partial + text
+        cut = len(text) if last else len(text) - text.endswith(b"\\")
+        text, self._partial = text[:cut], text[cut:]
+        if b"\\" in text:
+            # PHP escapes slashes; no other character of base64 has an escape.
+            text = text.replace(b"\\/", b"/")
+        if self._padded and text:
+            raise ValueError("text behind the padding")
+        if last and not text.endswith(b"="):
+            text += b"=" * (-len(text) % 4)
+        elif not last:
+            whole = len(text) - len(text) % 4
+            text, self._partial = text[:whole], text[whole:] + self._partial
+        self._padded = text.endswith(b"=")
+        return a2b_base64(text, strict_mode=True) if text else b""
+
+
+def decode_base64(text: bytes) -> bytes:
+    """Decode a complete text without escapes; raises ValueError."""
+    if not text.endswith(b"="):
+        # Fast path: most texts have all of their padding or none.
+        return a2b_base64(text + _PADDING[len(text) % 4], strict_mode=True)
+    return Base64Decoder().feed(text, last=True)
+
+
+def pad_texts(lengths: Lengths, texts: Codes) -> tuple[Lengths, Codes] | None:
+    """Pad texts that lack all of their padding; return None if one has only a part of it.
+
+    ``texts`` holds their characters, concatenated.
+    """
+    missing = -lengths & 3
+    if not missing.any():
+        return lengths, texts
+    has_some = (missing > 0) & (texts[np.maximum(np.cumsum(lengths) - 1, 0)] == ord("="))
+    if (missing == 3).any() or has_some.any():
+        return None
+    lengths = lengths + missing
+    is_text = _mask_without_last(lengths, missing)
+    padded = np.full(is_text.size, ord("="), np.uint8)
+    np.place(padded, is_text, texts)
+    return lengths, padded
+
+
+def decode_texts(lengths: Lengths, texts: Codes, canonical: bool) -> tuple[Lengths, Codes] | None:
+    """Decode padded, concatenated texts; return the lengths and the bytes, concatenated too.
+
+    Returns None if one is not base64 or, with ``canonical``, if unused bits of its last character
+    are not zero.
+    """
+    if (lengths & 3).any():
+        return None
+    ends = np.cumsum(lengths)[lengths > 0]
+    is_padding = texts == ord("=")
+    padding = np.zeros(lengths.size, np.intp)
+    padding[lengths > 0] = is_padding[ends - 1] * (1 + is_padding[ends - 2].astype(np.intp))
+    if np.count_nonzero(is_padding) != padding.sum():
+        return None
+    try:
+        # One call decodes all texts: each consists of groups of four once padding counts as data.
+        text = texts.tobytes().replace(b"=", b"A")
+        data = np.frombuffer(a2b_base64(text, strict_mode=True), np.uint8)
+    except Error:
+        return None
+    sizes = lengths // 4 * 3
+    is_data = _mask_without_last(sizes, padding)
+    if canonical and np.compress(~is_data, data).any():
+        return None
+    return sizes - padding, np.compress(is_data, data)
+
+
+def _mask_without_last(lengths: Lengths, counts: Lengths) -> npt.NDArray[np.bool_]:
+    """Mask the bytes of concatenated texts but for the last ``counts`` (0 to 2) of each."""
+    ends = np.cumsum(lengths)
+    others = np.ones(int(lengths.sum()), np.bool_)
+    for count in (1, 2):
+        others[ends[counts >= count] - count] = False
+    return others

@@ -19,7 +19,7 @@ from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 _TOKEN = re.compile(r'([ \t\n\r\[\],]*+)("(?:[^"\\]++|\\.)*+"?|[^ \t\n\r\[\],"]++)?+', re.DOTALL)
 _SPACE = " \t\n\r"
 
-_PART = 1024
+_PART_SIZE = 1024
 """Bytes of a run that are looked at element by element, about."""
 
 _STEPS = np.zeros(256, np.int8)
@@ -44,21 +44,21 @@ def diagnose_run(
         depth += between.count("[") - between.count("]")
         if not token:
             continue
-        if brackets := _bracket_fault(token, depth):
+        if brackets := _describe_bracket_error(token, depth):
             last = index - (depth <= 0 or token.startswith("}"))
             return message.malformed(f"{label}: data {brackets}, behind element {max(0, last)}")
         if token.startswith("{"):
             needed = f"{datatype.name} needs {datatype.family.value}"
             return message.malformed(f"{label}: element {index} is an object, {needed}")
-        if fault := _token_fault(token, datatype, message.null_is_nan):
-            return message.malformed(f"{label}: element {index} ({_quoted(token)}) {fault}")
+        if fault := _describe_token_error(token, datatype, message.null_is_nan):
+            return message.malformed(f"{label}: element {index} ({_quote(token)}) {fault}")
         if index > first_index and not between.strip("]" + _SPACE):
             break  # no comma
         index += 1
     return invalid_array_error(label, max(first_index, index - 1), message)
 
 
-def _bracket_fault(token: str, depth: int) -> str:
+def _describe_bracket_error(token: str, depth: int) -> str:
     """Say what is wrong with the brackets before a token, if anything is.
 
     ``depth`` counts those that are open there.
@@ -66,7 +66,7 @@ def _bracket_fault(token: str, depth: int) -> str:
     if depth < 0:
         return "has a closing bracket too many"
     if not depth:
-        return f"ends and is followed by {_quoted(token)}"
+        return f"ends and is followed by {_quote(token)}"
     is_string = token.startswith('"')
     return "lacks a closing bracket" if "}" in token and "{" not in token and not is_string else ""
 
@@ -84,7 +84,7 @@ def split_run(run: ElementRun) -> Iterator[ElementRun]:
     depths = run.depth_before + np.cumsum(_STEPS[codes] * outside.view(np.int8), dtype=np.int32)
     start, depth = 0, run.depth_before
     commas = np.flatnonzero((codes == ord(",")) & outside.view(np.bool_))
-    behind = np.searchsorted(commas, np.arange(_PART, len(text), _PART))
+    behind = np.searchsorted(commas, np.arange(_PART_SIZE, len(text), _PART_SIZE))
     for cut in dict.fromkeys(commas[behind[behind < commas.size]].tolist()):
         depth_after = int(depths[cut])
         yield ElementRun(text[start:cut], depth, depth_after, run.first and not start)
@@ -92,9 +92,9 @@ def split_run(run: ElementRun) -> Iterator[ElementRun]:
     yield ElementRun(text[start:], depth, run.depth_after, run.first and not start)
 
 
-def _token_fault(token: str, datatype: Datatype, null_is_nan: bool) -> str | None:
+def _describe_token_error(token: str, datatype: Datatype, null_is_nan: bool) -> str | None:
     try:
-        value = _decode(token)
+        value = _decode_json(token)
     except ValueError:
         return "is not a JSON value"
     if value is None and null_is_nan and datatype.family is Family.FLOAT:
@@ -102,7 +102,11 @@ def _token_fault(token: str, datatype: Datatype, null_is_nan: bool) -> str | Non
     if type(value) not in _TYPES[datatype.family]:
         return f"is not {datatype.family.value}, as {datatype.name} needs"
     if isinstance(value, str):
-        return _text_fault(value) if _sent(token) == token else "is not UTF-8"
+        return (
+            _describe_string_error(value)
+            if _escape_invalid_utf8(token) == token
+            else "is not UTF-8"
+        )
     if _fits(value, token, datatype):
         return None
     return f"does not fit {datatype.name}"
@@ -116,7 +120,7 @@ _TYPES: dict[Family, tuple[type, ...]] = {
 }
 
 
-def _text_fault(value: str) -> str | None:
+def _describe_string_error(value: str) -> str | None:
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -124,12 +128,12 @@ def _text_fault(value: str) -> str | None:
     return None
 
 
-def _integer(digits: str) -> int | float:
+def _parse_integer(digits: str) -> int | float:
     # Python refuses to read integers of thousands of digits; none of them fits any datatype.
     return int(digits) if len(digits) < 400 else 10**400
 
 
-_decode = json.JSONDecoder(parse_int=_integer).decode
+_decode_json = json.JSONDecoder(parse_int=_parse_integer).decode
 
 
 def _fits(value: float, token: str, datatype: Datatype) -> bool:
@@ -144,11 +148,11 @@ def _fits(value: float, token: str, datatype: Datatype) -> bool:
     return nearest < overflow
 
 
-def _sent(token: str) -> str:
+def _escape_invalid_utf8(token: str) -> str:
     """Give a token with escapes for its bytes that are not UTF-8."""
     return token.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def _quoted(token: str) -> str:
-    token = _sent(token)
+def _quote(token: str) -> str:
+    token = _escape_invalid_utf8(token)
     return token if len(token) <= 40 else token[:37] + "..."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import binascii
 import codecs
-import struct
 from collections.abc import Callable
 from functools import partial
 from itertools import chain
@@ -14,15 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
 from gateway.codec.offload import ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import RESPONSE, ErrorVocabulary
 
-_LENGTH = struct.Struct("<I")
-
-_encode = partial(binascii.b2a_base64, newline=False)
+_base64 = partial(binascii.b2a_base64, newline=False)
 
 
 TextChunk = bytes | memoryview
@@ -54,13 +52,13 @@ class TensorEncoder(Protocol):
 class OffloadedText:
     """Text that is written elsewhere."""
 
-    def __init__(self, future: OffloadFuture, write_here: Callable[[], TextChunk]) -> None:
+    def __init__(self, future: OffloadFuture, encode_here: Callable[[], TextChunk]) -> None:
         self.future = future
-        self._write_here = write_here
+        self._encode_here = encode_here
 
     def text(self) -> TextChunk:
         """Give the text once the loan is done; raises GatewayError as ``feed`` does."""
-        return self._write_here() if self.future.result is None else self.future.result
+        return self._encode_here() if self.future.result is None else self.future.result
 
 
 def make_tensor_encoder(
@@ -68,11 +66,11 @@ def make_tensor_encoder(
 ) -> TensorEncoder:
     """Choose the converter of a datatype; ``label`` names the tensor of the message in errors."""
     if datatype.family is Family.TEXT:
-        return _TextToJson(label, policies.bytes_encoding, message)
+        return _BytesEncoder(label, policies.bytes_encoding, message)
     return NumberEncoder(label, datatype, policies.nonfinite, message)
 
 
-_WRITTEN = frozenset(
+_ORJSON_DTYPES = frozenset(
     map(np.dtype, ("?", "<u1", "<u2", "<u4", "<u8", "<i1", "<i2", "<i4", "<i8", "<f4", "<f8"))
 )
 """What orjson writes, floats with the shortest digits that give the same number."""
@@ -81,7 +79,7 @@ _WRITTEN = frozenset(
 def json_dtype(datatype: Datatype) -> np.dtype[Any]:
     """Give the dtype in which elements become text: one that holds them all, and orjson knows."""
     assert datatype.dtype is not None
-    if datatype.dtype in _WRITTEN:
+    if datatype.dtype in _ORJSON_DTYPES:
         return datatype.dtype
     # float32 holds every FP16 and BF16; orjson knows only the former.
     return np.dtype("<f4" if datatype.family is Family.FLOAT else "<i8")
@@ -101,40 +99,40 @@ class NumberEncoder:
         self.count = 0
         self._label = label
         self._message = message
-        self._work = ConversionJob(to_json=True, datatype=datatype)
+        self._job = ConversionJob(to_json=True, datatype=datatype)
         self._dtype = datatype.dtype
-        self._written_as = json_dtype(datatype)
-        self._floating = datatype.family is Family.FLOAT
+        self._json_dtype = json_dtype(datatype)
+        self._is_float = datatype.family is Family.FLOAT
         self._nonfinite = nonfinite
         self._partial = b""
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Convert the next bytes, as TensorEncoder says."""
-        values = self._whole(data)
-        return b"".join(self._written(values)) if values.size else b""
+        values = self._complete_values(data)
+        return b"".join(self._encode_values(values)) if values.size else b""
 
     def parts(
         self, data: bytes | memoryview, offloader: Offloader
     ) -> list[TextChunk | OffloadedText]:
         """Convert the next bytes, parts of them perhaps elsewhere."""
-        values = self._whole(data)
+        values = self._complete_values(data)
         if not values.size:
             return []
         future = None
-        if self._work.can_be_offloaded:
-            future = offloader.submit(self._work, values.view(np.uint8).data)
+        if self._job.can_be_offloaded:
+            future = offloader.submit(self._job, values.view(np.uint8).data)
         if future is None:
-            return [*self._written(values)]
+            return [*self._encode_values(values)]
         first = self.count
         self.count += values.size
-        lent = OffloadedText(future, lambda: self._text(values, first))
+        lent = OffloadedText(future, lambda: self._encode_checked(values, first))
         return [b",", lent] if first else [lent]
 
-    def text_of(self, data: bytes | memoryview) -> memoryview:
+    def encode_all(self, data: bytes | memoryview) -> memoryview:
         """Convert the bytes of a whole tensor; raises GatewayError as ``feed`` does."""
-        return self._text(np.frombuffer(data, self._dtype), 0)
+        return self._encode_checked(np.frombuffer(data, self._dtype), 0)
 
-    def _whole(self, data: bytes | memoryview) -> npt.NDArray[Any]:
+    def _complete_values(self, data: bytes | memoryview) -> npt.NDArray[Any]:
         """Give the whole elements that are there by now, and keep what is left."""
         if self._partial:
             data = self._partial + data
@@ -142,9 +140,9 @@ class NumberEncoder:
         self._partial = bytes(data[whole:])
         return np.frombuffer(data, self._dtype, whole // self._dtype.itemsize)
 
-    def _written(self, values: npt.NDArray[Any]) -> list[TextChunk]:
+    def _encode_values(self, values: npt.NDArray[Any]) -> list[TextChunk]:
         # Text is not joined here, which would copy it.
-        text = self._text(values, self.count)
+        text = self._encode_checked(values, self.count)
         separator: list[TextChunk] = [b","] if self.count else []
         self.count += values.size
         return [*separator, text]
@@ -154,14 +152,14 @@ class NumberEncoder:
         if self._partial:
             raise self._message.malformed(f"{self._label} ends inside an element")
 
-    def _text(self, values: npt.NDArray[Any], first: int) -> memoryview:
+    def _encode_checked(self, values: npt.NDArray[Any], first: int) -> memoryview:
         """Write values, of which the first is the tensor's element number ``first``."""
         if self._dtype.kind == "b" and values.view(np.uint8).max() > 1:
             raise self._message.malformed(
                 f"{self._label} is BOOL, but holds bytes other than 0 and 1"
             )
-        values = values.astype(self._written_as, copy=False)
-        if self._floating:
+        values = values.astype(self._json_dtype, copy=False)
+        if self._is_float:
             finite = np.isfinite(values)
             if not finite.all():
                 return self._with_nonfinite(values, np.flatnonzero(~finite), first)
@@ -180,7 +178,7 @@ class NumberEncoder:
         text = self._dump(values)  # orjson writes null for each
         if self._nonfinite is Nonfinite.NULL:
             return text
-        tokens = _TOKENS[self._nonfinite]
+        tokens = _NONFINITE_TOKENS[self._nonfinite]
         special = values[places]
         is_nan = np.isnan(special)
         if is_nan.all():
@@ -195,13 +193,13 @@ class NumberEncoder:
         return memoryview(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))[1:-1]
 
 
-_TOKENS = {
+_NONFINITE_TOKENS = {
     Nonfinite.LITERAL: (b"NaN", b"Infinity", b"-Infinity"),
     Nonfinite.STRING: (b'"NaN"', b'"Infinity"', b'"-Infinity"'),
 }
 
 
-class _TextToJson:
+class _BytesEncoder:
     """BYTES: each element is a uint32 length and that many bytes.
 
     The text of an element that is not whole yet is written as its bytes arrive, so that a large
@@ -214,23 +212,23 @@ class _TextToJson:
         self._message = message
         self._bytes_as = bytes_encoding
         self._partial = b""
-        self._open: ElementWriter | None = None
+        self._element: ElementWriter | None = None
         self._missing = 0
 
     def feed(self, data: bytes | memoryview) -> bytes:
         data = self._partial + data
         out = []
         position = 0
-        if self._open is not None:
+        if self._element is not None:
             position = min(self._missing, len(data))
-            out.append(self._continue(self._open, data[:position]))
+            out.append(self._continue_element(self._element, data[:position]))
         whole, position = split_elements(data, position)
         if whole:
-            out.append(self._separator() + b",".join(self._texts(whole)))
+            out.append(self._separator() + b",".join(self._encode_elements(whole)))
             self.count += len(whole)
         self._partial = data[position:]
-        if self._open is None and len(self._partial) >= _LENGTH.size:
-            out.append(self._begin(self._partial))
+        if self._element is None and len(self._partial) >= PREFIX_SIZE:
+            out.append(self._begin_element(self._partial))
             self._partial = b""
         return b"".join(out)
 
@@ -240,70 +238,43 @@ class _TextToJson:
         return [self.feed(data)]
 
     def finish(self) -> None:
-        if self._open is not None or self._partial:
+        if self._element is not None or self._partial:
             raise self._message.malformed(f"{self._label} ends inside an element")
 
     def _separator(self) -> bytes:
         return b"," if self.count else b""
 
-    def _texts(self, elements: list[bytes]) -> list[bytes]:
+    def _encode_elements(self, elements: list[bytes]) -> list[bytes]:
         if self._bytes_as is BytesEncoding.BASE64:
-            return [b'"' + b'","'.join(map(_encode, elements)) + b'"']
+            return [b'"' + b'","'.join(map(_base64, elements)) + b'"']
         try:
             texts = list(map(bytes.decode, elements))
         except UnicodeDecodeError as error:
             index = self.count + elements.index(error.object)
-            raise _not_utf8(self._label, index, self._message) from None
+            raise _not_utf8_error(self._label, index, self._message) from None
         return [orjson.dumps(texts)[1:-1]]
 
-    def _begin(self, data: bytes) -> bytes:
-        (self._missing,) = _LENGTH.unpack_from(data)
+    def _begin_element(self, data: bytes) -> bytes:
+        self._missing = read_length(data)
         base64 = self._bytes_as is BytesEncoding.BASE64
-        self._open = (
+        self._element = (
             Base64ElementWriter()
             if base64
             else Utf8ElementWriter(self._label, self.count, self._message)
         )
         opening = self._separator() + b'"'
         self.count += 1
-        return opening + self._continue(self._open, data[_LENGTH.size :])
+        return opening + self._continue_element(self._element, data[PREFIX_SIZE:])
 
-    def _continue(self, element: ElementWriter, data: bytes) -> bytes:
+    def _continue_element(self, element: ElementWriter, data: bytes) -> bytes:
         self._missing -= len(data)
         if self._missing:
             return element.feed(data, last=False)
-        self._open = None
+        self._element = None
         return element.feed(data, last=True) + b'"'
 
 
-def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
-    """Give the whole elements from ``position`` on, and where they end."""
-    elements: list[bytes] = []
-    take, length_at, width, size = elements.append, _LENGTH.unpack_from, _LENGTH.size, len(data)
-    while (start := position + width) <= size:
-        end = start + length_at(data, position)[0]
-        if end > size:
-            break
-        take(data[start:end])
-        position = end
-    return elements, position
-
-
-def read_lengths(data: bytes, position: int) -> tuple[list[int], int]:
-    """Give the lengths of the whole elements from ``position`` on, and where they end."""
-    lengths: list[int] = []
-    take, length_at, width, size = lengths.append, _LENGTH.unpack_from, _LENGTH.size, len(data)
-    while position + width <= size:
-        (length,) = length_at(data, position)
-        end = position + width + length
-        if end > size:
-            break
-        take(length)
-        position = end
-    return lengths, position
-
-
-def _not_utf8(label: str, index: int, message: ErrorVocabulary) -> GatewayError:
+def _not_utf8_error(label: str, index: int, message: ErrorVocabulary) -> GatewayError:
     """Make the error for an element that JSON cannot hold as text."""
     return GatewayError(
         message.policy_violation,
@@ -333,7 +304,7 @@ class Utf8ElementWriter:
         try:
             text = self._decoder.decode(data, last)
         except UnicodeDecodeError:
-            raise _not_utf8(self._label, self._index, self._message) from None
+            raise _not_utf8_error(self._label, self._index, self._message) from None
         return orjson.dumps(text)[1:-1]
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from gateway.codec.elements.base64_text import Codes, Lengths, decode_texts, pad_texts
-from gateway.codec.elements.fast_decode import PARSE_ERRORS, parsed
+from gateway.codec.elements.base64_elements import decode_texts, pad_texts
+from gateway.codec.elements.bytes_elements import Codes, Lengths, pack_texts, place_bytes
+from gateway.codec.elements.fast_decode import PARSE_ERRORS, simd_parse
 from gateway.codec.json.structure_scan import mask_strings
-
-_LENGTH = struct.Struct("<I")
-_WIDTH = _LENGTH.size
-"""Bytes of the length before each element."""
 
 _SHORT = 16
 """Bytes of text for each string up to which this takes less time than Python's own objects."""
@@ -23,10 +18,10 @@ _SHORT = 16
 _MANY = 256
 """Strings, and arrays, from which on it does."""
 
-_BETWEEN = b'[], \t\n\r"'
-_OTHERS = bytes(code not in _BETWEEN for code in range(256))
-_NO_ELEMENTS = bytes(code not in _BETWEEN + b"{:}" for code in range(256))
-_MARKS = bytes(code in b"[,]" for code in range(256))
+_BETWEEN_STRINGS = b'[], \t\n\r"'
+_IS_OTHER = bytes(code not in _BETWEEN_STRINGS for code in range(256))
+_IS_OTHER_ELEMENT = bytes(code not in _BETWEEN_STRINGS + b"{:}" for code in range(256))
+_IS_MARK = bytes(code in b"[,]" for code in range(256))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +34,7 @@ class DecodedElements:
     has_base64: bool
 
 
-def plain_strings(text: bytes) -> tuple[int, bytes] | None:
+def fast_decode_strings(text: bytes) -> tuple[int, bytes] | None:
     """Convert a JSON array of strings, nested or flat; give how many there are, and their bytes.
 
     Gives None where that takes a closer look: at escapes, and what is no such array. Where there
@@ -48,7 +43,7 @@ def plain_strings(text: bytes) -> tuple[int, bytes] | None:
     if not _are_many_and_short(text):
         return None
     codes, inside = mask_strings(text)
-    if (np.frombuffer(text.translate(_OTHERS), np.uint8) > inside).any():
+    if (np.frombuffer(text.translate(_IS_OTHER), np.uint8) > inside).any():
         return None
     is_quote = codes == ord('"')
     quotes = np.flatnonzero(is_quote)
@@ -56,20 +51,20 @@ def plain_strings(text: bytes) -> tuple[int, bytes] | None:
     return lengths.size, pack_texts(lengths, np.compress(inside > is_quote, codes))
 
 
-def plain_elements(text: bytes) -> DecodedElements | None:
-    """Convert a JSON array of strings and of V1's base64 objects, as ``plain_strings`` does.
+def fast_decode_elements(text: bytes) -> DecodedElements | None:
+    """Convert a JSON array of strings and of V1's base64 objects, as ``fast_decode_strings`` does.
 
     Takes objects without spaces in them alone.
     """
     if not _are_many_and_short(text):
         return None
     codes, inside = mask_strings(text)
-    if (np.frombuffer(text.translate(_NO_ELEMENTS), np.uint8) > inside).any():
+    if (np.frombuffer(text.translate(_IS_OTHER_ELEMENT), np.uint8) > inside).any():
         return None
     is_quote = codes == ord('"')
     quotes = np.flatnonzero(is_quote)
     begins, ends = quotes[::2], quotes[1::2]
-    keys = _base64_keys(codes, inside, begins, ends)
+    keys = _find_base64_keys(codes, inside, begins, ends)
     if keys is None:
         return None
     is_text = inside > is_quote
@@ -81,11 +76,11 @@ def plain_elements(text: bytes) -> DecodedElements | None:
     lengths, is_base64 = np.delete(ends - begins - 1, keys), np.delete(is_base64, keys)
     texts = np.compress(is_text, codes)
     if keys.size:
-        decoded = _with_decoded(lengths, texts, is_base64)
+        decoded = _decode_selected(lengths, texts, is_base64)
         if decoded is None:
             return None
         lengths, texts = decoded
-    marks = np.compress(np.frombuffer(text.translate(_MARKS), np.uint8) > inside, codes).tobytes()
+    marks = np.compress(np.frombuffer(text.translate(_IS_MARK), np.uint8) > inside, codes).tobytes()
     data = pack_texts(lengths, texts)
     return DecodedElements(lengths.size, data, marks, has_base64=keys.size > 0)
 
@@ -96,13 +91,15 @@ def _are_many_and_short(text: bytes) -> bool:
     if count < _MANY or len(text) > count * _SHORT or b"\\" in text:
         return False
     try:
-        parsed(text)  # so it is JSON, and strings are UTF-8
+        simd_parse(text)  # so it is JSON, and strings are UTF-8
     except PARSE_ERRORS:
         return False
     return True
 
 
-def _base64_keys(codes: Codes, inside: Codes, begins: Lengths, ends: Lengths) -> Lengths | None:
+def _find_base64_keys(
+    codes: Codes, inside: Codes, begins: Lengths, ends: Lengths
+) -> Lengths | None:
     """Give which strings are keys; None where an object is not one of base64."""
     marks = codes * (inside ^ 1)
     colons = np.flatnonzero(marks == ord(":"))
@@ -119,7 +116,7 @@ def _base64_keys(codes: Codes, inside: Codes, begins: Lengths, ends: Lengths) ->
     return keys if is_base64.all() else None
 
 
-def _with_decoded(
+def _decode_selected(
     lengths: Lengths, texts: Codes, is_base64: npt.NDArray[np.bool_]
 ) -> tuple[Lengths, Codes] | None:
     """Decode those texts that are base64; None where one is not."""
@@ -132,81 +129,6 @@ def _with_decoded(
     all_lengths[is_base64] = decoded[0]
     is_decoded = np.repeat(is_base64, all_lengths)
     all_texts = np.empty(is_decoded.size, np.uint8)
-    _place(all_texts, is_decoded, decoded[1])
-    _place(all_texts, ~is_decoded, np.compress(~is_part, texts))
+    place_bytes(all_texts, is_decoded, decoded[1])
+    place_bytes(all_texts, ~is_decoded, np.compress(~is_part, texts))
     return all_lengths, all_texts
-
-
-def pack_elements(elements: list[bytes]) -> bytes:
-    """Give elements in binary form."""
-    lengths = map(_LENGTH.pack, map(len, elements))
-    return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
-
-
-def pack_strings(strings: list[str]) -> bytes:
-    """Give strings in binary form."""
-    if len(strings) < _MANY:
-        return pack_elements(list(map(str.encode, strings)))
-    whole = "".join(strings)
-    texts = whole.encode()
-    if len(texts) > len(strings) * _SHORT:
-        return pack_elements(list(map(str.encode, strings)))
-    each = strings if whole.isascii() else map(str.encode, strings)
-    lengths = np.fromiter(map(len, each), np.intp, len(strings))
-    return pack_texts(lengths, np.frombuffer(texts, np.uint8))
-
-
-def find_short_lengths(data: bytes) -> tuple[Lengths, int] | None:
-    """Give the lengths of the whole elements in binary form that data begin with, and their end.
-
-    Gives None unless all are shorter than 256 bytes and without a NUL: then zeros stand nowhere
-    but in lengths, four for an empty element, and three behind the first byte of others.
-    """
-    codes = np.frombuffer(data, np.uint8)
-    edges = np.flatnonzero(np.diff(codes == 0, prepend=False, append=False))
-    zeros, sizes = edges[::2], edges[1::2] - edges[::2]
-    counts = np.where(sizes == _WIDTH - 1, 0, sizes // _WIDTH)
-    empty = np.repeat(zeros - _WIDTH * (np.cumsum(counts) - counts), counts)
-    empty += np.arange(0, _WIDTH * empty.size, _WIDTH)
-    begins = np.sort(np.concatenate((zeros[sizes == _WIDTH - 1] - 1, empty)))
-    lengths = codes[begins].astype(np.intp)
-    ends = begins + _WIDTH + lengths
-    if not begins.size or begins[0] or (begins[1:] != ends[:-1]).any():
-        return None
-    whole = int(np.searchsorted(ends, codes.size, side="right"))
-    return (lengths[:whole], int(ends[whole - 1])) if whole else None
-
-
-def mask_lengths(lengths: Lengths) -> npt.NDArray[np.bool_]:
-    """Tell which bytes of elements in binary form are those of their lengths."""
-    found = np.zeros(int(lengths.sum()) + _WIDTH * lengths.size, np.bool_)
-    found[_begins(lengths)] = True
-    found[1:] |= found[:-1].copy()
-    found[2:] |= found[:-2].copy()
-    return found
-
-
-def pack_texts(lengths: Lengths, texts: Codes) -> bytes:
-    """Give elements in binary form; ``texts`` are their bytes, one behind the other."""
-    begins, has_length = _begins(lengths), mask_lengths(lengths)
-    elements = np.zeros(has_length.size, np.uint8)
-    elements[begins] = lengths
-    for place in range(1, _WIDTH):
-        lengths = lengths >> 8
-        if not lengths.any():
-            break
-        elements[begins + place] = lengths
-    _place(elements, ~has_length, texts)
-    return elements.tobytes()
-
-
-def _begins(lengths: Lengths) -> Lengths:
-    # Each element begins behind those before it, and their lengths.
-    begins: Lengths = np.cumsum(lengths) - lengths
-    return begins + np.arange(0, _WIDTH * lengths.size, _WIDTH)
-
-
-def _place(whole: Codes, mask: npt.NDArray[np.bool_], part: Codes) -> None:
-    """Put bytes where the mask tells: numpy's own indexing takes twice the time."""
-    if part.size:
-        np.place(whole, mask, part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.elements.encode import NumberEncoder
-from gateway.codec.elements.fast_decode import plain_numbers
+from gateway.codec.elements.fast_decode import fast_decode_numbers
 from gateway.codec.offload import ConversionJob
 from gateway.codec.policies import Nonfinite
 from gateway.errors import GatewayError
@@ -15,10 +15,10 @@ def run_job(work: ConversionJob, data: bytes | memoryview) -> bytes | memoryview
     """Do the work; None where there is something to be said about the data."""
     if work.to_json:
         try:
-            return NumberEncoder("", work.datatype, Nonfinite.ERROR).text_of(data)
+            return NumberEncoder("", work.datatype, Nonfinite.ERROR).encode_all(data)
         except GatewayError:
             return None
-    plain = plain_numbers(data, work.datatype)
+    plain = fast_decode_numbers(data, work.datatype)
     if plain is not None or work.datatype.family is not Family.FLOAT:
         return plain
     converted = TensorDecoder("", work.datatype).decode_unusual_floats(bytes(data))

@@ -18,7 +18,7 @@ from gateway.protocol.datatypes import Datatype, FloatFormat
 
 Values = npt.NDArray[Any]
 
-SHORT = 13
+MAX_EXACT_LENGTH = 13
 """Bytes of a number without an exponent up to which a tie is the number itself.
 
 The text t is D/10^f with f ≤ 11 and D < 10^13. The tie d is m/2^k with an odd m < 2^25, as the
@@ -27,7 +27,7 @@ multiple of 10^-f, which is more, unless it is 0. Where k > f, it is a multiple 
 than 0; so 5^f > 2^27, and f > 11.
 """
 
-_NATIVE = frozenset(map(np.dtype, ("<f2", "<f4", "<f8")))
+_NUMPY_DTYPES = frozenset(map(np.dtype, ("<f2", "<f4", "<f8")))
 """What numpy itself rounds doubles to, in one step."""
 
 _DOUBLE, _SINGLE = np.dtype("<f8"), np.dtype("<f4")
@@ -36,11 +36,11 @@ _BETWEEN = b"[], \t\n\r"
 _IS_BETWEEN = np.zeros(256, np.bool_)
 _IS_BETWEEN[list(_BETWEEN)] = True
 
-_DIGITS = bytes(ord("0") if chr(code) in "0123456789." else code for code in range(256))
-_LONG = b"0" * (SHORT + 1)
+_DIGITS_TO_ZERO = bytes(ord("0") if chr(code) in "0123456789." else code for code in range(256))
+_LONG_NUMBER = b"0" * (MAX_EXACT_LENGTH + 1)
 
 
-def is_rounded(datatype: Datatype) -> bool:
+def needs_rounding(datatype: Datatype) -> bool:
     """Tell whether a datatype is one of floats that a double may have to be rounded to."""
     return datatype.floats is not None and datatype.dtype != _DOUBLE
 
@@ -56,18 +56,18 @@ def round_text(values: Values, text: bytes | memoryview, datatype: Datatype) -> 
     if dtype == _DOUBLE:
         return values
     # Counting takes a quarter less time than any().
-    if dtype in _NATIVE and not np.count_nonzero(_normal_ties(values, floats)):
+    if dtype in _NUMPY_DTYPES and not np.count_nonzero(_find_normal_ties(values, floats)):
         try:
             # IEEE 754's flags cost nothing. A tie among subnormal floats raises underflow.
             with np.errstate(over="raise", under="raise"):
                 return values.astype(dtype)
         except FloatingPointError:
             pass
-    ties = np.flatnonzero(_ties(values, floats))
+    ties = np.flatnonzero(_find_ties(values, floats))
     if ties.size:
         if ((np.abs(values) > floats.overflow) & np.isfinite(values)).any():
             return None  # before ties are looked at, one by one
-        values = _without_ties(values, text, ties)
+        values = _resolve_ties(values, text, ties)
     narrow = round_to(values, datatype)
     return narrow if (np.isfinite(narrow) == np.isfinite(values)).all() else None
 
@@ -75,13 +75,13 @@ def round_text(values: Values, text: bytes | memoryview, datatype: Datatype) -> 
 def has_ties(values: Values, datatype: Datatype) -> bool:
     """Tell whether the text of any double decides what it is rounded to."""
     assert datatype.floats is not None
-    return is_rounded(datatype) and bool(_ties(values, datatype.floats).any())
+    return needs_rounding(datatype) and bool(_find_ties(values, datatype.floats).any())
 
 
 def may_decide_ties(text: bytes) -> bool:
-    """Tell whether an array's text may decide a tie: whether not all numbers are ``SHORT``."""
-    plain = text.translate(_DIGITS)
-    return _LONG in plain or b"0e" in plain or b"0E" in plain
+    """Tell whether an array's text may decide a tie: whether not all numbers are ``MAX_EXACT_LENGTH``."""
+    plain = text.translate(_DIGITS_TO_ZERO)
+    return _LONG_NUMBER in plain or b"0e" in plain or b"0E" in plain
 
 
 @np.errstate(over="ignore")
@@ -90,11 +90,11 @@ def round_to(values: Values, datatype: Datatype) -> Values:
     dtype, floats = datatype.dtype, datatype.floats
     assert dtype is not None
     assert floats is not None
-    if dtype in _NATIVE:
+    if dtype in _NUMPY_DTYPES:
         return values.astype(dtype, copy=False)
     # By way of float32, which must not make a tie of what was none.
     single = values.astype(_SINGLE)
-    ties = _ties(single, floats)
+    ties = _find_ties(single, floats)
     if ties.any():
         low, exact = single[ties], values[ties]
         upwards = np.where(exact > low, np.inf, -np.inf).astype(_SINGLE)
@@ -102,7 +102,7 @@ def round_to(values: Values, datatype: Datatype) -> Values:
     return single.astype(dtype)
 
 
-def _normal_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
+def _find_normal_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
     """Tell which doubles, or singles, are ties, as far as they are not subnormal in the format."""
     is_double = values.dtype == _DOUBLE
     bits: npt.NDArray[Any] = values.view(np.int64 if is_double else np.int32)
@@ -111,9 +111,9 @@ def _normal_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
     return ties
 
 
-def _ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
+def _find_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
     """Tell which doubles, or singles, are ties."""
-    ties = _normal_ties(values, floats)
+    ties = _find_normal_ties(values, floats)
     small = np.flatnonzero(np.abs(values) < 2.0**floats.min_exponent)
     if small.size:
         units = np.ldexp(np.abs(values[small]), floats.mantissa_bits - floats.min_exponent)
@@ -121,14 +121,14 @@ def _ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
     return ties
 
 
-def _without_ties(values: Values, text: bytes | memoryview, places: npt.NDArray[np.intp]) -> Values:
+def _resolve_ties(values: Values, text: bytes | memoryview, places: npt.NDArray[np.intp]) -> Values:
     """Move the ties, at these places, to the side on which their text is, if it is on one."""
     text = bytes(text)
     codes = np.frombuffer(text, np.uint8)
-    bounds = np.concatenate(([-1], element_marks(codes, values.size), [codes.size - 1]))
+    bounds = np.concatenate(([-1], find_separators(codes, values.size), [codes.size - 1]))
     # With spaces and brackets around them, which are few.
     starts, ends = bounds[places] + 1, bounds[places + 1] + 1
-    is_long = ends - starts > SHORT
+    is_long = ends - starts > MAX_EXACT_LENGTH
     if b"e" in text or b"E" in text:
         exponents = np.flatnonzero((codes | 0x20) == ord("e"))
         is_long |= np.searchsorted(exponents, starts) != np.searchsorted(exponents, ends)
@@ -136,13 +136,13 @@ def _without_ties(values: Values, text: bytes | memoryview, places: npt.NDArray[
     numbers = list(map(text.__getitem__, map(slice, starts.tolist(), ends.tolist())))
     # Where few numbers come often, each is looked at once.
     sides = dict(zip(numbers, values[places].tolist(), strict=True))
-    sides = {number: _moved(tie, number) for number, tie in sides.items()}
+    sides = {number: _nudge_tie(tie, number) for number, tie in sides.items()}
     moved = values.copy()
     moved[places] = list(map(sides.__getitem__, numbers))
     return moved
 
 
-def _moved(tie: float, number: bytes) -> float:
+def _nudge_tie(tie: float, number: bytes) -> float:
     """Give a tie, or the next double on the side of it on which the text of a number is."""
     exact, tied = Decimal(number.strip(_BETWEEN).decode("ascii")), Decimal(tie)
     if exact == tied:
@@ -150,7 +150,7 @@ def _moved(tie: float, number: bytes) -> float:
     return math.nextafter(tie, math.inf if exact > tied else -math.inf)
 
 
-def element_marks(codes: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.intp]:
+def find_separators(codes: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.intp]:
     """Find the places in an array's text between which its elements are, so many.
 
     Element number i is behind mark i - 1, and up to mark i; the last may be behind all marks.

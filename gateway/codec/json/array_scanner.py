@@ -23,15 +23,15 @@ WINDOW = 128 * 1024
 STRING_WINDOW = 32 * 1024
 """Bytes of an array of strings, likewise: if they are tiny, each byte takes ten times as long."""
 
-_LOOKS = (2 * 1024, 8 * 1024)
+_FIRST_WINDOWS = (2 * 1024, 8 * 1024)
 """Bytes of strings looked at before a whole window: most arrays are short."""
 
-_NEAR = 16
+_PEEK_BYTES = 16
 
-_FEW = 6
+_MAX_SINGLE_FINDS = 6
 """Brackets of a window, as at the begin and the end of an array."""
 
-_CULPRIT = 64
+_QUOTED_SUFFIX = 64
 """Bytes of text behind a misplaced character that still go into the run, to be quoted."""
 
 
@@ -80,8 +80,8 @@ class ElementRun:
 
         Alone, it would pass for an empty array, or for one that ends in an empty array.
         """
-        begins = not self.first and _first_mark(self._view) in (b"", b"]")
-        return begins or (self.depth_after > 0 and _last_mark(self._view) in (b"", b"["))
+        begins = not self.first and _first_byte(self._view) in (b"", b"]")
+        return begins or (self.depth_after > 0 and _last_byte(self._view) in (b"", b"["))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class _Step:
 
 
 _SPACE = b" \t\n\r"
-_BEFORE_VALUES = re.compile(rb"[\[\], \t\n\r]*+")
+_BEFORE_FIRST_VALUE = re.compile(rb"[\[\], \t\n\r]*+")
 # A flat array of strings: for a short one this takes a thirtieth of the time of scan_strings.
 _FLAT_STRINGS = re.compile(
     rb"\[[ \t\n\r]*+"
@@ -118,7 +118,7 @@ _FLAT_STRINGS = re.compile(
 _WHOLE_CHARACTERS = re.compile(
     rb'(?:[^"\\]++|\\[^u]|\\u[dD][89abAB]..\\u....|\\u(?![dD][89abAB])....)*+', re.DOTALL
 )
-_LONGEST_ESCAPE = len(rb"\ud83d\ude00")
+_MAX_ESCAPE = len(rb"\ud83d\ude00")
 
 
 class ArrayScanner:
@@ -135,14 +135,14 @@ class ArrayScanner:
         self._depth = 0
         self._first = True
         self._window = WINDOW
-        self._of_strings: bool | None = None
-        self._before_long: bytes | None = None
+        self._is_strings: bool | None = None
+        self._before_long_string: bytes | None = None
         self._searched = 0
-        self._looked = 0
+        self._looked_bytes = 0
         self.ended = False
         self._buffer = b""
         self._position = 0
-        self._passed = 0
+        self._consumed = 0
         self.invalid_text: bytes | None = None
         """Text that can be in no array of plain values; nothing behind it is looked at."""
         self.invalid_at = 0
@@ -151,7 +151,7 @@ class ArrayScanner:
     @property
     def held(self) -> int:
         """Give the bytes of text that are held beside the buffer."""
-        return len(self._before_long or b"")
+        return len(self._before_long_string or b"")
 
     @property
     def rest(self) -> bytes:
@@ -179,7 +179,7 @@ class ArrayScanner:
                 break
             self._searched = 0
             self._position += step.used
-            self._passed += step.used - len(step.placeholder)
+            self._consumed += step.used - len(step.placeholder)
             if step.placeholder:
                 self._buffer, self._position = step.placeholder + self.rest, 0
             if step.item is not None:
@@ -188,42 +188,42 @@ class ArrayScanner:
             self._buffer, self._position = b"", 0
 
     def _step(self, buffer: bytes, start: int, last: bool) -> _Step | None:
-        if self._of_strings is None and not self._see_value(buffer, start, last):
+        if self._is_strings is None and not self._detect_kind(buffer, start, last):
             return None
         end = min(start + self._window, len(buffer))
         full = end - start == self._window
-        if self._before_long is not None:
-            return self._long_string(buffer[start:end], self._before_long, full, last)
-        if not self._of_strings:
+        if self._before_long_string is not None:
+            return self._long_string(buffer[start:end], self._before_long_string, full, last)
+        if not self._is_strings:
             return self._number_run(buffer, start, end, last)
         step = self._short_array(buffer, start) if self._first else None
         return step or self._string_run(buffer[start:end], full, last)
 
-    def _see_value(self, buffer: bytes, start: int, last: bool) -> bool:
+    def _detect_kind(self, buffer: bytes, start: int, last: bool) -> bool:
         """See whether the first value is a string; tell whether the text can be cut yet."""
         end = min(start + self._window, len(buffer))
-        before = _BEFORE_VALUES.match(buffer, start, end)
+        before = _BEFORE_FIRST_VALUE.match(buffer, start, end)
         value = before.end() if before else start
         if value == end:
             return last or end - start == self._window
-        self._of_strings = buffer[value] == ord('"')
-        if self._of_strings:
+        self._is_strings = buffer[value] == ord('"')
+        if self._is_strings:
             self._window = STRING_WINDOW
         return True
 
     def _short_array(self, buffer: bytes, start: int) -> _Step | None:
         """Cut an array of strings that ends within the first bytes of its first window."""
-        most = _LOOKS[-1]
-        if self._looked == most or self._window <= most:
+        most = _FIRST_WINDOWS[-1]
+        if self._looked_bytes == most or self._window <= most:
             return None
         if buffer.find(b"]", start + self._searched, start + most) < 0:
             return None
-        flat = _FLAT_STRINGS.match(buffer, start, start + _LOOKS[0])
+        flat = _FLAT_STRINGS.match(buffer, start, start + _FIRST_WINDOWS[0])
         if flat is not None:
             return self._run(flat[0], len(flat[0]), 0, len(flat[0]))
-        for size in _LOOKS:
-            if self._looked < size <= len(buffer) - start:
-                self._looked = size
+        for size in _FIRST_WINDOWS:
+            if self._looked_bytes < size <= len(buffer) - start:
+                self._looked_bytes = size
                 step = self._string_run(buffer[start : start + size], full=False, last=False)
                 if step is not None:
                     return step
@@ -237,17 +237,17 @@ class ArrayScanner:
         if not stopped and not full:
             self._searched = size
             return None
-        window = buffer[start : min(start + stop + _CULPRIT, end)]
+        window = buffer[start : min(start + stop + _QUOTED_SUFFIX, end)]
         close = window.rfind(b"]", 0, stop) + 1
         ends = close > 0 and window[close:stop].strip(_SPACE) in (b"", b",")
         if ends and self._depth_at(close, window, closes=True) == 0:
             return self._run(window, close, 0, close)
         if stopped:
-            return self._faulty_run(window, stop, full or last)
+            return self._invalid_run(window, stop, full or last)
         cut = window.rfind(b",")
         depth = self._depth_at(cut if cut >= 0 else len(window), window, closes=close > 0)
         if cut < 0:
-            raise self._no_comma()
+            raise self._no_comma_error()
         return self._run(window, cut, depth, cut + 1)
 
     def _depth_at(self, end: int, window: bytes, closes: bool) -> int:
@@ -258,19 +258,19 @@ class ArrayScanner:
         opened = _count(b"[", window, end)
         closed = _count(b"]", window, end) if closes else 0
         if self._depth + opened > self._depth_cap:
-            self._check_depth(self._depth + deepest(window[:end]))
+            self._check_depth(self._depth + max_depth(window[:end]))
         return self._depth + opened - closed
 
     def _string_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
         if not full and not last and window.find(b"]", self._searched) < 0:
             return self._wait(window)
         walk = scan_strings(window, self._depth)
-        self._check_depth(walk.deepest)
+        self._check_depth(walk.max_depth)
         if walk.ended:
             return self._run(window, walk.position, 0, walk.position)
         tail = window[walk.position :].lstrip(_SPACE)
         if tail and not tail.startswith(b'"'):
-            return self._faulty_run(window, walk.position, full or last)
+            return self._invalid_run(window, walk.position, full or last)
         if not full:
             return self._wait(window)
         if walk.cut:
@@ -282,8 +282,8 @@ class ArrayScanner:
         start = walk.last_string
         # An empty one, or one that only begins, would be met again in the next window.
         if start is None or window[start : start + 2] in (b'"', b'""'):
-            raise self._no_comma()
-        self._before_long = window[:start]
+            raise self._no_comma_error()
+        self._before_long_string = window[:start]
         return _Step(None, start + 1)
 
     def _long_string(self, window: bytes, before: bytes, full: bool, last: bool) -> _Step | None:
@@ -295,7 +295,7 @@ class ArrayScanner:
         end, closed = cut
         if not closed:
             return _Step(StringPart(window[:end]), end)
-        self._before_long = None
+        self._before_long_string = None
         return _Step(StringPart(window[:end]), end + 1, before + b'""')
 
     def _wait(self, window: bytes) -> _Step | None:
@@ -311,16 +311,16 @@ class ArrayScanner:
         self.ended = depth_after == 0
         return _Step(run, used)
 
-    def _faulty_run(self, window: bytes, stop: int, whole: bool) -> _Step | None:
+    def _invalid_run(self, window: bytes, stop: int, whole: bool) -> _Step | None:
         """Pass on text that is wrong at ``stop``, for the converter to name the element."""
-        if not whole and len(window) - stop < _CULPRIT:
+        if not whole and len(window) - stop < _QUOTED_SUFFIX:
             return None
-        self.invalid_text = window[stop : stop + _CULPRIT]
-        self.invalid_at = self._passed + stop
-        size = min(stop + _CULPRIT, len(window))
+        self.invalid_text = window[stop : stop + _QUOTED_SUFFIX]
+        self.invalid_at = self._consumed + stop
+        size = min(stop + _QUOTED_SUFFIX, len(window))
         return self._run(window, size, max(1, self._depth), len(window))
 
-    def _no_comma(self) -> GatewayError:
+    def _no_comma_error(self) -> GatewayError:
         size = self._window
         return self._message.malformed(f"{self._label}: data holds {size} bytes without a comma")
 
@@ -346,14 +346,14 @@ def end_of_numbers(text: bytes, start: int, end: int) -> int:
 def _count(mark: bytes, text: bytes, end: int) -> int:
     """Count a mark: few are sooner found one by one than by a look at every byte."""
     at = -1
-    for count in range(_FEW):
+    for count in range(_MAX_SINGLE_FINDS):
         at = text.find(mark, at + 1, end)
         if at < 0:
             return count
     return int(np.count_nonzero(np.frombuffer(text, np.uint8, end) == ord(mark)))
 
 
-def deepest(text: bytes) -> int:
+def max_depth(text: bytes) -> int:
     """Give how many brackets of a text of numbers are open at a time, at most."""
     marks = np.frombuffer(text.translate(None, _ALL_BUT_BRACKETS), np.int8)
     return int(np.cumsum(_MIDDLE - marks, dtype=np.int32).max(initial=0))
@@ -371,19 +371,19 @@ def find_string_cut(window: bytes, full: bool, last: bool) -> tuple[int, bool] |
         return end, True
     if not full and not (last and end < len(window)):
         return None
-    if not full or len(window) - end >= _LONGEST_ESCAPE:
+    if not full or len(window) - end >= _MAX_ESCAPE:
         # What stands there is no escape: the converter is shown it and says so.
-        return min(end + _LONGEST_ESCAPE, len(window)), False
+        return min(end + _MAX_ESCAPE, len(window)), False
     return _character_end(window, end), False
 
 
-def _first_mark(text: memoryview) -> bytes:
+def _first_byte(text: memoryview) -> bytes:
     # Mostly it is near, and the whole need not be copied.
-    return (bytes(text[:_NEAR]).lstrip(_SPACE) or bytes(text).lstrip(_SPACE))[:1]
+    return (bytes(text[:_PEEK_BYTES]).lstrip(_SPACE) or bytes(text).lstrip(_SPACE))[:1]
 
 
-def _last_mark(text: memoryview) -> bytes:
-    return (bytes(text[-_NEAR:]).rstrip(_SPACE) or bytes(text).rstrip(_SPACE))[-1:]
+def _last_byte(text: memoryview) -> bytes:
+    return (bytes(text[-_PEEK_BYTES:]).rstrip(_SPACE) or bytes(text).rstrip(_SPACE))[-1:]
 
 
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]"))

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.codec.json.structure_scan import mask_strings
-from gateway.codec.json.value_walk import scan_values
+from gateway.codec.json.structure_scan import mask_strings, scan_values
 from gateway.errors import bad_request, bad_response
 from gateway.protocol.json_errors import ExtractedArray, original_offset
 from gateway.sizes import SCAN_WINDOW
@@ -29,14 +28,14 @@ class HeaderLengthCheck:
     """
 
     def __init__(self) -> None:
-        self._begun = False
+        self._started = False
         self._is_json = True
         self._has_size = False
         self._size = 0
         self._depth = 0
-        self._before = b""
+        self._carry = b""
         """What stands for the string that is open, and the escape in it of which half has come."""
-        self._key_part = b""
+        self._key_carry = b""
         self._json_size = 0
         """Bytes of the JSON once its end has come."""
 
@@ -44,21 +43,21 @@ class HeaderLengthCheck:
         """Look at the next bytes of the answer; raises GatewayError (502)."""
         for start in range(0, len(data), SCAN_WINDOW):
             if self._is_json:
-                self._look_at(bytes(data[start : start + SCAN_WINDOW]))
+                self._scan(bytes(data[start : start + SCAN_WINDOW]))
 
-    def _look_at(self, window: bytes) -> None:
-        if not self._begun:
+    def _scan(self, window: bytes) -> None:
+        if not self._started:
             start = window.lstrip(_SPACE)
-            self._begun = bool(start)
+            self._started = bool(start)
             if start and not start.startswith(b"{"):
                 self._is_json = False
                 return
         behind = window
         if not self._json_size:
-            end = self._end_of_json(window)
-            seen, behind = self._key_part + window[:end], window[end:]
+            end = self._find_json_end(window)
+            seen, behind = self._key_carry + window[:end], window[end:]
             self._has_size = self._has_size or _KEY in seen
-            self._key_part = seen[1 - len(_KEY) :]
+            self._key_carry = seen[1 - len(_KEY) :]
         if behind.strip(_SPACE) and self._has_size:
             raise bad_response(
                 "the server's answer has binary tensors behind its JSON of "
@@ -66,22 +65,22 @@ class HeaderLengthCheck:
             )
         self._size += len(window)
 
-    def _end_of_json(self, window: bytes) -> int:
+    def _find_json_end(self, window: bytes) -> int:
         """Give where the JSON ends in a window; its size where the end is still to come."""
-        text = self._before + window
+        text = self._carry + window
         codes, inside = mask_strings(text)
         steps = _STEPS[codes] * (inside ^ 1).view(np.int8)
         places = np.flatnonzero(steps)
         depths = self._depth + np.cumsum(steps[places], dtype=np.int64)
         ends = places[depths <= 0]
         if ends.size:
-            end = int(ends[0]) + 1 - len(self._before)
+            end = int(ends[0]) + 1 - len(self._carry)
             self._json_size = self._size + end
             return end
         self._depth = int(depths[-1]) if depths.size else self._depth
-        self._before = b""
+        self._carry = b""
         if text and inside[-1]:
-            self._before = b'"\\' if codes[-1] == _BACKSLASH else b'"'
+            self._carry = b'"\\' if codes[-1] == _BACKSLASH else b'"'
         return len(window)
 
 

@@ -8,7 +8,7 @@ from gateway.errors import GatewayError, bad_request
 from gateway.sizes import SCAN_WINDOW
 
 _QUOTE = ord('"')
-_OTHERS = bytes(code for code in range(256) if code not in b'"[]{}')
+_NON_STRUCTURAL = bytes(code for code in range(256) if code not in b'"[]{}')
 
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"[{")] = 1
@@ -16,7 +16,7 @@ _STEPS[list(b"]}")] = -1
 
 # What may stand before the first bracket: space, and a byte order mark, of which RapidJSON also
 # takes parts.
-_BEFORE = b" \t\r\n\xef\xbb\xbf"
+_LEADING_BYTES = b" \t\r\n\xef\xbb\xbf"
 
 
 def nests_deeper(body: bytes, cap: int) -> bool:
@@ -40,33 +40,33 @@ class NestingCheck:
 
     def __init__(self, cap: int) -> None:
         self._cap = cap
-        self._begun = False
-        self._nests = True
+        self._started = False
+        self._may_nest = True
         self._depth = 0
         self._inside = 0  # 1 within a string
-        self._escape = b""
+        self._carry = b""
 
     def feed(self, text: bytes | memoryview) -> None:
         """Look at the next part; raises GatewayError (400) where it nests too deep."""
         for start in range(0, len(text), SCAN_WINDOW):
             window = bytes(text[start : start + SCAN_WINDOW])
-            if not self._begun:
-                self._begin(window.lstrip(_BEFORE))
-            if not self._nests:
+            if not self._started:
+                self._start(window.lstrip(_LEADING_BYTES))
+            if not self._may_nest:
                 return
-            self._walk(window)
+            self._scan(window)
 
-    def _begin(self, text: bytes) -> None:
-        self._begun = bool(text)
-        self._nests = not text or text[:1] in (b"[", b"{")
+    def _start(self, text: bytes) -> None:
+        self._started = bool(text)
+        self._may_nest = not text or text[:1] in (b"[", b"{")
 
-    def _walk(self, text: bytes) -> None:
-        text = self._escape + text
+    def _scan(self, text: bytes) -> None:
+        text = self._carry + text
         if b"\\" in text:
             # What is escaped is neither a quote nor a backslash. Pairs go first, from the left.
             text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-        self._escape = b"\\" if text.endswith(b"\\") else b""
-        marks = np.frombuffer(text.translate(None, _OTHERS), np.uint8)
+        self._carry = b"\\" if text.endswith(b"\\") else b""
+        marks = np.frombuffer(text.translate(None, _NON_STRUCTURAL), np.uint8)
         if not marks.size:
             return
         inside = np.bitwise_and(np.cumsum(marks == _QUOTE, dtype=np.uint8) + self._inside, 1)

@@ -6,9 +6,9 @@ import numpy as np
 
 from gateway.codec.json.structure_scan import mask_strings
 
-_SMALL = 2 * 1024
+_MIN_SCANNED = 2 * 1024
 """Bytes of text that are not looked at: what they come to is little in any case."""
-_OF_SMALL = 8
+_PER_BYTE = 8
 """Bytes for each byte of such a text: 1 to 28, and some 8 where it is a plain request."""
 
 # Bytes of CPython's objects, with the place of each in what holds it, measured by tracemalloc.
@@ -22,14 +22,14 @@ _NUMBER = 28
 _DIGIT = 10
 """For each digit but the first of an integer: small integers are there already."""
 
-_WIDE = ((0xF0, 4), (0xC4, 2))
+_WIDE_CHARACTERS = ((0xF0, 4), (0xC4, 2))
 """First bytes of characters, and how many bytes Python takes for any in the same string."""
 
 
-def parsed_size(text: bytes) -> int:
+def estimate_parsed_size(text: bytes) -> int:
     """Estimate the bytes of memory that a valid JSON text takes when it is parsed."""
-    if len(text) <= _SMALL:
-        return _OF_SMALL * len(text)
+    if len(text) <= _MIN_SCANNED:
+        return _PER_BYTE * len(text)
     codes, inside = mask_strings(text)
     outside = (inside ^ 1).view(np.bool_)
 
@@ -49,14 +49,14 @@ def parsed_size(text: bytes) -> int:
         + _KEY * keys
         + _ITEM * items
         + _STRING * strings
-        + _width(text, codes) * int(np.count_nonzero(inside))
+        + _character_width(text, codes) * int(np.count_nonzero(inside))
         + min(_NUMBER * numbers, _DIGIT * (digits - numbers))
     )
 
 
-def _width(text: bytes, codes: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> int:
+def _character_width(text: bytes, codes: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> int:
     """Give the bytes that Python takes for a character, at most."""
     if b"\\u" in text:
         return 4
     largest = int(codes.max())
-    return next((width for first, width in _WIDE if largest >= first), 1)
+    return next((width for first, width in _WIDE_CHARACTERS if largest >= first), 1)

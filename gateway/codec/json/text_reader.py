@@ -10,8 +10,8 @@ from typing import NoReturn, TypeVar
 import orjson
 
 from gateway.codec.json.array_scanner import WINDOW
-from gateway.codec.json.parsed_size import parsed_size
-from gateway.codec.json.value_walk import scan_values
+from gateway.codec.json.parsed_size import estimate_parsed_size
+from gateway.codec.json.structure_scan import scan_values
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import invalid_json_error, parse_json, quote_bytes
@@ -22,11 +22,11 @@ _T = TypeVar("_T")
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SCALAR = re.compile(rb'[^ \t\n\r,:"\[\]{}]++')
-_LOOK = 2 * 1024
+_FIRST_WINDOW = 2 * 1024
 """Bytes that are looked at first for the end of a value: most are short."""
 
 
-def _end_of_space(text: bytes, start: int) -> int:
+def _skip_space_at(text: bytes, start: int) -> int:
     space = _SPACE.match(text, start)
     return space.end() if space else start
 
@@ -34,8 +34,8 @@ def _end_of_space(text: bytes, start: int) -> int:
 class Pause(Enum):
     """Why a reader pauses."""
 
-    MORE = "more text is needed"
-    TURN = "it has worked for a while"
+    NEED_DATA = "more text is needed"
+    TIME_SLICE = "it has worked for a while"
 
 
 Steps = Generator[Pause, None, _T]
@@ -54,18 +54,18 @@ class JsonTextReader:
         """Whether no more text will come."""
         self._value_cap = value_cap
         self._buffer = b""
-        self._at = 0
+        self._position = 0
         self._received = 0
 
     @property
-    def place(self) -> int:
+    def offset(self) -> int:
         """Give the bytes of the whole text that stand before what is there."""
         return self._received - self.size
 
     @property
     def size(self) -> int:
         """Give the bytes that are there."""
-        return len(self._buffer) - self._at
+        return len(self._buffer) - self._position
 
     @property
     def preferred_read_size(self) -> int:
@@ -80,37 +80,37 @@ class JsonTextReader:
     def feed(self, text: bytes | memoryview, last: bool) -> None:
         """Take the next text; ``last`` tells that it is the end."""
         self._received += len(text)
-        self._buffer = self._buffer[self._at :] + text
-        self._at = 0
+        self._buffer = self._buffer[self._position :] + text
+        self._position = 0
         self.ended = last
 
-    def seen(self, size: int = WINDOW) -> bytes:
+    def peek(self, size: int = WINDOW) -> bytes:
         """Give the next bytes, as far as they are there, without taking them."""
-        return self._buffer[self._at : self._at + size]
+        return self._buffer[self._position : self._position + size]
 
     def skip(self, size: int) -> None:
         """Take so many bytes."""
-        self._at += size
+        self._position += size
 
     def take_all(self) -> tuple[bytes, int]:
         """Take all that is there: give a text, and where in it that begins."""
-        taken = self._buffer, self._at
-        self._buffer, self._at = b"", 0
+        taken = self._buffer, self._position
+        self._buffer, self._position = b"", 0
         return taken
 
     def put_back(self, text: bytes, at: int) -> None:
         """Give back what was taken of all that was there, and is to be read after all."""
-        self._buffer, self._at = text, at
+        self._buffer, self._position = text, at
 
     def compact(self) -> None:
         """Hold no more than what is to be read."""
-        self._buffer, self._at = self._buffer[self._at :], 0
+        self._buffer, self._position = self._buffer[self._position :], 0
 
-    def holds(self, mark: bytes) -> bool:
+    def window_contains(self, mark: bytes) -> bool:
         """Tell whether a mark is in the next window, as far as that is there."""
-        return self._buffer.find(mark, self._at, self._at + WINDOW) >= 0
+        return self._buffer.find(mark, self._position, self._position + WINDOW) >= 0
 
-    def more(self) -> Steps[None]:
+    def wait_for_more(self) -> Steps[None]:
         """Wait for more text; raises GatewayError (400) where there will be none."""
         if self.ended and not self._received:
             raise bad_request("the request has no body")
@@ -118,144 +118,146 @@ class JsonTextReader:
             raise bad_request(
                 f"the request's JSON ends at byte {self._received}, before it is complete"
             )
-        yield Pause.MORE
+        yield Pause.NEED_DATA
 
-    def window(self, size: int = WINDOW) -> Steps[bytes]:
+    def peek_window(self, size: int = WINDOW) -> Steps[bytes]:
         """Wait until so many bytes are there, or all; give them without taking them."""
         while self.size < size and not self.ended:
-            yield Pause.MORE
-        return self.seen(size)
+            yield Pause.NEED_DATA
+        return self.peek(size)
 
-    def mark(self) -> Steps[bytes]:
+    def peek_byte(self) -> Steps[bytes]:
         """Give the next byte that is not space, without taking it."""
-        while not self.take_space():
-            yield from self.more()
-        return self.seen(1)
+        while not self.skip_space():
+            yield from self.wait_for_more()
+        return self.peek(1)
 
-    def behind(self, mark: bytes) -> Steps[bytes]:
+    def peek_behind(self, mark: bytes) -> Steps[bytes]:
         """Give the byte that is not space behind the mark which comes next, taking neither.
 
         It is empty where nothing comes within a window.
         """
-        yield from self.mark()
+        yield from self.peek_byte()
         while True:
-            at = _end_of_space(self._buffer, self._at + len(mark))
+            at = _skip_space_at(self._buffer, self._position + len(mark))
             if at < len(self._buffer) or self.size >= WINDOW:
                 return self._buffer[at : at + 1]
-            yield from self.more()
+            yield from self.wait_for_more()
 
-    def take(self, marks: bytes, wanted: str) -> Steps[bytes]:
+    def expect(self, marks: bytes, wanted: str) -> Steps[bytes]:
         """Take the next byte that is not space; raises GatewayError (400) if it is none of these.
 
         ``wanted`` says what is expected.
         """
-        mark = yield from self.mark()
+        mark = yield from self.peek_byte()
         if mark not in marks:
-            yield from self.refuse(f"expected {wanted}")
-        self._at += 1
+            yield from self.fail(f"expected {wanted}")
+        self._position += 1
         return mark
 
-    def refuse(self, why: str) -> Steps[NoReturn]:
+    def fail(self, why: str) -> Steps[NoReturn]:
         """Raise GatewayError (400) that shows what stands here."""
-        near = quote_bytes((yield from self.window(QUOTED_NAME)))
+        near = quote_bytes((yield from self.peek_window(QUOTED_NAME)))
         raise bad_request(
-            f"the request is not valid JSON: {why} at byte {self.place}, near: {near}"
+            f"the request is not valid JSON: {why} at byte {self.offset}, near: {near}"
         )
 
-    def end(self) -> Steps[None]:
+    def expect_end(self) -> Steps[None]:
         """Take what is left, which has to be space."""
         while not (self.ended and not self.size):
-            if self.take_space():
-                yield from self.refuse("expected nothing more")
+            if self.skip_space():
+                yield from self.fail("expected nothing more")
             if not self.ended:
-                yield Pause.MORE
+                yield Pause.NEED_DATA
 
-    def take_space(self) -> bool:
+    def skip_space(self) -> bool:
         """Take space; tell whether anything else is there."""
-        self._at = _end_of_space(self._buffer, self._at)
-        return self._at < len(self._buffer)
+        self._position = _skip_space_at(self._buffer, self._position)
+        return self._position < len(self._buffer)
 
-    def up_to(self, mark: bytes) -> Steps[tuple[bytes, bool]]:
+    def take_until(self, mark: bytes) -> Steps[tuple[bytes, bool]]:
         """Take what stands before a mark, at most a window, and the mark; tell whether it came."""
         while True:
-            end = self._buffer.find(mark, self._at, self._at + WINDOW)
+            end = self._buffer.find(mark, self._position, self._position + WINDOW)
             if end >= 0:
-                text, self._at = self._buffer[self._at : end], end + len(mark)
+                text, self._position = self._buffer[self._position : end], end + len(mark)
                 return text, True
             if self.size >= WINDOW:
-                text = self.seen()
-                self._at += WINDOW
+                text = self.peek()
+                self._position += WINDOW
                 return text, False
-            yield from self.more()
+            yield from self.wait_for_more()
 
-    def short_string(self) -> Steps[bytes | None]:
+    def take_short_string(self) -> Steps[bytes | None]:
         """Take a string, with its quotes, that comes next; None if it is longer than a window."""
-        while (match := _STRING.match(self._buffer, self._at, self._at + WINDOW)) is None:
+        while (
+            match := _STRING.match(self._buffer, self._position, self._position + WINDOW)
+        ) is None:
             if self.size >= WINDOW:
                 return None
-            yield from self.more()
-        self._at = match.end()
+            yield from self.wait_for_more()
+        self._position = match.end()
         return match[0]
 
-    def string(self) -> Steps[bytes]:
+    def take_string(self) -> Steps[bytes]:
         """Take a string, with its quotes, that is no longer than a window."""
-        if (yield from self.mark()) != b'"':
-            yield from self.refuse("expected a name in double quotes")
-        text = yield from self.short_string()
+        if (yield from self.peek_byte()) != b'"':
+            yield from self.fail("expected a name in double quotes")
+        text = yield from self.take_short_string()
         if text is None:
-            return (yield from self.refuse(f"a string is longer than {WINDOW} bytes"))
+            return (yield from self.fail(f"a string is longer than {WINDOW} bytes"))
         return text
 
-    def name(self) -> Steps[str]:
+    def take_key(self) -> Steps[str]:
         """Take the name of a member, and the colon behind it."""
-        raw = yield from self.string()
-        name = self._parsed(raw)
-        yield from self.take(b":", "a colon")
+        raw = yield from self.take_string()
+        name = self._parse(raw)
+        yield from self.expect(b":", "a colon")
         return str(name)
 
-    def scalar(self) -> Steps[bytes]:
+    def take_scalar(self) -> Steps[bytes]:
         """Take what stands up to the next space or mark: a number, say, which may be none."""
-        yield from self.mark()
+        yield from self.peek_byte()
         while True:
-            match = _SCALAR.match(self._buffer, self._at, self._at + WINDOW)
+            match = _SCALAR.match(self._buffer, self._position, self._position + WINDOW)
             if match is None:
-                yield from self.refuse("expected a value")
+                yield from self.fail("expected a value")
             elif match.end() < len(self._buffer) or self.ended:
-                self._at = match.end()
+                self._position = match.end()
                 return match[0]
             elif self.size >= WINDOW:
-                yield from self.refuse(f"a value is longer than {WINDOW} bytes")
-            yield from self.more()
+                yield from self.fail(f"a value is longer than {WINDOW} bytes")
+            yield from self.wait_for_more()
 
-    def value(self) -> Steps[tuple[object, int]]:
+    def take_value(self) -> Steps[tuple[object, int]]:
         """Take a value that is held as it is, and parse it; give about its bytes of memory too.
 
         Raises GatewayError: 400 for what is not valid or too deep, 413 over the cap.
         """
-        mark = yield from self.mark()
+        mark = yield from self.peek_byte()
         if mark == b'"':
-            raw = yield from self.string()
+            raw = yield from self.take_string()
         elif mark in b"[{":
-            raw = yield from self._container()
+            raw = yield from self._take_container()
         else:
-            raw = yield from self.scalar()
-        return self._parsed(raw), parsed_size(raw)
+            raw = yield from self.take_scalar()
+        return self._parse(raw), estimate_parsed_size(raw)
 
-    def _parsed(self, raw: bytes) -> object:
+    def _parse(self, raw: bytes) -> object:
         """Parse a value that was just taken."""
         try:
             # With a space behind it, a number that lacks digits does not look cut short.
             return parse_json(raw + b" ")
         except orjson.JSONDecodeError as error:
-            raise invalid_json_error(REQUEST, raw, error, before=self.place - len(raw)) from None
+            raise invalid_json_error(REQUEST, raw, error, before=self.offset - len(raw)) from None
 
-    def _container(self) -> Steps[bytes]:
-        looked_at = _LOOK
+    def _take_container(self) -> Steps[bytes]:
+        window_size = _FIRST_WINDOW
         while True:
             text = b""  # while more is waited for, it is held once
-            text = yield from self.window(looked_at)
-            ends, deepest = scan_values(text)
-            if deepest > self.depth_cap:
+            text = yield from self.peek_window(window_size)
+            ends, max_depth = scan_values(text)
+            if max_depth > self.depth_cap:
                 raise bad_request(f"the request's JSON is nested deeper than {self.depth_cap}")
             end = int(ends[0]) if ends.size else len(text)
             if end > self._value_cap:
@@ -265,8 +267,8 @@ class JsonTextReader:
                     "bytes (limits.header_bytes)",
                 )
             if ends.size:
-                self._at += end
+                self._position += end
                 return text[:end]
             if self.ended:
-                yield from self.more()
-            looked_at *= 4
+                yield from self.wait_for_more()
+            window_size *= 4

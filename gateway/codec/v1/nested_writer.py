@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from abc import ABC, abstractmethod
 from binascii import b2a_base64
 from collections.abc import Iterator
@@ -12,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
 from gateway.codec.elements.encode import (
     Base64ElementWriter,
     ElementWriter,
     NumberEncoder,
     TextChunk,
     Utf8ElementWriter,
-    split_elements,
 )
 from gateway.codec.policies import Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_response
@@ -26,14 +25,13 @@ from gateway.protocol.datatypes import Datatype
 from gateway.protocol.tensors import element_count
 from gateway.protocol.v1 import BASE64_KEY, V1_RESPONSE
 
-DEEPEST = 32
+MAX_NESTED_RANK = 32
 """Dimensions that a tensor has at most, to be written as arrays in each other."""
 
-_MOST_EMPTY = 64 * 1024
+_MAX_EMPTY_ARRAYS = 64 * 1024
 """Arrays of no elements that a tensor without elements may consist of."""
 
-_LENGTH = struct.Struct("<I")
-_OPENING, _CLOSING = b'{"%b":"' % BASE64_KEY.encode(), b'"}'
+_BASE64_OPENING, _BASE64_CLOSING = b'{"%b":"' % BASE64_KEY.encode(), b'"}'
 
 
 class NestedEncoder(Protocol):
@@ -110,8 +108,10 @@ class EmptyTensorEncoder:
     def end(self) -> bytes:
         """Write its arrays; raises GatewayError (406) where those are too many."""
         arrays = self._shape[: self._shape.index(0)]
-        if element_count(arrays) > _MOST_EMPTY:
-            raise _not_nested(f"{self._label} holds more than {_MOST_EMPTY} empty arrays")
+        if element_count(arrays) > _MAX_EMPTY_ARRAYS:
+            raise _not_nested_error(
+                f"{self._label} holds more than {_MAX_EMPTY_ARRAYS} empty arrays"
+            )
         text = b"[]"
         for size in reversed(arrays):
             text = b"[" + b",".join([text] * size) + b"]"
@@ -120,11 +120,13 @@ class EmptyTensorEncoder:
 
 def check_rank(label: str, shape: tuple[int, ...]) -> None:
     """Raise GatewayError (406) for a shape that is not written as nested arrays."""
-    if len(shape) > DEEPEST:
-        raise _not_nested(f"{label} has {len(shape)} dimensions; at most {DEEPEST} are nested")
+    if len(shape) > MAX_NESTED_RANK:
+        raise _not_nested_error(
+            f"{label} has {len(shape)} dimensions; at most {MAX_NESTED_RANK} are nested"
+        )
 
 
-def _not_nested(what: str) -> GatewayError:
+def _not_nested_error(what: str) -> GatewayError:
     """Make the error for what a server may well answer, but V1's form is not good for."""
     return GatewayError(ErrorKind.NOT_ACCEPTABLE, f"{what}; ask for it the V2 way")
 
@@ -156,19 +158,21 @@ class NestedNumberEncoder(NumberEncoder):
         check_count(self._label, self._shape, self.count)
         return self._brackets.end()
 
-    def _written(self, values: npt.NDArray[Any]) -> list[TextChunk]:
+    def _encode_values(self, values: npt.NDArray[Any]) -> list[TextChunk]:
         parts: list[TextChunk] = []
         brackets, first = self._brackets, self.count
         while (left := first + values.size - self.count) > 0:
-            level = self._level_of_rows(left)
-            size = self._set_block(level, left)
+            level = self._find_level(left)
+            size = self._choose_block(level, left)
             parts.append(brackets.lead(self.count, level))
             start = self.count - first
-            parts.append(self._text(values[start : start + size], self._before + self.count))
+            parts.append(
+                self._encode_checked(values[start : start + size], self._before + self.count)
+            )
             self.count += size
         return parts
 
-    def _level_of_rows(self, left: int) -> int:
+    def _find_level(self, left: int) -> int:
         """Give the highest level of which a whole row begins here; the rank where none does."""
         brackets = self._brackets
         for level in range(brackets.level_at(self.count), brackets.rank):
@@ -176,7 +180,7 @@ class NestedNumberEncoder(NumberEncoder):
                 return level
         return brackets.rank
 
-    def _set_block(self, level: int, left: int) -> int:
+    def _choose_block(self, level: int, left: int) -> int:
         """Choose the elements that are written next: rows of a level, or a part of the last one."""
         brackets = self._brackets
         around = brackets.sizes[level - 1] if level else 1
@@ -202,9 +206,9 @@ class BytesElementEncoder(ABC):
         self.count = 0
         self._label = label
         self._shape = shape
-        self._most = element_count(shape)
+        self._expected_count = element_count(shape)
         self._as_base64 = as_base64
-        self._quotes = (_OPENING, _CLOSING) if as_base64 else (b'"', b'"')
+        self._quotes = (_BASE64_OPENING, _BASE64_CLOSING) if as_base64 else (b'"', b'"')
         self._partial = b""
         self._open: ElementWriter | None = None
         self._missing = 0
@@ -216,14 +220,14 @@ class BytesElementEncoder(ABC):
         position = 0
         if self._open is not None:
             position = min(self._missing, len(data))
-            yield from self._go_on(self._open, data[:position])
+            yield from self._continue_element(self._open, data[:position])
         whole, position = split_elements(data, position)
         for element in whole:
-            yield self._next()
-            yield b"".join((self._quotes[0], self._plain(element), self._quotes[1]))
+            yield self._begin_next()
+            yield b"".join((self._quotes[0], self._encode_element(element), self._quotes[1]))
         rest = data[position:]
-        if self._open is None and len(rest) >= _LENGTH.size:
-            yield self._next()
+        if self._open is None and len(rest) >= PREFIX_SIZE:
+            yield self._begin_next()
             yield from self._begin(rest)
         else:
             self._partial = rest
@@ -238,35 +242,35 @@ class BytesElementEncoder(ABC):
     def _lead(self) -> bytes:
         """Give what stands before the next element."""
 
-    def _next(self) -> bytes:
-        if self.count == self._most:
+    def _begin_next(self) -> bytes:
+        if self.count == self._expected_count:
             check_count(self._label, self._shape, self.count + 1)
         lead = self._lead()
         self.count += 1
         return lead
 
-    def _plain(self, element: bytes) -> bytes:
+    def _encode_element(self, element: bytes) -> bytes:
         """Write a whole element; most are small, and there may be very many of them."""
         if self._as_base64:
             return b2a_base64(element, newline=False)
         try:
             return orjson.dumps(element.decode())[1:-1]
         except UnicodeDecodeError:
-            return self._last().feed(element, last=True)
+            return self._make_element_writer().feed(element, last=True)
 
-    def _last(self) -> ElementWriter:
+    def _make_element_writer(self) -> ElementWriter:
         """Make the writer of the element that was counted last."""
         if self._as_base64:
             return Base64ElementWriter()
         return Utf8ElementWriter(self._label, self.count - 1, V1_RESPONSE)
 
     def _begin(self, data: bytes) -> Iterator[bytes]:
-        (self._missing,) = _LENGTH.unpack_from(data)
-        self._open = self._last()
+        self._missing = read_length(data)
+        self._open = self._make_element_writer()
         yield self._quotes[0]
-        yield from self._go_on(self._open, data[_LENGTH.size :])
+        yield from self._continue_element(self._open, data[PREFIX_SIZE:])
 
-    def _go_on(self, element: ElementWriter, data: bytes) -> Iterator[bytes]:
+    def _continue_element(self, element: ElementWriter, data: bytes) -> Iterator[bytes]:
         self._missing -= len(data)
         yield element.feed(data, last=not self._missing)
         if not self._missing:

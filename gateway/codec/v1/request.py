@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
+import orjson
+
+from gateway.codec.elements.decode import parse_finite_float
+from gateway.codec.elements.rounding import may_decide_ties
+from gateway.codec.json.structure_scan import count_objects_and_members, scan_values
 from gateway.codec.json.text_reader import JsonTextReader, Pause, Steps
 from gateway.codec.policies import BytesEncoding
 from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
-from gateway.codec.v1.rows import RowsReader
 from gateway.codec.v1.values import input_names, is_base64_object, read_members, read_value
-from gateway.errors import bad_request
+from gateway.errors import GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import describe_json_kind
 from gateway.protocol.request_features import RequestFeatures
@@ -27,14 +33,20 @@ from gateway.protocol.v1 import (
     write_request_header,
 )
 
-_FORMS = {form.value: form for form in V1Format}
+_FORMATS = {form.value: form for form in V1Format}
 MAX_MEMBERS = 64
 """Members that a request has at most: each, even of a few bytes, takes some 50 us."""
-_FIRST = 128
+_V2_PEEK = 128
 """Bytes of inputs that show whether they are those of a V2 request."""
 _V2_TENSOR = re.compile(
     rb'\[[ \t\r\n]*\{[ \t\r\n]*"(?:name|shape|datatype|data|parameters)"[ \t\r\n]*:'
 )
+_ROWS_WINDOW = 32 * 1024
+"""Bytes of instances that are parsed together: Python looks at each value of theirs."""
+_ROWS_WINDOW_PER_INPUT = 512
+"""Bytes likewise for each tensor, as numbers of each tensor are converted together."""
+_INSTANCES_PER_SLICE = 8
+"""Instances that are read one by one before others get their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +84,13 @@ class PredictRequestConverter:
             raise REQUEST.too_many_tensors(tensor_cap)
         self._model = model
         self._text = JsonTextReader(header_cap, depth_cap)
-        self._held = MemoryCounter()
-        self._tensors = {each.name: NestedTensorBuilder(each, self._held) for each in model.inputs}
+        self._memory = MemoryCounter()
+        self._tensors = {
+            each.name: NestedTensorBuilder(each, self._memory) for each in model.inputs
+        }
         self._form: V1Format | None = None
         self._fields: dict[str, object] = {}
-        self._steps = self._request()
+        self._steps = self._read_request()
 
     @property
     def preferred_read_size(self) -> int:
@@ -86,7 +100,7 @@ class PredictRequestConverter:
     @property
     def held(self) -> int:
         """Give the bytes of memory that are held: text, what it was converted to, and objects."""
-        return self._text.held + self._held.size
+        return self._text.held + self._memory.size
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
         """Take the next text of the request; ``last`` tells that it is the end."""
@@ -97,7 +111,7 @@ class PredictRequestConverter:
 
         Raises GatewayError: 400 naming what is wrong, 413 over the header cap.
         """
-        if next(self._steps, Pause.MORE) is Pause.TURN:
+        if next(self._steps, Pause.NEED_DATA) is Pause.TIME_SLICE:
             return True
         self._text.compact()
         return False
@@ -136,16 +150,16 @@ class PredictRequestConverter:
             header, features, chunks, V1ResponseLayout(self._form, single), input_encodings
         )
 
-    def _request(self) -> Steps[None]:
+    def _read_request(self) -> Steps[None]:
         text = self._text
-        mark = yield from text.mark()
+        mark = yield from text.peek_byte()
         if mark != b"{":
             raise bad_request(
                 "the request must be a JSON object with instances or inputs, "
                 f"got {describe_json_kind(mark)}"
             )
         text.skip(1)
-        mark = yield from text.mark()
+        mark = yield from text.peek_byte()
         if mark == b"}":
             text.skip(1)
         for number in count():
@@ -153,50 +167,50 @@ class PredictRequestConverter:
                 break
             if number == MAX_MEMBERS:
                 raise bad_request(f"the request has more than {MAX_MEMBERS} members")
-            yield from self._member((yield from text.name()))
-            mark = yield from text.take(b",}", "a comma or the end of the request")
-        yield from text.end()
+            yield from self._read_member((yield from text.take_key()))
+            mark = yield from text.expect(b",}", "a comma or the end of the request")
+        yield from text.expect_end()
 
-    def _member(self, name: str) -> Steps[None]:
-        form = _FORMS.get(name)
+    def _read_member(self, name: str) -> Steps[None]:
+        form = _FORMATS.get(name)
         if form is None:
-            value, size = yield from self._text.value()
+            value, size = yield from self._text.take_value()
             if name in OTHER_FIELDS:
                 self._fields[name] = value
-                self._held.size += size
+                self._memory.size += size
             return
         if self._form is not None:
             raise bad_request("the request must have either instances or inputs, and once")
         self._form = form
-        yield from (self._rows() if form is V1Format.ROWS else self._columns())
+        yield from (self._read_rows() if form is V1Format.ROWS else self._read_columns())
 
-    def _rows(self) -> Steps[None]:
+    def _read_rows(self) -> Steps[None]:
         text = self._text
-        if (mark := (yield from text.mark())) != b"[":
+        if (mark := (yield from text.peek_byte())) != b"[":
             raise bad_request(f"instances must be an array, got {describe_json_kind(mark)}")
         if (yield from self._begins_with_base64()) or not (yield from self._has_objects()):
-            yield from read_value(text, self._only_tensor("each of the instances"))
+            yield from read_value(text, self._single_tensor("each of the instances"))
         else:
             text.skip(1)
             yield from RowsReader(text, self._tensors).read()
 
     def _has_objects(self) -> Steps[bool]:
         """Tell whether the first instance is an object; refuses to have none."""
-        rest = yield from self._text.behind(b"[")
+        rest = yield from self._text.peek_behind(b"[")
         if rest == b"]":
             raise bad_request("instances is empty: there is nothing to predict")
         return rest == b"{"
 
-    def _columns(self) -> Steps[None]:
+    def _read_columns(self) -> Steps[None]:
         text = self._text
-        mark = yield from text.mark()
-        if mark == b"[" and _V2_TENSOR.match((yield from text.window(_FIRST))):
+        mark = yield from text.peek_byte()
+        if mark == b"[" and _V2_TENSOR.match((yield from text.peek_window(_V2_PEEK))):
             raise bad_request(
                 "inputs is an array of tensors, as in the V2 protocol: "
                 "send such a request to /v2/models/MODEL/infer"
             )
         if mark != b"{" or (yield from self._begins_with_base64()):
-            yield from read_value(text, self._only_tensor("inputs"))
+            yield from read_value(text, self._single_tensor("inputs"))
         else:
             yield from read_members(text, self._tensors, "inputs")
 
@@ -206,7 +220,7 @@ class PredictRequestConverter:
             return False
         return (yield from is_base64_object(self._text))
 
-    def _only_tensor(self, what: str) -> NestedTensorBuilder:
+    def _single_tensor(self, what: str) -> NestedTensorBuilder:
         if len(self._tensors) > 1:
             raise bad_request(
                 f"{what} must be an object that names the inputs: model '{self._model.name}' "
@@ -214,3 +228,99 @@ class PredictRequestConverter:
             )
         (tensor,) = self._tensors.values()
         return tensor
+
+
+class RowsReader:
+    """Reads instances, from behind the bracket that opens their array.
+
+    Those that are small are parsed together, as many as 32 KiB hold; those that are not, and
+    any with a fault, are read value by value, so that none is held and each fault is named.
+    """
+
+    def __init__(self, text: JsonTextReader, tensors: Mapping[str, NestedTensorBuilder]) -> None:
+        self._text = text
+        self._tensors = tensors
+        self._number = 0
+
+    def read(self) -> Steps[None]:
+        """Read all instances, and the bracket that closes their array."""
+        while True:
+            count = yield from self._read_window()
+            for left in range(count, 0, -1):
+                yield from self._read_instance()
+                if left > 1:
+                    yield from self._text.expect(b",", "a comma")
+                    yield from self._expect_object()
+            if (yield from self._text.expect(b",]", "a comma or the end of instances")) == b"]":
+                return
+            yield from self._expect_object()
+
+    def _expect_object(self) -> Steps[None]:
+        if (yield from self._text.peek_byte()) != b"{":
+            raise bad_request(
+                f"instances[{self._number}] must be an object, as those before it are"
+            )
+
+    def _read_window(self) -> Steps[int]:
+        """Read what instances a window holds; give the number of those to be read one by one."""
+        # What is read together does not depend on how the text arrived.
+        size = max(_ROWS_WINDOW, _ROWS_WINDOW_PER_INPUT * len(self._tensors))
+        window = yield from self._text.peek_window(size)
+        ends, max_depth = scan_values(window)
+        if not ends.size:
+            return 1
+        count = int(ends.size)
+        converted = self._convert(window[: int(ends[-1])], max_depth)
+        while not converted and count > _INSTANCES_PER_SLICE:
+            # Those before a fault are not read one by one, which takes fifty times as long.
+            count //= 2
+            part = window[: int(ends[count - 1])]
+            converted = self._convert(part, scan_values(part)[1])
+        if not converted:
+            return count
+        self._text.skip(int(ends[count - 1]))
+        self._number += converted
+        yield Pause.TIME_SLICE
+        return 0
+
+    def _convert(self, text: bytes, depth: int) -> int:
+        """Take whole instances, which nest so deep; tell how many, none where there is a fault."""
+        if depth - 1 > self._text.depth_cap:
+            return 0
+        try:
+            rows = _parse(b"[%b]" % text)
+            if not all(self._has_all_inputs(row) for row in rows):
+                return 0
+            # All objects within the rows are elements in base64, of one member each.
+            objects, members = count_objects_and_members(text)
+            if members - objects != len(rows) * (len(self._tensors) - 1):
+                return 0  # a key comes twice
+            # What is parsed has no text any more that would decide a tie.
+            may_tie = may_decide_ties(text)
+            converted = [
+                (tensor, tensor.convert_rows([row[name] for row in rows], may_tie))
+                for name, tensor in self._tensors.items()
+            ]
+        except (GatewayError, ValueError, TypeError):
+            return 0
+        for tensor, values in converted:
+            tensor.append_rows(values)
+        return len(rows)
+
+    def _has_all_inputs(self, row: Any) -> bool:
+        return isinstance(row, dict) and row.keys() == self._tensors.keys()
+
+    def _read_instance(self) -> Steps[None]:
+        yield from read_members(
+            self._text, self._tensors, f"instances[{self._number}]", in_rows=True
+        )
+        self._number += 1
+        if self._number % _INSTANCES_PER_SLICE == 0:
+            yield Pause.TIME_SLICE
+
+
+def _parse(text: bytes) -> Any:
+    if b"NaN" not in text and b"Infinity" not in text:
+        return orjson.loads(text)
+    # The standard library's parser knows those; it is slow.
+    return json.loads(text, parse_float=parse_finite_float)

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import orjson
 
-from gateway.codec.policies import BytesEncoding, JsonPolicies
+from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v1.nested_writer import (
+    BracketWriter,
+    BytesElementEncoder,
     EmptyTensorEncoder,
     NestedBytesEncoder,
     NestedEncoder,
     NestedNumberEncoder,
     check_rank,
 )
-from gateway.codec.v1.response_rows import BytesRowBuffer, NumberRowBuffer, RowBuffer, write_rows
 from gateway.codec.v2.json_writer import TensorPiece
 from gateway.codec.v2.response import response_reader
 from gateway.errors import ErrorKind, GatewayError, bad_response
-from gateway.protocol.datatypes import Family
+from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import Tensor
 from gateway.protocol.tensors import element_count
 from gateway.protocol.v1 import V1Format, V1ResponseLayout, is_base64_output
+from gateway.sizes import ENCODE_CHUNK
 
-_OF_OUTPUT = 250
+_OUTPUT_OVERHEAD = 250
 """Bytes of memory that the rows of an output take beside their own."""
+_MAX_ROWS = 1024
+"""Rows that become text at a time."""
 
 
 class PredictResponseConverter:
@@ -43,14 +49,18 @@ class PredictResponseConverter:
         self._spool_cap = spool_cap
         self._shapes: list[tuple[int, ...]] | None = None
         self._rows: list[RowBuffer] | None = None
-        self._rows_size = 0
+        self._buffered_rows_size = 0
         """Bytes that all rows hold: they are not summed up anew for each piece."""
         self._writer: NestedEncoder | None = None
 
     @property
     def held(self) -> int:
         """Give the bytes of memory that are held: all but what passes through."""
-        return self._reader.held + self._rows_size + _OF_OUTPUT * len(self._shapes or ())
+        return (
+            self._reader.held
+            + self._buffered_rows_size
+            + _OUTPUT_OVERHEAD * len(self._shapes or ())
+        )
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Give the text that the data brings.
@@ -60,10 +70,10 @@ class PredictResponseConverter:
         """
         parts: list[bytes] = []
         for piece in self._reader.feed(data):
-            parts += self._begin()
-            parts += self._take(piece)
+            parts += self._write_opening()
+            parts += self._write_piece(piece)
         if self._reader.fields is not None:
-            parts += self._begin()
+            parts += self._write_opening()
         return b"".join(parts)
 
     def finish(self) -> Iterator[bytes]:
@@ -82,23 +92,23 @@ class PredictResponseConverter:
         """Tell whether outputs are named, each as a whole."""
         return self._predicted.form is V1Format.COLUMNS and len(self._reader.tensors) > 1
 
-    def _begin(self) -> Iterator[bytes]:
+    def _write_opening(self) -> Iterator[bytes]:
         """Give what comes before the first output, once."""
         if self._shapes is not None:
             return
         outputs = self._reader.tensors
-        self._shapes = [self._shape(output) for output in outputs]
+        self._shapes = [self._client_shape(output) for output in outputs]
         if not outputs:
             raise bad_response("the server's answer has no outputs")
         _check_names(outputs)
         if self._predicted.form is V1Format.ROWS and len(outputs) > 1:
             _check_rows(outputs, self._shapes)
-            self._rows = list(map(self._held_rows, outputs, self._shapes))
+            self._rows = list(map(self._make_row_buffer, outputs, self._shapes))
         yield b'{"' + self._predicted.form.response_key.encode() + b'":'
         if self._is_object:
             yield b"{"
 
-    def _shape(self, output: Tensor) -> tuple[int, ...]:
+    def _client_shape(self, output: Tensor) -> tuple[int, ...]:
         """Give the shape that the client sees."""
         label = f"output '{output.name}'"
         if output.binary_size is None:
@@ -115,13 +125,13 @@ class PredictResponseConverter:
             )
         return shape
 
-    def _take(self, piece: TensorPiece) -> Iterator[bytes]:
+    def _write_piece(self, piece: TensorPiece) -> Iterator[bytes]:
         if self._rows is not None:
             rows = self._rows[piece.index]
             before = rows.held
             rows.feed(piece.data)
-            self._rows_size += rows.held - before
-            if self._rows_size > self._spool_cap:
+            self._buffered_rows_size += rows.held - before
+            if self._buffered_rows_size > self._spool_cap:
                 raise bad_response(
                     f"an answer of rows of several outputs is held, and is larger than "
                     f"{self._spool_cap} bytes (limits.spool_bytes); "
@@ -129,7 +139,7 @@ class PredictResponseConverter:
                 )
             return
         if self._writer is None:
-            self._writer = self._nested(piece.index)
+            self._writer = self._make_encoder(piece.index)
             if self._is_object:
                 name = orjson.dumps(self._reader.tensors[piece.index].name)
                 yield (b"," if piece.index else b"") + name + b":"
@@ -138,7 +148,7 @@ class PredictResponseConverter:
             yield self._writer.end()
             self._writer = None
 
-    def _nested(self, index: int) -> NestedEncoder:
+    def _make_encoder(self, index: int) -> NestedEncoder:
         output, shape = self._reader.tensors[index], (self._shapes or [])[index]
         label = f"output '{output.name}'"
         if not element_count(shape):
@@ -147,7 +157,7 @@ class PredictResponseConverter:
             return NestedBytesEncoder(label, shape, self._as_base64(output))
         return NestedNumberEncoder(label, output.datatype, shape, self._policies.nonfinite)
 
-    def _held_rows(self, output: Tensor, shape: tuple[int, ...]) -> RowBuffer:
+    def _make_row_buffer(self, output: Tensor, shape: tuple[int, ...]) -> RowBuffer:
         label = f"output '{output.name}'"
         if output.datatype.family is Family.TEXT:
             return BytesRowBuffer(label, shape, self._as_base64(output))
@@ -175,3 +185,170 @@ def _check_rows(outputs: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) ->
                 f"{shape[0]}, which make up no common rows; "
                 "send the request with inputs instead of instances",
             )
+
+
+class RowBuffer(Protocol):
+    """Holds a tensor until its rows are written."""
+
+    @property
+    def held(self) -> int:
+        """Give the bytes that are held."""
+
+    @property
+    def row_size(self) -> int:
+        """Give about how many bytes a row has."""
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take the next bytes; raises GatewayError as NestedEncoder does."""
+
+    def end(self) -> None:
+        """Raise GatewayError (502) where the elements were not as many as the shape says."""
+
+    def texts(self, first: int, last: int) -> list[bytes]:
+        """Write the rows from ``first`` on, up to ``last``."""
+
+    def pieces(self, number: int) -> Iterator[bytes]:
+        """Write one row, piece by piece."""
+
+
+class NumberRowBuffer:
+    """Numbers and truth values, held in binary form."""
+
+    def __init__(
+        self, label: str, datatype: Datatype, shape: tuple[int, ...], nonfinite: Nonfinite
+    ) -> None:
+        self._label = label
+        self._datatype = datatype
+        self._count, self._shape = shape[0], shape[1:]
+        self._nonfinite = nonfinite
+        self._data = bytearray()
+        self.row_size = element_count(self._shape) * (datatype.size or 1)
+
+    @property
+    def held(self) -> int:
+        """Give the bytes that are held."""
+        return len(self._data)
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take the next bytes."""
+        self._data += data
+
+    def end(self) -> None:
+        """Check the rows without elements; else the bytes were counted with the header."""
+        if not self.row_size:
+            EmptyTensorEncoder(self._label, (self._count, *self._shape)).end()
+
+    def texts(self, first: int, last: int) -> list[bytes]:
+        """Write rows."""
+        if not self.row_size:
+            return [EmptyTensorEncoder(self._label, self._shape).end()] * (last - first)
+        writer = self._writer((last - first, *self._shape), first)
+        data = memoryview(self._data)[first * self.row_size : last * self.row_size]
+        text = (writer.feed(data) + writer.end())[1:-1]
+        # What stands between two rows, and nowhere within one.
+        depth = len(self._shape)
+        opening, closing = b"[" * depth, b"]" * depth
+        inner = text[depth : len(text) - depth].split(closing + b"," + opening)
+        return [b"".join((opening, row, closing)) for row in inner]
+
+    def pieces(self, number: int) -> Iterator[bytes]:
+        """Write one row."""
+        if not self.row_size:
+            yield EmptyTensorEncoder(self._label, self._shape).end()
+            return
+        writer = self._writer(self._shape, number)
+        end = (number + 1) * self.row_size
+        for start in range(number * self.row_size, end, ENCODE_CHUNK):
+            yield writer.feed(memoryview(self._data)[start : min(start + ENCODE_CHUNK, end)])
+        yield writer.end()
+
+    def _writer(self, shape: tuple[int, ...], row: int) -> NestedNumberEncoder:
+        """Make the writer of rows from ``row`` on."""
+        before = row * element_count(self._shape)
+        return NestedNumberEncoder(self._label, self._datatype, shape, self._nonfinite, before)
+
+
+class BytesRowBuffer(BytesElementEncoder):
+    """BYTES, held as text: how many bytes a row has cannot be told before it is seen."""
+
+    def __init__(self, label: str, shape: tuple[int, ...], as_base64: bool) -> None:
+        super().__init__(label, shape, as_base64)
+        self._text = bytearray()
+        self._starts = array("Q")
+        self._in_row = element_count(shape[1:])
+        self._brackets = BracketWriter(shape[1:])
+
+    @property
+    def held(self) -> int:
+        """Give the bytes that are held."""
+        return len(self._text) + self._starts.itemsize * len(self._starts)
+
+    @property
+    def row_size(self) -> int:
+        """Give about how many bytes a row has."""
+        return len(self._text) // max(1, len(self._starts))
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take the next bytes."""
+        for part in self.parts(data):
+            self._text += part
+
+    def end(self) -> None:
+        """Check that all elements have come."""
+        self.check_ended()
+        if not self._in_row:
+            EmptyTensorEncoder(self._label, self._shape).end()
+        self._text += self._brackets.end()
+
+    def texts(self, first: int, last: int) -> list[bytes]:
+        """Write rows."""
+        return [b"".join(self.pieces(number)) for number in range(first, last)]
+
+    def pieces(self, number: int) -> Iterator[bytes]:
+        """Write one row."""
+        if not self._in_row:
+            yield EmptyTensorEncoder(self._label, self._shape[1:]).end()
+            return
+        behind = number + 1
+        end = self._starts[behind] if behind < len(self._starts) else len(self._text)
+        for start in range(self._starts[number], end, ENCODE_CHUNK):
+            yield bytes(self._text[start : min(start + ENCODE_CHUNK, end)])
+
+    def _lead(self) -> bytes:
+        index = self.count % self._in_row
+        if index:
+            return self._brackets.lead(index, self._brackets.rank)
+        # The brackets go to the row before, of which this is behind the end.
+        self._text += self._brackets.end()
+        self._starts.append(len(self._text))
+        return self._brackets.lead(0, self._brackets.rank)
+
+
+def write_rows(names: Sequence[str], tensors: Sequence[RowBuffer], count: int) -> Iterator[bytes]:
+    """Write the rows of tensors as an array of objects, piece by piece."""
+    keys = [
+        (b"," if number else b"{") + orjson.dumps(name) + b":" for number, name in enumerate(names)
+    ]
+    largest = max(tensor.row_size for tensor in tensors)
+    step = min(_MAX_ROWS, ENCODE_CHUNK // max(1, largest))
+    yield b"["
+    for first in range(0, count, max(1, step)):
+        if first:
+            yield b","
+        if step > 1:
+            yield _join_rows(keys, tensors, first, min(first + step, count))
+            continue
+        for key, tensor in zip(keys, tensors, strict=True):
+            yield key
+            yield from tensor.pieces(first)
+        yield b"}"
+    yield b"]"
+
+
+def _join_rows(keys: Sequence[bytes], tensors: Sequence[RowBuffer], first: int, last: int) -> bytes:
+    columns = [tensor.texts(first, last) for tensor in tensors]
+    rows = []
+    for row in zip(*columns, strict=True):
+        parts = [part for pair in zip(keys, row, strict=True) for part in pair]
+        rows.append(b"".join((*parts, b"}")))
+    return b",".join(rows)

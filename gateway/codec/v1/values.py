@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from gateway.codec.elements.base64_text import Base64Decoder
+from gateway.codec.elements.base64_elements import Base64Decoder
 from gateway.codec.json.array_scanner import (
     WINDOW,
     ArrayScanner,
@@ -13,23 +13,23 @@ from gateway.codec.json.array_scanner import (
     StringPart,
     find_string_cut,
 )
+from gateway.codec.json.structure_scan import scan_array_values
 from gateway.codec.json.text_reader import JsonTextReader, Pause, Steps
-from gateway.codec.json.value_walk import scan_array_values
 from gateway.codec.v1.nested_tensor import NestedTensorBuilder
 from gateway.errors import bad_request
 from gateway.protocol.json_errors import quote_bytes
 from gateway.protocol.v1 import BASE64_KEY
 from gateway.sizes import LISTED_NAMES, QUOTED_NAME
 
-_OPENINGS = b"[ \t\n\r"
-_BASE64_OBJECT = re.compile(rb'[ \t\n\r\[]*\{[ \t\n\r]*"b64"[ \t\n\r]*:')
+_ARRAY_OPENING = b"[ \t\n\r"
+_BASE64_OBJECT_START = re.compile(rb'[ \t\n\r\[]*\{[ \t\n\r]*"b64"[ \t\n\r]*:')
 
-_ELEMENTS = 64
+_ELEMENTS_PER_SLICE = 64
 """Elements that are read one by one before others get their turn."""
-_ALL = 2**63
-_WINDOWS = (2 * 1024, 32 * 1024)
+_ALL_REMAINING = 2**63
+_ELEMENT_WINDOWS = (2 * 1024, 32 * 1024)
 """Bytes of elements that are looked at together: most arrays end in the first ones."""
-_MEMBERS = 16
+_MEMBERS_PER_SLICE = 16
 """Members of an object, likewise."""
 
 
@@ -45,12 +45,12 @@ def read_members(
     missing, given twice or none of the tensors.
     """
     named = set[str]()
-    yield from text.take(b"{", "an object")
-    mark = yield from text.mark()
+    yield from text.expect(b"{", "an object")
+    mark = yield from text.peek_byte()
     if mark == b"}":
         text.skip(1)
     while mark != b"}":
-        name = yield from text.name()
+        name = yield from text.take_key()
         if name not in tensors:
             raise bad_request(
                 f"{where} names '{name[:QUOTED_NAME]}', but the model takes {input_names(tensors)}"
@@ -58,12 +58,12 @@ def read_members(
         if name in named:
             raise bad_request(f"{where} names '{name}' twice")
         named.add(name)
-        if len(named) % _MEMBERS == 0:
-            yield Pause.TURN
+        if len(named) % _MEMBERS_PER_SLICE == 0:
+            yield Pause.TIME_SLICE
         if in_rows:
             tensors[name].begin_row()
         yield from read_value(text, tensors[name])
-        mark = yield from text.take(b",}", "a comma or the end of the object")
+        mark = yield from text.expect(b",}", "a comma or the end of the object")
     missing = [name for name in tensors if name not in named]
     if missing:
         raise bad_request(f"{where} lacks '{missing[0]}'; the model takes {input_names(tensors)}")
@@ -81,11 +81,11 @@ def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]
 
     An array of BYTES is read in runs, as long as there is no object among its first strings.
     """
-    mark = yield from text.mark()
+    mark = yield from text.peek_byte()
     if mark == b"[":
         if tensor.is_text:
-            yield from text.window()
-        if tensor.is_text and text.holds(b"{"):
+            yield from text.peek_window()
+        if tensor.is_text and text.window_contains(b"{"):
             yield from _read_elements(text, tensor)
         else:
             yield from _read_array(text, tensor)
@@ -97,23 +97,23 @@ def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]
             f"{tensor.declared.datatype.name} needs {tensor.declared.datatype.family.value}"
         )
     else:
-        raw = yield from (text.string() if mark == b'"' else text.scalar())
+        raw = yield from (text.take_string() if mark == b'"' else text.take_scalar())
         tensor.feed(ElementRun(raw, 1, 1, first=True))
 
 
 def is_base64_object(text: JsonTextReader) -> Steps[bool]:
     """Tell whether an element in base64 comes next, in as many brackets as there may be."""
     while True:
-        if _BASE64_OBJECT.match(text.seen()):
+        if _BASE64_OBJECT_START.match(text.peek()):
             return True
         # Nothing more is needed once another mark than those has come.
-        if text.size >= WINDOW or text.ended or _is_other(text.seen()):
+        if text.size >= WINDOW or text.ended or _is_no_base64_object(text.peek()):
             return False
-        yield from text.more()
+        yield from text.wait_for_more()
 
 
-def _is_other(seen: bytes) -> bool:
-    rest = seen.lstrip(_OPENINGS)
+def _is_no_base64_object(seen: bytes) -> bool:
+    rest = seen.lstrip(_ARRAY_OPENING)
     if not rest.startswith(b"{"):
         return bool(rest)
     rest = rest[1:].lstrip()
@@ -126,14 +126,14 @@ def _is_other(seen: bytes) -> bool:
 
 def _read_array(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     """Read an array of plain values in runs."""
-    start = text.place
+    start = text.offset
     scanner = ArrayScanner(tensor.label, text.depth_cap)
     while True:
         buffer, at = text.take_all()
         for item in scanner.scan(buffer, text.ended, at):
             tensor.feed(item)
             if tensor.is_text:
-                yield Pause.TURN
+                yield Pause.TIME_SLICE
         if scanner.invalid_text is not None:
             raise bad_request(
                 f"{tensor.label} is not an array of plain values, at byte "
@@ -143,89 +143,88 @@ def _read_array(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None
         text.put_back(*scanner.take_rest())
         if scanner.ended:
             return
-        yield from text.more()
+        yield from text.wait_for_more()
 
 
 def _read_elements(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     """Read an array of BYTES, of which some are in base64."""
     depth = read = 0
-    alone = 1
+    single_reads = 1
     while True:
-        mark = yield from text.mark()
-        if not alone:
-            alone = yield from _read_together(text, tensor, depth)
-        if alone and mark == b"[":
+        mark = yield from text.peek_byte()
+        if not single_reads:
+            single_reads = yield from _read_window(text, tensor, depth)
+        if single_reads and mark == b"[":
             text.skip(1)
-            tensor.mark(b"[")
+            tensor.add_marks(b"[")
             depth += 1
             if depth > text.depth_cap:
                 raise bad_request(f"{tensor.label} is nested deeper than {text.depth_cap}")
-            alone = 0 if alone == 1 else alone
-            if (yield from text.mark()) != b"]":
+            single_reads = 0 if single_reads == 1 else single_reads
+            if (yield from text.peek_byte()) != b"]":
                 continue
-        elif alone:
+        elif single_reads:
             yield from _read_element(text, tensor)
-            alone -= 1
+            single_reads -= 1
             read += 1
-            if read % _ELEMENTS == 0:
-                yield Pause.TURN
-        while (yield from text.take(b",]", "a comma or the end of the array")) == b"]":
-            tensor.mark(b"]")
+            if read % _ELEMENTS_PER_SLICE == 0:
+                yield Pause.TIME_SLICE
+        while (yield from text.expect(b",]", "a comma or the end of the array")) == b"]":
+            tensor.add_marks(b"]")
             depth -= 1
             if not depth:
                 return
-        tensor.mark(b",")
+        tensor.add_marks(b",")
 
 
-def _read_together(text: JsonTextReader, tensor: NestedTensorBuilder, depth: int) -> Steps[int]:
+def _read_window(text: JsonTextReader, tensor: NestedTensorBuilder, depth: int) -> Steps[int]:
     """Read what a window holds of an array; give how many elements are to be read one by one."""
-    for size in _WINDOWS:
-        window = yield from text.window(size)
-        end, ends, deepest = scan_array_values(window)
+    for size in _ELEMENT_WINDOWS:
+        window = yield from text.peek_window(size)
+        end, ends, max_depth = scan_array_values(window)
         if ends:
             break
     if not end:
         return 1
     # Whatever is wrong is named when the elements are read one by one.
-    rows = None if depth + deepest > text.depth_cap else tensor.convert_elements(window[:end])
+    rows = None if depth + max_depth > text.depth_cap else tensor.convert_elements(window[:end])
     if rows is None:
-        return _ALL
-    tensor.take_elements(rows)
+        return _ALL_REMAINING
+    tensor.append_elements(rows)
     text.skip(end)
-    yield Pause.TURN
+    yield Pause.TIME_SLICE
     return 0
 
 
 def _read_element(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     """Read one element of BYTES: a string, or an object that holds it in base64."""
-    mark = yield from text.mark()
+    mark = yield from text.peek_byte()
     if mark == b'"':
         yield from _read_string(text, tensor)
         return
     if mark != b"{":
-        raise tensor.not_text()
+        raise tensor.not_bytes_error()
     text.skip(1)
-    if (yield from text.mark()) != b'"' or (yield from text.name()) != BASE64_KEY:
-        raise tensor.not_text()
-    if (yield from text.mark()) != b'"':
-        raise tensor.not_text()
+    if (yield from text.peek_byte()) != b'"' or (yield from text.take_key()) != BASE64_KEY:
+        raise tensor.not_bytes_error()
+    if (yield from text.peek_byte()) != b'"':
+        raise tensor.not_bytes_error()
     tensor.has_base64 = True
     yield from _read_base64(text, tensor)
-    if (yield from text.mark()) != b"}":
-        raise tensor.not_text()
+    if (yield from text.peek_byte()) != b"}":
+        raise tensor.not_bytes_error()
     text.skip(1)
-    tensor.close_element()
+    tensor.end_element()
 
 
 def _read_base64(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     text.skip(1)
     decoder = Base64Decoder()
-    tensor.open_element()
     ended = False
     while not ended:
-        piece, ended = yield from text.up_to(b'"')
+        piece, ended = yield from text.take_until(b'"')
         try:
-            tensor.feed_element(decoder.feed(piece, last=ended))
+            tensor.append_to_element(decoder.feed(piece, last=ended))
         except ValueError as error:
             raise bad_request(
                 f"{tensor.label}: element {tensor.count} is not base64 ({error})"
@@ -233,7 +232,7 @@ def _read_base64(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[Non
 
 
 def _read_string(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
-    whole = yield from text.short_string()
+    whole = yield from text.take_short_string()
     if whole is None:
         text.skip(1)
         yield from _read_long_string(text, tensor)
@@ -243,10 +242,10 @@ def _read_string(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[Non
 
 def _read_long_string(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     while True:
-        window = yield from text.window()
+        window = yield from text.peek_window()
         cut = find_string_cut(window, len(window) == WINDOW, text.ended)
         if cut is None:
-            yield from text.more()
+            yield from text.wait_for_more()
             continue
         end, closed = cut
         tensor.feed(StringPart(window[:end]))

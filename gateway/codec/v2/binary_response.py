@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.codec.elements.decode import TensorDecoder, strings_of
+from gateway.codec.elements.decode import TensorDecoder, parse_strings
 from gateway.codec.elements.encode import make_tensor_encoder
-from gateway.codec.elements.fast_decode import PARSE_ERRORS, parsed
+from gateway.codec.elements.fast_decode import PARSE_ERRORS, simd_parse
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import Event
 from gateway.codec.policies import BytesEncoding, JsonPolicies
@@ -32,9 +32,9 @@ from gateway.protocol.response_header import (
 
 Chunks = list[bytes | memoryview]
 
-_AS_IT_COMES = JsonPolicies()
-_encoded = partial(b2a_base64, newline=False)
-_BASE64 = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
+_DEFAULT_POLICIES = JsonPolicies()
+_encode_base64 = partial(b2a_base64, newline=False)
+_BASE64_POLICIES = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ResponseParts:
         entries = self.fields.get("outputs", [])
         tensors: Chunks = []
         for index, chunks in sorted(self.tensors.items()):
-            entries[index] = _in_binary(entries[index], sum(map(len, chunks)))
+            entries[index] = _as_binary_output(entries[index], sum(map(len, chunks)))
             tensors += chunks
         is_text = [index in self.texts for index in range(len(entries))]
         parts = skeleton(self.fields, RESPONSE.tensors, is_text)
@@ -80,7 +80,7 @@ class BinaryResponseConverter(JsonMessageReader):
         form: OutputEncoding,
         header_cap: int,
         spool_cap: int,
-        policies: JsonPolicies = _AS_IT_COMES,
+        policies: JsonPolicies = _DEFAULT_POLICIES,
     ) -> None:
         super().__init__(RESPONSE, header_cap, MAX_RESPONSE_DEPTH, tensor_cap=MAX_OUTPUTS)
         self._form = form
@@ -94,20 +94,20 @@ class BinaryResponseConverter(JsonMessageReader):
         Raises GatewayError (502) that names what is wrong, or says that the cap is exceeded.
         """
         super().feed(text, last)
-        self._check_held()
+        self._check_spool()
 
     def work(self) -> bool:
         """Do a share of what is to be done; see JsonMessageReader."""
         more = super().work()
-        self._check_held()
+        self._check_spool()
         return more
 
-    def _take(self, event: Event) -> None:
-        super()._take(event)
-        self._convert_share()  # what is held counts in the client's form
+    def _handle_event(self, event: Event) -> None:
+        super()._handle_event(event)
+        self._convert_some()  # what is held counts in the client's form
 
-    def _check_held(self) -> None:
-        if self.data_held > self._spool_cap:
+    def _check_spool(self) -> None:
+        if self.buffered_data_bytes > self._spool_cap:
             becomes, instead = "binary", "ask for all outputs as JSON"
             if self._form.all_json:
                 becomes, instead = "base64", "ask for all outputs in binary form"
@@ -121,7 +121,7 @@ class BinaryResponseConverter(JsonMessageReader):
 
         Raises GatewayError (502) that names the output for whatever the server got wrong.
         """
-        parts = self.parts()
+        parts = self.take_parts()
         for index, output in enumerate(parts.outputs):
             if index in parts.texts or index in parts.tensors or output.binary_size is None:
                 continue
@@ -134,42 +134,42 @@ class BinaryResponseConverter(JsonMessageReader):
             where[index] = []
         return parts.joined()
 
-    def parts(self) -> ResponseParts:
+    def take_parts(self) -> ResponseParts:
         """Give what the JSON holds, once; raises GatewayError as ``finish`` does."""
-        header = self._finished()
+        header = self._finish_header()
         texts: dict[int, Chunks] = {}
         tensors: dict[int, Chunks] = {}
         for array in self._arrays:
             index = array.index
-            if isinstance(array.elements, _KeptText | _EncodedText):
+            if isinstance(array.elements, _VerbatimText | _Base64Text):
                 texts[index] = [array.elements.text]
-                if isinstance(array.elements, _EncodedText):
+                if isinstance(array.elements, _Base64Text):
                     mark_base64(header.fields["outputs"][index])
             else:
-                tensors[index] = [*self._converted(array, header.tensors[index]).chunks]
+                tensors[index] = [*self._checked_tensor(array, header.tensors[index]).chunks]
             array.elements = None  # what it held is in the parts
         return ResponseParts(header.fields, self._outputs, texts, tensors)
 
-    def _elements(self, label: str, fields: Fields) -> ElementSink | None:
+    def _make_sink(self, label: str, fields: Fields) -> ElementSink | None:
         if "name" not in fields:
             return None
         if not self._form.wants_binary(str(fields["name"])):
-            return self._text_elements(label, fields)
+            return self._make_text_sink(label, fields)
         datatype = fields.get("datatype")
         if isinstance(datatype, str) and datatype in DATATYPES:
             return TensorDecoder(label, DATATYPES[datatype], RESPONSE)
         return None
 
-    def _text_elements(self, label: str, fields: Fields) -> ElementSink | None:
+    def _make_text_sink(self, label: str, fields: Fields) -> ElementSink | None:
         if not self._policies.wants_base64(str(fields["name"])):
-            return _KeptText(label)
+            return _VerbatimText(label)
         # The content type may come behind the data, which are seen in all of the fields.
         ended = isinstance(fields.get("data"), list)  # the stand-in, which all of them have
         if not ended and not fields.keys() >= {"datatype", "parameters"}:
             return None
-        return _EncodedText(label) if becomes_base64(fields) else _KeptText(label)
+        return _Base64Text(label) if becomes_base64(fields) else _VerbatimText(label)
 
-    def _parse(
+    def _parse_header(
         self, text: bytes, cuts: Sequence[ExtractedArray]
     ) -> tuple[Fields, tuple[OutputTensor, ...]]:
         fields = parse_response_header(text, cuts)
@@ -177,7 +177,7 @@ class BinaryResponseConverter(JsonMessageReader):
         return fields, self._outputs
 
 
-class _KeptText:
+class _VerbatimText:
     """The text between the brackets of an array, as it is; ``label`` names its output."""
 
     def __init__(self, label: str) -> None:
@@ -212,7 +212,7 @@ class _KeptText:
         if not run.lacks_element:
             text = run.balanced()
             with suppress(*PARSE_ERRORS):
-                parsed(text)
+                simd_parse(text)
                 return
             with suppress(ValueError):
                 json.loads(text, parse_int=str, parse_float=str)
@@ -220,13 +220,13 @@ class _KeptText:
         raise bad_response(f"{self._label} of the server's answer has data that are no JSON array")
 
 
-class _EncodedText:
+class _Base64Text:
     """The strings of an array, written as base64; ``label`` names its output."""
 
     def __init__(self, label: str) -> None:
         self.size = 0
         self._strings = TensorDecoder(label, DATATYPES["BYTES"], RESPONSE)
-        self._writer = make_tensor_encoder(label, DATATYPES["BYTES"], _BASE64)
+        self._writer = make_tensor_encoder(label, DATATYPES["BYTES"], _BASE64_POLICIES)
         self._chunks: list[bytes] = []
 
     @property
@@ -239,7 +239,7 @@ class _EncodedText:
         strings = self._strings
         before = strings.size
         if isinstance(item, ElementRun) and not strings.size:
-            values = None if item.lacks_element else strings_of(item)
+            values = None if item.lacks_element else parse_strings(item)
             if values is not None:
                 self._encode(values)
                 return
@@ -254,7 +254,7 @@ class _EncodedText:
 
     def _encode(self, values: list[str]) -> None:
         """Write strings at once: there may be very many of them."""
-        texts = b'","'.join(map(_encoded, map(str.encode, values)))
+        texts = b'","'.join(map(_encode_base64, map(str.encode, values)))
         if values:
             self._chunks.append((b',"' if self._strings.count else b'"') + texts + b'"')
             self.size += len(self._chunks[-1])
@@ -267,7 +267,7 @@ def becomes_base64(entry: Fields) -> bool:
     return entry.get("datatype") == "BYTES" and not has_base64_content(entry)
 
 
-def _in_binary(entry: Fields, size: int) -> Fields:
+def _as_binary_output(entry: Fields, size: int) -> Fields:
     """Give an output's fields for data that follows the header as ``size`` bytes."""
     parameters = dict(entry.get("parameters") or {})
     if "data" in entry and has_base64_content(entry) and entry["datatype"] == "BYTES":

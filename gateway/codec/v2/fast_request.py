@@ -17,8 +17,8 @@ import orjson
 
 from gateway.codec.elements.fast_decode import has_c_decoder
 from gateway.codec.elements.offloaded_work import run_job
-from gateway.codec.elements.rounding import is_rounded, may_decide_ties
-from gateway.codec.json.array_scanner import WINDOW, deepest, end_of_numbers
+from gateway.codec.elements.rounding import may_decide_ties, needs_rounding
+from gateway.codec.json.array_scanner import WINDOW, end_of_numbers, max_depth
 from gateway.codec.json.data_extractor import placeholder
 from gateway.codec.offload import ConversionJob
 from gateway.errors import GatewayError
@@ -36,18 +36,18 @@ from gateway.protocol.request_header import (
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
 
-LARGEST = WINDOW
+MAX_FAST_REQUEST = WINDOW
 """Bytes of a request that are converted at once."""
 
 
-_FEW = 2 * 1024
+_STRUCT_MAX_BYTES = 2 * 1024
 """Bytes of an array from which on simdjson and numpy take less time; C always does."""
 
-_MOST_ARRAYS = 256
+_MAX_ARRAYS = 256
 _KEY = b'"data"'
 
 _SPACE = b" \t\r\n"
-_NUMERIC = b"0123456789+-.eE, \t\r\n[]"
+_NUMERIC_BYTES = b"0123456789+-.eE, \t\r\n[]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +67,27 @@ def fast_convert_request(
 
     Gives None where a closer look is needed.
     """
-    around, arrays = _cut(text)
-    if len(around) > MAX_CACHED_DOCUMENT or len(arrays) > _MOST_ARRAYS:
+    around, arrays = _extract_arrays(text)
+    if len(around) > MAX_CACHED_DOCUMENT or len(arrays) > _MAX_ARRAYS:
         return None
-    plan = _plan(around, len(arrays), depth_cap, tensor_cap)
+    plan = _make_plan(around, len(arrays), depth_cap, tensor_cap)
     if plan is None:
         return None
     parts = [plan.header]
     try:
         for tensor, array in zip(plan.tensors, arrays, strict=True):
-            parts.append(_packed(tensor, array, depth_cap))
+            parts.append(_pack(tensor, array, depth_cap))
     except (ValueError, TypeError, OverflowError, struct.error):
         return None  # an element that is not of the datatype, or not as many as the shape takes
     return FastRequest(b"".join(parts), len(plan.header), plan.answer, plan.features)
 
 
-def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
+def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
     """Take the arrays out of a request; give it with stand-ins, and them."""
     around: list[bytes] = []
     arrays: list[bytes] = []
     position = 0
-    while len(arrays) <= _MOST_ARRAYS and (at := text.find(_KEY, position)) >= 0:
+    while len(arrays) <= _MAX_ARRAYS and (at := text.find(_KEY, position)) >= 0:
         opening = text.find(b"[", at)
         stop = end_of_numbers(text, opening, len(text))
         close = text.rfind(b"]", opening, stop) + 1
@@ -100,11 +100,13 @@ def _cut(text: bytes) -> tuple[bytes, list[bytes]]:
     return b"".join(around), arrays
 
 
-def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
+def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
     """Give the bytes of an array; raises what struct, orjson and ``_numbers`` raise."""
-    if len(array) < tensor.few and not (tensor.is_rounded and may_decide_ties(array)):
-        return tensor.layout.pack(*_numbers(array, depth_cap))
-    if array.find(b"[", 1) > 0 and deepest(array) > depth_cap:
+    if len(array) < tensor.struct_max_bytes and not (
+        tensor.needs_rounding and may_decide_ties(array)
+    ):
+        return tensor.layout.pack(*_parse_numbers(array, depth_cap))
+    if array.find(b"[", 1) > 0 and max_depth(array) > depth_cap:
         raise ValueError("nested too deep")
     data = run_job(tensor.work, array)
     if data is None or len(data) != tensor.layout.size:
@@ -112,9 +114,9 @@ def _packed(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
     return bytes(data)
 
 
-def _numbers(array: bytes, depth_cap: int) -> list[Any]:
+def _parse_numbers(array: bytes, depth_cap: int) -> list[Any]:
     """Parse an array, nested or flat; raises ValueError or TypeError unless all are numbers."""
-    if array.translate(None, _NUMERIC):
+    if array.translate(None, _NUMERIC_BYTES):
         raise ValueError("other things than numbers")
     numbers: list[Any] = orjson.loads(array)
     depth = 1
@@ -132,8 +134,8 @@ class _Tensor:
 
     layout: struct.Struct
     work: ConversionJob
-    few: int
-    is_rounded: bool
+    struct_max_bytes: int
+    needs_rounding: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class _Plan:
 
 
 @lru_cache(maxsize=CACHED_DOCUMENTS)
-def _plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
+def _make_plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
     # Escapes could hide a second key of the same name. Arrays hold no quotes, and so no keys.
     if b"\\" in around or around.count(_KEY) != arrays:
         return None
@@ -168,12 +170,14 @@ def _plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan 
     tensors = []
     for entry, declared in zip(fields["inputs"], inputs, strict=True):
         if declared.source is DataSource.DATA:
-            layout = _layout(declared)
+            layout = _struct_layout(declared)
             if layout is None:
                 return None
             work = ConversionJob(to_json=False, datatype=declared.datatype)
-            few = 0 if has_c_decoder(declared.datatype) else _FEW
-            tensors.append(_Tensor(layout, work, few, is_rounded(declared.datatype)))
+            struct_max_bytes = 0 if has_c_decoder(declared.datatype) else _STRUCT_MAX_BYTES
+            tensors.append(
+                _Tensor(layout, work, struct_max_bytes, needs_rounding(declared.datatype))
+            )
             set_binary_size(entry, layout.size)
         elif declared.source is DataSource.BINARY:
             return None
@@ -181,7 +185,7 @@ def _plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan 
     return _Plan(orjson.dumps(fields), tuple(tensors), answer, features)
 
 
-def _layout(declared: InputTensor) -> struct.Struct | None:
+def _struct_layout(declared: InputTensor) -> struct.Struct | None:
     code = declared.datatype.struct_code
     count = element_count(declared.shape)
-    return None if code is None or count > LARGEST else struct.Struct(f"<{count}{code}")
+    return None if code is None or count > MAX_FAST_REQUEST else struct.Struct(f"<{count}{code}")

@@ -27,7 +27,7 @@ def fast_convert_response(body: bytes, header_size: int) -> bytes | None:
     """Write a binary answer as JSON; None where a closer look is needed."""
     if header_size > MAX_CACHED_DOCUMENT:
         return None
-    plan = _plan(body[:header_size])
+    plan = _make_plan(body[:header_size])
     if plan is None or header_size + plan.size != len(body):
         return None
     text = [plan.skeleton[0]]
@@ -59,7 +59,7 @@ class _Plan:
 
 
 @lru_cache(maxsize=CACHED_DOCUMENTS)
-def _plan(header: bytes) -> _Plan | None:
+def _make_plan(header: bytes) -> _Plan | None:
     try:
         fields = parse_response_header(header)
         outputs = read_outputs(fields)
@@ -72,7 +72,7 @@ def _plan(header: bytes) -> _Plan | None:
             if output.datatype.family is Family.TEXT:
                 return None  # which may have to become base64
             continue
-        if not _is_plain(output):
+        if not _is_written_as_is(output):
             return None
         dtype = output.datatype.dtype
         assert dtype is not None
@@ -83,7 +83,7 @@ def _plan(header: bytes) -> _Plan | None:
     return _Plan(tuple(pieces), tuple(tensors), size)
 
 
-def _is_plain(output: OutputTensor) -> bool:
+def _is_written_as_is(output: OutputTensor) -> bool:
     """Tell whether orjson writes the elements as the protocol wants them."""
     datatype = output.datatype
     if datatype.family not in (Family.INTEGER, Family.FLOAT) or not output.binary_size:

@@ -38,9 +38,11 @@ class JsonRequestConverter(JsonMessageWriter):
         self._as_base64 = as_base64
         self._bytes_as: list[BytesEncoding] = []
 
-    def _rewritten(self, fields: Fields) -> Fields:
+    def _rewrite_fields(self, fields: Fields) -> Fields:
         inputs = fields["inputs"]
-        self._bytes_as = [self._form_of(index, entry) for index, entry in enumerate(inputs)]
+        self._bytes_as = [
+            self._bytes_encoding_of(index, entry) for index, entry in enumerate(inputs)
+        ]
         for entry, tensor, form in zip(inputs, self._reader.tensors, self._bytes_as, strict=True):
             is_text = tensor.datatype.family is Family.TEXT and tensor.binary_size is not None
             if is_text and form is BytesEncoding.BASE64:
@@ -53,13 +55,13 @@ class JsonRequestConverter(JsonMessageWriter):
             fields = {**fields, "outputs": outputs}
         return without_parameter(fields, "binary_data_output")
 
-    def _form_of(self, index: int, entry: Fields) -> BytesEncoding:
+    def _bytes_encoding_of(self, index: int, entry: Fields) -> BytesEncoding:
         if index in self._written_as:
             return self._written_as[index]
         has_type = "content_type" in entry.get("parameters", {})
         return BytesEncoding.UTF8 if has_type else self._policies.bytes_encoding
 
-    def _converter_of(self, index: int) -> TensorEncoder:
+    def _make_encoder(self, index: int) -> TensorEncoder:
         tensor = self._reader.tensors[index]
         policies = replace(self._policies, bytes_encoding=self._bytes_as[index])
         return make_tensor_encoder(REQUEST.label(tensor.name), tensor.datatype, policies, REQUEST)

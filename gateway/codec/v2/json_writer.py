@@ -11,14 +11,14 @@ from sys import getsizeof
 import orjson
 
 from gateway.codec.elements.encode import OffloadedText, TensorEncoder, TextChunk
-from gateway.codec.json.parsed_size import parsed_size
+from gateway.codec.json.parsed_size import estimate_parsed_size
 from gateway.codec.offload import Offloader
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
 from gateway.protocol.request_header import Fields
 from gateway.protocol.tensors import element_count
 
-_OF_TENSOR = 150
+_TENSOR_OVERHEAD = 150
 """Bytes of memory that what was checked of a tensor takes, beside the parsed header."""
 
 
@@ -68,7 +68,7 @@ class TensorReader:
             header, data = self._buffer[: self._header_size], self._buffer[self._header_size :]
             self._buffer = b""
             self.fields, self.tensors = self._parse(header)
-            self._fields_size = parsed_size(header) + _OF_TENSOR * len(self.tensors)
+            self._fields_size = estimate_parsed_size(header) + _TENSOR_OVERHEAD * len(self.tensors)
             yield from self._skip_empty()
         data = memoryview(data)  # slices of bytes would be copied for each tensor
         while data:
@@ -86,7 +86,7 @@ class TensorReader:
     def finish(self) -> None:
         """Check that the body was whole."""
         if self.fields is None or self._current < len(self.tensors):
-            raise ends_early(self._message)
+            raise truncated_error(self._message)
 
     def _skip_empty(self) -> Iterator[TensorPiece]:
         """Go to the next tensor that has bytes to come."""
@@ -99,7 +99,7 @@ class TensorReader:
             self._current += 1
 
 
-def ends_early(message: ErrorVocabulary) -> GatewayError:
+def truncated_error(message: ErrorVocabulary) -> GatewayError:
     """Make the error of a message that is not whole."""
     return message.malformed(f"{message.name} ends before all that its header says has come")
 
@@ -112,7 +112,7 @@ class JsonMessageWriter(ABC):
         self._message = message
         self._skeleton: deque[bytes] | None = None
         self._skeleton_size = 0
-        self._converter: TensorEncoder | None = None
+        self._encoder: TensorEncoder | None = None
 
     @property
     def held(self) -> int:
@@ -120,10 +120,10 @@ class JsonMessageWriter(ABC):
         return self._reader.held + self._skeleton_size
 
     @abstractmethod
-    def _converter_of(self, index: int) -> TensorEncoder:
+    def _make_encoder(self, index: int) -> TensorEncoder:
         """Make the converter of a tensor."""
 
-    def _rewritten(self, fields: Fields) -> Fields:
+    def _rewrite_fields(self, fields: Fields) -> Fields:
         """Give the header's fields as they shall be, but for data and sizes."""
         return fields
 
@@ -144,45 +144,45 @@ class JsonMessageWriter(ABC):
         """
         for piece in self._reader.feed(data):
             if self._skeleton is None:
-                yield self._begin()
-            yield from self._write(piece, offloader)
+                yield self._write_first_part()
+            yield from self._encode_piece(piece, offloader)
         if self._skeleton is None and self._reader.fields is not None:
-            yield self._begin()
+            yield self._write_first_part()
 
     def finish(self) -> None:
         """Check that the message was whole; raises GatewayError as ``feed`` does."""
         self._reader.finish()
 
-    def _begin(self) -> bytes:
+    def _write_first_part(self) -> bytes:
         follows = [tensor.binary_size is not None for tensor in self._reader.tensors]
-        fields = self._rewritten(self._reader.fields or {})
+        fields = self._rewrite_fields(self._reader.fields or {})
         self._skeleton = deque(skeleton(fields, self._message.tensors, follows))
         self._skeleton_size = sum(map(getsizeof, self._skeleton))
-        return self._next_text(self._skeleton)
+        return self._next_skeleton_part(self._skeleton)
 
-    def _next_text(self, skeleton: deque[bytes]) -> bytes:
+    def _next_skeleton_part(self, skeleton: deque[bytes]) -> bytes:
         """Take what stands before or behind the data that are written next."""
         text = skeleton.popleft()
         self._skeleton_size -= getsizeof(text)
         return text
 
-    def _write(
+    def _encode_piece(
         self, piece: TensorPiece, offloader: Offloader | None
     ) -> Iterator[TextChunk | OffloadedText]:
         assert self._skeleton is not None
-        if self._converter is None:
-            self._converter = self._converter_of(piece.index)
+        if self._encoder is None:
+            self._encoder = self._make_encoder(piece.index)
         if offloader is None:
-            yield self._converter.feed(piece.data)
+            yield self._encoder.feed(piece.data)
         else:
-            yield from self._converter.parts(piece.data, offloader)
+            yield from self._encoder.parts(piece.data, offloader)
         if piece.last:
-            check_count(self._reader.tensors[piece.index], self._converter, self._message)
-            self._converter = None
-            yield self._next_text(self._skeleton)
+            check_element_count(self._reader.tensors[piece.index], self._encoder, self._message)
+            self._encoder = None
+            yield self._next_skeleton_part(self._skeleton)
 
 
-def check_count(tensor: Tensor, converter: TensorEncoder, message: ErrorVocabulary) -> None:
+def check_element_count(tensor: Tensor, converter: TensorEncoder, message: ErrorVocabulary) -> None:
     """Raise GatewayError (502, 400) unless it had as many elements as its shape says."""
     converter.finish()
     expected = element_count(tensor.shape)

@@ -89,7 +89,7 @@ class InferRequestConverter(JsonMessageReader):
         self._tensor_cap = tensor_cap
         self._inputs: tuple[InputTensor, ...] = ()
 
-    def _elements(self, label: str, fields: Fields) -> TensorDecoder | None:
+    def _make_sink(self, label: str, fields: Fields) -> TensorDecoder | None:
         datatype = fields.get("datatype")
         if has_base64_content(fields) and datatype != "BYTES":
             return None  # it is refused when all is read
@@ -97,7 +97,7 @@ class InferRequestConverter(JsonMessageReader):
             return TensorDecoder(label, DATATYPES[datatype])
         return None
 
-    def _parse(
+    def _parse_header(
         self, text: bytes, cuts: Sequence[ExtractedArray]
     ) -> tuple[Fields, tuple[InputTensor, ...]]:
         try:
@@ -113,13 +113,13 @@ class InferRequestConverter(JsonMessageReader):
 
         Raises GatewayError (400) that names the tensor for whatever the header gets wrong.
         """
-        header = self._finished()
+        header = self._finish_header()
         fields, inputs = header.fields, self._inputs
         entries = fields["inputs"]
         answer = read_output_encoding(fields, self._tensor_cap)
         features = read_features(fields, inputs)
         converted = {
-            array.index: self._converted(array, inputs[array.index]) for array in self._arrays
+            array.index: self._checked_tensor(array, inputs[array.index]) for array in self._arrays
         }
         for index, tensor in converted.items():
             set_binary_size(entries[index], tensor.size)

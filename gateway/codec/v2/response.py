@@ -19,8 +19,8 @@ from gateway.codec.v2.json_writer import (
     JsonMessageWriter,
     TensorPiece,
     TensorReader,
-    check_count,
-    ends_early,
+    check_element_count,
+    truncated_error,
 )
 from gateway.errors import bad_response
 from gateway.protocol.datatypes import Family
@@ -46,20 +46,20 @@ class JsonResponseConverter(JsonMessageWriter):
         super().__init__(response_reader(header_size), RESPONSE)
         self._policies = policies
 
-    def _converter_of(self, index: int) -> TensorEncoder:
+    def _make_encoder(self, index: int) -> TensorEncoder:
         return make_output_encoder(self._reader.tensors[index], self._policies)
 
-    def _rewritten(self, fields: Fields) -> Fields:
-        _mark_base64(fields, self._reader.tensors, self._policies)
+    def _rewrite_fields(self, fields: Fields) -> Fields:
+        _mark_base64_outputs(fields, self._reader.tensors, self._policies)
         for entry in fields.get("outputs", ()):
             # It came as JSON although it was asked for in binary form.
             if has_text_for_base64(entry, self._policies):
                 mark_base64(entry)
-                entry["data"] = _encoded(entry.pop("data"))
+                entry["data"] = _encode_strings(entry.pop("data"))
         return fields
 
 
-_OF_CHUNK = 48
+_CHUNK_OVERHEAD = 48
 """Bytes of memory that a piece of a tensor takes beside its own."""
 
 
@@ -79,13 +79,13 @@ class MixedResponseConverter:
         header_cap: int,
         spool_cap: int,
     ) -> None:
-        self._missing = header_size
-        self._is_read = False
+        self._missing_json = header_size
+        self._has_all_json = False
         self._form = form
         self._policies = policies
         self._spool_cap = spool_cap
         self._json = BinaryResponseConverter(form, header_cap, spool_cap, policies)
-        self._behind = b""
+        self._tensor_bytes = b""
         self._parts: ResponseParts | None = None
         self._reader: TensorReader | None = None
         self._converters: dict[int, TensorEncoder] = {}
@@ -95,7 +95,9 @@ class MixedResponseConverter:
     @property
     def held(self) -> int:
         """Give the bytes of memory that are held so far."""
-        return self._json.held + len(self._behind) + self._size + _OF_CHUNK * self._chunks
+        return (
+            self._json.held + len(self._tensor_bytes) + self._size + _CHUNK_OVERHEAD * self._chunks
+        )
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take the next data.
@@ -106,12 +108,12 @@ class MixedResponseConverter:
         while self.work():
             pass
         if self._reader is not None and self._parts is not None:
-            self._take(self._reader, self._parts, data)
+            self._add_pieces(self._reader, self._parts, data)
             return
-        text, self._behind = data[: self._missing], bytes(data[self._missing :])
-        self._missing -= len(text)
-        self._is_read = not self._missing
-        self._json.feed(text, last=self._is_read)
+        text, self._tensor_bytes = data[: self._missing_json], bytes(data[self._missing_json :])
+        self._missing_json -= len(text)
+        self._has_all_json = not self._missing_json
+        self._json.feed(text, last=self._has_all_json)
 
     def work(self) -> bool:
         """Do a part of what had to wait; tell whether there was any. Raises as ``feed`` does."""
@@ -119,7 +121,7 @@ class MixedResponseConverter:
             return False
         if self._json.work():
             return True
-        if self._is_read:
+        if self._has_all_json:
             self._begin_tensors()
         return False
 
@@ -131,14 +133,14 @@ class MixedResponseConverter:
         while self.work():
             pass
         if self._reader is None or self._parts is None:
-            raise ends_early(RESPONSE)
+            raise truncated_error(RESPONSE)
         self._reader.finish()
-        _mark_base64(self._parts.fields, self._parts.outputs, self._policies)
+        _mark_base64_outputs(self._parts.fields, self._parts.outputs, self._policies)
         return self._parts.joined()
 
     def _begin_tensors(self) -> None:
         """Go on with what follows the JSON."""
-        parts = self._json.parts()
+        parts = self._json.take_parts()
         for index, output in enumerate(parts.outputs):
             if output.binary_size is not None:
                 # What stands in the JSON all the same gives way to what follows it.
@@ -146,33 +148,35 @@ class MixedResponseConverter:
                 parts.tensors.pop(index, None)
         self._parts = parts
         self._reader = TensorReader(0, lambda _: (parts.fields, parts.outputs), RESPONSE)
-        self._take(self._reader, parts, self._behind)
-        self._behind = b""
+        self._add_pieces(self._reader, parts, self._tensor_bytes)
+        self._tensor_bytes = b""
 
-    def _take(self, reader: TensorReader, parts: ResponseParts, data: bytes | memoryview) -> None:
+    def _add_pieces(
+        self, reader: TensorReader, parts: ResponseParts, data: bytes | memoryview
+    ) -> None:
         for piece in reader.feed(data):
             output = parts.outputs[piece.index]
             if self._form.wants_binary(output.name):
                 # A copy: a view would keep all that it was cut from.
-                self._hold(parts.tensors.setdefault(piece.index, []), bytes(piece.data))
+                self._append(parts.tensors.setdefault(piece.index, []), bytes(piece.data))
             else:
-                text = self._text(output, piece)
-                self._hold(parts.texts.setdefault(piece.index, []), text)
+                text = self._encode_piece(output, piece)
+                self._append(parts.texts.setdefault(piece.index, []), text)
 
-    def _text(self, output: Tensor, piece: TensorPiece) -> bytes:
+    def _encode_piece(self, output: Tensor, piece: TensorPiece) -> bytes:
         if piece.index not in self._converters:
             self._converters[piece.index] = make_output_encoder(output, self._policies)
         converter = self._converters[piece.index]
         text = converter.feed(piece.data)
         if piece.last:
-            check_count(output, converter, RESPONSE)
+            check_element_count(output, converter, RESPONSE)
         return text
 
-    def _hold(self, where: Chunks, data: bytes | memoryview) -> None:
+    def _append(self, where: Chunks, data: bytes | memoryview) -> None:
         where.append(data)
         self._size += len(data)
         self._chunks += 1
-        if self._json.data_held + self._size > self._spool_cap:
+        if self._json.buffered_data_bytes + self._size > self._spool_cap:
             raise bad_response(
                 f"an answer of JSON and binary outputs is held, and is larger than "
                 f"{self._spool_cap} bytes (limits.spool_bytes); ask for all outputs in one form"
@@ -186,7 +190,7 @@ def make_output_encoder(output: Tensor, policies: JsonPolicies) -> TensorEncoder
     return make_tensor_encoder(RESPONSE.label(output.name), output.datatype, policies)
 
 
-def _mark_base64(fields: Fields, outputs: Sequence[Tensor], policies: JsonPolicies) -> None:
+def _mark_base64_outputs(fields: Fields, outputs: Sequence[Tensor], policies: JsonPolicies) -> None:
     """Say of outputs that become base64 because the request wants them so that they are."""
     if not policies.as_base64:
         return
@@ -205,8 +209,8 @@ def has_text_for_base64(entry: Fields, policies: JsonPolicies) -> bool:
     )
 
 
-def _encoded(data: Any) -> Any:
+def _encode_strings(data: Any) -> Any:
     """Encode the strings of an array, of whatever nesting."""
     if isinstance(data, list):
-        return [_encoded(item) for item in data]
+        return [_encode_strings(item) for item in data]
     return b2a_base64(data.encode(), newline=False).decode() if isinstance(data, str) else data

@@ -1,1 +1,1 @@
-"""A small inference server that speaks the protocol as Triton does."""
+"""An inference server over HTTP that follows Triton's behaviour."""

@@ -1,61 +1,72 @@
-"""The HTTP interface without the HTTP: a call comes in, an answer goes out."""
+"""The HTTP API of the demo server, without I/O: a request in, a response out."""
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from gateway.demo.server import descriptions, documents
-from gateway.demo.server.descriptions import Counter
+from gateway.demo.server import documents
 from gateway.demo.server.errors import RequestError
-from gateway.demo.server.generation import generate, generate_stream
-from gateway.demo.server.inference import infer
-from gateway.demo.server.models import MODELS, VERSION, Model
+from gateway.demo.server.inference import full_shape, generate, generate_stream, infer
+from gateway.demo.server.models import MODELS, VERSION, Model, TensorSpec
 from gateway.demo.server.trace import TraceSettings
 from gateway.demo.server.wire import (
-    Answer,
-    encode_response,
-    error_answer,
-    json_answer,
-    parse_request,
+    HttpRequest,
+    HttpResponse,
+    encode_infer_response,
+    error_response,
+    json_response,
+    parse_infer_request,
 )
 
-_EMPTY: Final = Answer(content_type="text/plain")
+SERVER: Final = {
+    "name": "tensorgate-demo",
+    "version": "1.0",
+    "extensions": [
+        "classification",
+        "model_repository",
+        "model_configuration",
+        "binary_tensor_data",
+        "parameters",
+        "statistics",
+        "trace",
+    ],
+}
+
+_EMPTY: Final = HttpResponse(content_type="text/plain")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Hold an HTTP request.
+@dataclass(slots=True)
+class CallCounter:
+    """The calls to a model; times in nanoseconds, `last` in milliseconds since 1970."""
 
-    `path` is as it was sent (Triton decodes no percent signs either), `body` is decompressed.
-    """
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes = b""
+    succeeded: int = 0
+    succeeded_ns: int = 0
+    failed: int = 0
+    failed_ns: int = 0
+    last: int = 0
 
 
 class Api:
-    """Answer calls as Triton does; only where that answers 500 to a client's fault, with 400."""
+    """Handles requests as Triton does; only a client's error that is 500 there is 400 here."""
 
     def __init__(self) -> None:
         self._loaded = set(MODELS)
-        self._counters = {name: Counter() for name in MODELS}
+        self._counters = {name: CallCounter() for name in MODELS}
         self._trace = TraceSettings()
 
-    def answer(self, call: Call) -> Answer:
-        """Answer one call; errors come back as answers, too."""
+    def handle(self, request: HttpRequest) -> HttpResponse:
+        """Respond to a request; an error becomes a response, too."""
         try:
             for methods, pattern, action in _ROUTES:
-                if match := pattern.fullmatch(call.path):
-                    if call.method not in methods:
+                if match := pattern.fullmatch(request.path):
+                    if request.method not in methods:
                         raise RequestError("Method Not Allowed", 405)
-                    return action(self, call, **match.groupdict(default=""))
+                    return action(self, request, **match.groupdict(default=""))
             raise RequestError("Not Found", 404)
         except RequestError as error:
-            return error_answer(error)
+            return error_response(error)
 
     def _model(self, name: str, version: str) -> Model:
         if name not in MODELS:
@@ -68,91 +79,93 @@ class Api:
             return MODELS[name]
         raise RequestError(f"Request for unknown model: {problem}", 404)
 
-    def _server_metadata(self, _call: Call) -> Answer:
-        return json_answer(descriptions.SERVER)
+    def _server_metadata(self, _request: HttpRequest) -> HttpResponse:
+        return json_response(SERVER)
 
-    def _health(self, _call: Call) -> Answer:
+    def _health(self, _request: HttpRequest) -> HttpResponse:
         return _EMPTY
 
-    def _ready(self, _call: Call, model: str, version: str) -> Answer:
+    def _ready(self, _request: HttpRequest, model: str, version: str) -> HttpResponse:
         try:
             self._model(model, version)
         except RequestError:
             raise RequestError("Model version not ready") from None
         return _EMPTY
 
-    def _metadata(self, _call: Call, model: str, version: str) -> Answer:
-        return json_answer(descriptions.metadata(self._model(model, version)))
+    def _metadata(self, _request: HttpRequest, model: str, version: str) -> HttpResponse:
+        return json_response(describe_metadata(self._model(model, version)))
 
-    def _config(self, _call: Call, model: str, version: str) -> Answer:
-        return json_answer(descriptions.config(self._model(model, version)))
+    def _config(self, _request: HttpRequest, model: str, version: str) -> HttpResponse:
+        return json_response(describe_config(self._model(model, version)))
 
-    def _statistics(self, _call: Call, model: str = "", version: str = "") -> Answer:
+    def _statistics(
+        self, _request: HttpRequest, model: str = "", version: str = ""
+    ) -> HttpResponse:
         if model and (model not in self._loaded or version not in ("", VERSION)):
             raise RequestError(f"requested model '{model}' is not available")
         names = [model] if model else sorted(self._loaded)
-        stats = [descriptions.statistics(name, self._counters[name]) for name in names]
-        return json_answer({"model_stats": stats})
+        stats = [describe_statistics(name, self._counters[name]) for name in names]
+        return json_response({"model_stats": stats})
 
-    def _index(self, call: Call) -> Answer:
-        wanted = documents.parse_object(call.body) if call.body else {}
-        only_ready = documents.optional(wanted, "ready", False)
+    def _index(self, request: HttpRequest) -> HttpResponse:
+        options = documents.parse_object(request.body) if request.body else {}
+        only_ready = documents.get_optional(options, "ready", False)
         ready = {"version": VERSION, "state": "READY"}
         unloaded = {"version": VERSION, "state": "UNAVAILABLE", "reason": "unloaded"}
-        return json_answer(
+        return json_response(
             [
                 {"name": name, **(ready if name in self._loaded else unloaded)}
                 for name in sorted(self._loaded if only_ready else MODELS)
             ]
         )
 
-    def _load(self, _call: Call, model: str) -> Answer:
+    def _load(self, _request: HttpRequest, model: str) -> HttpResponse:
         if model not in MODELS:
             raise RequestError(f"failed to load '{model}', failed to poll from model repository")
         self._loaded.add(model)
-        return Answer()
+        return HttpResponse()
 
-    def _unload(self, _call: Call, model: str) -> Answer:
+    def _unload(self, _request: HttpRequest, model: str) -> HttpResponse:
         self._loaded.discard(model)
-        return Answer()
+        return HttpResponse()
 
-    def _trace_setting(self, call: Call, model: str = "") -> Answer:
+    def _trace_setting(self, request: HttpRequest, model: str = "") -> HttpResponse:
         if model and model not in self._loaded:
             raise RequestError(f"Request for unknown model : {model}")
-        if call.method == "GET":
-            return json_answer(self._trace.get(model))
-        return json_answer(self._trace.update(model, documents.parse_object(call.body)))
+        if request.method == "GET":
+            return json_response(self._trace.get(model))
+        return json_response(self._trace.update(model, documents.parse_object(request.body)))
 
-    def _infer(self, call: Call, model: str, version: str) -> Answer:
+    def _infer(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
         found = self._model(model, version)
 
-        def work() -> Answer:
-            request = parse_request(call.headers, call.body)
-            return encode_response(model, VERSION, request, infer(found, request))
+        def run() -> HttpResponse:
+            parsed = parse_infer_request(request.headers, request.body)
+            return encode_infer_response(model, VERSION, parsed, infer(found, parsed))
 
-        return self._counted(found, work)
+        return self._count_call(found, run)
 
-    def _generate(self, call: Call, model: str, version: str) -> Answer:
+    def _generate(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
         found = self._model(model, version)
-        return self._counted(
-            found, lambda: json_answer(generate(found, documents.parse_object(call.body)))
+        return self._count_call(
+            found, lambda: json_response(generate(found, documents.parse_object(request.body)))
         )
 
-    def _generate_stream(self, call: Call, model: str, version: str) -> Answer:
+    def _generate_stream(self, request: HttpRequest, model: str, version: str) -> HttpResponse:
         found = self._model(model, version)
-        return self._counted(
+        return self._count_call(
             found,
-            lambda: Answer(
+            lambda: HttpResponse(
                 content_type="text/event-stream; charset=utf-8",
-                events=generate_stream(found, documents.parse_object(call.body)),
+                events=generate_stream(found, documents.parse_object(request.body)),
             ),
         )
 
-    def _counted(self, model: Model, work: Callable[[], Answer]) -> Answer:
+    def _count_call(self, model: Model, run: Callable[[], HttpResponse]) -> HttpResponse:
         counter = self._counters[model.name]
         started = time.perf_counter_ns()
         try:
-            answer = work()
+            response = run()
         except RequestError:
             counter.failed += 1
             counter.failed_ns += time.perf_counter_ns() - started
@@ -160,14 +173,14 @@ class Api:
         counter.succeeded += 1
         counter.succeeded_ns += time.perf_counter_ns() - started
         counter.last = time.time_ns() // 1_000_000
-        return answer
+        return response
 
 
 _MODEL: Final = r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[0-9]+))?"
 _REPOSITORY: Final = r"/v2/repository(?:/[^/]+)?"
-_Action = Callable[..., Answer]
+_Action = Callable[..., HttpResponse]
 
-# The first match counts: a model cannot be called "stats".
+# The first match counts, so a model cannot be named "stats".
 _ROUTES: Final[list[tuple[tuple[str, ...], re.Pattern[str], _Action]]] = [
     (methods, re.compile(pattern), action)
     for methods, pattern, action in (
@@ -181,7 +194,7 @@ _ROUTES: Final[list[tuple[tuple[str, ...], re.Pattern[str], _Action]]] = [
         (("POST",), _MODEL + r"/infer", Api._infer),
         (("POST",), _MODEL + r"/generate", Api._generate),
         (("POST",), _MODEL + r"/generate_stream", Api._generate_stream),
-        # Only these spellings, and none with a version: not those of the specification.
+        # Triton has these paths, without a version; the specification has others.
         (("GET", "POST"), r"/v2/trace/setting", Api._trace_setting),
         (("GET", "POST"), r"/v2/models/(?P<model>[^/]+)/trace/setting", Api._trace_setting),
         (("POST",), _REPOSITORY + r"/index", Api._index),
@@ -189,3 +202,61 @@ _ROUTES: Final[list[tuple[tuple[str, ...], re.Pattern[str], _Action]]] = [
         (("POST",), _REPOSITORY + r"/models/(?P<model>[^/]+)/unload", Api._unload),
     )
 ]
+
+
+def describe_metadata(model: Model) -> dict[str, Any]:
+    """Describe a model; if it batches, each shape has a leading -1."""
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": "python",
+        "inputs": [_tensor_metadata(model, spec) for spec in model.inputs],
+        "outputs": [_tensor_metadata(model, spec) for spec in model.outputs],
+    }
+
+
+def describe_config(model: Model) -> dict[str, Any]:
+    """Describe a model as Triton's model configuration does: shapes have no batch dimension."""
+    return {
+        "name": model.name,
+        "platform": "",
+        "backend": "python",
+        "max_batch_size": model.max_batch_size,
+        "input": [_tensor_config(spec) for spec in model.inputs],
+        "output": [_tensor_config(spec) for spec in model.outputs],
+    }
+
+
+def describe_statistics(name: str, counter: CallCounter) -> dict[str, Any]:
+    """Describe the calls to a model; the demo has no queue and no cache."""
+    success = {"count": counter.succeeded, "ns": counter.succeeded_ns}
+    none = {"count": 0, "ns": 0}
+    return {
+        "name": name,
+        "version": VERSION,
+        "last_inference": counter.last,
+        "inference_count": counter.succeeded,
+        "execution_count": counter.succeeded,
+        "inference_stats": {
+            "success": success,
+            "fail": {"count": counter.failed, "ns": counter.failed_ns},
+            "queue": none,
+            "compute_input": none,
+            "compute_infer": success,
+            "compute_output": none,
+            "cache_hit": none,
+            "cache_miss": none,
+        },
+        "response_stats": {},
+        "batch_stats": [],
+        "memory_usage": [],
+    }
+
+
+def _tensor_metadata(model: Model, spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": full_shape(model, spec)}
+
+
+def _tensor_config(spec: TensorSpec) -> dict[str, Any]:
+    datatype = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return {"name": spec.name, "data_type": f"TYPE_{datatype}", "dims": spec.shape}

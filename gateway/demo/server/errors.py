@@ -1,8 +1,8 @@
-"""The one error of the demo server: a request that it refuses."""
+"""The one exception of the demo server: it rejects a request."""
 
 
 class RequestError(Exception):
-    """Refuse a request with an HTTP status and a message for the `error` member of the answer."""
+    """A rejected request: the HTTP status, and the message for the `error` member."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)

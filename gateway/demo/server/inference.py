@@ -1,40 +1,41 @@
-"""Inference: a request's inputs checked against a model, its outputs chosen as requested."""
+"""Runs models: checks the inputs of requests, selects outputs, and handles `generate`."""
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from gateway.demo.server import tensors
+from gateway.demo.server import documents, tensors
 from gateway.demo.server.errors import RequestError
-from gateway.demo.server.models import Model, TensorSpec
+from gateway.demo.server.models import VERSION, Model, TensorSpec
 from gateway.demo.server.tensors import DTYPES, Array, Tensor
-from gateway.demo.server.wire import Request
+from gateway.demo.server.wire import InferRequest
 
 
-def infer(model: Model, request: Request) -> list[Tensor]:
-    """Run a model; the outputs come in the model's order, not in the request's.
+def infer(model: Model, request: InferRequest) -> list[Tensor]:
+    """Run a model on a request; the outputs are in the model's order, not in the request's.
 
-    Raises RequestError when the request does not fit the model.
+    Raises RequestError if the request does not fit the model.
     """
-    wanted = {output.name: output for output in request.outputs}
-    unknown = wanted.keys() - {spec.name for spec in model.outputs}
+    requested = {output.name: output for output in request.outputs}
+    unknown = requested.keys() - {spec.name for spec in model.outputs}
     if unknown:
         raise RequestError(f"unexpected inference output '{min(unknown)}' for model '{model.name}'")
     inputs = request.inputs if request.raw is None else [_raw_input(model, request.raw)]
-    outputs = run(model, fit(model, inputs))
-    if not wanted:
+    outputs = run_model(model, match_inputs(model, inputs))
+    if not requested:
         return outputs
     return [
-        _classify(output, wanted[output.name].classes, batched=model.max_batch_size > 0)
+        _classify(output, requested[output.name].classes, batched=model.max_batch_size > 0)
         for output in outputs
-        if output.name in wanted
+        if output.name in requested
     ]
 
 
-def run(model: Model, arrays: Sequence[Array]) -> list[Tensor]:
+def run_model(model: Model, arrays: Sequence[Array]) -> list[Tensor]:
     """Run a model on arrays that fit it, in the order of its inputs."""
-    with np.errstate(all="ignore"):  # NaN and infinity are numbers like any other here
+    with np.errstate(all="ignore"):  # NaN and infinity are valid values
         results = model.compute(*arrays)
     return [
         Tensor(spec.name, spec.datatype, np.asarray(result, DTYPES[spec.datatype]))
@@ -43,14 +44,14 @@ def run(model: Model, arrays: Sequence[Array]) -> list[Tensor]:
 
 
 def full_shape(model: Model, spec: TensorSpec) -> tuple[int, ...]:
-    """Return the shape that the model's metadata shows: with the batch dimension, if any."""
+    """Return the shape in the model's metadata: with the batch dimension, if there is one."""
     return (-1, *spec.shape) if model.max_batch_size else spec.shape
 
 
-def fit(model: Model, inputs: Iterable[Tensor]) -> list[Array]:
-    """Return the inputs' arrays in the model's order.
+def match_inputs(model: Model, inputs: Iterable[Tensor]) -> list[Array]:
+    """Return the arrays of the inputs in the model's order.
 
-    Raises RequestError when one is missing, unknown, given twice, or of another datatype or shape.
+    Raises RequestError if one is missing, unknown, repeated, or of another datatype or shape.
     """
     given: dict[str, Tensor] = {}
     for tensor in inputs:
@@ -92,7 +93,7 @@ def _check(model: Model, spec: TensorSpec, tensor: Tensor) -> None:
 
 
 def _raw_input(model: Model, body: bytes) -> Tensor:
-    """Deduce the one input of a raw binary request from the number of its bytes."""
+    """Make the one input of a raw binary request; its shape follows from the body's size."""
     if len(model.inputs) != 1:
         raise RequestError(
             "Raw request must only have 1 input to be deduced "
@@ -108,16 +109,16 @@ def _raw_input(model: Model, body: bytes) -> Tensor:
         return Tensor(spec.name, "BYTES", np.array([body], object).reshape(*batch, 1))
     if spec.shape.count(-1) > 1:
         raise RequestError(f"raw input '{spec.name}' has more than one variable dimension")
-    # What does not divide comes out too small here, and is then refused for its size.
+    # If the size is not a multiple, the shape is too small, and from_binary rejects it.
     rest = math.prod(d for d in spec.shape if d != -1) * DTYPES[spec.datatype].itemsize
     shape = (*batch, *(len(body) // rest if d == -1 else d for d in spec.shape))
     return tensors.from_binary(spec.name, spec.datatype, shape, body)
 
 
 def _classify(tensor: Tensor, classes: int, *, batched: bool) -> Tensor:
-    """Turn an output into its `classes` largest elements, each as the text `value:index`.
+    """Replace an output by its `classes` largest elements, each as the text `value:index`.
 
-    0 classes ask for the output as it is.
+    With 0 classes it stays as it is.
     """
     if classes == 0:
         return tensor
@@ -137,3 +138,54 @@ def _classify(tensor: Tensor, classes: int, *, batched: bool) -> Tensor:
     ]
     array = np.array(texts, object)
     return Tensor(tensor.name, "BYTES", array.reshape(*batch, array.shape[-1]))
+
+
+def generate(model: Model, document: dict[str, Any]) -> dict[str, Any]:
+    """Respond to `generate`, where a member with the name of an input has its elements.
+
+    Raises RequestError if they do not fit the model.
+    """
+    return _generate_document(model, document, _generate_inputs(model, document))
+
+
+def generate_stream(model: Model, document: dict[str, Any]) -> tuple[bytes, ...]:
+    """Respond to `generate_stream` with one server-sent event for each part of the input.
+
+    Raises RequestError if the input does not fit the model.
+    """
+    return tuple(
+        b"data: " + documents.encode(_generate_document(model, document, part)) + b"\n\n"
+        for part in model.split(*_generate_inputs(model, document))
+    )
+
+
+def _generate_inputs(model: Model, document: dict[str, Any]) -> list[Array]:
+    given = [
+        _generate_input(model, spec, document[spec.name])
+        for spec in model.inputs
+        if spec.name in document
+    ]
+    return match_inputs(model, given)
+
+
+def _generate_input(model: Model, spec: TensorSpec, value: object) -> Tensor:
+    data = value if isinstance(value, list) else [value]
+    shape = list(full_shape(model, spec))
+    size = len(data) // math.prod(d for d in shape if d != -1)
+    for axis in reversed(range(len(shape))):  # the last variable dimension gets the whole size
+        if shape[axis] == -1:
+            shape[axis], size = size, 1
+    return tensors.from_json(spec.name, spec.datatype, shape, data)
+
+
+def _generate_document(
+    model: Model, document: dict[str, Any], arrays: Sequence[Array]
+) -> dict[str, Any]:
+    response: dict[str, Any] = {"model_name": model.name, "model_version": VERSION}
+    request_id = documents.get_optional(document, "id", "")
+    if request_id:
+        response["id"] = request_id
+    for output in run_model(model, arrays):
+        data = tensors.to_json(output)
+        response[output.name] = data[0] if len(data) == 1 else data
+    return dict(sorted(response.items()))  # as Triton does

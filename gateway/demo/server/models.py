@@ -14,7 +14,7 @@ VERSION: Final = "1"  # the only version of each model
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Describe an input or output; `shape` leaves out the batch dimension, -1 is variable."""
+    """An input or output; `shape` has no batch dimension, and -1 is a variable dimension."""
 
     name: str
     datatype: str
@@ -23,12 +23,11 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Describe a model.
+    """A model of the demo server.
 
-    `compute` takes the inputs' arrays and returns the outputs', both in the order of the specs.
-    `max_batch_size` 0 means that the model does not batch. `any_rank` accepts every shape,
-    whatever the specs say. `split` cuts the arrays into those that `generate_stream` answers
-    one after the other.
+    `compute` takes the arrays of the inputs and returns those of the outputs, in the order of the
+    specs. With `max_batch_size` 0 the model does not batch. With `any_rank` the model accepts
+    every shape. `split` divides the input of `generate_stream` into parts, one for each event.
     """
 
     name: str
@@ -58,7 +57,7 @@ def _add(left: Array, right: Array) -> Sequence[Array]:
 
 
 def _upper(texts: Array) -> Sequence[Array]:
-    # surrogateescape carries bytes that are not UTF-8 through unchanged
+    # surrogateescape preserves bytes that are not UTF-8
     upper = [
         text.decode(errors="surrogateescape").upper().encode(errors="surrogateescape")
         for text in texts

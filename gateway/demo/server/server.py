@@ -1,29 +1,30 @@
-"""The demo server: the HTTP around the API."""
+"""The demo server: serves the API over HTTP with aiohttp."""
 
 import asyncio
 import contextlib
 import time
+import zlib
 from types import TracebackType
 from typing import Final, Self
 
 from aiohttp import web
 
-from gateway.demo.server.api import Api, Call
-from gateway.demo.server.compression import decompress, too_large
+from gateway.demo.server.api import Api
 from gateway.demo.server.errors import RequestError
-from gateway.demo.server.recorder import Exchange, Recorder
-from gateway.demo.server.wire import Answer, error_answer
+from gateway.demo.server.recorder import RecordedCall, Recorder
+from gateway.demo.server.wire import HttpRequest, HttpResponse, error_response
 
 MAX_BODY: Final = 256 * 1024 * 1024  # bytes
 EVENT_DELAY: Final = 0.15  # seconds between two server-sent events
-_STOP_TIMEOUT: Final = 1.0  # seconds that calls under way are given when the server stops
+_STOP_TIMEOUT: Final = 1.0  # seconds for the calls in progress when the server stops
+_AUTO_DETECT: Final = 32 + zlib.MAX_WBITS  # makes zlib recognize gzip and deflate by itself
 
 
 class DemoServer:
-    """Serve the demo models over HTTP; an async context manager that starts and stops itself.
+    """Serves the demo models over HTTP while its context is open.
 
-    `port` 0 takes any free one. Bodies over `max_body` bytes get 413. `event_delay` is in
-    seconds.
+    Port 0 takes any free port. A body of more than `max_body` bytes gets 413. `event_delay` is
+    the time between two server-sent events, in seconds.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class DemoServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
-        """Listen; raises OSError when the address cannot be had."""
+        """Start to listen; raises OSError when the address is not available."""
         app = web.Application(client_max_size=self._max_body)
         app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(
@@ -84,45 +85,72 @@ class DemoServer:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @property
-    def last_exchange(self) -> Exchange | None:
-        """Return the last exchange of inference or trace settings."""
+    def last_call(self) -> RecordedCall | None:
+        """Return the last inference call, or call for trace settings."""
         return self._recorder.last
 
-    def exchange_at(self, path: str) -> Exchange | None:
-        """Return the last exchange of a path."""
-        return self._recorder.at(path)
+    def last_call_to(self, path: str) -> RecordedCall | None:
+        """Return the last call to a path."""
+        return self._recorder.last_to(path)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
             body = await self._read(request)
         except RequestError as error:
-            return _response(error_answer(error))
-        call = Call(request.method, request.rel_url.raw_path, request.headers, body)
+            return _response(error_response(error))
+        call = HttpRequest(request.method, request.rel_url.raw_path, request.headers, body)
         started = time.perf_counter()
-        answer = self._api.answer(call)
-        self._recorder.add(call, answer, time.perf_counter() - started)
-        return await self._stream(request, answer) if answer.events else _response(answer)
+        response = self._api.handle(call)
+        self._recorder.add(call, response, time.perf_counter() - started)
+        return await self._stream(request, response) if response.events else _response(response)
 
     async def _read(self, request: web.Request) -> bytes:
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
-            raise too_large(self._max_body) from None
+            raise too_large_error(self._max_body) from None
         except (ConnectionResetError, web.RequestPayloadError):
-            raise RequestError("the body broke off") from None
+            raise RequestError("the request body is incomplete") from None
         encoding = request.headers.get("Content-Encoding", "")
         return decompress(encoding, body, self._max_body)
 
-    async def _stream(self, request: web.Request, answer: Answer) -> web.StreamResponse:
-        response = web.StreamResponse(status=answer.status, headers=answer.headers)
-        await response.prepare(request)
+    async def _stream(self, request: web.Request, response: HttpResponse) -> web.StreamResponse:
+        stream = web.StreamResponse(status=response.status, headers=response.headers)
+        await stream.prepare(request)
         with contextlib.suppress(ConnectionResetError):  # the client may leave at any time
-            for number, event in enumerate(answer.events):
+            for number, event in enumerate(response.events):
                 if number > 0:
                     await asyncio.sleep(self._event_delay)
-                await response.write(event)
-        return response
+                await stream.write(event)
+        return stream
 
 
-def _response(answer: Answer) -> web.Response:
-    return web.Response(status=answer.status, headers=answer.headers, body=answer.body)
+def _response(response: HttpResponse) -> web.Response:
+    return web.Response(status=response.status, headers=response.headers, body=response.body)
+
+
+def decompress(encoding: str, body: bytes, limit: int) -> bytes:
+    """Decompress a request body by its `Content-Encoding`: gzip or deflate, as Triton does.
+
+    Raises RequestError: 501 for another encoding, 413 for a result of more than `limit` bytes,
+    400 for a broken body.
+    """
+    if encoding.lower() in ("", "identity"):
+        return body
+    if encoding.lower() not in ("gzip", "deflate"):
+        raise RequestError("Unsupported compression type", 501)
+    decompressor = zlib.decompressobj(_AUTO_DETECT)
+    try:
+        plain = decompressor.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise RequestError(f"failed to decompress the body: {error}") from None
+    if len(plain) > limit:
+        raise too_large_error(limit)
+    if not decompressor.eof:
+        raise RequestError("failed to decompress the body: it is incomplete")
+    return plain
+
+
+def too_large_error(limit: int) -> RequestError:
+    """Return the error for a body of more than `limit` bytes."""
+    return RequestError(f"the body is larger than {limit} bytes", 413)

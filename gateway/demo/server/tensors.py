@@ -1,4 +1,4 @@
-"""Tensors, and their two forms on the wire: binary data and JSON data."""
+"""Reads and writes tensors as binary data and as JSON data."""
 
 import math
 from collections.abc import Sequence
@@ -34,13 +34,13 @@ _LENGTH_SIZE: Final = 4  # bytes of the length that precedes each BYTES element
 
 
 class NamedFloat(float):
-    """Hold a float that JSON text gave by name (`NaN`, `Infinity`), not in digits.
+    """A float that JSON text has by name (`NaN`, `Infinity`), not in digits.
 
-    This tells a wanted infinity from digits that overflowed to one, as `1e400` does.
+    It distinguishes an intended infinity from digits that overflow to one, as `1e400` does.
     """
 
 
-# What the elements of JSON `data` may be, by the kind of the numpy dtype.
+# The Python types of elements in JSON `data`, by the kind of the numpy dtype.
 _JSON_TYPES: Final[dict[str, frozenset[type]]] = {
     "b": frozenset({bool}),
     "i": frozenset({int}),
@@ -52,7 +52,7 @@ _JSON_TYPES: Final[dict[str, frozenset[type]]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """Hold a named tensor; `array` has its shape, and the dtype that `DTYPES` gives."""
+    """A named tensor; `array` has its shape, and its dtype by `DTYPES`."""
 
     name: str
     datatype: str
@@ -62,16 +62,16 @@ class Tensor:
 def from_binary(name: str, datatype: str, shape: Sequence[int], data: bytes) -> Tensor:
     """Read the binary data of an input: little-endian, row-major, without padding.
 
-    Raises RequestError when `data` is not exactly what `shape` and `datatype` ask for.
+    Raises RequestError unless `data` has exactly the size for `shape` and `datatype`.
     """
-    dtype = _dtype(name, datatype)
+    dtype = _numpy_type(name, datatype)
     count = math.prod(shape)
     if datatype == "BYTES":
         strings = _split_strings(name, data)
         _check_count(name, count, len(strings), "string elements")
-        return Tensor(name, datatype, _shaped(name, np.array(strings, dtype), shape))
+        return Tensor(name, datatype, _reshape(name, np.array(strings, dtype), shape))
     _check_count(name, count * dtype.itemsize, len(data), "bytes")
-    return Tensor(name, datatype, _shaped(name, np.frombuffer(data, dtype), shape))
+    return Tensor(name, datatype, _reshape(name, np.frombuffer(data, dtype), shape))
 
 
 def from_json(name: str, datatype: str, shape: Sequence[int], data: object) -> Tensor:
@@ -80,7 +80,7 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: object) -> T
     Raises RequestError for FP16 and BF16, which have no JSON form, for a wrong number of
     elements, and for an element of the wrong type or out of the datatype's range.
     """
-    _dtype(name, datatype)
+    _numpy_type(name, datatype)
     if datatype in _BINARY_ONLY:
         raise RequestError(
             f"receiving {datatype} data via JSON is not supported. "
@@ -90,7 +90,7 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: object) -> T
         raise RequestError(f"Unable to parse 'data' of input '{name}': not an array")
     elements = _flatten(data)
     _check_count(name, math.prod(shape), len(elements), "elements")
-    return Tensor(name, datatype, _shaped(name, _convert(name, datatype, elements), shape))
+    return Tensor(name, datatype, _reshape(name, _convert(name, datatype, elements), shape))
 
 
 def to_binary(tensor: Tensor) -> bytes:
@@ -119,13 +119,13 @@ def to_json(tensor: Tensor) -> list[Any]:
     try:
         return [element.decode() for element in flat]
     except UnicodeDecodeError:
-        # Triton sends the bytes as they are, and so an answer that no JSON parser takes.
+        # Triton sends these bytes as they are, in a response that is not valid JSON.
         raise RequestError(
             f"output '{tensor.name}' is not UTF-8. Please use the binary data format for output"
         ) from None
 
 
-def _dtype(name: str, datatype: str) -> np.dtype[Any]:
+def _numpy_type(name: str, datatype: str) -> np.dtype[Any]:
     if datatype not in DTYPES:
         raise RequestError(f"invalid datatype for input {name}")
     return DTYPES[datatype]
@@ -138,7 +138,7 @@ def _check_count(name: str, expected: int, got: int, what: str) -> None:
         )
 
 
-def _shaped(name: str, flat: Array, shape: Sequence[int]) -> Array:
+def _reshape(name: str, flat: Array, shape: Sequence[int]) -> Array:
     try:
         return flat.reshape(shape)
     except (ValueError, OverflowError):  # more dimensions, or larger ones, than numpy can hold
@@ -168,7 +168,7 @@ def _convert(name: str, datatype: str, elements: list[Any]) -> Array:
     wrong_types = set(map(type, elements)) - _JSON_TYPES[dtype.kind]
     if wrong_types:
         index = next(i for i, element in enumerate(elements) if type(element) in wrong_types)
-        raise _wrong_element(name, datatype, elements, index)
+        raise _element_error(name, datatype, elements, index)
     if dtype.kind == "f":
         return _convert_floats(name, datatype, elements)
     if dtype.kind == "O":
@@ -177,7 +177,7 @@ def _convert(name: str, datatype: str, elements: list[Any]) -> Array:
         limits = np.iinfo(dtype)
         for extreme in (min(elements), max(elements)):
             if not limits.min <= extreme <= limits.max:
-                raise _wrong_element(name, datatype, elements, elements.index(extreme))
+                raise _element_error(name, datatype, elements, elements.index(extreme))
     return np.array(elements, dtype)
 
 
@@ -189,7 +189,7 @@ def _convert_floats(name: str, datatype: str, elements: list[Any]) -> Array:
         raise RequestError(f"input '{name}' holds an integer too large for {datatype}") from None
     for index in np.flatnonzero(np.isinf(floats)):
         if not isinstance(elements[index], NamedFloat):
-            raise _wrong_element(name, datatype, elements, int(index))
+            raise _element_error(name, datatype, elements, int(index))
     return floats
 
 
@@ -197,9 +197,11 @@ def _encode(name: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise RequestError(f"input '{name}' holds a lone surrogate, which is no text") from None
+        raise RequestError(
+            f"input '{name}' holds a lone surrogate, which is not valid text"
+        ) from None
 
 
-def _wrong_element(name: str, datatype: str, elements: list[Any], index: int) -> RequestError:
+def _element_error(name: str, datatype: str, elements: list[Any], index: int) -> RequestError:
     value = f"{elements[index]!r:.40}"
     return RequestError(f"input '{name}' takes {datatype}: element {index} is {value}")

@@ -1,4 +1,4 @@
-"""Trace settings: the global ones, and each model's own on top of them."""
+"""Trace settings: global ones, and those of models, which override them."""
 
 import re
 from collections.abc import Callable
@@ -18,24 +18,24 @@ _DEFAULTS: Final[Settings] = {
     "trace_mode": "triton",
 }
 _LEVELS: Final = ("TIMESTAMPS", "TENSORS")
-_SMALLEST: Final = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
-_LARGEST: Final = 2**31 - 1
+_MINIMUM: Final = {"trace_rate": 0, "trace_count": -1, "log_frequency": 0}
+_MAXIMUM: Final = 2**31 - 1
 
 
 class TraceSettings:
-    """Keep the settings. A model name "" stands for the global ones."""
+    """The trace settings; the model name "" stands for the global ones."""
 
     def __init__(self) -> None:
-        self._own: dict[str, Settings] = {}
+        self._overrides: dict[str, Settings] = {}
 
     def get(self, model: str) -> Settings:
-        """Return all settings that hold for a model."""
-        return {**_DEFAULTS, **self._own.get("", {}), **self._own.get(model, {})}
+        """Return all settings in effect for a model."""
+        return {**_DEFAULTS, **self._overrides.get("", {}), **self._overrides.get(model, {})}
 
     def update(self, model: str, changes: dict[str, Any]) -> Settings:
-        """Apply changes, and return all settings; a null clears one, unknown names are ignored.
+        """Apply changes, and return all settings; null clears one, unknown names are ignored.
 
-        Raises RequestError for a value out of range, and for any `trace_file`.
+        Raises RequestError for a value out of range, and for `trace_file`.
         """
         if "trace_file" in changes:
             raise RequestError(
@@ -46,13 +46,15 @@ class TraceSettings:
             for name, check in _CHECKS.items()
             if name in changes
         }
-        merged = {**self._own.get(model, {}), **checked}
-        self._own[model] = {name: value for name, value in merged.items() if value is not None}
+        merged = {**self._overrides.get(model, {}), **checked}
+        self._overrides[model] = {
+            name: value for name, value in merged.items() if value is not None
+        }
         return self.get(model)
 
 
 def _levels(name: str, value: object) -> str | list[str]:
-    levels = documents.as_type(value, list, f"'{name}'")
+    levels = documents.check_type(value, list, f"'{name}'")
     if levels == ["OFF"]:
         return ["OFF"]
     if not levels or not all(level in _LEVELS for level in levels):
@@ -61,18 +63,18 @@ def _levels(name: str, value: object) -> str | list[str]:
 
 
 def _number(name: str, value: object) -> str | list[str]:
-    text = documents.as_type(value, str, f"'{name}'")
+    text = documents.check_type(value, str, f"'{name}'")
     if not re.fullmatch(r"-?[0-9]{1,10}", text):
         raise RequestError(f"Unable to parse '{name}', got: {text}")
-    if not _SMALLEST[name] <= int(text) <= _LARGEST:
+    if not _MINIMUM[name] <= int(text) <= _MAXIMUM:
         raise RequestError(
             f"Unable to parse '{name}', value is out of range "
-            f"[ {_SMALLEST[name]}, {_LARGEST} ], got: {text}"
+            f"[ {_MINIMUM[name]}, {_MAXIMUM} ], got: {text}"
         )
     return str(int(text))
 
 
 _CHECKS: Final[dict[str, Callable[[str, object], str | list[str]]]] = {
     "trace_level": _levels,
-    **dict.fromkeys(_SMALLEST, _number),
+    **dict.fromkeys(_MINIMUM, _number),
 }

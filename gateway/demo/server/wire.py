@@ -1,4 +1,4 @@
-"""Inference requests and responses on the wire: JSON, binary, mixed and raw binary."""
+"""Parses inference requests and encodes responses: JSON, binary, mixed and raw binary."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _BINARY: Final = "application/octet-stream"
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """Name an output that the request lists; `classes` 0 asks for the tensor itself."""
+    """An output that the request lists; with `classes` 0 it is the tensor itself."""
 
     name: str
     binary: bool = False
@@ -26,11 +26,11 @@ class RequestedOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Hold a parsed inference request.
+class InferRequest:
+    """A parsed inference request.
 
-    `raw` is the whole body of a raw binary request, which has no `inputs`. Without `outputs`
-    all outputs of the model are wanted, in the form that `binary_output` tells.
+    `raw` is the whole body of a raw binary request, which has no `inputs`. A request without
+    `outputs` asks for all outputs of the model, as JSON or, if `binary_output`, in binary.
     """
 
     request_id: str = ""
@@ -40,15 +40,28 @@ class Request:
     raw: bytes | None = None
 
     def wants_binary(self, output: str) -> bool:
-        """Tell whether the response carries this output as binary data."""
-        # A listed output that says nothing is JSON, whatever `binary_data_output` says:
-        # against the specification, and what Triton does.
+        """Tell whether the response has this output as binary data."""
+        # Triton ignores `binary_data_output` for listed outputs, against the specification:
+        # without `binary_data` they are JSON.
         return {o.name: o.binary for o in self.outputs}.get(output, self.binary_output)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Hold an HTTP answer; `events`, if any, are sent one by one instead of the body."""
+class HttpRequest:
+    """An HTTP request.
+
+    `path` is as it was sent, since Triton decodes no percent signs. `body` is decompressed.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """An HTTP response; if there are `events`, they are sent one by one instead of the body."""
 
     status: int = 200
     body: bytes = b""
@@ -65,38 +78,38 @@ class Answer:
         return headers
 
 
-def json_answer(document: object, status: int = 200) -> Answer:
-    """Answer with a JSON document."""
-    return Answer(status, documents.to_text(document))
+def json_response(document: object, status: int = 200) -> HttpResponse:
+    """Respond with a JSON document."""
+    return HttpResponse(status, documents.encode(document))
 
 
-def error_answer(error: RequestError) -> Answer:
-    """Answer with the protocol's error object."""
-    return json_answer({"error": error.message}, error.status)
+def error_response(error: RequestError) -> HttpResponse:
+    """Respond with the protocol's error object."""
+    return json_response({"error": error.message}, error.status)
 
 
-def parse_request(headers: Mapping[str, str], body: bytes) -> Request:
+def parse_infer_request(headers: Mapping[str, str], body: bytes) -> InferRequest:
     """Parse the body of an inference request.
 
-    Raises RequestError when the header length, the JSON or the tensors' sizes are wrong.
+    Raises RequestError if the header length, the JSON or the sizes of the tensors are wrong.
     """
     length = _header_length(headers, len(body))
     if length == 0:
-        return Request(binary_output=True, raw=body)
+        return InferRequest(binary_output=True, raw=body)
     document = documents.parse_object(body[:length])
     parameters = _parameters(document)
-    return Request(
-        request_id=documents.optional(document, "id", ""),
-        inputs=_parse_inputs(documents.member(document, "inputs", list), body[length:]),
-        outputs=tuple(map(_parse_output, documents.optional(document, "outputs", []))),
-        binary_output=documents.optional(parameters, "binary_data_output", False),
+    return InferRequest(
+        request_id=documents.get_optional(document, "id", ""),
+        inputs=_parse_inputs(documents.get_member(document, "inputs", list), body[length:]),
+        outputs=tuple(map(_parse_output, documents.get_optional(document, "outputs", []))),
+        binary_output=documents.get_optional(parameters, "binary_data_output", False),
     )
 
 
-def encode_response(
-    model_name: str, model_version: str, request: Request, outputs: Sequence[Tensor]
-) -> Answer:
-    """Encode the outputs of a model, each as JSON or binary, as the request wants it."""
+def encode_infer_response(
+    model_name: str, model_version: str, request: InferRequest, outputs: Sequence[Tensor]
+) -> HttpResponse:
+    """Encode the outputs of a model, each as JSON or binary as the request asks."""
     entries: list[dict[str, Any]] = []
     chunks: list[bytes] = []
     for tensor in outputs:
@@ -113,14 +126,14 @@ def encode_response(
             entry["data"] = tensors.to_json(tensor)
     names = {"model_name": model_name, "model_version": model_version}
     identity = {"id": request.request_id} if request.request_id else {}
-    header = documents.to_text({**identity, **names, "outputs": entries})
-    if not any(chunks):  # also where binary outputs are all empty
-        return Answer(body=header)
-    return Answer(200, b"".join((header, *chunks)), _BINARY, len(header))
+    header = documents.encode({**identity, **names, "outputs": entries})
+    if not any(chunks):  # also if all binary outputs are empty
+        return HttpResponse(body=header)
+    return HttpResponse(200, b"".join((header, *chunks)), _BINARY, len(header))
 
 
 def stated_header_length(headers: Mapping[str, str]) -> int | None:
-    """Return what `Inference-Header-Content-Length` says, None if that is no number."""
+    """Return the value of `Inference-Header-Content-Length`, None if it is not a number."""
     text = headers.get(HEADER_LENGTH, "")
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
@@ -138,7 +151,7 @@ def _header_length(headers: Mapping[str, str], body_size: int) -> int:
 
 
 def _parameters(document: dict[str, Any]) -> dict[str, Any]:
-    parameters = documents.optional(document, "parameters", dict[str, Any]())
+    parameters = documents.get_optional(document, "parameters", dict[str, Any]())
     for name, value in parameters.items():
         if name.startswith("triton_"):
             raise RequestError("parameter keys starting with 'triton_' are reserved")
@@ -148,7 +161,7 @@ def _parameters(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse_inputs(entries: list[Any], binary: bytes) -> tuple[Tensor, ...]:
-    inputs = [documents.as_type(entry, dict, "an input") for entry in entries]
+    inputs = [documents.check_type(entry, dict, "an input") for entry in entries]
     ends = list(accumulate((_binary_size(entry) or 0 for entry in inputs), initial=0))
     if ends[-1] > len(binary):
         raise RequestError(f"unexpected size: {ends[-1] - len(binary)} additional bytes expected")
@@ -161,11 +174,11 @@ def _parse_inputs(entries: list[Any], binary: bytes) -> tuple[Tensor, ...]:
 
 
 def _parse_input(entry: dict[str, Any], binary: bytes) -> Tensor:
-    name = documents.member(entry, "name", str)
-    datatype = documents.member(entry, "datatype", str)
+    name = documents.get_member(entry, "name", str)
+    datatype = documents.get_member(entry, "datatype", str)
     shape = [
-        documents.as_size(dimension, "'shape'")
-        for dimension in documents.member(entry, "shape", list)
+        documents.check_size(dimension, "'shape'")
+        for dimension in documents.get_member(entry, "shape", list)
     ]
     if _binary_size(entry) is None:
         return tensors.from_json(name, datatype, shape, entry["data"])
@@ -173,29 +186,29 @@ def _parse_input(entry: dict[str, Any], binary: bytes) -> Tensor:
 
 
 def _binary_size(entry: dict[str, Any]) -> int | None:
-    """Return the `binary_data_size` of an input, or None when its elements are in `data`."""
-    parameters = documents.optional(entry, "parameters", dict[str, Any]())
-    _refuse_shared_memory(parameters)
+    """Return the `binary_data_size` of an input, None if its elements are in `data`."""
+    parameters = documents.get_optional(entry, "parameters", dict[str, Any]())
+    _reject_shared_memory(parameters)
     if ("data" in entry) == ("binary_data_size" in parameters):
         raise RequestError(
             "Input must set only one of the following fields: "
             "'data', 'binary_data_size' in 'parameters'"
         )
-    return None if "data" in entry else documents.size(parameters, "binary_data_size")
+    return None if "data" in entry else documents.get_size(parameters, "binary_data_size")
 
 
-def _refuse_shared_memory(parameters: dict[str, Any]) -> None:
+def _reject_shared_memory(parameters: dict[str, Any]) -> None:
     if "shared_memory_region" in parameters:
         region = parameters["shared_memory_region"]
         raise RequestError(f"Unable to find shared memory region: '{region}'", 404)
 
 
 def _parse_output(entry: object) -> RequestedOutput:
-    document = documents.as_type(entry, dict, "an output")
-    parameters = documents.optional(document, "parameters", dict[str, Any]())
-    _refuse_shared_memory(parameters)
+    document = documents.check_type(entry, dict, "an output")
+    parameters = documents.get_optional(document, "parameters", dict[str, Any]())
+    _reject_shared_memory(parameters)
     return RequestedOutput(
-        name=documents.member(document, "name", str),
-        binary=documents.optional(parameters, "binary_data", False),
-        classes=documents.size(parameters, "classification"),
+        name=documents.get_member(document, "name", str),
+        binary=documents.get_optional(parameters, "binary_data", False),
+        classes=documents.get_size(parameters, "classification"),
     )

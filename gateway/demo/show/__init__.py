@@ -1,1 +1,1 @@
-"""The demo: calls through the gateway, printed as both sides saw them."""
+"""Calls through the gateway, printed as both sides see them."""

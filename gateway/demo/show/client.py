@@ -1,4 +1,4 @@
-"""The client of the show: it calls, takes the time, and tells what the server behind saw."""
+"""The client of the show: makes calls, measures their time, and records both sides."""
 
 import io
 import time
@@ -12,136 +12,136 @@ import numpy as np
 
 from gateway.demo.server import documents, tensors
 from gateway.demo.server.errors import RequestError
-from gateway.demo.server.recorder import Exchange, Message
+from gateway.demo.server.recorder import RecordedCall, RecordedMessage
 from gateway.demo.server.server import DemoServer
 from gateway.demo.server.tensors import DTYPES, Array
 
-TIMEOUT: Final = 30.0  # seconds for a whole call
+TIMEOUT: Final = 30.0  # seconds for a call
 
-_SHOWN_ANSWER: Final = 300  # characters of a failed call's answer in its error
+_MAX_QUOTED: Final = 300  # characters of a response in an error message
 
 
 class ShowError(Exception):
-    """Report a call that failed; the message says which call, and what was answered."""
+    """A failed call of the show; the message has the request and the response."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """Hold a call and its answer; `behind` is what the server saw of it, None if nothing."""
+class CallResult:
+    """A call as the client saw it; `server_call` is what the server saw, None if nothing."""
 
     method: str
     url: str
-    sent: Message
-    sent_body: bytes
+    request: RecordedMessage
+    request_body: bytes
     status: int
-    got: Message
-    body: bytes
+    response: RecordedMessage
+    response_body: bytes
     seconds: float
-    behind: Exchange | None
+    server_call: RecordedCall | None
 
     @property
     def path(self) -> str:
-        """Return the path of the call."""
+        """The path of the request."""
         return urlsplit(self.url).path
 
     @property
-    def sent_text(self) -> str:
-        """Return the JSON part of what was sent."""
-        return self.sent_body[: self.sent.header_length].decode(errors="replace")
+    def request_text(self) -> str:
+        """The JSON part of the request."""
+        return self.request_body[: self.request.header_length].decode(errors="replace")
 
     @property
-    def text(self) -> str:
-        """Return the JSON part of the answer."""
-        return self.body[: self.got.header_length].decode(errors="replace")
+    def response_text(self) -> str:
+        """The JSON part of the response."""
+        return self.response_body[: self.response.header_length].decode(errors="replace")
 
-    def expect(self, status: int) -> None:
-        """Raise ShowError unless the answer has this status."""
+    def expect_status(self, status: int) -> None:
+        """Raise ShowError unless the response has this status."""
         if self.status != status:
-            raise self.failure(f"answered {self.status}, not {status}")
+            raise self.error(f"status {self.status}, expected {status}")
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON part of the answer."""
+    def response_document(self) -> dict[str, Any]:
+        """Parse the JSON part of the response."""
         try:
-            return documents.parse_object(self.text.encode())
+            return documents.parse_object(self.response_text.encode())
         except RequestError as error:
-            raise self.failure(error.message) from None
+            raise self.error(error.message) from None
 
     def outputs(self) -> dict[str, Array]:
-        """Return the output tensors of an inference, binary or JSON."""
-        at = self.got.header_length or 0
+        """Parse the output tensors of an inference response, in binary or JSON."""
+        offset = self.response.header_length or 0
         arrays: dict[str, Array] = {}
         try:
-            for output in self.document()["outputs"]:
+            for output in self.response_document()["outputs"]:
                 name, datatype, shape = output["name"], output["datatype"], output["shape"]
                 if "data" in output:
                     arrays[name] = np.array(output["data"], DTYPES[datatype]).reshape(shape)
                     continue
-                end = at + output["parameters"]["binary_data_size"]
-                data = self.body[at:end]
+                end = offset + output["parameters"]["binary_data_size"]
+                data = self.response_body[offset:end]
                 arrays[name] = tensors.from_binary(name, datatype, shape, data).array
-                at = end
+                offset = end
         except (RequestError, KeyError, TypeError, ValueError) as error:
-            raise self.failure(f"no inference response ({error!r})") from None
+            raise self.error(f"the response is not an inference response ({error!r})") from None
         return arrays
 
-    def failure(self, problem: str) -> ShowError:
-        """Return an error that tells the call, the problem and the answer."""
-        answer = self.got.text[:_SHOWN_ANSWER]
-        return ShowError(
-            f"{self.method} {self.url}: {problem}; the answer was {self.status} {answer}"
-        )
+    def error(self, problem: str) -> ShowError:
+        """Make an error that names the call, the problem and the response."""
+        response = f"{self.status} {self.response.text[:_MAX_QUOTED]}"
+        return ShowError(f"{self.method} {self.url}: {problem}; the response was {response}")
 
 
-def client_session() -> aiohttp.ClientSession:
-    """Return an HTTP client with a timeout, whose answers come uncompressed."""
+def http_session() -> aiohttp.ClientSession:
+    """Make an HTTP client with a timeout that asks for uncompressed responses."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=TIMEOUT), headers={"Accept-Encoding": "identity"}
     )
 
 
-class Caller:
-    """Call the gateway or the server, one call at a time."""
+class DemoClient:
+    """Calls the gateway or the server, one call at a time."""
 
     def __init__(self, session: aiohttp.ClientSession, server: DemoServer) -> None:
         self._session = session
         self._server = server
 
-    async def get(self, url: str) -> Reply:
+    async def get(self, url: str) -> CallResult:
         """Send a GET."""
         return await self._send("GET", url, {}, b"")
 
-    async def post_json(self, url: str, body: bytes) -> Reply:
+    async def post_json(self, url: str, body: bytes) -> CallResult:
         """Send a POST with JSON."""
         return await self._send("POST", url, {"Content-Type": "application/json"}, body)
 
-    async def post_raw(self, url: str, body: bytes) -> Reply:
-        """Send a raw binary inference request: a tensor's bytes and nothing else."""
+    async def post_raw(self, url: str, body: bytes) -> CallResult:
+        """Send a raw binary inference request: only the bytes of a tensor."""
         headers = {
             "Content-Type": "application/octet-stream",
             "Inference-Header-Content-Length": "0",
         }
         return await self._send("POST", url, headers, body)
 
-    async def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        before = self._server.last_exchange
+    async def _send(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes
+    ) -> CallResult:
+        before = self._server.last_call
         started = time.perf_counter()
         try:
             async with self._session.request(
                 method, url, headers=headers, data=io.BytesIO(body) if body else None
             ) as response:
-                answer = await response.read()
+                response_body = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ShowError(f"{method} {url}: no answer ({error!r})") from None
+            raise ShowError(f"{method} {url}: no response ({error!r})") from None
         seconds = time.perf_counter() - started
-        behind = self._server.last_exchange
-        return Reply(
+        server_call = self._server.last_call
+        return CallResult(
             method=method,
             url=url,
-            sent=Message.of(headers, body),
-            sent_body=body,
+            request=RecordedMessage.from_http(headers, body),
+            request_body=body,
             status=response.status,
-            got=Message.of(response.headers, answer),
-            body=answer,
+            response=RecordedMessage.from_http(response.headers, response_body),
+            response_body=response_body,
             seconds=seconds,
-            behind=None if behind is before else behind,
+            server_call=None if server_call is before else server_call,
         )

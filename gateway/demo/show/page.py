@@ -1,15 +1,19 @@
-"""What the show prints: titles, labelled rows and bars on a page of at most 100 columns."""
+"""Prints titles, labelled rows and bar charts on a page of at most 100 columns."""
 
+import json
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
+
+from gateway.demo.server.recorder import RecordedMessage
 
 WIDTH: Final = 100
 
-_LABEL: Final = 16
-_TEXT: Final = WIDTH - 2 - _LABEL
-_LINES: Final = 2  # of a row's text; what is longer is cut
-_BAR: Final = 40
+_LABEL_WIDTH: Final = 18
+_TEXT_WIDTH: Final = WIDTH - 2 - _LABEL_WIDTH
+_MAX_LINES: Final = 2  # of the text in a row; the rest is cut
+_BAR_WIDTH: Final = 40
+_MAX_ELEMENTS: Final = 3
 _RESET: Final = "\x1b[0m"
 _STYLES: Final = {
     "plain": "",
@@ -21,35 +25,37 @@ _STYLES: Final = {
 
 
 class Page:
-    """Print to `out`, with ANSI colours if `color`; characters that `out` lacks become `?`."""
+    """Prints to `out`, in ANSI colors if `color`; a character that `out` cannot encode is `?`."""
 
     def __init__(self, out: TextIO, *, color: bool) -> None:
         self._out = out
         self._color = color
 
     def title(self, text: str, side: str = "") -> None:
-        """Begin a part of the page; `side` stands at the right end."""
+        """Start a section; `side` is at the right edge."""
         gap = " " * max(2, WIDTH - len(text) - len(side))
         self._line()
         self._line(self._paint(text, "title"), gap, self._paint(side, "faint"))
 
     def row(self, label: str, text: str, style: str = "plain") -> None:
-        """Print a text with a label before it, on one line or two."""
+        """Print a label and a text of one or two lines."""
         for line in wrap(text) or [""]:
-            self._line("  ", self._paint(f"{label:{_LABEL}}", "faint"), self._paint(line, style))
+            self._line(
+                "  ", self._paint(f"{label:{_LABEL_WIDTH}}", "faint"), self._paint(line, style)
+            )
             label = ""
 
     def details(self, texts: Iterable[str]) -> None:
-        """Print texts that explain the row above."""
+        """Print texts that explain the row above them."""
         for text in texts:
             self.row("", text, "faint")
 
     def bars(self, label: str, times: Mapping[str, float]) -> None:
-        """Print times in seconds, each with a bar; the longest has the full length."""
+        """Print times, given in seconds, as a bar chart."""
         name_width = max(map(len, times))
         longest = max(times.values())
         for name, seconds in times.items():
-            bar = "█" * max(1, round(_BAR * seconds / longest))
+            bar = "█" * max(1, round(_BAR_WIDTH * seconds / longest))
             self.row(label, f"{name:{name_width}}  {milliseconds(seconds):>9}  {bar}")
             label = ""
 
@@ -64,14 +70,53 @@ class Page:
 
 
 def wrap(text: str) -> list[str]:
-    """Return the lines of a row's text, free of control characters."""
+    """Wrap the text of a row into lines without control characters."""
     printable = "".join(c if c.isprintable() else " " for c in text)
     return textwrap.wrap(
-        printable, _TEXT, max_lines=_LINES, placeholder=" …", break_on_hyphens=False
+        printable, _TEXT_WIDTH, max_lines=_MAX_LINES, placeholder=" …", break_on_hyphens=False
     )
 
 
 def milliseconds(seconds: float) -> str:
-    """Return a time in milliseconds, with two digits after the point where it is below one."""
+    """Format a time in milliseconds, below one with two decimals."""
     value = seconds * 1000
     return f"{value:.2f} ms" if value < 1 else f"{value:.1f} ms"
+
+
+def summarize_body(message: RecordedMessage) -> str:
+    """Describe the form and the size of a body."""
+    if message.form == "empty":
+        return "no body"
+    text = f"{message.form}, {message.size:,} bytes"
+    if not message.header_length:
+        return text
+    tensors = message.size - message.header_length
+    return f"{text}: JSON header {message.header_length:,}, tensors {tensors:,}"
+
+
+def summarize_json(json_text: str) -> list[str]:
+    """Describe each tensor of a request or response on a line; other JSON text stays as it is."""
+    try:
+        document = json.loads(json_text)
+    except ValueError:  # the text is empty or cut off
+        return [json_text] if json_text else []
+    try:
+        return [_tensor(entry) for entry in document.get("inputs") or document["outputs"]]
+    except (KeyError, TypeError, AttributeError):  # there are no tensors
+        return [json.dumps(document)]
+
+
+def _tensor(entry: dict[str, Any]) -> str:
+    shape = ",".join(map(str, entry["shape"]))
+    if "data" in entry:
+        content = f"data {_elements(entry['data'])}"
+    else:
+        content = f"binary_data_size {entry['parameters']['binary_data_size']:,}"
+    return f"{entry['name']}  {entry['datatype']} [{shape}]  {content}"
+
+
+def _elements(data: list[Any]) -> str:
+    shown = [f"{e:.6g}" if isinstance(e, float) else str(e) for e in data[:_MAX_ELEMENTS]]
+    if len(data) > len(shown):
+        shown.append(f"… {len(data):,} in all")
+    return f"[{', '.join(shown)}]"

@@ -1,4 +1,4 @@
-"""The show: five calls through the gateway, and what each looks like on both of its sides."""
+"""Makes five calls through the gateway and prints each as the client and the server see it."""
 
 from statistics import median
 from typing import Any, Final, TextIO
@@ -8,152 +8,199 @@ import numpy as np
 from gateway.demo.server import documents
 from gateway.demo.server.server import DemoServer
 from gateway.demo.server.tensors import Array
-from gateway.demo.show.client import Caller, Reply, ShowError, client_session
-from gateway.demo.show.curl import curl_commands
-from gateway.demo.show.digest import describe, digest
-from gateway.demo.show.page import Page, milliseconds
+from gateway.demo.show.client import CallResult, DemoClient, http_session
+from gateway.demo.show.page import Page, milliseconds, summarize_body, summarize_json
 
-__all__ = ["ShowError", "curl_commands", "run_show"]
-
-ROUNDS: Final = 5  # timed calls of each kind where two ways are compared
+ROUNDS: Final = 5  # calls of each kind in a comparison
 
 _IMAGE_SHAPE: Final = (1, 3, 224, 224)
 _TRACE: Final = "/v2/models/add/trace"
 
+_CURL_COMMANDS: Final = """\
+# JSON in, JSON out
+curl -sw '\\n' URL/v2/models/add/infer -d '{"inputs": [
+  {"name": "INPUT0", "datatype": "FP32", "shape": [3], "data": [1, 2, 3]},
+  {"name": "INPUT1", "datatype": "FP32", "shape": [3], "data": [10, 20, 30]}]}'
+
+# FP16 in JSON, which servers reject without the gateway
+curl -sw '\\n' URL/v2/models/half/infer -d '{"inputs": [
+  {"name": "INPUT0", "datatype": "FP16", "shape": [3], "data": [1, 2.5, -3]}]}'
+
+# raw binary: the body is the tensor
+printf 'hello' | curl -sw '\\n' URL/v2/models/upper/infer --data-binary @- \\
+  -H 'Content-Type: application/octet-stream' -H 'Inference-Header-Content-Length: 0' --output -
+
+# trace settings, at the path of the specification
+curl -sw '\\n' URL/v2/models/add/trace
+curl -sw '\\n' URL/v2/models/add/trace -d '{"trace_rate": "100"}'
+
+# metadata of the server and of a model
+curl -sw '\\n' URL/v2
+curl -sw '\\n' URL/v2/models/image
+
+# a response as a stream of events
+curl -sN URL/v2/models/upper/generate_stream -d '{"INPUT0": "word by word"}'
+"""
+
 
 async def run_show(gateway_url: str, server: DemoServer, out: TextIO, color: bool) -> None:
-    """Make the calls and print them; `server` is the one behind the gateway.
+    """Make the calls and print them; `server` is the gateway's upstream.
 
-    Raises ShowError at the first call that fails or answers something wrong.
+    Raises ShowError at the first call that fails or has a wrong response.
     """
     page = Page(out, color=color)
     page.row("gateway", gateway_url)
     page.row("demo server", server.url)
-    async with client_session() as session:
-        show = _Show(Caller(session, server), gateway_url.rstrip("/"), server.url, page)
-        await show.small_json()
-        await show.big_json()
-        await show.half_precision()
-        await show.raw_binary()
-        await show.trace()
+    async with http_session() as session:
+        show = _Show(DemoClient(session, server), gateway_url.rstrip("/"), server.url, page)
+        await show.show_small_json()
+        await show.show_large_json()
+        await show.show_fp16_json()
+        await show.show_raw_binary()
+        await show.show_trace()
+
+
+def curl_commands(gateway_url: str) -> str:
+    """Make curl commands for a POSIX shell, in lines of at most 100 columns for a usual URL."""
+    return _CURL_COMMANDS.replace("URL", gateway_url.rstrip("/"))
+
+
+def next_steps(gateway_url: str, server_url: str) -> str:
+    """Say where the gateway and the server listen, with commands to try."""
+    return f"""
+The gateway listens on {gateway_url}
+The demo server listens on {server_url}
+
+Commands to try:
+
+{curl_commands(gateway_url)}"""
 
 
 class _Show:
-    def __init__(self, caller: Caller, gateway: str, server: str, page: Page) -> None:
-        self._caller = caller
+    """The calls of the show."""
+
+    def __init__(self, client: DemoClient, gateway: str, server: str, page: Page) -> None:
+        self._client = client
         self._gateway = gateway
         self._server = server
         self._page = page
 
-    async def small_json(self) -> None:
+    async def show_small_json(self) -> None:
         path = "/v2/models/add/infer"
         left = np.array([1, 2, 3], np.float32)
         right = np.array([10, 20, 30], np.float32)
-        self._page.title("1  A small JSON call", f"POST {path}")
+        self._page.title("1  JSON request and response", f"POST {path}")
         body = _request(_input("INPUT0", "FP32", left), _input("INPUT1", "FP32", right))
-        reply = await self._caller.post_json(self._gateway + path, body)
-        _check(reply, SUM=left + right)
-        self._print(reply)
-        self._print_time(reply)
+        result = await self._client.post_json(self._gateway + path, body)
+        _check(result, SUM=left + right)
+        self._print_call(result)
+        self._print_time(result)
 
-    async def big_json(self) -> None:
+    async def show_large_json(self) -> None:
         path = "/v2/models/image/infer"
         image = _image()
-        self._page.title(f"2  A big JSON call: an image of {image.size:,} numbers", f"POST {path}")
+        self._page.title(
+            f"2  A large JSON request: an image of {image.size:,} numbers", f"POST {path}"
+        )
         body = _request(_input("INPUT", "FP32", image))
-        reply = await self._caller.post_json(self._gateway + path, body)
-        _check(reply, INVERTED=1 - image)
-        self._print(reply)
-        through, straight = await self._compare(path, body)
-        self._page.bars("time", {"through the gateway": through, "without it": straight})
-        ratio = straight / through
+        result = await self._client.post_json(self._gateway + path, body)
+        _check(result, INVERTED=1 - image)
+        self._print_call(result)
+        proxied, direct = await self._compare(path, body)
+        self._page.bars("time", {"with the gateway": proxied, "server alone": direct})
+        ratio = direct / proxied
         self._page.row(
             "",
-            f"{ratio:.1f} times sooner" if ratio >= 1 else f"{1 / ratio:.1f} times later",
+            f"{ratio:.1f} times as fast with the gateway"
+            if ratio >= 1
+            else f"{1 / ratio:.1f} times as slow with the gateway",
             "good" if ratio >= 1 else "bad",
         )
         self._page.details(
             [
-                f"the middle one of {ROUNDS} calls each way, taken in turn",
-                "without the gateway this server reads and writes with Python's json module",
+                f"the medians of {ROUNDS} calls each, made in turn",
+                "the server alone parses and writes JSON with Python's json module",
             ]
         )
 
-    async def half_precision(self) -> None:
+    async def show_fp16_json(self) -> None:
         path = "/v2/models/half/infer"
         numbers = np.array([1, 2.5, -3], np.float16)
         self._page.title("3  FP16 in JSON", f"POST {path}")
         body = _request(_input("INPUT0", "FP16", numbers))
-        refusal = await self._caller.post_json(self._server + path, body)
-        refusal.expect(400)
-        self._print_refusal(refusal)
-        reply = await self._caller.post_json(self._gateway + path, body)
-        _check(reply, OUTPUT0=numbers * np.float16(0.5))
-        self._print(reply)
-        self._print_time(reply)
+        rejected = await self._client.post_json(self._server + path, body)
+        rejected.expect_status(400)
+        self._print_rejection(rejected)
+        result = await self._client.post_json(self._gateway + path, body)
+        _check(result, OUTPUT0=numbers * np.float16(0.5))
+        self._print_call(result)
+        self._print_time(result)
 
-    async def raw_binary(self) -> None:
+    async def show_raw_binary(self) -> None:
         path = "/v2/models/image/infer"
         image = _image()
         self._page.title("4  Raw binary: the body is the tensor", f"POST {path}")
-        reply = await self._caller.post_raw(self._gateway + path, image.tobytes())
-        _check(reply, INVERTED=1 - image)
-        self._print(reply)
-        self._print_time(reply)
+        result = await self._client.post_raw(self._gateway + path, image.tobytes())
+        _check(result, INVERTED=1 - image)
+        self._print_call(result)
+        self._print_time(result)
         as_json = len(_request(_input("INPUT", "FP32", image)))
         self._page.details([f"the same image in JSON is {as_json:,} bytes"])
 
-    async def trace(self) -> None:
-        self._page.title("5  Trace settings, as the specification spells them", f"GET {_TRACE}")
-        refusal = await self._caller.get(self._server + _TRACE)
-        refusal.expect(404)
-        self._print_refusal(refusal)
-        reply = await self._caller.get(self._gateway + _TRACE)
-        _check_trace(reply, {})
-        self._print(reply)
-        self._print_time(reply)
+    async def show_trace(self) -> None:
+        self._page.title("5  Trace settings at the path of the specification", f"GET {_TRACE}")
+        rejected = await self._client.get(self._server + _TRACE)
+        rejected.expect_status(404)
+        self._print_rejection(rejected)
+        result = await self._client.get(self._gateway + _TRACE)
+        _check_trace(result, {})
+        self._print_call(result)
+        self._print_time(result)
 
-        self._page.title("   The same, changed", f"POST {_TRACE}")
+        self._page.title("   Change the trace settings", f"POST {_TRACE}")
         settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "100"}
-        body = documents.to_text(settings)
-        reply = await self._caller.post_json(self._gateway + _TRACE, body)
-        _check_trace(reply, settings)
-        self._print(reply)
-        self._print_time(reply)
+        body = documents.encode(settings)
+        result = await self._client.post_json(self._gateway + _TRACE, body)
+        _check_trace(result, settings)
+        self._print_call(result)
+        self._print_time(result)
 
     async def _compare(self, path: str, body: bytes) -> tuple[float, float]:
-        """Time the same call through the gateway and without it; medians in seconds."""
-        through: list[float] = []
-        straight: list[float] = []
+        """Measure a call with and without the gateway; the medians, in seconds."""
+        proxied: list[float] = []
+        direct: list[float] = []
         for _ in range(ROUNDS):
-            for url, times in ((self._gateway, through), (self._server, straight)):
-                reply = await self._caller.post_json(url + path, body)
-                reply.expect(200)
-                times.append(reply.seconds)
-        return median(through), median(straight)
+            for url, times in ((self._gateway, proxied), (self._server, direct)):
+                result = await self._client.post_json(url + path, body)
+                result.expect_status(200)
+                times.append(result.seconds)
+        return median(proxied), median(direct)
 
-    def _print(self, reply: Reply) -> None:
+    def _print_call(self, result: CallResult) -> None:
         page = self._page
-        page.row("client sends", describe(reply.sent))
-        page.details(digest(reply.sent_text))
-        if reply.behind is None:
-            page.row("server gets", "nothing", "bad")
+        page.row("client → gateway", summarize_body(result.request))
+        page.details(summarize_json(result.request_text))
+        call = result.server_call
+        if call is None:
+            page.row("gateway → server", "nothing", "bad")
         else:
-            moved = "" if reply.behind.path == reply.path else f", at {reply.behind.path}"
-            page.row("server gets", describe(reply.behind.request) + moved)
-            page.details(digest(reply.behind.request.text))
-            page.row("server answers", f"{reply.behind.status}, {describe(reply.behind.answer)}")
-            page.details(digest(reply.behind.answer.text))
-        page.row("client gets", f"{reply.status}, {describe(reply.got)}", "good")
-        page.details(digest(reply.text))
+            path = "" if call.path == result.path else f", at {call.path}"
+            page.row("gateway → server", summarize_body(call.request) + path)
+            page.details(summarize_json(call.request.text))
+            page.row("server → gateway", f"{call.status}, {summarize_body(call.response)}")
+            page.details(summarize_json(call.response.text))
+        page.row("gateway → client", f"{result.status}, {summarize_body(result.response)}", "good")
+        page.details(summarize_json(result.response_text))
 
-    def _print_refusal(self, reply: Reply) -> None:
-        self._page.row("server alone", f"{reply.status}, {reply.document().get('error')}", "bad")
+    def _print_rejection(self, result: CallResult) -> None:
+        self._page.row(
+            "without gateway", f"{result.status}, {result.response_document().get('error')}", "bad"
+        )
 
-    def _print_time(self, reply: Reply) -> None:
-        text = milliseconds(reply.seconds)
-        if reply.behind is not None:
-            text += f", {milliseconds(reply.behind.seconds)} of it in the server"
+    def _print_time(self, result: CallResult) -> None:
+        text = milliseconds(result.seconds)
+        if result.server_call is not None:
+            text += f", {milliseconds(result.server_call.seconds)} of it in the server"
         self._page.row("time", text)
 
 
@@ -163,27 +210,27 @@ def _input(name: str, datatype: str, array: Array) -> dict[str, Any]:
 
 
 def _request(*inputs: dict[str, Any]) -> bytes:
-    return documents.to_text({"inputs": inputs})
+    return documents.encode({"inputs": inputs})
 
 
 def _image() -> Array:
-    """Return a smooth picture, each of its 8-bit pixels as an FP32 from 0 to 1."""
+    """Make a smooth image: 8-bit pixels, each as an FP32 from 0 to 1."""
     channel, row, column = np.indices(_IMAGE_SHAPE[1:])
     pixels = (row * (channel + 1) + column) % 256
     image: Array = (pixels / 255).astype(np.float32)
     return image.reshape(_IMAGE_SHAPE)
 
 
-def _check(reply: Reply, **expected: Array) -> None:
-    reply.expect(200)
-    outputs = reply.outputs()
+def _check(result: CallResult, **expected: Array) -> None:
+    result.expect_status(200)
+    outputs = result.outputs()
     for name, array in expected.items():
         if name not in outputs or not np.array_equal(outputs[name], array):
-            raise reply.failure(f"output {name} is not what it should be")
+            raise result.error(f"output {name} has wrong values")
 
 
-def _check_trace(reply: Reply, settings: dict[str, Any]) -> None:
-    reply.expect(200)
-    document = reply.document()
+def _check_trace(result: CallResult, settings: dict[str, Any]) -> None:
+    result.expect_status(200)
+    document = result.response_document()
     if "trace_level" not in document or not settings.items() <= document.items():
-        raise reply.failure("these are not the trace settings")
+        raise result.error("the trace settings are wrong")

@@ -54,7 +54,7 @@ async def load(call: Call, upstreams: Sequence[Upstream]) -> None:
         await broadcast(call, upstreams, lambda _: request.target, model if is_unload else None)
     finally:
         for upstream in upstreams:
-            upstream.metadata.drop(model or "")
+            upstream.metadata.invalidate(model or "")
             upstream.pool.refresh_models()
 
 

@@ -129,11 +129,11 @@ async def unready_endpoints(upstream: Upstream) -> tuple[str, ...]:
         records = [member.calls for member in pool.members]
         whys = [each.last_error if each.connect_failures else None for each in records]
         return tuple(dict.fromkeys(why or pool.unreachable for why in whys))
-    if pool.is_usable is not None:
+    if pool.any_healthy is not None:
         with suppress(TimeoutError):
             async with asyncio.timeout(READINESS_TIMEOUT):
-                await pool.probed()
-        states = () if pool.is_usable else pool.snapshot()
+                await pool.wait_until_probed()
+        states = () if pool.any_healthy else pool.snapshot()
         return tuple(f"{state.url}: {state.reason or 'not probed yet'}" for state in states)
     probes = [asyncio.create_task(_why_not_ready(each)) for each in upstream.pool.endpoints]
     try:

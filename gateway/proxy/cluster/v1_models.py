@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import orjson
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
-from gateway.protocol.model_name import model_name_of
-from gateway.protocol.operations import model_path
+from gateway.protocol.operations import model_name_of, model_path
 from gateway.protocol.v1 import (
     error_document,
     models_document,

@@ -14,7 +14,7 @@ from gateway.errors import GatewayError, strip_tracebacks
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.dialects import Dialect
-from gateway.protocol.model_name import ModelName
+from gateway.protocol.operations import ModelName
 from gateway.protocol.request_header import OutputEncoding
 from gateway.proxy.admission.concurrency_limit import release_all
 from gateway.proxy.admission.deadline import (
@@ -40,7 +40,8 @@ from gateway.proxy.passthrough import relay_response
 from gateway.proxy.retry import RetryState, UpstreamCall
 from gateway.proxy.router import WeightedChoice
 from gateway.sizes import CACHED_HEADS
-from gateway.upstream.pool.lease import Lease, Outcome, outcome_of
+from gateway.upstream.pool.lease import Lease, outcome_of
+from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.outlier_detection import FIRST_ERROR_STATUS
 from gateway.upstream.transport import (
     HeaderLines,

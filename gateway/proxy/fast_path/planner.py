@@ -14,11 +14,9 @@ from functools import partial
 from multidict import CIMultiDictProxy
 
 from gateway.codec.json.nesting import nests_deeper
-from gateway.codec.v2.fast_request import LARGEST as MAX_FAST_REQUEST
-from gateway.codec.v2.fast_request import FastRequest, fast_convert_request
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, FastRequest, fast_convert_request
 from gateway.errors import GatewayError
-from gateway.protocol.model_name import model_name_of
-from gateway.protocol.operations import OperationKind
+from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.timeout_queue import TimeoutQueue
@@ -123,7 +121,7 @@ class FastPath:
         try:
             pool = route.upstream.pool
             hash_key = pool.hash_key_of(plan.headers, client.added_headers)
-            lease = pool.endpoint((), plan.model, hash_key)
+            lease = pool.lease((), plan.model, hash_key)
             call = FastPathCall(plan, route, headers, body, lease, client)
             pending = lease.endpoint.try_send_nowait(plan.template, headers, body, call)
         except GatewayError:

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gateway.codec.policies import BytesEncoding
-from gateway.codec.v2.fast_request import LARGEST as MAX_FAST_REQUEST
-from gateway.codec.v2.fast_request import fast_convert_request
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, fast_convert_request
 from gateway.codec.v2.request import (
     MAX_CACHED_HEADER,
     InferRequest,
@@ -17,7 +16,7 @@ from gateway.codec.v2.request import (
 )
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.declared_model import complete_metadata
-from gateway.protocol.model_name import model_name_of
+from gateway.protocol.operations import model_name_of
 from gateway.protocol.raw_binary import make_raw_binary_preamble
 from gateway.protocol.request_features import RequestFeatures
 from gateway.protocol.request_header import OutputEncoding, list_outputs
@@ -30,7 +29,7 @@ from gateway.proxy.interfaces import Call, Route
 from gateway.proxy.retry import use_reachable_endpoint
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.metadata_cache import UpstreamResponseError
-from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.member import Outcome
 from gateway.upstream.transport import Body, UpstreamEndpoint
 
 ALL_BINARY = OutputEncoding(binary_by_default=True, binary_by_output={})
@@ -233,7 +232,7 @@ async def _convert_raw_binary(
         preamble = make_raw_binary_preamble(model, size)
     except GatewayError:
         # The model may have changed: only its current metadata is a reason to refuse.
-        call.route.upstream.metadata.drop(call.operation.model or "")
+        call.route.upstream.metadata.invalidate(call.operation.model or "")
         model = await model_metadata(call)
         preamble = make_raw_binary_preamble(model, size)
     header = await list_all_outputs(call, preamble.header, ALL_BINARY)

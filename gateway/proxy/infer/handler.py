@@ -8,7 +8,7 @@ from gateway.codec.v2.json_request import JsonRequestConverter
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.dialects import Dialect
-from gateway.protocol.model_name import model_name_of
+from gateway.protocol.operations import model_name_of
 from gateway.protocol.request_features import RequestFeatures
 from gateway.proxy.headers import HEADER_LENGTH, with_body
 from gateway.proxy.infer.buffered_response import ResponseRelay
@@ -53,7 +53,7 @@ async def send_converted(call: Call, converted: ConvertedRequest) -> None:
         response = upstream_call.response
         if response.status != 200 and (converted.uses_metadata or dialect.binary_only_if_listed):
             # The header may have been made from outdated metadata.
-            route.upstream.metadata.drop(call.operation.model or "")
+            route.upstream.metadata.invalidate(call.operation.model or "")
         relay = ResponseRelay(
             response, upstream_call.url, call.response, converted.encoding, route, call.deadline
         )

@@ -10,8 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
 from gateway.codec.v1.response import PredictResponseConverter
 from gateway.errors import GatewayError, bad_request, bad_response
-from gateway.protocol.model_name import model_name_of
-from gateway.protocol.operations import Operation
+from gateway.protocol.operations import Operation, model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout, error_document, infer_path
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
@@ -51,7 +50,7 @@ async def predict(call: Call) -> None:
             converted = await _convert(call, body, model, reservation)
         except GatewayError:
             # The model may have changed: the next request is checked against its new metadata.
-            route.upstream.metadata.drop(operation.model or "")
+            route.upstream.metadata.invalidate(operation.model or "")
             raise
         header = await list_all_outputs(call, converted.header, ALL_BINARY)
         infer_request = _to_infer_request(header, converted)

@@ -111,7 +111,7 @@ def _file(value: object) -> object:
 File = Annotated[str, BeforeValidator(_file)]
 Percentage = Annotated[
     float,
-    PlainValidator(Bounded(parse_percent, "0%", "100%"), json_schema_input_type=str),
+    PlainValidator(Bounded(parse_percent, "0%", "100%"), json_schema_input_type=float | str),
     PlainSerializer(format_percent, return_type=str),
 ]
 RequestBytes = Annotated[int, size("1KiB", "1TiB")]

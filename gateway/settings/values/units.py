@@ -46,7 +46,7 @@ _LONGEST_SPELLED = 40  # characters
 # Bounded digit counts keep int() and float() clear of their own limits.
 _COUNT = re.compile(r"[0-9]{1,18}")
 _SIZE = re.compile(r"([0-9]{1,18}) ?([A-Za-z]*)")
-_SHARE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
+_PERCENT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)(?P<sign> ?%)?")
 _SPELLED = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]+)[\s,]*")
 _DIGITS_IN_GROUPS = re.compile(r"[0-9]{1,3}(?:[ _',.][0-9]{3})+")
 _DURATION = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)")
@@ -82,16 +82,22 @@ def parse_count(value: object) -> int:
 
 
 def parse_percent(value: object) -> float:
-    """Return a part of a whole, from text such as ``50%``. Raises ValueError."""
-    if isinstance(value, str) and (found := _SHARE.fullmatch(value)):
-        return float(found[1]) / 100
-    hint = _or(_plain_share(value))
-    raise ValueError(f"expected a share such as 50%, got {describe(value)}{hint}")
+    """Return a percentage: 50 for ``50%``, ``50`` or the number 50.
+
+    A number between 0 and 1 needs the sign, as it may be meant as a part of one. Raises ValueError.
+    """
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    if isinstance(text, str) and (found := _PERCENT.fullmatch(text)):
+        percent = float(found[1])
+        if found["sign"] or percent == 0 or percent >= 1:
+            return percent
+    hint = _or(_plain_percent(value))
+    raise ValueError(f"expected a percentage such as 50%, got {describe(value)}{hint}")
 
 
-def format_percent(share: float) -> str:
-    """Write a part of a whole as ``parse_percent`` reads it."""
-    return f"{share * 100:g}%"
+def format_percent(percent: float) -> str:
+    """Write a percentage as ``parse_percent`` reads it."""
+    return f"{percent:g}%"
 
 
 def parse_size(value: object) -> int:
@@ -142,14 +148,14 @@ def _plain_count(value: object) -> str | None:
     return None
 
 
-def _plain_share(value: object) -> str | None:
+def _plain_percent(value: object) -> str | None:
     text = value.removesuffix("percent").strip() if isinstance(value, str) else str(value)
     if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,3}(?:\.[0-9]{1,9})?", text):
         return None
     number = float(text)
-    if "." in text and number <= 1:  # a part of one
-        return format_percent(number)
-    return f"{number:g}%" if number <= 100 else None
+    if 0 < number < 1:  # a part of one
+        return format_percent(number * 100)
+    return format_percent(number) if number <= 100 else None
 
 
 def _plain_size(value: object) -> str | None:

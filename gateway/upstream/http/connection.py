@@ -86,7 +86,7 @@ class ServerConnection(Connection):
         """Tell whether another request may follow: the answer was whole, and nothing beyond it."""
         return self._keep and self._ended and not self.closed
 
-    def ask(self, method: str, receiver: HeadReceiver) -> None:
+    def begin_request(self, method: str, receiver: HeadReceiver) -> None:
         """Begin to wait for the answer to a request of this method.
 
         It fails with a GatewayError (502) where the server closes or what it sends is no answer.
@@ -102,13 +102,13 @@ class ServerConnection(Connection):
         if self.closed:
             self.fail(self._closed_too_early())
 
-    def expect(self, method: str) -> asyncio.Future[ResponseHead]:
+    def expect_response(self, method: str) -> asyncio.Future[ResponseHead]:
         """Begin to wait for an answer as ``ask`` does; give its head to come."""
         waiting = _Waiting(self)
-        self.ask(method, waiting)
+        self.begin_request(method, waiting)
         return waiting.head
 
-    def hold(self, body: bytes | memoryview) -> None:
+    def buffer_body(self, body: bytes | memoryview) -> None:
         """Keep a body that came as a whole for its reader."""
         self.body = BodyStream(self.read_flow, self.buffers)
         self.body.feed(body, last=True)
@@ -121,12 +121,12 @@ class ServerConnection(Connection):
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.on_error(error)
-            self.forget_body()  # nobody reads what came of it
+            self.discard_body()  # nobody reads what came of it
         elif self.body is not None:
             self.body.fail(error)
         self._abort()
 
-    def forget_transport(self) -> None:
+    def detach_transport(self) -> None:
         """Let go of the transport where connecting was cancelled: uvloop does not end it then.
 
         It and the connection would keep each other.
@@ -135,10 +135,10 @@ class ServerConnection(Connection):
 
     def drop(self) -> None:
         """Close at once; nobody waits any more, nor reads what came of a body."""
-        self.forget_body()
+        self.discard_body()
         self._abort()
 
-    def forget_body(self) -> None:
+    def discard_body(self) -> None:
         """Drop what nobody has read of an answer's body, as its call is over."""
         if self._head_size:
             self._count_head(0)
@@ -279,7 +279,7 @@ class _Waiting:
 
     def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
         if not self.head.done():
-            self._connection.hold(body)
+            self._connection.buffer_body(body)
         self.on_headers(head)
 
     def on_headers(self, head: ResponseHead) -> None:

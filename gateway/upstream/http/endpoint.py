@@ -71,7 +71,7 @@ class HttpEndpoint(UpstreamEndpoint):
     async def _exchange(
         self, connection: ServerConnection, request: UpstreamRequest
     ) -> UpstreamResponse:
-        answered = connection.expect(request.method)
+        answered = connection.expect_response(request.method)
         exchange = _Sent(connection, self._idle)
         try:
             exchange.sender = self._send(connection, request)
@@ -127,7 +127,7 @@ class HttpEndpoint(UpstreamEndpoint):
                     ssl_handshake_timeout=None if tls is None else self._connect_time,
                 )
         except BaseException as error:
-            connection.forget_transport()
+            connection.detach_transport()
             # A TimeoutError is an OSError; a host name that cannot be one is a UnicodeError.
             if isinstance(error, (OSError, UnicodeError)):
                 raise self._not_connected(
@@ -244,7 +244,7 @@ class _Sent(PendingRequest):
         # A task that is cancelled keeps the exception, whose frames may lead back here.
         sender, self.sender = self.sender, None
         if (sender is None or sender.done()) and self.connection.reusable:
-            self.connection.forget_body()
+            self.connection.discard_body()
             self._idle.put(self.connection)
             return
         self.connection.drop()
@@ -274,7 +274,7 @@ class _SentAtOnce(_Sent):
     def send(self, method: str, text: bytes) -> None:
         """Write the request."""
         self._method, self._text = method, text
-        self.connection.ask(method, self)
+        self.connection.begin_request(method, self)
         self.connection.transport.write(text)
 
     def move_to(self, connection: ServerConnection) -> None:

@@ -1,4 +1,4 @@
-"""How the servers of an upstream speak: as the settings say, or as they tell when asked."""
+"""How the servers of an upstream speak the protocol: configured, or detected by asking them."""
 
 from __future__ import annotations
 
@@ -16,213 +16,213 @@ from gateway.upstream.transport import UpstreamEndpoint
 
 _SERVER_METADATA = "/v2"
 
-_TIME = 5.0
-"""Seconds within which the answer must be there."""
+_TIMEOUT = 5.0
+"""Seconds for the whole response."""
 
-_SELDOM = 10
-"""How many times as long it is until one is asked again that has shown what it is."""
+_CERTAIN_FACTOR = 10
+"""How many times longer the interval is for a server that has shown what it is."""
 
-# Answers that tell of the moment, not of the server.
-_PASSING = frozenset((408, 425, 429))
+# These statuses are temporary: they say nothing about the server.
+_TEMPORARY = frozenset((408, 425, 429))
 
 _log = logging.getLogger("tensorgate.upstream")
 
 
 class DialectState:
-    """How the servers of an upstream speak: ``dialect``, None while that is not known."""
+    """The dialect of an upstream's servers; ``dialect`` is None while it is unknown."""
 
     def __init__(self, dialect: Dialect | None, reason: str) -> None:
         self.dialect = dialect
         self.reason = reason
-        """What tells it, or why it is not known."""
+        """What shows the dialect, or why it is unknown."""
 
-    async def known(self) -> None:
-        """Wait until it is known."""
+    async def wait_until_known(self) -> None:
+        """Wait until the dialect is known."""
 
 
 def fixed_dialect_state(dialect: Dialect) -> DialectState:
-    """Give what the settings say."""
+    """Make the state of a dialect that the settings name."""
     return DialectState(dialect, "the settings say so")
 
 
 class DialectDetector(DialectState, MemberTask):
-    """Asks each endpoint of an upstream for what it says of itself, ``GET /v2``.
+    """Detects the dialect of an upstream by asking each endpoint: ``GET /v2``.
 
-    That is done at the start, again once an endpoint may be another server (``doubt``), every
-    ``every`` seconds while it has not shown what it is, and seldom afterwards, as another may take
-    its place behind a load balancer without a failure. One that does not answer is asked
-    again after ``again`` seconds, then after twice as many each time, up to ``every``. Where
-    endpoints differ, the dialect is what all of them understand. What is known stays so until
-    another answer comes. Without ``tells``, others log what is found at first, which is alike for
-    all, and this does so at DEBUG alone.
+    It asks at the start, after ``recheck``, and every ``interval`` seconds while a server has not
+    shown what it is. It goes on to ask seldom, as a load balancer may put another server there
+    without a failure. After an error it asks again after ``retry_delay`` seconds, then after twice
+    as many each time, up to ``interval``.
+
+    If endpoints differ, the dialect is what all of them understand. A known dialect stays until a
+    new response. Workers detect the same at the start: one logs it, the others pass
+    ``logs_startup=False`` and log it at DEBUG.
     """
 
-    def __init__(self, upstream: str, every: float, again: float, tells: bool = True) -> None:
+    def __init__(
+        self, upstream: str, interval: float, retry_delay: float, logs_startup: bool = True
+    ) -> None:
         super().__init__(None, "its servers were not asked yet")
         self._upstream = upstream
-        self._every = every
-        self._again = again
-        self._tells = tells
-        self._wishes: dict[Member, asyncio.Event] = {}
+        self._interval = interval
+        self._retry_delay = retry_delay
+        self._logs_startup = logs_startup
+        self._recheck_events: dict[Member, asyncio.Event] = {}
         self._asking: set[Member] = set()
         self._lost: set[Member] = set()
-        self._news = asyncio.Event()
-        self._fault = GatewayError(
+        self._progress = asyncio.Event()
+        self._error = GatewayError(
             ErrorKind.UNREACHABLE, f"no server of upstream '{upstream}' is asked how it speaks"
         )
 
-    def take_in(self, member: Member) -> None:
-        """Count an endpoint, which is about to be asked."""
-        self._wishes[member] = asyncio.Event()
+    def add(self, member: Member) -> None:
+        """Count an endpoint, whose task starts soon."""
+        self._recheck_events[member] = asyncio.Event()
         self._asking.add(member)
 
-    def let_go(self, member: Member) -> None:
-        """Count an endpoint no more."""
-        self._wishes.pop(member, None)
+    def remove(self, member: Member) -> None:
+        """Stop counting an endpoint."""
+        self._recheck_events.pop(member, None)
         self._asking.discard(member)
         self._lost.discard(member)
-        self.look()
-        self._tell_waiters()
+        self.update()
+        self._wake_waiters()
 
-    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
-        """Keep up with what an endpoint is, until cancelled."""
-        wish = self._wishes[member]
-        later = self._again
+    async def run(self, member: Member, changed: Callable[[], None]) -> None:
+        """Keep an endpoint's dialect up to date until cancelled."""
+        recheck = self._recheck_events[member]
+        delay = self._retry_delay
         try:
             while True:
                 self._asking.add(member)
-                wish.clear()  # what is wished for from now on may need another answer
+                recheck.clear()  # a request to recheck from now on needs another response
                 try:
-                    member.finding = await _learn_in_time(member.endpoint)
+                    member.detected_dialect = await _detect_in_time(member.endpoint)
                 except GatewayError as error:
-                    self._note_fault(member, error)
-                    pause, later = later, min(2 * later, self._every)
+                    self._record_error(member, error)
+                    pause, delay = delay, min(2 * delay, self._interval)
                 else:
-                    self._note_answer(member)
-                    self.look()
-                    often = _SELDOM if member.finding.certain else 1
-                    pause, later = often * self._every, self._again
+                    self._record_success(member)
+                    self.update()
+                    factor = _CERTAIN_FACTOR if member.detected_dialect.certain else 1
+                    pause, delay = factor * self._interval, self._retry_delay
                 self._asking.discard(member)
-                self._tell_waiters()
-                await self._rest(wish, pause)
+                self._wake_waiters()
+                await self._pause(recheck, pause)
         finally:
             self._asking.discard(member)
-            self._tell_waiters()
+            self._wake_waiters()
 
-    async def _rest(self, wish: asyncio.Event, pause: float) -> None:
+    async def _pause(self, recheck: asyncio.Event, seconds: float) -> None:
         try:
-            async with asyncio.timeout(pause):
-                await wish.wait()
+            async with asyncio.timeout(seconds):
+                await recheck.wait()
         except TimeoutError:
             return
         if self.dialect is not None:
-            # Nobody waits for it; a server that fails all the time is not asked all the time.
-            await asyncio.sleep(self._again)
+            # No call waits. A server that fails all the time must not be asked all the time.
+            await asyncio.sleep(self._retry_delay)
 
-    async def known(self) -> None:
-        """Wait until the dialect is known; who is not being asked is asked at once.
+    async def wait_until_known(self) -> None:
+        """Wait until the dialect is known; endpoints that pause are asked at once.
 
-        Raises GatewayError (502, 503, 504) as the last of the endpoints does, if none tells it.
+        Raises the last endpoint's GatewayError (502, 503, 504) if none tells its dialect.
         """
         if self.dialect is not None:
             return
-        for member, wish in self._wishes.items():
+        for member, recheck in self._recheck_events.items():
             if member not in self._asking:
                 self._asking.add(member)
-                wish.set()
+                recheck.set()
         while self.dialect is None:
             if not self._asking:
-                fault = self._fault
-                raise GatewayError(fault.kind, fault.message, fault.retry_after)
-            await self._news.wait()
+                error = self._error
+                raise GatewayError(error.kind, error.message, error.retry_after)
+            await self._progress.wait()
 
-    def doubt(self, member: Member) -> None:
-        """Ask an endpoint again before long: it failed, and may be another server by now."""
-        if (wish := self._wishes.get(member)) is not None:
-            wish.set()
+    def recheck(self, member: Member) -> None:
+        """Ask an endpoint again soon: it failed, so it may be another server by now."""
+        if (event := self._recheck_events.get(member)) is not None:
+            event.set()
 
-    def look(self) -> None:
-        """Take the dialect from what is known of the endpoints."""
-        found = [
-            (member.endpoint.url, member.finding)
-            for member in self._wishes
-            if member.finding is not None
+    def update(self) -> None:
+        """Compute the dialect from what is known of the endpoints."""
+        known = [
+            (member.endpoint.url, member.detected_dialect)
+            for member in self._recheck_events
+            if member.detected_dialect is not None
         ]
-        if not found:
+        if not known:
             return
-        dialect = common_dialect([finding.dialect for _, finding in found])
-        reason, differ = _reason(found)
-        changed = dialect != self.dialect
-        self.reason = reason
-        if not changed:
-            return  # the object stays as well: what is remembered for it goes by that
+        dialect = common_dialect([detected.dialect for _, detected in known])
+        self.reason, differ = _explain(known)
+        if dialect == self.dialect:
+            return  # keep the object: caches are keyed by its identity
         before, self.dialect = self.dialect, dialect
-        unsure = differ or not all(finding.certain for _, finding in found)
+        unsure = differ or not all(detected.certain for _, detected in known)
         level = logging.WARNING if unsure else logging.INFO
         if before is None:
-            level = self._at_first(level)
-        _log.log(level, "upstream %s: dialect %s: %s", self._upstream, dialect.name, reason)
+            level = self._startup_level(level)
+        _log.log(level, "upstream %s: dialect %s: %s", self._upstream, dialect.name, self.reason)
 
-    def _at_first(self, level: int) -> int:
-        """Give the level at which is logged what all find out alike when they begin."""
-        return level if self._tells else logging.DEBUG
+    def _startup_level(self, level: int) -> int:
+        return level if self._logs_startup else logging.DEBUG
 
-    def _note_fault(self, member: Member, error: GatewayError) -> None:
-        self._fault = strip_tracebacks(error)
+    def _record_error(self, member: Member, error: GatewayError) -> None:
+        self._error = strip_tracebacks(error)
         if self.dialect is not None:
-            self._note_loss(member, self.dialect, error)
+            self._log_loss(member, self.dialect, error)
         elif error.message != self.reason:
             self.reason = error.message
-            level = self._at_first(logging.WARNING)
+            level = self._startup_level(logging.WARNING)
             _log.log(level, "upstream %s: dialect not known yet: %s", self._upstream, self.reason)
 
-    def _note_loss(self, member: Member, dialect: Dialect, error: GatewayError) -> None:
-        """Log once that the only endpoint is gone; probes tell it too, and ejection of several."""
-        is_told = len(self._wishes) > 1 or member.probed.healthy is not None
-        if member.finding is None or member in self._lost or is_told:
+    def _log_loss(self, member: Member, dialect: Dialect, error: GatewayError) -> None:
+        """Log once that the only endpoint is lost; health checks and ejections log other losses."""
+        is_logged = len(self._recheck_events) > 1 or member.probed.healthy is not None
+        if member.detected_dialect is None or member in self._lost or is_logged:
             return
         self._lost.add(member)
-        still = f"its dialect is still taken for {dialect.name}"
-        _log.warning("upstream %s: %s; %s", self._upstream, error.message, still)
+        kept = f"its dialect is still taken for {dialect.name}"
+        _log.warning("upstream %s: %s; %s", self._upstream, error.message, kept)
 
-    def _note_answer(self, member: Member) -> None:
+    def _record_success(self, member: Member) -> None:
         if member in self._lost:
             self._lost.discard(member)
             _log.info("upstream %s: %s answers again", self._upstream, member.endpoint.url)
 
-    def _tell_waiters(self) -> None:
-        self._news.set()
-        self._news.clear()
+    def _wake_waiters(self) -> None:
+        self._progress.set()
+        self._progress.clear()
 
 
-def _reason(found: list[tuple[str, DetectedDialect]]) -> tuple[str, bool]:
-    """Tell why the dialect is what it is, and whether endpoints differ in theirs."""
-    of_dialect: dict[Dialect, str] = {}
-    for url, finding in found:
-        of_dialect.setdefault(finding.dialect, f"{url} {finding.reason}")
-    if len(of_dialect) == 1:
-        return next(iter(of_dialect.values())), False
-    each = "; ".join(f"{dialect.name}: {why}" for dialect, why in of_dialect.items())
+def _explain(known: list[tuple[str, DetectedDialect]]) -> tuple[str, bool]:
+    """Return why the dialect is what it is, and whether endpoints differ in theirs."""
+    reasons: dict[Dialect, str] = {}
+    for url, detected in known:
+        reasons.setdefault(detected.dialect, f"{url} {detected.reason}")
+    if len(reasons) == 1:
+        return next(iter(reasons.values())), False
+    each = "; ".join(f"{dialect.name}: {why}" for dialect, why in reasons.items())
     return f"its endpoints differ, and this is what all of them understand ({each})", True
 
 
 async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
-    """Ask a server what it is; raises GatewayError (502, 503) where it does not tell."""
-    answer = await send_control_request(endpoint, "GET", _SERVER_METADATA, MAX_SERVER_DOCUMENT)
-    passing = answer.status >= 500 and answer.status != 501
-    if passing or answer.status in _PASSING:
+    """Ask a server for its metadata and tell its dialect; raises GatewayError (502, 503)."""
+    response = await send_control_request(endpoint, "GET", _SERVER_METADATA, MAX_SERVER_DOCUMENT)
+    temporary = response.status >= 500 and response.status != 501
+    if temporary or response.status in _TEMPORARY:
         url = endpoint.url + _SERVER_METADATA
-        raise bad_response(f"{url}, which tells how it speaks, answered {answer.status}")
-    return parse_server_metadata(answer.status, answer.body)
+        raise bad_response(f"{url}, which tells how it speaks, answered {response.status}")
+    return parse_server_metadata(response.status, response.body)
 
 
-async def _learn_in_time(endpoint: UpstreamEndpoint) -> DetectedDialect:
-    """Ask a server what it is; raises GatewayError, a 504 where it does not answer in time too."""
+async def _detect_in_time(endpoint: UpstreamEndpoint) -> DetectedDialect:
+    """Detect a server's dialect; raises GatewayError (502, 503, or 504 after a timeout)."""
     try:
-        async with asyncio.timeout(_TIME):
+        async with asyncio.timeout(_TIMEOUT):
             return await detect_dialect(endpoint)
     except TimeoutError:
         url = endpoint.url + _SERVER_METADATA
         raise GatewayError(
-            ErrorKind.SERVER_TIMEOUT, f"{url} did not answer within {_TIME:g} s"
+            ErrorKind.SERVER_TIMEOUT, f"{url} did not answer within {_TIMEOUT:g} s"
         ) from None

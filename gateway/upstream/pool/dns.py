@@ -1,4 +1,4 @@
-"""The addresses of host names, looked up every so often: each of them is an endpoint."""
+"""DNS of upstreams: resolves host names again and again; each address is an endpoint."""
 
 from __future__ import annotations
 
@@ -9,153 +9,154 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
-from gateway.routing.intervals import pauses
+from gateway.routing.intervals import jittered_intervals
 from gateway.upstream.http.address import ServerAddress, TcpAddress
 from gateway.upstream.http.connect_errors import describe_connect_error
 from gateway.upstream.transport import UpstreamEndpoint
 
-_MOST = 256
+_MAX_ADDRESSES = 256
 """Addresses of one name that are used."""
 
 _log = logging.getLogger("tensorgate.upstream")
 
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
-"""Gives the addresses of a host name. Raises OSError, or UnicodeError for what cannot be a name."""
+"""Resolves a host name to addresses. Raises OSError, or UnicodeError for an invalid name."""
 
 
 async def resolve_host(host: str) -> list[str]:
-    """Ask the system for a host's addresses, of the kinds that this machine can reach."""
+    """Resolve a host name to the addresses of the families that this machine can reach."""
     loop = asyncio.get_running_loop()
-    kinds = socket.AI_ADDRCONFIG
-    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=kinds)
-    return [str(entry[4][0]) for entry in found]
+    flags = socket.AI_ADDRCONFIG
+    results = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=flags)
+    return [str(result[4][0]) for result in results]
 
 
 class Resolver:
-    """Gives the endpoints of servers, of which some are named.
+    """Turns servers into endpoints, and keeps those of host names up to date.
 
-    Names are looked up every so many seconds. What was known of a name stays if that fails, or
-    gives nothing. ``connect`` makes the endpoint at an address; a look-up fails after ``time``
-    seconds; ``random`` gives numbers in [0, 1).
+    Names are resolved every ``interval`` seconds; a look-up fails after ``timeout`` seconds. If one
+    fails, or finds no address, the previous addresses stay. ``connect`` makes the endpoint at an
+    address; ``random`` gives numbers in [0, 1).
     """
 
     def __init__(
         self,
         servers: Sequence[ServerAddress],
-        every: float,
+        interval: float,
         connect: Callable[[ServerAddress], UpstreamEndpoint],
         lookup: Lookup,
-        time: float = 5.0,
+        timeout: float = 5.0,
         random: Callable[[], float] = random.random,
     ) -> None:
-        self._every = every
+        self._interval = interval
         self._connect = connect
         self._random = random
         self._servers = tuple(dict.fromkeys(servers))
         self._names = {
-            server: _Name(server, lookup, time)
+            server: _Name(server, lookup, timeout)
             for server in self._servers
             if isinstance(server, TcpAddress) and server.has_host_name
         }
-        self._unanswered = set(self._names)
-        self._made: dict[ServerAddress, UpstreamEndpoint] = {}
-        self.answered = asyncio.Event()
-        """All names have been looked up, whatever came of it."""
+        self._unresolved = set(self._names)
+        self._by_address: dict[ServerAddress, UpstreamEndpoint] = {}
+        self.all_resolved = asyncio.Event()
+        """Every name was looked up once, successfully or not."""
         self.endpoints: tuple[UpstreamEndpoint, ...] = ()
-        """Those that are known now: the same object for the same address."""
-        self._make()
+        """The current endpoints; an address keeps its object."""
+        self._update_endpoints()
 
     @property
-    def fault(self) -> str:
-        """Tell why there is no endpoint, where there is none."""
-        faults = (f"{server.url}: {name.fault}" for server, name in self._names.items())
-        return "cannot connect to " + "; ".join(faults)
+    def error(self) -> str:
+        """Return why there is no endpoint; valid only if there is none."""
+        errors = (f"{server.url}: {name.error}" for server, name in self._names.items())
+        return "cannot connect to " + "; ".join(errors)
 
     def adopt_state(self, before: Resolver) -> None:
-        """Begin with the addresses that another resolver knows for the same hosts."""
+        """Start with the addresses that another resolver found for the same hosts."""
         known = {server.host: name.addresses for server, name in before._names.items()}
         for server, name in self._names.items():
-            name.begin_with(known.get(server.host, ()))
-        self._make()
+            name.start_with(known.get(server.host, ()))
+        self._update_endpoints()
 
     async def watch(self, changed: Callable[[], None]) -> None:
-        """Look names up until cancelled; ``changed`` is called when the endpoints are others."""
-        await asyncio.gather(*(self._follow(server, changed) for server in self._names))
+        """Resolve names until cancelled; ``changed`` is called when the endpoints change."""
+        await asyncio.gather(*(self._watch_name(server, changed) for server in self._names))
 
-    async def _follow(self, server: TcpAddress, changed: Callable[[], None]) -> None:
+    async def _watch_name(self, server: TcpAddress, changed: Callable[[], None]) -> None:
         name = self._names[server]
         try:
-            for pause in pauses(self._every, self._random()):
+            for pause in jittered_intervals(self._interval, self._random()):
                 if await name.look_up():
-                    self._make()
+                    self._update_endpoints()
                     changed()
-                self._unanswered.discard(server)
-                if not self._unanswered:
-                    self.answered.set()
+                self._unresolved.discard(server)
+                if not self._unresolved:
+                    self.all_resolved.set()
                 await asyncio.sleep(pause)
         finally:
             await name.close()
 
-    def _make(self) -> None:
+    def _update_endpoints(self) -> None:
         addresses: list[ServerAddress] = []
         for server in self._servers:
             name = self._names.get(server) if isinstance(server, TcpAddress) else None
             addresses += (server,) if name is None else name.addresses
-        self._made = {
-            address: self._made.get(address) or self._connect(address) for address in addresses
+        self._by_address = {
+            address: self._by_address.get(address) or self._connect(address)
+            for address in addresses
         }
-        self.endpoints = tuple(self._made.values())
+        self.endpoints = tuple(self._by_address.values())
 
 
 class _Name:
-    """A server's host name, and the addresses that were found for it."""
+    """A server's host name and its current addresses."""
 
-    def __init__(self, server: TcpAddress, lookup: Lookup, time: float) -> None:
+    def __init__(self, server: TcpAddress, lookup: Lookup, timeout: float) -> None:
         self.addresses: tuple[TcpAddress, ...] = ()
-        self.fault = "its name has not been looked up yet"
-        """Why the last look-up gave nothing."""
+        self.error = "its name has not been looked up yet"
+        """Why the last look-up found nothing."""
         self._server = server
         self._lookup = lookup
-        self._time = time
-        self._asking: asyncio.Future[Sequence[str]] | None = None
+        self._timeout = timeout
+        self._pending: asyncio.Future[Sequence[str]] | None = None
         self._failing = False
 
-    def begin_with(self, known: Iterable[TcpAddress]) -> None:
-        """Use addresses of the same host, until a look-up gives others."""
+    def start_with(self, known: Iterable[TcpAddress]) -> None:
+        """Use known addresses of the same host until a look-up finds others."""
         self.addresses = tuple(replace(self._server, address=each.address) for each in known)
 
     async def look_up(self) -> bool:
-        """Look the name up; tell whether that gave other addresses than before."""
+        """Look the name up; tell whether its addresses changed."""
         try:
-            found = await self._ask()
+            addresses = await self._resolve()
         except TimeoutError:
-            self._fail(f"no answer of the name service within {self._time:g} s")
+            self._record_failure(f"no answer of the name service within {self._timeout:g} s")
         except (OSError, UnicodeError) as error:
-            self._fail(describe_connect_error(error))
+            self._record_failure(describe_connect_error(error))
         else:
-            if found:
-                return self._take(found)
-            self._fail("its name has no address")
+            if addresses:
+                return self._use(addresses)
+            self._record_failure("its name has no address")
         return False
 
     async def close(self) -> None:
-        """Wait for no answer any more."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        """Cancel a pending look-up."""
+        if self._pending is not None:
+            self._pending.cancel()
+            await asyncio.gather(self._pending, return_exceptions=True)
 
-    async def _ask(self) -> Sequence[str]:
-        """Wait for the addresses: of one look-up at a time, as a system's cannot be cancelled."""
-        if self._asking is None:
-            self._asking = asyncio.ensure_future(self._lookup(self._server.host))
-        done, _ = await asyncio.wait((self._asking,), timeout=self._time)
+    async def _resolve(self) -> Sequence[str]:
+        # One look-up at a time: getaddrinfo runs in a thread, which cannot be cancelled.
+        if self._pending is None:
+            self._pending = asyncio.ensure_future(self._lookup(self._server.host))
+        done, _ = await asyncio.wait((self._pending,), timeout=self._timeout)
         if not done:
             raise TimeoutError
-        self._asking = None
+        self._pending = None
         return done.pop().result()
 
-    def _fail(self, why: str) -> None:
-        self.fault = why
+    def _record_failure(self, why: str) -> None:
+        self.error = why
         if not self._failing:
             self._failing = True
             kept = f"; the {len(self.addresses)} addresses from before stay in use"
@@ -163,11 +164,11 @@ class _Name:
                 "%s: look-up failed: %s%s", self._server.url, why, kept if self.addresses else ""
             )
 
-    def _take(self, found: Sequence[str]) -> bool:
-        """Use these addresses; those that were used before come first, in their order."""
-        wanted = set(found)
+    def _use(self, addresses: Sequence[str]) -> bool:
+        """Use these addresses; known ones keep their order, new ones follow."""
+        wanted = set(addresses)
         before = [server.address for server in self.addresses if server.address in wanted]
-        after = [*before, *sorted(wanted.difference(before))][:_MOST]
+        after = [*before, *sorted(wanted.difference(before))][:_MAX_ADDRESSES]
         changed = len(before) < len(self.addresses) or len(after) > len(before)
         if changed or self._failing:
             all_of = "" if len(after) == len(wanted) else f", {len(after)} of {len(wanted)}"

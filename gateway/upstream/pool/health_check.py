@@ -1,4 +1,4 @@
-"""Endpoints are asked how they are, every so often."""
+"""Active health checks of endpoints."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable
 
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
-from gateway.routing.health import HealthCheckPolicy, probed
-from gateway.routing.intervals import pauses
+from gateway.routing.health import HealthCheckPolicy, record_probe
+from gateway.routing.intervals import jittered_intervals
 from gateway.sizes import MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.pool.member import Member, MemberTask
@@ -19,7 +19,7 @@ _log = logging.getLogger("tensorgate.upstream")
 
 
 class HealthChecker(MemberTask):
-    """Asks for ``path`` every so many seconds; an answer of 2xx within ``time`` is a good one.
+    """Requests ``path`` every ``interval`` seconds; a 2xx within ``timeout`` is a success.
 
     ``random`` gives numbers in [0, 1).
     """
@@ -27,45 +27,45 @@ class HealthChecker(MemberTask):
     def __init__(
         self,
         path: str,
-        every: float,
-        time: float,
+        interval: float,
+        timeout: float,
         policy: HealthCheckPolicy,
         random: Callable[[], float] = random.random,
     ) -> None:
         self._path = path
-        self._every = every
-        self._time = time
+        self._interval = interval
+        self._timeout = timeout
         self._policy = policy
         self._random = random
 
-    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
-        """Probe an endpoint until cancelled."""
-        for pause in pauses(self._every, self._random()):
-            answer = await self._ask(member.endpoint)
-            if answer is not None:
-                well, member.reason = answer
-                before, member.probed = member.probed, probed(member.probed, well, self._policy)
+    async def run(self, member: Member, changed: Callable[[], None]) -> None:
+        """Check an endpoint until cancelled."""
+        for pause in jittered_intervals(self._interval, self._random()):
+            result = await self._check(member.endpoint)
+            if result is not None:
+                success, member.reason = result
+                before = member.probed
+                member.probed = record_probe(before, success, self._policy)
                 if member.probed.healthy is not before.healthy:
-                    self._tell(member, before.healthy)
+                    self._log_change(member, before.healthy)
                     changed()
             await asyncio.sleep(pause)
 
-    async def _ask(self, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
-        """Tell whether the endpoint is well, and what it answered or why it did not.
-
-        None where the gateway itself could not ask.
-        """
+    async def _check(self, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
+        """Return success or failure and its reason; None if the gateway itself failed."""
         try:
-            async with asyncio.timeout(self._time):
-                answer = await send_control_request(endpoint, "GET", self._path, MAX_PROBE_RESPONSE)
+            async with asyncio.timeout(self._timeout):
+                response = await send_control_request(
+                    endpoint, "GET", self._path, MAX_PROBE_RESPONSE
+                )
         except TimeoutError:
-            return False, f"no answer to GET {self._path} within {self._time:g} s"
+            return False, f"no response to GET {self._path} within {self._timeout:g} s"
         except GatewayError as error:
             strip_tracebacks(error)
             return None if error.kind is ErrorKind.EXHAUSTED else (False, error.message)
-        return 200 <= answer.status < 300, f"GET {self._path} answered {answer.status}"
+        return 200 <= response.status < 300, f"GET {self._path} answered {response.status}"
 
-    def _tell(self, member: Member, before: bool | None) -> None:
+    def _log_change(self, member: Member, before: bool | None) -> None:
         url, reason = member.endpoint.url, member.reason
         if not member.is_up:
             _log.warning("%s is unhealthy and is not used: %s", url, reason)

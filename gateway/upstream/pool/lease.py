@@ -1,41 +1,27 @@
-"""Endpoints lent to exchanges, and what those tell of them."""
+"""Leases of endpoints: a call holds one while it uses an endpoint, and reports its outcome."""
 
 from __future__ import annotations
 
-from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.metadata_cache import UpstreamResponseError
-from gateway.upstream.pool.member import Member
+from gateway.upstream.pool.member import Member, Outcome
 from gateway.upstream.pool.model_discovery import may_have_model
+from gateway.upstream.pool.outlier_detection import OutlierDetector
 from gateway.upstream.transport import UpstreamEndpoint
 
-if TYPE_CHECKING:
-    from gateway.upstream.pool.outlier_detection import OutlierDetector
-
-
 _SERVER_ERROR = 500
-"""The first status of a failed call, whatever it says of the endpoint."""
-
-
-class Outcome(Enum):
-    """What an exchange tells of its endpoint."""
-
-    SUCCEEDED = "answered"
-    FAILED = "failed"
-    CONNECT_FAILED = "unconnected"
-    """It failed, as there was no connection."""
-    UNKNOWN = "unknown"
+"""The first status of a failed call; the policy decides whether the endpoint failed too."""
 
 
 class LeaseOwner(Protocol):
-    """Who lends endpoints, and keeps account of them."""
+    """The pool that grants leases."""
 
     leases_total: int
     has_single_endpoint: bool
-    ejections: OutlierDetector
+    outlier_detector: OutlierDetector
 
     @property
     def discovers_models(self) -> bool:
@@ -43,7 +29,10 @@ class LeaseOwner(Protocol):
 
 
 class Lease:
-    """An endpoint lent, while its context is open, or until it is given back."""
+    """The right to use an endpoint for one call, and to report how that went.
+
+    Use it as a context manager, or call ``acquire`` and then ``release`` or ``finish``.
+    """
 
     def __init__(self, pool: LeaseOwner, member: Member, is_trial: bool = True) -> None:
         self._pool = pool
@@ -53,53 +42,53 @@ class Lease:
         self.endpoint = member.endpoint
 
     def acquire(self) -> UpstreamEndpoint:
-        """Count the exchange, and give the endpoint."""
+        """Count the call as in flight and return the endpoint."""
         pool, member = self._pool, self._member
         member.outstanding += 1
         pool.leases_total += 1
-        if self._is_trial and member.health.ejections:
-            pool.ejections.start_trial(member)
+        if self._is_trial and member.ejection.ejections:
+            pool.outlier_detector.start_trial(member)
         return self.endpoint
 
     async def may_have_model(self, model: str) -> bool:
-        """Tell whether the endpoint has a model now: it is asked, if endpoints may differ."""
+        """Ask the endpoint whether a model is ready there, if endpoints may differ."""
         return not self._pool.discovers_models or await may_have_model(self.endpoint, model)
 
     def release(self, outcome: Outcome, why: str = "") -> None:
-        """Count the exchange no more; ``why`` tells of a failure."""
+        """Report the outcome; ``why`` is the error of a failure."""
         member, pool = self._member, self._pool
         member.outstanding -= 1
-        # Of a good response of one that is alone there is nothing to note.
+        # The fast path: a success of the only endpoint changes nothing.
         if (
             outcome is not Outcome.SUCCEEDED
             or self._server_error
             or not pool.has_single_endpoint
             or member.calls.failures
         ):
-            pool.ejections.note(member, outcome, why, self._server_error)
+            pool.outlier_detector.record(member, outcome, why, self._server_error)
 
     def classify_status(self, status: int) -> tuple[Outcome, str]:
-        """Tell what the status of an answer says of the endpoint, and why that failed.
+        """Return what a response's status says about the endpoint, and the error if it failed.
 
-        A status of 5xx counts as a failed call, whatever is told.
+        The lease also counts any 5xx as a failed call.
         """
         if status >= _SERVER_ERROR:
             self._server_error = status
-        return self._pool.ejections.classify_status(status)
+        return self._pool.outlier_detector.classify_status(status)
 
     def classify_retried(self, status: int) -> tuple[Outcome, str]:
-        """Tell what a status says for which another endpoint is asked: that this one failed."""
+        """Return a failure for a status that the call retries on another endpoint."""
         self.classify_status(status)
         return Outcome.FAILED, f"it answered {status}"
 
     def finish(self, error: BaseException | None) -> None:
-        """Give it back; the error, or that there was none, tells how it did."""
+        """Release the endpoint with the outcome that an error stands for; None is a success."""
         if isinstance(error, UpstreamResponseError):
             self.classify_status(error.status)
         self.release(*outcome_of(error))
 
     def __enter__(self) -> UpstreamEndpoint:
-        """Take the endpoint."""
+        """Acquire the endpoint."""
         return self.acquire()
 
     def __exit__(
@@ -108,15 +97,15 @@ class Lease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give it back."""
+        """Release the endpoint."""
         self.finish(error)
 
 
 def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
-    """Tell what an error, or that there was none, says of the endpoint, and why that failed."""
+    """Return what a call's error says about the endpoint, and its text; None is a success."""
     if error is None:
         return Outcome.SUCCEEDED, ""
     if not isinstance(error, GatewayError) or not error.kind.value.upstream_failed:
         return Outcome.UNKNOWN, str(error)
-    unconnected = error.kind is ErrorKind.UNREACHABLE
-    return (Outcome.CONNECT_FAILED if unconnected else Outcome.FAILED), str(error)
+    unreachable = error.kind is ErrorKind.UNREACHABLE
+    return (Outcome.CONNECT_FAILED if unreachable else Outcome.FAILED), str(error)

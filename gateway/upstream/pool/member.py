@@ -1,47 +1,94 @@
-"""An endpoint of a pool, and all that is known of it."""
+"""One endpoint of a pool: its load, its ejection, its health checks and its models."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum
 
 from gateway.protocol.dialect_detection import DetectedDialect
 from gateway.routing.health import NOT_EJECTED, NOT_PROBED, EjectionState, ProbeState
-from gateway.upstream.pool.failure_counter import FailureCounter
 from gateway.upstream.pool.ready_models import ReadyModels
 from gateway.upstream.transport import UpstreamEndpoint
+
+_QUOTED_ERROR = 300
+"""Characters of an error that are stored."""
+
+
+class Outcome(Enum):
+    """What a call says about its endpoint."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CONNECT_FAILED = "connect failed"
+    UNKNOWN = "unknown"
+    """The call says nothing about the endpoint: the client left, for example."""
+
+
+@dataclass(slots=True)
+class CallStats:
+    """Counts the failed calls of an endpoint and stores the last error.
+
+    A call fails without a complete response, or with a response of 5xx. Errors are stored as text:
+    an exception's traceback would keep its frames alive, and with them request bodies.
+    """
+
+    failures: int = 0
+    """In a row."""
+    connect_failures: int = 0
+    """In a row: calls that got no connection."""
+    failures_total: int = 0
+    responses_5xx: int = 0
+    last_error: str | None = None
+    last_error_time: float = 0.0
+    """In seconds since 1970."""
+    next_logged: float = float("-inf")
+    """When a response of 5xx is logged again, in seconds of the pool's clock."""
+
+    def record_failure(self, why: str, is_5xx: bool, is_connect_failure: bool) -> None:
+        """Count a failed call and store its error."""
+        self.failures += 1
+        self.failures_total += 1
+        self.responses_5xx += is_5xx
+        self.connect_failures = self.connect_failures + 1 if is_connect_failure else 0
+        self.last_error = why[:_QUOTED_ERROR]
+        self.last_error_time = time.time()
+
+    def record_success(self) -> None:
+        """End the row of failures."""
+        self.failures = self.connect_failures = 0
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """An endpoint of a pool, and how it does."""
+    """An endpoint of a pool and its current state."""
 
     endpoint: UpstreamEndpoint
     outstanding: int = 0
-    """Exchanges under way."""
-    health: EjectionState = NOT_EJECTED
-    """By its exchanges."""
-    calls: FailureCounter = field(default_factory=FailureCounter)
+    """Calls in flight."""
+    ejection: EjectionState = NOT_EJECTED
+    calls: CallStats = field(default_factory=CallStats)
     probed: ProbeState = NOT_PROBED
     reason: str = ""
-    """What the last probe met with."""
+    """The result of the last health check."""
     models: ReadyModels | None = None
-    """Those that it has ready; None where that is not known."""
-    finding: DetectedDialect | None = None
-    """What it was recognised as; None where it is not asked, or was not yet."""
+    """The models that are ready there; None if unknown."""
+    detected_dialect: DetectedDialect | None = None
+    """None until the server has said what it is, or if it is not asked."""
     leaving: bool = False
-    """It is given to no more exchanges; those under way finish."""
+    """It gets no new calls; those in flight finish."""
 
     @property
     def is_up(self) -> bool:
-        """Tell whether its probes, as far as there are any, have nothing against it."""
+        """Tell whether health checks allow calls; without checks they do."""
         return self.probed.healthy is not False
 
     def state(self, now: float) -> MemberState:
-        """Tell how it does."""
-        ejected = max(0.0, self.health.until - now) if self.health.ejections else 0.0
+        """Describe the endpoint for the operators' address."""
+        ejected = max(0.0, self.ejection.until - now) if self.ejection.ejections else 0.0
         models = None if self.models is None else self.models.names
         calls = self.calls
         at = datetime.fromtimestamp(calls.last_error_time, UTC) if calls.failures_total else None
@@ -49,7 +96,7 @@ class Member:
             self.endpoint.url,
             self.outstanding,
             calls.failures,
-            self.health.ejections,
+            self.ejection.ejections,
             round(ejected, 3),
             self.probed.healthy,
             self.reason,
@@ -64,38 +111,38 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """How an endpoint does, for those who look at it from outside."""
+    """An endpoint's state as the operators' address shows it."""
 
     url: str
     outstanding: int
-    """Exchanges under way."""
+    """Calls in flight."""
     failures: int
-    """Calls that failed, in a row: without a whole response, or with one of 5xx."""
+    """Failed calls in a row: without a complete response, or with a response of 5xx."""
     ejections: int
     """In a row; 0 for an endpoint in use."""
     ejected_for: float
-    """Seconds for which it is still left out; 0 where it is not, or may be tried again."""
+    """Seconds that the ejection still lasts; 0 without one, or if a trial may start."""
     healthy: bool | None
-    """By its probes; None where there are none, or before the first of them."""
+    """By health checks; None without them, or before the first."""
     reason: str
-    """What the last probe met with."""
+    """The result of the last health check."""
     models: tuple[str, ...] | None
-    """Those that it has ready; None where it is not asked, or does not tell."""
+    """The models that are ready there; None if the endpoint is not asked, or does not tell."""
     leaving: bool
-    """It is given to no more exchanges; those under way finish."""
+    """It gets no new calls; those in flight finish."""
     failures_total: int = 0
-    """Calls that failed."""
+    """Failed calls."""
     responses_5xx: int = 0
-    """Responses of the server itself of 5xx, which are among those."""
+    """Failed calls to which the server itself responded with 5xx."""
     last_error: str | None = None
-    """Why the last of them failed."""
+    """Why the last call failed."""
     last_error_at: str | None = None
-    """When that was, in the form of ISO 8601, UTC."""
+    """When that was: ISO 8601, UTC."""
 
 
 class MemberTask(ABC):
-    """Looks after the members of a pool, one by one."""
+    """Background work for each member of a pool."""
 
     @abstractmethod
-    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
-        """Look after a member until cancelled; ``changed`` is called when it is up, or not."""
+    async def run(self, member: Member, changed: Callable[[], None]) -> None:
+        """Work for one member until cancelled; ``changed`` reports that its health changed."""

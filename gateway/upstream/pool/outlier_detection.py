@@ -1,4 +1,4 @@
-"""Which endpoints of an upstream are left out, by what exchanges and other processes tell."""
+"""Passive health: ejects endpoints whose calls fail, and shares that with other workers."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ from collections.abc import Callable
 from gateway.errors import escape_for_log
 from gateway.routing import health
 from gateway.routing.health import NOT_EJECTED, EjectionState, OutlierPolicy
-from gateway.upstream.pool.lease import Outcome
-from gateway.upstream.pool.member import Member
+from gateway.upstream.pool.member import Member, Outcome
 from gateway.upstream.pool.reachability import Reachability
 
-_LOG_PAUSE = 10.0
-"""Seconds for which no other response of 5xx of the same endpoint is logged."""
+_LOG_INTERVAL = 10.0
+"""Seconds between two log lines about responses of 5xx of the same endpoint."""
 
 FIRST_ERROR_STATUS = 400
-"""The first status that may tell against an endpoint."""
+"""The first status that the policy may count as a failure."""
 
 _log = logging.getLogger("tensorgate.upstream")
 
 EjectionListener = Callable[[str, EjectionState], None]
-"""What is told the URL of an endpoint that is ejected, or that answers again, and how it does.
+"""Called with the URL and state of an endpoint that calls here have ejected or recovered.
 
-Without a URL, it is told of all endpoints: that they are unreachable, or that one is reachable.
+An empty URL stands for all endpoints: with an ejection they are unreachable, without one not.
 """
 
 
 class OutlierDetector:
-    """Keeps the health of a pool's members.
+    """Counts failed calls of a pool's members and ejects those that fail.
 
-    ``clock`` gives seconds. ``doubt`` is called with members that may be other servers by now,
-    ``tell`` when what exchanges here meet with changes which are used. ``reachability`` hears which
+    ``clock`` gives seconds. ``recheck`` gets members that may be another server by now. ``notify``
+    hears of ejections and recoveries that calls here have caused. ``reachability`` hears which
     calls could connect.
     """
 
@@ -39,122 +38,121 @@ class OutlierDetector:
         self,
         policy: OutlierPolicy,
         clock: Callable[[], float],
-        doubt: Callable[[Member], None],
+        recheck: Callable[[Member], None],
         reachability: Reachability,
-        tell: EjectionListener | None = None,
+        notify: EjectionListener | None = None,
     ) -> None:
         self._policy = policy
         self._reachability = reachability
         self._clock = clock
-        self._doubt = doubt
-        self._tell = tell
+        self._recheck = recheck
+        self._notify = notify
         self._members: tuple[Member, ...] = ()
-        self._has_one = False
+        self._has_single_member = False
 
-    def among(self, members: tuple[Member, ...]) -> None:
-        """Keep the health of these from now on; one alone is always used."""
+    def set_members(self, members: tuple[Member, ...]) -> None:
+        """Watch these members from now on; a single one is never ejected."""
         self._members = members
-        self._has_one = len(members) == 1
-        if self._has_one:
-            # Nothing is noted of it from now on, not even how its trial ends.
-            members[0].health = NOT_EJECTED
+        self._has_single_member = len(members) == 1
+        if self._has_single_member:
+            # Nothing updates its state from now on, not even the end of a trial.
+            members[0].ejection = NOT_EJECTED
 
     def start_trial(self, member: Member) -> None:
-        """Note that an exchange goes to an endpoint that is, or was, left out."""
-        member.health = health.taken(member.health, self._clock())
+        """Record that a call goes to an endpoint that was ejected before."""
+        member.ejection = health.record_request(member.ejection, self._clock())
 
-    def note(self, member: Member, outcome: Outcome, why: str, server_error: int = 0) -> None:
-        """Note what an exchange told of an endpoint, and why it failed.
+    def record(self, member: Member, outcome: Outcome, why: str, server_error: int = 0) -> None:
+        """Record a call's outcome; ``why`` is the error of a failure.
 
-        ``server_error`` is the status of its server's response, if that is 5xx: it is a failed
-        call, whatever the policy makes of it.
+        ``server_error`` is the status of the server's response if that is 5xx. Such a call counts
+        as failed, whatever the policy makes of it.
         """
         if member.leaving:
             return
-        # A good response behind good ones costs nothing more.
-        is_good = outcome is Outcome.SUCCEEDED and not server_error
-        if not is_good or member.calls.failures or self._reachability.failures:
+        # A success after successes must cost nothing: it has nothing to reset.
+        is_success = outcome is Outcome.SUCCEEDED and not server_error
+        if not is_success or member.calls.failures or self._reachability.failures:
             self._count(member, outcome, why, server_error)
-        if not self._has_one:
-            self._judge_health(member, outcome, why)
+        if not self._has_single_member:
+            self._update_ejection(member, outcome, why)
 
     def _count(self, member: Member, outcome: Outcome, why: str, server_error: int) -> None:
         calls, reachability = member.calls, self._reachability
-        unconnected = outcome is Outcome.CONNECT_FAILED
-        if unconnected or outcome is Outcome.FAILED:
-            self._doubt(member)
-            calls.failed(why, bool(server_error), unconnected)
+        connect_failed = outcome is Outcome.CONNECT_FAILED
+        if connect_failed or outcome is Outcome.FAILED:
+            self._recheck(member)
+            calls.record_failure(why, bool(server_error), connect_failed)
         elif server_error:
-            calls.failed(f"it answered {server_error}", True, False)
+            calls.record_failure(f"it answered {server_error}", True, False)
         elif outcome is Outcome.SUCCEEDED and calls.failures:
-            calls.succeeded()
+            calls.record_success()
         if server_error:
             self._log_server_error(member, server_error)
-        if unconnected:
-            reachability.failed(self._members, why)
+        if connect_failed:
+            reachability.record_connect_failure(self._members, why)
         elif reachability.failures and (outcome is not Outcome.UNKNOWN or server_error):
-            reachability.connected(member.endpoint.url)
+            reachability.record_connect(member.endpoint.url)
 
     def _log_server_error(self, member: Member, status: int) -> None:
-        """Log such a response, of which nothing else tells, once in a while for each endpoint."""
+        """Log a response of 5xx, at most once per interval and endpoint."""
         now, calls = self._clock(), member.calls
         if now >= calls.next_logged:
-            calls.next_logged = now + _LOG_PAUSE
+            calls.next_logged = now + _LOG_INTERVAL
             count = calls.responses_5xx
             _log.warning(
                 "%s answered %d; responses of 5xx so far: %d", member.endpoint.url, status, count
             )
 
-    def _judge_health(self, member: Member, outcome: Outcome, why: str) -> None:
-        before = member.health
+    def _update_ejection(self, member: Member, outcome: Outcome, why: str) -> None:
+        before = member.ejection
         url = member.endpoint.url
         if outcome is Outcome.SUCCEEDED:
-            after = health.succeeded(before)
+            after = health.record_success(before)
         elif outcome is Outcome.UNKNOWN:
-            after = health.left(before)
+            after = health.record_inconclusive(before)
         else:
             now = self._clock()
-            after = health.failed(before, self._others(member), now, self._policy)
+            after = health.record_failure(before, self._others(member), now, self._policy)
             if after.ejections > before.ejections:
                 _log.warning(
-                    "%s failed %d times in a row: it is left out for %g s; at last: %s",
+                    "%s failed %d times in a row: ejected for %g s; last error: %s",
                     url,
                     after.failures,
                     after.until - now,
                     escape_for_log(why),
                 )
-                if self._tell is not None:
-                    self._tell(url, after)
+                if self._notify is not None:
+                    self._notify(url, after)
         if before.ejections and not after.ejections:
             _log.warning("%s is used again", url)
-            # One that is used as there is no better one is none to recommend.
-            if outcome is Outcome.SUCCEEDED and self._tell is not None:
-                self._tell(url, after)
-        member.health = after
+            # After a failure it is used only because too many are ejected: no recovery to share.
+            if outcome is Outcome.SUCCEEDED and self._notify is not None:
+                self._notify(url, after)
+        member.ejection = after
 
-    def hear(self, member: Member, told: EjectionState) -> None:
-        """Note what another process tells of an endpoint, as it is now; that is not told again."""
-        if self._has_one:
+    def record_remote(self, member: Member, remote: EjectionState) -> None:
+        """Record another worker's ejection or recovery of an endpoint; listeners do not hear it."""
+        if self._has_single_member:
             return
-        before = member.health
-        if told.ejections:
+        before = member.ejection
+        if remote.ejections:
             others, now = self._others(member), self._clock()
-            after = health.record_remote_ejection(before, told, others, now, self._policy)
+            after = health.record_remote_ejection(before, remote, others, now, self._policy)
         else:
             after = health.record_remote_recovery(before)
         if after.ejections and not before.ejections:
-            _log.info("%s: left out, as another worker says", member.endpoint.url)
+            _log.info("%s: ejected, as another worker reports", member.endpoint.url)
         elif before.ejections and not after.ejections:
-            _log.info("%s: used again, as another worker says", member.endpoint.url)
-            self._doubt(member)
-        member.health = after
+            _log.info("%s: used again, as another worker reports", member.endpoint.url)
+            self._recheck(member)
+        member.ejection = after
 
     def classify_status(self, status: int) -> tuple[Outcome, str]:
-        """Tell what the status of an answer says of its endpoint, and why that failed."""
-        if status < FIRST_ERROR_STATUS or status not in self._policy.statuses:
+        """Return what a response's status says about the endpoint, and the error if it failed."""
+        if status < FIRST_ERROR_STATUS or status not in self._policy.failure_statuses:
             return Outcome.SUCCEEDED, ""
         return Outcome.FAILED, f"it answered {status}"
 
     def _others(self, member: Member) -> list[EjectionState]:
-        """Tell how all endpoints but one do."""
-        return [each.health for each in self._members if each is not member]
+        return [each.ejection for each in self._members if each is not member]

@@ -1,4 +1,4 @@
-"""The models that an endpoint has ready, as it lists them."""
+"""The models that an endpoint has ready, by its own list."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.protocol.model_name import ModelName
+from gateway.protocol.operations import ModelName
 from gateway.protocol.v1 import ready_entries
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyModels:
-    """What an endpoint has ready: the versions of each model, none where it names none.
+    """The versions of each ready model; empty for a model whose versions are unknown.
 
-    Without ``versions``, it does not say what it has: that may be every model.
+    ``versions`` is None if the endpoint does not say: it may have any model.
     """
 
     versions: Mapping[str, frozenset[str]] | None
 
-    def have(self, model: ModelName) -> bool:
-        """Tell whether a model is among them; any of its versions, if none is meant."""
+    def includes(self, model: ModelName) -> bool:
+        """Tell whether a model is ready; without a version, whether any version is."""
         if self.versions is None:
             return True
         versions = self.versions.get(model.name)
@@ -30,31 +30,31 @@ class ReadyModels:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Give the names of all, in order; None where they are not known."""
+        """Return the sorted names of all models; None if unknown."""
         return None if self.versions is None else tuple(sorted(self.versions))
 
 
 ANY_MODEL = ReadyModels(None)
 
 
-def listed(document: Any) -> ReadyModels:
-    """Read a repository index, or a list as KServe gives it.
+def parse_ready_models(document: Any) -> ReadyModels:
+    """Read a repository index, or KServe's list of models.
 
-    There are servers whose index names no versions, as MLServer's where a model has none, and a
-    list as KServe's never does. Raises TypeError, KeyError or AttributeError for what is neither.
+    KServe's list has no versions, nor has MLServer's index for a model without one. Raises
+    TypeError, KeyError or AttributeError for anything else.
     """
-    found: dict[str, set[str]] = {}
+    versions: dict[str, set[str]] = {}
     unversioned: set[str] = set()
     for entry in ready_entries(document):
         name, version = str(entry["name"]), entry.get("version")
-        found.setdefault(name, set())
+        versions.setdefault(name, set())
         if version in (None, ""):
             unversioned.add(name)
         else:
-            found[name].add(str(version))
+            versions[name].add(str(version))
     return ReadyModels(
         {
-            name: frozenset() if name in unversioned else frozenset(versions)
-            for name, versions in found.items()
+            name: frozenset() if name in unversioned else frozenset(found)
+            for name, found in versions.items()
         }
     )

@@ -1,4 +1,4 @@
-"""What looks after a pool's members, and the tasks in which that is done."""
+"""The background tasks of a pool: health checks, model discovery, dialect detection, DNS."""
 
 from __future__ import annotations
 
@@ -15,81 +15,81 @@ from gateway.upstream.pool.member import Member
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.transport import UpstreamEndpoint
 
-_FIRST_LOOK_UP = 1.0
+_START_DNS_TIMEOUT = 1.0
 """Seconds for which the start waits for the addresses of names."""
 
 _log = logging.getLogger("tensorgate.upstream")
 
 
 class PoolSupervisor:
-    """Has members probed, asked for models and dialect, and looked up, as far as is wanted."""
+    """Runs the background tasks of a pool's members, as far as the settings ask for them."""
 
     def __init__(
         self,
-        prober: HealthChecker | None = None,
-        discovery: ModelDiscovery | None = None,
+        health_checker: HealthChecker | None = None,
+        model_discovery: ModelDiscovery | None = None,
         resolver: Resolver | None = None,
         dialect_detector: DialectDetector | None = None,
     ) -> None:
-        self.prober = prober
-        self.discovery = discovery
+        self.health_checker = health_checker
+        self.model_discovery = model_discovery
         self.resolver = resolver
         self.dialect_detector = dialect_detector
-        attendants = (prober, discovery, dialect_detector)
-        self._attendants = [each for each in attendants if each is not None]
-        self._of_member: dict[Member, list[asyncio.Task[None]]] = {}
+        checks = (health_checker, model_discovery, dialect_detector)
+        self._member_tasks = [each for each in checks if each is not None]
+        self._tasks_by_member: dict[Member, list[asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def look_up(self, use: Callable[[Sequence[UpstreamEndpoint]], None]) -> None:
-        """Begin to look names up; wait, but not for long, until that was done once.
+    async def resolve_names(self, use: Callable[[Sequence[UpstreamEndpoint]], None]) -> None:
+        """Start to resolve names; wait a moment for the first addresses.
 
-        ``use`` is called with the endpoints whenever they are others.
+        ``use`` gets the endpoints whenever they change.
         """
         resolver = self.resolver
         if resolver is None:
             return
-        self.run(resolver.watch(lambda: use(resolver.endpoints)))
+        self.start_task(resolver.watch(lambda: use(resolver.endpoints)))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_LOOK_UP):
-                await resolver.answered.wait()
+            async with asyncio.timeout(_START_DNS_TIMEOUT):
+                await resolver.all_resolved.wait()
 
-    def take_in(self, members: Iterable[Member], changed: Callable[[Member], None]) -> None:
-        """Begin to look after members; ``changed`` is called with one that is up, or no more."""
+    def add(self, members: Iterable[Member], changed: Callable[[Member], None]) -> None:
+        """Start the tasks of members; ``changed`` gets a member whose health has changed."""
         for member in members:
             if self.dialect_detector is not None:
-                self.dialect_detector.take_in(member)
-            told = partial(self._changed, member, changed)
-            self._of_member[member] = [
-                self.run(attendant.attend(member, told)) for attendant in self._attendants
+                self.dialect_detector.add(member)
+            on_change = partial(self._on_change, member, changed)
+            self._tasks_by_member[member] = [
+                self.start_task(each.run(member, on_change)) for each in self._member_tasks
             ]
 
-    def let_go(self, members: Iterable[Member]) -> None:
-        """Look after members no more, and close the connections that no exchange uses."""
+    def remove(self, members: Iterable[Member]) -> None:
+        """Stop the tasks of members and close their idle connections."""
         for member in members:
-            for task in self._of_member.pop(member, ()):
+            for task in self._tasks_by_member.pop(member, ()):
                 task.cancel()
             if self.dialect_detector is not None:
-                self.dialect_detector.let_go(member)
-            self.run(member.endpoint.close())
+                self.dialect_detector.remove(member)
+            self.start_task(member.endpoint.close())
 
-    def doubt(self, member: Member) -> None:
-        """Take note that a member may be another server by now."""
+    def recheck(self, member: Member) -> None:
+        """Detect a member's dialect again, as it may be another server by now."""
         if self.dialect_detector is not None:
-            self.dialect_detector.doubt(member)
+            self.dialect_detector.recheck(member)
 
-    def _changed(self, member: Member, changed: Callable[[Member], None]) -> None:
-        self.doubt(member)
+    def _on_change(self, member: Member, changed: Callable[[Member], None]) -> None:
+        self.recheck(member)
         changed(member)
 
     async def close(self) -> None:
-        """Cancel all that is under way, and wait for its end."""
+        """Cancel all tasks and wait for their end."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def run(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Run what looks after endpoints until it ends, or until ``close``."""
+    def start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run work in the background until it ends, or until ``close``."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._end)
@@ -97,5 +97,5 @@ class PoolSupervisor:
 
     def _end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (fault := task.exception()) is not None:
-            _log.error("nobody looks after an endpoint any more", exc_info=fault)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a background task of an upstream ended with an error", exc_info=error)

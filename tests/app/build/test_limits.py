@@ -5,13 +5,16 @@ import pytest
 from gateway.app.build.limits import SharedLimits, shared_limits
 from gateway.errors import GatewayError
 from gateway.settings.schema import Settings
+from tests.support.gateway import split_limits
 
 MIB = 2**20
 
 
 def _limits(before: SharedLimits | None = None, **limits: object) -> SharedLimits:
     upstreams = {"u": {"endpoints": ["http://127.0.0.1:1"]}}
-    settings = Settings.model_validate({"workers": 2, "upstreams": upstreams, "limits": limits})
+    settings = Settings.model_validate(
+        {"workers": 2, "upstreams": upstreams, **split_limits(limits)}
+    )
     return shared_limits(settings, before)
 
 

@@ -1,26 +1,35 @@
+import os
+from pathlib import Path
+
 import pytest
 
-from gateway.app.build import processes
-from gateway.app.build.processes import share_per_worker, uses_offload, worker_count
+from gateway.app.build.processes import (
+    share_per_worker,
+    usable_cores,
+    uses_offload,
+    worker_count,
+)
 from gateway.settings.schema import Settings
 
 
-def _settings(**said: object) -> Settings:
-    return Settings.model_validate({"upstreams": {"u": {"endpoints": ["http://a:1"]}}, **said})
+def _settings(**more: object) -> Settings:
+    return Settings.model_validate({"upstreams": {"u": {"endpoints": ["http://a:1"]}}, **more})
 
 
-@pytest.fixture(autouse=True)
-def _four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "usable_cores", lambda: 4)
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.app.build.processes.usable_cores", lambda: 4)
 
 
-@pytest.mark.parametrize(("said", "count"), [(1, 1), (3, 3), ("auto", 4)])
-def test_so_many_processes_serve(said: int | str, count: int) -> None:
-    assert worker_count(_settings(workers=said)) == count
+@pytest.mark.usefixtures("four_cores")
+@pytest.mark.parametrize(("workers", "count"), [(1, 1), (3, 3), ("auto", 4)])
+def test_worker_count_is_the_setting_or_the_cores(workers: int | str, count: int) -> None:
+    assert worker_count(_settings(workers=workers)) == count
 
 
+@pytest.mark.usefixtures("four_cores")
 @pytest.mark.parametrize(
-    ("workers", "helper", "wanted"),
+    ("workers", "offload", "used"),
     [
         (1, "auto", True),
         (3, "auto", True),
@@ -30,13 +39,47 @@ def test_so_many_processes_serve(said: int | str, count: int) -> None:
         (1, "never", False),
     ],
 )
-def test_a_helper_where_cores_are_left(workers: int | str, helper: str, wanted: bool) -> None:
-    assert uses_offload(_settings(workers=workers, offload=helper)) is wanted
+def test_offload_is_used_if_cores_are_left(workers: int | str, offload: str, used: bool) -> None:
+    assert uses_offload(_settings(workers=workers, offload=offload)) is used
 
 
+@pytest.mark.usefixtures("four_cores")
 @pytest.mark.parametrize(
-    ("number", "workers", "part"),
+    ("number", "workers", "share"),
     [(100, 1, 100), (100, "auto", 25), (7, "auto", 1), (1, "auto", 1), (100, 3, 33)],
 )
-def test_each_process_has_an_equal_part(number: int, workers: int | str, part: int) -> None:
-    assert share_per_worker(number, worker_count(_settings(workers=workers))) == part
+def test_workers_have_equal_shares(number: int, workers: int | str, share: int) -> None:
+    assert share_per_worker(number, worker_count(_settings(workers=workers))) == share
+
+
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+
+
+@pytest.mark.usefixtures("eight_cores")
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [
+        ("max 100000\n", 8),
+        ("400000 100000\n", 4),
+        ("150000 100000\n", 2),
+        ("1000 100000\n", 1),
+        ("1600000 100000\n", 8),
+        ("", 8),
+        ("what?\n", 8),
+    ],
+)
+def test_cpu_quota_counts_as_cores(tmp_path: Path, quota: str, cores: int) -> None:
+    path = tmp_path / "cpu.max"
+    path.write_text(quota)
+    assert usable_cores(path) == cores
+
+
+@pytest.mark.usefixtures("eight_cores")
+def test_without_a_quota_the_cores_of_the_process_count(tmp_path: Path) -> None:
+    assert usable_cores(tmp_path / "none") == 8
+
+
+def test_there_is_at_least_one_core_here() -> None:
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))

@@ -157,7 +157,7 @@ async def test_tls_and_names(tmp_path: Any) -> None:
     tls = server_context(server_certificate())
     async with ScriptedServer(Server(m=SAME).play, ssl=tls) as server:
         url = server.url.replace("127.0.0.1", "localhost")
-        care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": "models"}
+        care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": True}
         upstream = {"endpoints": [url], "tls": {"ca": ca_file(tmp_path)}, **care}
         report = await _probed(upstreams={"u": upstream})
     assert (_told(report), report.status) == ([""], 0)

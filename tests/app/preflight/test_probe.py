@@ -149,7 +149,7 @@ async def test_one_that_does_not_answer_is_asked_for_no_model() -> None:
 async def test_names_stay_names() -> None:
     async with ScriptedServer(KSERVE) as server:
         url = server.url.replace("127.0.0.1", "localhost")
-        care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": "models"}
+        care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": True}
         report = await _probed({"u": {"endpoints": [url], **care}})
     assert [finding.url for finding in report.servers] == [url]
     assert report.status == 0

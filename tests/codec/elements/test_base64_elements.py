@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.elements.base64_elements import Base64ElementDecoder
+from gateway.codec.elements.base64_elements import (
+    Base64Decoder,
+    Base64ElementDecoder,
+    decode_base64,
+)
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
@@ -22,7 +26,7 @@ def decoded(pieces: list[bytes]) -> bytes:
     tensor.chunks = list(pieces)
     tensor.size = sum(map(len, pieces))
     elements = Base64ElementDecoder("input 'x'", tensor)
-    while elements.decode_piece():
+    while elements.decode_chunk():
         pass
     data = b"".join(tensor.chunks)
     assert tensor.size == len(data)
@@ -41,7 +45,7 @@ def ways(data: bytes) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("size", [*range(9), 255, 256, 257])
-def test_elements_of_every_size(size: int) -> None:
+def test_elements_of_every_size_are_decoded(size: int) -> None:
     elements = [b"", random.Random(size).randbytes(size), b"\xff\xd8", b""]
     texts = pack_bytes([base64.b64encode(element) for element in elements])
     for pieces in ways(texts):
@@ -61,14 +65,14 @@ def test_many_elements_are_decoded_in_pieces_of_any_size(longest: int) -> None:
     "fault", [b"Q", b"Q===", b"QR==", b"QQ\0=", b"QQ==QQ==", b"=QQQ", b"QQQ\n"]
 )
 @pytest.mark.parametrize("index", [0, 200, 399])
-def test_one_of_many_elements_that_is_no_base64_is_named(fault: bytes, index: int) -> None:
+def test_invalid_element_among_many_is_named(fault: bytes, index: int) -> None:
     elements = [b"QQ==", b"QUJD", b"", b"QUI="] * 100
     elements[index] = fault
     for pieces in ways(pack_bytes(elements)):
         assert refusal(pieces).startswith(f"input 'x': element {index} is not base64")
 
 
-def test_no_elements() -> None:
+def test_tensor_without_elements_is_decoded() -> None:
     assert decoded([]) == decoded([b""]) == b""
 
 
@@ -76,7 +80,7 @@ Fault = Callable[[int], str]
 
 
 def misplaced(mark: str, at: int) -> Fault:
-    return lambda before: f"character {before + at} ({mark!r}) is not of its alphabet"
+    return lambda before: f"character {before + at} ({mark!r}) is not in the base64 alphabet"
 
 
 def padded(at: int, length: int) -> Fault:
@@ -84,11 +88,11 @@ def padded(at: int, length: int) -> Fault:
 
 
 def uneven(length: int) -> Fault:
-    return lambda before: f"its length of {before + length} is no multiple of 4"
+    return lambda before: f"its length of {before + length} is not a multiple of 4"
 
 
 def surplus(_: int) -> str:
-    return "its last character holds bits behind the last byte"
+    return "its last character has unused bits that are not zero"
 
 
 # Texts, and what is said of them where so many characters stand before.
@@ -120,7 +124,7 @@ FAULTS: list[tuple[str, Fault]] = [
 
 @pytest.mark.parametrize(("text", "fault"), FAULTS)
 @pytest.mark.parametrize("before", [0, 4, 400])
-def test_what_is_not_base64(text: str, fault: Fault, before: int) -> None:
+def test_invalid_base64_is_described(text: str, fault: Fault, before: int) -> None:
     element = "YWJj" * (before // 4) + text
     texts = pack_bytes([b"YQ==", b"", element.encode(), b"-"])
     message = f"input 'x': element 2 is not base64, as its content_type says: {fault(before)}"
@@ -132,7 +136,7 @@ def test_what_is_not_base64(text: str, fault: Fault, before: int) -> None:
 
 @strategies.LAW
 @given(st.lists(st.binary(max_size=40), max_size=9), strategies.SEEDS)
-def test_what_was_encoded_is_decoded(elements: list[bytes], seed: int) -> None:
+def test_decoding_reverts_encoding(elements: list[bytes], seed: int) -> None:
     texts = pack_bytes([base64.b64encode(element) for element in elements])
     for pieces in ([texts], strategies.bytewise(texts), strategies.cut(texts, seed)):
         assert decoded(pieces) == pack_bytes(elements)
@@ -148,7 +152,9 @@ def plainly(text: str) -> bytes | None:
 
 @strategies.LAW
 @given(st.lists(st.text("Ybz+/=-A", max_size=9), max_size=4), strategies.SEEDS)
-def test_any_text_is_decoded_or_refused(texts: list[str], seed: int) -> None:
+def test_any_text_is_decoded_or_refused_like_the_standard_library(
+    texts: list[str], seed: int
+) -> None:
     elements = list(map(plainly, texts))
     data = pack_bytes([text.encode() for text in texts])
     for pieces in ([data], strategies.bytewise(data), strategies.cut(data, seed)):
@@ -157,3 +163,34 @@ def test_any_text_is_decoded_or_refused(texts: list[str], seed: int) -> None:
             assert refusal(pieces).startswith(start)
         else:
             assert decoded(pieces) == pack_bytes([each for each in elements if each is not None])
+
+
+def decode_string(pieces: list[bytes]) -> bytes:
+    decoder = Base64Decoder()
+    last = len(pieces) - 1
+    return b"".join(decoder.feed(piece, last=i == last) for i, piece in enumerate(pieces))
+
+
+@given(st.binary(max_size=30), st.booleans(), st.booleans(), strategies.SEEDS)
+@strategies.LAW
+def test_decoding_a_json_string_reverts_encoding(
+    data: bytes, padded: bool, escaped: bool, seed: int
+) -> None:
+    text = base64.b64encode(data)
+    if not padded:
+        text = text.rstrip(b"=")
+    if escaped:
+        text = text.replace(b"/", b"\\/")
+    for pieces in ([text], strategies.bytewise(text) or [b""], strategies.cut(text, seed)):
+        assert decode_string(pieces) == data
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"A", b"A===", b"YQ==YQ==", b"YQ=", b"=", b"Y Q=", b"YQ\\n==", b"Y\\", b"\\u0059Q==", b"_-8="],
+)
+def test_invalid_base64_in_a_json_string_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_base64(text)
+    with pytest.raises(ValueError, match=r"."):
+        decode_string(strategies.bytewise(text))

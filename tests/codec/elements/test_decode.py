@@ -22,6 +22,7 @@ from tests.codec import reference, strategies
 from tests.codec.exact_rounding import FORMATS, nearest
 from tests.codec.near_ties import near_ties
 from tests.codec.reference import FLOATS, INTEGERS, LARGEST
+from tests.support.scale import scaled
 
 
 def convert(datatype: str, text: str | bytes) -> bytes:
@@ -57,7 +58,7 @@ def fits(datatype: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)
-def test_integers_up_to_their_limits(datatype: str) -> None:
+def test_integers_up_to_their_limits_are_decoded(datatype: str) -> None:
     limits = np.iinfo(DATATYPES[datatype].dtype)
     least, most = int(limits.min), int(limits.max)
     assert values(datatype, f"[{least},0,-0,1,{most}]") == [least, 0, 0, 1, most]
@@ -68,7 +69,7 @@ def test_integers_up_to_their_limits(datatype: str) -> None:
 
 @strategies.LAW
 @given(st.sampled_from(INTEGERS), st.lists(st.integers(-(2**65), 2**65)))
-def test_any_integers(datatype: str, numbers: list[int]) -> None:
+def test_any_integers_are_decoded(datatype: str, numbers: list[int]) -> None:
     limits = np.iinfo(DATATYPES[datatype].dtype)
     fitting = [n for n in numbers if int(limits.min) <= n <= int(limits.max)]
     assert values(datatype, json.dumps(fitting)) == fitting
@@ -85,13 +86,13 @@ def check_rounding(datatype: str, text: str) -> None:
         assert convert(datatype, f"[{text}]") == expected
 
 
-@settings(strategies.LAW, max_examples=1000)
+@settings(strategies.LAW, max_examples=scaled(1000))
 @given(near_ties())
 def test_floats_are_rounded_once_to_nearest_ties_to_even(case: tuple[str, str]) -> None:
     check_rounding(*case)
 
 
-@settings(strategies.LAW, max_examples=300)
+@settings(strategies.LAW, max_examples=scaled(300))
 @given(st.lists(near_ties(), min_size=1), st.sampled_from([",", " ,\n", "],[[]],["]))
 def test_near_ties_in_an_array_are_each_rounded_once(
     cases: list[tuple[str, str]], between: str
@@ -103,7 +104,7 @@ def test_near_ties_in_an_array_are_each_rounded_once(
     assert convert(datatype, array) == b"".join(expected[text] or b"" for text in texts)
 
 
-def test_a_number_between_two_ties_of_rounding_twice() -> None:
+def test_number_that_double_rounding_would_get_wrong() -> None:
     assert values("FP32", "[2785021513700485228e-19]") == [np.float32(0.27850214)]
     assert values("FP32", "[7.006492321624085e-46,7.006492321624086e-46]") == [0, 2.0**-149]
     assert values("FP16", "[2049.0000000000000000001,2049]") == [2050, 2048]
@@ -111,7 +112,7 @@ def test_a_number_between_two_ties_of_rounding_twice() -> None:
 
 
 @pytest.mark.parametrize("datatype", FORMATS)
-def test_digits_tell_the_largest_float_from_what_does_not_fit(datatype: str) -> None:
+def test_digits_decide_whether_a_number_beside_the_largest_float_fits(datatype: str) -> None:
     precision, _, most = FORMATS[datatype]
     limit = 2 ** (most + 1) - 2 ** (most - precision)
     for sign in ("", "-"):
@@ -123,7 +124,7 @@ def test_digits_tell_the_largest_float_from_what_does_not_fit(datatype: str) -> 
             assert message == f"input 'x': element 1 ({shown}) does not fit {datatype}"
 
 
-def test_digits_tell_the_largest_double_from_what_does_not_fit() -> None:
+def test_digits_decide_whether_a_number_beside_the_largest_double_fits() -> None:
     limit = 2**1024 - 2**970
     assert values("FP64", f"[{limit - 1}.9,-{limit - 1}]") == [LARGEST["FP64"], -LARGEST["FP64"]]
     assert "element 1 (" in refusal("FP64", f"[{limit - 1},{limit}.0]")
@@ -131,7 +132,7 @@ def test_digits_tell_the_largest_double_from_what_does_not_fit() -> None:
 
 @strategies.LAW
 @given(st.sampled_from(list(FORMATS)), st.floats(allow_nan=False, allow_infinity=False))
-def test_any_floats(datatype: str, value: float) -> None:
+def test_any_float_is_decoded(datatype: str, value: float) -> None:
     check_rounding(datatype, repr(value))
 
 
@@ -139,14 +140,14 @@ def test_any_floats(datatype: str, value: float) -> None:
 @pytest.mark.parametrize("datatype", FORMATS)
 @pytest.mark.parametrize("significand", [0x80, 0x81, 0xFE, 0xFF])
 @pytest.mark.parametrize("hair", [0, 2.0**-25, -(2.0**-25), 2.0**-30, -(2.0**-30), 2.0**-44])
-def test_no_rounding_happens_twice(datatype: str, significand: int, hair: float) -> None:
+def test_floats_are_never_rounded_twice(datatype: str, significand: int, hair: float) -> None:
     check_rounding(datatype, repr((significand + 0.5) / 128 + hair))
     check_rounding(datatype, repr(-(significand + 0.5) / 128 + hair))
     check_rounding(datatype, repr((significand + 0.5) / 128 * 2.0**-133 * (1 + hair)))
 
 
 @pytest.mark.parametrize("datatype", FORMATS)
-def test_the_largest_float_and_the_first_that_does_not_fit(datatype: str) -> None:
+def test_largest_float_fits_and_the_next_does_not(datatype: str) -> None:
     precision, _, most = FORMATS[datatype]
     largest = LARGEST[datatype]
     limit = 2.0 ** (most + 1) - 2.0 ** (most - precision)
@@ -160,7 +161,7 @@ def test_the_largest_float_and_the_first_that_does_not_fit(datatype: str) -> Non
 
 
 @pytest.mark.parametrize("datatype", FORMATS)
-def test_subnormals(datatype: str) -> None:
+def test_subnormal_floats_are_decoded(datatype: str) -> None:
     precision, least, _ = FORMATS[datatype]
     tiny = 2.0 ** (least - precision + 1)
     texts = [str(Decimal(factor * tiny)) for factor in (1, -3, 0.5, 0.51, 1.5, 2.5)]
@@ -217,14 +218,14 @@ def test_doubles_of_any_digits_are_exact(numbers: list[float], digits: int) -> N
 @pytest.mark.parametrize(
     "text", ["1e99999", "-1e400", "1" + "0" * 399, "7" * 400, "7" * 5000, "1e" + "9" * 5000]
 )
-def test_what_fits_no_float(datatype: str, text: str) -> None:
+def test_numbers_beyond_the_float_range_are_refused(datatype: str, text: str) -> None:
     shown = text if len(text) <= 40 else text[:37] + "..."
     message = refusal(datatype, f"[1,{text}]")
     assert message == f"input 'x': element 1 ({shown}) does not fit {datatype}"
 
 
 @pytest.mark.parametrize("datatype", FLOATS)
-def test_floats_that_are_not_finite(datatype: str) -> None:
+def test_nan_and_infinities_are_decoded(datatype: str) -> None:
     found = values(datatype, "[NaN,1,-Infinity, Infinity ,[NaN],-2.5,NaN]")
     assert [str(x) for x in found] == ["nan", "1.0", "-inf", "inf", "nan", "-2.5", "nan"]
 
@@ -233,17 +234,17 @@ def test_floats_that_are_not_finite(datatype: str) -> None:
 @pytest.mark.parametrize(
     "text", ["[NaN,[],-Infinity,2]", "[[],[NaN],[-Infinity,[2]]]", "[NaN,-Infinity,2,[]]"]
 )
-def test_nan_beside_empty_arrays(datatype: str, text: str) -> None:
+def test_nan_beside_empty_arrays_is_decoded(datatype: str, text: str) -> None:
     assert [str(x) for x in values(datatype, text)] == ["nan", "-inf", "2.0"]
 
 
-def test_nan_beside_integers_beyond_64_bits() -> None:
+def test_nan_beside_integers_beyond_64_bits_is_decoded() -> None:
     assert values("FP64", "[NaN,100000000000000000000]")[1] == 1e20
 
 
 @pytest.mark.parametrize("datatype", FLOATS)
 @pytest.mark.parametrize("beside", ["1", "NaN", "1e3,[],NaN", "[]"])
-def test_minus_zero_is_a_sign_only_where_it_is_a_float(datatype: str, beside: str) -> None:
+def test_minus_zero_keeps_its_sign_only_as_a_float(datatype: str, beside: str) -> None:
     integer_datatype, real, *_ = values(datatype, f"[-0,-0.0,{beside}]")
     assert (math.copysign(1, integer_datatype), math.copysign(1, real)) == (1, -1)
 
@@ -255,17 +256,17 @@ def test_minus_zero_is_a_sign_only_where_it_is_a_float(datatype: str, beside: st
         *("+Infinity", "--Infinity", "- Infinity", "Infinity0", "InfinityNaN", "-I", "1I"),
     ],
 )
-def test_no_other_spelling_is_taken(token: str) -> None:
+def test_other_spellings_of_nan_and_infinity_are_refused(token: str) -> None:
     assert refusal("FP32", f"[1,{token}]").startswith("input 'x': element 1 (")
     assert refusal("FP32", f"[1,NaN,{token},NaN]").startswith("input 'x': element 2 (")
 
 
-def test_nan_is_no_integer() -> None:
+def test_nan_is_refused_as_an_integer() -> None:
     assert refusal("INT32", "[NaN]").endswith("(NaN) is not an integer, as INT32 needs")
 
 
 @pytest.mark.parametrize("datatype", FORMATS)
-def test_infinity_beside_a_number_that_does_not_fit(datatype: str) -> None:
+def test_number_that_does_not_fit_is_named_beside_infinity(datatype: str) -> None:
     assert refusal(datatype, "[Infinity,1e39]").endswith(
         f"element 1 (1e39) does not fit {datatype}"
     )
@@ -274,19 +275,19 @@ def test_infinity_beside_a_number_that_does_not_fit(datatype: str) -> None:
 # ---------------------------------------------------------------------------------- booleans, text
 
 
-def test_booleans() -> None:
+def test_booleans_are_decoded() -> None:
     assert convert("BOOL", "[true,[false, [true]],[]]") == b"\1\0\1"
     assert convert("BOOL", "[]") == b""
 
 
 @strategies.LAW
 @given(st.lists(st.text()), st.booleans())
-def test_texts_are_length_and_utf8(texts: list[str], ascii_only: bool) -> None:
+def test_strings_become_length_prefixed_utf8(texts: list[str], ascii_only: bool) -> None:
     text = json.dumps(texts, ensure_ascii=ascii_only)
     assert convert("BYTES", text) == reference.pack_bytes([t.encode() for t in texts])
 
 
-def test_texts_may_hold_a_zero() -> None:
+def test_strings_may_contain_nul() -> None:
     assert convert("BYTES", r'["a\u0000b",""]') == b"\3\0\0\0a\0b" + b"\0\0\0\0"
 
 
@@ -294,14 +295,14 @@ def test_texts_may_hold_a_zero() -> None:
 @pytest.mark.parametrize(
     "text", ["[", "[}", "[{}]", '[{"a":1}]', "[null]", "[,]", "[x]", '["\t"]', '["a"', "[1}", "[]]"]
 )
-def test_what_no_datatype_takes(datatype: str, text: str) -> None:
+def test_other_json_values_are_refused(datatype: str, text: str) -> None:
     assert refusal(datatype, text).startswith("input 'x': ")
 
 
 # ---------------------------------------------------------------------------------- runs
 
 
-def test_runs_add_up() -> None:
+def test_several_runs_form_one_tensor() -> None:
     tensor = TensorDecoder("input 'x'", DATATYPES["INT16"])
     for run in (
         ElementRun(b"[[1,2", 0, 2, first=True),
@@ -315,13 +316,13 @@ def test_runs_add_up() -> None:
 
 @pytest.mark.parametrize("datatype", ["INT8", "FP32", "BYTES", "BOOL"])
 @pytest.mark.parametrize("text", [b"]", b" ]", b"", b"  "])
-def test_a_run_without_an_element_behind_a_comma_is_refused(datatype: str, text: bytes) -> None:
+def test_run_without_an_element_beside_a_comma_is_refused(datatype: str, text: bytes) -> None:
     tensor = TensorDecoder("input 'x'", DATATYPES[datatype])
     with pytest.raises(GatewayError, match="data is not a valid JSON array, near element 0"):
         tensor.feed(ElementRun(text, 1, 0 if b"]" in text else 1, first=False))
 
 
-def test_the_index_of_a_fault_counts_all_runs() -> None:
+def test_error_index_counts_earlier_runs() -> None:
     tensor = TensorDecoder("input 'x'", DATATYPES["UINT8"])
     tensor.feed(ElementRun(b"[1,2", 0, 1, first=True))
     with pytest.raises(GatewayError, match=r"^input 'x': element 3 \(256\) does not fit UINT8$"):
@@ -331,7 +332,7 @@ def test_the_index_of_a_fault_counts_all_runs() -> None:
 # ---------------------------------------------------------------------------------- long strings
 
 
-def test_a_string_in_parts() -> None:
+def test_string_in_parts_becomes_one_element() -> None:
     tensor = TensorDecoder("input 'x'", DATATYPES["BYTES"])
     tensor.feed(ElementRun(b'["a"', 0, 1, first=True))
     tensor.feed(StringPart(b"one, "))
@@ -347,7 +348,7 @@ def test_a_string_in_parts() -> None:
 
 
 @pytest.mark.parametrize("part", [b"\\ud83d", b"\\x", b"a\nb", b"\xff", b'"'])
-def test_a_part_that_is_no_text_names_its_element(part: bytes) -> None:
+def test_invalid_string_part_is_refused_with_its_element(part: bytes) -> None:
     tensor = TensorDecoder("input 'x'", DATATYPES["BYTES"])
     tensor.feed(ElementRun(b'["a"', 0, 1, first=True))
     with pytest.raises(GatewayError, match=r"^input 'x': element 1 is not a valid JSON string \("):
@@ -355,7 +356,7 @@ def test_a_part_that_is_no_text_names_its_element(part: bytes) -> None:
 
 
 @pytest.mark.parametrize("datatype", reference.DTYPES)
-def test_a_long_string_is_no_number(datatype: str) -> None:
+def test_long_string_is_refused_for_numbers(datatype: str) -> None:
     tensor = TensorDecoder("input 'x'", DATATYPES[datatype])
     with pytest.raises(GatewayError) as caught:
         tensor.feed(StringPart(b"a" * 500))
@@ -399,11 +400,11 @@ def calls(datatype: str, text: str) -> int:
         ("BOOL", f"[{'[true],' * MANY}[false]]"),
     ],
 )
-def test_no_call_is_made_for_a_number(datatype: str, text: str) -> None:
+def test_decoding_makes_no_python_call_per_number(datatype: str, text: str) -> None:
     assert calls(datatype, text) < 200
 
 
-def test_arrays_of_different_depth_are_walked_through_once() -> None:
+def test_arrays_of_different_depth_are_flattened_in_one_pass() -> None:
     deepest = "[" * 60 + '"a"' + "]" * 60
     assert calls("BYTES", "[" + '"a",' * MANY + deepest + "]") < 3 * MANY + 200
 
@@ -420,11 +421,13 @@ def test_arrays_of_different_depth_are_walked_through_once() -> None:
         ("BYTES", r'"\\\""', r'"\x"'),
     ],
 )
-def test_the_element_at_fault_is_looked_for_in_a_small_part(
+def test_invalid_element_is_searched_in_a_small_part_of_the_run(
     datatype: str, good: str, bad: str
 ) -> None:
     text = "[" + f"{good}," * 20_000 + f"{bad}," + f"{good}," * 100 + good + "]"
-    with mock.patch.object(diagnose, "_token_fault", wraps=diagnose._token_fault) as look:
+    with mock.patch.object(
+        diagnose, "_describe_token_error", wraps=diagnose._describe_token_error
+    ) as look:
         message = refusal(datatype, text)
     assert message.startswith(f"input 'x': element 20000 ({bad}) ")
     assert look.call_count < 2000
@@ -440,8 +443,10 @@ def test_the_element_at_fault_is_looked_for_in_a_small_part(
         ("[1]" + ",[1]" * 20_000, 0),
     ],
 )
-def test_brackets_and_commas_at_fault_are_looked_for_in_a_small_part(text: str, near: int) -> None:
-    with mock.patch.object(diagnose, "_token_fault", wraps=diagnose._token_fault) as look:
+def test_invalid_structure_is_searched_in_a_small_part_of_the_run(text: str, near: int) -> None:
+    with mock.patch.object(
+        diagnose, "_describe_token_error", wraps=diagnose._describe_token_error
+    ) as look:
         message = refusal("FP32", text)
     words, _, element = message.rpartition(" ")
     assert words == "input 'x': data is not a valid JSON array, near element"

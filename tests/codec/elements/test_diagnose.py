@@ -62,9 +62,7 @@ def fault(datatype: str, text: str | bytes, first_index: int = 0, depth: int = 0
         ("FP32", "[]5", "data ends and is followed by 5, behind element 0"),
     ],
 )
-def test_the_first_element_at_fault_is_named(
-    datatype: str, text: str | bytes, message: str
-) -> None:
+def test_first_invalid_element_is_named(datatype: str, text: str | bytes, message: str) -> None:
     assert fault(datatype, text) == f"input 'x': {message}"
 
 
@@ -84,24 +82,24 @@ def test_the_first_element_at_fault_is_named(
         ("," + " " * 100_000, 0),
     ],
 )
-def test_where_no_element_is_at_fault_the_place_is_named(text: str, near: int) -> None:
+def test_invalid_structure_is_located_by_element(text: str, near: int) -> None:
     assert fault("INT32", text) == f"input 'x': data is not a valid JSON array, near element {near}"
     assert fault("INT32", text, 1000).endswith(f"near element {1000 + near}")
 
 
-def test_elements_of_earlier_runs_count() -> None:
+def test_index_counts_elements_of_earlier_runs() -> None:
     assert fault("INT8", "1,[2,x]", 500, 1) == "input 'x': element 502 (x) is not a JSON value"
 
 
 @pytest.mark.parametrize("datatype", [*INTEGERS, *FLOATS])
 @pytest.mark.parametrize("digits", [400, 5000, 60_000])
-def test_thousands_of_digits_are_named_in_short(datatype: str, digits: int) -> None:
+def test_thousands_of_digits_are_quoted_in_short(datatype: str, digits: int) -> None:
     message = fault(datatype, "[1," + "7" * digits + "]")
     assert message == f"input 'x': element 1 ({'7' * 37}...) does not fit {datatype}"
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)
-def test_limits_of_integers(datatype: str) -> None:
+def test_integers_beyond_their_limits_are_named(datatype: str) -> None:
     limits = np.iinfo(datatype.lower())
     least, most = int(limits.min), int(limits.max)
     assert "near element" in fault(datatype, f"[{least},{most},]")
@@ -110,7 +108,7 @@ def test_limits_of_integers(datatype: str) -> None:
 
 
 @pytest.mark.parametrize("datatype", FLOATS)
-def test_limits_of_floats(datatype: str) -> None:
+def test_floats_beyond_their_limits_are_named(datatype: str) -> None:
     if datatype == "FP64":
         assert "near element" in fault(datatype, "[1.7976931348623157e308,]")
         assert "does not fit FP64" in fault(datatype, "[1.7976931348623159e308]")

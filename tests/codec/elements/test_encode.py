@@ -53,18 +53,18 @@ def packed(datatype: str, values: Any) -> bytes:
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)
-def test_integers(datatype: str) -> None:
+def test_integers_are_encoded(datatype: str) -> None:
     limits = np.iinfo(DATATYPES[datatype].dtype)
     values = [int(limits.min), 0, 1, int(limits.max)]
     assert convert(datatype, [packed(datatype, values)]) == ",".join(map(str, values))
 
 
-def test_booleans() -> None:
+def test_booleans_are_encoded() -> None:
     assert convert("BOOL", [b"\0\1", b"\1"]) == "false,true,true"
 
 
 @pytest.mark.parametrize("data", [b"\2", b"\0\1\xff"])
-def test_other_bytes_are_no_booleans(data: bytes) -> None:
+def test_bytes_other_than_0_and_1_are_refused_as_booleans(data: bytes) -> None:
     kind, message = refusal("BOOL", [data])
     assert kind is ErrorKind.BAD_RESPONSE
     assert message == "output 'y' is BOOL, but holds bytes other than 0 and 1"
@@ -83,7 +83,9 @@ def test_other_bytes_are_no_booleans(data: bytes) -> None:
         ("FP64", -0.0, "-0.0"),
     ],
 )
-def test_floats_have_the_shortest_digits(datatype: str, value: float, text: str) -> None:
+def test_floats_are_written_with_the_shortest_digits(
+    datatype: str, value: float, text: str
+) -> None:
     assert convert(datatype, [packed(datatype, [value])]) == text
 
 
@@ -93,7 +95,7 @@ def test_floats_have_the_shortest_digits(datatype: str, value: float, text: str)
 @example("BF16", struct.pack("<8H", 0, 0x8000, 1, 0x7F, 0x80, 0x7F7F, 0xFF7F, 0x3DCD), 0)
 @example("FP32", struct.pack("<6I", 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x3DCCCCCD), 0)
 @example("FP64", struct.pack("<3Q", 1, 0x7FEFFFFFFFFFFFFF, 0x3FB999999999999A), 0)
-def test_floats_give_the_same_value_back(datatype: str, data: bytes, seed: int) -> None:
+def test_floats_survive_a_round_trip(datatype: str, data: bytes, seed: int) -> None:
     dtype = DATATYPES[datatype].dtype
     assert dtype is not None
     data = data[: len(data) - len(data) % dtype.itemsize]
@@ -115,7 +117,9 @@ def test_floats_give_the_same_value_back(datatype: str, data: bytes, seed: int) 
     ],
 )
 @pytest.mark.parametrize("datatype", FLOATS)
-def test_policies_for_what_is_not_finite(datatype: str, nonfinite: Nonfinite, text: str) -> None:
+def test_nonfinite_policies_decide_how_nan_and_infinities_are_written(
+    datatype: str, nonfinite: Nonfinite, text: str
+) -> None:
     data = packed(datatype, [1, math.nan, math.inf, -math.inf, -math.nan, 2])
     assert convert(datatype, [data], nonfinite) == text
     assert convert(datatype, strategies.bytewise(data), nonfinite) == text
@@ -125,7 +129,7 @@ def test_policies_for_what_is_not_finite(datatype: str, nonfinite: Nonfinite, te
     ("value", "shown"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")]
 )
 @pytest.mark.parametrize("datatype", FLOATS)
-def test_the_policy_error_names_the_element(datatype: str, value: float, shown: str) -> None:
+def test_error_policy_names_the_nonfinite_element(datatype: str, value: float, shown: str) -> None:
     data = packed(datatype, [1, 2, 3, value, math.nan])
     for pieces in ([data], strategies.bytewise(data), strategies.cut(data, 3)):
         kind, message = refusal(datatype, pieces, Nonfinite.ERROR)
@@ -138,18 +142,20 @@ def test_the_policy_error_names_the_element(datatype: str, value: float, shown: 
 
 @pytest.mark.parametrize("datatype", FLOATS)
 @pytest.mark.parametrize("nonfinite", Nonfinite)
-def test_finite_floats_are_the_same_under_each_policy(datatype: str, nonfinite: Nonfinite) -> None:
+def test_nonfinite_policy_does_not_change_finite_floats(
+    datatype: str, nonfinite: Nonfinite
+) -> None:
     assert convert(datatype, [packed(datatype, [0.5, -2])], nonfinite) == "0.5,-2.0"
 
 
 @pytest.mark.parametrize("datatype", reference.DTYPES)
-def test_nothing_becomes_nothing(datatype: str) -> None:
+def test_tensor_without_bytes_becomes_empty_text(datatype: str) -> None:
     assert convert(datatype, []) == ""
     assert convert(datatype, [b"", b""]) == ""
 
 
 @pytest.mark.parametrize("datatype", [name for name, d in DATATYPES.items() if (d.size or 0) > 1])
-def test_half_an_element_is_the_servers_fault(datatype: str) -> None:
+def test_truncated_number_is_a_bad_response(datatype: str) -> None:
     data = packed(datatype, [1, 1])[:-1]
     for pieces in ([data], strategies.bytewise(data)):
         assert refusal(datatype, pieces) == (
@@ -163,14 +169,14 @@ def test_half_an_element_is_the_servers_fault(datatype: str) -> None:
 TEXTS = ["", "a", "é€😀", 'say "data": [', "\\", "\n\t\0\x1f\x7f", "\u2028", "a" * 300, "", "z"]
 
 
-def test_texts() -> None:
+def test_bytes_elements_are_written_as_strings() -> None:
     data = reference.pack_bytes([text.encode() for text in TEXTS])
     expected = convert("BYTES", [data])
     assert json.loads(f"[{expected}]") == TEXTS
     assert convert("BYTES", strategies.bytewise(data)) == expected
 
 
-def test_base64() -> None:
+def test_bytes_elements_are_written_as_base64() -> None:
     elements = [b"", b"a", b"ab", b"abc", b"\xff\xfe" * 50, bytes(range(256))]
     data = reference.pack_bytes(elements)
     expected = convert("BYTES", [data], bytes_encoding=BytesEncoding.BASE64)
@@ -182,7 +188,7 @@ def test_base64() -> None:
 
 @strategies.LAW
 @given(st.lists(st.text()), st.sampled_from(BytesEncoding), strategies.SEEDS)
-def test_any_texts_in_any_pieces(
+def test_bytes_elements_are_the_same_however_split(
     texts: list[str], bytes_encoding: BytesEncoding, seed: int
 ) -> None:
     data = reference.pack_bytes([text.encode() for text in texts])
@@ -198,7 +204,7 @@ def test_any_texts_in_any_pieces(
     "element",
     [b"\xff", b"\xc3", b"\xe2\x82", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"a\x80"],
 )
-def test_what_is_not_utf8_is_named(element: bytes) -> None:
+def test_element_that_is_not_utf8_is_named(element: bytes) -> None:
     data = reference.pack_bytes([b"a", "é".encode(), b"x" * 9 + element, b"b", element])
     for pieces in ([data], strategies.bytewise(data), strategies.cut(data, 3)):
         assert refusal("BYTES", pieces) == (
@@ -214,7 +220,9 @@ def test_what_is_not_utf8_is_named(element: bytes) -> None:
 @pytest.mark.parametrize(
     "data", [b"\1", b"\1\0\0", b"\1\0\0\0", b"\3\0\0\0ab", b"\0\0\0\0\1\0\0\0"]
 )
-def test_half_a_text_is_the_servers_fault(data: bytes, bytes_encoding: BytesEncoding) -> None:
+def test_truncated_bytes_element_is_a_bad_response(
+    data: bytes, bytes_encoding: BytesEncoding
+) -> None:
     for pieces in ([data], strategies.bytewise(data)):
         assert refusal("BYTES", pieces, bytes_encoding=bytes_encoding) == (
             ErrorKind.BAD_RESPONSE,
@@ -222,7 +230,7 @@ def test_half_a_text_is_the_servers_fault(data: bytes, bytes_encoding: BytesEnco
         )
 
 
-def test_a_large_element_is_not_held() -> None:
+def test_large_element_is_not_buffered() -> None:
     converter = make_tensor_encoder("output 'y'", DATATYPES["BYTES"], JsonPolicies())
     text = converter.feed((3_000_000).to_bytes(4, "little"))
     for _ in range(300):

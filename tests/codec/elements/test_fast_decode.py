@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.build import COMPILED
-from gateway.codec.elements.fast_decode import PARSE_ERRORS, parse_numbers, plain_numbers
+from gateway.codec.elements.fast_decode import PARSE_ERRORS, fast_decode_numbers, parse_numbers
 from gateway.protocol.datatypes import DATATYPES, Family
 from tests.codec.exact_rounding import nearest
 
@@ -17,7 +17,7 @@ FLOATS = [name for name, each in DATATYPES.items() if each.family is Family.FLOA
 
 
 def converted(text: bytes, datatype: str) -> bytes | None:
-    return plain_numbers(text, DATATYPES[datatype])
+    return fast_decode_numbers(text, DATATYPES[datatype])
 
 
 def limits(datatype: str) -> tuple[int, int]:
@@ -28,7 +28,7 @@ def limits(datatype: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)
-def test_integers_up_to_their_limits(datatype: str) -> None:
+def test_integers_up_to_their_limits_are_decoded(datatype: str) -> None:
     dtype, (least, most) = DATATYPES[datatype].dtype, limits(datatype)
     values = [[least, 0], [], [[1, most]]]
     assert converted(json.dumps(values).encode(), datatype) == (
@@ -40,14 +40,12 @@ def test_integers_up_to_their_limits(datatype: str) -> None:
 
 @pytest.mark.parametrize("datatype", INTEGERS)
 @pytest.mark.parametrize("text", [b"[1.0]", b"[1e2]", b"[true]", b'["1"]', b"[null]", b"[1,]"])
-def test_what_is_no_integer_takes_a_closer_look(datatype: str, text: bytes) -> None:
+def test_text_without_plain_integers_is_left_to_the_slow_path(datatype: str, text: bytes) -> None:
     assert converted(text, datatype) is None
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False)), st.sampled_from(FLOATS))
-def test_floats_are_rounded_to_nearest_unless_one_becomes_infinity(
-    values: list[float], datatype: str
-) -> None:
+def test_floats_are_rounded_unless_one_becomes_infinity(values: list[float], datatype: str) -> None:
     expected = [nearest(repr(value), datatype) for value in values]
     data = converted(json.dumps(values).encode(), datatype)
     assert data == (None if None in expected else b"".join(each or b"" for each in expected))
@@ -57,7 +55,7 @@ def test_floats_are_rounded_to_nearest_unless_one_becomes_infinity(
 @pytest.mark.parametrize(
     "text", [b"[1e400]", b"[-NaN]", b"[nan]", b"[01]", b"[1][2]", b"[{}]", b"[.5]", b"[1"]
 )
-def test_what_is_no_plain_float_takes_a_closer_look(datatype: str, text: bytes) -> None:
+def test_text_without_plain_floats_is_left_to_the_slow_path(datatype: str, text: bytes) -> None:
     assert converted(text, datatype) is None
 
 
@@ -65,7 +63,7 @@ def test_what_is_no_plain_float_takes_a_closer_look(datatype: str, text: bytes) 
 @pytest.mark.parametrize(
     ("text", "value"), [(b"NaN", np.nan), (b"Infinity", np.inf), (b"-Infinity", -np.inf)]
 )
-def test_what_json_has_no_numbers_for_takes_a_closer_look_unless_compiled(
+def test_nan_and_infinity_are_left_to_the_slow_path_unless_compiled(
     datatype: str, text: bytes, value: float
 ) -> None:
     read = np.array([1, value], DATATYPES[datatype].dtype)
@@ -73,22 +71,22 @@ def test_what_json_has_no_numbers_for_takes_a_closer_look_unless_compiled(
     assert converted(b"[1, %b]" % text, datatype) == (read.tobytes() if has_c_decoder else None)
 
 
-def test_integers_are_fine_as_floats() -> None:
+def test_integers_are_decoded_as_floats() -> None:
     assert converted(b"[1, -2, 0.5]", "FP32") == np.array([1, -2, 0.5], "<f4").tobytes()
 
 
 @pytest.mark.parametrize("datatype", [*INTEGERS, *FLOATS])
-def test_nothing(datatype: str) -> None:
+def test_empty_arrays_are_decoded(datatype: str) -> None:
     assert converted(b"[[], []]", datatype) == b""
 
 
-def test_nothing_is_said_where_a_number_becomes_infinity(recwarn: pytest.WarningsRecorder) -> None:
+def test_overflow_to_infinity_raises_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     assert converted(b"[1e39]", "FP32") is None
     assert converted(b"[65520]", "FP16") is None
     assert not recwarn.list
 
 
-def test_an_error_that_is_kept_is_in_nobodys_way() -> None:
+def test_parser_works_while_an_earlier_error_is_referenced() -> None:
     with pytest.raises(PARSE_ERRORS) as kept:
         parse_numbers(b'["1"]', "d")
     assert kept.value.__traceback__ is not None
@@ -96,5 +94,5 @@ def test_an_error_that_is_kept_is_in_nobodys_way() -> None:
 
 
 @pytest.mark.parametrize("count", [100_000, 200_000])
-def test_texts_of_any_size(count: int) -> None:
+def test_arrays_of_any_size_are_decoded(count: int) -> None:
     assert converted(b"[%b1]" % (b"1," * (count - 1)), "UINT8") == b"\1" * count

@@ -16,6 +16,7 @@ from gateway.codec.offload import ConversionJob
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec.exact_rounding import nearest
 from tests.codec.near_ties import near_ties
+from tests.support.scale import scaled
 
 if not COMPILED:
     pytest.skip("the gateway is not compiled", allow_module_level=True)
@@ -55,7 +56,7 @@ READ = [
 
 @pytest.mark.parametrize("size", [4, 8])
 @pytest.mark.parametrize(("text", "values"), READ)
-def test_read(text: bytes, values: list[float], size: int) -> None:
+def test_c_reader_reads_floats(text: bytes, values: list[float], size: int) -> None:
     expected = np.array(values, np.float64).astype(f"<f{size}").tobytes()
     assert floats.read_floats(text, size) == expected
     assert floats.read_floats(memoryview(b"1" + text + b"1")[1:-1], size) == expected
@@ -75,11 +76,11 @@ LEFT = [
 
 @pytest.mark.parametrize("size", [4, 8])
 @pytest.mark.parametrize("text", LEFT)
-def test_left_to_the_usual_way(text: bytes, size: int) -> None:
+def test_c_reader_leaves_unusual_text_to_python(text: bytes, size: int) -> None:
     assert floats.read_floats(text, size) is None
 
 
-def test_too_large_for_the_datatype() -> None:
+def test_c_reader_leaves_numbers_that_do_not_fit_to_python() -> None:
     largest = np.float32(3.4028235e38).tobytes()
     # Halfway to infinity is 3.40282356779733661637...e38.
     assert floats.read_floats(b"[3.402823567797336617e38]", 4) is None
@@ -88,7 +89,7 @@ def test_too_large_for_the_datatype() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 2, -4, 16])
-def test_no_such_float(size: int) -> None:
+def test_c_reader_refuses_other_float_sizes(size: int) -> None:
     with pytest.raises(ValueError, match=f"no floats of {size} bytes"):
         floats.read_floats(b"[1]", size)
 
@@ -115,7 +116,7 @@ def written(array: object, comma: str) -> str:
 
 
 @given(ARRAYS, st.sampled_from([",", ", ", "\n,\t"]), st.data())
-def test_equal_to_the_usual_way(array: list[object], comma: str, data: st.DataObject) -> None:
+def test_c_reader_agrees_with_python(array: list[object], comma: str, data: st.DataObject) -> None:
     text = written(array, comma).encode()
     if data.draw(st.booleans(), label="cut"):
         at = data.draw(st.integers(0, len(text)), label="at")
@@ -125,16 +126,16 @@ def test_equal_to_the_usual_way(array: list[object], comma: str, data: st.DataOb
         assert read is None or read == usual(text, size)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=scaled(1000))
 @given(near_ties())
-def test_a_number_near_a_tie_is_rounded_once(case: tuple[str, str]) -> None:
+def test_c_reader_rounds_numbers_near_a_tie_once(case: tuple[str, str]) -> None:
     _, text = case
     for size, datatype in ((4, "FP32"), (8, "FP64")):
         read = floats.read_floats(f"[{text}]".encode(), size)
         assert read is None or read == nearest(text, datatype)
 
 
-def test_a_number_that_would_be_rounded_twice_is_read() -> None:
+def test_c_reader_does_not_round_by_way_of_double() -> None:
     assert floats.read_floats(b"[2785021513700485228e-19]", 4) == np.float32(0.27850214).tobytes()
     # Halfway to the least subnormal float is 7.00649232162408535...e-46.
     assert floats.read_floats(b"[7.006492321624085e-46]", 4) == bytes(4)
@@ -142,6 +143,6 @@ def test_a_number_that_would_be_rounded_twice_is_read() -> None:
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1))
-def test_what_clients_send_is_read(values: list[float]) -> None:
+def test_c_reader_reads_what_clients_send(values: list[float]) -> None:
     text = json.dumps([float(np.float32(value)) for value in values]).encode()
     assert floats.read_floats(text, 4) == np.array(values, "<f4").tobytes()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from gateway.codec.elements import rounding
 from gateway.codec.elements.fast_decode import parse_numbers
 from gateway.codec.elements.offloaded_work import run_job
-from gateway.codec.elements.rounding import SHORT, may_decide_ties, round_text
+from gateway.codec.elements.rounding import MAX_EXACT_LENGTH, may_decide_ties, round_text
 from gateway.codec.offload import ConversionJob
 from gateway.codec.v2.fast_request import fast_convert_request
 from gateway.codec.v2.request import InferRequestConverter
@@ -24,6 +24,7 @@ from tests.codec.near_ties import near_ties
 from tests.codec.reference_v1 import Declared
 from tests.codec.v1.test_request import convert as convert_v1
 from tests.codec.v2.test_binary_response import Brought, brought
+from tests.support.scale import scaled
 
 TWICE = {
     "FP16": "2049.0000000000000000001",
@@ -81,7 +82,7 @@ FORMS = [of_request, of_json_answer, of_v1_columns, of_v1_rows, of_lent_work]
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("datatype", FORMATS)
 @pytest.mark.parametrize("count", [1, 300])
-def test_a_number_beside_a_tie_is_rounded_once(form: object, datatype: str, count: int) -> None:
+def test_number_beside_a_tie_is_rounded_once(form: object, datatype: str, count: int) -> None:
     assert callable(form)
     texts = ["0.5", TWICE[datatype]] * count
     expected = b"".join(nearest(text, datatype) or b"" for text in texts)
@@ -91,7 +92,7 @@ def test_a_number_beside_a_tie_is_rounded_once(form: object, datatype: str, coun
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(strategies.LAW, max_examples=100)
+@settings(strategies.LAW, max_examples=scaled(100))
 @given(near_ties())
 def test_any_number_near_a_tie_is_rounded_once(form: object, case: tuple[str, str]) -> None:
     assert callable(form)
@@ -112,9 +113,9 @@ def test_any_number_near_a_tie_is_rounded_once(form: object, case: tuple[str, st
         ("BF16", "1.01171875"),
     ],
 )
-def test_only_long_ties_and_those_with_an_exponent_are_compared(datatype: str, text: str) -> None:
+def test_only_ties_that_are_long_or_have_an_exponent_are_compared(datatype: str, text: str) -> None:
     array = f"[0.5, {text}]".encode()
-    is_short = len(text) <= SHORT and "e" not in text
+    is_short = len(text) <= MAX_EXACT_LENGTH and "e" not in text
     assert may_decide_ties(array) is not is_short
     compared = mock.Mock(wraps=Decimal)
     with mock.patch.object(rounding, "Decimal", compared):
@@ -125,12 +126,12 @@ def test_only_long_ties_and_those_with_an_exponent_are_compared(datatype: str, t
 
 
 def test_short_numbers_are_no_longer_than_the_proof_allows() -> None:
-    most_decimals = SHORT - len("0.")
+    most_decimals = MAX_EXACT_LENGTH - len("0.")
     assert 5**most_decimals < 2**52 // 2**25
-    assert 10**SHORT < 2**52
+    assert 10**MAX_EXACT_LENGTH < 2**52
 
 
-def test_a_smaller_datatype_of_floats_is_rounded_once_too() -> None:
+def test_float_datatype_outside_of_numpy_is_rounded_once() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     tiny = float_datatype("FP8", ml_dtypes.float8_e5m2)
     array = (

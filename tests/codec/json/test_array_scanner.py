@@ -87,7 +87,7 @@ def window() -> Iterator[int]:
     "behind",
     [b"}", b"}]}", b', "shape": [1]}', b',"s":[1,2]}', b" \n}", b" , \n\t{", b'"'],
 )
-def test_an_array_ends_at_its_bracket(array: bytes, behind: bytes) -> None:
+def test_array_ends_at_its_closing_bracket(array: bytes, behind: bytes) -> None:
     scanned = scan([array + behind])
     assert scanned.ended
     assert scanned.items == [ElementRun(array, 0, 0, first=True)]
@@ -95,7 +95,7 @@ def test_an_array_ends_at_its_bracket(array: bytes, behind: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", [b'[1]],"x":', b"[1] 5}", b"[1],,}", b"[1]x{", b"[1}", b'[1,"'])
-def test_text_that_does_not_end_as_arrays_do_is_shown_to_the_converter(text: bytes) -> None:
+def test_invalid_end_of_array_goes_to_the_decoder(text: bytes) -> None:
     scanned = scan([text])
     assert scanned.invalid_text is not None
     assert not scanned.ended
@@ -103,7 +103,7 @@ def test_text_that_does_not_end_as_arrays_do_is_shown_to_the_converter(text: byt
     assert run.text == text
 
 
-def test_what_is_no_value_of_an_array_is_quoted_and_ends_the_scan() -> None:
+def test_invalid_text_is_quoted_and_ends_the_scan() -> None:
     scanned = scan([b"[1,2,", b'{"a":', b"3}" + b"x" * 200, b"y" * 999])
     assert scanned.invalid_text == b'{"a":3}' + b"x" * 57
     assert scanned.texts == [b'[1,2,{"a":3}' + b"x" * 57]
@@ -111,7 +111,7 @@ def test_what_is_no_value_of_an_array_is_quoted_and_ends_the_scan() -> None:
 
 
 @pytest.mark.parametrize("text", [b"[", b"[1,2", b"[1,2]", b'["a', b'["a",', b'["a\\', b"[[1],"])
-def test_text_that_stops_short_is_waited_for(text: bytes) -> None:
+def test_scanner_waits_for_incomplete_text(text: bytes) -> None:
     scanned = scan([text])
     assert scanned == Scanned([], False, text, None)
 
@@ -134,7 +134,7 @@ def test_runs_end_at_the_last_comma_of_a_window(window: int) -> None:
     assert scanned.rest == BEHIND
 
 
-def test_each_run_is_an_array_of_its_own(window: int) -> None:
+def test_each_run_is_a_valid_array(window: int) -> None:
     array = [[[i, i + 1], [i + 2]] for i in range(1000, 1060, 3)]
     scanned = scan([json.dumps(array).encode() + BEHIND])
     assert len(scanned.items) > 9
@@ -157,7 +157,7 @@ def _flat(value: list[object] | object) -> list[int]:
     ("element", "array"),
     [(b"7,", b"[1,2]"), (b"[7],", b"[[1],[]]"), (b'"",', b'["a","b"]'), (b"[],", b"[]")],
 )
-def test_a_window_may_end_anywhere_behind_the_array(
+def test_window_may_end_anywhere_behind_the_array(
     window: int, pad: int, element: bytes, array: bytes
 ) -> None:
     count, rest = divmod(pad, len(element))
@@ -168,7 +168,7 @@ def test_a_window_may_end_anywhere_behind_the_array(
     assert scanned.rest == BEHIND
 
 
-def test_the_first_value_tells_strings_from_numbers_however_late_it_comes(window: int) -> None:
+def test_first_value_decides_between_strings_and_numbers(window: int) -> None:
     array = b"[" + b"[]," * 40 + b'"a]"]'
     scanned = scan([array + BEHIND])
     assert scanned.ended
@@ -191,7 +191,7 @@ def test_the_first_value_tells_strings_from_numbers_however_late_it_comes(window
         (ElementRun(b"1,[ ", 1, 2, first=False), True),
     ],
 )
-def test_a_comma_needs_an_element_on_either_side(run: ElementRun, lacks: bool) -> None:
+def test_run_detects_a_missing_element_beside_a_comma(run: ElementRun, lacks: bool) -> None:
     assert run.lacks_element is lacks
 
 
@@ -205,7 +205,7 @@ def test_a_comma_needs_an_element_on_either_side(run: ElementRun, lacks: bool) -
         b"[" + b"1," * 100 + b"1]}",
     ],
 )
-def test_a_run_keeps_little_more_than_its_text(text: bytes) -> None:
+def test_run_does_not_pin_a_large_window(text: bytes) -> None:
     (run,) = ArrayScanner("input 'x'", 64).scan(text, last=True)
     assert isinstance(run, ElementRun)
     assert run.text == text[: len(run)]
@@ -217,19 +217,19 @@ def test_a_run_keeps_little_more_than_its_text(text: bytes) -> None:
 
 @pytest.mark.parametrize("inside", [b"1", b'"a"', b""])
 @pytest.mark.parametrize("cap", [1, 2, 64])
-def test_nesting_up_to_the_cap(inside: bytes, cap: int) -> None:
+def test_nesting_up_to_the_cap_is_accepted(inside: bytes, cap: int) -> None:
     assert scan([b"[" * cap + inside + b"]" * cap + BEHIND], cap).ended
     message = refusal(b"[" * (cap + 1) + inside + b"]" * (cap + 1) + BEHIND, cap)
     assert message == f"input 'x': data is nested deeper than {cap}"
 
 
 @pytest.mark.parametrize("array", [b"[" + b"[],[]," * 99 + b"[]]", b'["' + b"[[" * 99 + b'"]'])
-def test_brackets_side_by_side_or_in_strings_are_no_nesting(array: bytes) -> None:
+def test_sibling_brackets_and_brackets_in_strings_do_not_nest(array: bytes) -> None:
     assert scan([array + BEHIND], 2).ended
 
 
 @pytest.mark.parametrize("inside", [b"", b"1,", b'"a",', b" "])
-def test_nesting_deeper_than_a_window_is_refused_as_such(inside: bytes) -> None:
+def test_nesting_beyond_a_window_is_refused_for_its_depth(inside: bytes) -> None:
     text = b"[" + inside + b"[" * WINDOW
     assert refusal(text) == "input 'x': data is nested deeper than 64"
 
@@ -272,7 +272,7 @@ def test_a_window_of_strings_without_a_comma_is_refused(text: bytes) -> None:
     assert refusal(text) == NO_COMMA.format(STRING_WINDOW)
 
 
-def test_a_run_of_strings_is_shorter_than_one_of_numbers() -> None:
+def test_runs_of_strings_are_shorter_than_runs_of_numbers() -> None:
     """Tiny strings take ten times as long as as many bytes of numbers."""
     for element, size in ((b"1", WINDOW), (b'""', STRING_WINDOW), (b'[["a"]]', STRING_WINDOW)):
         texts = scan([b"[" + b",".join([element] * 100_000) + b"]" + BEHIND]).texts
@@ -283,7 +283,7 @@ def test_a_run_of_strings_is_shorter_than_one_of_numbers() -> None:
 # ---------------------------------------------------------------------------------- long strings
 
 
-def test_a_long_string_comes_in_parts_and_an_empty_one_stands_for_it(window: int) -> None:
+def test_long_string_comes_in_parts_with_an_empty_placeholder(window: int) -> None:
     scanned = scan([b'["a", ["' + b"b" * 50 + b'"], "c"]' + BEHIND])
     assert scanned.items == [
         ElementRun(b'["a"', 0, 1, first=True),
@@ -295,7 +295,7 @@ def test_a_long_string_comes_in_parts_and_an_empty_one_stands_for_it(window: int
 
 
 @pytest.mark.parametrize("length", range(20, 80))
-def test_a_string_of_any_length_is_found(window: int, length: int) -> None:
+def test_scanner_finds_a_string_of_any_length(window: int, length: int) -> None:
     scanned = scan([b'["' + b"a" * length + b'","b"]' + BEHIND])
     assert scanned.ended
     parts = [item for item in scanned.items if isinstance(item, StringPart)]
@@ -309,7 +309,9 @@ def test_a_string_of_any_length_is_found(window: int, length: int) -> None:
     "unit", ["é", "€", "😀", "\\n", "\\u00e9", "\\ud83d\\ude00", '\\"', "\\\\"]
 )
 @pytest.mark.parametrize("before", range(13))
-def test_no_part_cuts_a_character_or_an_escape(window: int, unit: str, before: int) -> None:
+def test_string_parts_never_split_a_character_or_an_escape(
+    window: int, unit: str, before: int
+) -> None:
     string = b"x" * before + unit.encode() * 40
     scanned = scan([b'["' + string + b'"]' + BEHIND])
     parts = [item.text for item in scanned.items if isinstance(item, StringPart)]
@@ -320,13 +322,13 @@ def test_no_part_cuts_a_character_or_an_escape(window: int, unit: str, before: i
         assert part.decode().replace(unit, "").strip("x") == ""
 
 
-def test_an_escape_that_is_none_is_shown_to_the_converter(window: int) -> None:
+def test_invalid_escape_goes_to_the_decoder(window: int) -> None:
     text = b'["' + b"a" * 40 + b'\\ud83d and so on, far beyond the window"]' + BEHIND
     parts = [item.text for item in scan([text]).items if isinstance(item, StringPart)]
     assert b"\\ud83d and " in b"".join(parts)
 
 
-def test_half_a_surrogate_pair_at_the_end_of_all_is_shown_to_the_converter(window: int) -> None:
+def test_half_a_surrogate_pair_at_the_end_goes_to_the_decoder(window: int) -> None:
     scanned = scan([b'["' + b"a" * 40 + b'\\ud83d"]}]}'])
     assert scanned.texts[-1].endswith(b'\\ud83d"]}]}')
 
@@ -357,7 +359,9 @@ _CRUMBS = [
 )
 @example([b"[" + b" " * 31, b'"a"]}'], 0)
 @example([b'["a' + b"b" * 27, b'" "'], 1)
-def test_runs_and_errors_depend_on_the_text_alone(crumbs: list[bytes], seed: int) -> None:
+def test_runs_and_errors_do_not_depend_on_how_the_text_arrives(
+    crumbs: list[bytes], seed: int
+) -> None:
     text = b"[" + b"".join(crumbs) + b"]" + BEHIND
     with strategies.windows_of(32):
         found = scanned_or_refused([text, b""])

@@ -38,7 +38,7 @@ def body(*inputs: str) -> bytes:
     return ('{"inputs":[' + ",".join(inputs) + "]}").encode()
 
 
-def test_arrays_go_and_a_stand_in_stays() -> None:
+def test_arrays_are_replaced_by_placeholders() -> None:
     text = body('{"name":"a","data":[1,2],"shape":[2]}', '{"data" : [["x"]] }')
     events, header = cut_out([text])
     assert header == b'{"inputs":[{"name":"a","data":[0],"shape":[2]},{"data" : [1] }]}'
@@ -48,7 +48,7 @@ def test_arrays_go_and_a_stand_in_stays() -> None:
     assert runs == [b"[1,2]", b'[["x"]]']
 
 
-def test_each_array_is_told_the_fields_around_it() -> None:
+def test_array_start_carries_the_fields_around_the_array() -> None:
     text = body(
         '{"data":[1],"name":"a"}',
         '{"name":"b","parameters":{"binary_data_size":4}}',
@@ -83,7 +83,9 @@ LOOKALIKES = [
 @pytest.mark.parametrize("lookalike", LOOKALIKES)
 @pytest.mark.parametrize("spaces", [None, 1])
 @pytest.mark.parametrize("place", ["before", "after", "in parameters", "only"])
-def test_what_only_looks_like_data_stays(lookalike: Any, spaces: int | None, place: str) -> None:
+def test_text_that_only_looks_like_data_stays_in_the_header(
+    lookalike: Any, spaces: int | None, place: str
+) -> None:
     entry: dict[str, Any] = {"name": "a", "data": [7]}
     fields: dict[str, Any] = {"inputs": [entry]}
     if place == "before":
@@ -122,7 +124,7 @@ def test_what_only_looks_like_data_stays(lookalike: Any, spaces: int | None, pla
         ),
     ],
 )
-def test_an_input_has_one_array_of_data(text: bytes, message: str) -> None:
+def test_second_data_of_an_input_is_refused(text: bytes, message: str) -> None:
     error = refusal(text)
     assert error.kind is ErrorKind.BAD_REQUEST
     assert error.message == message
@@ -166,7 +168,7 @@ INVALID = "the request is not valid JSON ("
         ),
     ],
 )
-def test_an_array_that_is_no_inputs_data_is_refused(text: bytes, message: str) -> None:
+def test_data_array_outside_of_inputs_is_refused(text: bytes, message: str) -> None:
     error = refusal(text)
     assert error.kind is ErrorKind.BAD_REQUEST
     assert error.message.startswith(message)
@@ -187,19 +189,19 @@ def test_an_array_that_is_no_inputs_data_is_refused(text: bytes, message: str) -
         ),
     ],
 )
-def test_text_that_ends_or_breaks_inside_an_array(text: bytes, message: str) -> None:
+def test_text_that_ends_or_breaks_inside_an_array_is_refused(text: bytes, message: str) -> None:
     assert refusal(text).message == message
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"x":"data"', b'{"inputs":[{"data"', b'{"data" : '])
-def test_other_text_that_ends_early_is_left_to_the_json_library(text: bytes) -> None:
+def test_truncated_header_is_left_to_the_json_library(text: bytes) -> None:
     for pieces in ([text], strategies.bytewise(text)):
         events, header = cut_out(pieces)
         assert events == []
         assert header.replace(b" ", b"") == text.replace(b" ", b"")
 
 
-def test_the_cap_is_on_the_header_alone() -> None:
+def test_header_cap_does_not_count_arrays() -> None:
     text = body('{"name":"a","data":[' + "1," * 5000 + "1]}", '{"data":[2]}')
     header = cut_out([text])[1]
     assert cut_out([text], len(header))[1] == header
@@ -210,12 +212,12 @@ def test_the_cap_is_on_the_header_alone() -> None:
     )
 
 
-def test_a_large_string_for_data_is_refused_for_what_it_is() -> None:
+def test_large_string_as_data_is_refused_for_its_type() -> None:
     error = refusal(body('{"name":"a","data":"' + "QUJD" * 5000 + '"}'))
     assert error.message == "input 'a': data must be an array, got a string"
 
 
-def test_many_keys_called_data_cost_no_parse_each() -> None:
+def test_many_data_keys_do_not_cost_a_parse_each() -> None:
     # With a parse for each this would take minutes.
     text = b'{"inputs":[{"data":[1]}],"x":[' + b'{"data":1},' * 40_000 + b"1]}"
     events, header = cut_out([text[i : i + 65536] for i in range(0, len(text), 65536)], 1 << 20)
@@ -224,15 +226,17 @@ def test_many_keys_called_data_cost_no_parse_each() -> None:
 
 
 @pytest.mark.parametrize("unit", [b'"data",', b'{"data":1},', b'"data" \n:\t 1,', b'"\\"data":[",'])
-def test_mere_strings_are_passed_in_few_moves(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strings_are_copied_to_the_header_in_few_moves(
+    unit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moved: list[int] = []
 
     def noting(cutter: DataExtractor, size: int) -> None:
         moved.append(size)
         move(cutter, size)
 
-    move = DataExtractor._move
-    monkeypatch.setattr(DataExtractor, "_move", noting)
+    move = DataExtractor._move_to_header
+    monkeypatch.setattr(DataExtractor, "_move_to_header", noting)
     text = b'{"x":[' + unit * (128 * 1024 // len(unit))
     _, header = cut_out([text], 1 << 20)
     assert header == text
@@ -272,7 +276,7 @@ def _outcome(pieces: list[bytes]) -> object:
     opening=st.sampled_from(["", '{"inputs":[{"a":', '{"inputs":[{"data":[1],"b":']),
     at=st.lists(st.integers(0, 60), max_size=4).map(sorted),
 )
-def test_keys_are_the_same_however_the_text_is_cut(opening: str, parts: str, at: list[int]) -> None:
+def test_keys_are_found_however_the_text_is_split(opening: str, parts: str, at: list[int]) -> None:
     text = (opening + parts).encode()
     pieces = [text[i:j] for i, j in zip([0, *at], [*at, len(text)], strict=True)]
     assert _outcome(pieces) == _outcome([text])

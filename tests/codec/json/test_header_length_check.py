@@ -35,7 +35,7 @@ def refused(pieces: list[bytes]) -> bool:
     st.sampled_from([b"", b"\r\n ", b"\0\0\x80?", b" x", b'"', b"{}", b'"binary_data_size"']),
     st.data(),
 )
-def test_the_check_finds_what_follows_an_object_however_it_is_split(
+def test_check_finds_binary_tensors_behind_the_json_however_split(
     fields: dict[str, object], sized: bool, behind: bytes, data: st.DataObject
 ) -> None:
     document = json.dumps(fields | SIZED if sized else fields).encode()
@@ -47,7 +47,7 @@ def test_the_check_finds_what_follows_an_object_however_it_is_split(
 
 
 @pytest.mark.parametrize("size", [0, 65_500, 70_000, 200_000])
-def test_the_check_tells_where_the_json_ends(size: int) -> None:
+def test_check_names_the_size_of_the_json(size: int) -> None:
     document = json.dumps({"x": ']}\\"' * (size // 4), **SIZED}).encode()
     with pytest.raises(GatewayError, match=f"behind its JSON of {len(document)} bytes"):
         check_header_length(document + b"\0\0\0\0")
@@ -55,11 +55,11 @@ def test_the_check_tells_where_the_json_ends(size: int) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b" ", b"<html>", b'[{"binary_data_size":4}] x', b'"x" {} x'])
-def test_the_check_leaves_alone_what_is_no_answer(body: bytes) -> None:
+def test_check_ignores_bodies_that_are_not_inference_responses(body: bytes) -> None:
     check_header_length(body)
     assert not refused([body])
 
 
-def test_the_check_leaves_alone_what_has_no_size() -> None:
+def test_check_ignores_json_without_binary_data_size() -> None:
     check_header_length(b'{"outputs":[]} {"outputs":[]}')
     assert not refused([b'{"outputs":[]} {"outputs":[]}'])

@@ -57,7 +57,7 @@ def _told(parts: list[bytes], cap: int = CAP) -> str:
 
 
 @pytest.mark.parametrize("text", TOO_DEEP)
-def test_what_is_too_deep_is_refused(text: bytes) -> None:
+def test_too_deep_nesting_is_refused(text: bytes) -> None:
     message = f"the request's JSON is nested deeper than {CAP}"
     assert _told([text]) == _told(strategies.bytewise(text)) == message
     assert nests_deeper(text, CAP)
@@ -66,12 +66,12 @@ def test_what_is_too_deep_is_refused(text: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ALLOWED)
-def test_what_is_not_passes(text: bytes) -> None:
+def test_shallow_nesting_passes(text: bytes) -> None:
     assert _told([text]) == _told(strategies.bytewise(text)) == ""
     assert not nests_deeper(text, CAP)
 
 
-def test_it_is_told_before_the_end() -> None:
+def test_too_deep_nesting_is_refused_before_the_end() -> None:
     walk = NestingCheck(CAP)
     walk.feed(memoryview(b'{"a":[['))
     with pytest.raises(GatewayError):
@@ -79,7 +79,7 @@ def test_it_is_told_before_the_end() -> None:
 
 
 @pytest.mark.parametrize("text", [b"[" * 200_000, b'{"a":' * 40_000, b"[" + b"[]," * 70_000])
-def test_large_bodies(text: bytes) -> None:
+def test_nesting_in_large_bodies(text: bytes) -> None:
     # Windows of 64 KiB end within them, and what is long and flat is not what is deep.
     is_deep = b"]" not in text
     assert bool(_told([text], 64)) is nests_deeper(text, 64) is is_deep
@@ -101,7 +101,7 @@ _NESTED = st.recursive(
 
 @strategies.LAW
 @given(st.lists(_NESTED, max_size=3), st.data(), st.booleans())
-def test_it_counts_as_a_parser_does(value: Any, data: st.DataObject, plain: bool) -> None:
+def test_depth_equals_what_a_parser_counts(value: Any, data: st.DataObject, plain: bool) -> None:
     text = json.dumps(value, ensure_ascii=plain).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.json.structure_scan import scan_strings
+from gateway.codec.json.structure_scan import scan_strings, scan_values
 from tests.codec import strategies
 
 
@@ -32,7 +32,7 @@ from tests.codec import strategies
         (b"[" * 300 + b"]" * 300, 0, 600, 0, 0, True),
     ],
 )
-def test_how_far_whole_elements_reach(
+def test_scan_finds_where_complete_elements_end(
     text: bytes, depth: int, position: int, cut: int, depth_at_cut: int, ended: bool
 ) -> None:
     walk = scan_strings(text, depth)
@@ -41,7 +41,7 @@ def test_how_far_whole_elements_reach(
 
 
 @pytest.mark.parametrize(
-    ("text", "depth", "deepest"),
+    ("text", "depth", "max_depth"),
     [
         (b'["a"]', 0, 1),
         (b'[["a"], [[]]]', 0, 3),
@@ -50,8 +50,8 @@ def test_how_far_whole_elements_reach(
         (b'["a", 5, [[[["b"', 0, 1),
     ],
 )
-def test_how_deep_it_goes(text: bytes, depth: int, deepest: int) -> None:
-    assert scan_strings(text, depth).deepest == deepest
+def test_scan_tracks_the_depth(text: bytes, depth: int, max_depth: int) -> None:
+    assert scan_strings(text, depth).max_depth == max_depth
 
 
 @pytest.mark.parametrize(
@@ -66,17 +66,38 @@ def test_how_deep_it_goes(text: bytes, depth: int, deepest: int) -> None:
         (b'["a", ""', 6),
     ],
 )
-def test_where_the_last_string_begins(text: bytes, start: int | None) -> None:
+def test_scan_finds_the_start_of_the_last_string(text: bytes, start: int | None) -> None:
     assert scan_strings(text, 0).last_string == start
 
 
 @strategies.LAW
 @given(st.lists(st.text(st.sampled_from('"\\[],a é\n')), min_size=1), st.integers(1, 9))
-def test_strings_hide_what_is_in_them(strings: list[str], depth: int) -> None:
+def test_brackets_and_commas_in_strings_are_ignored(strings: list[str], depth: int) -> None:
     text = json.dumps(strings).encode()
     walk = scan_strings(text, depth - 1)
     assert walk.position == len(text)
     assert walk.ended is (depth == 1)
-    assert walk.deepest == depth
+    assert walk.max_depth == depth
     assert text[: walk.cut].count(b'"') <= text.count(b'"') - 2
     assert json.loads(text[: walk.cut] + b'"x"]')[:-1] == strings[:-1] if walk.cut else True
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "max_depth"),
+    [
+        (b"", [], 0),
+        (b"1, 2", [], 0),
+        (b"{}", [2], 1),
+        (b"{},{} , [[]]", [2, 5, 12], 2),
+        (b'{"a":"}"},{"\\"}', [9], 1),
+        (b'{"a\\\\":"\\\\\\"}"}, {', [15], 1),
+        (b'{"a":[{}]} ] {}', [10], 3),
+        (b'{"a":"', [], 1),
+        (b"]{}", [], 0),
+        (b'"' + b"x" * 300 + b'"{"' + b"y" * 300 + b'"}', [606], 1),
+    ],
+)
+def test_scan_values_finds_ends_and_depth(text: bytes, ends: list[int], max_depth: int) -> None:
+    found, depth = scan_values(text)
+    assert found.tolist() == ends
+    assert depth == max_depth

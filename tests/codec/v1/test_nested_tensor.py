@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from gateway.codec.v1.shapes import ShapeFinder, structural_marks
+from gateway.codec.v1.nested_tensor import ShapeFinder, structural_marks
 from gateway.errors import GatewayError
 from tests.codec import strategies
 
@@ -58,7 +58,7 @@ def bent(rng: random.Random, value: Any) -> Any:
 @pytest.mark.parametrize("way", ["nested", "even", "bent"])
 @given(seed=strategies.SEEDS)
 @strategies.LAW
-def test_like_the_plain_version_however_it_is_split(way: str, seed: int) -> None:
+def test_shape_equals_the_reference_however_split(way: str, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(20):
         value = [nested(rng, 3)]
@@ -91,14 +91,14 @@ RAGGED = {
 
 
 @pytest.mark.parametrize(("text", "why"), RAGGED.items())
-def test_ragged_arrays(text: str, why: str) -> None:
+def test_ragged_arrays_are_refused(text: str, why: str) -> None:
     with pytest.raises(GatewayError) as caught:
         find(json.loads(text))
     expected = f"input 'x' is no tensor, as its arrays are ragged: {why}"
     assert caught.value.message == expected
 
 
-def test_no_array() -> None:
+def test_single_value_has_an_empty_shape() -> None:
     assert find(5) == ()
 
 
@@ -111,7 +111,7 @@ def test_no_array() -> None:
         (b"", b""),
     ],
 )
-def test_marks_within_strings_do_not_count(text: bytes, marks: bytes) -> None:
+def test_brackets_and_commas_in_strings_are_ignored(text: bytes, marks: bytes) -> None:
     assert structural_marks(text) == marks
 
 

@@ -39,7 +39,7 @@ def numbers(
 
 @given(SHAPES, strategies.SEEDS)
 @strategies.LAW
-def test_numbers_however_they_are_split(shape: tuple[int, ...], seed: int) -> None:
+def test_numbers_are_nested_however_they_are_split(shape: tuple[int, ...], seed: int) -> None:
     values = np.random.default_rng(seed).integers(-9, 9, shape).astype("<f4")
     if seed % 2:
         values[...] = np.where(values == 0, np.nan, values)
@@ -51,7 +51,9 @@ def test_numbers_however_they_are_split(shape: tuple[int, ...], seed: int) -> No
 
 @given(SHAPES, st.booleans(), strategies.SEEDS)
 @strategies.LAW
-def test_texts_however_they_are_split(shape: tuple[int, ...], as_base64: bool, seed: int) -> None:
+def test_bytes_elements_are_nested_however_they_are_split(
+    shape: tuple[int, ...], as_base64: bool, seed: int
+) -> None:
     texts = [("é\\" * 4)[: (seed + i) % 7] for i in range(math.prod(shape))]
     data = pack_bytes([text.encode() for text in texts])
     for pieces in ([data], strategies.bytewise(data), strategies.cut(data, seed)):
@@ -71,12 +73,12 @@ def test_texts_however_they_are_split(shape: tuple[int, ...], as_base64: bool, s
         (Nonfinite.STRING, b'[[1.0,"NaN"],["Infinity","-Infinity"]]'),
     ],
 )
-def test_policies(policy: Nonfinite, expected: bytes) -> None:
+def test_nonfinite_policies_apply_to_nested_numbers(policy: Nonfinite, expected: bytes) -> None:
     data = np.array([1, np.nan, np.inf, -np.inf], "<f4").tobytes()
     assert written(numbers((2, 2), policy), [data]) == expected
 
 
-def test_what_a_policy_refuses_is_named() -> None:
+def test_error_policy_names_the_nonfinite_element() -> None:
     converter = numbers((2, 2), Nonfinite.ERROR)
     converter.feed(bytes(8))
     with pytest.raises(GatewayError, match="output 'y': element 3 is nan") as caught:
@@ -84,14 +86,14 @@ def test_what_a_policy_refuses_is_named() -> None:
     assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
 
 
-def test_base64() -> None:
+def test_bytes_elements_are_written_as_base64_objects() -> None:
     data = pack_bytes([b"\xff", b""])
     assert written(NestedBytesEncoder(LABEL, (2, 1), as_base64=True), [data]) == (
         b'[[{"b64":"/w=="}],[{"b64":""}]]'
     )
 
 
-def test_what_is_no_text() -> None:
+def test_element_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(GatewayError, match="output 'y': element 1 is not UTF-8") as caught:
         NestedBytesEncoder(LABEL, (2,), as_base64=False).feed(pack_bytes([b"a", b"\xff"]))
     assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
@@ -101,7 +103,7 @@ def test_what_is_no_text() -> None:
     ("shape", "expected"),
     [((0,), "[]"), ((2, 0), "[[],[]]"), ((0, 3), "[]"), ((1, 2, 0, 4), "[[[],[]]]")],
 )
-def test_no_elements(shape: tuple[int, ...], expected: str) -> None:
+def test_shapes_without_elements_become_empty_arrays(shape: tuple[int, ...], expected: str) -> None:
     assert written(EmptyTensorEncoder(LABEL, shape), [b""]) == expected.encode()
 
 
@@ -125,7 +127,7 @@ BROKEN: list[tuple[NestedEncoder, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("converter", "data", "why"), BROKEN)
-def test_broken_answers(converter: NestedEncoder, data: bytes, why: str) -> None:
+def test_broken_tensors_are_refused(converter: NestedEncoder, data: bytes, why: str) -> None:
     with pytest.raises(GatewayError) as caught:
         written(converter, [data])
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
@@ -134,13 +136,13 @@ def test_broken_answers(converter: NestedEncoder, data: bytes, why: str) -> None
 
 
 @pytest.mark.parametrize("shape", [(300, 300, 0), (2**62, 9, 0)])
-def test_so_many_empty_arrays(shape: tuple[int, ...]) -> None:
+def test_too_many_empty_arrays_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(GatewayError, match="more than 65536 empty arrays; ask for it") as caught:
         written(EmptyTensorEncoder(LABEL, shape), [b""])
     assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
 
 
-def test_so_many_dimensions() -> None:
+def test_too_many_dimensions_are_refused() -> None:
     check_rank(LABEL, (1,) * 32)
     assert written(numbers((1,) * 32), [bytes(4)]) == b"[" * 32 + b"0.0" + b"]" * 32
     with pytest.raises(GatewayError, match="has 33 dimensions") as caught:
@@ -149,7 +151,7 @@ def test_so_many_dimensions() -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 2), (1, 1, 4), (3,), (2, 1)])
-def test_brackets(shape: tuple[int, ...]) -> None:
+def test_brackets_enclose_the_rows_of_each_level(shape: tuple[int, ...]) -> None:
     brackets = BracketWriter(shape)
     count = math.prod(shape)
     text = b"".join(brackets.lead(i, len(shape)) + b"%d" % i for i in range(count))
@@ -167,7 +169,7 @@ class _Counted(int):
         return int(self) % other
 
 
-def test_brackets_are_found_in_the_same_time_whatever_the_rank() -> None:
+def test_cost_of_brackets_does_not_grow_with_the_rank() -> None:
     for shape in ((1,) * 30 + (64, 8), (64, 8) + (1,) * 30, (2,) * 9 + (1,) * 23):
         brackets = BracketWriter(shape)
         _Counted.divisions = 0

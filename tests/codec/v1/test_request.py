@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.codec.json import array_scanner, text_reader
 from gateway.codec.policies import BytesEncoding
-from gateway.codec.v1 import rows
+from gateway.codec.v1 import request as v1_request
 from gateway.codec.v1 import values as v1_values
 from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
 from gateway.errors import ErrorKind, GatewayError
@@ -37,7 +37,7 @@ def windows_of(size: int) -> Iterator[None]:
         stack.enter_context(strategies.windows_of(size))
         for module in (text_reader, v1_values):
             stack.enter_context(mock.patch.object(module, "WINDOW", size))
-        stack.enter_context(mock.patch.object(rows, "_TOGETHER", size))
+        stack.enter_context(mock.patch.object(v1_request, "_ROWS_WINDOW", size))
         yield
 
 
@@ -106,7 +106,7 @@ def floats(*values: float) -> bytes:
 @pytest.mark.parametrize("window", [96, WINDOW])
 @given(predict_requests(), strategies.SEEDS)
 @strategies.LAW
-def test_like_the_plain_version_however_it_is_split(
+def test_request_equals_the_reference_however_split(
     window: int, made: tuple[bytes, Declared], seed: int
 ) -> None:
     body, declared = made
@@ -123,7 +123,7 @@ def test_like_the_plain_version_however_it_is_split(
 @pytest.mark.parametrize("window", [96, WINDOW])
 @given(predict_requests(faulty=True), strategies.SEEDS, st.booleans())
 @strategies.LAW
-def test_what_is_refused_is_refused_alike(
+def test_refusals_equal_the_reference_however_split(
     window: int, made: tuple[bytes, Declared], seed: int, mutate: bool
 ) -> None:
     body, declared = made
@@ -184,7 +184,7 @@ FORMS: dict[str, tuple[dict[str, Any], Declared, list[tuple[list[int], bytes]]]]
 
 
 @pytest.mark.parametrize(("fields", "declared", "expected"), FORMS.values(), ids=FORMS)
-def test_each_form(
+def test_each_form_is_converted(
     fields: dict[str, Any], declared: Declared, expected: list[tuple[list[int], bytes]]
 ) -> None:
     for text in (
@@ -214,7 +214,7 @@ BOTH: Declared = {"t": ("BYTES", [-1]), "u": ("BYTES", [-1])}
         ({"instances": [{"b64": "YQ=="}]}, {"b64": ("BYTES", [-1])}, {}),
     ],
 )
-def test_what_came_in_base64_is_told(
+def test_base64_inputs_are_reported(
     fields: dict[str, Any], declared: Declared, input_encodings: dict[int, BytesEncoding]
 ) -> None:
     text = json.dumps(fields).encode()
@@ -233,7 +233,7 @@ def test_what_came_in_base64_is_told(
         ([-1, 3], [[1, 2, 3]], [1, 3], False),
     ],
 )
-def test_one_instance_for_a_model_that_takes_no_more(
+def test_single_instance_for_a_model_without_batching(
     declared: list[int], instances: list[Any], shape: list[int], single: bool
 ) -> None:
     body = json.dumps({"instances": instances}).encode()
@@ -243,7 +243,7 @@ def test_one_instance_for_a_model_that_takes_no_more(
     assert request.predicted.form is V1Format.ROWS
 
 
-def test_parameters_are_for_the_model() -> None:
+def test_parameters_reach_the_model() -> None:
     fields = {"parameters": {"top": 3, "binary_data_output": False}, "inputs": [1], "else": None}
     request = convert([json.dumps(fields).encode()], X)
     assert json.loads(request.header)["parameters"] == {"top": 3, "binary_data_output": True}
@@ -478,14 +478,14 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
 
 
 @pytest.mark.parametrize(("body", "declared", "message"), REFUSED.values(), ids=REFUSED)
-def test_refusals_name_the_culprit(
+def test_errors_name_the_invalid_part(
     body: bytes | dict[str, Any], declared: Declared, message: str
 ) -> None:
     error = refusal(body, declared)
     assert (error.kind, error.message) == (ErrorKind.BAD_REQUEST, message)
 
 
-def test_a_model_that_batches_takes_no_instance_without_its_dimension() -> None:
+def test_batching_model_refuses_an_instance_without_its_dimension() -> None:
     error = refusal({"instances": [[[1, 2]]]}, {"x": ("FP32", [4, 2])}, batching=True)
     assert error.message == NOT_TAKEN + "[4, 2]; the instances have shape [1, 1, 2]"
 
@@ -499,13 +499,13 @@ def test_a_model_that_batches_takes_no_instance_without_its_dimension() -> None:
         (X, {"other": [[[{"x": 1}]]], "inputs": [1]}),
     ],
 )
-def test_a_cap_on_depth(declared: Declared, fields: dict[str, Any]) -> None:
+def test_depth_cap_applies(declared: Declared, fields: dict[str, Any]) -> None:
     error = refusal(fields, declared, depth_cap=2)
     assert error.kind is ErrorKind.BAD_REQUEST
     assert "nested deeper than 2" in error.message
 
 
-def test_a_cap_on_what_stands_beside_the_tensors() -> None:
+def test_header_cap_applies_to_other_members() -> None:
     error = refusal({"other": ["x" * 50] * 50, "inputs": [1]}, X, header_cap=1000)
     assert error.kind is ErrorKind.TOO_LARGE
     assert "limits.header_bytes" in error.message
@@ -555,7 +555,9 @@ LARGE: dict[str, Callable[[], tuple[dict[str, Any], Declared]]] = {
 
 
 @pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
-def test_what_is_larger_than_a_window(make: Callable[[], tuple[dict[str, Any], Declared]]) -> None:
+def test_values_larger_than_a_window_are_converted(
+    make: Callable[[], tuple[dict[str, Any], Declared]],
+) -> None:
     fields, declared = make()
     body = json.dumps(fields).encode()
     expected = convert_predict(body, declared)
@@ -569,7 +571,7 @@ def test_what_is_larger_than_a_window(make: Callable[[], tuple[dict[str, Any], D
 
 
 @pytest.mark.parametrize("value", ["b", {"b64": "Yg=="}])
-def test_many_small_elements_take_few_chunks(value: Any) -> None:
+def test_many_small_elements_become_few_chunks(value: Any) -> None:
     # The first one has all be read one by one.
     body = json.dumps({"inputs": [{"b64": "YQ=="}, *[value] * 9000]}).encode()
     request = convert([body], TEXT)
@@ -577,7 +579,7 @@ def test_many_small_elements_take_few_chunks(value: Any) -> None:
     assert len(request.tensors) < 1100
 
 
-def test_work_is_done_in_shares() -> None:
+def test_conversion_pauses_between_time_slices() -> None:
     """No share of the work is larger than a window takes, however much text is there at once."""
     fields, declared = LARGE["small objects"]()
     body = json.dumps(fields).encode()
@@ -586,11 +588,11 @@ def test_work_is_done_in_shares() -> None:
     shares = 1
     while codec.work():
         shares += 1
-    assert shares >= len(body) / rows._TOGETHER
+    assert shares >= len(body) / v1_request._ROWS_WINDOW
     assert 0 < codec.held - 20_000 * (8 + 8) < 20_000
 
 
-def test_tiny_strings_are_converted_in_shares() -> None:
+def test_conversion_of_tiny_strings_pauses_between_time_slices() -> None:
     body = json.dumps({"inputs": [""] * 100_000}).encode()
     codec = PredictRequestConverter(model(TEXT), 1000, 64)
     codec.feed(body, last=True)
@@ -601,7 +603,7 @@ def test_tiny_strings_are_converted_in_shares() -> None:
     assert 0 < codec.held - 100_000 * 4 < 20_000
 
 
-def test_room_fills_windows() -> None:
+def test_preferred_read_size_fills_a_window() -> None:
     codec = PredictRequestConverter(model(X), 1000, 64)
     assert codec.preferred_read_size == WINDOW
     begin, numbers = b'{"instances":', b"[" + b"1," * 100
@@ -624,7 +626,7 @@ def test_more_members_than_the_cap_are_refused() -> None:
 @pytest.mark.parametrize(
     "element", ['"{"', '{"b64":"QQ"}', '"a",{"b64":"QQ"}', '["a"],[{"b64":""}]']
 )
-def test_elements_are_read_together(element: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_are_converted_together(element: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read = mock.Mock(wraps=v1_values._read_element)
     monkeypatch.setattr(v1_values, "_read_element", read)
     count = 9000
@@ -636,11 +638,11 @@ def test_elements_are_read_together(element: str, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("fault", ['{"x":"a"}', '{"y":1}', "1", '{"x":[[1]]}'])
-def test_few_instances_before_a_fault_are_read_one_by_one(
+def test_few_instances_before_an_invalid_one_are_read_one_by_one(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = mock.Mock(wraps=v1_values.read_members)
-    monkeypatch.setattr(rows, "read_members", read)
+    monkeypatch.setattr(v1_request, "read_members", read)
     for before in (1, 7, 8, 9, 1000, 3000):
         read.reset_mock()
         body = '{"instances":[' + '{"x":1},' * before + fault + "," + '{"x":1},' * 999
@@ -651,7 +653,7 @@ def test_few_instances_before_a_fault_are_read_one_by_one(
         assert read.call_count < 20
 
 
-def test_instances_that_nest_too_deep_are_not_taken_with_those_before() -> None:
+def test_too_deep_instances_are_refused_beside_shallow_ones() -> None:
     row, deep = '{"x":[1]},', '{"x":[[1]]},'
     body = '{"instances":[' + row * 20 + deep + row * 20 + '{"x":"a"}]}'
     with pytest.raises(GatewayError, match="nested deeper than 1"):

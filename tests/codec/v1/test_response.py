@@ -69,7 +69,7 @@ def some_output(rng: random.Random, name: str, shape: list[int]) -> Output:
 
 @given(strategies.SEEDS)
 @strategies.LAW
-def test_like_the_plain_version_however_it_is_split(seed: int) -> None:
+def test_response_equals_the_reference_however_split(seed: int) -> None:
     rng = random.Random(seed)
     single = rng.random() < 0.2
     predicted = (
@@ -87,7 +87,7 @@ def test_like_the_plain_version_however_it_is_split(seed: int) -> None:
         assert json.loads(convert(pieces, size, predicted)) == expected
 
 
-def test_forms() -> None:
+def test_response_has_the_form_of_the_request() -> None:
     one, two = floats("y", 2, 2), texts("z", b"a", b"b")
     assert told(ROWS, one) == {"predictions": [[0, 1], [2, 3]]}
     assert told(COLUMNS, one) == {"outputs": [[0, 1], [2, 3]]}
@@ -97,7 +97,7 @@ def test_forms() -> None:
     assert told(COLUMNS, one, two) == {"outputs": {"y": [[0, 1], [2, 3]], "z": ["a", "b"]}}
 
 
-def test_one_instance_alone() -> None:
+def test_single_instance_becomes_a_single_prediction() -> None:
     single = V1ResponseLayout(V1Format.ROWS, single=True)
     assert told(single, floats("y", 3)) == {"predictions": [[0, 1, 2]]}
     assert told(single, floats("y")) == {"predictions": [0]}
@@ -107,7 +107,7 @@ def test_one_instance_alone() -> None:
 
 
 @pytest.mark.parametrize("bytes_encoding", BytesEncoding)
-def test_bytes(bytes_encoding: BytesEncoding) -> None:
+def test_bytes_follow_the_policy_and_the_output_name(bytes_encoding: BytesEncoding) -> None:
     outputs = texts("image_bytes", b"\xff"), texts("text", b"a")
     text = {"b64": "YQ=="} if bytes_encoding is BytesEncoding.BASE64 else "a"
     row = {"image_bytes": {"b64": "/w=="}, "text": text}
@@ -117,7 +117,7 @@ def test_bytes(bytes_encoding: BytesEncoding) -> None:
 
 
 @pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
-def test_large_rows_of_several_outputs(predicted: V1ResponseLayout) -> None:
+def test_large_rows_of_several_outputs_are_written_in_pieces(predicted: V1ResponseLayout) -> None:
     outputs = [
         floats("large", 3, 50, 400),
         floats("small", 3, 2),
@@ -130,7 +130,7 @@ def test_large_rows_of_several_outputs(predicted: V1ResponseLayout) -> None:
     assert json.loads(convert(pieces, size, predicted)) == expected
 
 
-def test_many_rows_of_several_outputs() -> None:
+def test_many_rows_of_several_outputs_are_joined() -> None:
     outputs = [floats("a", 9000, 3), floats("b", 9000), texts("c", *[b"x"] * 9000, shape=[9000, 1])]
     body, size = answer_body(outputs)
     assert json.loads(convert([body], size, ROWS)) == predictions(
@@ -138,7 +138,7 @@ def test_many_rows_of_several_outputs() -> None:
     )
 
 
-def test_one_output_is_written_as_it_comes() -> None:
+def test_single_output_is_written_as_it_arrives() -> None:
     body, size = answer_body([floats("y", 2, 2)])
     codec = PredictResponseConverter(size, ROWS, JsonPolicies(), 0)
     assert codec.feed(body[:size]) == b'{"predictions":'
@@ -148,7 +148,7 @@ def test_one_output_is_written_as_it_comes() -> None:
     assert b"".join(codec.finish()) == b"}"
 
 
-def test_rows_of_several_outputs_are_held_up_to_a_cap() -> None:
+def test_rows_of_several_outputs_are_buffered_up_to_the_cap() -> None:
     outputs = floats("y", 100), texts("z", *[b""] * 100)
     assert told(ROWS, *outputs, spool_cap=2000)
     refused = error(ROWS, *outputs, spool_cap=1000)
@@ -166,7 +166,7 @@ def test_rows_of_several_outputs_are_held_up_to_a_cap() -> None:
         ),
     ],
 )
-def test_what_has_no_rows(outputs: list[Output], message: str) -> None:
+def test_outputs_without_rows_in_common_are_refused(outputs: list[Output], message: str) -> None:
     refused = error(ROWS, *outputs)
     assert refused.kind is ErrorKind.NOT_ACCEPTABLE
     assert refused.message.startswith(message)
@@ -190,7 +190,7 @@ NAN_ADVICE = "is nan, which JSON does not have (policy nonfinite: error); set an
     [(NO_TEXT, NO_TEXT_ADVICE), (NAN, f"output 'y': element 9 {NAN_ADVICE}")],
     ids=["no text", "nan"],
 )
-def test_what_a_policy_refuses_can_be_had_by_v1_clients(
+def test_error_tells_v1_clients_how_to_get_refused_values(
     predicted: V1ResponseLayout, others: list[Output], refused: Output, message: str
 ) -> None:
     caught = error(predicted, refused, *others, nonfinite=Nonfinite.ERROR)
@@ -199,7 +199,7 @@ def test_what_a_policy_refuses_can_be_had_by_v1_clients(
 
 
 @pytest.mark.parametrize("rows", [3, 3000])
-def test_an_element_is_counted_from_the_first_row(rows: int) -> None:
+def test_element_index_counts_from_the_first_row(rows: int) -> None:
     """Be they written one by one, or many together."""
     values = np.zeros((rows, 60_000 // rows), "<f4")
     values[-1, -1] = math.nan
@@ -225,7 +225,9 @@ BROKEN: dict[str, tuple[list[Output], str]] = {
 
 @pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
 @pytest.mark.parametrize(("outputs", "message"), BROKEN.values(), ids=BROKEN)
-def test_broken_answers(predicted: V1ResponseLayout, outputs: list[Output], message: str) -> None:
+def test_broken_responses_are_refused(
+    predicted: V1ResponseLayout, outputs: list[Output], message: str
+) -> None:
     refused = error(predicted, *outputs)
     assert refused.kind is ErrorKind.BAD_RESPONSE
     assert message in refused.message
@@ -245,7 +247,7 @@ UNFIT: dict[str, tuple[list[Output], str]] = {
 
 @pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
 @pytest.mark.parametrize(("outputs", "message"), UNFIT.values(), ids=UNFIT)
-def test_answers_that_the_form_is_not_good_for(
+def test_responses_that_v1_cannot_express_are_refused(
     predicted: V1ResponseLayout, outputs: list[Output], message: str
 ) -> None:
     refused = error(predicted, *outputs)

@@ -114,7 +114,7 @@ def check_splits(body: bytes, form: OutputEncoding, seed: int, window: int) -> B
 @pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
 @given(answers(), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
-def test_an_answer_is_the_same_however_it_is_split(
+def test_response_is_the_same_however_split(
     window: int, body: bytes, binary: set[str], seed: int
 ) -> None:
     form = OutputEncoding(False, dict.fromkeys(binary, True))
@@ -145,7 +145,7 @@ def normal(value: Any) -> Any:
 @pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
 @given(answers(faulty=True), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
-def test_faulty_elements_are_refused_however_split(
+def test_invalid_elements_are_refused_however_split(
     window: int, body: bytes, binary: set[str], seed: int
 ) -> None:
     check_splits(body, OutputEncoding(False, dict.fromkeys(binary, True)), seed, window)
@@ -172,7 +172,7 @@ def test_broken_text_is_refused_however_split(
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
-def test_each_datatype(datatype: str) -> None:
+def test_each_datatype_becomes_binary(datatype: str) -> None:
     values = [True, False, True] if datatype == "BOOL" else [1, 0, 1]
     found = fine(answer(output(datatype, values, parameters={"content_type": "np"})))
     data = np.array([1, 0, 1], DTYPES[datatype]).tobytes()
@@ -187,7 +187,7 @@ def test_each_datatype(datatype: str) -> None:
     ]
 
 
-def test_an_answer_as_mlserver_writes_it() -> None:
+def test_response_of_mlserver_is_converted() -> None:
     body = (
         b'{"model_name":"m","model_version":null,"id":"7","parameters":null,"outputs":['
         b'{"name":"a","shape":[3,1],"datatype":"FP32","parameters":{"content_type":"np"},'
@@ -222,7 +222,7 @@ def test_an_answer_as_mlserver_writes_it() -> None:
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
-def test_nan_in_every_spelling(datatype: str) -> None:
+def test_nan_in_every_spelling_is_converted(datatype: str) -> None:
     many = "9" if datatype == "FP16" else "99999999999999999999"
     text = f"[null, 1, NaN, [-Infinity, null], Infinity, {many}, null]"
     body = answer(output(datatype, [0] * 8)).replace(str([0] * 8).encode(), text.encode())
@@ -232,19 +232,19 @@ def test_nan_in_every_spelling(datatype: str) -> None:
     assert values[6] == pytest.approx(float(many), rel=0.01)
 
 
-def test_null_among_integers_is_no_number() -> None:
+def test_null_among_integers_is_refused() -> None:
     assert fault(answer(output("INT8", [1, None]))) == (
         "output 'y': element 1 (null) is not an integer, as INT8 needs"
     )
 
 
-def test_null_does_not_hide_another_fault() -> None:
+def test_null_does_not_hide_another_error() -> None:
     assert fault(answer(output("FP32", [None, "x"]))) == (
         "output 'y': element 1 (\"x\") is not a number, as FP32 needs"
     )
 
 
-def test_no_outputs() -> None:
+def test_response_without_outputs_is_converted() -> None:
     assert fine(b'{"outputs":[]}') == Brought(b'{"outputs":[]}', b"")
     assert fine(b'{"model_name":"m"}') == Brought(b'{"model_name":"m"}', b"")
 
@@ -252,7 +252,7 @@ def test_no_outputs() -> None:
 # ---------------------------------------------------------------------------------- per output
 
 
-def test_data_that_the_client_wants_as_json_stay_as_they_are() -> None:
+def test_outputs_requested_as_json_keep_their_text() -> None:
     data = b"[ [1.50,1e2], [null , NaN] ]"
     body = (
         b'{"outputs":[{"name":"z","shape":[1],"datatype":"INT8","data":[7]},'
@@ -266,7 +266,7 @@ def test_data_that_the_client_wants_as_json_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("behind", [[], ["b"], ["", "c" * 70_000, ""]])
 @pytest.mark.parametrize("before", [[], ["b"], ["b" * 40, ""]])
-def test_long_strings_that_stay_as_they_are(before: list[str], behind: list[str]) -> None:
+def test_long_strings_keep_their_text(before: list[str], behind: list[str]) -> None:
     text = [*before, 'é"\\\U0001f600\n' * 9_000, *behind]
     body = answer(output("BYTES", text), output("INT8", [1], "z"))
     found = brought(strategies.cut(body, 3), OutputEncoding(False, {"z": True}))
@@ -275,7 +275,7 @@ def test_long_strings_that_stay_as_they_are(before: list[str], behind: list[str]
     assert found.tensors == b"\1"
 
 
-def test_a_name_behind_the_data() -> None:
+def test_name_may_follow_the_data() -> None:
     body = b'{"outputs":[{"data":[1],"shape":[1],"datatype":"INT8","name":"y"}]}'
     assert fine(body).tensors == b"\1"
     found = fine(body, OutputEncoding(False, {}))
@@ -295,12 +295,12 @@ def test_base64_is_decoded() -> None:
     assert found.outputs[0]["parameters"] == {"a": 1, "binary_data_size": len(found.tensors)}
 
 
-def test_base64_that_is_told_behind_the_data() -> None:
+def test_content_type_may_follow_the_base64_data() -> None:
     entry = output("BYTES", ["/w=="]) | {"parameters": IN_BASE64}
     assert fine(answer(entry)).tensors == pack_bytes([b"\xff"])
 
 
-def test_base64_that_the_client_wants_as_json_stays() -> None:
+def test_base64_requested_as_json_keeps_its_text() -> None:
     entry = output("BYTES", ["/w=="], parameters=IN_BASE64)
     body = answer(entry, output("INT8", [1], "z"))
     found = fine(body, OutputEncoding(False, {"z": True}))
@@ -315,7 +315,7 @@ def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:
         with strategies.windows_of(64):  # to have long strings
             for piece in pieces:
                 codec.feed(piece)
-                assert codec.data_held <= 2 * len(body)
+                assert codec.buffered_data_bytes <= 2 * len(body)
             codec.feed(b"", last=True)
             header, tensors = codec.finish()
         assert tensors == []
@@ -327,7 +327,7 @@ def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:
 @pytest.mark.parametrize("parameters", [None, {"content_type": "str", "a": 1}])
 @pytest.mark.parametrize("behind", [False, True], ids=["before the data", "behind the data"])
 @pytest.mark.parametrize("texts", [[], ["abcd"], ["", 'é"', "x" * 301, "", "abc"]])
-def test_text_that_is_wanted_as_base64(
+def test_strings_requested_as_base64_are_encoded(
     texts: list[str], behind: bool, parameters: dict[str, Any] | None
 ) -> None:
     more: dict[str, Any] = {"parameters": parameters}
@@ -342,13 +342,13 @@ def test_text_that_is_wanted_as_base64(
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before the data", "behind the data"])
-def test_what_says_that_it_is_base64_stays(behind: bool) -> None:
+def test_output_that_is_base64_already_is_not_encoded_again(behind: bool) -> None:
     more: dict[str, Any] = {"parameters": IN_BASE64}
     entry = output("BYTES", ["YQ=="]) | more if behind else output("BYTES", ["YQ=="], **more)
     assert as_json_in_base64(answer(entry), JsonPolicies(as_base64=frozenset("y"))) == [entry]
 
 
-def test_base64_that_is_larger_than_the_cap() -> None:
+def test_base64_beyond_the_spool_cap_is_refused() -> None:
     codec = BinaryResponseConverter(
         OutputEncoding(False, {}), 1000, 999, JsonPolicies(as_base64=frozenset("y"))
     )
@@ -359,12 +359,12 @@ def test_base64_that_is_larger_than_the_cap() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "YQ=", "Y!==", "YQ==YQ==", "Y" * 90_001])
-def test_what_is_not_base64(text: str) -> None:
+def test_invalid_base64_is_refused(text: str) -> None:
     body = answer(output("BYTES", ["YQ==", text], parameters=IN_BASE64))
     assert fault(body).startswith("output 'y': element 1 is not base64, as its content_type says")
 
 
-def test_the_content_type_counts_for_bytes_alone() -> None:
+def test_content_type_applies_to_bytes_only() -> None:
     found = fine(answer(output("INT8", [1], parameters=IN_BASE64)))
     assert found.tensors == b"\1"
     assert found.outputs[0]["parameters"]["content_type"] == "base64"
@@ -417,16 +417,16 @@ def test_the_content_type_counts_for_bytes_alone() -> None:
         (answer(output("BYTES", []), x=[[]]).replace(b"[[]]", b"[" * 201 + b"]" * 201), "deeper"),
     ],
 )
-def test_answers_that_are_wrong(body: bytes, message: str) -> None:
+def test_invalid_responses_are_refused(body: bytes, message: str) -> None:
     assert message in fault(body)
 
 
-def test_deep_data() -> None:
+def test_too_deep_data_is_refused() -> None:
     body = answer(output("INT8", [1])).replace(b"[1]}", b"[" * 201 + b"1" + b"]" * 201 + b"}")
     assert fault(body) == "output 'y': data is nested deeper than 200"
 
 
-def test_an_answer_larger_than_the_cap() -> None:
+def test_response_beyond_the_spool_cap_is_refused() -> None:
     body = answer(output("INT8", [1] * 1000))
     found = brought(strategies.cut(body, 1), spool_cap=999)
     assert found == Failed(
@@ -437,7 +437,7 @@ def test_an_answer_larger_than_the_cap() -> None:
     assert isinstance(brought([body], spool_cap=3000), Brought)
 
 
-def test_a_header_larger_than_the_cap() -> None:
+def test_header_beyond_the_cap_is_refused() -> None:
     found = brought([answer(output("INT8", [1]), more="x" * 200)], header_cap=200)
     assert found == Failed(
         ErrorKind.BAD_RESPONSE,

@@ -68,13 +68,13 @@ FLOATS = {"FP16": 16, "FP32": 32, "FP64": 64}
 
 
 @pytest.mark.parametrize("datatype", RANGES)
-def test_integers_are_taken(datatype: str) -> None:
+def test_fast_path_converts_integers(datatype: str) -> None:
     body = request(entry(datatype, [*RANGES[datatype], 0, 1]))
     assert small(body) == thorough(body) is not None
 
 
 @pytest.mark.parametrize("datatype", FLOATS)
-def test_floats_are_taken(datatype: str) -> None:
+def test_fast_path_converts_floats(datatype: str) -> None:
     body = request(entry(datatype, [0, -1.5, 1e-3, 0.1, -0.0, 65504, 2.0]))
     assert small(body) == thorough(body) is not None
 
@@ -95,7 +95,7 @@ def test_floats_are_taken(datatype: str) -> None:
         b'{"inputs":[{"data":[1,2],"shape":[2],"datatype":"INT8","name":"x"}],"more":{"a":[1]}}',
     ],
 )
-def test_what_is_plain_is_taken(body: bytes) -> None:
+def test_fast_path_converts_plain_requests(body: bytes) -> None:
     assert small(body) is not None
     assert agrees(body)
 
@@ -144,26 +144,26 @@ def test_what_is_plain_is_taken(body: bytes) -> None:
         request(entry("FP32", [1]), deep=[[[[[[[[[[[[[[1]]]]]]]]]]]]]]),
     ],
 )
-def test_what_needs_a_closer_look_is_left(body: bytes) -> None:
+def test_fast_path_leaves_unusual_requests(body: bytes) -> None:
     assert small(body) is None
 
 
 @pytest.mark.parametrize("data", [[float("nan")], [[1, [2]], 3], [], [[], 0.1], [2**70, -0.0]])
 @pytest.mark.parametrize("datatype", FLOATS)
-def test_what_c_takes_is_what_it_is_to_the_incremental_codec(datatype: str, data: Any) -> None:
+def test_c_reader_agrees_with_the_streaming_path(datatype: str, data: Any) -> None:
     count = len(json.dumps(data).split(",")) - ([] in data)
     assert agrees(request(entry(datatype, data, [count if data else 0])))
 
 
 @pytest.mark.parametrize("depth", [1, DEPTH_CAP, DEPTH_CAP + 1, 100, 2000])
-def test_depth(depth: int) -> None:
+def test_fast_path_respects_the_depth_cap(depth: int) -> None:
     nested = b"[" * depth + b"1" + b"]" * depth
     body = request(entry("FP32", [1])).replace(b'"data": [1]', b'"data": ' + nested)
     assert small(body) == thorough(body)
 
 
 @pytest.mark.parametrize("datatype", [*RANGES, *FLOATS])
-def test_many_numbers_are_taken_too(datatype: str) -> None:
+def test_fast_path_converts_many_numbers(datatype: str) -> None:
     body = request(entry(datatype, [*range(100)] * 20))
     assert small(body) == thorough(body) is not None
     for fault in ("1e400", "true", '"1"', "null", "[1]", "", "99999999999999999999999"):
@@ -173,7 +173,7 @@ def test_many_numbers_are_taken_too(datatype: str) -> None:
 
 
 @pytest.mark.parametrize("row", [1, 10, 500])
-def test_many_nested_numbers_are_taken_too(row: int) -> None:
+def test_fast_path_converts_many_nested_numbers(row: int) -> None:
     rows = [[*range(row)]] * (2000 // row)
     body = request(entry("INT16", rows, [len(rows), row]))
     assert small(body) == thorough(body) is not None
@@ -182,7 +182,7 @@ def test_many_nested_numbers_are_taken_too(row: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, DEPTH_CAP - 1, DEPTH_CAP, 100, 2000])
-def test_depth_among_many_numbers(depth: int) -> None:
+def test_fast_path_respects_the_depth_cap_among_many_numbers(depth: int) -> None:
     nested = b"[0]," * 1000 + b"[" * depth + b"1" + b"]" * depth
     body = request(entry("FP32", ["@"], [1001])).replace(b'"@"', nested)
     assert small(body) == thorough(body)
@@ -190,7 +190,7 @@ def test_depth_among_many_numbers(depth: int) -> None:
 
 
 @given(st.data())
-def test_any_number_is_what_it_is_to_the_incremental_codec(data: st.DataObject) -> None:
+def test_fast_path_agrees_with_the_streaming_path_on_any_number(data: st.DataObject) -> None:
     datatype = data.draw(st.sampled_from([*RANGES, *FLOATS]))
     if datatype in FLOATS:
         element = st.floats(width=64, allow_nan=False, allow_infinity=False).map(repr)
@@ -208,7 +208,7 @@ def test_any_number_is_what_it_is_to_the_incremental_codec(data: st.DataObject) 
 
 @strategies.LAW
 @given(strategies.request_bodies(), strategies.SEEDS)
-def test_any_request_is_what_it_is_to_the_incremental_codec(body: bytes, seed: int) -> None:
+def test_fast_path_agrees_with_the_streaming_path_on_any_request(body: bytes, seed: int) -> None:
     assert agrees(body)
     assert agrees(strategies.mutated(body, seed))
 
@@ -222,19 +222,19 @@ PLAIN = request(
 
 
 @given(strategies.SEEDS)
-def test_a_broken_request_is_never_taken_for_another(seed: int) -> None:
+def test_fast_path_never_misreads_a_broken_request(seed: int) -> None:
     rng = random.Random(seed)
     body = strategies.mutated(PLAIN.replace(b" ", b"") if rng.random() < 0.5 else PLAIN, seed)
     assert agrees(body)
 
 
-def test_numbers_of_one_request_do_not_appear_in_the_next() -> None:
+def test_plan_cache_does_not_leak_numbers_into_the_next_request() -> None:
     found = [small(request(entry("FP32", [float(number)]))) for number in range(100)]
     assert len({data for _, data, _ in filter(None, found)}) == 100
 
 
 @pytest.mark.parametrize(("count", "is_taken"), [(200, True), (300, False)])
-def test_very_many_inputs_are_left(count: int, is_taken: bool) -> None:
+def test_fast_path_leaves_very_many_inputs(count: int, is_taken: bool) -> None:
     entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
     body = b'{"inputs":[' + b",".join(entry % number for number in range(count)) + b"]}"
     assert (fast_convert_request(body, DEPTH_CAP) is not None) is is_taken

@@ -41,7 +41,7 @@ def values(datatype: str, count: int = 4) -> bytes:
 
 
 @pytest.mark.parametrize("datatype", PLAIN)
-def test_numbers_are_taken(datatype: str) -> None:
+def test_fast_path_converts_numbers(datatype: str) -> None:
     body, size = answer_body([output("y", datatype, [2, 2], values(datatype))])
     text = fast_convert_response(body, size)
     assert text is not None
@@ -49,7 +49,7 @@ def test_numbers_are_taken(datatype: str) -> None:
     assert json.loads(text)["outputs"][0]["data"] == [0, 1, 2, 3]
 
 
-def test_several_outputs_are_taken() -> None:
+def test_fast_path_converts_several_outputs() -> None:
     outputs = [output(name, name, [4], values(name)) for name in PLAIN]
     body, size = answer_body(outputs, {"id": "i", "parameters": {"a": [1]}})
     text = fast_convert_response(body, size)
@@ -58,20 +58,20 @@ def test_several_outputs_are_taken() -> None:
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "BOOL"])
-def test_other_datatypes_are_left(datatype: str) -> None:
+def test_fast_path_leaves_other_datatypes(datatype: str) -> None:
     body, size = answer_body([output("y", datatype, [2, 2], values(datatype))])
     assert fast_convert_response(body, size) is None
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "FP64"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_a_policy_is_for_is_left(datatype: str, value: float) -> None:
+def test_fast_path_leaves_values_under_a_policy(datatype: str, value: float) -> None:
     data = np.array([1, value]).astype(DTYPES[datatype]).tobytes()
     body, size = answer_body([output("y", datatype, [2], data)])
     assert fast_convert_response(body, size) is None
 
 
-def test_what_is_broken_is_left() -> None:
+def test_fast_path_leaves_broken_responses() -> None:
     body, size = answer_body([output("y", "FP32", [4], values("FP32"))])
     assert fast_convert_response(body[:-1], size) is None
     assert fast_convert_response(body + b"\0", size) is None
@@ -84,7 +84,7 @@ def test_what_is_broken_is_left() -> None:
 
 @strategies.LAW
 @given(strategies.answers(), strategies.SEEDS)
-def test_any_answer_is_what_it_is_to_the_incremental_codec(
+def test_fast_path_agrees_with_the_streaming_path_on_any_response(
     answer: tuple[bytes, int], seed: int
 ) -> None:
     body, size = answer
@@ -93,7 +93,7 @@ def test_any_answer_is_what_it_is_to_the_incremental_codec(
     assert agrees(strategies.mutated(body, seed), max(0, size + rng.choice([0, 0, -1, 1])))
 
 
-def test_numbers_of_one_answer_do_not_appear_in_the_next() -> None:
+def test_plan_cache_does_not_leak_numbers_into_the_next_response() -> None:
     answers = [
         answer_body([output("y", "INT32", [1], number.to_bytes(4, "little"))])
         for number in range(100)

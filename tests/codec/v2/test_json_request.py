@@ -64,9 +64,7 @@ def fields_of(text: bytes | Failed) -> Any:
 
 @strategies.LAW
 @given(strategies.request_bodies(), POLICIES, strategies.SEEDS)
-def test_a_request_is_the_same_however_it_is_split(
-    body: bytes, policies: JsonPolicies, seed: int
-) -> None:
+def test_request_is_the_same_however_split(body: bytes, policies: JsonPolicies, seed: int) -> None:
     rng = random.Random(seed)
     try:
         plain = convert_request(body, 64)
@@ -108,7 +106,7 @@ def _normal(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
-def test_each_datatype_there_and_back(datatype: str) -> None:
+def test_each_datatype_survives_a_round_trip(datatype: str) -> None:
     rng = np.random.default_rng(7)
     size = np.dtype(DTYPES[datatype]).itemsize
     data = bytes([0, 1] * 60) if datatype == "BOOL" else rng.bytes(120 * size)
@@ -126,7 +124,7 @@ def test_each_datatype_there_and_back(datatype: str) -> None:
     assert b"".join(tensor) == data
 
 
-def test_text_there_and_back() -> None:
+def test_strings_survive_a_round_trip() -> None:
     elements = [b"", b'a"\\', "\u00e9\U0001f600".encode() * 90, b"\0\n"]
     body, header_size = one("BYTES", [4], pack_bytes(elements))
     for pieces in ([body], strategies.bytewise(body)):
@@ -137,7 +135,7 @@ def test_text_there_and_back() -> None:
 # ---------------------------------------------------------------------------------- the header
 
 
-def test_what_asks_for_binary_is_taken_out_and_all_else_stays() -> None:
+def test_binary_parameters_are_removed_and_others_stay() -> None:
     data = b"\1\2"
     body, header_size = message(
         (entry("INT8", [2], data, parameters={"a": 1}, note=[None]), data),
@@ -187,7 +185,7 @@ def test_what_asks_for_binary_is_taken_out_and_all_else_stays() -> None:
     }
 
 
-def test_empty_parameters_are_left_out() -> None:
+def test_empty_parameters_are_removed() -> None:
     body, header_size = message(
         (entry("INT8", [0], b""), b""), parameters={"binary_data_output": True}
     )
@@ -201,7 +199,7 @@ def test_empty_parameters_are_left_out() -> None:
 NOT_UTF8 = pack_bytes([b"a", b"\xff"])
 
 
-def test_bytes_that_are_not_utf8_are_named_and_the_way_out() -> None:
+def test_error_for_bytes_that_are_not_utf8_names_alternatives() -> None:
     body, header_size = one("BYTES", [2], NOT_UTF8)
     for pieces in ([body], strategies.bytewise(body)):
         assert written(pieces, header_size) == Failed(
@@ -211,7 +209,7 @@ def test_bytes_that_are_not_utf8_are_named_and_the_way_out() -> None:
         )
 
 
-def test_base64_is_told_to_the_server() -> None:
+def test_base64_inputs_are_marked_for_the_server() -> None:
     body, header_size = one("BYTES", [2], NOT_UTF8, parameters={"a": 1})
     for pieces in ([body], strategies.bytewise(body)):
         (shown,) = fields_of(written(pieces, header_size, BASE64))["inputs"]
@@ -219,20 +217,20 @@ def test_base64_is_told_to_the_server() -> None:
         assert shown["parameters"] == {"a": 1, "content_type": "base64"}
 
 
-def test_what_the_client_wrote_as_text_stays_text() -> None:
+def test_inputs_the_client_wrote_as_text_stay_text() -> None:
     data = pack_bytes([b"YQ=="])
     body, header_size = one("BYTES", [1], data)
     (shown,) = fields_of(written([body], header_size, BASE64, {0: BytesEncoding.UTF8}))["inputs"]
     assert (shown["data"], "parameters" in shown) == (["YQ=="], False)
 
 
-def test_what_was_base64_is_so_again() -> None:
+def test_inputs_the_client_wrote_as_base64_become_base64_again() -> None:
     body, header_size = one("BYTES", [2], NOT_UTF8)
     (shown,) = fields_of(written([body], header_size, None, {0: BytesEncoding.BASE64}))["inputs"]
     assert (shown["data"], shown["parameters"]) == (["YQ==", "/w=="], {"content_type": "base64"})
 
 
-def test_base64_of_a_json_client_comes_to_the_server_as_it_was() -> None:
+def test_base64_of_a_json_client_reaches_the_server_unchanged() -> None:
     body = (
         b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[2],"parameters":{"content_type":'
         b'"base64","a":1},"data":["YQ==","/w=="]}]}'
@@ -246,7 +244,7 @@ def test_base64_of_a_json_client_comes_to_the_server_as_it_was() -> None:
     assert fields_of(text) == json.loads(body)
 
 
-def test_outputs_wanted_as_base64_are_asked_for_so() -> None:
+def test_outputs_requested_as_base64_are_requested_so_from_the_server() -> None:
     outputs = [{"name": "a", "parameters": {"binary_data": True}}, {"name": "b"}]
     body, header_size = message((entry("INT8", [0], b""), b""), outputs=outputs)
     text = written([body], header_size, as_base64=frozenset({"a"}))
@@ -256,14 +254,14 @@ def test_outputs_wanted_as_base64_are_asked_for_so() -> None:
     ]
 
 
-def test_a_content_type_of_the_clients_own_is_left_to_the_server() -> None:
+def test_other_content_types_are_left_to_the_server() -> None:
     data = pack_bytes([b"YQ=="])
     body, header_size = one("BYTES", [1], data, parameters={"content_type": "base64"})
     (shown,) = fields_of(written([body], header_size, BASE64))["inputs"]
     assert (shown["data"], shown["parameters"]) == (["YQ=="], {"content_type": "base64"})
 
 
-def test_the_policy_is_for_text_alone() -> None:
+def test_bytes_policy_applies_to_bytes_inputs_only() -> None:
     body, header_size = one("INT8", [1], b"\1")
     (shown,) = fields_of(written([body], header_size, BASE64))["inputs"]
     assert (shown["data"], "parameters" in shown) == ([1], False)
@@ -280,7 +278,7 @@ def test_the_policy_is_for_text_alone() -> None:
         (Nonfinite.STRING, b'[1.0,"NaN","-Infinity"]'),
     ],
 )
-def test_numbers_that_json_does_not_have(nonfinite: Nonfinite, text: bytes) -> None:
+def test_nonfinite_numbers_follow_the_policy(nonfinite: Nonfinite, text: bytes) -> None:
     data = np.array([1, np.nan, -np.inf], "<f4").tobytes()
     body, header_size = one("FP32", [3], data)
     found = written([body], header_size, JsonPolicies(nonfinite))
@@ -288,7 +286,7 @@ def test_numbers_that_json_does_not_have(nonfinite: Nonfinite, text: bytes) -> N
     assert b'"data":' + text in found
 
 
-def test_a_policy_that_refuses_names_the_element() -> None:
+def test_error_policy_names_the_element() -> None:
     data = np.array([1, np.nan], "<f4").tobytes()
     body, header_size = one("FP32", [2], data)
     assert written([body], header_size, JsonPolicies(Nonfinite.ERROR)) == Failed(
@@ -315,7 +313,7 @@ def test_a_policy_that_refuses_names_the_element() -> None:
         ),
     ],
 )
-def test_tensors_that_are_not_what_they_should_be(
+def test_invalid_tensors_are_refused(
     datatype: str, shape: list[int], data: bytes, fault: str
 ) -> None:
     body, header_size = one(datatype, shape, data)

@@ -127,7 +127,7 @@ def outputs(draw: st.DrawFn) -> list[Output]:
 
 @strategies.LAW
 @given(outputs(), st.sets(st.sampled_from(["y", "z", 'q"', "é"])), strategies.SEEDS)
-def test_the_tensors_are_the_same_in_whatever_form_they_came(
+def test_tensors_do_not_depend_on_the_servers_encoding(
     given_outputs: list[Output], binary: set[str], seed: int
 ) -> None:
     body, size = body_of(*given_outputs)
@@ -156,13 +156,13 @@ DIFFERENCE = Output("DIFFERENCE", "INT64", (2**53 + 1,), binary=True)
         OutputEncoding(True, {"DIFFERENCE": False}),  # the other way round
     ],
 )
-def test_an_answer_as_openvino_gives_it(form: OutputEncoding) -> None:
+def test_response_of_openvino_is_converted(form: OutputEncoding) -> None:
     body, size = body_of(SUM, DIFFERENCE)
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 3)):
         check(mixed(pieces, size, form), [SUM, DIFFERENCE], form)
 
 
-def test_tensors_stand_in_the_order_of_the_outputs() -> None:
+def test_tensors_follow_the_order_of_the_outputs() -> None:
     given_outputs = [
         Output("a", "INT8", (1,), binary=False),
         Output("b", "INT8", (2,), binary=True),
@@ -174,7 +174,7 @@ def test_tensors_stand_in_the_order_of_the_outputs() -> None:
     assert mixed([body], size, OutputEncoding(True, {"b": False}))[1] == b"\1\3\4"
 
 
-def test_data_that_stay_json_stay_as_they_were_written() -> None:
+def test_json_outputs_keep_their_text() -> None:
     text = b"[1.50, [NaN, null], 1e400]"
     header = (
         b'{"outputs":[{"name":"y","shape":[4],"datatype":"FP32","data":' + text + b"},"
@@ -186,7 +186,7 @@ def test_data_that_stay_json_stay_as_they_were_written() -> None:
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
-def test_an_output_without_elements_of_which_nothing_is_said(datatype: str) -> None:
+def test_output_without_elements_needs_no_data(datatype: str) -> None:
     empty = Output("e", datatype, (), binary=True, silent=True)
     body, size = body_of(empty, DIFFERENCE)
     for form in (ALL, NONE, OutputEncoding(False, {"e": True}), OutputEncoding(True, {"e": False})):
@@ -198,7 +198,7 @@ def test_an_output_without_elements_of_which_nothing_is_said(datatype: str) -> N
     check((codec.feed(body), b""), [empty], NONE)
 
 
-def test_an_output_in_shared_memory_is_left_alone() -> None:
+def test_output_in_shared_memory_is_passed_through() -> None:
     for more in ({}, {"parameters": {"shared_memory_region": "r"}}):
         shape = [0 if more else 5]
         entry = {"name": "s", "datatype": "FP32", "shape": shape, **more}
@@ -209,7 +209,7 @@ def test_an_output_in_shared_memory_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "told"), [("yz", "yz"), ("y", "y"), ("z", "z"), ("", "")])
-def test_base64_is_told_of_what_became_so_here_alone(wanted: str, told: str) -> None:
+def test_content_type_is_set_only_for_outputs_encoded_here(wanted: str, told: str) -> None:
     texts = [Output(name, "BYTES", ("a",), binary=name == "y") for name in "yz"]
     body, size = body_of(*texts)
     header, _ = mixed(
@@ -246,7 +246,7 @@ def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
         (broken("[1, 2]")[:-3], "the server's answer is not valid JSON"),
     ],
 )
-def test_what_makes_no_tensor(header: bytes, message: str) -> None:
+def test_invalid_json_outputs_are_refused(header: bytes, message: str) -> None:
     body = header + DIFFERENCE.data
     for pieces in ([body], strategies.bytewise(body)):
         with pytest.raises(GatewayError) as caught:
@@ -256,7 +256,7 @@ def test_what_makes_no_tensor(header: bytes, message: str) -> None:
 
 
 @pytest.mark.parametrize("data", ["[, 1.0]", "[1.0, ]", "[1.0, , 2]", "[1 2]", "[1,NaNs]"])
-def test_data_that_stay_json_are_json(data: str) -> None:
+def test_json_outputs_must_be_valid_json(data: str) -> None:
     header = broken(data)
     with pytest.raises(GatewayError) as caught:
         mixed([header + DIFFERENCE.data], len(header), OutputEncoding(False, {"DIFFERENCE": True}))
@@ -268,20 +268,20 @@ def test_data_that_stay_json_are_json(data: str) -> None:
 
 @pytest.mark.parametrize("pieces", [[], [b""], [b'{"outputs"']])
 @pytest.mark.parametrize("size", [14, 11])
-def test_an_answer_shorter_than_its_header(pieces: list[bytes], size: int) -> None:
+def test_response_shorter_than_its_header_is_refused(pieces: list[bytes], size: int) -> None:
     with pytest.raises(GatewayError) as caught:
         mixed(pieces, size, ALL)
     assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, SHORT)
 
 
-def test_a_header_of_no_bytes() -> None:
+def test_empty_header_is_refused() -> None:
     for pieces in ([], [b"abcd"]):
         with pytest.raises(GatewayError) as caught:
             mixed(pieces, 0, ALL)
         assert caught.value.kind is ErrorKind.BAD_RESPONSE
 
 
-def test_bytes_that_do_not_follow() -> None:
+def test_missing_binary_tensors_are_refused() -> None:
     header = json.dumps({"outputs": [DIFFERENCE.shown]}).encode()
     for form in (ALL, NONE):
         with pytest.raises(GatewayError) as caught:
@@ -290,7 +290,7 @@ def test_bytes_that_do_not_follow() -> None:
         assert "has 8 bytes, which do not follow its JSON" in caught.value.message
 
 
-def test_the_cap_counts_what_came_as_json_and_in_binary_form() -> None:
+def test_spool_cap_counts_json_and_binary_outputs() -> None:
     body, size = body_of(SUM, DIFFERENCE)
     held = len(SUM.data) + len(DIFFERENCE.data)
     for pieces in ([body], strategies.cut(body, 1)):
@@ -300,7 +300,7 @@ def test_the_cap_counts_what_came_as_json_and_in_binary_form() -> None:
         assert caught.value.kind is ErrorKind.BAD_RESPONSE
 
 
-def test_a_large_json_output_is_worked_off_bit_by_bit() -> None:
+def test_large_json_output_is_converted_in_steps() -> None:
     """Also where its datatype comes behind its data, so that all of it has to wait."""
     numbers = list(range(100_000))
     entry = {"data": numbers, "name": "y", "shape": [len(numbers)], "datatype": "INT32"}

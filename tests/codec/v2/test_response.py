@@ -105,7 +105,7 @@ POLICIES = st.builds(
 
 @strategies.LAW
 @given(strategies.answers(), POLICIES, strategies.SEEDS)
-def test_an_answer_is_the_same_however_it_is_split(
+def test_response_is_the_same_however_split(
     answer: tuple[bytes, int], policies: JsonPolicies, seed: int
 ) -> None:
     body, size = answer
@@ -121,7 +121,7 @@ def test_an_answer_is_the_same_however_it_is_split(
 
 @strategies.LAW
 @given(strategies.answers(), POLICIES, st.sets(NAMES), strategies.SEEDS)
-def test_a_mixed_answer_is_the_same_however_it_is_split(
+def test_mixed_response_is_the_same_however_split(
     answer: tuple[bytes, int], policies: JsonPolicies, binary: set[str], seed: int
 ) -> None:
     body, size = answer
@@ -139,7 +139,7 @@ def test_a_mixed_answer_is_the_same_however_it_is_split(
 
 @strategies.LAW
 @given(strategies.answers(), POLICIES, strategies.SEEDS, st.integers(-3, 3))
-def test_a_broken_answer_is_converted_or_refused_the_same(
+def test_broken_response_is_treated_the_same_however_split(
     answer: tuple[bytes, int], policies: JsonPolicies, seed: int, shift: int
 ) -> None:
     body, size = answer
@@ -158,7 +158,7 @@ def test_a_broken_answer_is_converted_or_refused_the_same(
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
-def test_each_datatype(datatype: str) -> None:
+def test_each_datatype_becomes_json(datatype: str) -> None:
     data = np.array([1, 0, 1], DTYPES[datatype]).tobytes()
     body, size = answer_body([output("y", datatype, [3, 1], data)])
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
@@ -170,7 +170,7 @@ def test_each_datatype(datatype: str) -> None:
         }
 
 
-def test_keys_and_parameters_are_kept_in_order() -> None:
+def test_keys_and_parameters_keep_their_order() -> None:
     header = (
         b'{"z":1,"outputs":[{"shape":[1],"more":[null],"parameters":'
         b'{"b":1,"binary_data_size":1,"a":"\xc3\xa9"},"datatype":"INT8","name":"y"},'
@@ -184,7 +184,7 @@ def test_keys_and_parameters_are_kept_in_order() -> None:
     )
 
 
-def test_data_beside_the_binary_size_gives_way_to_what_was_sent() -> None:
+def test_binary_tensor_replaces_json_data_of_the_same_output() -> None:
     sent = output("y", "INT8", [1], b"\7")
     body, size = answer_body([strategies.Output("y", sent.shown | {"data": [1]}, sent.data)])
     text = as_json([body], size)
@@ -193,7 +193,7 @@ def test_data_beside_the_binary_size_gives_way_to_what_was_sent() -> None:
     assert json.loads(text)["outputs"][0]["data"] == [7]
 
 
-def test_a_float_has_its_shortest_digits() -> None:
+def test_float_is_written_with_the_shortest_digits() -> None:
     # Where Triton prints 0.10000000149011612.
     body, size = answer_body([output("y", "FP32", [2], struct.pack("<2f", 0.1, 1e-45))])
     text = as_json([body], size)
@@ -201,7 +201,7 @@ def test_a_float_has_its_shortest_digits() -> None:
     assert text.endswith(b'"data":[0.1,1e-45]}]}')
 
 
-def test_bytes_that_are_not_utf8_are_named_and_the_way_out() -> None:
+def test_error_for_bytes_that_are_not_utf8_names_alternatives() -> None:
     body, size = answer_body([output("y", "BYTES", [2], pack_bytes([b"a", b"\xff"]))])
     for pieces in ([body], strategies.bytewise(body)):
         assert as_json(pieces, size) == Failed(
@@ -218,7 +218,7 @@ OTHERS = {"content_type": "x", "a": 1}
 
 
 @pytest.mark.parametrize("bytes_encoding", BytesEncoding)
-def test_an_output_that_a_request_wants_as_base64(bytes_encoding: BytesEncoding) -> None:
+def test_output_requested_as_base64_is_encoded(bytes_encoding: BytesEncoding) -> None:
     jpeg = b"\xff\xd8\xff\xe0" + bytes(range(256)) * 300
     outputs = [
         output("y", "BYTES", [2], pack_bytes([jpeg, b""]), parameters=OTHERS),
@@ -247,7 +247,7 @@ def test_an_output_that_a_request_wants_as_base64(bytes_encoding: BytesEncoding)
     "policies",
     [JsonPolicies(as_base64=frozenset("yzn")), JsonPolicies(bytes_encoding=BytesEncoding.BASE64)],
 )
-def test_what_the_server_sent_as_text_becomes_base64_too(policies: JsonPolicies) -> None:
+def test_json_strings_of_the_server_become_base64(policies: JsonPolicies) -> None:
     text = {"name": "y", "datatype": "BYTES", "shape": [2, 1], "data": [["abcd"], ["\xe9"]]}
     told = {"name": "z", "datatype": "BYTES", "shape": [1], "data": ["YQ=="]} | IN_BASE64
     sent = [strategies.Output(str(each["name"]), each, b"") for each in (text, told)]
@@ -262,7 +262,7 @@ def test_what_the_server_sent_as_text_becomes_base64_too(policies: JsonPolicies)
     assert fast_convert_response(body, size) is None
 
 
-def test_values_that_are_not_finite() -> None:
+def test_nonfinite_values_follow_the_policy() -> None:
     data = struct.pack("<3f", math.nan, 1, -math.inf)
     body, size = answer_body([output("y", "FP32", [3], data)])
     for nonfinite, shown in {
@@ -281,7 +281,7 @@ def test_values_that_are_not_finite() -> None:
 
 @pytest.mark.parametrize("datatype", DATATYPES)
 @pytest.mark.parametrize("order", ["ey", "ye", "eye", "ee", "e", ""])
-def test_empty_outputs(datatype: str, order: str) -> None:
+def test_outputs_without_elements_are_written(datatype: str, order: str) -> None:
     data = pack_bytes([b"a"])
     if datatype != "BYTES":
         data = np.ones(1, DTYPES[datatype]).tobytes()
@@ -298,13 +298,13 @@ def test_empty_outputs(datatype: str, order: str) -> None:
         assert as_mixed(pieces, size, OutputEncoding(False, {})) == (text, b"")
 
 
-def test_an_answer_without_binary_outputs_passes() -> None:
+def test_response_without_binary_outputs_passes() -> None:
     header = b'{"model_name":"m","outputs":[{"name":"y","datatype":"INT8","shape":[1],"data":[1]}]}'
     assert as_json([header], len(header)) == header
     assert as_json(strategies.bytewise(b'{"model_name":"m"}'), 18) == b'{"model_name":"m"}'
 
 
-def test_text_comes_while_bytes_come() -> None:
+def test_text_is_written_while_bytes_arrive() -> None:
     count = 100_000
     body, size = answer_body(
         [output("y", "INT32", [count], np.arange(count, dtype="<i4").tobytes())]
@@ -321,7 +321,7 @@ def test_text_comes_while_bytes_come() -> None:
     assert json.loads(text)["outputs"][0]["data"] == list(range(count))
 
 
-def test_a_million_floats() -> None:
+def test_million_floats_are_written() -> None:
     values = np.random.default_rng(0).standard_normal(1_000_000).astype("<f4")
     body, size = answer_body([output("y", "FP32", [1000, 1000], values.tobytes())])
     text = as_json([body[i : i + 65536] for i in range(0, len(body), 65536)], size)
@@ -332,7 +332,7 @@ def test_a_million_floats() -> None:
 
 
 @pytest.mark.parametrize("bytes_encoding", BytesEncoding)
-def test_large_texts(bytes_encoding: BytesEncoding) -> None:
+def test_large_bytes_elements_are_written(bytes_encoding: BytesEncoding) -> None:
     rng = random.Random(0)
     alphabet = 'a é€😀"\\\n\0'
     texts = ["".join(rng.choices(alphabet, k=rng.choice([3, 70_000]))) for _ in range(9)]
@@ -358,7 +358,7 @@ FULL = [
 
 
 @pytest.mark.parametrize("missing", range(1, 16))
-def test_a_short_answer(missing: int) -> None:
+def test_truncated_response_is_refused(missing: int) -> None:
     body, size = answer_body(FULL)
     for pieces in ([body[:-missing]], strategies.bytewise(body[:-missing])):
         assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
@@ -367,14 +367,14 @@ def test_a_short_answer(missing: int) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b'{"outputs":', b'{"outputs":[]'])
-def test_an_answer_shorter_than_its_header(body: bytes) -> None:
+def test_response_shorter_than_its_header_is_refused(body: bytes) -> None:
     assert as_json([body], 14) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
     assert as_json([], 14) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
 
 
 @pytest.mark.parametrize("surplus", [b"x", b"x" * 100])
 @pytest.mark.parametrize("outputs", [FULL, FULL[:2], []])
-def test_surplus_bytes(outputs: list[strategies.Output], surplus: bytes) -> None:
+def test_surplus_bytes_are_refused(outputs: list[strategies.Output], surplus: bytes) -> None:
     body, size = answer_body(outputs)
     for pieces in ([body + surplus], strategies.bytewise(body + surplus), [body, surplus]):
         assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, SURPLUS)
@@ -383,7 +383,7 @@ def test_surplus_bytes(outputs: list[strategies.Output], surplus: bytes) -> None
         )
 
 
-def test_a_size_that_does_not_make_the_shape() -> None:
+def test_size_that_does_not_match_the_shape_is_refused() -> None:
     body, size = answer_body([output("y", "FP32", [2], b"12 bytes    ")])
     assert as_json([body], size) == Failed(
         ErrorKind.BAD_RESPONSE,
@@ -392,7 +392,7 @@ def test_a_size_that_does_not_make_the_shape() -> None:
 
 
 @pytest.mark.parametrize("shape", [[1], [3], [], [2, 2], [0]])
-def test_a_count_of_texts_that_does_not_make_the_shape(shape: list[int]) -> None:
+def test_count_of_bytes_elements_that_does_not_match_the_shape_is_refused(shape: list[int]) -> None:
     body, size = answer_body([output("y", "BYTES", shape, pack_bytes([b"a", b""]))])
     for pieces in ([body], strategies.bytewise(body)):
         assert as_json(pieces, size) == Failed(
@@ -402,7 +402,7 @@ def test_a_count_of_texts_that_does_not_make_the_shape(shape: list[int]) -> None
         )
 
 
-def test_no_texts_where_the_shape_has_some() -> None:
+def test_missing_bytes_elements_are_refused() -> None:
     body, size = answer_body([output("y", "BYTES", [1], b"")])
     failed = as_json([body], size)
     assert isinstance(failed, Failed)
@@ -410,7 +410,7 @@ def test_no_texts_where_the_shape_has_some() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\5\0\0\0a", b"\0\0", b"\xff\xff\xff\xff" + b"a" * 9])
-def test_texts_that_end_inside_an_element(data: bytes) -> None:
+def test_truncated_bytes_element_is_refused(data: bytes) -> None:
     more = output("z", "INT8", [1], b"\1")
     body, size = answer_body([output("y", "BYTES", [1], data), more])
     for pieces in ([body], strategies.bytewise(body)):
@@ -419,7 +419,7 @@ def test_texts_that_end_inside_an_element(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("header", [b"", b"{", b"[]", b"nonsense", b'{"outputs":5}', b"\xff"])
-def test_a_header_that_is_none(header: bytes) -> None:
+def test_invalid_header_is_refused(header: bytes) -> None:
     failed = as_json([header + b"abcd"], len(header))
     assert isinstance(failed, Failed)
     assert status(failed) == 502
@@ -442,7 +442,7 @@ FLOAT = output("z", "FP32", [1], struct.pack("<f", 0.1))
         (OutputEncoding(False, {}), [[1, 2], [0.1]], b""),
     ],
 )
-def test_each_output_has_the_form_that_was_asked_for(
+def test_each_output_has_the_requested_encoding(
     form: OutputEncoding, shown: list[Any], tail: bytes
 ) -> None:
     body, size = answer_body([INT16, FLOAT], {"id": "7"})
@@ -475,7 +475,7 @@ def test_the_spool_cap_counts_text_and_binary() -> None:
         )
 
 
-def test_policies_hold_for_the_json_outputs_alone() -> None:
+def test_policies_apply_to_json_outputs_only() -> None:
     nan = struct.pack("<f", math.nan)
     body, size = answer_body([output("y", "FP32", [1], nan), output("z", "FP32", [1], nan)])
     policies = JsonPolicies(Nonfinite.ERROR)
@@ -488,7 +488,7 @@ def test_policies_hold_for_the_json_outputs_alone() -> None:
 # ---------------------------------------------------------------------------------- the reader
 
 
-def test_the_reader_gives_pieces_of_each_output() -> None:
+def test_reader_yields_pieces_of_each_output() -> None:
     body, size = answer_body(FULL)
     reader = response_reader(size)
     assert list(reader.feed(body[:size])) == []

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from gateway.demo.server.api import Api, Call
+from gateway.demo.server.api import Api
 from gateway.demo.server.models import MODELS
-from gateway.demo.server.wire import Answer
+from gateway.demo.server.wire import HttpRequest, HttpResponse
 
 
 @pytest.fixture
@@ -13,15 +13,15 @@ def api() -> Api:
     return Api()
 
 
-def ask(api: Api, method: str, path: str, document: object = None) -> Answer:
+def send(api: Api, method: str, path: str, document: object = None) -> HttpResponse:
     body = b"" if document is None else json.dumps(document).encode()
-    return api.answer(Call(method, path, {}, body))
+    return api.handle(HttpRequest(method, path, {}, body))
 
 
 def get(api: Api, path: str) -> Any:
-    answer = ask(api, "GET", path)
-    assert answer.status == 200
-    return json.loads(answer.body)
+    response = send(api, "GET", path)
+    assert response.status == 200
+    return json.loads(response.body)
 
 
 ADD = {
@@ -45,9 +45,9 @@ def test_server_metadata_lists_the_extensions(api: Api) -> None:
         "/v2/models/add/versions/1/ready",
     ],
 )
-def test_health_has_no_body(api: Api, path: str) -> None:
-    answer = ask(api, "GET", path)
-    assert (answer.status, answer.body) == (200, b"")
+def test_health_response_has_no_body(api: Api, path: str) -> None:
+    response = send(api, "GET", path)
+    assert (response.status, response.body) == (200, b"")
 
 
 @pytest.mark.parametrize("path", ["/v2/models/image", "/v2/models/image/versions/1"])
@@ -71,7 +71,7 @@ def test_config_leaves_the_batch_dimension_out(api: Api) -> None:
     assert (text["max_batch_size"], text["input"][0]["data_type"]) == (0, "TYPE_STRING")
 
 
-def test_there_is_an_identity_model_for_every_datatype(api: Api) -> None:
+def test_every_datatype_has_an_identity_model(api: Api) -> None:
     datatypes = {
         get(api, f"/v2/models/{name}")["inputs"][0]["datatype"]
         for name in MODELS
@@ -82,32 +82,32 @@ def test_there_is_an_identity_model_for_every_datatype(api: Api) -> None:
 
 
 def test_statistics_count_calls(api: Api) -> None:
-    ask(api, "POST", "/v2/models/add/infer", ADD)
-    ask(api, "POST", "/v2/models/add/infer", {"inputs": []})
+    send(api, "POST", "/v2/models/add/infer", ADD)
+    send(api, "POST", "/v2/models/add/infer", {"inputs": []})
     (stats,) = get(api, "/v2/models/add/stats")["model_stats"]
     counts = {name: stats["inference_stats"][name]["count"] for name in ("success", "fail")}
     assert counts == {"success": 1, "fail": 1}
     assert (stats["inference_count"], stats["last_inference"] > 0) == (1, True)
 
 
-def test_statistics_of_all_models(api: Api) -> None:
+def test_statistics_list_all_models(api: Api) -> None:
     stats = get(api, "/v2/models/stats")["model_stats"]
     assert [entry["name"] for entry in stats] == sorted(MODELS)
 
 
-def test_an_unloaded_model_is_gone_until_it_is_loaded(api: Api) -> None:
-    assert ask(api, "POST", "/v2/repository/models/add/unload").status == 200
-    assert ask(api, "GET", "/v2/models/add/ready").status == 400
-    refused = ask(api, "POST", "/v2/models/add/infer", ADD)
-    assert (refused.status, b"no available versions" in refused.body) == (404, True)
-    assert ask(api, "POST", "/v2/repository/models/add/load").status == 200
-    assert ask(api, "POST", "/v2/models/add/infer", ADD).status == 200
+def test_unloaded_model_is_unknown_until_it_is_loaded(api: Api) -> None:
+    assert send(api, "POST", "/v2/repository/models/add/unload").status == 200
+    assert send(api, "GET", "/v2/models/add/ready").status == 400
+    rejected = send(api, "POST", "/v2/models/add/infer", ADD)
+    assert (rejected.status, b"no available versions" in rejected.body) == (404, True)
+    assert send(api, "POST", "/v2/repository/models/add/load").status == 200
+    assert send(api, "POST", "/v2/models/add/infer", ADD).status == 200
 
 
-def test_the_index_tells_what_is_loaded(api: Api) -> None:
-    ask(api, "POST", "/v2/repository/models/add/unload")
-    everything = json.loads(ask(api, "POST", "/v2/repository/index").body)
-    ready = json.loads(ask(api, "POST", "/v2/repository/index", {"ready": True}).body)
+def test_index_lists_loaded_and_unloaded_models(api: Api) -> None:
+    send(api, "POST", "/v2/repository/models/add/unload")
+    everything = json.loads(send(api, "POST", "/v2/repository/index").body)
+    ready = json.loads(send(api, "POST", "/v2/repository/index", {"ready": True}).body)
     unloaded = {"name": "add", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
     assert [entry for entry in everything if entry not in ready] == [unloaded]
     assert {entry["state"] for entry in ready} == {"READY"}
@@ -140,23 +140,25 @@ def test_the_index_tells_what_is_loaded(api: Api) -> None:
         ("PUT", "/v2/trace/setting", 405),
     ],
 )
-def test_refusals_say_why(api: Api, method: str, path: str, status: int) -> None:
-    answer = ask(api, method, path)
-    assert answer.status == status
-    assert list(json.loads(answer.body)) == ["error"]
+def test_rejected_requests_have_an_error_message(
+    api: Api, method: str, path: str, status: int
+) -> None:
+    response = send(api, method, path)
+    assert response.status == status
+    assert list(json.loads(response.body)) == ["error"]
 
 
-def test_trace_settings(api: Api) -> None:
+def test_trace_settings_can_be_changed(api: Api) -> None:
     path = "/v2/models/add/trace/setting"
-    changed = json.loads(ask(api, "POST", path, {"trace_rate": "7"}).body)
+    changed = json.loads(send(api, "POST", path, {"trace_rate": "7"}).body)
     assert changed["trace_rate"] == "7"
     assert get(api, path) == changed
     assert get(api, "/v2/trace/setting")["trace_rate"] == "1000"
 
 
-def test_infer_by_version(api: Api) -> None:
-    answer = ask(api, "POST", "/v2/models/add/versions/1/infer", {"id": "x", **ADD})
-    assert json.loads(answer.body) == {
+def test_infer_accepts_a_version(api: Api) -> None:
+    response = send(api, "POST", "/v2/models/add/versions/1/infer", {"id": "x", **ADD})
+    assert json.loads(response.body) == {
         "id": "x",
         "model_name": "add",
         "model_version": "1",
@@ -172,9 +174,11 @@ def test_infer_by_version(api: Api) -> None:
         ("add", {"INPUT0": [1, 2], "INPUT1": [3, 4], "x": 1}, {"SUM": [4.0, 6.0]}),
     ],
 )
-def test_generate(api: Api, model: str, document: object, expected: dict[str, object]) -> None:
-    answer = ask(api, "POST", f"/v2/models/{model}/generate", document)
-    assert json.loads(answer.body) == {
+def test_generate_returns_plain_members(
+    api: Api, model: str, document: object, expected: dict[str, object]
+) -> None:
+    response = send(api, "POST", f"/v2/models/{model}/generate", document)
+    assert json.loads(response.body) == {
         **expected,
         "model_name": model,
         "model_version": "1",
@@ -193,14 +197,14 @@ def test_generate(api: Api, model: str, document: object, expected: dict[str, ob
     ],
 )
 @pytest.mark.parametrize("kind", ["generate", "generate_stream"])
-def test_generate_refuses_what_does_not_fit(
+def test_generate_rejects_inputs_that_do_not_fit(
     api: Api, model: str, document: object, kind: str
 ) -> None:
-    answer = ask(api, "POST", f"/v2/models/{model}/{kind}", document)
-    assert (answer.status, answer.events) == (400, ())
+    response = send(api, "POST", f"/v2/models/{model}/{kind}", document)
+    assert (response.status, response.events) == (400, ())
 
 
-def test_an_error_message_may_quote_what_is_no_text(api: Api) -> None:
+def test_error_message_may_quote_a_lone_surrogate(api: Api) -> None:
     document = {"inputs": [{**ADD["inputs"][0], "name": "\ud83d"}]}
-    answer = ask(api, "POST", "/v2/models/add/infer", document)
-    assert (answer.status, "error" in json.loads(answer.body)) == (400, True)
+    response = send(api, "POST", "/v2/models/add/infer", document)
+    assert (response.status, "error" in json.loads(response.body)) == (400, True)

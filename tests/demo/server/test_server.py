@@ -8,7 +8,7 @@ import zlib
 import aiohttp
 import pytest
 
-from gateway.demo.server.recorder import KEPT_PATHS, KEPT_TEXT
+from gateway.demo.server.recorder import MAX_PATHS, MAX_TEXT
 from gateway.demo.server.server import DemoServer
 from gateway.demo.server.wire import HEADER_LENGTH
 
@@ -17,17 +17,17 @@ URL = "/v2/models/upper/infer"
 POST = b"POST /v2/models/upper/infer HTTP/1.1\r\nHost: x\r\n"
 
 
-async def test_json_in_json_out(client: aiohttp.ClientSession) -> None:
-    async with client.post(URL, data=UPPER) as answer:
-        assert (answer.status, answer.content_type) == (200, "application/json")
-        assert (await answer.json())["outputs"][0]["data"] == ["HELLO"]
+async def test_json_request_has_a_json_response(client: aiohttp.ClientSession) -> None:
+    async with client.post(URL, data=UPPER) as response:
+        assert (response.status, response.content_type) == (200, "application/json")
+        assert (await response.json())["outputs"][0]["data"] == ["HELLO"]
 
 
-async def test_raw_binary(client: aiohttp.ClientSession) -> None:
-    async with client.post(URL, data=b"hello", headers={HEADER_LENGTH: "0"}) as answer:
-        body = await answer.read()
-        length = int(answer.headers[HEADER_LENGTH])
-        assert answer.content_type == "application/octet-stream"
+async def test_raw_binary_request_has_a_binary_response(client: aiohttp.ClientSession) -> None:
+    async with client.post(URL, data=b"hello", headers={HEADER_LENGTH: "0"}) as response:
+        body = await response.read()
+        length = int(response.headers[HEADER_LENGTH])
+        assert response.content_type == "application/octet-stream"
     assert json.loads(body[:length])["outputs"][0]["parameters"] == {"binary_data_size": 9}
     assert body[length:] == b"\5\0\0\0HELLO"
 
@@ -43,32 +43,32 @@ async def test_raw_binary(client: aiohttp.ClientSession) -> None:
         ("br", UPPER, 501),
     ],
 )
-async def test_compressed_requests(
+async def test_compressed_requests_are_decompressed(
     client: aiohttp.ClientSession, encoding: str, body: bytes, status: int
 ) -> None:
-    async with client.post(URL, data=body, headers={"Content-Encoding": encoding}) as answer:
-        document = await answer.json(content_type=None)
-    assert answer.status == status
+    async with client.post(URL, data=body, headers={"Content-Encoding": encoding}) as response:
+        document = await response.json(content_type=None)
+    assert response.status == status
     assert ("outputs" in document) == (status == 200)
 
 
 @pytest.mark.parametrize("compress", [False, True])
-async def test_a_body_over_the_limit_is_refused(compress: bool) -> None:
+async def test_body_over_the_limit_gets_413(compress: bool) -> None:
     body = gzip.compress(bytes(20_000)) if compress else bytes(20_000)
     headers = {"Content-Encoding": "gzip"} if compress else {}
     async with DemoServer(max_body=10_000) as server, aiohttp.ClientSession() as client:
-        async with client.post(server.url + URL, data=body, headers=headers) as answer:
-            assert (answer.status, list(await answer.json())) == (413, ["error"])
-        async with client.get(server.url + "/v2/health/live") as answer:
-            assert answer.status == 200
+        async with client.post(server.url + URL, data=body, headers=headers) as response:
+            assert (response.status, list(await response.json())) == (413, ["error"])
+        async with client.get(server.url + "/v2/health/live") as response:
+            assert response.status == 200
 
 
 async def test_generate_stream_sends_events_one_by_one() -> None:
     async with DemoServer(event_delay=0.01) as server, aiohttp.ClientSession() as client:
         url = f"{server.url}/v2/models/upper/generate_stream"
-        async with client.post(url, json={"INPUT0": "one two three"}) as answer:
-            chunks = [chunk async for chunk in answer.content.iter_any()]
-    assert answer.content_type == "text/event-stream"
+        async with client.post(url, json={"INPUT0": "one two three"}) as response:
+            chunks = [chunk async for chunk in response.content.iter_any()]
+    assert response.content_type == "text/event-stream"
     assert len(chunks) > 1
     events = b"".join(chunks).decode().removesuffix("\n\n").split("\n\n")
     assert [json.loads(event.removeprefix("data: ")) for event in events] == [
@@ -77,13 +77,13 @@ async def test_generate_stream_sends_events_one_by_one() -> None:
     ]
 
 
-async def test_a_client_may_leave_in_the_middle_of_the_events(
+async def test_client_may_leave_during_the_events(
     server: DemoServer, client: aiohttp.ClientSession
 ) -> None:
     words = {"INPUT0": "word " * 10_000}
-    async with client.post("/v2/models/upper/generate_stream", json=words) as answer:
-        assert (await answer.content.readany()).startswith(b"data: ")
-        answer.close()
+    async with client.post("/v2/models/upper/generate_stream", json=words) as response:
+        assert (await response.content.readany()).startswith(b"data: ")
+        response.close()
     async with client.get("/v2/health/live") as alive:
         assert alive.status == 200
 
@@ -98,7 +98,7 @@ async def test_a_client_may_leave_in_the_middle_of_the_events(
         POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab",
     ],
 )
-async def test_broken_http_does_no_harm(
+async def test_server_survives_broken_http(
     server: DemoServer, client: aiohttp.ClientSession, message: bytes
 ) -> None:
     host, port = server.url.removeprefix("http://").split(":")
@@ -108,49 +108,47 @@ async def test_broken_http_does_no_harm(
     await asyncio.wait_for(reader.read(), 10)
     writer.close()
     await writer.wait_closed()
-    async with client.get("/v2/health/live") as answer:
-        assert answer.status == 200
+    async with client.get("/v2/health/live") as response:
+        assert response.status == 200
 
 
-async def test_the_last_exchange_is_recorded(
-    server: DemoServer, client: aiohttp.ClientSession
-) -> None:
-    async with client.post(URL, data=b"hello", headers={HEADER_LENGTH: "0"}) as answer:
-        body = await answer.read()
-    exchange = server.last_exchange
-    assert exchange is not None
-    assert (exchange.method, exchange.path, exchange.status) == ("POST", URL, 200)
-    assert (exchange.request.form, exchange.request.size) == ("raw binary", 5)
-    assert (exchange.answer.form, exchange.answer.size) == ("binary", len(body))
-    assert exchange.answer.text.encode() + b"\5\0\0\0HELLO" == body
-    assert exchange.seconds > 0
+async def test_last_call_is_recorded(server: DemoServer, client: aiohttp.ClientSession) -> None:
+    async with client.post(URL, data=b"hello", headers={HEADER_LENGTH: "0"}) as response:
+        body = await response.read()
+    recorded = server.last_call
+    assert recorded is not None
+    assert (recorded.method, recorded.path, recorded.status) == ("POST", URL, 200)
+    assert (recorded.request.form, recorded.request.size) == ("raw binary", 5)
+    assert (recorded.response.form, recorded.response.size) == ("binary", len(body))
+    assert recorded.response.text.encode() + b"\5\0\0\0HELLO" == body
+    assert recorded.seconds > 0
 
 
-async def test_look_ups_do_not_hide_the_last_exchange(
+async def test_metadata_calls_do_not_replace_the_last_call(
     server: DemoServer, client: aiohttp.ClientSession
 ) -> None:
     await client.post(URL, data=UPPER)
     await client.get("/v2/models/upper")
-    assert server.last_exchange is server.exchange_at(URL)
-    look_up = server.exchange_at("/v2/models/upper")
+    assert server.last_call is server.last_call_to(URL)
+    look_up = server.last_call_to("/v2/models/upper")
     assert look_up is not None
     assert look_up.request.form == "empty"
     await client.get("/v2/trace/setting")
-    assert server.last_exchange is server.exchange_at("/v2/trace/setting")
+    assert server.last_call is server.last_call_to("/v2/trace/setting")
 
 
-async def test_the_record_is_bounded(server: DemoServer, client: aiohttp.ClientSession) -> None:
+async def test_recorder_is_bounded(server: DemoServer, client: aiohttp.ClientSession) -> None:
     await client.post(URL, data=UPPER + b" " * 10_000)
-    exchange = server.last_exchange
-    assert exchange is not None
-    assert (len(exchange.request.text), exchange.request.size) == (KEPT_TEXT, len(UPPER) + 10_000)
-    for number in range(KEPT_PATHS):
+    recorded = server.last_call
+    assert recorded is not None
+    assert (len(recorded.request.text), recorded.request.size) == (MAX_TEXT, len(UPPER) + 10_000)
+    for number in range(MAX_PATHS):
         await client.get(f"/{number}")
-    assert server.exchange_at(URL) is None
-    assert server.exchange_at("/0") is not None
+    assert server.last_call_to(URL) is None
+    assert server.last_call_to("/0") is not None
 
 
-async def test_a_port_that_is_taken_is_an_error(server: DemoServer) -> None:
+async def test_port_in_use_is_an_error(server: DemoServer) -> None:
     second = DemoServer(port=int(server.url.rsplit(":", 1)[1]))
     with pytest.raises(OSError, match="address already in use"):
         await second.start()
@@ -158,7 +156,7 @@ async def test_a_port_that_is_taken_is_an_error(server: DemoServer) -> None:
         _ = second.url
 
 
-async def test_there_is_no_url_without_a_running_server() -> None:
+async def test_server_that_is_not_running_has_no_url() -> None:
     server = DemoServer()
     with pytest.raises(RuntimeError, match="not running"):
         _ = server.url

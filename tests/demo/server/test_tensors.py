@@ -33,13 +33,13 @@ JSON_ELEMENTS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("datatype", JSON_ELEMENTS)
-def test_json_elements_come_back_as_they_were(datatype: str) -> None:
+def test_json_elements_round_trip(datatype: str) -> None:
     elements = JSON_ELEMENTS[datatype]
     assert to_json(from_json("x", datatype, [2], elements)) == elements
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
-def test_binary_data_comes_back_as_it_was(datatype: str) -> None:
+def test_binary_data_round_trips(datatype: str) -> None:
     size = DTYPES[datatype].itemsize
     data = b"\1\0\0\0a\0\0\0\0" if datatype == "BYTES" else bytes(range(2 * size))
     tensor = from_binary("x", datatype, [2, 1], data)
@@ -62,7 +62,7 @@ def test_binary_data_is_little_endian(datatype: str, element: object, data: byte
     assert to_binary(from_json("x", datatype, [1], [element])) == data
 
 
-def test_fp32_is_printed_as_the_double_that_it_is() -> None:
+def test_fp32_is_printed_as_an_exact_double() -> None:
     assert to_json(from_json("x", "FP32", [1], [0.1])) == [0.10000000149011612]
 
 
@@ -96,18 +96,18 @@ def test_json_data_may_be_nested_in_any_way(data: list[Any]) -> None:
         ("BYTES", "\ud83d"),
     ],
 )
-def test_an_element_that_does_not_fit_is_refused(datatype: str, element: object) -> None:
-    with pytest.raises(RequestError, match="'x'") as refused:
+def test_element_out_of_range_is_rejected(datatype: str, element: object) -> None:
+    with pytest.raises(RequestError, match="'x'") as rejected:
         from_json("x", datatype, [1], [element])
-    assert refused.value.status == 400
+    assert rejected.value.status == 400
 
 
-def test_the_refusal_names_the_element() -> None:
+def test_error_names_the_element() -> None:
     with pytest.raises(RequestError, match="takes UINT8: element 2 is 300"):
         from_json("x", "UINT8", [2, 2], [[1, 2], [300, 4]])
 
 
-def test_numbers_given_by_name_may_be_infinite() -> None:
+def test_infinity_by_name_is_accepted() -> None:
     names = [NamedFloat("nan"), NamedFloat("inf"), NamedFloat("-inf")]
     data = to_json(from_json("x", "FP32", [3], names))
     assert math.isnan(data[0])
@@ -115,14 +115,14 @@ def test_numbers_given_by_name_may_be_infinite() -> None:
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_sixteen_bit_floats_have_no_json_form(datatype: str) -> None:
+def test_16_bit_floats_have_no_json_form(datatype: str) -> None:
     with pytest.raises(RequestError, match=f"receiving {datatype} data via JSON"):
         from_json("x", datatype, [1], [1.0])
     with pytest.raises(RequestError, match=f"sending {datatype} data via JSON"):
         to_json(from_binary("x", datatype, [1], b"\0\0"))
 
 
-def test_bytes_that_are_not_text_have_no_json_form() -> None:
+def test_bytes_that_are_not_utf8_have_no_json_form() -> None:
     with pytest.raises(RequestError, match="'x' is not UTF-8"):
         to_json(Tensor("x", "BYTES", np.array([b"\xff"], object)))
 

@@ -6,7 +6,7 @@ from gateway.demo.server.errors import RequestError
 from gateway.demo.server.trace import TraceSettings
 
 
-def test_a_model_follows_the_global_settings_where_it_has_none_of_its_own() -> None:
+def test_model_without_settings_uses_the_global_ones() -> None:
     settings = TraceSettings()
     settings.update("add", {"trace_count": "5"})
     settings.update("", {"trace_rate": "50", "trace_count": "9"})
@@ -14,7 +14,7 @@ def test_a_model_follows_the_global_settings_where_it_has_none_of_its_own() -> N
     assert settings.get("half")["trace_count"] == "9"
 
 
-def test_a_null_clears_one_setting() -> None:
+def test_null_clears_a_setting() -> None:
     settings = TraceSettings()
     settings.update("add", {"trace_rate": "7", "trace_level": ["TENSORS", "TIMESTAMPS"]})
     changed = settings.update("add", {"trace_rate": None})
@@ -22,7 +22,7 @@ def test_a_null_clears_one_setting() -> None:
     assert changed["trace_level"] == ["TIMESTAMPS", "TENSORS"]
 
 
-def test_no_settings_and_unknown_ones_change_nothing() -> None:
+def test_empty_and_unknown_settings_change_nothing() -> None:
     settings = TraceSettings()
     before = settings.update("add", {"trace_rate": "7"})
     assert settings.update("add", {}) == before
@@ -45,16 +45,16 @@ def test_no_settings_and_unknown_ones_change_nothing() -> None:
         {"trace_level": []},
     ],
 )
-def test_wrong_settings_are_refused_whole(changes: dict[str, Any]) -> None:
+def test_one_wrong_setting_rejects_all_changes(changes: dict[str, Any]) -> None:
     settings = TraceSettings()
     before = settings.get("add")
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as rejected:
         settings.update("add", {"log_frequency": "3", **changes})
-    assert refused.value.status == 400
+    assert rejected.value.status == 400
     assert settings.get("add") == before
 
 
-def test_the_trace_file_cannot_be_changed() -> None:
-    with pytest.raises(RequestError, match="trace file location") as refused:
+def test_trace_file_cannot_be_changed() -> None:
+    with pytest.raises(RequestError, match="trace file location") as rejected:
         TraceSettings().update("", {"trace_file": "/tmp/x"})
-    assert refused.value.status == 501
+    assert rejected.value.status == 501

@@ -63,7 +63,7 @@ async def infer(server: DemoServer, model: str, *inputs: InferInput, **options: 
 
 
 @pytest.mark.parametrize("datatype", ARRAYS)
-async def test_identity_in_binary(server: DemoServer, datatype: str) -> None:
+async def test_identity_round_trips_binary_tensors(server: DemoServer, datatype: str) -> None:
     array = ARRAYS[datatype]
     result = await infer(
         server,
@@ -77,7 +77,7 @@ async def test_identity_in_binary(server: DemoServer, datatype: str) -> None:
 
 
 @pytest.mark.parametrize("datatype", [d for d in ARRAYS if d not in ("FP16", "BF16")])
-async def test_identity_in_json(server: DemoServer, datatype: str) -> None:
+async def test_identity_round_trips_json_tensors(server: DemoServer, datatype: str) -> None:
     array = ARRAYS[datatype]
     result = await infer(
         server,
@@ -91,7 +91,7 @@ async def test_identity_in_json(server: DemoServer, datatype: str) -> None:
     np.testing.assert_array_equal(texts, given)
 
 
-async def test_mixed_inputs_and_outputs(server: DemoServer) -> None:
+async def test_inputs_and_outputs_may_mix_json_and_binary(server: DemoServer) -> None:
     left, right = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
     result = await infer(
         server,
@@ -104,7 +104,7 @@ async def test_mixed_inputs_and_outputs(server: DemoServer) -> None:
     np.testing.assert_array_equal(result.as_numpy("SUM"), left + right)
 
 
-async def test_one_output_binary_and_one_json(server: DemoServer) -> None:
+async def test_outputs_may_be_binary_and_json(server: DemoServer) -> None:
     image = np.full((1, 3, 224, 224), 0.25, np.float32)
     result = await infer(
         server,
@@ -121,7 +121,7 @@ async def test_one_output_binary_and_one_json(server: DemoServer) -> None:
 
 
 @pytest.mark.parametrize("binary", [True, False])
-async def test_empty_tensors(server: DemoServer, binary: bool) -> None:
+async def test_empty_tensors_round_trip(server: DemoServer, binary: bool) -> None:
     empty = np.array([], np.float32)
     result = await infer(
         server,
@@ -133,7 +133,7 @@ async def test_empty_tensors(server: DemoServer, binary: bool) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-async def test_compressed_requests(server: DemoServer, algorithm: str) -> None:
+async def test_compressed_requests_are_decompressed(server: DemoServer, algorithm: str) -> None:
     array = np.zeros(1000, np.float32)
     result = await infer(
         server,
@@ -144,7 +144,7 @@ async def test_compressed_requests(server: DemoServer, algorithm: str) -> None:
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
 
 
-async def test_an_error_reaches_the_client(server: DemoServer) -> None:
+async def test_error_reaches_the_client(server: DemoServer) -> None:
     inputs = tensor("INPUT0", "FP32", np.zeros(1, np.float32), binary=True)
     with pytest.raises(InferenceServerException, match="missing required input 'INPUT1'") as error:
         await infer(server, "add", inputs)
@@ -173,7 +173,7 @@ async def looked_up(server: DemoServer) -> dict[str, Any]:
     return await asyncio.to_thread(call)
 
 
-async def test_look_ups(looked_up: dict[str, Any]) -> None:
+async def test_client_reads_metadata(looked_up: dict[str, Any]) -> None:
     assert (looked_up["live"], looked_up["ready"], looked_up["model ready"]) == (True, True, True)
     assert "binary_tensor_data" in looked_up["server"]["extensions"]
     assert looked_up["model"]["outputs"] == [{"name": "SUM", "datatype": "FP32", "shape": [-1]}]
@@ -183,7 +183,7 @@ async def test_look_ups(looked_up: dict[str, Any]) -> None:
     assert (looked_up["half ready"], looked_up["half ready again"]) == (False, True)
 
 
-async def test_trace_settings(server: DemoServer) -> None:
+async def test_trace_settings_can_be_changed(server: DemoServer) -> None:
     def call() -> tuple[Any, ...]:
         with triton(server.url) as client:
             before = client.get_trace_settings("add")

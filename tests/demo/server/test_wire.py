@@ -8,18 +8,18 @@ from gateway.demo.server.errors import RequestError
 from gateway.demo.server.tensors import Tensor
 from gateway.demo.server.wire import (
     HEADER_LENGTH,
-    Answer,
-    Request,
+    HttpResponse,
+    InferRequest,
     RequestedOutput,
-    encode_response,
-    parse_request,
+    encode_infer_response,
+    parse_infer_request,
 )
 
 
-def parse(document: object, binary: bytes = b"") -> Request:
+def parse(document: object, binary: bytes = b"") -> InferRequest:
     header = document if isinstance(document, bytes) else json.dumps(document).encode()
     headers = {HEADER_LENGTH: str(len(header))} if binary else {}
-    return parse_request(headers, header + binary)
+    return parse_infer_request(headers, header + binary)
 
 
 def entry(**members: Any) -> dict[str, Any]:
@@ -34,10 +34,10 @@ def tensor(name: str, *elements: float) -> Tensor:
     return Tensor(name, "FP32", np.array(elements, np.float32))
 
 
-def parts(answer: Answer) -> tuple[dict[str, Any], bytes]:
-    length = answer.header_length
-    header = json.loads(answer.body[:length])
-    return header, b"" if length is None else answer.body[length:]
+def parts(response: HttpResponse) -> tuple[dict[str, Any], bytes]:
+    length = response.header_length
+    header = json.loads(response.body[:length])
+    return header, b"" if length is None else response.body[length:]
 
 
 def test_json_and_binary_inputs_may_be_mixed() -> None:
@@ -47,19 +47,19 @@ def test_json_and_binary_inputs_may_be_mixed() -> None:
     assert {t.name: t.array.tolist() for t in request.inputs} == {"x": [1], "y": [5], "z": [2, 3]}
 
 
-def test_header_length_zero_is_a_raw_binary_request() -> None:
-    request = parse_request({HEADER_LENGTH: "0"}, b"abcd")
+def test_header_length_0_is_a_raw_binary_request() -> None:
+    request = parse_infer_request({HEADER_LENGTH: "0"}, b"abcd")
     assert (request.raw, request.wants_binary("any output")) == (b"abcd", True)
 
 
-def test_an_empty_body_is_a_raw_binary_request() -> None:
-    assert parse_request({}, b"").raw == b""
+def test_empty_body_is_a_raw_binary_request() -> None:
+    assert parse_infer_request({}, b"").raw == b""
 
 
 @pytest.mark.parametrize("length", ["xx", "", "-1", "+5", "5.0", "²", "99999", "9" * 5000])
-def test_a_header_length_is_a_number_up_to_the_body_size(length: str) -> None:
+def test_header_length_must_be_at_most_the_body_size(length: str) -> None:
     with pytest.raises(RequestError, match="inference header size"):
-        parse_request({HEADER_LENGTH: length}, b'{"inputs":[]}')
+        parse_infer_request({HEADER_LENGTH: length}, b'{"inputs":[]}')
 
 
 @pytest.mark.parametrize(
@@ -98,24 +98,24 @@ def test_a_header_length_is_a_number_up_to_the_body_size(length: str) -> None:
         {"inputs": [], "parameters": {"x": {}}},
     ],
 )
-def test_a_wrong_request_is_the_client_s_fault(document: object) -> None:
-    with pytest.raises(RequestError) as refused:
+def test_invalid_request_gets_an_error(document: object) -> None:
+    with pytest.raises(RequestError) as rejected:
         parse(document)
-    assert refused.value.status == 400
+    assert rejected.value.status == 400
 
 
-def test_surplus_bytes_are_refused() -> None:
+def test_surplus_bytes_are_rejected() -> None:
     with pytest.raises(RequestError, match="additional input data: 1 bytes"):
         parse({"inputs": [sized(4)]}, bytes(5))
 
 
 def test_shared_memory_is_not_found() -> None:
-    with pytest.raises(RequestError, match="region: 'r'") as refused:
+    with pytest.raises(RequestError, match="region: 'r'") as rejected:
         parse({"inputs": [entry(parameters={"shared_memory_region": "r"})]})
-    assert refused.value.status == 404
+    assert rejected.value.status == 404
 
 
-def test_of_members_with_the_same_name_the_first_counts() -> None:
+def test_first_of_repeated_members_counts() -> None:
     twice = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1],"data":[2]}]}'
     assert parse(twice).inputs[0].array.tolist() == [1]
 
@@ -131,51 +131,53 @@ def test_of_members_with_the_same_name_the_first_counts() -> None:
         ({"outputs": [{"name": "x"}], "parameters": {"binary_data_output": True}}, False),
     ],
 )
-def test_which_outputs_are_binary(document: dict[str, Any], binary: bool) -> None:
+def test_requested_outputs_are_binary(document: dict[str, Any], binary: bool) -> None:
     assert parse({"inputs": [], **document}).wants_binary("x") is binary
 
 
-def test_response_members_have_triton_s_order() -> None:
-    answer = encode_response("m", "1", Request(request_id="7"), [tensor("x", 1, 2)])
-    assert answer.body == (
+def test_response_members_are_in_tritons_order() -> None:
+    response = encode_infer_response("m", "1", InferRequest(request_id="7"), [tensor("x", 1, 2)])
+    assert response.body == (
         b'{"id":"7","model_name":"m","model_version":"1",'
         b'"outputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1.0,2.0]}]}'
     )
-    assert answer.headers == {"Content-Type": "application/json"}
+    assert response.headers == {"Content-Type": "application/json"}
 
 
-def test_a_response_without_id_has_none() -> None:
-    header, _ = parts(encode_response("m", "1", Request(), [tensor("x", 1)]))
+def test_response_without_id_has_no_id_member() -> None:
+    header, _ = parts(encode_infer_response("m", "1", InferRequest(), [tensor("x", 1)]))
     assert list(header) == ["model_name", "model_version", "outputs"]
 
 
-def test_a_response_may_mix_json_and_binary() -> None:
+def test_response_may_mix_json_and_binary() -> None:
     outputs = (RequestedOutput("x", binary=True), RequestedOutput("y"))
-    answer = encode_response("m", "1", Request(outputs=outputs), [tensor("x", 1), tensor("y", 2)])
-    header, binary = parts(answer)
+    response = encode_infer_response(
+        "m", "1", InferRequest(outputs=outputs), [tensor("x", 1), tensor("y", 2)]
+    )
+    header, binary = parts(response)
     assert header["outputs"] == [
         {"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"binary_data_size": 4}},
         {"name": "y", "datatype": "FP32", "shape": [1], "data": [2.0]},
     ]
     assert binary == np.float32(1).tobytes()
-    assert answer.headers["Content-Type"] == "application/octet-stream"
-    assert answer.headers[HEADER_LENGTH] == str(len(answer.body) - 4)
+    assert response.headers["Content-Type"] == "application/octet-stream"
+    assert response.headers[HEADER_LENGTH] == str(len(response.body) - 4)
 
 
-def test_a_response_with_only_empty_binary_outputs_is_json() -> None:
-    answer = encode_response("m", "1", Request(binary_output=True), [tensor("x")])
-    header, _ = parts(answer)
-    assert answer.headers == {"Content-Type": "application/json"}
+def test_response_with_only_empty_binary_outputs_is_json() -> None:
+    response = encode_infer_response("m", "1", InferRequest(binary_output=True), [tensor("x")])
+    header, _ = parts(response)
+    assert response.headers == {"Content-Type": "application/json"}
     assert header["outputs"] == [
         {"name": "x", "datatype": "FP32", "shape": [0], "parameters": {"binary_data_size": 0}}
     ]
 
 
-def test_nan_and_infinity_are_bare_tokens_both_ways() -> None:
+def test_nan_and_infinity_are_bare_json_tokens() -> None:
     request = parse(
         b'{"inputs":[{"name":"x","datatype":"FP32","shape":[3],"data":[NaN,Infinity,-Infinity]}]}'
     )
     assert (
         b'"data":[NaN,Infinity,-Infinity]'
-        in encode_response("m", "1", request, request.inputs).body
+        in encode_infer_response("m", "1", request, request.inputs).body
     )

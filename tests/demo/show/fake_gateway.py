@@ -1,4 +1,4 @@
-"""A throwaway gateway: just enough of the real one's job for the show to have what to show."""
+"""A minimal gateway for the tests of the show: it converts between JSON and binary tensors."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from gateway.demo.server.wire import HEADER_LENGTH
 async def serve(
     handle: Callable[[web.Request], Awaitable[web.StreamResponse]],
 ) -> AsyncIterator[str]:
-    """Run a server with one handler for everything; give its URL."""
+    """Run a server with one handler for all requests; yield its URL."""
     app = web.Application(client_max_size=2**26)
     app.router.add_route("*", "/{path:.*}", handle)
     runner = web.AppRunner(app, shutdown_timeout=1)
@@ -35,7 +35,7 @@ async def serve(
 
 @asynccontextmanager
 async def fake_gateway(server_url: str) -> AsyncIterator[str]:
-    """Run the gateway in front of `server_url`; give its URL."""
+    """Run the gateway in front of `server_url`; yield its URL."""
     async with aiohttp.ClientSession() as session:
 
         async def handle(request: web.Request) -> web.Response:
@@ -59,12 +59,14 @@ async def _forward(
         headers = {HEADER_LENGTH: str(len(header)), "Content-Type": "application/octet-stream"}
     async with session.request(
         request.method, server_url + path, data=io.BytesIO(body) if body else None, headers=headers
-    ) as answer:
-        content = await answer.read()
-        length = answer.headers.get(HEADER_LENGTH)
+    ) as response:
+        content = await response.read()
+        length = response.headers.get(HEADER_LENGTH)
         if length is None or raw:
-            kept = {k: v for k, v in answer.headers.items() if k in ("Content-Type", HEADER_LENGTH)}
-            return web.Response(status=answer.status, body=content, headers=kept)
+            kept = {
+                k: v for k, v in response.headers.items() if k in ("Content-Type", HEADER_LENGTH)
+            }
+            return web.Response(status=response.status, body=content, headers=kept)
         return web.json_response(_binary_to_json(content, int(length)))
 
 

@@ -3,8 +3,7 @@ import re
 
 import pytest
 
-from gateway.demo.show.digest import digest
-from gateway.demo.show.page import WIDTH, Page, milliseconds
+from gateway.demo.show.page import WIDTH, Page, milliseconds, summarize_json
 
 
 def page_text(*, color: bool) -> str:
@@ -17,11 +16,11 @@ def page_text(*, color: bool) -> str:
     return out.getvalue()
 
 
-def test_without_colour_there_are_no_control_characters() -> None:
+def test_page_without_color_has_no_control_characters() -> None:
     assert all(c.isprintable() or c == "\n" for c in page_text(color=False))
 
 
-def test_colour_changes_nothing_but_the_colour() -> None:
+def test_color_does_not_change_the_text() -> None:
     coloured = page_text(color=True)
     assert "\x1b[32m" in coloured
     plain = [re.sub(r"\x1b\[[0-9]*m", "", line).rstrip() for line in coloured.splitlines()]
@@ -37,7 +36,7 @@ def test_the_longest_time_has_the_longest_bar() -> None:
     assert 1 <= fast.count("█") < slow.count("█")
 
 
-def test_what_the_terminal_lacks_becomes_a_question_mark() -> None:
+def test_unencodable_characters_become_question_marks() -> None:
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="ascii")
     Page(out, color=False).bars("time", {"x": 1.0})
@@ -45,7 +44,7 @@ def test_what_the_terminal_lacks_becomes_a_question_mark() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.00004, "0.04 ms"), (0.1234, "123.4 ms")])
-def test_milliseconds(seconds: float, text: str) -> None:
+def test_milliseconds_are_formatted(seconds: float, text: str) -> None:
     assert milliseconds(seconds) == text
 
 
@@ -67,5 +66,5 @@ def test_milliseconds(seconds: float, text: str) -> None:
         ("", []),
     ],
 )
-def test_digest(text: str, lines: list[str]) -> None:
-    assert digest(text) == lines
+def test_json_is_summarized(text: str, lines: list[str]) -> None:
+    assert summarize_json(text) == lines

@@ -5,8 +5,9 @@ import pytest
 from aiohttp import web
 
 from gateway.demo.server.server import DemoServer
+from gateway.demo.show.client import ShowError
 from gateway.demo.show.page import WIDTH
-from gateway.demo.show.show import ShowError, curl_commands, run_show
+from gateway.demo.show.show import curl_commands, next_steps, run_show
 from tests.demo.show.fake_gateway import fake_gateway, serve
 from tests.support.addresses import free_address
 
@@ -17,7 +18,7 @@ async def show(gateway: str, server: DemoServer) -> str:
     return out.getvalue()
 
 
-async def test_the_show_tells_of_all_five_calls(server: DemoServer) -> None:
+async def test_show_prints_all_five_calls(server: DemoServer) -> None:
     async with fake_gateway(server.url) as gateway:
         text = await show(gateway, server)
     assert re.findall(r"^([1-5])  ", text, re.MULTILINE) == list("12345")
@@ -36,18 +37,18 @@ async def test_the_show_tells_of_all_five_calls(server: DemoServer) -> None:
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
-async def test_a_gateway_that_converts_nothing_fails_the_show(server: DemoServer) -> None:
-    with pytest.raises(ShowError, match=r"half/infer: answered 400.* FP16 data via JSON"):
+async def test_show_fails_if_the_gateway_converts_nothing(server: DemoServer) -> None:
+    with pytest.raises(ShowError, match=r"half/infer: status 400.* FP16 data via JSON"):
         await show(server.url, server)
 
 
-async def test_no_gateway_fails_the_show(server: DemoServer) -> None:
-    with pytest.raises(ShowError, match=r"add/infer: no answer"):
+async def test_show_fails_without_a_gateway(server: DemoServer) -> None:
+    with pytest.raises(ShowError, match=r"add/infer: no response"):
         await show(f"http://{free_address()}", server)
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         "no JSON",
         "[]",
@@ -59,19 +60,26 @@ async def test_no_gateway_fails_the_show(server: DemoServer) -> None:
         '{"outputs":[{"name":"SUM","datatype":"??","shape":[3],"data":[11,22,33]}]}',
     ],
 )
-async def test_a_wrong_answer_fails_the_show(server: DemoServer, answer: str) -> None:
+async def test_show_fails_on_a_wrong_response(server: DemoServer, response: str) -> None:
     async def handle(_: web.Request) -> web.Response:
-        return web.Response(text=answer)
+        return web.Response(text=response)
 
     async with serve(handle) as gateway:
         with pytest.raises(ShowError, match="add/infer: ") as failed:
             await show(gateway, server)
-    assert answer in str(failed.value)
+    assert response in str(failed.value)
 
 
-def test_curl_lines_fit_the_page_and_name_the_gateway() -> None:
+def test_curl_commands_fit_the_page_and_name_the_gateway() -> None:
     lines = curl_commands("http://127.0.0.1:18080/").splitlines()
     assert max(map(len, lines)) <= WIDTH
     commands = [line for line in lines if "curl" in line]
     assert commands
     assert all(" http://127.0.0.1:18080/v2" in command for command in commands)
+
+
+def test_next_steps_name_both_addresses_and_the_commands() -> None:
+    text = next_steps("http://127.0.0.1:18080", "http://127.0.0.1:18000")
+    assert "The gateway listens on http://127.0.0.1:18080\n" in text
+    assert "The demo server listens on http://127.0.0.1:18000\n" in text
+    assert text.endswith(curl_commands("http://127.0.0.1:18080"))

@@ -93,7 +93,7 @@ async def test_broken_chunk_after_some_time_is_a_400(case: str) -> None:
         client.send_nowait(body)
         reply = await client.read_response()
         assert reply.status == 400
-        assert "body is broken" in reply.error
+        assert "body is malformed" in reply.error
         await (await server.connection()).left.wait()
         assert server.requests == []
 

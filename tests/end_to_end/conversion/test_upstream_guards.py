@@ -251,9 +251,7 @@ async def test_broadcast_nested_too_deep_reaches_no_server(kind: str) -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as one, ScriptedServer(server.play) as two:
         # An endpoint for each, so that all of them are queried.
-        async with gateway_client(
-            one.url, two.url, upstream={"model_discovery": "models"}
-        ) as client:
+        async with gateway_client(one.url, two.url, upstream={"model_discovery": True}) as client:
             reply = await client.call("POST", OTHERS[kind], DEEP)
         assert (reply.status, reply.error) == (400, TOO_DEEP)
         assert not [each for each in server.asked if each.body == DEEP]

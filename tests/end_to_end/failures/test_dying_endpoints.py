@@ -95,7 +95,7 @@ async def test_one_of_three_endpoints_dies_under_load(caplog: pytest.LogCaptureF
     assert set(names) == {"dies", "b", "c"}
     assert not failures
     assert names.count("dies") <= count + callers
-    assert f"{dies.url} failed 5 times in a row: it is left out for 10 s" in caplog.text
+    assert f"{dies.url} failed 5 times in a row: ejected for 10 s" in caplog.text
 
 
 async def test_endpoint_that_sends_invalid_http_is_ejected() -> None:

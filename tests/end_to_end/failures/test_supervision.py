@@ -65,13 +65,13 @@ async def test_unhealthy_endpoint_gets_no_requests_until_it_recovers() -> None:
         well.is_well = False
         await until(lambda: pool.snapshot()[0].healthy is False)
         assert set(await _names(gateway)) == set(await _names(gateway, POST)) == {"b"}
-        assert pool.is_usable
+        assert pool.any_healthy
         other.is_well = False
-        await until(lambda: not pool.is_usable)
+        await until(lambda: not pool.any_healthy)
         # All are ejected: a call may still succeed.
         assert set(await _names(gateway)) == {"a", "b"}
         well.is_well = True
-        await until(lambda: pool.is_usable)
+        await until(lambda: pool.any_healthy)
         assert set(await _names(gateway)) == {"a"}
 
 
@@ -160,7 +160,7 @@ async def test_response_continues_when_its_address_vanishes(names: NameService) 
 async def test_unresolved_name_is_used_once_it_resolves(
     names: NameService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_FIRST_LOOK_UP", 0.01)
+    monkeypatch.setattr(supervisor, "_START_DNS_TIMEOUT", 0.01)
     names.ready.clear()
     async with ScriptedServer(_named("a")) as server:
         name = f"http://triton:{server.port}"
@@ -180,7 +180,7 @@ async def test_new_addresses_are_health_checked(names: NameService) -> None:
         ScriptedServer(ill, host="127.0.0.2", port=a.port) as b,
         running_gateway(f"http://triton:{a.port}", upstream=RESOLVE | HEALTH) as gateway,
     ):
-        await until(lambda: gateway.pool.is_usable)
+        await until(lambda: gateway.pool.any_healthy)
         names.answers["triton"] = ["127.0.0.1", "127.0.0.2"]
         await until(lambda: [each.healthy for each in gateway.pool.snapshot()] == [True, False])
         assert await _names(gateway) == ["a"] * 6
@@ -207,9 +207,7 @@ async def test_requests_follow_their_model() -> None:
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(DemoServer()) for _ in range(2)]
         gateway = await stack.enter_async_context(
-            running_gateway(
-                *[server.url for server in servers], upstream={"model_discovery": "models"}
-            )
+            running_gateway(*[server.url for server in servers], upstream={"model_discovery": True})
         )
         client = await stack.enter_async_context(gateway.client())
 

@@ -166,7 +166,8 @@ async def test_queue_of_one_upstream_takes_no_slots_of_others() -> None:
                     "idle": {"endpoints": [idle.url], "dialect": "triton"},
                 },
                 "routes": [{"upstream": "busy", "match": {"model": "m"}}, {"upstream": "idle"}],
-                "limits": {**LIMITS, "max_requests": 2, "max_queue": 0},
+                "concurrency": {"max_requests": 2, "max_queue": 0},
+                "limits": LIMITS,
             }
         )
         async with Gateway(settings) as running, AsyncExitStack() as stack:

@@ -310,7 +310,7 @@ async def test_incomplete_head_times_out(before: bytes) -> None:
         await client.send(GET[:-2])
         reply = await client.read_response()
         assert reply.status == 408
-        assert "head did not come within 0.25 s (limits.request_header_timeout)" in reply.error
+        assert "did not arrive within 0.25 s (limits.request_header_timeout)" in reply.error
         assert await client.rest() == b""
 
 

@@ -16,7 +16,7 @@ import pytest
 from gateway.app.gateway import Gateway
 from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
-from tests.support.gateway import LIMITS, RunningGateway, until
+from tests.support.gateway import RunningGateway, split_limits, until
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -88,7 +88,7 @@ async def mirrored(
                 "shadow": {"endpoints": [shadow or NOWHERE], "dialect": "triton"},
             },
             "routes": [{"upstream": "server", **mirror}],
-            "limits": {**LIMITS, **limits},
+            **split_limits(limits),
             # Else no two requests would be equal.
             "request_id": False,
             "forwarded": {"headers": False, "via": False},
@@ -365,7 +365,7 @@ async def test_number_of_mirrored_requests_can_be_set() -> None:
     async with (
         ScriptedServer(model) as server,
         ScriptedServer(never_respond) as shadow,
-        mirrored(server.url, shadow.url, own={"most": 2}) as gateway,
+        mirrored(server.url, shadow.url, own={"max_concurrent": 2}) as gateway,
     ):
         async with gateway.client() as client:
             for number in range(4):

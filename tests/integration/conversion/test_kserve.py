@@ -26,6 +26,7 @@ from tests.integration.support.python_server import run_script
 from tests.integration.support.real_server import HOST
 from tests.integration.support.round_trip import check_echo, send
 from tests.integration.support.strategies import SIZES, elements, generated, rearranged, requests
+from tests.support.scale import scaled
 
 pytestmark = pytest.mark.kserve
 
@@ -74,7 +75,7 @@ def check_same(through: Client, direct: Client, request: Request) -> tuple[Outpu
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
-@generated(max_examples=25)
+@generated(max_examples=scaled(25))
 @given(data=st.data())
 def test_one_tensor(through: Client, direct: Client, datatype: str, data: st.DataObject) -> None:
     """FP16 too, which KServe does not take in JSON."""
@@ -85,7 +86,7 @@ def test_one_tensor(through: Client, direct: Client, datatype: str, data: st.Dat
     check_echo(check_same(through, direct, request), sent)
 
 
-@generated(max_examples=50)
+@generated(max_examples=scaled(50))
 @given(data=st.data())
 def test_several_inputs_and_outputs(through: Client, direct: Client, data: st.DataObject) -> None:
     size = data.draw(st.integers(0, 8))
@@ -99,7 +100,7 @@ def test_several_inputs_and_outputs(through: Client, direct: Client, data: st.Da
         np.testing.assert_array_equal(output.elements, expected[output.name])
 
 
-@generated(max_examples=80)
+@generated(max_examples=scaled(80))
 @given(data=st.data())
 def test_several_datatypes_in_mixed_forms(
     through: Client, direct: Client, data: st.DataObject
@@ -117,7 +118,7 @@ def test_several_datatypes_in_mixed_forms(
         check_echo((output,), sent[output.name])
 
 
-@generated(max_examples=60)
+@generated(max_examples=scaled(60))
 @given(data=st.data())
 def test_json_means_what_the_server_itself_says_in_json(
     through: Client, direct: Client, data: st.DataObject

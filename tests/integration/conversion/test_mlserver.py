@@ -25,6 +25,7 @@ from tests.integration.support.infer_messages import (
 )
 from tests.integration.support.round_trip import check_echo, send
 from tests.integration.support.strategies import SIZES, elements, generated, rearranged, requests
+from tests.support.scale import scaled
 
 pytestmark = pytest.mark.mlserver
 
@@ -57,7 +58,7 @@ def with_plain_id(request: Request) -> Request:
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
-@generated(max_examples=25)
+@generated(max_examples=scaled(25))
 @given(data=st.data())
 def test_one_tensor(through: Client, datatype: str, data: st.DataObject) -> None:
     flat = finite(data.draw(elements(datatype, data.draw(SIZES))), datatype)
@@ -71,7 +72,7 @@ def test_one_tensor(through: Client, datatype: str, data: st.DataObject) -> None
     assert outputs[0].binary == request.wants_binary("OUTPUT0")
 
 
-@generated(max_examples=80)
+@generated(max_examples=scaled(80))
 @given(data=st.data())
 def test_several_datatypes_in_mixed_forms(through: Client, data: st.DataObject) -> None:
     inputs = []

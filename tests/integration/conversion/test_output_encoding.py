@@ -14,6 +14,7 @@ from tests.integration.support.gateway import serving
 from tests.integration.support.infer_messages import Output, Request, Tensor, read_outputs, tensor
 from tests.integration.support.round_trip import check_echo, send
 from tests.integration.support.strategies import SIZES, elements, generated, requests
+from tests.support.scale import scaled
 from tests.support.servers.openvino.server import OpenVino
 
 MIXED = ("FP32", "INT64", "BYTES", "BOOL")
@@ -53,7 +54,7 @@ def answered(client: Client, request: Request) -> dict[str, Output]:
     return {output.name: output for output in outputs}
 
 
-@generated(max_examples=60)
+@generated(max_examples=scaled(60))
 @given(data=st.data())
 def test_openvino_two_outputs(before_openvino: Client, data: st.DataObject) -> None:
     size = data.draw(st.integers(0, 8))
@@ -69,7 +70,7 @@ def test_openvino_two_outputs(before_openvino: Client, data: st.DataObject) -> N
     np.testing.assert_array_equal(outputs["DIFFERENCE"].elements, left - right)
 
 
-@generated(max_examples=80)
+@generated(max_examples=scaled(80))
 @given(data=st.data())
 def test_openvino_several_datatypes(before_openvino: Client, data: st.DataObject) -> None:
     sent = {}
@@ -149,7 +150,7 @@ def test_openvino_v1(before_openvino: Client) -> None:
 
 
 @pytest.mark.kserve
-@generated(max_examples=40)
+@generated(max_examples=scaled(40))
 @given(data=st.data())
 def test_kserve_models_that_answer_in_json(before_kserve: Client, data: st.DataObject) -> None:
     flat = np.nan_to_num(data.draw(elements("FP32", data.draw(SIZES))), posinf=1, neginf=-1)

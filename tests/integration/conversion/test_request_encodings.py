@@ -22,6 +22,7 @@ from tests.integration.support.infer_messages import (
 )
 from tests.integration.support.round_trip import check_echo, send
 from tests.integration.support.strategies import SIZES, elements, generated, rearranged, requests
+from tests.support.scale import scaled
 
 pytestmark = pytest.mark.triton
 
@@ -59,7 +60,7 @@ SERVER_DATATYPES = [datatype for datatype in DTYPES if datatype not in HALVES]
 
 
 @pytest.mark.parametrize("datatype", SERVER_DATATYPES)
-@generated(max_examples=60)
+@generated(max_examples=scaled(60))
 @given(data=st.data())
 def test_one_tensor(through: Client, direct: Client, datatype: str, data: st.DataObject) -> None:
     flat = data.draw(elements(datatype, data.draw(SIZES)))
@@ -70,7 +71,7 @@ def test_one_tensor(through: Client, direct: Client, datatype: str, data: st.Dat
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
-@generated(max_examples=25)
+@generated(max_examples=scaled(25))
 @given(data=st.data())
 def test_one_tensor_binary_both_ways(
     through: Client, direct: Client, datatype: str, data: st.DataObject
@@ -84,7 +85,7 @@ def test_one_tensor_binary_both_ways(
 
 
 @pytest.mark.parametrize("datatype", HALVES)
-@generated(max_examples=60)
+@generated(max_examples=scaled(60))
 @given(data=st.data())
 def test_half_floats_have_a_json_form(
     through: Client, direct: Client, datatype: str, data: st.DataObject
@@ -117,7 +118,7 @@ def test_half_floats_have_a_json_form(
         ("batched_fp32", "FP32", 2),
     ],
 )
-@generated(max_examples=40)
+@generated(max_examples=scaled(40))
 @given(data=st.data())
 def test_more_dimensions(
     through: Client, direct: Client, model: str, datatype: str, rank: int, data: st.DataObject
@@ -134,7 +135,7 @@ def test_more_dimensions(
     check_echo(check_same(through, direct, request), request.inputs[0])
 
 
-@generated(max_examples=60)
+@generated(max_examples=scaled(60))
 @given(data=st.data())
 def test_half_floats_in_two_dimensions(
     through: Client, direct: Client, data: st.DataObject
@@ -148,7 +149,7 @@ def test_half_floats_in_two_dimensions(
     check_echo(like, replace(request.inputs[0], binary=True))
 
 
-@generated(max_examples=200)
+@generated(max_examples=scaled(200))
 @given(data=st.data())
 def test_several_inputs_and_outputs(through: Client, direct: Client, data: st.DataObject) -> None:
     size = data.draw(st.integers(0, 8))
@@ -166,7 +167,7 @@ def test_several_inputs_and_outputs(through: Client, direct: Client, data: st.Da
 MIXED = ("FP32", "INT64", "BYTES", "BOOL")
 
 
-@generated(max_examples=250)
+@generated(max_examples=scaled(250))
 @given(data=st.data())
 def test_several_datatypes_in_mixed_forms(
     through: Client, direct: Client, data: st.DataObject

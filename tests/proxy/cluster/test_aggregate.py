@@ -127,7 +127,9 @@ async def test_index_comes_from_another_endpoint_if_one_is_unreachable() -> None
 
 
 def _differing(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
-    return make_route(*endpoints, name=name, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
+    return make_route(
+        *endpoints, name=name, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
+    )
 
 
 async def test_index_has_the_models_of_all_endpoints_under_model_discovery() -> None:

@@ -19,7 +19,7 @@ from gateway.proxy.interfaces import Route
 from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
 from gateway.sizes import MAX_MODEL_DOCUMENT
-from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.cluster import (
@@ -127,13 +127,13 @@ async def test_ejected_endpoint_gets_the_load_without_a_trial() -> None:
         loan = pool.lease_all()[1]
         loan.acquire()
         loan.release(Outcome.FAILED)
-    left_out = pool.members[1].health
+    left_out = pool.members[1].ejection
     assert left_out.ejections == 1
     endpoints[0]._turns.append(OK)
     assert (await send_request(single_route(route), "POST", LOAD)).status == 502
-    assert pool.members[1].health == replace(left_out, failures=6)
+    assert pool.members[1].ejection == replace(left_out, failures=6)
     assert (await send_request(single_route(route), "POST", LOAD)).status == 200
-    assert pool.members[1].health.ejections == 0
+    assert pool.members[1].ejection.ejections == 0
 
 
 async def test_endpoints_are_queried_in_parallel_and_each_counts() -> None:
@@ -174,7 +174,7 @@ async def test_client_disconnect_cancels_all_sub_requests() -> None:
     assert asyncio.all_tasks() == before
     assert route.upstream.pool.outstanding == [0, 0, 0]
     assert log.count_of("server is let go") == 2
-    assert all(member.health.failures == 0 for member in route.upstream.pool.members)
+    assert all(member.ejection.failures == 0 for member in route.upstream.pool.members)
 
 
 # ---------------------------------------------------------------------------------------- responses
@@ -251,7 +251,7 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
             502,
             f"POST {LOAD} went well at {A}, but failed: {B} answered more than "
             f"{MAX_MODEL_DOCUMENT} bytes",
-            id="an answer without end",
+            id="an endless response",
         ),
         pytest.param(
             lambda: {"a": OK, "b": scripted_response(b"\xff" + b"y" * 500, 500)},
@@ -293,7 +293,7 @@ async def test_broadcast_is_a_504_if_all_endpoints_hang() -> None:
 async def test_endpoint_that_hangs_counts_as_failed() -> None:
     route = make_route(*servers(a=OK, b=asyncio.Event()), limits=SHORT)
     await send_request(single_route(route), "POST", LOAD)
-    assert [member.health.failures for member in route.upstream.pool.members] == [0, 1]
+    assert [member.ejection.failures for member in route.upstream.pool.members] == [0, 1]
 
 
 async def test_order_of_endpoints_is_that_of_the_settings() -> None:
@@ -493,7 +493,7 @@ def _has(*models: str) -> ServerStep:
 
 def _differing(endpoints: Sequence[ScriptedEndpoint], known: str) -> Route:
     """Return a route to endpoints with these models, a letter each; ? if they are unknown."""
-    route = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
+    route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
     for member, model in zip(route.upstream.pool.members, known, strict=True):
         member.models = None if model == "?" else ready(*model)
     return route

@@ -170,7 +170,7 @@ async def test_check_counts_as_no_call() -> None:
         assert isinstance(endpoint, ScriptedEndpoint)
     assert len(await unready_endpoints(upstream)) == 2
     assert upstream.pool.outstanding == [0, 0]
-    assert all(member.health.failures == 0 for member in upstream.pool.members)
+    assert all(member.ejection.failures == 0 for member in upstream.pool.members)
 
 
 # ------------------------------------------------------------------------------ one check at a time
@@ -296,7 +296,7 @@ def _prober() -> PoolSupervisor:
 async def test_readiness_waits_for_the_first_health_check(status: int, ready: bool) -> None:
     go_on = asyncio.Event()
     (endpoint,) = servers(a=(go_on, ScriptedUpstreamResponse(status)))
-    route = make_route(endpoint, keeper=_prober())
+    route = make_route(endpoint, supervisor=_prober())
     pool = route.upstream.pool
     await pool.start()
     asking = asyncio.create_task(send_request(single_route(route), "GET", READY))
@@ -312,7 +312,7 @@ async def test_readiness_waits_for_the_first_health_check(status: int, ready: bo
 
 
 async def test_unreachable_upstream_overrides_a_cached_outcome() -> None:
-    route = make_route(*servers(a=OK, b=OK), keeper=_prober())
+    route = make_route(*servers(a=OK, b=OK), supervisor=_prober())
     pool, routes = route.upstream.pool, single_route(route)
     await pool.start()
     assert (await send_request(routes, "GET", READY)).status == 200
@@ -333,7 +333,7 @@ async def test_readiness_waits_only_briefly_for_the_first_health_check(
 ) -> None:
     monkeypatch.setattr(health, "READINESS_TIMEOUT", 0.05)
     endpoints = servers(a=asyncio.Event(), b=scripted_response(b"", 500))
-    route = make_route(*endpoints, keeper=_prober())
+    route = make_route(*endpoints, supervisor=_prober())
     await route.upstream.pool.start()
     response = await send_request(single_route(route), "GET", READY)
     assert response.status == 503

@@ -11,7 +11,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies, Nonfinite
-from gateway.codec.v2.fast_request import LARGEST as MAX_FAST_REQUEST
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
@@ -564,7 +564,7 @@ async def test_request_goes_to_an_endpoint_that_has_its_model(
     method: str, target: str, body: bytes, models: Sequence[str]
 ) -> None:
     endpoints = [ReadyEndpoint(url=f"http://{number}") for number in range(3)]
-    route = make_route(*endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(60)))
+    route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
     for member, model in zip(route.upstream.pool.members, models, strict=True):
         member.models = ready(model)
     straight = FastPath(single_route(route))
@@ -610,7 +610,7 @@ async def test_response_status_is_recorded_for_its_endpoint(
                 asked.receiver.on_complete(response_head(status if bad.asked else 200), b"")
         bad.asked.clear()
         good.asked.clear()
-    assert [each.health.ejections for each in route.upstream.pool.members] == [ejections, 0]
+    assert [each.ejection.ejections for each in route.upstream.pool.members] == [ejections, 0]
     straight.close()
 
 
@@ -631,7 +631,7 @@ async def test_endpoint_whose_responses_never_end_has_failed(stalls: bool) -> No
             await client.begin_task(ScriptedClientResponse(EventLog()))
         bad.asked.clear()
         good.asked.clear()
-    assert [each.health.ejections for each in route.upstream.pool.members] == [1, 0]
+    assert [each.ejection.ejections for each in route.upstream.pool.members] == [1, 0]
     straight.close()
 
 
@@ -831,7 +831,7 @@ async def test_connection_is_released_before_the_response_is_sent() -> None:
 async def test_upstream_error_becomes_an_error_response(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FAILURE_LOG, "_until", float("-inf"))  # no other test has logged it
+    monkeypatch.setattr(FAILURE_LOG, "_window_end", float("-inf"))  # no other test has logged it
     scene = _Scene()
     scene.infer()
     scene.receiver.on_error(bad_response(f"{URL} closed the connection"))
@@ -872,7 +872,7 @@ async def test_errors_of_the_server_are_recorded_for_its_endpoint(
     assert straight.start(plan, b"", ScriptedClient()) is not None
     (asked,) = endpoint.asked
     asked.receiver.on_error(error)
-    assert route.upstream.pool.members[0].health.failures == failures
+    assert route.upstream.pool.members[0].ejection.failures == failures
     straight.close()
 
 

@@ -37,7 +37,7 @@ class UndetectedDialectState(DialectState):
         self._told = dialect
         self._fault = fault
 
-    async def known(self) -> None:
+    async def wait_until_known(self) -> None:
         if isinstance(self._fault, BaseException):
             raise self._fault
         if self._fault is not None:

@@ -221,13 +221,15 @@ def make_route(
     limits: Limits = LIMITS,
     policies: JsonPolicies | None = None,
     metadata: MetadataCache | None = None,
-    keeper: PoolSupervisor | None = None,
+    supervisor: PoolSupervisor | None = None,
     name: str = "servers",
     dialect: Dialect = TRITON,
 ) -> Route:
     """Make a route to servers that speak as Triton does, or as is said."""
     cache = metadata or MetadataCache(60, 10, 30, lambda: 0.0)
-    upstream = Upstream(name, fixed_dialect_state(dialect), Pool(endpoints, keeper=keeper), cache)
+    upstream = Upstream(
+        name, fixed_dialect_state(dialect), Pool(endpoints, supervisor=supervisor), cache
+    )
     return Route(upstream, policies or JsonPolicies(), limits)
 
 

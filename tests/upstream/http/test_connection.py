@@ -97,7 +97,7 @@ async def _message(
 async def test_answers(method: str, data: bytes, status: int, body: bytes, reusable: bool) -> None:
     for pieces in all_splits(data):
         connection, transport = _connected()
-        head = connection.expect(method)
+        head = connection.expect_response(method)
         for piece in pieces[:-1]:
             assert not connection.reusable
             connection.data_received(piece)
@@ -113,7 +113,7 @@ async def test_one_answer_after_the_other() -> None:
     assert not connection.reusable
     for number in range(3):
         for data in (http_response(b"%d" % number), CHUNKED + chunked(b"%d" % number)):
-            head = connection.expect("POST")
+            head = connection.expect_response("POST")
             assert connection.body is None
             assert not connection.reusable
             for piece in bytewise(data):
@@ -126,7 +126,7 @@ async def test_one_answer_after_the_other() -> None:
 
 async def test_an_interim_answer_is_none() -> None:
     connection, _ = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     for interim in INTERIM:
         connection.data_received(interim)
         assert not head.done()
@@ -143,7 +143,7 @@ async def test_as_many_interim_responses_as_may_be_are_ignored() -> None:
     ):
         connection, transport = _connected()
         for number in range(2):  # they are counted for each request
-            head = connection.expect("POST")
+            head = connection.expect_response("POST")
             connection.data_received(data + http_response(b"%d" % number))
             assert (await head).status == 200
             assert await _read(connection) == b"%d" % number
@@ -155,7 +155,7 @@ async def test_as_many_interim_responses_as_may_be_are_ignored() -> None:
 async def test_one_interim_response_too_many_fails_the_request(form: str) -> None:
     pieces = [interim for interim in INTERIM for _ in range(MAX_INTERIM_RESPONSES)]
     connection, transport = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     if form == "at once":
         connection.data_received(b"".join(pieces))
     else:
@@ -180,7 +180,7 @@ async def test_a_flood_of_interim_responses_is_read_no_further_than_the_cap(
 
     monkeypatch.setattr(upstream_connection, "parse_response_head", noting)
     connection, _ = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     for _ in range(3):
         connection.data_received(memoryview(INTERIM[0] * 20_000))
     assert len(parsed) == MAX_INTERIM_RESPONSES + 1
@@ -189,7 +189,7 @@ async def test_a_flood_of_interim_responses_is_read_no_further_than_the_cap(
 
 async def test_a_body_is_there_as_it_comes() -> None:
     connection, _ = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(http_response(b"abc")[:-2])
     assert (await head).length == 3
     assert connection.body is not None
@@ -204,7 +204,7 @@ async def test_a_body_is_there_as_it_comes() -> None:
 
 async def test_a_body_nobody_reads_holds_the_server_back() -> None:
     connection, transport = _connected()
-    connection.expect("POST")
+    connection.expect_response("POST")
     connection.data_received(http_response(bytes(MAX_WINDOW + 2))[:-1])
     assert transport.calls == ["pause"]
     assert connection.body is not None
@@ -217,7 +217,7 @@ async def test_a_body_nobody_reads_holds_the_server_back() -> None:
 
 async def test_a_body_that_is_there_as_a_whole_holds_nobody_back() -> None:
     connection, transport = _connected()
-    connection.expect("POST")
+    connection.expect_response("POST")
     connection.data_received(http_response(bytes(MAX_WINDOW + 1)))
     assert transport.calls == []
     assert len(await _read(connection)) == MAX_WINDOW + 1
@@ -237,7 +237,7 @@ async def test_what_comes_before_any_request_drops_the_connection(unasked: bytes
 
 async def test_an_answer_to_one_who_left_drops_the_connection() -> None:
     connection, transport = _connected()
-    connection.expect("POST").cancel()
+    connection.expect_response("POST").cancel()
     connection.data_received(http_response(b"late"))
     assert transport.calls == ["abort"]
     assert connection.body is None
@@ -273,7 +273,7 @@ async def test_a_connection_on_which_more_came_is_not_reusable(
 ) -> None:
     for pieces in ([data + more], [data, more], bytewise(data + more)):
         connection, _ = _connected()
-        head = connection.expect("POST")
+        head = connection.expect_response("POST")
         for piece in pieces:
             connection.data_received(piece)
         await head
@@ -288,7 +288,7 @@ async def test_a_connection_on_which_more_came_is_not_reusable(
 @pytest.mark.parametrize("eof", [True, False])
 async def test_closed_before_it_answered(data: bytes, eof: bool) -> None:
     connection, _ = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     if data:
         connection.data_received(data)
     if eof:
@@ -303,7 +303,7 @@ async def test_closed_before_it_answered(data: bytes, eof: bool) -> None:
 async def test_closed_before_it_was_asked() -> None:
     connection, _ = _connected()
     connection.connection_lost(None)
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     text = f"{URL} closed the connection before it answered"
     assert await _message(head, ErrorKind.NO_RESPONSE) == text
 
@@ -320,7 +320,7 @@ async def test_closed_before_it_was_asked() -> None:
 @pytest.mark.parametrize("eof", [True, False])
 async def test_closed_before_the_end_of_its_answer(data: bytes, eof: bool) -> None:
     connection, _ = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(data)
     if eof:
         connection.eof_received()
@@ -337,7 +337,7 @@ async def test_closed_before_the_end_of_its_answer(data: bytes, eof: bool) -> No
 async def test_a_body_until_close_ends_with_the_connection(body: bytes) -> None:
     for pieces in all_splits(UNTIL_CLOSE + body):
         connection, _ = _connected()
-        head = connection.expect("POST")
+        head = connection.expect_response("POST")
         for piece in pieces:
             connection.data_received(piece)
         assert (await head).length is None
@@ -353,7 +353,7 @@ async def test_a_body_until_close_ends_with_the_connection(body: bytes) -> None:
 
 async def test_a_body_until_close_fails_with_a_reset() -> None:
     connection, _ = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(UNTIL_CLOSE + b"abc")
     connection.connection_lost(ConnectionResetError())
     await head
@@ -365,7 +365,7 @@ async def test_a_body_until_close_fails_with_a_reset() -> None:
 
 async def test_a_whole_answer_is_whole_though_the_server_closes() -> None:
     connection, _ = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(http_response(b"abc"))
     connection.eof_received()
     assert not connection.reusable
@@ -397,7 +397,7 @@ async def test_a_whole_answer_is_whole_though_the_server_closes() -> None:
 )
 async def test_what_is_no_answer(data: bytes, saying: str) -> None:
     connection, transport = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(data)
     assert transport.calls == ["abort"]
     connection.connection_lost(None)
@@ -408,7 +408,7 @@ async def test_what_is_no_answer(data: bytes, saying: str) -> None:
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_a_broken_chunk(at_once: bool) -> None:
     connection, transport = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(CHUNKED + chunk(b"good"))
     if at_once:
         assert (await head).chunked
@@ -436,7 +436,7 @@ BROKEN_AT_ONCE = {
 @pytest.mark.parametrize("data", BROKEN_AT_ONCE.values(), ids=BROKEN_AT_ONCE)
 async def test_a_chunk_broken_in_the_read_of_its_head_is_no_answer(data: bytes) -> None:
     connection, transport = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(data)
     assert transport.calls == ["abort"]
     connection.connection_lost(None)
@@ -453,7 +453,7 @@ TINY = chunk(b"x") * 100_000
 
 async def test_tiny_chunks_let_others_in() -> None:
     connection, transport = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(CHUNKED + TINY)
     connection.data_received(chunk(b"y") + chunked())  # on its way when reading was paused
     assert (await head).status == 200
@@ -472,7 +472,7 @@ async def test_tiny_chunks_let_others_in() -> None:
 
 async def test_tiny_chunks_are_there_though_the_server_closes() -> None:
     connection, _ = _connected()
-    connection.expect("POST")
+    connection.expect_response("POST")
     connection.data_received(CHUNKED + TINY + chunked())
     connection.connection_lost(None)
     assert await _read(connection) == b"x" * 100_000
@@ -480,7 +480,7 @@ async def test_tiny_chunks_are_there_though_the_server_closes() -> None:
 
 async def test_broken_tiny_chunks_of_a_server_that_closes() -> None:
     connection, transport = _connected()
-    connection.expect("POST")
+    connection.expect_response("POST")
     connection.data_received(CHUNKED + TINY + b"what?\r\n")
     connection.connection_lost(None)
     assert "answered what is not HTTP" in await _message(connection)
@@ -489,7 +489,7 @@ async def test_broken_tiny_chunks_of_a_server_that_closes() -> None:
 
 async def test_tiny_chunks_that_nobody_waits_for() -> None:
     connection, transport = _connected()
-    connection.expect("POST")
+    connection.expect_response("POST")
     connection.data_received(CHUNKED + TINY)
     connection.drop()
     for _ in range(3):
@@ -500,7 +500,7 @@ async def test_tiny_chunks_that_nobody_waits_for() -> None:
 
 async def test_a_connect_behind_a_chunked_answer_is_only_more() -> None:
     connection, _ = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(CHUNKED + chunked(b"a") + b"CONNECT a:80 HTTP/1.1\r\n\r\n")
     await head
     assert not connection.reusable
@@ -512,7 +512,7 @@ async def test_a_connect_behind_a_chunked_answer_is_only_more() -> None:
 
 async def test_who_waits_for_the_head_has_the_error() -> None:
     connection, transport = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     fault = bad_request("the client's")
     connection.fail(fault)
     connection.connection_lost(None)
@@ -525,7 +525,7 @@ async def test_who_waits_for_the_head_has_the_error() -> None:
 
 async def test_who_reads_the_body_has_the_error() -> None:
     connection, transport = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(http_response(b"abc")[:-1])
     fault = bad_request("the client's")
     connection.fail(fault)
@@ -541,7 +541,7 @@ async def test_who_reads_the_body_has_the_error() -> None:
 
 async def test_an_error_behind_the_end_leaves_the_answer_whole() -> None:
     connection, transport = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(http_response(b"abc"))
     connection.fail(bad_request("late"))
     await head
@@ -552,7 +552,7 @@ async def test_an_error_behind_the_end_leaves_the_answer_whole() -> None:
 
 async def test_a_dropped_connection_is_not_reusable() -> None:
     connection, transport = _connected()
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(http_response(b"abc"))
     await head
     assert connection.reusable
@@ -599,7 +599,7 @@ class _Receiver:
 def _asked(method: str = "POST") -> tuple[ServerConnection, FakeTransport, _Receiver]:
     connection, transport = _connected()
     receiver = _Receiver(connection)
-    connection.ask(method, receiver)
+    connection.begin_request(method, receiver)
     return connection, transport, receiver
 
 
@@ -715,9 +715,9 @@ async def test_where_an_answer_is_cut_tells_whether_it_comes_whole(data: bytes) 
 async def test_heads_that_read_the_same_are_the_same() -> None:
     connection, _, receiver = _asked()
     for body in (b"one", b"two"):
-        connection.ask("POST", receiver)
+        connection.begin_request("POST", receiver)
         connection.data_received(http_response(body))
-    connection.ask("POST", receiver)
+    connection.begin_request("POST", receiver)
     connection.data_received(http_response(b"three"))
     first, second, third = receiver.heads
     assert first is second
@@ -727,7 +727,7 @@ async def test_heads_that_read_the_same_are_the_same() -> None:
 async def test_the_next_may_ask_while_an_answer_is_given() -> None:
     connection, transport, receiver = _asked()
     second = _Receiver(connection)
-    receiver.then = lambda: connection.ask("POST", second)
+    receiver.then = lambda: connection.begin_request("POST", second)
     connection.data_received(http_response(b"first"))
     assert (receiver.calls, second.calls) == (["whole 200"], [])
     assert not connection.reusable
@@ -741,7 +741,7 @@ async def test_the_next_may_ask_while_an_answer_is_given() -> None:
 async def test_the_next_that_asks_while_an_answer_is_given_is_told_of_the_end() -> None:
     connection, _, receiver = _asked()
     second = _Receiver(connection)
-    receiver.then = lambda: connection.ask("POST", second)
+    receiver.then = lambda: connection.begin_request("POST", second)
     connection.data_received(http_response(b"first"))
     connection.connection_lost(None)
     assert (receiver.calls, second.calls) == (["whole 200"], ["failed"])
@@ -757,11 +757,11 @@ async def test_one_asks_after_the_other() -> None:
         http_response(b"4"),
     ):
         assert connection.reusable
-        connection.ask("POST", receiver)
+        connection.begin_request("POST", receiver)
         assert not connection.reusable
         assert connection.body is None
         connection.data_received(data)
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(http_response(b"5"))
     assert (await head).status == 200
     assert await _read(connection) == b"5"
@@ -817,7 +817,7 @@ async def test_who_asks_a_closed_connection_is_told() -> None:
     connection, _ = _connected()
     connection.connection_lost(None)
     receiver = _Receiver(connection)
-    connection.ask("POST", receiver)
+    connection.begin_request("POST", receiver)
     assert receiver.calls == ["failed"]
     assert str(receiver.errors[0]) == f"{URL} closed the connection before it answered"
 

@@ -37,7 +37,7 @@ async def _used() -> ServerConnection:
     """Give a connection on which a request was answered."""
     connection = ServerConnection("http://server:8000")
     connection.connection_made(FakeTransport())
-    head = connection.expect("POST")
+    head = connection.expect_response("POST")
     connection.data_received(http_response(b""))
     await head
     assert connection.reusable

@@ -13,7 +13,7 @@ from gateway.routing.health import HealthCheckPolicy
 from gateway.upstream.pool import dialect as of_dialect
 from gateway.upstream.pool.dialect import DialectDetector, fixed_dialect_state
 from gateway.upstream.pool.health_check import HealthChecker
-from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.checks.descriptors import no_descriptors
@@ -62,11 +62,13 @@ def asking(endpoint_at: EndpointAt) -> Asking:
         every: float = 60,
         again: float = 60,
         tells: bool = True,
-        prober: HealthChecker | None = None,
+        health_checker: HealthChecker | None = None,
     ) -> AsyncIterator[tuple[Pool, DialectDetector]]:
         dialect_detector = DialectDetector("u", every, again, tells)
         endpoints = [endpoint_at(url) for url in urls]
-        pool = Pool(endpoints, keeper=PoolSupervisor(prober, dialect_detector=dialect_detector))
+        pool = Pool(
+            endpoints, supervisor=PoolSupervisor(health_checker, dialect_detector=dialect_detector)
+        )
         await pool.start()
         try:
             yield pool, dialect_detector
@@ -78,7 +80,7 @@ def asking(endpoint_at: EndpointAt) -> Asking:
 
 async def test_what_is_declared_is_known() -> None:
     dialect_state = fixed_dialect_state(KSERVE)
-    await dialect_state.known()
+    await dialect_state.wait_until_known()
     assert (dialect_state.dialect, dialect_state.reason) == (KSERVE, "the settings say so")
 
 
@@ -88,11 +90,11 @@ async def test_a_server_is_asked_once(asking: Asking, caplog: pytest.LogCaptureF
         ScriptedServer(_Itself(OF_TRITON)) as server,
         asking(server.url, every=9, again=0.01) as (pool, dialect_detector),
     ):
-        await asyncio.gather(*(dialect_detector.known() for _ in range(10)))
+        await asyncio.gather(*(dialect_detector.wait_until_known() for _ in range(10)))
         assert dialect_detector.dialect == TRITON
         assert dialect_detector.reason.startswith(f"{server.url} names itself 'triton'")
         for _ in range(3):
-            with pool.endpoint():
+            with pool.lease():
                 await asyncio.sleep(0.02)
         (received,) = server.requests
         assert received.head.first == "GET /v2 HTTP/1.1"
@@ -110,7 +112,7 @@ async def test_one_that_does_not_show_what_it_is_is_asked_again(
         ScriptedServer(itself) as server,
         asking(server.url, every=0.01) as (_, dialect_detector),
     ):
-        await dialect_detector.known()
+        await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == JSON
         await until(lambda: len(server.requests) > 2)
         itself.document, itself.status = OF_TRITON, "200 OK"
@@ -126,7 +128,7 @@ async def test_another_may_take_its_place_without_a_failure(asking: Asking) -> N
         ScriptedServer(itself) as server,
         asking(server.url, every=0.01) as (_, dialect_detector),
     ):
-        await dialect_detector.known()
+        await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == TRITON
         itself.document = OF_KSERVE
         await until(lambda: dialect_detector.dialect == KSERVE)
@@ -140,13 +142,13 @@ async def test_one_that_is_down_is_asked_by_who_needs_it(
     async with asking(server.url) as (_, dialect_detector):
         for _ in range(3):
             with pytest.raises(GatewayError, match=server.url) as caught:
-                await dialect_detector.known()
+                await dialect_detector.wait_until_known()
             assert caught.value.kind is ErrorKind.UNREACHABLE
         assert dialect_detector.dialect is None
         assert dialect_detector.reason == caught.value.message
         assert caplog.messages == [f"upstream u: dialect not known yet: {dialect_detector.reason}"]
         async with ScriptedServer(_Itself(OF_KSERVE), port=port):
-            await dialect_detector.known()
+            await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == KSERVE
 
 
@@ -164,10 +166,10 @@ async def test_an_error_of_the_moment_tells_nothing(asking: Asking, status: str)
     itself = _Itself({"error": "starting"}, status)
     async with ScriptedServer(itself) as server, asking(server.url) as (_, dialect_detector):
         with pytest.raises(GatewayError, match=f"{server.url}/v2, which .* answered {status[:3]}"):
-            await dialect_detector.known()
+            await dialect_detector.wait_until_known()
         assert dialect_detector.dialect is None
         itself.document, itself.status = OF_MLSERVER, "200 OK"
-        await dialect_detector.known()
+        await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == JSON
 
 
@@ -179,12 +181,12 @@ async def test_a_server_that_hangs_is_waited_for_no_longer_than_needed(
         ScriptedServer(_Itself(OF_TRITON)) as server,
         asking(silent.url, server.url) as (_, dialect_detector),
     ):
-        await dialect_detector.known()
+        await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == TRITON
-    monkeypatch.setattr(of_dialect, "_TIME", 0.01)
+    monkeypatch.setattr(of_dialect, "_TIMEOUT", 0.01)
     async with ScriptedServer(never_respond) as silent, asking(silent.url) as (_, dialect_detector):
         with pytest.raises(GatewayError, match=f"{silent.url}/v2 did not answer") as caught:
-            await dialect_detector.known()
+            await dialect_detector.wait_until_known()
         assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
 
 
@@ -193,7 +195,7 @@ async def test_a_lack_of_descriptors_is_the_gateways_own(asking: Asking) -> None
         with no_descriptors():
             async with asking(server.url) as (_, dialect_detector):
                 with pytest.raises(GatewayError, match="no means to connect") as caught:
-                    await dialect_detector.known()
+                    await dialect_detector.wait_until_known()
     assert (caught.value.kind, caught.value.retry_after) == (ErrorKind.EXHAUSTED, 1)
 
 
@@ -206,7 +208,7 @@ async def test_who_waits_may_leave(asking: Asking) -> None:
         await connection.send(http_response(json.dumps(OF_TRITON).encode()))
 
     async with ScriptedServer(script) as server, asking(server.url) as (_, dialect_detector):
-        waiting = [asyncio.create_task(dialect_detector.known()) for _ in range(3)]
+        waiting = [asyncio.create_task(dialect_detector.wait_until_known()) for _ in range(3)]
         await server.connection()
         waiting[0].cancel()
         await asyncio.gather(waiting[0], return_exceptions=True)
@@ -220,7 +222,7 @@ async def test_who_waits_is_told_when_it_ends(asking: Asking) -> None:
         ScriptedServer(never_respond) as server,
         asking(server.url) as (pool, dialect_detector),
     ):
-        waiting = asyncio.create_task(dialect_detector.known())
+        waiting = asyncio.create_task(dialect_detector.wait_until_known())
         await server.connection()
         await pool.close()
         with pytest.raises(GatewayError, match="no server of upstream 'u' is asked how it speaks"):
@@ -241,7 +243,7 @@ async def test_after_a_failure_a_server_may_be_another(asking: Asking, count: in
         ScriptedServer(_Itself(OF_KSERVE)) as other,
         asking(*[server.url, other.url][:count], again=0.01) as (pool, dialect_detector),
     ):
-        await until(lambda: all(member.finding for member in pool.members))
+        await until(lambda: all(member.detected_dialect for member in pool.members))
         itself.document = OF_KSERVE
         _fail(pool)
         await until(lambda: dialect_detector.dialect == KSERVE)
@@ -254,7 +256,7 @@ async def test_failures_in_a_row_are_one_question(asking: Asking) -> None:
         ScriptedServer(_Itself(OF_TRITON)) as server,
         asking(server.url, again=0.05) as (pool, dialect_detector),
     ):
-        await dialect_detector.known()
+        await dialect_detector.wait_until_known()
         dialect = dialect_detector.dialect
         for _ in range(100):
             _fail(pool)
@@ -267,12 +269,12 @@ async def test_failures_in_a_row_are_one_question(asking: Asking) -> None:
 async def test_what_is_known_stays_while_a_server_is_down(asking: Asking) -> None:
     script = respond_in_turn(http_response(json.dumps(OF_KSERVE).encode()))
     async with ScriptedServer(script) as server, asking(server.url, again=0.01) as (pool, one):
-        await one.known()
+        await one.wait_until_known()
         port = server.port
         await server.__aexit__(None, None, None)
         _fail(pool)
-        await until(lambda: one._fault.kind is ErrorKind.UNREACHABLE and one._fault.message)
-        await one.known()
+        await until(lambda: one._error.kind is ErrorKind.UNREACHABLE and one._error.message)
+        await one.wait_until_known()
         assert one.dialect == KSERVE
         async with ScriptedServer(_Itself(OF_TRITON), port=port):
             await until(lambda: one.dialect == TRITON)
@@ -298,7 +300,7 @@ async def test_the_loss_of_the_only_server_is_logged_once(
         ScriptedServer(itself) as server,
         asking(server.url, every=0.02, again=0.01) as (pool, dialect_detector),
     ):
-        await dialect_detector.known()
+        await dialect_detector.wait_until_known()
         for _ in range(2):  # outages
             caplog.clear()
             itself.status = "503 Gone"
@@ -323,12 +325,12 @@ async def test_a_loss_that_others_log_is_not_logged_again(
 ) -> None:
     """Probes do, and so does ejection where there are several endpoints."""
     itself = _Itself(OF_KSERVE)
-    prober = HealthChecker("/", 60, 5, HealthCheckPolicy(1, 1), lambda: 0.9)
+    health_checker = HealthChecker("/", 60, 5, HealthCheckPolicy(1, 1), lambda: 0.9)
     async with ScriptedServer(itself) as server, ScriptedServer(_Itself(OF_KSERVE)) as other:
-        for urls, probed in (((server.url,), prober), ((server.url, other.url), None)):
+        for urls, probed in (((server.url,), health_checker), ((server.url, other.url), None)):
             itself.status = "200 OK"
-            async with asking(*urls, every=0.02, again=0.01, prober=probed) as (pool, _):
-                await until(lambda: all(member.finding for member in pool.members))
+            async with asking(*urls, every=0.02, again=0.01, health_checker=probed) as (pool, _):
+                await until(lambda: all(member.detected_dialect for member in pool.members))
                 if probed is not None:
                     await until(lambda: pool.members[0].probed.healthy)
                 itself.status = "503 Gone"
@@ -348,7 +350,7 @@ async def test_what_all_find_out_alike_is_logged_by_one(
     ):
         await until(lambda: caplog.records)
         itself.status = "200 OK"
-        await dialect_detector.known()
+        await dialect_detector.wait_until_known()
         assert [level for level, _ in _told(caplog)] == [logging.DEBUG, logging.DEBUG]
         caplog.clear()
         itself.document = OF_TRITON
@@ -368,7 +370,7 @@ async def test_servers_that_differ_are_named(
         ScriptedServer(_Itself(OF_TRITON)) as third,
         asking(first.url, second.url, third.url, again=0.01) as (pool, dialect_detector),
     ):
-        await until(lambda: all(member.finding for member in pool.members))
+        await until(lambda: all(member.detected_dialect for member in pool.members))
         dialect = dialect_detector.dialect
         assert dialect is not None
         assert not dialect.binary
@@ -391,7 +393,7 @@ async def test_releases_that_differ_are_named(asking: Asking) -> None:
         ScriptedServer(_Itself(old)) as second,
         asking(first.url, second.url) as (pool, dialect_detector),
     ):
-        await until(lambda: all(member.finding for member in pool.members))
+        await until(lambda: all(member.detected_dialect for member in pool.members))
         assert dialect_detector.dialect == replace(KSERVE, binary=False)
         assert first.url in dialect_detector.reason
         assert second.url in dialect_detector.reason
@@ -403,7 +405,7 @@ async def test_servers_come_and_go(asking: Asking, endpoint_at: EndpointAt) -> N
         ScriptedServer(_Itself(OF_KSERVE)) as second,
         asking(first.url) as (pool, dialect_detector),
     ):
-        await dialect_detector.known()
+        await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == TRITON
         (endpoint,) = pool.endpoints
         new = endpoint_at(second.url)
@@ -425,10 +427,10 @@ async def test_a_pool_that_replaces_another_knows_what_that_knew(
         ScriptedServer(script, never_respond) as server,
         asking(server.url) as (before, known),
     ):
-        await known.known()
+        await known.wait_until_known()
         async with asking(server.url) as (pool, dialect_detector):
             pool.adopt_state(before)
-            await dialect_detector.known()
+            await dialect_detector.wait_until_known()
             assert dialect_detector.dialect == KSERVE
             await server.connection(1)  # it is asked nevertheless
 
@@ -440,9 +442,13 @@ async def test_one_that_another_worker_uses_again_may_be_another(asking: Asking)
         ScriptedServer(_Itself(OF_KSERVE)) as other,
         asking(server.url, other.url, again=0.01) as (pool, dialect_detector),
     ):
-        await until(lambda: all(member.finding for member in pool.members))
+        await until(lambda: all(member.detected_dialect for member in pool.members))
         member = pool.members[0]
-        pool.ejections.hear(member, replace(member.health, ejections=1, until=1e9))
+        pool.outlier_detector.record_remote(
+            member, replace(member.ejection, ejections=1, until=1e9)
+        )
         itself.document = OF_KSERVE
-        pool.ejections.hear(member, replace(member.health, ejections=0, until=0.0))
+        pool.outlier_detector.record_remote(
+            member, replace(member.ejection, ejections=0, until=0.0)
+        )
         await until(lambda: dialect_detector.dialect == KSERVE)

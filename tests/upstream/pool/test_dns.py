@@ -37,7 +37,7 @@ async def _pool(names: NameService, *urls: str, time: float = 5) -> AsyncIterato
     async with no_leaks():
         servers = [parse_server_url(url, trusting()) for url in urls]
         resolver = Resolver(servers, 0.01, _connect, names, time, lambda: 0.0)
-        pool = Pool(resolver.endpoints, keeper=PoolSupervisor(resolver=resolver))
+        pool = Pool(resolver.endpoints, supervisor=PoolSupervisor(resolver=resolver))
         await pool.start()
         try:
             yield pool
@@ -63,7 +63,7 @@ async def _asked(pool: Pool) -> set[str]:
     """Give what the next exchanges are answered."""
     bodies = set()
     for _ in range(2 * len(pool.members)):
-        with pool.endpoint() as endpoint:
+        with pool.lease() as endpoint:
             bodies.add((await send_control_request(endpoint, "GET", "/v2", 100)).body.decode())
     return bodies
 
@@ -127,7 +127,7 @@ async def test_exchanges_finish_at_an_address_that_vanishes() -> None:
         ScriptedServer(host="127.0.0.2", port=old.port),
         _pool(names, f"http://triton:{old.port}") as pool,
     ):
-        with pool.endpoint() as endpoint:
+        with pool.lease() as endpoint:
             response = await endpoint.send(REQUEST)
             assert await response.read() == b"ab"
             names.answers["triton"] = ["127.0.0.2"]
@@ -175,7 +175,7 @@ async def test_an_unknown_name_is_an_error_that_tells(known: list[str], fault: s
     names = NameService(triton=known)
     async with _pool(names, "http://triton:8000", "https://other:1") as pool:
         with pytest.raises(GatewayError) as caught:
-            pool.endpoint()
+            pool.lease()
         assert caught.value.kind is ErrorKind.UNREACHABLE
         assert caught.value.message == (
             f"cannot connect to http://triton:8000: {fault}"
@@ -184,16 +184,16 @@ async def test_an_unknown_name_is_an_error_that_tells(known: list[str], fault: s
         assert not pool.has_alternative([])
         names.answers["other"] = ["127.0.0.1"]
         await until(lambda: _urls(pool) == ["https://other:1 (127.0.0.1)"])
-        assert pool.endpoint().endpoint is pool.endpoints[0]
+        assert pool.lease().endpoint is pool.endpoints[0]
 
 
 async def test_the_start_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_FIRST_LOOK_UP", 0.01)
+    monkeypatch.setattr(supervisor, "_START_DNS_TIMEOUT", 0.01)
     names = NameService(triton=["127.0.0.1"])
     names.ready.clear()
     async with _pool(names, "http://triton:8000") as pool:
         with pytest.raises(GatewayError) as caught:
-            pool.endpoint()
+            pool.lease()
         assert caught.value.message == (
             "cannot connect to http://triton:8000: its name has not been looked up yet"
         )
@@ -206,7 +206,7 @@ async def test_a_look_up_is_given_up_but_not_made_twice() -> None:
     names.ready.clear()
     async with _pool(names, "http://triton:8000", time=0.01) as pool:
         with pytest.raises(GatewayError) as caught:
-            pool.endpoint()
+            pool.lease()
         assert caught.value.message.endswith("no answer of the name service within 0.01 s")
         await asyncio.sleep(0.05)
         assert names.asked == 1
@@ -232,7 +232,7 @@ async def test_a_name_without_answer_does_not_hold_up_another() -> None:
         await until(lambda: found == [("http://triton:2 (127.0.0.1)",)])
         names.answers["triton"] = ["127.0.0.2"]
         await until(lambda: len(found) == 2)
-        assert not resolver.answered.is_set()
+        assert not resolver.all_resolved.is_set()
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
 
@@ -318,7 +318,7 @@ async def test_what_another_one_knows_is_used_until_names_are_looked_up() -> Non
         urls = ["https://triton:2000", "http://other:1000", "http://new:1000", "http://127.0.0.9:1"]
         servers = [parse_server_url(url, trusting()) for url in urls]
         resolver = Resolver(servers, 0.01, _connect, names, 5, lambda: 0.0)
-        pool = Pool(resolver.endpoints, keeper=PoolSupervisor(resolver=resolver))
+        pool = Pool(resolver.endpoints, supervisor=PoolSupervisor(resolver=resolver))
         pool.adopt_addresses(before)
         assert _urls(pool) == [
             "https://triton:2000 (127.0.0.1)",

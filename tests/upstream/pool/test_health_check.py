@@ -8,8 +8,8 @@ import pytest
 
 from gateway.routing.health import HealthCheckPolicy
 from gateway.upstream.pool.health_check import HealthChecker
-from gateway.upstream.pool.lease import Lease, Outcome
-from gateway.upstream.pool.member import Member
+from gateway.upstream.pool.lease import Lease
+from gateway.upstream.pool.member import Member, Outcome
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import UpstreamEndpoint
@@ -39,8 +39,10 @@ def probing(endpoint_at: EndpointAt) -> Probing:
 
     @asynccontextmanager
     async def probing(*urls: str, time: float = 5, unhealthy: int = 2) -> AsyncIterator[Pool]:
-        prober = HealthChecker("/ready", 0.01, time, HealthCheckPolicy(1, unhealthy), lambda: 0.0)
-        pool = Pool([endpoint_at(url) for url in urls], keeper=PoolSupervisor(prober))
+        health_checker = HealthChecker(
+            "/ready", 0.01, time, HealthCheckPolicy(1, unhealthy), lambda: 0.0
+        )
+        pool = Pool([endpoint_at(url) for url in urls], supervisor=PoolSupervisor(health_checker))
         await pool.start()
         try:
             yield pool
@@ -54,7 +56,7 @@ def _lent(pool: Pool) -> set[str]:
     """Give the endpoints that the next exchanges go to."""
     urls = set()
     for _ in range(2 * len(pool.members)):
-        with pool.endpoint() as endpoint:
+        with pool.lease() as endpoint:
             urls.add(endpoint.url)
     return urls
 
@@ -118,7 +120,7 @@ async def _close(connection: Connection) -> None:
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
-        (never_respond, "no answer to GET /ready within 0.05 s"),
+        (never_respond, "no response to GET /ready within 0.05 s"),
         (_close, "{url} closed the connection before it answered"),
         (always_respond(b"what?\r\n\r\n"), "{url} answered what is not HTTP"),
         (always_respond(http_response(bytes(65_537))), "{url}/ready is larger than 65536 bytes"),
@@ -126,7 +128,7 @@ async def _close(connection: Connection) -> None:
         (always_respond(http_response(status="302 Found")), "GET /ready answered 302"),
         (
             always_respond(http_response(b"x", {"Content-Length": "2"})),
-            "no answer to GET /ready within 0.05 s",
+            "no response to GET /ready within 0.05 s",
         ),
     ],
 )
@@ -195,18 +197,20 @@ async def test_a_probe_that_cannot_be_made_tells_nothing(
     probing: Probing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = under_way = 0
-    ask = HealthChecker._ask
+    ask = HealthChecker._check
 
-    async def counted(prober: HealthChecker, endpoint: UpstreamEndpoint) -> tuple[bool, str] | None:
+    async def counted(
+        health_checker: HealthChecker, endpoint: UpstreamEndpoint
+    ) -> tuple[bool, str] | None:
         nonlocal asked, under_way
         asked += 1
         under_way += 1
         try:
-            return await ask(prober, endpoint)
+            return await ask(health_checker, endpoint)
         finally:
             under_way -= 1
 
-    monkeypatch.setattr(HealthChecker, "_ask", counted)
+    monkeypatch.setattr(HealthChecker, "_check", counted)
     async with (
         ScriptedServer(respond_in_turn(http_response(headers={"Connection": "close"}))) as server,
         ScriptedServer() as other,
@@ -226,10 +230,10 @@ async def test_where_all_are_unhealthy_all_are_used(probing: Probing) -> None:
         ScriptedServer(always_respond(ILL)) as two,
         probing(one.url, two.url) as pool,
     ):
-        assert pool.is_usable is False
+        assert pool.any_healthy is False
         await until(lambda: [each.healthy for each in pool.snapshot()] == [False, False])
         assert _lent(pool) == {one.url, two.url}
-        assert pool.is_usable is False
+        assert pool.any_healthy is False
 
 
 async def test_one_is_enough_to_be_usable(probing: Probing) -> None:
@@ -238,7 +242,7 @@ async def test_one_is_enough_to_be_usable(probing: Probing) -> None:
         ScriptedServer() as two,
         probing(one.url, two.url) as pool,
     ):
-        await until(lambda: pool.is_usable)
+        await until(lambda: pool.any_healthy)
 
 
 async def test_a_row_of_bad_answers_is_needed(probing: Probing) -> None:

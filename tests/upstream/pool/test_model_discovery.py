@@ -7,8 +7,12 @@ from functools import partial
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.model_name import ModelName
-from gateway.upstream.pool.model_discovery import ModelDiscovery, may_have_model, ready_models
+from gateway.protocol.operations import ModelName
+from gateway.upstream.pool.model_discovery import (
+    ModelDiscovery,
+    fetch_ready_models,
+    may_have_model,
+)
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.pool.ready_models import ANY_MODEL
 from gateway.upstream.pool.supervisor import PoolSupervisor
@@ -50,8 +54,11 @@ def discovering(endpoint_at: EndpointAt) -> Discovering:
 
     @asynccontextmanager
     async def discovering(*urls: str, every: float = 0.01) -> AsyncIterator[Pool]:
-        discovery = ModelDiscovery(every, lambda: 0.9)
-        pool = Pool([endpoint_at(url) for url in urls], keeper=PoolSupervisor(discovery=discovery))
+        model_discovery = ModelDiscovery(every, lambda: 0.9)
+        pool = Pool(
+            [endpoint_at(url) for url in urls],
+            supervisor=PoolSupervisor(model_discovery=model_discovery),
+        )
         await pool.start()
         try:
             yield pool
@@ -70,7 +77,7 @@ def _lent(pool: Pool, model: str | None, but: Iterable[str] = ()) -> set[str]:
     left_out = [endpoint for endpoint in pool.endpoints if endpoint.url in but]
     urls = set()
     for _ in range(2 * len(pool.members)):
-        loan = pool.endpoint(left_out, None if model is None else ModelName(model))
+        loan = pool.lease(left_out, None if model is None else ModelName(model))
         with loan as endpoint:
             urls.add(endpoint.url)
     return urls
@@ -83,7 +90,7 @@ def _models(pool: Pool) -> list[tuple[str, ...] | None]:
 async def test_one_is_asked_whether_it_has_a_model(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.upstream.pool.model_discovery._TIME", 0.05)
+    monkeypatch.setattr("gateway.upstream.pool.model_discovery._TIMEOUT", 0.05)
     plain = always_respond(http_response(b"none", status="404 Not Found"))
     for serve, b in ((_Repository("a"), False), (plain, True), (never_respond, True)):
         async with ScriptedServer(serve) as server:
@@ -126,7 +133,7 @@ async def test_a_request_goes_where_the_version_is(discovering: Discovering) -> 
     ):
         await until(lambda: _models(pool) == [("m",), ("m",)])
         for _ in range(4):
-            assert pool.endpoint(model=ModelName("m", "2")).endpoint.url == second.url
+            assert pool.lease(model=ModelName("m", "2")).endpoint.url == second.url
         assert _lent(pool, "m") == {first.url, second.url}
 
 
@@ -284,7 +291,7 @@ async def test_a_server_without_an_index_is_asked_for_its_v1_list(
 )
 async def test_what_is_another_list_tells_nothing(endpoint_at: EndpointAt, data: bytes) -> None:
     async with ScriptedServer(_V1(data)) as server:
-        assert await ready_models(endpoint_at(server.url)) is ANY_MODEL
+        assert await fetch_ready_models(endpoint_at(server.url)) is ANY_MODEL
         assert len(server.requests) == 2
 
 
@@ -292,7 +299,7 @@ async def test_what_is_another_list_tells_nothing(endpoint_at: EndpointAt, data:
 async def test_a_v1_list_that_fails_is_still_one(endpoint_at: EndpointAt, status: str) -> None:
     async with ScriptedServer(_V1(http_response(status=status))) as server:
         with pytest.raises(GatewayError, match=f"{server.url}/v1/models answered {status[:3]}"):
-            await ready_models(endpoint_at(server.url))
+            await fetch_ready_models(endpoint_at(server.url))
 
 
 @pytest.mark.parametrize(
@@ -313,6 +320,6 @@ async def test_a_v1_list_that_fails_is_still_one(endpoint_at: EndpointAt, status
 async def test_what_is_no_index(endpoint_at: EndpointAt, data: bytes) -> None:
     async with ScriptedServer(always_respond(data)) as server:
         with pytest.raises(GatewayError) as caught:
-            await ready_models(endpoint_at(server.url))
+            await fetch_ready_models(endpoint_at(server.url))
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert server.url in caught.value.message

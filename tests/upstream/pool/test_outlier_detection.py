@@ -4,7 +4,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.routing.health import NOT_EJECTED, EjectionState, OutlierPolicy
-from gateway.upstream.pool.lease import Outcome
+from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 from tests.upstream.pools import Times, failing, pool_of, used_by
@@ -41,17 +41,17 @@ def test_who_was_left_out_is_tried_by_one_exchange(caplog: pytest.LogCaptureFixt
     error = GatewayError(ErrorKind.UNREACHABLE, "nobody\nthere")
     clock = Times()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(3)]
-    pool = Pool(endpoints, OutlierPolicy(time=10), clock)
+    pool = Pool(endpoints, OutlierPolicy(base_ejection_time=10), clock)
     failing(pool, 0, error, times=5)
-    left_out = r"http://0 failed 5 times in a row: it is left out for 10 s; at last: nobody\nthere"
+    left_out = r"http://0 failed 5 times in a row: ejected for 10 s; last error: nobody\nthere"
     assert left_out in caplog.text
     clock.now = 10
-    on_trial = pool.endpoint(endpoints[1:])
+    on_trial = pool.lease(endpoints[1:])
     assert on_trial.acquire() is endpoints[0]
     assert set(used_by(pool)) == set("12")
     on_trial.release(Outcome.UNKNOWN)
     failing(pool, 0, error)
-    assert "it is left out for 20 s" in caplog.text
+    assert "ejected for 20 s" in caplog.text
     clock.now = 29
     assert set(used_by(pool)) == set("12")
     clock.now = 30
@@ -68,9 +68,9 @@ def test_an_outage_of_all_leaves_nobody_out_for_longer(caplog: pytest.LogCapture
         failing(pool, 1, error)
         failing(pool, 0, error)
         clock.now += 0.1
-    assert [member.health.ejections for member in pool.members] == [0, 1]
+    assert [member.ejection.ejections for member in pool.members] == [0, 1]
     (left_out,) = [each for each in told.all if each[0]]
-    assert sum("it is left out" in message for message in caplog.messages) == 1
+    assert sum("ejected for" in message for message in caplog.messages) == 1
     clock.now = left_out[2]
     assert set(used_by(pool)) == set("01")
 
@@ -101,9 +101,9 @@ def test_one_alone_is_never_left_out() -> None:
     ],
 )
 def test_what_a_status_tells(status: int, outcome: Outcome) -> None:
-    pool = Pool([], OutlierPolicy(statuses=frozenset((429, 503))))
+    pool = Pool([], OutlierPolicy(failure_statuses=frozenset((429, 503))))
     reason = f"it answered {status}" if outcome is Outcome.FAILED else ""
-    assert pool.ejections.classify_status(status) == (outcome, reason)
+    assert pool.outlier_detector.classify_status(status) == (outcome, reason)
 
 
 def test_the_statuses_that_tell_against_an_endpoint_by_default() -> None:
@@ -111,7 +111,7 @@ def test_the_statuses_that_tell_against_an_endpoint_by_default() -> None:
     failures = [
         status
         for status in range(600)
-        if pool.ejections.classify_status(status)[0] is Outcome.FAILED
+        if pool.outlier_detector.classify_status(status)[0] is Outcome.FAILED
     ]
     assert failures == [502, 503, 504]
 
@@ -119,7 +119,7 @@ def test_the_statuses_that_tell_against_an_endpoint_by_default() -> None:
 async def test_a_failure_of_one_that_left_is_nobodys(caplog: pytest.LogCaptureFixture) -> None:
     pool = pool_of(3)
     _, one, two = pool.endpoints
-    loans = [pool.endpoint([one, two]) for _ in range(5)]
+    loans = [pool.lease([one, two]) for _ in range(5)]
     for loan in loans:
         loan.acquire()
     pool.set_endpoints([one, two])
@@ -150,7 +150,7 @@ class _Told:
 
 def _telling_pool(count: int, clock: Times, told: _Told) -> Pool:
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(count)]
-    return Pool(endpoints, OutlierPolicy(time=10), clock, tell=told)
+    return Pool(endpoints, OutlierPolicy(base_ejection_time=10), clock, notify=told)
 
 
 def test_it_tells_who_is_ejected_and_who_answers_again() -> None:
@@ -174,10 +174,10 @@ def test_what_is_used_as_there_is_no_better_one_is_not_told_to_be_well() -> None
     clock, told = Times(), _Told()
     pool = _telling_pool(2, clock, told)
     failing(pool, 0, error, times=5)
-    pool.members[1].health = EjectionState(5, 1, 99)
+    pool.members[1].ejection = EjectionState(5, 1, 99)
     clock.now = 10
     failing(pool, 0, error)
-    assert pool.members[0].health == EjectionState(6)
+    assert pool.members[0].ejection == EjectionState(6)
     assert told.all == [("http://0", 1, 10)]
 
 
@@ -187,25 +187,25 @@ def test_what_others_say_counts_and_is_not_told_again(caplog: pytest.LogCaptureF
     pool = _telling_pool(3, clock, told)
     ejected, well = EjectionState(ejections=1, until=10), EjectionState(until=3)
     for _ in range(2):
-        pool.ejections.hear(pool.members[0], ejected)
+        pool.outlier_detector.record_remote(pool.members[0], ejected)
     assert set(used_by(pool)) == set("12")
     # No more than half of them, whoever says so.
-    pool.ejections.hear(pool.members[1], ejected)
+    pool.outlier_detector.record_remote(pool.members[1], ejected)
     assert set(used_by(pool)) == set("12")
     for _ in range(2):
-        pool.ejections.hear(pool.members[0], well)
+        pool.outlier_detector.record_remote(pool.members[0], well)
     assert set(used_by(pool)) == set("012")
     assert told.all == []
     assert caplog.messages == [
-        "http://0: left out, as another worker says",
-        "http://0: used again, as another worker says",
+        "http://0: ejected, as another worker reports",
+        "http://0: used again, as another worker reports",
     ]
 
 
 def test_what_others_have_ejected_is_tried_here_when_its_time_is_over() -> None:
     clock, told = Times(), _Told()
     pool = _telling_pool(3, clock, told)
-    pool.ejections.hear(pool.members[0], EjectionState(ejections=1, until=10))
+    pool.outlier_detector.record_remote(pool.members[0], EjectionState(ejections=1, until=10))
     clock.now = 10
     failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""))
     assert told.all == [("http://0", 2, 30)]
@@ -214,6 +214,6 @@ def test_what_others_have_ejected_is_tried_here_when_its_time_is_over() -> None:
 
 def test_an_endpoint_that_is_alone_is_used_whatever_others_say() -> None:
     pool = pool_of(1)
-    pool.ejections.hear(pool.members[0], EjectionState(ejections=1, until=1e9))
-    assert pool.members[0].health == NOT_EJECTED
+    pool.outlier_detector.record_remote(pool.members[0], EjectionState(ejections=1, until=1e9))
+    assert pool.members[0].ejection == NOT_EJECTED
     assert set(used_by(pool)) == {"0"}

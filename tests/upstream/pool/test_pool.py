@@ -4,11 +4,10 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.model_name import ModelName
+from gateway.protocol.operations import ModelName
 from gateway.routing.health import NOT_EJECTED, HealthCheckPolicy, OutlierPolicy, ProbeState
 from gateway.upstream.pool.health_check import HealthChecker
-from gateway.upstream.pool.lease import Outcome
-from gateway.upstream.pool.member import MemberState
+from gateway.upstream.pool.member import MemberState, Outcome
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.pool.ready_models import ANY_MODEL
@@ -20,7 +19,7 @@ from tests.upstream.pools import Times, failing, pool_of, used_by
 
 def test_one_endpoint_takes_all() -> None:
     pool = pool_of(1)
-    with pool.endpoint() as first, pool.endpoint() as second:
+    with pool.lease() as first, pool.lease() as second:
         assert first is second
         assert pool.outstanding == [2]
     assert pool.outstanding == [0]
@@ -30,33 +29,33 @@ def test_idle_endpoints_take_turns() -> None:
     pool = pool_of(3)
     urls = []
     for _ in range(6):
-        with pool.endpoint() as endpoint:
+        with pool.lease() as endpoint:
             urls.append(endpoint.url[-1])
     assert "".join(urls) == "012012"
 
 
 def test_the_least_busy_goes_first() -> None:
     pool = pool_of(2)
-    with pool.endpoint() as busy, pool.endpoint() as other:
+    with pool.lease() as busy, pool.lease() as other:
         assert other is not busy
-        with pool.endpoint():
+        with pool.lease():
             assert sorted(pool.outstanding) == [1, 2]
-    with pool.endpoint() as busy:
+    with pool.lease() as busy:
         for _ in range(4):
-            with pool.endpoint() as endpoint:
+            with pool.lease() as endpoint:
                 assert endpoint is not busy
 
 
 def test_it_is_given_back_whatever_happens() -> None:
     pool = pool_of(1)
-    with pytest.raises(KeyError), pool.endpoint():
+    with pytest.raises(KeyError), pool.lease():
         raise KeyError
     assert pool.outstanding == [0]
 
 
 def test_a_loan_lasts_until_it_is_given_back() -> None:
     pool = pool_of(1)
-    loans = [pool.endpoint() for _ in range(2)]
+    loans = [pool.lease() for _ in range(2)]
     assert pool.outstanding == [0]
     assert loans[0].acquire() is loans[1].acquire()
     assert pool.outstanding == [2]
@@ -71,12 +70,12 @@ def test_what_is_known_of_endpoints_is_taken_over_by_url() -> None:
     failing(before, 1, error, times=5)
     failing(before, 2, error, times=3)
     after.adopt_state(before)
-    assert [member.health for member in after.members[:3]] == [
-        member.health for member in before.members
+    assert [member.ejection for member in after.members[:3]] == [
+        member.ejection for member in before.members
     ]
     failing(after, 2, error, times=2)
     assert set(used_by(after)) == set("03")
-    assert before.members[2].health.failures == 3
+    assert before.members[2].ejection.failures == 3
 
 
 def test_a_trial_that_is_under_way_tells_the_pool_where_it_began_alone() -> None:
@@ -85,7 +84,7 @@ def test_a_trial_that_is_under_way_tells_the_pool_where_it_began_alone() -> None
     before, after = Pool(endpoints, clock=clock), Pool(endpoints, clock=clock)
     failing(before, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     clock.now = 1000
-    on_trial = before.endpoint(endpoints[1:])
+    on_trial = before.lease(endpoints[1:])
     on_trial.acquire()
     after.adopt_state(before)
     assert set(used_by(after)) == set("012")  # with a trial of its own
@@ -96,9 +95,9 @@ def test_another_one_is_preferred_to_one_that_does_not_fail() -> None:
     pool = pool_of(2)
     failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     one, two = pool.endpoints
-    assert pool.endpoint([two]).endpoint is one
-    assert pool.endpoint([one]).endpoint is two
-    assert pool.endpoint([one, two]).endpoint in (one, two)
+    assert pool.lease([two]).endpoint is one
+    assert pool.lease([one]).endpoint is two
+    assert pool.lease([one, two]).endpoint in (one, two)
 
 
 # ---------------------------------------------------------------------------------- probes, models
@@ -109,7 +108,7 @@ PROBER = HealthChecker("/", 1, 1, HealthCheckPolicy())
 def _probed(states: str) -> Pool:
     """Make a pool whose probes say good (+), bad (-) or nothing yet (?)."""
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{i}") for i in range(len(states))]
-    pool = Pool(endpoints, keeper=PoolSupervisor(PROBER))
+    pool = Pool(endpoints, supervisor=PoolSupervisor(PROBER))
     for member, state in zip(pool.members, states, strict=True):
         if state != "?":
             member.probed = ProbeState(state == "+")
@@ -133,14 +132,14 @@ def _probed(states: str) -> Pool:
 def test_probes_tell_which_are_used(states: str, used: str, usable: bool) -> None:
     pool = _probed(states)
     assert set(used_by(pool)) == set(used)
-    assert pool.is_usable is usable
+    assert pool.any_healthy is usable
     assert len(pool.endpoints) == len(states)
 
 
 async def test_without_probes_nothing_is_said_of_the_whole() -> None:
     pool = pool_of(2)
-    assert pool.is_usable is None
-    await pool.probed()
+    assert pool.any_healthy is None
+    await pool.wait_until_probed()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +149,7 @@ async def test_first_probes_are_waited_for_as_long_as_they_can_tell_more(
     states: str, told: str
 ) -> None:
     pool = _probed(states)
-    waiting = asyncio.create_task(pool.probed())
+    waiting = asyncio.create_task(pool.wait_until_probed())
     await asyncio.sleep(0)
     for member, state in zip(pool.members, told, strict=False):
         assert not waiting.done()
@@ -158,7 +157,7 @@ async def test_first_probes_are_waited_for_as_long_as_they_can_tell_more(
         pool._find_up()
         await asyncio.sleep(0)
     await waiting
-    assert pool.is_usable is ("+" in states + told)
+    assert pool.any_healthy is ("+" in states + told)
 
 
 def test_a_probe_of_its_own_counts_where_no_other_is_known() -> None:
@@ -171,8 +170,8 @@ def test_who_fails_is_preferred_to_who_is_unhealthy() -> None:
     pool = _probed("+-+-")
     for number in (0, 2):
         failing(pool, number, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
-    assert [member.health.ejections for member in pool.members] == [1, 0, 1, 0]
-    assert pool.endpoint().endpoint.url[-1] in "02"
+    assert [member.ejection.ejections for member in pool.members] == [1, 0, 1, 0]
+    assert pool.lease().endpoint.url[-1] in "02"
     # Once all that are healthy were tried, there is no other.
     assert pool.has_alternative([pool.endpoints[0]])
     assert not pool.has_alternative([pool.endpoints[0], pool.endpoints[2]])
@@ -181,7 +180,7 @@ def test_who_fails_is_preferred_to_who_is_unhealthy() -> None:
 def _with_models(*models: Sequence[str]) -> Pool:
     """Make a pool of endpoints that have these models each; any for *, unknown for ?."""
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{i}") for i in range(len(models))]
-    pool = Pool(endpoints, keeper=PoolSupervisor(discovery=ModelDiscovery(1)))
+    pool = Pool(endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(1)))
     for member, names in zip(pool.members, models, strict=True):
         if names != "?":
             member.models = ANY_MODEL if names == "*" else ready(*names)
@@ -236,11 +235,11 @@ async def test_a_model_is_asked_where_it_is_even_if_that_fails_or_is_unhealthy()
     assert set(used_by(pool, "a")) == {"1"}
     pool.members[1].probed = ProbeState(healthy=False)
     pool._find_up()
-    assert pool.endpoint(model=ModelName("a")).endpoint is pool.endpoints[0]
-    assert pool.endpoint().endpoint is pool.endpoints[2]
+    assert pool.lease(model=ModelName("a")).endpoint is pool.endpoints[0]
+    assert pool.lease().endpoint is pool.endpoints[2]
     pool.members[0].probed = ProbeState(healthy=False)
     pool._find_up()
-    assert pool.endpoint(model=ModelName("a")).endpoint is pool.endpoints[1]
+    assert pool.lease(model=ModelName("a")).endpoint is pool.endpoints[1]
 
 
 def test_without_discovery_a_model_makes_no_difference() -> None:
@@ -278,7 +277,7 @@ async def test_who_leaves_is_closed_but_what_is_under_way_still_counts() -> None
         [ScriptedEndpoint(log, url="http://0"), ScriptedEndpoint(EventLog(), url="http://1")]
     )
     zero, one = pool.endpoints
-    loan = pool.endpoint([one])
+    loan = pool.lease([one])
     loan.acquire()
     async with no_leaks():
         pool.set_endpoints([one])
@@ -300,12 +299,12 @@ async def test_one_that_was_on_trial_as_it_was_left_alone_is_used_again() -> Non
     zero, one = endpoints
     failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     clock.now = 10
-    on_trial = pool.endpoint([one])
+    on_trial = pool.lease([one])
     on_trial.acquire()
     pool.set_endpoints([zero])
     on_trial.release(Outcome.UNKNOWN)
     pool.set_endpoints([zero, one])
-    assert pool.members[0].health == NOT_EJECTED
+    assert pool.members[0].ejection == NOT_EJECTED
     assert set(used_by(pool)) == set("01")
     await pool.close()
 
@@ -314,7 +313,7 @@ async def test_where_there_is_no_endpoint() -> None:
     pool = pool_of(2)
     pool.set_endpoints([])
     with pytest.raises(GatewayError) as caught:
-        pool.endpoint()
+        pool.lease()
     assert caught.value.kind is ErrorKind.UNREACHABLE
     assert not pool.has_alternative([])
     await pool.close()
@@ -323,15 +322,15 @@ async def test_where_there_is_no_endpoint() -> None:
 async def test_a_snapshot_tells_how_all_do() -> None:
     clock = Times()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
-    keeper = PoolSupervisor(PROBER, ModelDiscovery(1))
-    pool = Pool(endpoints, OutlierPolicy(time=10), clock, keeper)
+    supervisor = PoolSupervisor(PROBER, ModelDiscovery(1))
+    pool = Pool(endpoints, OutlierPolicy(base_ejection_time=10), clock, supervisor)
     failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, "nobody there"), times=5)
     clock.now = 4
     pool.members[0].calls.last_error_time = 1.5
     pool.members[0].probed = ProbeState(healthy=False)
     pool.members[0].reason = "GET / answered 503"
     pool.members[1].models = ready("b", "a")
-    with pool.endpoint():
+    with pool.lease():
         states = pool.snapshot()
     assert states == (
         MemberState(
@@ -359,7 +358,7 @@ def test_every_endpoint_is_lent_whether_it_fails_or_not() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
     clock = Times()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(3)]
-    pool = Pool(endpoints, OutlierPolicy(time=10), clock)
+    pool = Pool(endpoints, OutlierPolicy(base_ejection_time=10), clock)
     failing(pool, 0, error, times=5)
     loans = pool.lease_all()
     assert [loan.acquire() for loan in loans] == endpoints

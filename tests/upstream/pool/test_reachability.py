@@ -16,7 +16,7 @@ from tests.upstream.endpoints import EndpointAt
 from tests.upstream.pools import Times, failing
 
 UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "cannot connect: Connection refused")
-LOST = "upstream u is not ready: 3 calls in a row could not connect; at last: cannot connect"
+LOST = "upstream u is not ready: 3 calls in a row could not connect; last error: cannot connect"
 
 
 def _pool_of(count: int) -> Pool:
@@ -77,7 +77,7 @@ def test_an_upstream_is_reachable_while_one_of_its_endpoints_is() -> None:
 async def test_the_gateway_itself_finds_out_that_an_upstream_is_back(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reachability, "_PAUSE", 0.01)
+    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
     port = free_port()
     async with no_leaks():
         pool = Pool([endpoint_at(f"http://127.0.0.1:{port}")], upstream="u")
@@ -101,8 +101,8 @@ async def test_the_gateway_itself_finds_out_that_an_upstream_is_back(
 async def test_a_server_that_accepts_and_does_not_respond_is_not_back(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reachability, "_PAUSE", 0.01)
-    monkeypatch.setattr(reachability, "_TIME", 0.02)
+    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    monkeypatch.setattr(reachability, "_PROBE_TIMEOUT", 0.02)
     async with no_leaks(), ScriptedServer(never_respond) as server:
         pool = Pool([endpoint_at(server.url)], upstream="u")
         await pool.start()
@@ -115,7 +115,7 @@ async def test_a_server_that_accepts_and_does_not_respond_is_not_back(
 async def test_a_fault_of_the_gateways_own_does_not_end_the_attempts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reachability, "_PAUSE", 0.01)
+    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
     answers = (ZeroDivisionError(), UNREACHABLE, ScriptedUpstreamResponse(200))
     endpoint = ScriptedEndpoint(EventLog(), *answers, url="http://0")
     async with no_leaks():
@@ -125,13 +125,13 @@ async def test_a_fault_of_the_gateways_own_does_not_end_the_attempts(
         await until(lambda: pool.unreachable is None)
         await pool.close()
     assert len(endpoint.requests) == 3
-    assert caplog.messages[1] == "an endpoint could not be tried"
+    assert caplog.messages[1] == "an endpoint could not be probed"
 
 
 async def test_what_another_worker_says_is_heeded_once_and_then_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachability, "_PAUSE", 0.01)
+    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
     clock = Times()
     endpoint = ScriptedEndpoint(
         EventLog(), UNREACHABLE, ScriptedUpstreamResponse(200), url="http://0"
@@ -155,7 +155,7 @@ async def test_what_another_worker_says_is_heeded_once_and_then_tried(
 async def test_one_attempt_at_a_time_is_made_however_often_it_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachability, "_PAUSE", 0.05)
+    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
     endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200), url="http://0")
     async with no_leaks():
         pool = Pool([endpoint], upstream="u")

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from gateway.protocol.model_name import ModelName
-from gateway.upstream.pool.ready_models import ANY_MODEL, ReadyModels, listed
+from gateway.protocol.operations import ModelName
+from gateway.upstream.pool.ready_models import ANY_MODEL, ReadyModels, parse_ready_models
 from tests.support.doubles.streaming import ready
 
 
@@ -29,13 +29,13 @@ def _entry(name: str, version: object = None, state: str = "READY") -> dict[str,
     ],
 )
 def test_what_is_listed(document: Any, models: ReadyModels) -> None:
-    assert listed(document) == models
+    assert parse_ready_models(document) == models
 
 
 @pytest.mark.parametrize("document", [5, {}, {"models": [1]}, [1], [{"state": "READY"}]], ids=repr)
 def test_what_lists_nothing(document: Any) -> None:
     with pytest.raises((TypeError, KeyError, AttributeError)):
-        listed(document)
+        parse_ready_models(document)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_lists_nothing(document: Any) -> None:
     ],
 )
 def test_what_they_have(models: ReadyModels, name: str, version: str | None, have: bool) -> None:
-    assert models.have(ModelName(name, version)) is have
+    assert models.includes(ModelName(name, version)) is have
 
 
 def test_their_names() -> None:

@@ -21,7 +21,7 @@ class _Attending(HealthChecker):
         self.attended: list[Member] = []
         self._fault = fault
 
-    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+    async def run(self, member: Member, changed: Callable[[], None]) -> None:
         self.attended.append(member)
         try:
             if self._fault is not None:
@@ -36,37 +36,37 @@ def _members(count: int) -> list[Member]:
 
 
 async def test_each_member_is_attended_until_it_is_let_go() -> None:
-    prober = _Attending()
-    keeper = PoolSupervisor(prober)
+    health_checker = _Attending()
+    supervisor = PoolSupervisor(health_checker)
     one, two, three = _members(3)
     async with no_leaks():
-        keeper.take_in([one, two], lambda member: None)
-        await until(lambda: prober.attended == [one, two])
-        keeper.let_go([one])
-        keeper.take_in([three], lambda member: None)
-        await until(lambda: prober.attended == [two, three])
-        await keeper.close()
-        assert not prober.attended
+        supervisor.add([one, two], lambda member: None)
+        await until(lambda: health_checker.attended == [one, two])
+        supervisor.remove([one])
+        supervisor.add([three], lambda member: None)
+        await until(lambda: health_checker.attended == [two, three])
+        await supervisor.close()
+        assert not health_checker.attended
 
 
 async def test_what_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    keeper = PoolSupervisor(_Attending(ZeroDivisionError()))
+    supervisor = PoolSupervisor(_Attending(ZeroDivisionError()))
     async with no_leaks():
-        keeper.take_in(_members(1), lambda member: None)
+        supervisor.add(_members(1), lambda member: None)
         await until(lambda: caplog.records)
-        await keeper.close()
+        await supervisor.close()
     (record,) = caplog.records
     assert (record.levelno, record.exc_info is not None) == (logging.ERROR, True)
     assert "ZeroDivisionError" in caplog.text
 
 
 async def test_where_nothing_is_wanted_there_are_no_tasks() -> None:
-    keeper = PoolSupervisor()
+    supervisor = PoolSupervisor()
     tasks = asyncio.all_tasks()
-    keeper.take_in(_members(3), lambda member: None)
-    await keeper.look_up(lambda endpoints: None)
+    supervisor.add(_members(3), lambda member: None)
+    await supervisor.resolve_names(lambda endpoints: None)
     assert asyncio.all_tasks() == tasks
-    await keeper.close()
+    await supervisor.close()
 
 
 class _Listening(DialectDetector):
@@ -74,26 +74,26 @@ class _Listening(DialectDetector):
 
     def __init__(self) -> None:
         super().__init__("u", 60, 60)
-        self.doubted: list[Member] = []
+        self.rechecked: list[Member] = []
 
-    async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+    async def run(self, member: Member, changed: Callable[[], None]) -> None:
         await asyncio.Event().wait()
 
-    def doubt(self, member: Member) -> None:
-        self.doubted.append(member)
+    def recheck(self, member: Member) -> None:
+        self.rechecked.append(member)
 
 
 async def test_one_that_is_well_again_may_be_another_server() -> None:
     class Telling(_Attending):
-        async def attend(self, member: Member, changed: Callable[[], None]) -> None:
+        async def run(self, member: Member, changed: Callable[[], None]) -> None:
             changed()
 
     dialect_detector = _Listening()
-    keeper = PoolSupervisor(Telling(), dialect_detector=dialect_detector)
+    supervisor = PoolSupervisor(Telling(), dialect_detector=dialect_detector)
     calls: list[Member] = []
     members = _members(2)
     async with no_leaks():
-        keeper.take_in(members, calls.append)
+        supervisor.add(members, calls.append)
         await until(lambda: calls == members)
-        assert dialect_detector.doubted == members
-        await keeper.close()
+        assert dialect_detector.rechecked == members
+        await supervisor.close()

@@ -1,0 +1,50 @@
+"""Settings that the documentation shows can be used as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.settings.load import load
+from tests.docs.markdown import PAGES, Block, blocks, name
+
+_OF_OTHERS = {"apiVersion", "spec", "containers", "lifecycle", "scrape_configs", "volumes"}
+"""Keys at the top of what is for Kubernetes or Prometheus."""
+
+SAMPLES = [
+    pytest.param(block, id=f"{name(page)}:{block.line}")
+    for page in PAGES
+    for block in blocks(page)
+    if block.language == "yaml"
+]
+
+
+@pytest.mark.parametrize("block", SAMPLES)
+def test_every_sample_of_settings_can_be_used(block: Block, tmp_path: Path) -> None:
+    """One that shows no upstreams gets those that its routes name."""
+    document: Any = yaml.safe_load(block.text)
+    if not _OF_OTHERS.isdisjoint(document):
+        return
+    text = block.text
+    if "upstreams" not in document:
+        names = _upstreams_of(document.get("routes", [])) or {"triton"}
+        servers = [f"  {each}: {{endpoints: [http://127.0.0.1:8000]}}" for each in sorted(names)]
+        text = "\n".join([text, "upstreams:", *servers])
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    environment = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "http://127.0.0.1:8000")
+    load(file, environment)
+
+
+def _upstreams_of(routes: list[dict[str, Any]]) -> set[str]:
+    found: set[str] = set()
+    for route in routes:
+        upstream = route["upstream"]
+        found |= {upstream} if isinstance(upstream, str) else {each["name"] for each in upstream}
+        if "mirror" in route:
+            found.add(route["mirror"]["upstream"])
+    return found
