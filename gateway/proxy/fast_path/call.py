@@ -245,13 +245,13 @@ class FastPathCall:
             where = (request_id or "-", template.method, template.target)
             _log.error("request %s: %s %s failed", *where, exc_info=error)
         strip_tracebacks(error)
-        told = error if isinstance(error, GatewayError) else INTERNAL_ERROR
-        FAILURE_LOG.write(told, request_id)
+        reported = error if isinstance(error, GatewayError) else INTERNAL_ERROR
+        FAILURE_LOG.write(reported, request_id)
         headers = error_headers(request_id)
         if self._plan.adds_vary:
             headers = with_vary(headers)
-        body = error_body(told.message)
-        self._client.respond(told.kind.value.status, "", headers, body, last=is_internal)
+        body = error_body(reported.message)
+        self._client.respond(reported.kind.value.status, "", headers, body, last=is_internal)
 
     async def _relay(
         self, upstream_response: UpstreamResponse, spent: float, response: ClientResponse

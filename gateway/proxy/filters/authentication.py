@@ -131,8 +131,8 @@ def _digest(key: str) -> bytes:
 
 
 def _bearer(value: str) -> str | None:
-    found = _BEARER.fullmatch(value)
-    return found[1] if found else None
+    match = _BEARER.fullmatch(value)
+    return match[1] if match else None
 
 
 def _describe_header(header: str | None) -> str:

@@ -147,7 +147,7 @@ class BothPaths:
         """Send a request in one write; tell also whether it took the fast path."""
         return await self._outcome([data], server, settings, warm=True)
 
-    async def ordinary(
+    async def streaming_path(
         self, data: bytes, server: ScriptedServer, settings: dict[str, Any]
     ) -> Outcome:
         """Send a request in two writes; without a body, while no server is connected."""
@@ -164,7 +164,7 @@ class BothPaths:
         async with ScriptedServer(turn.script) as server:
             one, fast_path_requests = await self.fast_path(data, server, settings or {})
             assert fast_path_requests is fast_path
-            other = await self.ordinary(data, server, settings or {})
+            other = await self.streaming_path(data, server, settings or {})
         assert one == other
         return one
 
@@ -558,7 +558,7 @@ async def test_response_may_be_cut_at_every_byte(
             await connection.send(whole[at:])
 
     async with ScriptedServer(script) as server:
-        expected = await both_paths.ordinary(data, server, {})
+        expected = await both_paths.streaming_path(data, server, {})
         async with gateway_client(server.url) as client:
             await client.ask(data)
             fast_path_requests.clear()
@@ -614,7 +614,7 @@ async def test_body_is_never_taken_for_a_request(
     hidden = request("GET", "/v2/hidden")
     data = request(method, "/v2/x", hidden, {"Connection": connection})
     async with ScriptedServer() as server:
-        outcomes = [await both_paths.ordinary(data, server, {})]
+        outcomes = [await both_paths.streaming_path(data, server, {})]
         outcomes.append((await both_paths.fast_path(data, server, {}))[0])
         for outcome in outcomes:
             ((first, _, body),) = outcome.received

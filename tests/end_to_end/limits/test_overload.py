@@ -18,7 +18,7 @@ from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
 
 # In one write it takes the fast path; in two it takes a task.
-WAYS = {"straight": 10_000, "ordinary": 40}
+WAYS = {"fast path": 10_000, "streaming path": 40}
 
 
 def _once(free: asyncio.Event) -> Script:

@@ -11,7 +11,7 @@ from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 # In one write it takes the fast path; if its end arrives later, it takes a task.
-WAYS = {"straight": 10_000, "ordinary": -4}
+WAYS = {"fast path": 10_000, "streaming path": -4}
 COUNT = 3
 
 

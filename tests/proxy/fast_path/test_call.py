@@ -1,0 +1,606 @@
+"""The responses of fast path calls, until every resource is released."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from gateway.codec.policies import JsonPolicies, Nonfinite
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.observe.failure_log import FAILURE_LOG
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.fast_path import call as call_module
+from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.interfaces import Limits
+from gateway.routing.retry import RetryPolicy
+from tests.proxy.fast_path.scene import (
+    VALUES,
+    Scene,
+    binary_response,
+    make_headers,
+)
+from tests.support.doubles.fast_path import (
+    DeliveredResponse,
+    ReadyEndpoint,
+    ScriptedClient,
+    response_head,
+)
+from tests.support.doubles.streaming import (
+    LIMITS,
+    URL,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedUpstreamResponse,
+    make_route,
+    single_route,
+)
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_response_header,
+)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(("status", "ejections"), [(200, 0), (404, 0), (500, 0), (503, 1)])
+async def test_response_status_is_recorded_for_its_endpoint(
+    status: int, ejections: int, begun: bool
+) -> None:
+    bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
+    route = make_route(bad, good)
+    fast_path = FastPath(single_route(route))
+    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
+    assert plan is not None
+    for _ in range(10):
+        client = ScriptedClient()
+        assert fast_path.start(plan, b"", client) is not None
+        for asked in (*bad.asked, *good.asked):
+            if begun:
+                asked.receiver.on_headers(
+                    ScriptedUpstreamResponse(status if bad.asked else 200, {}, [b"x"])
+                )
+                await client.begin_task(ScriptedClientResponse(EventLog()))
+            else:
+                asked.receiver.on_complete(response_head(status if bad.asked else 200), b"")
+        bad.asked.clear()
+        good.asked.clear()
+    assert [each.ejection.ejections for each in route.upstream.pool.members] == [ejections, 0]
+    fast_path.close()
+
+
+@pytest.mark.parametrize("stalls", [False, True], ids=["broken off", "stalled"])
+async def test_endpoint_whose_responses_never_end_has_failed(stalls: bool) -> None:
+    bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
+    route = make_route(bad, good, limits=replace(LIMITS, idle_timeout=0.1) if stalls else LIMITS)
+    fast_path = FastPath(single_route(route))
+    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
+    assert plan is not None
+    for _ in range(10):
+        client = ScriptedClient()
+        assert fast_path.start(plan, b"", client) is not None
+        for asked in (*bad.asked, *good.asked):
+            fault = asyncio.Event() if stalls else bad_response("it fell over")
+            steps = [b"begun", fault] if bad.asked else [b"whole"]
+            asked.receiver.on_headers(ScriptedUpstreamResponse(200, {}, steps))
+            await client.begin_task(ScriptedClientResponse(EventLog()))
+        bad.asked.clear()
+        good.asked.clear()
+    assert [each.ejection.ejections for each in route.upstream.pool.members] == [1, 0]
+    fast_path.close()
+
+
+# ------------------------------------------------------------------------------- complete responses
+
+
+async def test_binary_tensors_become_json() -> None:
+    headers, body = binary_response(FLOATS.tobytes(), X="1")
+    headers |= {"Content-Length": str(len(body)), "Connection": "X-Hop", "X-Hop": "1"}
+    scene = Scene()
+    scene.infer()
+    scene.receiver.on_complete(response_head(headers=headers), body)
+    assert (scene.responses.status, scene.responses.reason, scene.responses.last) == (
+        200,
+        "OK",
+        False,
+    )
+    assert scene.responses.headers == (("X", "1"), ("Content-Type", "application/json"))
+    (output,) = json.loads(scene.responses.body)["outputs"]
+    assert output == {"name": "OUT0", "shape": [3], "datatype": "FP32", "data": VALUES}
+    assert scene.outstanding == 0
+
+
+@pytest.mark.parametrize("view", [bytes, memoryview])
+async def test_numbers_of_a_response_are_its_own(
+    view: Callable[[bytes], bytes | memoryview],
+) -> None:
+    """Equal heads are one object; what is cached for a head does not depend on a body."""
+    scene = Scene()
+    one, two = binary_response(bytes(4)), binary_response(FLOATS.tobytes())
+    first, second = response_head(headers=one[0]), response_head(headers=two[0])
+    for head, body, data in [
+        (first, one[1], [0]),
+        (second, two[1], VALUES),
+        (first, one[1][:-4] + FLOATS.tobytes()[:4], [1.5]),
+    ]:
+        scene.client.responses.clear()
+        scene.infer()
+        scene.receiver.on_complete(head, view(body))
+        assert json.loads(scene.responses.body)["outputs"][0]["data"] == data
+
+
+@pytest.mark.parametrize("policy", [Nonfinite.NULL, Nonfinite.STRING, Nonfinite.ERROR])
+async def test_json_policies_hold(policy: Nonfinite) -> None:
+    scene = Scene(policies=JsonPolicies(nonfinite=policy))
+    scene.infer()
+    nan = b"\0\0\xc0\x7f"
+    headers, body = binary_response(nan)
+    scene.receiver.on_complete(response_head(headers=headers), body)
+    if policy is Nonfinite.ERROR:
+        assert scene.responses.status == 406
+        assert "OUT0" in scene.error
+        assert URL not in scene.error
+    else:
+        (value,) = json.loads(scene.responses.body)["outputs"][0]["data"]
+        assert value == (None if policy is Nonfinite.NULL else "NaN")
+
+
+EMPTY = binary_response_header(0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"outputs":[ ]}',
+        b"",
+        b"no JSON",
+        b'{"binary_data_size" 0}',
+        b'{"outputs":[{"parameters":{"binary_data_size":4}}]}',
+        EMPTY.ljust(LIMITS.header_bytes + 1),
+    ],
+)
+async def test_response_without_tensors_passes(body: bytes) -> None:
+    scene = Scene()
+    scene.infer()
+    scene.receiver.on_complete(response_head(headers={"Content-Type": "x/y", "X": "1"}), body)
+    assert scene.responses.status == 200
+    assert scene.responses.headers == (("Content-Type", "x/y"), ("X", "1"))
+    assert scene.responses.body == body
+
+
+@pytest.mark.parametrize("size", [len(EMPTY), LIMITS.header_bytes])
+async def test_response_without_tensors_gets_its_empty_data(size: int) -> None:
+    scene = Scene()
+    scene.infer()
+    scene.receiver.on_complete(response_head(headers={"Content-Type": "x/y"}), EMPTY.ljust(size))
+    (output,) = json.loads(scene.responses.body)["outputs"]
+    assert output == {"name": "OUT0", "shape": [0], "datatype": "FP32", "data": []}
+
+
+@pytest.mark.parametrize("status", [201, 202, 204, 302, 304, 400, 404, 500, 503])
+@pytest.mark.parametrize("way", ["infer", "get"])
+async def test_error_response_passes_untouched(status: int, way: str) -> None:
+    scene = Scene()
+    getattr(scene, way)()
+    headers = {"Content-Length": "4", HEADER_LENGTH: "x", "X": "1", "Keep-Alive": "timeout=5"}
+    scene.receiver.on_complete(response_head(status, headers, "So So"), b"body")
+    assert scene.responses == DeliveredResponse(
+        status,
+        "So So",
+        (("Content-Length", "4"), (HEADER_LENGTH, "x"), ("X", "1")),
+        b"body",
+        last=False,
+    )
+
+
+async def test_response_to_a_passthrough_request_passes() -> None:
+    scene = Scene()
+    scene.get()
+    headers, body = binary_response(FLOATS.tobytes())
+    scene.receiver.on_complete(response_head(headers=headers), memoryview(body))
+    assert scene.responses == DeliveredResponse(200, "OK", tuple(headers.items()), body, last=False)
+
+
+INCONSISTENT = {
+    "no number": ({HEADER_LENGTH: "x"}, b"{}", HEADER_LENGTH),
+    "negative": ({HEADER_LENGTH: "-1"}, b"{}", HEADER_LENGTH),
+    "above the cap": ({HEADER_LENGTH: "10001"}, b"{}", "limits.header_bytes"),
+    "beyond the body": ({HEADER_LENGTH: "3"}, b"{}", "ends before"),
+    "no JSON": ({HEADER_LENGTH: "1"}, b"{", "not valid JSON"),
+    "too short": (
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+        binary_response_header(8) + bytes(7),
+        "ends before",
+    ),
+    "too long": (
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+        binary_response_header(8) + bytes(9),
+        "more bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("headers", "body", "fault"), INCONSISTENT.values(), ids=INCONSISTENT)
+async def test_inconsistent_response_is_a_502_that_names_the_server(
+    headers: dict[str, str], body: bytes, fault: str
+) -> None:
+    scene = Scene()
+    head = response_head(headers=headers)
+    for _ in range(2):
+        scene.client.responses.clear()
+        scene.infer()
+        scene.receiver.on_complete(head, body)
+        assert scene.responses.status == 502
+        assert scene.error.startswith(f"{URL}: ")
+        assert fault in scene.error
+        assert not scene.responses.last
+        assert scene.outstanding == 0
+
+
+async def test_unexpected_error_is_logged_and_becomes_a_500(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(call_module, "convert_to_json", fails)
+    scene = Scene()
+    scene.infer()
+    headers, body = binary_response(bytes(4))
+    scene.receiver.on_complete(response_head(headers=headers), body)
+    assert (scene.responses.status, scene.responses.last) == (500, True)
+    assert scene.error == "the gateway failed; its log says why"
+    assert scene.outstanding == 0
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("tensorgate.proxy", "ERROR")
+    assert f"POST {INFER} failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_connection_is_released_before_the_response_is_sent() -> None:
+    """The client's next request may need the connection to the server."""
+    scene = Scene()
+    scene.get()
+    scene.receiver.on_complete(response_head(), b"")
+    scene.get()
+    scene.receiver.on_error(bad_response("it fell over"))
+    assert scene.log == [
+        "server is asked GET /v2/x",
+        "server is let go",
+        "client gets 200",
+        "server is asked GET /v2/x",
+        "server is let go",
+        "client gets 502",
+    ]
+
+
+# -------------------------------------------------------------------------------------- no response
+
+
+async def test_upstream_error_becomes_an_error_response(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FAILURE_LOG, "_window_end", float("-inf"))  # no other test has logged it
+    scene = Scene()
+    scene.infer()
+    scene.receiver.on_error(bad_response(f"{URL} closed the connection"))
+    assert (scene.responses.status, scene.responses.reason, scene.responses.last) == (
+        502,
+        "",
+        False,
+    )
+    assert scene.error == f"{URL} closed the connection"
+    assert f"failed with 502: {URL} closed the connection" in caplog.messages[-1]
+
+
+async def test_unexpected_error_of_the_upstream_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    scene.get()
+    scene.receiver.on_error(ZeroDivisionError())
+    assert (scene.responses.status, scene.responses.last) == (500, True)
+    assert "GET /v2/x failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "failures"),
+    [
+        (bad_response("it fell over"), 1),
+        (GatewayError(ErrorKind.EXHAUSTED, "too many open files"), 0),
+        (ZeroDivisionError(), 0),
+    ],
+)
+async def test_errors_of_the_server_are_recorded_for_its_endpoint(
+    error: Exception, failures: int
+) -> None:
+    endpoint = ReadyEndpoint()
+    route = make_route(endpoint, ReadyEndpoint(url="http://other"))
+    fast_path = FastPath(single_route(route))
+    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
+    assert plan is not None
+    assert fast_path.start(plan, b"", ScriptedClient()) is not None
+    (asked,) = endpoint.asked
+    asked.receiver.on_error(error)
+    assert route.upstream.pool.members[0].ejection.failures == failures
+    fast_path.close()
+
+
+@pytest.mark.parametrize(
+    ("idle_timeout", "request_timeout", "what"),
+    [
+        (2, 8, "nothing moved for 2 s (limits.idle_timeout)"),
+        (8, 2, "not done in 2 s (limits.request_timeout)"),
+        (2, 2, "not done in 2 s (limits.request_timeout)"),
+    ],
+)
+async def test_server_that_is_late_is_a_504(
+    idle_timeout: float, request_timeout: float, what: str
+) -> None:
+    scene = Scene(replace(LIMITS, idle_timeout=idle_timeout, request_timeout=request_timeout))
+    scene.infer()
+    scene.clock.advance(1.75)
+    assert scene.outstanding == 1
+    scene.clock.advance(0.25)
+    assert (scene.responses.status, scene.responses.last) == (504, False)
+    assert scene.error == f"waiting for {URL}: {what}"
+    assert scene.log[-2:] == ["server is let go", "client gets 504"]
+    assert scene.outstanding == 0
+    scene.clock.advance(100)
+    assert len(scene.client.responses) == 1
+
+
+async def test_ended_call_does_not_time_out() -> None:
+    scene = Scene()
+    scene.get()
+    scene.receiver.on_complete(response_head(), b"")
+    scene.get()
+    scene.receiver.on_error(bad_response("it fell over"))
+    scene.get().cancel()
+    scene.get()
+    scene.receiver.on_headers(ScriptedUpstreamResponse())  # its task has its own deadline
+    scene.clock.advance(1000)
+    assert [told.status for told in scene.client.responses] == [200, 502]
+    assert scene.outstanding == 1
+
+
+async def test_closed_fast_path_times_out_nothing() -> None:
+    scene = Scene()
+    scene.get()
+    scene.fast_path.close()
+    scene.clock.advance(1000)
+    assert scene.client.responses == []
+    assert scene.clock.pending == []
+
+
+# -------------------------------------------------------------------------------- partial responses
+
+
+async def test_partial_response_is_converted_in_a_task() -> None:
+    scene = Scene()
+    scene.infer()
+    headers, body = binary_response(FLOATS.tobytes(), X="1")
+    headers["Content-Length"] = str(len(body))
+    scene.receiver.on_headers(
+        ScriptedUpstreamResponse(200, headers, [body[:9], body[9:]]).with_log(scene.log)
+    )
+    assert scene.log[-1] == "client waits for a task"
+    assert scene.outstanding == 1
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.status == 200
+    assert json.loads(client_response.body)["outputs"][0]["data"] == VALUES
+    assert client_response.headers["Content-Type"] == "application/json"
+    assert client_response.headers["X"] == "1"
+    assert "client has got all" in scene.log
+    assert scene.client.responses == []
+    assert scene.outstanding == 0
+
+
+@pytest.mark.parametrize(("way", "status"), [("get", 200), ("get", 404), ("infer", 404)])
+async def test_partial_response_streams_in_a_task(way: str, status: int) -> None:
+    scene = Scene()
+    getattr(scene, way)()
+    response = ScriptedUpstreamResponse(
+        status, {HEADER_LENGTH: "x", "Upgrade": "y"}, [b"one", b"four"]
+    )
+    scene.receiver.on_headers(response.with_log(scene.log))
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert (client_response.status, client_response.body) == (status, b"onefour")
+    assert dict(client_response.headers) == {HEADER_LENGTH: "x"}
+    assert scene.log.index("client gets 3") < scene.log.index("server sends 4")
+    assert scene.outstanding == 0
+
+
+async def test_inconsistent_partial_response_is_a_502() -> None:
+    scene = Scene()
+    scene.infer()
+    scene.receiver.on_headers(
+        ScriptedUpstreamResponse(200, {HEADER_LENGTH: "x"}, [b"{}"]).with_log(scene.log)
+    )
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.status == 502
+    assert URL in client_response.body.decode()
+    assert scene.outstanding == 0
+
+
+async def test_truncated_partial_response_is_aborted() -> None:
+    scene = Scene()
+    scene.get()
+    broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell over")])
+    scene.receiver.on_headers(broken.with_log(scene.log))
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.body == b"begun"
+    assert "client is cut off" in scene.log
+    assert "client has got all" not in scene.log
+    assert scene.outstanding == 0
+
+
+@pytest.mark.parametrize("headers", [{HEADER_LENGTH: "9"}, {}])
+async def test_stalled_partial_response_times_out(headers: dict[str, str]) -> None:
+    scene = Scene(replace(LIMITS, idle_timeout=0.02))
+    scene.infer()
+    scene.receiver.on_headers(
+        ScriptedUpstreamResponse(200, headers, [asyncio.Event()]).with_log(scene.log)
+    )
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.status == 504
+    text = f"waiting for {URL}: nothing moved for 0.02 s (limits.idle_timeout)"
+    assert json.loads(client_response.body) == {"error": text}
+    assert scene.outstanding == 0
+
+
+@pytest.fixture
+def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Record the seconds that deadlines count as spent, in order."""
+    times: list[float] = []
+    make = Limits.new_deadline
+
+    def deadline(limits: Limits, so_far: float = 0.0) -> Deadline:
+        times.append(so_far)
+        return make(limits, so_far)
+
+    monkeypatch.setattr(Limits, "new_deadline", deadline)
+    return times
+
+
+async def test_time_before_the_partial_response_counts(spent: list[float]) -> None:
+    scene = Scene()
+    scene.get()
+    scene.clock.advance(12.5)
+    scene.receiver.on_headers(ScriptedUpstreamResponse(200, {}, [b"a"]))
+    scene.clock.advance(1)
+    await scene.client.begin_task(ScriptedClientResponse(scene.log))
+    assert spent == [12.5]
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["a retried status", "an error"])
+async def test_time_before_a_retry_counts(failed: bool, spent: list[float]) -> None:
+    scene = Scene(retry=RetryPolicy(no_response=True, statuses=frozenset((503,))))
+    good = ScriptedUpstreamResponse(200, {}, [b"a"])
+    scene.route.upstream.pool.set_endpoints([scene.endpoint, ScriptedEndpoint(scene.log, good)])
+    scene.get()
+    scene.clock.advance(12.5)
+    if failed:
+        scene.receiver.on_error(GatewayError(ErrorKind.NO_RESPONSE, "it closed"))
+    else:
+        scene.receiver.on_complete(response_head(503), b"")
+    scene.clock.advance(1)
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert (client_response.status, client_response.body) == (200, b"a")
+    assert spent == [12.5]
+
+
+# ----------------------------------------------------------------------------------------- releases
+
+End = Callable[[Scene, FastPathCall], Awaitable[None]]
+
+
+async def _whole(scene: Scene, _: FastPathCall) -> None:
+    scene.receiver.on_complete(response_head(), b"")
+
+
+async def _broken(scene: Scene, _: FastPathCall) -> None:
+    scene.receiver.on_complete(response_head(headers={HEADER_LENGTH: "x"}), b"")
+
+
+async def _failed(scene: Scene, _: FastPathCall) -> None:
+    scene.receiver.on_error(bad_response("it fell over"))
+
+
+async def _late(scene: Scene, _: FastPathCall) -> None:
+    scene.clock.advance(1000)
+
+
+async def _cancelled(_: Scene, call: FastPathCall) -> None:
+    call.cancel()
+
+
+def _begin_task(scene: Scene, *steps: bytes | BaseException | asyncio.Event) -> asyncio.Task[None]:
+    scene.receiver.on_headers(ScriptedUpstreamResponse(200, {}, steps).with_log(scene.log))
+    return scene.client.begin_task(ScriptedClientResponse(scene.log))
+
+
+async def _relayed(scene: Scene, _: FastPathCall) -> None:
+    await _begin_task(scene, b"one", b"two")
+
+
+async def _broken_off(scene: Scene, _: FastPathCall) -> None:
+    await _begin_task(scene, b"one", bad_response("it fell over"))
+
+
+async def _fault(scene: Scene, _: FastPathCall) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await _begin_task(scene, ZeroDivisionError())
+
+
+async def _left(scene: Scene, _: FastPathCall) -> None:
+    task = _begin_task(scene, b"one", asyncio.Event())
+    for _turn in range(5):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def _left_before_it_ran(scene: Scene, _: FastPathCall) -> None:
+    task = _begin_task(scene, b"one")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert scene.log.count_of("server sends") == 0
+
+
+ENDS: dict[str, End] = {
+    "whole": _whole,
+    "broken": _broken,
+    "failed": _failed,
+    "late": _late,
+    "cancelled": _cancelled,
+    "begun and relayed": _relayed,
+    "begun and broken off": _broken_off,
+    "begun and a fault of our own": _fault,
+    "begun and left": _left,
+    "begun and left before the task ran": _left_before_it_ran,
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("way", ["infer", "get"])
+async def test_resources_are_released_once(end: End, way: str) -> None:
+    scene = Scene()
+    call: FastPathCall = getattr(scene, way)()
+    other = scene.start("GET", "/v2/other", b"")
+    assert other is not None
+    scene.endpoint.asked.pop()
+    assert scene.outstanding == 2
+    await end(scene, call)
+    await asyncio.sleep(0)  # lets done callbacks of the task run
+    left = 0 if end is _late else 1
+    assert scene.outstanding == left
+    assert "server is let go" in scene.log
+    told = len(scene.client.responses)
+    # The client may disconnect at any time.
+    call.cancel()
+    assert scene.outstanding == left
+    assert len(scene.client.responses) == told
+    other.cancel()
+    assert scene.outstanding == 0
+
+
+@pytest.mark.parametrize("end", [_cancelled, _left, _left_before_it_ran])
+async def test_disconnected_client_gets_nothing(end: End) -> None:
+    scene = Scene()
+    await end(scene, scene.get())
+    scene.clock.advance(1000)
+    assert scene.client.responses == []
