@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from typing import TypeVar
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
@@ -13,6 +14,8 @@ from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import UpstreamResponse
 
 Chunks = AsyncIterator[bytes | memoryview]
+
+_Data = TypeVar("_Data", bytes, memoryview, bytes | memoryview)
 
 
 class ClientBody:
@@ -101,16 +104,24 @@ async def read_response(response: UpstreamResponse, url: str, deadline: Deadline
     body = await response.read()
     if len(body) == response.content_length:
         return bytes(body)
-    chunks = [body] if body else []
-    if body:
-        chunks += [chunk async for chunk in response_chunks(response, url, deadline)]
-    return b"".join(chunks)
+    if not body:
+        return b""
+    rest = [chunk async for chunk in response_chunks(response, url, deadline)]
+    return b"".join((body, *rest))
 
 
 async def write(response: ClientResponse, data: bytes | memoryview, deadline: Deadline) -> None:
     """Write to the client, which is expected to read."""
     deadline.expect_client()
     await response.write(data)
+
+
+async def write_all(
+    response: ClientResponse, pieces: Iterable[bytes | memoryview], deadline: Deadline
+) -> None:
+    """Write buffered pieces of a body to the client."""
+    for piece in pieces:
+        await write(response, piece, deadline)
 
 
 async def pump(chunks: Chunks, response: ClientResponse, deadline: Deadline) -> None:
@@ -120,11 +131,17 @@ async def pump(chunks: Chunks, response: ClientResponse, deadline: Deadline) -> 
     await response.finish()
 
 
+def split(data: _Data, size: int) -> Iterator[_Data]:
+    """Yield data in slices of at most ``size`` bytes."""
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
 async def slices(chunks: Chunks, size: int, scheduler: ConversionScheduler) -> Chunks:
     """Yield a body in slices of at most ``size`` bytes, with a time slice after each."""
     async for chunk in chunks:
-        for start in range(0, len(chunk), size):
-            yield chunk[start : start + size]
+        for piece in split(chunk, size):
+            yield piece
             await scheduler.next_slice()
 
 

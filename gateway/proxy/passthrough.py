@@ -8,7 +8,7 @@ from gateway.codec.json.nesting import NestingCheck
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import Chunks, ClientBody, coalesce, pump, response_chunks, write
+from gateway.proxy.body_io import Chunks, ClientBody, coalesce, pump, response_chunks, write_all
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Route
 from gateway.proxy.retry import UpstreamCall
@@ -114,6 +114,5 @@ async def relay_rewritten(
             return
         headers = end_to_end(upstream_response.headers)
         await response.start(upstream_response.status, upstream_response.reason, headers)
-        for chunk in buffered:
-            await write(response, chunk, deadline)
+        await write_all(response, buffered, deadline)
     await pump(chunks, response, deadline)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from multidict import CIMultiDict
 
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
+from gateway.proxy.body_io import split
 from gateway.proxy.filters.content_codings import accepted_coding, is_encoded
 from gateway.proxy.headers import HEADER_LENGTH
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
@@ -77,11 +78,10 @@ class CompressedResponse(ClientResponse):
         if self._compressor is None:
             await self._response.write(data)
             return
-        view = memoryview(data)
-        for start in range(0, len(view), _SLICE):
-            if start:
+        for number, piece in enumerate(split(memoryview(data), _SLICE)):
+            if number:
                 await self._scheduler.next_slice()
-            await self._write(self._compressor.compress(view[start : start + _SLICE]))
+            await self._write(self._compressor.compress(piece))
         if not self._has_length:
             await self._write(self._compressor.flush(zlib.Z_SYNC_FLUSH))
 
@@ -124,10 +124,10 @@ class CompressedResponse(ClientResponse):
 
     async def _compress(self, compressor: _Compress, body: bytes) -> bytes:
         parts = []
-        for start in range(0, len(body), _SLICE):
-            if start:
+        for number, piece in enumerate(split(body, _SLICE)):
+            if number:
                 await self._scheduler.next_slice()
-            parts.append(compressor.compress(body[start : start + _SLICE]))
+            parts.append(compressor.compress(piece))
         return b"".join((*parts, compressor.flush()))
 
     async def _write(self, data: bytes) -> None:

@@ -14,7 +14,7 @@ from gateway.protocol.request_header import OutputEncoding
 from gateway.protocol.response_header import has_encoding, parse_response_header
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
-from gateway.proxy.body_io import Chunks, response_chunks, slices, write
+from gateway.proxy.body_io import Chunks, response_chunks, slices, write_all
 from gateway.proxy.headers import HEADER_LENGTH, with_body
 from gateway.proxy.interfaces import ClientResponse, Route
 from gateway.proxy.passthrough import relay_response
@@ -113,8 +113,7 @@ async def _send(relay: ResponseRelay, header: bytes, tensors: Sequence[bytes | m
     headers = with_body(relay.upstream_response.headers, changed)
     headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
     await relay.response.start(200, relay.upstream_response.reason, headers)
-    for part in (header, *tensors):
-        await write(relay.response, part, relay.deadline)
+    await write_all(relay.response, (header, *tensors), relay.deadline)
     await relay.response.finish()
 
 

@@ -14,7 +14,7 @@ from gateway.protocol.operations import Operation, model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout, error_document, infer_path
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
-from gateway.proxy.body_io import ClientBody, write
+from gateway.proxy.body_io import ClientBody, split, write
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.infer.convert_request import (
@@ -173,8 +173,7 @@ class PredictResponse(ClientResponse):
                 )
             del self._buffer[cap:]
             return
-        for start in range(0, len(data), ENCODE_CHUNK):
-            piece = data[start : start + ENCODE_CHUNK]
+        for piece in split(data, ENCODE_CHUNK):
             text = self._codec.feed(piece)
             self._reservation.resize(self._codec.held + len(self._buffer))
             await self._write_text(text, len(piece))
