@@ -47,7 +47,7 @@ def _kinds(*words: str) -> frozenset[OperationKind]:
     return frozenset(kind for word in words for kind in OPERATION_KINDS[word])
 
 
-def _refusal(routes: Router, method: str, target: str) -> GatewayError:
+def _find_error(routes: Router, method: str, target: str) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
         routes.find(method, target, _headers())
     return caught.value
@@ -87,7 +87,7 @@ async def test_unmatched_request_gets_the_served_models() -> None:
     route = make_route(ScriptedEndpoint(EventLog()))
     matches = (Match(Pattern.of("m"), Pattern.of("2")), Match(kinds=_kinds("health")))
     routes = Router([Rule(match, (route,)) for match in matches])
-    error = _refusal(routes, "GET", "/v2/models/m?token=secret")
+    error = _find_error(routes, "GET", "/v2/models/m?token=secret")
     assert error.kind is ErrorKind.NOT_FOUND
     assert error.message == (
         "no route for GET /v2/models/m; models that are served: m version 2, any (health)"
@@ -115,7 +115,7 @@ async def test_denied_operation_is_not_matched_by_later_rules() -> None:
         ("POST", "/v2/repository/models/x/%6Coad?x", "repository"),
         ("GET", "/v2%2Fcudasharedmemory/status", "shared_memory"),
     ]:
-        error = _refusal(routes, method, target)
+        error = _find_error(routes, method, target)
         assert error.kind is ErrorKind.FORBIDDEN
         assert error.message == f"operation '{word}' is not served here"
     assert routes.find("POST", INFER, _headers()).target == INFER
@@ -189,7 +189,7 @@ async def test_error_for_an_ambiguous_path_says_why() -> None:
         Rule(_model("m"), _pair()[:1], denied_kinds=_kinds("infer")),
         Rule(_model("n*"), _pair()[:1]),
     ]
-    error = _refusal(Router(rules), "POST", "/v2/models/n/../m/infer")
+    error = _find_error(Router(rules), "POST", "/v2/models/n/../m/infer")
     assert error.message == (
         "no route for POST /v2/models/n/../m/infer; its path can be read in more than one way;"
         " models that are served: m, n*"
@@ -262,7 +262,7 @@ def _plan(fast_path: FastPath, headers: dict[str, str] | None = None) -> CallPla
     return plan
 
 
-def _begin(fast_path: FastPath, plan: CallPlan) -> bool:
+def _start(fast_path: FastPath, plan: CallPlan) -> bool:
     return fast_path.start(plan, b"", ScriptedClient()) is not None
 
 
@@ -273,7 +273,7 @@ async def test_plan_chooses_an_upstream_for_each_request() -> None:
     plan = _plan(fast_path)
     asked = []
     for _ in range(4):
-        assert _begin(fast_path, plan)
+        assert _start(fast_path, plan)
         asked.append((len(one.asked), len(two.asked)))
     assert asked == [(1, 0), (1, 1), (2, 1), (2, 2)]
     users = [str(i) for i in range(20)]
@@ -281,7 +281,7 @@ async def test_plan_chooses_an_upstream_for_each_request() -> None:
         plan = _plan(fast_path, {"X-User": user})
         before = len(one.asked), len(two.asked)
         for _ in range(2):
-            assert _begin(fast_path, plan)
+            assert _start(fast_path, plan)
         after = len(one.asked), len(two.asked)
         stays = CumulativeWeights.of((3, 1)).at(hash_to_fraction(user))
         assert after[stays] == before[stays] + 2
@@ -298,7 +298,7 @@ async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
     plan = _plan(fast_path)
     taken: Counter[str] = Counter()
     for _ in range(5000):
-        if _begin(fast_path, plan):
+        if _start(fast_path, plan):
             taken["one"] += 1
         else:
             chosen = routes.find("GET", "/v2/x", _headers()).choice.take()
@@ -405,7 +405,7 @@ async def test_rewrite_replaces_the_model_on_the_fast_path(target: str, below: s
 )
 async def test_rewrite_replaces_the_model_in_every_spelling(target: str) -> None:
     _, routes = _alias(version="3")
-    assert _refusal(routes, "POST", target).kind is ErrorKind.NOT_FOUND
+    assert _find_error(routes, "POST", target).kind is ErrorKind.NOT_FOUND
     assert routes.find("POST", "/v2/models/%6D%2Fx/infer", _headers()).target == (
         "/v2/models/resnet50/versions/3/infer"
     )

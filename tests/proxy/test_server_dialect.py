@@ -25,7 +25,7 @@ from tests.support.doubles.streaming import (
 from tests.support.inference_messages import HEADER_LENGTH, INFER
 
 
-class _Learning(DialectState):
+class UndetectedState(DialectState):
     """A dialect that becomes known when the test says so."""
 
     def __init__(self, fault: GatewayError | None = None) -> None:
@@ -69,7 +69,7 @@ def test_unknown_dialect_is_never_guessed() -> None:
     with pytest.raises(
         GatewayError, match="the dialect of upstream 'servers' is not known: it was not"
     ) as caught:
-        _ = _upstream(_Learning()).dialect
+        _ = _upstream(UndetectedState()).dialect
     assert caught.value.kind is ErrorKind.NOT_READY
 
 
@@ -87,7 +87,7 @@ def test_unknown_dialect_is_never_guessed() -> None:
 async def test_call_that_needs_the_dialect_waits_for_it(
     method: str, target: str, waits: bool
 ) -> None:
-    dialect_state = _Learning()
+    dialect_state = UndetectedState()
     task = asyncio.create_task(_prepare(method, target, _upstream(dialect_state)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -100,7 +100,7 @@ async def test_call_that_needs_the_dialect_waits_for_it(
 async def test_wait_for_the_dialect_ends_with_the_deadline() -> None:
     async def wait() -> None:
         with Deadline(9, 0.01) as deadline:
-            await wait_for_dialects([_upstream(_Learning())], deadline)
+            await wait_for_dialects([_upstream(UndetectedState())], deadline)
 
     with pytest.raises(GatewayError, match=f"waiting for {URL}: not done in 0.01 s") as caught:
         await wait()
@@ -108,7 +108,7 @@ async def test_wait_for_the_dialect_ends_with_the_deadline() -> None:
 
 
 async def test_client_is_expected_after_the_wait() -> None:
-    dialect_state = _Learning()
+    dialect_state = UndetectedState()
     dialect_state.told.set()
 
     async def wait() -> None:
@@ -124,13 +124,13 @@ async def test_client_is_expected_after_the_wait() -> None:
 async def test_server_that_cannot_be_queried_fails_the_call() -> None:
     fault = GatewayError(ErrorKind.UNREACHABLE, f"{URL}: Connection refused")
     with pytest.raises(GatewayError) as caught:
-        await _prepare("POST", INFER, _upstream(_Learning(fault)))
+        await _prepare("POST", INFER, _upstream(UndetectedState(fault)))
     assert caught.value is fault
 
 
 async def test_detected_dialect_does_not_reset_the_failures_of_an_endpoint() -> None:
     """The dialect may come from another endpoint."""
-    dialect_state = _Learning()
+    dialect_state = UndetectedState()
     dialect_state.told.set()
     upstream = _upstream(dialect_state)
     upstream.pool.members[0].calls.failures = 2
@@ -140,7 +140,7 @@ async def test_detected_dialect_does_not_reset_the_failures_of_an_endpoint() -> 
 
 
 async def test_upstream_without_endpoints_is_a_503() -> None:
-    upstream = Upstream("u", _Learning(), Pool([]), MetadataCache(60, 10, 30, lambda: 0.0))
+    upstream = Upstream("u", UndetectedState(), Pool([]), MetadataCache(60, 10, 30, lambda: 0.0))
     with pytest.raises(GatewayError, match="the upstream has no endpoint"):
         await _prepare("POST", INFER, upstream)
 

@@ -70,7 +70,7 @@ class Turn:
                     continue
                 for part in self.parts:
                     await connection.send(part)
-                    await _let_it_arrive()
+                    await _wait_for_arrival()
                 if self.then == "closes":
                     return
                 if self.then == "hangs":
@@ -79,7 +79,7 @@ class Turn:
         return script
 
 
-async def _let_it_arrive() -> None:
+async def _wait_for_arrival() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -383,7 +383,7 @@ def _typed(datatype: str, data: bytes, count: int) -> bytes:
     return http_response(header + data, {HEADER_LENGTH: str(len(header))})
 
 
-def _lying(**headers: str) -> bytes:
+def _inconsistent(**headers: str) -> bytes:
     return http_response(binary_response_header(8) + bytes(8), headers)
 
 
@@ -431,11 +431,11 @@ TURNS = {
     "the last": Turn([http_response(b"{}", {"Connection": "close"})], "closes"),
     "closes behind it": Turn([http_response(b"{}")], "closes"),
     "HTTP/1.0": Turn([http_response(b"{}").replace(b"/1.1", b"/1.0")], "closes"),
-    "a length that is no number": Turn([_lying(**{HEADER_LENGTH: "x"})]),
-    "a length above the cap": Turn([_lying(**{HEADER_LENGTH: "9" * 12})]),
-    "a length beyond the body": Turn([_lying(**{HEADER_LENGTH: "999"})]),
+    "a length that is no number": Turn([_inconsistent(**{HEADER_LENGTH: "x"})]),
+    "a length above the cap": Turn([_inconsistent(**{HEADER_LENGTH: "9" * 12})]),
+    "a length beyond the body": Turn([_inconsistent(**{HEADER_LENGTH: "999"})]),
     "a length into the tensors": Turn(
-        [_lying(**{HEADER_LENGTH: str(len(binary_response_header(8)) + 1)})]
+        [_inconsistent(**{HEADER_LENGTH: str(len(binary_response_header(8)) + 1)})]
     ),
     "tensors too short": Turn([http_response(WITH_TENSORS[:-1], SIZED)]),
     "tensors too long": Turn([http_response(WITH_TENSORS + b"x", SIZED)]),
@@ -554,7 +554,7 @@ async def test_response_may_be_cut_at_every_byte(
         while True:
             await connection.request()
             await connection.send(whole[:at])
-            await _let_it_arrive()
+            await _wait_for_arrival()
             await connection.send(whole[at:])
 
     async with ScriptedServer(script) as server:

@@ -68,7 +68,7 @@ class _Server:
                 await connection.send(http_response(b"{}"))
 
 
-def _asked(server: ScriptedServer) -> list[str]:
+def _received(server: ScriptedServer) -> list[str]:
     return [received.head.target for received in server.requests]
 
 
@@ -105,7 +105,7 @@ async def test_detected_dialect_is_used(itself: dict[str, Any], name: str, in_bi
         assert [each.head.get(HEADER_LENGTH) is not None for each in infers] == [in_binary] * 3
         expected_type = "application/octet-stream" if in_binary else "application/json"
         assert {each.head.get("Content-Type") for each in infers} == {expected_type}
-        assert _asked(server).count("/v2") == 1
+        assert _received(server).count("/v2") == 1
 
 
 async def test_requests_wait_for_the_dialect_and_then_take_the_fast_path(
@@ -122,7 +122,7 @@ async def test_requests_wait_for_the_dialect_and_then_take_the_fast_path(
         await one.send(infer_json())
         await two.send(infer_raw(FLOATS.tobytes()))
         await until(lambda: gateway.gateway.listener.requests == 2)
-        await until(lambda: _asked(server) == ["/v2"])
+        await until(lambda: _received(server) == ["/v2"])
         # A request that needs no dialect does not wait for it.
         async with gateway.client() as other:
             assert (await other.call("GET", "/v2/models/m")).status == 200
@@ -131,7 +131,7 @@ async def test_requests_wait_for_the_dialect_and_then_take_the_fast_path(
         assert fast_path_requests == []
         assert (await one.ask(infer_json())).status == 200
         assert fast_path_requests == [INFER]
-        assert _asked(server).count("/v2") == 1
+        assert _received(server).count("/v2") == 1
 
 
 @pytest.mark.parametrize("data", [infer_json(), infer_raw(b"1234")], ids=["JSON", "raw"])
@@ -178,7 +178,7 @@ async def test_server_that_does_not_identify_itself_is_not_guessed(
         reply = await client.ask(infer_json())
         assert reply.status == 502
         assert f"{server.url}/v2" in reply.error
-        assert INFER not in _asked(server)
+        assert INFER not in _received(server)
         assert _dialect(gateway) is None
         assert any(f"{server.url}/v2" in message for message in caplog.messages)
 
@@ -238,7 +238,7 @@ async def test_version_is_refused_by_a_server_without_versions(
             assert error.startswith("upstream 'servers' (kserve) has no versions of models")
             assert error.endswith(f" /v2/models/m{path}")
             assert (await client.call(method, f"/v2/models/m{path}", body)).status == 200
-        assert not [target for target in _asked(server) if "versions" in target]
+        assert not [target for target in _received(server) if "versions" in target]
         assert (await client.ask(infer_json())).status == 200
         assert fast_path_requests[-1] == INFER
         assert not [target for target in fast_path_requests if "versions" in target]
@@ -262,8 +262,8 @@ async def test_outputs_are_listed_for_a_server_that_needs_it(
         for each in infers:
             fields = json.loads(each.body[: int(each.head.get(HEADER_LENGTH) or 0)])
             assert fields["outputs"] == [{"name": "OUT0", "parameters": {"binary_data": True}}]
-        assert _asked(server).count("/v2/models/m") == 1
-        assert "/v2/models/m/config" not in _asked(server)
+        assert _received(server).count("/v2/models/m") == 1
+        assert "/v2/models/m/config" not in _received(server)
         assert fast_path_requests == []
 
 

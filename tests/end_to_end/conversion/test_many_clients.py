@@ -89,7 +89,7 @@ async def test_responses_out_of_order_reach_their_clients() -> None:
         await asyncio.gather(*map(run, range(CLIENTS)))
 
 
-async def _stay(gateway: RunningGateway, number: int) -> None:
+async def _keep_connection(gateway: RunningGateway, number: int) -> None:
     async with gateway.client() as client:
         for turn in range(ROUNDS):
             reply = await client.call("GET", f"/v2/stay/{number}/{turn}")
@@ -123,7 +123,7 @@ async def test_failing_and_disconnecting_clients_disturb_nobody() -> None:
     async with ScriptedServer(script) as server, running_gateway(server.url) as gateway:
         some = range(CLIENTS // 3)
         await asyncio.gather(
-            *(_stay(gateway, number) for number in some),
+            *(_keep_connection(gateway, number) for number in some),
             *(_fail(gateway, number) for number in some),
             *(_leave(gateway, number) for number in some),
         )

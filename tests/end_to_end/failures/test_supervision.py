@@ -33,7 +33,7 @@ async def _names(gateway: RunningGateway, data: bytes = GET, count: int = 6) -> 
     return [reply.json["name"] if reply.status == 200 else reply.error for reply in replies]
 
 
-class _Well:
+class HealthyServer:
     """Responds to health checks as the test says, and to all else with its name."""
 
     def __init__(self, name: str) -> None:
@@ -53,7 +53,7 @@ HEALTH: dict[str, Any] = {"health_check": {"interval": "10ms", "timeout": "5s"}}
 
 
 async def test_unhealthy_endpoint_gets_no_requests_until_it_recovers() -> None:
-    well, other = _Well("a"), _Well("b")
+    well, other = HealthyServer("a"), HealthyServer("b")
     async with (
         ScriptedServer(well) as a,
         ScriptedServer(other) as b,
@@ -173,10 +173,10 @@ async def test_unresolved_name_is_used_once_it_resolves(
 
 
 async def test_new_addresses_are_health_checked(names: NameService) -> None:
-    ill = _Well("b")
+    ill = HealthyServer("b")
     ill.is_well = False
     async with (
-        ScriptedServer(_Well("a")) as a,
+        ScriptedServer(HealthyServer("a")) as a,
         ScriptedServer(ill, host="127.0.0.2", port=a.port) as b,
         running_gateway(f"http://triton:{a.port}", upstream=RESOLVE | HEALTH) as gateway,
     ):

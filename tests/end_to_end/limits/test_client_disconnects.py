@@ -112,11 +112,11 @@ async def test_client_disconnects_while_the_response_streams(data: bytes, leave:
         assert (await client.head()).status == 200
         await client.reader.readexactly(100_000)
         await leave(client)
-        await _until_left(await server.connection())
+        await _until_disconnect(await server.connection())
         await gateway.until_idle()
 
 
-async def _until_left(connection: Connection) -> None:
+async def _until_disconnect(connection: Connection) -> None:
     async with asyncio.timeout(5):
         await connection.left.wait()
 
@@ -137,7 +137,7 @@ async def test_client_disconnects_between_events() -> None:
         await client.head()
         assert await client.chunk() == b"data: 1\n\n"
         await client.close()
-        await _until_left(await server.connection())
+        await _until_disconnect(await server.connection())
         await gateway.until_idle()
 
 
@@ -185,7 +185,7 @@ async def test_client_disconnects_with_a_large_response_unread() -> None:
         await client.send(GET)
         await client.head()
         client.reset()
-        await _until_left(await server.connection())
+        await _until_disconnect(await server.connection())
         await gateway.until_idle()
 
 

@@ -42,16 +42,16 @@ async def _ask(client: RawClient, first: int) -> ReceivedResponse:
     return await client.read_response()
 
 
-def _gates(gateway: RunningGateway) -> tuple[ConcurrencyLimit, ...]:
+def _limits(gateway: RunningGateway) -> tuple[ConcurrencyLimit, ...]:
     return gateway.gateway.runtime.routes.rules[0].routes[0].concurrency_limits
 
 
-def _inside(gateway: RunningGateway) -> list[int]:
-    return [concurrency_limit.active for concurrency_limit in _gates(gateway)]
+def _active_calls_per_limit(gateway: RunningGateway) -> list[int]:
+    return [concurrency_limit.active for concurrency_limit in _limits(gateway)]
 
 
 def _waiting(gateway: RunningGateway) -> int:
-    return sum(concurrency_limit.queued for concurrency_limit in _gates(gateway))
+    return sum(concurrency_limit.queued for concurrency_limit in _limits(gateway))
 
 
 @pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
@@ -74,7 +74,7 @@ async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: i
         free.clear()
         asked = [tasks.create_task(_ask(client, first)) for client in clients[:5]]
         await until(lambda: _waiting(gateway) == 3)
-        assert _inside(gateway) == [2]
+        assert _active_calls_per_limit(gateway) == [2]
         reply = await _ask(clients[5], first)
         assert reply.status == 503
         assert reply.head.get("Retry-After") == "1"
@@ -86,7 +86,7 @@ async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: i
         assert [(await task).status for task in asked] == [200] * 5
         assert (await _ask(clients[5], first)).status == 200
         await gateway.until_idle()
-        assert _inside(gateway) == [0]
+        assert _active_calls_per_limit(gateway) == [0]
 
 
 async def test_queued_request_is_refused_after_the_queue_timeout() -> None:
@@ -138,7 +138,7 @@ async def test_client_disconnect_at_the_server_makes_room() -> None:
             async with gateway.client() as leaving:
                 await leaving.send(data)
                 await until(lambda: gateway.outstanding == 1)
-            await until(lambda: _inside(gateway) == [0])
+            await until(lambda: _active_calls_per_limit(gateway) == [0])
         free.set()
         assert (await other.ask(infer_json())).status == 200
 
@@ -151,7 +151,7 @@ async def test_failing_server_makes_room() -> None:
     ):
         for _ in range(3):
             assert (await client.ask(infer_json())).status == 502
-        assert _inside(gateway) == [0]
+        assert _active_calls_per_limit(gateway) == [0]
 
 
 async def test_queue_of_one_upstream_takes_no_slots_of_others() -> None:
@@ -180,7 +180,7 @@ async def test_queue_of_one_upstream_takes_no_slots_of_others() -> None:
             free.set()
             assert [(await client.read_response()).status for client in clients[1:]] == [200] * 5
             await gateway.until_idle()
-            assert _inside(gateway) == [0, 0]
+            assert _active_calls_per_limit(gateway) == [0, 0]
 
 
 def _then_busy(busy: asyncio.Event) -> Script:
@@ -220,7 +220,7 @@ async def test_retried_request_keeps_its_slot(leaves: bool, fast_path_requests: 
             await until(lambda: _waiting(gateway) == 1)
             busy.set()
             await until(lambda: len(good.requests) == 2)
-            assert _inside(gateway) == [1]
+            assert _active_calls_per_limit(gateway) == [1]
             if not leaves:
                 free.set()
                 assert (await one.read_response()).status == 200
@@ -229,7 +229,7 @@ async def test_retried_request_keeps_its_slot(leaves: bool, fast_path_requests: 
         assert [each.head.target for each in good.requests] == ["/v2/warm", "/v2/one", "/v2/other"]
         assert "/v2/one" in fast_path_requests
         await gateway.until_idle()
-        assert _inside(gateway) == [0]
+        assert _active_calls_per_limit(gateway) == [0]
 
 
 MIB = 2**20

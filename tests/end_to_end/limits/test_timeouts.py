@@ -135,7 +135,7 @@ async def test_client_that_stops_sending_raw_binary_is_a_408(data: bytes) -> Non
         assert not [r for r in server.requests if r.head.target == INFER]
 
 
-async def _until_cut(client: RawClient) -> bytes:
+async def _until_reset(client: RawClient) -> bytes:
     """Read to the end of a connection that is reset; return what arrived."""
     data = b""
     try:
@@ -162,7 +162,7 @@ async def test_stalled_response_is_aborted(limit: str) -> None:
         await client.send(GET)
         assert (await client.head()).status == 200
         assert await client.chunk() == b"one"
-        assert await _until_cut(client) == b""
+        assert await _until_reset(client) == b""
         await (await server.connection()).left.wait()
 
 
@@ -181,7 +181,7 @@ async def test_stalled_binary_response_is_aborted() -> None:
     ):
         await client.send(JSON)
         assert (await client.head()).status == 200
-        assert not (await _until_cut(client)).endswith(b"0\r\n\r\n")
+        assert not (await _until_reset(client)).endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("data", [GET, JSON], ids=["GET", "json"])
@@ -202,7 +202,7 @@ async def test_client_that_never_reads_is_dropped(data: bytes) -> None:
         assert (await client.head()).status == 200
         await gateway.until_idle()
         await (await server.connection()).left.wait()
-        assert len(await _until_cut(client)) < 30_000_000
+        assert len(await _until_reset(client)) < 30_000_000
 
 
 async def test_slow_progress_is_not_idle() -> None:
@@ -244,7 +244,7 @@ async def test_request_timeout_counts_slow_progress() -> None:
     ):
         await client.send(GET)
         assert (await client.head()).status == 200
-        assert b"0\r\n\r\n" not in await _until_cut(client)
+        assert b"0\r\n\r\n" not in await _until_reset(client)
 
 
 @pytest.mark.parametrize(("grace", "status"), [("0s", 408), ("10s", 200)])

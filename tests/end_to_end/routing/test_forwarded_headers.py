@@ -97,7 +97,7 @@ async def _model(connection: Connection) -> None:
         await connection.send(http_response(metadata(-1) if is_model and not is_infer else b"{}"))
 
 
-def _told(head: Head) -> dict[str, str]:
+def _forwarded(head: Head) -> dict[str, str]:
     """Return the headers that the gateway added for the server, each once.
 
     Every gateway has its own name in Via; the names are normalized here.
@@ -135,7 +135,7 @@ async def test_every_request_has_forwarded_headers(data: bytes, send: Send) -> N
             assert reply.status == 200
             # A client gets no more headers than the server sent.
             assert [name for name in ADDED if reply.head.all(name)] == []
-        told = _told(server.requests[-1].head)
+        told = _forwarded(server.requests[-1].head)
         assert ID.fullmatch(told.pop("X-Request-Id"))
         assert told == {
             "X-Forwarded-For": "127.0.0.1",
@@ -151,7 +151,7 @@ async def test_own_request_of_the_gateway_names_the_gateway_alone(send: Send) ->
         assert (await client.read_response()).status == 200
         asked = [each for each in server.requests if each.head.target.startswith("/v2/models/m")]
         own = {"Via": f"1.1 {GATEWAY}"}
-        assert [_told(each.head) == own for each in asked] == [True, True, False]
+        assert [_forwarded(each.head) == own for each in asked] == [True, True, False]
 
 
 CLAIMS = (
@@ -202,7 +202,7 @@ async def test_only_trusted_proxies_are_believed(
             await send(client, _with(data, *CLAIMS))
             assert (await client.read_response()).status == 200
             head = server.requests[-1].head
-            assert _told(head) == told
+            assert _forwarded(head) == told
             assert head.get("Forwarded") == forwarded
 
 
@@ -223,7 +223,7 @@ async def test_unix_socket_client_has_no_address(tmp_path: Path, send: Send) -> 
             await send(client, _with(request("POST", "/v2/x", b"x"), *CLAIMS))
             assert (await client.read_response()).status == 200
         plain, claiming = (each.head for each in server.requests[-2:])
-        assert "X-Forwarded-For" not in _told(plain)
+        assert "X-Forwarded-For" not in _forwarded(plain)
         assert plain.get("X-Forwarded-Proto") == "http"
         assert claiming.get("X-Forwarded-For") == "203.0.113.1, 203.0.113.2"
         assert claiming.get("Forwarded") == (
@@ -257,7 +257,7 @@ async def test_http_1_0_request_has_its_version_in_via() -> None:
     async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         await client.send(b"GET /v2/x HTTP/1.0\r\n\r\n")
         assert (await client.read_response()).status == 200
-        told = _told(server.requests[-1].head)
+        told = _forwarded(server.requests[-1].head)
         assert told["Via"] == f"1.0 {GATEWAY}"
         assert "X-Forwarded-Host" not in told
 
@@ -317,8 +317,8 @@ async def test_resent_request_keeps_its_id(fast_path_requests: list[str]) -> Non
             assert (await client.ask(infer_json())).status == 200
         _, one, two = server.requests
         assert fast_path_requests == [INFER]
-        assert _told(one.head) == _told(two.head)
-        assert len(_told(one.head)) == len(ADDED)
+        assert _forwarded(one.head) == _forwarded(two.head)
+        assert len(_forwarded(one.head)) == len(ADDED)
 
 
 async def test_retried_request_keeps_its_id(

@@ -98,12 +98,12 @@ async def mirrored(
         yield RunningGateway(gateway)
 
 
-def _under_way(gateway: RunningGateway) -> int:
+def _in_flight(gateway: RunningGateway) -> int:
     mirror = gateway.gateway.runtime.routes.rules[0].mirror
     return 0 if mirror is None else mirror.in_flight
 
 
-def _held(gateway: RunningGateway) -> int:
+def _buffered_bytes(gateway: RunningGateway) -> int:
     mirror = gateway.gateway.runtime.routes.rules[0].mirror
     assert mirror is not None
     return mirror.route.memory_budget.total
@@ -126,8 +126,8 @@ async def _both_get(data: bytes, *rest: bytes) -> tuple[ReceivedRequest, Receive
                     await client.send(part)
                 assert (await client.read_response()).status == 200
             await until(lambda: len(shadow.requests) == len(server.requests))
-            await until(lambda: not _under_way(gateway))
-            assert _held(gateway) == 0
+            await until(lambda: not _in_flight(gateway))
+            assert _buffered_bytes(gateway) == 0
         return server.requests[-1], shadow.requests[-1]
 
 
@@ -189,7 +189,7 @@ async def test_body_over_the_cap_is_not_mirrored(
             for data in (infer_binary(HEADER, TENSOR), streamed, infer_json()):
                 assert (await client.ask(data)).status == 200
             await until(lambda: shadow.requests)
-            assert _held(gateway) == 0
+            assert _buffered_bytes(gateway) == 0
         assert [each.body[-MIB:] for each in server.requests[:2]] == [TENSOR, TENSOR]
         assert [each.body for each in shadow.requests] == [server.requests[2].body]
     why = "last: its body is larger than 524288 bytes (limits.spool_bytes)"
@@ -223,7 +223,7 @@ async def test_share_of_requests_is_mirrored(
                     await asyncio.sleep(0.002)
                     await client.send(data[-1:])
                 assert (await client.read_response()).status == 200
-                await until(lambda: not _under_way(gateway))
+                await until(lambda: not _in_flight(gateway))
         bodies = [each.body for each in server.requests]
         assert [bodies.index(each.body) for each in shadow.requests] == list(expected)
         assert len(fast_path_requests) == 14
@@ -354,7 +354,7 @@ async def test_clients_continue_when_the_mirror_is_at_its_cap(
             await until(lambda: len(shadow.connections) == MOST)
             for _ in range(3):
                 assert (await client.ask(large)).status == 200
-        assert _under_way(gateway) == MOST
+        assert _in_flight(gateway) == MOST
     assert (
         "requests failed, 1 were not sent, last: 64 are under way (mirror.max_concurrent)"
         in caplog.messages[0]
@@ -370,7 +370,7 @@ async def test_number_of_mirrored_requests_can_be_set() -> None:
         async with gateway.client() as client:
             for number in range(4):
                 assert (await client.ask(infer_json(json_request(number)))).status == 200
-        assert _under_way(gateway) == 2
+        assert _in_flight(gateway) == 2
 
 
 async def test_mirrored_requests_may_buffer_a_quarter_of_the_budget() -> None:
@@ -384,12 +384,12 @@ async def test_mirrored_requests_may_buffer_a_quarter_of_the_budget() -> None:
     ):
         head = request("POST", GENERATE, headers={"Content-Length": "200000"})
         await one.send(head, body[:-1])
-        await until(lambda: _held(gateway) == 199_999)
+        await until(lambda: _buffered_bytes(gateway) == 199_999)
         assert (await other.call("POST", GENERATE, body)).status == 200
-        assert _under_way(gateway) == 0
+        assert _in_flight(gateway) == 0
         await one.send(body[-1:])
         assert (await one.read_response()).status == 200
-        await until(lambda: _under_way(gateway) == 1)
+        await until(lambda: _in_flight(gateway) == 1)
 
 
 # -------------------------------------------------------------------------------------- disconnects
@@ -418,10 +418,10 @@ async def test_client_disconnect_within_its_body_sends_nothing_to_the_mirror(
         async with mirrored(server.url, shadow.url) as gateway:
             async with gateway.client() as client:
                 await client.send(data[:-1000])
-                await until(lambda: _held(gateway) > len(data) - 1500)
+                await until(lambda: _buffered_bytes(gateway) > len(data) - 1500)
                 leave(client)
                 await gateway.until_idle()
-            assert (_held(gateway), _under_way(gateway)) == (0, 0)
+            assert (_buffered_bytes(gateway), _in_flight(gateway)) == (0, 0)
         assert shadow.connections == []
 
 
@@ -477,8 +477,8 @@ async def test_call_during_a_drain_is_still_mirrored() -> None:
             await until(lambda: shadow.connections)
             leaving = asyncio.create_task(serving.__aexit__(None, None, None))
             await until(lambda: gateway.gateway._listener.draining)
-            assert _under_way(gateway) == 1
+            assert _in_flight(gateway) == 1
             free.set()
             assert (await client.read_response()).status == 200
             await leaving
-        assert _under_way(gateway) == 0
+        assert _in_flight(gateway) == 0

@@ -104,7 +104,7 @@ async def _gateway(
         await running.until_idle()
 
 
-def _asked(server: ScriptedServer) -> list[str]:
+def _received(server: ScriptedServer) -> list[str]:
     return [each.head.target for each in server.requests if each.head.target != WARM]
 
 
@@ -130,8 +130,8 @@ async def test_model_has_its_own_server(send: Send, fast_path_requests: list[str
                 assert _values(await send(client, _post(target))) == [1.5, -2, 3e30]
             await client.call("GET", "/v2/models/resnet50")
             await client.call("GET", "/v2/models/vgg")
-        assert _asked(one) == ["/v2/models/resnet50/infer", "/v2/models/resnet50"]
-        assert _asked(two) == ["/v2/models/bert-7/versions/2/infer", "/v2/models/vgg"]
+        assert _received(one) == ["/v2/models/resnet50/infer", "/v2/models/resnet50"]
+        assert _received(two) == ["/v2/models/bert-7/versions/2/infer", "/v2/models/vgg"]
         fast_path = send is _in_one_write
         assert ("/v2/models/resnet50/infer" in fast_path_requests) is fast_path
         assert ("/v2/models/bert-7/versions/2/infer" in fast_path_requests) is fast_path
@@ -150,7 +150,7 @@ async def test_request_without_a_route_is_a_404(send: Send, fast_path_requests: 
                     path = target.partition("?")[0]
                     served = "models that are served: resnet*, re:bert-[0-9]"
                     assert reply.error == f"no route for POST {path}; {served}"
-        assert _asked(server) == []
+        assert _received(server) == []
         assert fast_path_requests == []
 
 
@@ -173,7 +173,7 @@ async def test_denied_operation_is_a_403(send: Send) -> None:
                 assert reply.error == f"operation '{word}' is not served here"
                 assert server.url not in str(reply)
             assert _values(await send(client, _post(INFER))) == [1.5, -2, 3e30]
-        assert _asked(server) == [INFER]
+        assert _received(server) == [INFER]
 
 
 async def test_canary_gets_its_share(
@@ -197,7 +197,7 @@ async def test_canary_gets_its_share(
                 # The same head many times, with others in between.
                 target = INFER if number % 3 else "/v2/models/m/versions/1/infer"
                 assert _values(await send(client, _post(target))) == [1.5, -2, 3e30]
-        assert (len(_asked(one)), len(_asked(two))) == (60 - expected, expected)
+        assert (len(_received(one)), len(_received(two))) == (60 - expected, expected)
         assert len([each for each in fast_path_requests if each != WARM]) == 60 * (
             send is _in_one_write
         )
@@ -245,7 +245,7 @@ async def test_rewrite_gives_a_model_an_alias(send: Send, fast_path_requests: li
             )
             assert (await send(client, raw)).status == 200
         infer = "/v2/models/m/versions/3/infer"
-        assert _asked(server) == [
+        assert _received(server) == [
             f"{infer}?a=classifier",
             "/v2/models/m/versions/3/generate",
             "/v2/models/m/trace/setting",

@@ -126,7 +126,7 @@ async def test_index_comes_from_another_endpoint_if_one_is_unreachable() -> None
     ]
 
 
-def _differing(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
+def _discovering(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
     return make_route(
         *endpoints, name=name, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
     )
@@ -135,7 +135,7 @@ def _differing(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
 async def test_index_has_the_models_of_all_endpoints_under_model_discovery() -> None:
     endpoints = servers(a=_models("one", "both"), b=_models("both", "two"), c=_models("both"))
     routes = weighted_routes(
-        _differing(*endpoints[:2], name="d"), make_route(endpoints[2], name="e")
+        _discovering(*endpoints[:2], name="d"), make_route(endpoints[2], name="e")
     )
     response = await send_request(routes, "POST", INDEX)
     assert response.status == 200
@@ -145,13 +145,13 @@ async def test_index_has_the_models_of_all_endpoints_under_model_discovery() -> 
 
 async def test_index_of_one_upstream_has_the_models_of_all_its_endpoints() -> None:
     endpoints = servers(a=_models("one"), b=_models("two"))
-    response = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
+    response = await send_request(single_route(_discovering(*endpoints)), "POST", INDEX)
     assert sorted(entry["name"] for entry in _json(response)) == ["one", "two"]
 
 
 async def test_index_fails_if_one_endpoint_under_model_discovery_fails() -> None:
     endpoints = servers(a=_models("one"), b=connect_error(B))
-    response = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
+    response = await send_request(single_route(_discovering(*endpoints)), "POST", INDEX)
     assert response.status == 502
     assert f"cannot connect to {B}" in response.body.decode()
 
@@ -278,7 +278,7 @@ async def test_server_without_a_model_list_is_omitted_and_named(
 
 async def test_endpoint_without_a_model_list_is_omitted_and_named() -> None:
     endpoints = servers(a=_models("x"), b=NOT_FOUND, c=scripted_response(b"", 501))
-    response = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
+    response = await send_request(single_route(_discovering(*endpoints)), "POST", INDEX)
     assert [entry["name"] for entry in _json(response)] == ["x"]
     assert response.headers[FAILED_ENDPOINTS] == f"{B}, {C}"
 

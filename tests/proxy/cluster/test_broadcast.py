@@ -410,7 +410,7 @@ async def test_single_server_gets_the_body_as_it_arrives() -> None:
 # --------------------------------------------------------------------------------- slots and memory
 
 
-def _with_gates(route: Route, common: ConcurrencyLimit, own: ConcurrencyLimit) -> Route:
+def _with_limits(route: Route, common: ConcurrencyLimit, own: ConcurrencyLimit) -> Route:
     return replace(
         route,
         upstream=replace(route.upstream, concurrency_limit=own),
@@ -423,10 +423,10 @@ async def test_broadcast_takes_one_slot_of_each_upstream(target: str) -> None:
     concurrency_limits = [ConcurrencyLimit(place, 1, 0, 1.0) for place in ("the gateway", "a", "b")]
     hangs = asyncio.Event()
     endpoints = servers(a=(hangs, scripted_response(b"[]")), b=(hangs, scripted_response(b"[]")))
-    one = _with_gates(
+    one = _with_limits(
         make_route(endpoints[0], name="b"), concurrency_limits[0], concurrency_limits[2]
     )
-    two = _with_gates(
+    two = _with_limits(
         make_route(endpoints[1], name="a"), concurrency_limits[0], concurrency_limits[1]
     )
     routes = weighted_routes(one, two)
@@ -446,7 +446,7 @@ async def test_broadcast_that_waits_for_an_upstream_takes_no_shared_slot() -> No
     shared, *own = (ConcurrencyLimit(place, 1, 1, 1.0) for place in ("the gateway", "a", "b"))
     endpoints = servers(a=scripted_response(b"[]"), b=scripted_response(b"[]"))
     routes = [
-        _with_gates(make_route(endpoint, name=name), shared, concurrency_limit)
+        _with_limits(make_route(endpoint, name=name), shared, concurrency_limit)
         for endpoint, name, concurrency_limit in zip(endpoints, "ab", own, strict=True)
     ]
     assert own[1].try_acquire()
@@ -491,7 +491,7 @@ def _has(*models: str) -> ServerStep:
     )
 
 
-def _differing(endpoints: Sequence[ScriptedEndpoint], known: str) -> Route:
+def _discovering(endpoints: Sequence[ScriptedEndpoint], known: str) -> Route:
     """Return a route to endpoints with these models, a letter each; ? if they are unknown."""
     route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
     for member, model in zip(route.upstream.pool.members, known, strict=True):
@@ -512,7 +512,7 @@ async def test_unload_goes_to_the_endpoints_that_have_the_model(
     known: str, method: str, target: str, sent: str
 ) -> None:
     endpoints = servers(a=(_has("n", "m"), OK), b=(_has("m"), OK), c=_has("n"))
-    response = await send_request(single_route(_differing(endpoints, known)), method, target)
+    response = await send_request(single_route(_discovering(endpoints, known)), method, target)
     assert response.status == 200
     assert received_requests(*endpoints) == [[INDEX, f"{method} {sent}"]] * 2 + [[INDEX]]
 
@@ -521,7 +521,7 @@ async def test_unload_of_an_unknown_model_goes_to_all_endpoints() -> None:
     endpoints = servers(
         a=(_has("n"), scripted_response(b"no", 400)), b=(_has(), scripted_response(b"none", 400))
     )
-    response = await send_request(single_route(_differing(endpoints, "mm")), "POST", UNLOAD)
+    response = await send_request(single_route(_discovering(endpoints, "mm")), "POST", UNLOAD)
     assert (response.status, response.body) == (400, b"no")
     assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
 
@@ -529,7 +529,7 @@ async def test_unload_of_an_unknown_model_goes_to_all_endpoints() -> None:
 @pytest.mark.parametrize("known", ["mn", "m?", "mm"])
 async def test_endpoint_whose_models_cannot_be_listed_is_named(known: str) -> None:
     endpoints = servers(a=(_has("m"), OK), b=(connect_error(B), connect_error(B)))
-    response = await send_request(single_route(_differing(endpoints, known)), "POST", UNLOAD)
+    response = await send_request(single_route(_discovering(endpoints, known)), "POST", UNLOAD)
     assert response.status == 502
     assert _error(response) == (
         f"POST {UNLOAD} went well at {A}, but failed: cannot connect to {B}: Connection refused"
@@ -540,14 +540,14 @@ async def test_endpoint_whose_models_cannot_be_listed_is_named(known: str) -> No
 async def test_endpoint_without_a_model_list_gets_the_unload(turn: ServerStep) -> None:
     endpoints = servers(a=(_has("m"), OK), b=(turn, OK))
     assert (
-        await send_request(single_route(_differing(endpoints, "mn")), "POST", UNLOAD)
+        await send_request(single_route(_discovering(endpoints, "mn")), "POST", UNLOAD)
     ).status == 200
     assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
 
 
 async def test_endpoint_that_hangs_while_listing_models_is_named() -> None:
     endpoints = servers(a=(_has("m"), OK), b=asyncio.Event())
-    route = replace(_differing(endpoints, "mn"), limits=SHORT)
+    route = replace(_discovering(endpoints, "mn"), limits=SHORT)
     response = await send_request(single_route(route), "POST", UNLOAD)
     assert response.status == 502
     assert _error(response) == (
@@ -560,7 +560,7 @@ async def test_endpoint_that_hangs_while_listing_models_is_named() -> None:
 async def test_load_goes_to_all_endpoints_without_listing_models() -> None:
     endpoints = servers(a=OK, b=OK)
     assert (
-        await send_request(single_route(_differing(endpoints, "mn")), "POST", LOAD)
+        await send_request(single_route(_discovering(endpoints, "mn")), "POST", LOAD)
     ).status == 200
     assert received_requests(*endpoints) == [[f"POST {LOAD}"]] * 2
 

@@ -176,7 +176,7 @@ async def test_check_counts_as_no_call() -> None:
 # ------------------------------------------------------------------------------ one check at a time
 
 
-class _Checks:
+class ScriptedChecks:
     """Checks that a test ends, and a clock that it sets."""
 
     def __init__(self) -> None:
@@ -203,11 +203,11 @@ class _Checks:
 
 
 @pytest.fixture
-async def checks() -> _Checks:
-    return _Checks()
+async def checks() -> ScriptedChecks:
+    return ScriptedChecks()
 
 
-async def test_outcome_is_cached(checks: _Checks) -> None:
+async def test_outcome_is_cached(checks: ScriptedChecks) -> None:
     for _ in range(3):
         assert await checks.readiness.check() == ""
     checks.outcome = ("down",)
@@ -223,7 +223,7 @@ async def test_outcome_is_cached(checks: _Checks) -> None:
     assert checks.count == 3
 
 
-async def test_outcome_is_cached_from_the_end_of_its_check(checks: _Checks) -> None:
+async def test_outcome_is_cached_from_the_end_of_its_check(checks: ScriptedChecks) -> None:
     checks.gate.clear()
     waiting = asyncio.create_task(checks.readiness.check())
     await until(lambda: checks.count)
@@ -234,7 +234,7 @@ async def test_outcome_is_cached_from_the_end_of_its_check(checks: _Checks) -> N
     assert checks.count == 1
 
 
-async def test_concurrent_clients_share_one_check(checks: _Checks) -> None:
+async def test_concurrent_clients_share_one_check(checks: ScriptedChecks) -> None:
     checks.gate.clear()
     checks.outcome = ("down",)
     tasks = [asyncio.create_task(checks.readiness.check()) for _ in range(20)]
@@ -248,7 +248,7 @@ async def test_concurrent_clients_share_one_check(checks: _Checks) -> None:
     assert (checks.count, checks.cancelled) == (1, 0)
 
 
-async def test_check_whose_client_disconnected_still_counts(checks: _Checks) -> None:
+async def test_check_whose_client_disconnected_still_counts(checks: ScriptedChecks) -> None:
     checks.gate.clear()
     task = asyncio.create_task(checks.readiness.check())
     await until(lambda: checks.count)
@@ -259,14 +259,14 @@ async def test_check_whose_client_disconnected_still_counts(checks: _Checks) -> 
     assert checks.count == 1
 
 
-async def test_draining_gateway_is_not_ready(checks: _Checks) -> None:
+async def test_draining_gateway_is_not_ready(checks: ScriptedChecks) -> None:
     assert await checks.readiness.check() == ""
     checks.readiness.draining = True
     assert await checks.readiness.check() == "draining"
     assert checks.count == 1
 
 
-async def test_close_cancels_the_check(checks: _Checks) -> None:
+async def test_close_cancels_the_check(checks: ScriptedChecks) -> None:
     await checks.readiness.close()
     checks.gate.clear()
     task = asyncio.create_task(checks.readiness.check())
@@ -277,7 +277,7 @@ async def test_close_cancels_the_check(checks: _Checks) -> None:
         await task
 
 
-async def test_unexpected_error_of_a_check_is_not_cached(checks: _Checks) -> None:
+async def test_unexpected_error_of_a_check_is_not_cached(checks: ScriptedChecks) -> None:
     checks.outcome = ZeroDivisionError()
     with pytest.raises(ExceptionGroup):
         await checks.readiness.check()

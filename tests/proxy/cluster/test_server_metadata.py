@@ -28,7 +28,7 @@ from tests.support.doubles.streaming import (
 _LARGEST = 1024 * 1024
 
 
-async def _answer(
+async def _response(
     *body: bytes, status: int = 200
 ) -> tuple[ScriptedClientResponse, ScriptedEndpoint]:
     log = EventLog()
@@ -58,7 +58,7 @@ async def _answer(
 )
 async def test_binary_extension_is_added(said: dict[str, object], passed: list[str]) -> None:
     text = json.dumps({"name": "n", **said}).encode()
-    response, _ = await _answer(text[:5], text[5:])
+    response, _ = await _response(text[:5], text[5:])
     assert json.loads(response.body) == {"name": "n", "extensions": passed}
     assert response.headers["Content-Length"] == str(len(response.body))
 
@@ -68,23 +68,23 @@ async def test_binary_extension_is_added(said: dict[str, object], passed: list[s
     [b'{ "extensions" : ["binary_tensor_data"] }', b"{", b"", b"7", b'{"extensions":null}'],
 )
 async def test_response_that_is_no_metadata_passes_untouched(text: bytes) -> None:
-    response, _ = await _answer(text)
+    response, _ = await _response(text)
     assert response.body == text
 
 
 async def test_metadata_over_the_cap_passes_untouched() -> None:
     text = b'{"x":"' + b"x" * _LARGEST + b'"}'
-    response, _ = await _answer(text[:_LARGEST], text[_LARGEST:])
+    response, _ = await _response(text[:_LARGEST], text[_LARGEST:])
     assert response.body == text
 
 
 async def test_error_response_passes_untouched() -> None:
-    response, _ = await _answer(b"{}", status=503)
+    response, _ = await _response(b"{}", status=503)
     assert response.body == b"{}"
 
 
 async def test_server_metadata_request_has_no_body() -> None:
-    _, endpoint = await _answer(b"{}")
+    _, endpoint = await _response(b"{}")
     (request,) = endpoint.requests
     assert (request.method, request.target, request.body) == ("GET", "/v2?q", None)
     assert dict(request.headers) == {"X-Asked": "1"}

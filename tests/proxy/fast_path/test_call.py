@@ -506,7 +506,7 @@ async def test_time_before_a_retry_counts(failed: bool, spent: list[float]) -> N
 End = Callable[[Scene, FastPathCall], Awaitable[None]]
 
 
-async def _whole(scene: Scene, _: FastPathCall) -> None:
+async def _complete(scene: Scene, _: FastPathCall) -> None:
     scene.receiver.on_complete(response_head(), b"")
 
 
@@ -518,7 +518,7 @@ async def _failed(scene: Scene, _: FastPathCall) -> None:
     scene.receiver.on_error(bad_response("it fell over"))
 
 
-async def _late(scene: Scene, _: FastPathCall) -> None:
+async def _timed_out(scene: Scene, _: FastPathCall) -> None:
     scene.clock.advance(1000)
 
 
@@ -531,11 +531,11 @@ def _begin_task(scene: Scene, *steps: bytes | BaseException | asyncio.Event) -> 
     return scene.client.begin_task(ScriptedClientResponse(scene.log))
 
 
-async def _relayed(scene: Scene, _: FastPathCall) -> None:
+async def _streamed(scene: Scene, _: FastPathCall) -> None:
     await _begin_task(scene, b"one", b"two")
 
 
-async def _broken_off(scene: Scene, _: FastPathCall) -> None:
+async def _truncated(scene: Scene, _: FastPathCall) -> None:
     await _begin_task(scene, b"one", bad_response("it fell over"))
 
 
@@ -544,7 +544,7 @@ async def _fault(scene: Scene, _: FastPathCall) -> None:
         await _begin_task(scene, ZeroDivisionError())
 
 
-async def _left(scene: Scene, _: FastPathCall) -> None:
+async def _disconnected(scene: Scene, _: FastPathCall) -> None:
     task = _begin_task(scene, b"one", asyncio.Event())
     for _turn in range(5):
         await asyncio.sleep(0)
@@ -553,7 +553,7 @@ async def _left(scene: Scene, _: FastPathCall) -> None:
         await task
 
 
-async def _left_before_it_ran(scene: Scene, _: FastPathCall) -> None:
+async def _disconnected_before_start(scene: Scene, _: FastPathCall) -> None:
     task = _begin_task(scene, b"one")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -562,16 +562,16 @@ async def _left_before_it_ran(scene: Scene, _: FastPathCall) -> None:
 
 
 ENDS: dict[str, End] = {
-    "whole": _whole,
+    "whole": _complete,
     "broken": _broken,
     "failed": _failed,
-    "late": _late,
+    "late": _timed_out,
     "cancelled": _cancelled,
-    "begun and relayed": _relayed,
-    "begun and broken off": _broken_off,
+    "begun and relayed": _streamed,
+    "begun and broken off": _truncated,
     "begun and a fault of our own": _fault,
-    "begun and left": _left,
-    "begun and left before the task ran": _left_before_it_ran,
+    "begun and left": _disconnected,
+    "begun and left before the task ran": _disconnected_before_start,
 }
 
 
@@ -586,7 +586,7 @@ async def test_resources_are_released_once(end: End, way: str) -> None:
     assert scene.outstanding == 2
     await end(scene, call)
     await asyncio.sleep(0)  # lets done callbacks of the task run
-    left = 0 if end is _late else 1
+    left = 0 if end is _timed_out else 1
     assert scene.outstanding == left
     assert "server is let go" in scene.log
     told = len(scene.client.responses)
@@ -598,7 +598,7 @@ async def test_resources_are_released_once(end: End, way: str) -> None:
     assert scene.outstanding == 0
 
 
-@pytest.mark.parametrize("end", [_cancelled, _left, _left_before_it_ran])
+@pytest.mark.parametrize("end", [_cancelled, _disconnected, _disconnected_before_start])
 async def test_disconnected_client_gets_nothing(end: End) -> None:
     scene = Scene()
     await end(scene, scene.get())

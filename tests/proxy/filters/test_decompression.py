@@ -311,7 +311,7 @@ async def test_decompression_ratio_of_the_route_counts() -> None:
 # ------------------------------------------------------------------------------------------- limits
 
 
-class _Noting(Deadline):
+class RecordingDeadline(Deadline):
     """Records the sizes that were received from the client."""
 
     def __init__(self, idle_timeout: float = 60) -> None:
@@ -338,7 +338,7 @@ async def _decoded(
 
 async def test_minimum_body_rate_counts_compressed_bytes() -> None:
     body = gzip.compress(bytes(500_000))
-    with _Noting() as deadline:
+    with RecordingDeadline() as deadline:
         request = await _decoded(deadline, [body[at : at + 100] for at in range(0, len(body), 100)])
         plain = ClientBody(request, 10**6, deadline)
         assert sum([len(piece) async for piece in plain.read_rest()]) == 500_000
@@ -367,7 +367,7 @@ async def test_client_that_sends_input_without_output_is_not_idle() -> None:
 
 async def test_at_most_two_chunks_of_a_bomb_are_buffered() -> None:
     bomb = gzip.compress(bytes(FREE_OUTPUT_BYTES))
-    with _Noting() as deadline:
+    with RecordingDeadline() as deadline:
         request = await _decoded(
             deadline, [bomb], replace(LIMITS, request_bytes=2 * FREE_OUTPUT_BYTES)
         )
@@ -382,7 +382,7 @@ async def test_at_most_two_chunks_of_a_bomb_are_buffered() -> None:
 
 
 async def test_decompression_yields_to_other_calls() -> None:
-    with others() as waiting, _Noting() as deadline:
+    with others() as waiting, RecordingDeadline() as deadline:
         members = gzip.compress(b"") * FREE_MEMBERS + gzip.compress(bytes(FREE_OUTPUT_BYTES))
         request = await _decoded(deadline, [members])
         while await request.read():

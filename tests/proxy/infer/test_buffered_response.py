@@ -42,7 +42,7 @@ def _entry(name: str, *, binary: bool) -> dict[str, Any]:
     return {**fields, "data": values.tolist()}
 
 
-def _told(
+def _forwarded(
     binary: str, *, cut: int = 20, status: int = 200, **more: str
 ) -> ScriptedUpstreamResponse:
     """Return a response with the named outputs in binary, the others as JSON."""
@@ -131,7 +131,7 @@ async def test_output_arrives_in_the_requested_encoding(
     dialect: Dialect, came: str, body: bytes, binary: str
 ) -> None:
     for cut in (1, 20, 200, 10_000):
-        response = await _Scene(_told(came, cut=cut), body=[body], dialect=dialect).run()
+        response = await _Scene(_forwarded(came, cut=cut), body=[body], dialect=dialect).run()
         assert response.status == 200
         expected = {
             name: values.tobytes() if name in binary else values.tolist()
@@ -187,7 +187,7 @@ async def test_response_in_the_requested_encoding_streams() -> None:
 
 
 async def test_mixed_response_in_the_requested_encoding_passes_untouched() -> None:
-    told = _told("R")
+    told = _forwarded("R")
     response = await _Scene(told, body=[_request(L=False, R=True)]).run()
     outputs = [_entry("L", binary=False), _entry("R", binary=True)]
     header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
@@ -195,13 +195,13 @@ async def test_mixed_response_in_the_requested_encoding_passes_untouched() -> No
 
 
 async def test_converted_response_has_a_content_length() -> None:
-    response = await _Scene(_told("R"), body=[_request(default=True)]).run()
+    response = await _Scene(_forwarded("R"), body=[_request(default=True)]).run()
     assert response.headers["Content-Type"] == "application/octet-stream"
     assert response.headers["Content-Length"] == str(len(response.body))
 
 
 async def test_response_of_a_server_that_honors_encodings_is_not_inspected() -> None:
-    told = _told("R", cut=3)
+    told = _forwarded("R", cut=3)
     scene = _Scene(told, body=[_request(default=True)], dialect=TRITON)
     response = await scene.run()
     assert _forms(response) == {"L": LEFT.tolist(), "R": RIGHT.tobytes()}
@@ -220,7 +220,9 @@ async def test_server_gets_no_accept_encoding_when_its_response_is_inspected(
     dialect: Dialect, asked: bool
 ) -> None:
     headers = {"Accept-Encoding": "gzip"}
-    scene = _Scene(_told("LR"), body=[_request(L=True, R=True)], dialect=dialect, headers=headers)
+    scene = _Scene(
+        _forwarded("LR"), body=[_request(L=True, R=True)], dialect=dialect, headers=headers
+    )
     await scene.run()
     assert ("Accept-Encoding" in scene.endpoint.requests[0].headers) is asked
 
@@ -382,7 +384,9 @@ async def test_json_around_the_data_has_a_cap() -> None:
 async def test_v1_client_gets_the_same_tensors(dialect: Dialect, came: str) -> None:
     known = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
     target = "/v1/models/m:predict"
-    scene = _Scene(known, _told(came), body=[b'{"inputs":[1]}'], dialect=dialect, target=target)
+    scene = _Scene(
+        known, _forwarded(came), body=[b'{"inputs":[1]}'], dialect=dialect, target=target
+    )
     response = await scene.run()
     assert json.loads(response.body) == {"outputs": {"L": LEFT.tolist(), "R": RIGHT.tolist()}}
 
