@@ -189,13 +189,13 @@ async def _raw(route: Route) -> int:
 
 @pytest.mark.parametrize("room", ["/v2/repository", "/v2/repository/r"])
 @pytest.mark.parametrize("verb", ["load", "unload"])
-@pytest.mark.parametrize("turn", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
+@pytest.mark.parametrize("step", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
 async def test_load_and_unload_drop_cached_metadata(
-    room: str, verb: str, turn: ScriptedUpstreamResponse | GatewayError
+    room: str, verb: str, step: ScriptedUpstreamResponse | GatewayError
 ) -> None:
     """Whatever the status of the server."""
     endpoint = ScriptedEndpoint(
-        EventLog(), METADATA, NO_CONFIG, OK, OK, turn, METADATA, NO_CONFIG, OK
+        EventLog(), METADATA, NO_CONFIG, OK, OK, step, METADATA, NO_CONFIG, OK
     )
     route = make_route(endpoint)
     assert [await _raw(route), await _raw(route)] == [200, 200]
@@ -271,9 +271,9 @@ async def _goes_to_the_second(
     assert not endpoints[2].requests
 
 
-@pytest.mark.parametrize("turn", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
+@pytest.mark.parametrize("step", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
 async def test_load_and_unload_refresh_the_model_discovery(
-    turn: ScriptedUpstreamResponse | GatewayError,
+    step: ScriptedUpstreamResponse | GatewayError,
 ) -> None:
     asked: list[str] = []
 
@@ -282,7 +282,7 @@ async def test_load_and_unload_refresh_the_model_discovery(
             asked.append("again")
 
     route = make_route(
-        ScriptedEndpoint(EventLog(), turn, OK),
+        ScriptedEndpoint(EventLog(), step, OK),
         supervisor=PoolSupervisor(model_discovery=Noting(60)),
     )
     await _exchange(route, "POST", "/v2/repository/models/m/load")

@@ -312,10 +312,10 @@ async def test_any_function_can_use_a_reachable_endpoint() -> None:
 
     upstream, endpoints = _servers(EventLog(), OK, OK)
     with Deadline(5, 5) as deadline:
-        loan, url = await use_reachable_endpoint(upstream, use, deadline)
+        lease, url = await use_reachable_endpoint(upstream, use, deadline)
     assert url == "http://1"
     assert upstream.pool.outstanding == [0, 1]
-    loan.release(Outcome.SUCCEEDED)
+    lease.release(Outcome.SUCCEEDED)
     assert upstream.pool.outstanding == [0, 0]
 
 

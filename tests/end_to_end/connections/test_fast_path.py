@@ -54,7 +54,7 @@ LEFT = (asyncio.IncompleteReadError, ConnectionResetError)
 
 
 @dataclass(frozen=True)
-class Turn:
+class ServerScript:
     """What the server sends, part by part, and whether it then continues, closes or hangs."""
 
     parts: Sequence[bytes]
@@ -158,10 +158,15 @@ class BothPaths:
         return outcome
 
     async def both(
-        self, data: bytes, turn: Turn, settings: dict[str, Any] | None = None, *, fast_path: bool
+        self,
+        data: bytes,
+        step: ServerScript,
+        settings: dict[str, Any] | None = None,
+        *,
+        fast_path: bool,
     ) -> Outcome:
         """Send a request on both paths, check that they look alike, and return what was seen."""
-        async with ScriptedServer(turn.script) as server:
+        async with ScriptedServer(step.script) as server:
             one, fast_path_requests = await self.fast_path(data, server, settings or {})
             assert fast_path_requests is fast_path
             other = await self.streaming_path(data, server, settings or {})
@@ -364,8 +369,8 @@ REQUESTS = {
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
 async def test_request_is_the_same_on_both_paths(both_paths: BothPaths, asked: Case) -> None:
-    turn = Turn([binary_response(bytes(8), FLOATS.tobytes())])
-    await both_paths.both(asked.data, turn, asked.settings, fast_path=asked.fast_path)
+    step = ServerScript([binary_response(bytes(8), FLOATS.tobytes())])
+    await both_paths.both(asked.data, step, asked.settings, fast_path=asked.fast_path)
 
 
 # ---------------------------------------------------------------------------------------- responses
@@ -397,76 +402,96 @@ ANSWER_HEADERS = (
     b"Keep-Alive: timeout=5\r\nX-Latin: caf\xe9\r\nUpgrade: h2c\r\n"
 )
 
-TURNS = {
-    "tensors": Turn([binary_response(FLOATS.tobytes())]),
-    "two tensors": Turn([binary_response(bytes(4), bytes(range(8)))]),
-    "NaN": Turn([binary_response(np.array([1, np.nan, np.inf, -np.inf], "<f4").tobytes())]),
-    "INT64": Turn([_typed("INT64", np.array([1, -(2**63)], "<i8").tobytes(), 2)]),
-    "FP16": Turn([_typed("FP16", np.array([1.5, 65504], "<f2").tobytes(), 2)]),
-    "BF16": Turn([_typed("BF16", b"\x80\x3f\xc0\x3f", 2)]),
-    "BOOL": Turn([_typed("BOOL", b"\1\0", 2)]),
-    "BYTES": Turn([_typed("BYTES", b"\2\0\0\0\xc3\xa9", 1)]),
-    "BYTES that are no text": Turn([_typed("BYTES", b"\1\0\0\0\xff", 1)]),
-    "empty outputs": Turn([http_response(EMPTY)]),
-    "empty outputs with a length": Turn([http_response(EMPTY, {HEADER_LENGTH: str(len(EMPTY))})]),
-    "JSON": Turn([http_response(b'{"outputs": [{"name":"O","shape":[1],"data":[ 1.50 ]}]}')]),
-    "no JSON": Turn([http_response(b"<html>", {"Content-Type": "text/html"})]),
-    "nothing": Turn([http_response(b"")]),
-    "compressed": Turn([http_response(b"\x1f\x8b", {"Content-Encoding": "gzip"})]),
-    "headers": Turn([_with_headers(http_response(b"{}"), ANSWER_HEADERS)]),
-    "tensors with headers": Turn([_with_headers(binary_response(bytes(4)), ANSWER_HEADERS)]),
-    "a Date of its own": Turn([http_response(b"{}", {"Date": "then"})]),
-    "no reason": Turn([http_response(b"{}").replace(b"200 OK", b"200 ")]),
-    "an unknown status": Turn([http_response(b"{}", status="799 So So")]),
-    "201": Turn([http_response(WITH_TENSORS, SIZED, "201 Made")]),
-    "204": Turn([message("HTTP/1.1 204 No Content")]),
-    "204 with a length": Turn([message("HTTP/1.1 204 No Content", {"Content-Length": "5"})]),
-    "302": Turn([http_response(b"", {"Location": "/else"}, "302 Found")]),
-    "304": Turn([message("HTTP/1.1 304 Not Modified", {"ETag": '"x"'})]),
-    "304 with a length": Turn([message("HTTP/1.1 304 Not Modified", {"Content-Length": "5"})]),
-    "400": Turn([http_response(b'{"error":"no"}', status="400 Bad Request")]),
-    "404": Turn([http_response(b"no such model", {"Content-Type": "text/x"}, "404 Not Here")]),
-    "500": Turn([http_response(WITH_TENSORS, SIZED, "500 Oh")]),
-    "503 and closes": Turn([http_response(b"", {"Connection": "close"}, "503 Busy")], "closes"),
-    "the last": Turn([http_response(b"{}", {"Connection": "close"})], "closes"),
-    "closes behind it": Turn([http_response(b"{}")], "closes"),
-    "HTTP/1.0": Turn([http_response(b"{}").replace(b"/1.1", b"/1.0")], "closes"),
-    "a length that is no number": Turn([_inconsistent(**{HEADER_LENGTH: "x"})]),
-    "a length above the cap": Turn([_inconsistent(**{HEADER_LENGTH: "9" * 12})]),
-    "a length beyond the body": Turn([_inconsistent(**{HEADER_LENGTH: "999"})]),
-    "a length into the tensors": Turn(
+SERVER_SCRIPTS = {
+    "tensors": ServerScript([binary_response(FLOATS.tobytes())]),
+    "two tensors": ServerScript([binary_response(bytes(4), bytes(range(8)))]),
+    "NaN": ServerScript([binary_response(np.array([1, np.nan, np.inf, -np.inf], "<f4").tobytes())]),
+    "INT64": ServerScript([_typed("INT64", np.array([1, -(2**63)], "<i8").tobytes(), 2)]),
+    "FP16": ServerScript([_typed("FP16", np.array([1.5, 65504], "<f2").tobytes(), 2)]),
+    "BF16": ServerScript([_typed("BF16", b"\x80\x3f\xc0\x3f", 2)]),
+    "BOOL": ServerScript([_typed("BOOL", b"\1\0", 2)]),
+    "BYTES": ServerScript([_typed("BYTES", b"\2\0\0\0\xc3\xa9", 1)]),
+    "BYTES that are no text": ServerScript([_typed("BYTES", b"\1\0\0\0\xff", 1)]),
+    "empty outputs": ServerScript([http_response(EMPTY)]),
+    "empty outputs with a length": ServerScript(
+        [http_response(EMPTY, {HEADER_LENGTH: str(len(EMPTY))})]
+    ),
+    "JSON": ServerScript(
+        [http_response(b'{"outputs": [{"name":"O","shape":[1],"data":[ 1.50 ]}]}')]
+    ),
+    "no JSON": ServerScript([http_response(b"<html>", {"Content-Type": "text/html"})]),
+    "nothing": ServerScript([http_response(b"")]),
+    "compressed": ServerScript([http_response(b"\x1f\x8b", {"Content-Encoding": "gzip"})]),
+    "headers": ServerScript([_with_headers(http_response(b"{}"), ANSWER_HEADERS)]),
+    "tensors with headers": ServerScript(
+        [_with_headers(binary_response(bytes(4)), ANSWER_HEADERS)]
+    ),
+    "a Date of its own": ServerScript([http_response(b"{}", {"Date": "then"})]),
+    "no reason": ServerScript([http_response(b"{}").replace(b"200 OK", b"200 ")]),
+    "an unknown status": ServerScript([http_response(b"{}", status="799 So So")]),
+    "201": ServerScript([http_response(WITH_TENSORS, SIZED, "201 Made")]),
+    "204": ServerScript([message("HTTP/1.1 204 No Content")]),
+    "204 with a length": ServerScript(
+        [message("HTTP/1.1 204 No Content", {"Content-Length": "5"})]
+    ),
+    "302": ServerScript([http_response(b"", {"Location": "/else"}, "302 Found")]),
+    "304": ServerScript([message("HTTP/1.1 304 Not Modified", {"ETag": '"x"'})]),
+    "304 with a length": ServerScript(
+        [message("HTTP/1.1 304 Not Modified", {"Content-Length": "5"})]
+    ),
+    "400": ServerScript([http_response(b'{"error":"no"}', status="400 Bad Request")]),
+    "404": ServerScript(
+        [http_response(b"no such model", {"Content-Type": "text/x"}, "404 Not Here")]
+    ),
+    "500": ServerScript([http_response(WITH_TENSORS, SIZED, "500 Oh")]),
+    "503 and closes": ServerScript(
+        [http_response(b"", {"Connection": "close"}, "503 Busy")], "closes"
+    ),
+    "the last": ServerScript([http_response(b"{}", {"Connection": "close"})], "closes"),
+    "closes behind it": ServerScript([http_response(b"{}")], "closes"),
+    "HTTP/1.0": ServerScript([http_response(b"{}").replace(b"/1.1", b"/1.0")], "closes"),
+    "a length that is no number": ServerScript([_inconsistent(**{HEADER_LENGTH: "x"})]),
+    "a length above the cap": ServerScript([_inconsistent(**{HEADER_LENGTH: "9" * 12})]),
+    "a length beyond the body": ServerScript([_inconsistent(**{HEADER_LENGTH: "999"})]),
+    "a length into the tensors": ServerScript(
         [_inconsistent(**{HEADER_LENGTH: str(len(binary_response_header(8)) + 1)})]
     ),
-    "tensors too short": Turn([http_response(WITH_TENSORS[:-1], SIZED)]),
-    "tensors too long": Turn([http_response(WITH_TENSORS + b"x", SIZED)]),
-    "chunked": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunked(b'{"a":', b"1}"))]),
-    "chunked tensors": Turn(
+    "tensors too short": ServerScript([http_response(WITH_TENSORS[:-1], SIZED)]),
+    "tensors too long": ServerScript([http_response(WITH_TENSORS + b"x", SIZED)]),
+    "chunked": ServerScript([message("HTTP/1.1 200 OK", CHUNKED, chunked(b'{"a":', b"1}"))]),
+    "chunked tensors": ServerScript(
         [message("HTTP/1.1 200 OK", {**CHUNKED, **SIZED}, chunked(WITH_TENSORS))]
     ),
-    "chunks one by one": Turn(
+    "chunks one by one": ServerScript(
         [message("HTTP/1.1 200 OK", CHUNKED), chunk(b"a"), chunk(b"b"), chunk(b"")]
     ),
-    "a chunked error": Turn([message("HTTP/1.1 500 Oh", CHUNKED, chunked(b"no"))]),
-    "chunked and empty": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunked())]),
-    "a broken chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a") + b"what\r\n")]),
-    "until close": Turn([message("HTTP/1.1 200 OK", {}, b"{}")], "closes"),
-    "until close, and empty": Turn([message("HTTP/1.1 200 OK")], "closes"),
-    "tensors until close": Turn([message("HTTP/1.1 200 OK", SIZED, WITH_TENSORS)], "closes"),
-    "an error until close": Turn([message("HTTP/1.1 404 No", {}, b"no")], "closes"),
-    "a large body": Turn([http_response(b"x" * 70_000)]),
-    "many tensors": Turn([binary_response(bytes(40_000), bytes(40_000))]),
-    "a large head": Turn([binary_response(bytes(4), headers={"X": "x" * 2048})]),
-    "an interim answer": Turn([INTERIM + http_response(b"{}")]),
-    "an interim answer before it": Turn([INTERIM, binary_response(bytes(4))]),
-    "more than an answer": Turn([http_response(b"{}") * 2]),
-    "101": Turn([message("HTTP/1.1 101 Switching Protocols")]),
-    "no HTTP": Turn([b"what?\r\n\r\n"]),
-    "no answer": Turn([], "closes"),
-    "half a head": Turn([b"HTTP/1.1 200 OK\r\nX:"], "closes"),
-    "half a body": Turn([http_response(b"abc")[:-1]], "closes"),
-    "half of the tensors": Turn([binary_response(bytes(8))[:-4]], "closes"),
-    "half of many tensors": Turn([binary_response(bytes(80_000))[:-4]], "closes"),
-    "half of a chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"abc")[:-3])], "closes"),
+    "a chunked error": ServerScript([message("HTTP/1.1 500 Oh", CHUNKED, chunked(b"no"))]),
+    "chunked and empty": ServerScript([message("HTTP/1.1 200 OK", CHUNKED, chunked())]),
+    "a broken chunk": ServerScript(
+        [message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a") + b"what\r\n")]
+    ),
+    "until close": ServerScript([message("HTTP/1.1 200 OK", {}, b"{}")], "closes"),
+    "until close, and empty": ServerScript([message("HTTP/1.1 200 OK")], "closes"),
+    "tensors until close": ServerScript(
+        [message("HTTP/1.1 200 OK", SIZED, WITH_TENSORS)], "closes"
+    ),
+    "an error until close": ServerScript([message("HTTP/1.1 404 No", {}, b"no")], "closes"),
+    "a large body": ServerScript([http_response(b"x" * 70_000)]),
+    "many tensors": ServerScript([binary_response(bytes(40_000), bytes(40_000))]),
+    "a large head": ServerScript([binary_response(bytes(4), headers={"X": "x" * 2048})]),
+    "an interim answer": ServerScript([INTERIM + http_response(b"{}")]),
+    "an interim answer before it": ServerScript([INTERIM, binary_response(bytes(4))]),
+    "more than an answer": ServerScript([http_response(b"{}") * 2]),
+    "101": ServerScript([message("HTTP/1.1 101 Switching Protocols")]),
+    "no HTTP": ServerScript([b"what?\r\n\r\n"]),
+    "no answer": ServerScript([], "closes"),
+    "half a head": ServerScript([b"HTTP/1.1 200 OK\r\nX:"], "closes"),
+    "half a body": ServerScript([http_response(b"abc")[:-1]], "closes"),
+    "half of the tensors": ServerScript([binary_response(bytes(8))[:-4]], "closes"),
+    "half of many tensors": ServerScript([binary_response(bytes(80_000))[:-4]], "closes"),
+    "half of a chunk": ServerScript(
+        [message("HTTP/1.1 200 OK", CHUNKED, chunk(b"abc")[:-3])], "closes"
+    ),
 }
 ASKING = {
     "infer": infer_json(),
@@ -475,22 +500,22 @@ ASKING = {
 }
 
 
-@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+@pytest.mark.parametrize("step", SERVER_SCRIPTS.values(), ids=SERVER_SCRIPTS)
 @pytest.mark.parametrize("data", ASKING.values(), ids=ASKING)
 async def test_response_is_the_same_on_both_paths(
-    both_paths: BothPaths, data: bytes, turn: Turn
+    both_paths: BothPaths, data: bytes, step: ServerScript
 ) -> None:
-    await both_paths.both(data, turn, fast_path=True)
+    await both_paths.both(data, step, fast_path=True)
 
 
-@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+@pytest.mark.parametrize("step", SERVER_SCRIPTS.values(), ids=SERVER_SCRIPTS)
 @pytest.mark.parametrize("data", [ASKING["infer"], ASKING["GET"]], ids=["infer", "GET"])
 async def test_response_of_a_route_with_compression_is_the_same_on_both_paths(
-    both_paths: BothPaths, data: bytes, turn: Turn
+    both_paths: BothPaths, data: bytes, step: ServerScript
 ) -> None:
     """A client that accepts no coding still takes the fast path, and its response has Vary."""
     settings = {"route": {"compression": "gzip"}}
-    outcome = await both_paths.both(data, turn, settings, fast_path=True)
+    outcome = await both_paths.both(data, step, settings, fast_path=True)
     if outcome.body is not None:
         assert ("vary", "Accept-Encoding") in outcome.headers
     assert ("content-encoding", "gzip") not in outcome.headers or outcome.body == b"\x1f\x8b"
@@ -501,9 +526,9 @@ async def test_response_to_be_compressed_takes_the_streaming_path(
     both_paths: BothPaths, data: bytes
 ) -> None:
     asked = _with_headers(data, b"Accept-Encoding: gzip\r\n")
-    turn = Turn([http_response(b"x" * 2000)])
+    step = ServerScript([http_response(b"x" * 2000)])
     outcome = await both_paths.both(
-        asked, turn, {"route": {"compression": "gzip"}}, fast_path=False
+        asked, step, {"route": {"compression": "gzip"}}, fast_path=False
     )
     assert ("content-encoding", "gzip") in outcome.headers
 
@@ -513,7 +538,7 @@ async def test_json_policies_are_the_same_on_both_paths(
     both_paths: BothPaths, nonfinite: str
 ) -> None:
     route = {"route": {"nonfinite": nonfinite}}
-    outcome = await both_paths.both(infer_json(), TURNS["NaN"], route, fast_path=True)
+    outcome = await both_paths.both(infer_json(), SERVER_SCRIPTS["NaN"], route, fast_path=True)
     assert (" 406 " in outcome.first) is (nonfinite == "error")
 
 
@@ -522,15 +547,15 @@ async def test_json_policies_are_the_same_on_both_paths(
 async def test_response_near_the_buffer_cap_is_the_same_on_both_paths(
     both_paths: BothPaths, body: bytes, size: int
 ) -> None:
-    turn = Turn([http_response(body.ljust(size))])
-    outcome = await both_paths.both(infer_json(), turn, {"header_bytes": 2048}, fast_path=True)
+    step = ServerScript([http_response(body.ljust(size))])
+    outcome = await both_paths.both(infer_json(), step, {"header_bytes": 2048}, fast_path=True)
     assert outcome.body is not None
     assert (b'"data":[]' in outcome.body) is (body is EMPTY and size <= 2048)
 
 
 async def test_reason_phrase_is_the_same_on_both_paths(both_paths: BothPaths) -> None:
     await both_paths.both(
-        infer_json(), Turn([http_response(b"{}", status="200 Fine")]), fast_path=True
+        infer_json(), ServerScript([http_response(b"{}", status="200 Fine")]), fast_path=True
     )
 
 
@@ -576,12 +601,12 @@ async def test_response_may_be_cut_at_every_byte(
 
 SHORT = 1.0  # enough for half a response on a busy machine
 STALLS = {
-    "silent": Turn([], "hangs"),
-    "half a head": Turn([INTERIM + b"HTTP/1.1 200 OK\r\nX:"], "hangs"),
-    "half a body": Turn([http_response(b"abc")[:-1]], "hangs"),
-    "half of the tensors": Turn([binary_response(bytes(8))[:-4]], "hangs"),
-    "half of many tensors": Turn([binary_response(bytes(80_000))[:-4]], "hangs"),
-    "a chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a"))], "hangs"),
+    "silent": ServerScript([], "hangs"),
+    "half a head": ServerScript([INTERIM + b"HTTP/1.1 200 OK\r\nX:"], "hangs"),
+    "half a body": ServerScript([http_response(b"abc")[:-1]], "hangs"),
+    "half of the tensors": ServerScript([binary_response(bytes(8))[:-4]], "hangs"),
+    "half of many tensors": ServerScript([binary_response(bytes(80_000))[:-4]], "hangs"),
+    "a chunk": ServerScript([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a"))], "hangs"),
 }
 LIMITED = [("idle_timeout", stall) for stall in STALLS]
 LIMITED += [("request_timeout", stall) for stall in ("silent", "half a body")]

@@ -69,8 +69,8 @@ async def test_one_of_three_endpoints_dies_under_load(caplog: pytest.LogCaptureF
 
     async def call(number: int) -> None:
         async with gateway.client() as client:
-            for turn in range(count):
-                reply = await client.ask(POST if (turn + number) % 2 else GET)
+            for step in range(count):
+                reply = await client.ask(POST if (step + number) % 2 else GET)
                 if reply.status == 200:
                     names.append(reply.json["name"])
                 else:

@@ -245,8 +245,8 @@ async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
     ):
         head = request("POST", INFER, headers={"Content-Length": str(len(body))})
         await one.send(head, body[:-100])
-        held = gateway.gateway.runtime.routes.rules[0].routes[0].memory_budget
-        await until(lambda: held.total > 700_000)
+        budget = gateway.gateway.runtime.routes.rules[0].routes[0].memory_budget
+        await until(lambda: budget.total > 700_000)
         reply = await other.ask(infer_json(body))
         assert reply.status == 503
         assert reply.head.get("Retry-After") == "1"
@@ -257,7 +257,7 @@ async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
         await one.send(body[-100:])
         assert (await one.read_response()).status == 200
         await gateway.until_idle()
-        assert held.total == 0
+        assert budget.total == 0
         assert (await other.ask(infer_json(body))).status == 200
 
 
@@ -307,7 +307,7 @@ async def test_responses_of_both_encodings_count() -> None:
 async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> None:
     """Each client may send requests ahead, but all together not as much as each alone."""
     free = asyncio.Event()
-    count, held = 40, 2**20
+    count, budget = 40, 2**20
 
     async def script(connection: Connection) -> None:
         while True:
@@ -318,7 +318,7 @@ async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> N
     data, next_one = request("GET", "/v2/x"), request("POST", "/v2/x", bytes(200_000))
     async with (
         ScriptedServer(script) as server,
-        running_gateway(server.url, max_buffered_bytes=held) as gateway,
+        running_gateway(server.url, max_buffered_bytes=budget) as gateway,
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway._listener.buffers
@@ -333,7 +333,7 @@ async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> N
             client.send_nowait(next_one)
         await until(lambda: buffers.free < 0)
         await asyncio.sleep(0.2)  # time for more to arrive
-        assert buffers.total < held + MAX_WINDOW + count * MIN_WINDOW
+        assert buffers.total < budget + MAX_WINDOW + count * MIN_WINDOW
         free.set()
         for client in clients:
             assert (await client.read_response()).body == b"0"

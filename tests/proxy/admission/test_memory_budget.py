@@ -5,8 +5,8 @@ from gateway.proxy.admission.memory_budget import MemoryBudget
 
 
 def test_all_calls_share_the_cap() -> None:
-    held = MemoryBudget(100)
-    with held.reserve() as one, held.reserve() as other:
+    budget = MemoryBudget(100)
+    with budget.reserve() as one, budget.reserve() as other:
         one.resize(60)
         other.resize(40)
         with pytest.raises(GatewayError) as caught:
@@ -19,53 +19,53 @@ def test_all_calls_share_the_cap() -> None:
         )
         other.resize(39)
         one.resize(61)
-    assert held.total == 0
+    assert budget.total == 0
 
 
 def test_reservation_may_always_shrink() -> None:
-    held = MemoryBudget(100)
-    with held.reserve() as one:
+    budget = MemoryBudget(100)
+    with budget.reserve() as one:
         for size in (100, 50, 0, 100, 0):
             one.resize(size)
-            assert held.total == size
+            assert budget.total == size
 
 
 def test_reservation_is_released_after_an_error() -> None:
-    held = MemoryBudget(100)
+    budget = MemoryBudget(100)
 
     def hold(*sizes: int) -> None:
-        with held.reserve() as one:
+        with budget.reserve() as one:
             for size in sizes:
                 one.resize(size)
 
     with pytest.raises(GatewayError):
         hold(70, 170)
-    assert held.total == 0
+    assert budget.total == 0
 
 
 def test_grown_reservation_adds_up() -> None:
-    held = MemoryBudget(100)
-    with held.reserve() as one, held.reserve() as other:
+    budget = MemoryBudget(100)
+    with budget.reserve() as one, budget.reserve() as other:
         one.grow(60)
         other.grow(30)
         one.grow(10)
         with pytest.raises(GatewayError):
             other.grow(1)
-        assert held.total == 100
-    assert held.total == 0
+        assert budget.total == 100
+    assert budget.total == 0
 
 
 def test_new_cap_counts_existing_reservations() -> None:
-    held = MemoryBudget(100)
-    with held.reserve() as one, held.reserve() as other:
+    budget = MemoryBudget(100)
+    with budget.reserve() as one, budget.reserve() as other:
         one.resize(100)
-        held.set_limit(120)
+        budget.set_limit(120)
         other.resize(20)
-        held.set_limit(50)
+        budget.set_limit(50)
         for size in (90, 30):
             one.resize(size)
             with pytest.raises(GatewayError, match="at most 50 bytes may be buffered"):
                 other.grow(1)
         one.resize(0)
         other.resize(50)
-    assert held.total == 0
+    assert budget.total == 0

@@ -157,7 +157,7 @@ async def test_index_fails_if_one_endpoint_under_model_discovery_fails() -> None
 
 
 @pytest.mark.parametrize(
-    ("turn", "why"),
+    ("step", "why"),
     [
         (connect_error(B), f"cannot connect to {B}: Connection refused"),
         (scripted_response(b'{"error":"no repository"}', 400), "no repository"),
@@ -171,8 +171,8 @@ async def test_index_fails_if_one_endpoint_under_model_discovery_fails() -> None
         ),
     ],
 )
-async def test_index_without_one_upstream_is_an_error(turn: ServerStep, why: str) -> None:
-    one, two = servers(a=_models("x"), b=turn)
+async def test_index_without_one_upstream_is_an_error(step: ServerStep, why: str) -> None:
+    one, two = servers(a=_models("x"), b=step)
     routes = weighted_routes(make_route(one, name="one"), make_route(two, name="two"))
     response = await send_request(routes, "POST", INDEX)
     assert response.status == 502
@@ -252,7 +252,7 @@ BAD_URL = scripted_response(b'{"error":"Invalid request URL"}', 400)
 
 
 @pytest.mark.parametrize(
-    ("method", "dialect", "turn"),
+    ("method", "dialect", "step"),
     [
         ("POST", JSON, NOT_FOUND),
         ("POST", JSON, scripted_response(b"", 405)),
@@ -265,9 +265,9 @@ BAD_URL = scripted_response(b'{"error":"Invalid request URL"}', 400)
     ],
 )
 async def test_server_without_a_model_list_is_omitted_and_named(
-    method: str, dialect: Dialect, turn: ServerStep
+    method: str, dialect: Dialect, step: ServerStep
 ) -> None:
-    a, b, c = servers(a=_models("x"), b=turn, c=_models())
+    a, b, c = servers(a=_models("x"), b=step, c=_models())
     routes = weighted_routes(
         make_route(a, name="a"), make_route(b, name="b", dialect=dialect), make_route(c, name="c")
     )
@@ -284,7 +284,7 @@ async def test_endpoint_without_a_model_list_is_omitted_and_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "dialect", "turn", "why"),
+    ("method", "dialect", "step", "why"),
     [
         ("POST", JSON, scripted_response(b"closed", 401), "answered 401: closed"),
         ("POST", JSON, scripted_response(b"closed", 403), "answered 403: closed"),
@@ -309,9 +309,9 @@ async def test_endpoint_without_a_model_list_is_omitted_and_named() -> None:
     ],
 )
 async def test_server_that_may_have_a_model_list_is_not_omitted(
-    method: str, dialect: Dialect, turn: ServerStep, why: str
+    method: str, dialect: Dialect, step: ServerStep, why: str
 ) -> None:
-    a, b, c = servers(a=_models("x"), b=turn, c=BAD_URL)
+    a, b, c = servers(a=_models("x"), b=step, c=BAD_URL)
     routes = weighted_routes(
         make_route(a, name="a"),
         make_route(b, name="b", dialect=dialect),

@@ -124,9 +124,9 @@ async def test_ejected_endpoint_gets_the_load_without_a_trial() -> None:
     route = make_route(*endpoints)
     pool = route.upstream.pool
     for _ in range(5):
-        loan = pool.lease_all()[1]
-        loan.acquire()
-        loan.release(Outcome.FAILED)
+        lease = pool.lease_all()[1]
+        lease.acquire()
+        lease.release(Outcome.FAILED)
     left_out = pool.members[1].ejection
     assert left_out.ejections == 1
     endpoints[0]._turns.append(OK)
@@ -162,7 +162,7 @@ async def test_client_disconnect_cancels_all_sub_requests() -> None:
         OK,
     ]
     endpoints = [
-        ScriptedEndpoint(log, turn, url=url) for turn, url in zip(steps, (A, B, C), strict=True)
+        ScriptedEndpoint(log, step, url=url) for step, url in zip(steps, (A, B, C), strict=True)
     ]
     route = make_route(*endpoints)
     before = asyncio.all_tasks()
@@ -184,7 +184,7 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
 
 
 @pytest.mark.parametrize(
-    ("steps", "status", "told"),
+    ("steps", "status", "error"),
     [
         pytest.param(
             lambda: {"a": OK, "b": connect_error(B), "c": OK},
@@ -262,11 +262,11 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
     ],
 )
 async def test_error_names_the_endpoints_that_failed(
-    steps: Callable[[], dict[str, ServerStep]], status: int, told: str
+    steps: Callable[[], dict[str, ServerStep]], status: int, error: str
 ) -> None:
     route = make_route(*servers(**steps()), limits=SHORT)
     response = await send_request(single_route(route), "POST", LOAD + "?token=secret", b"{}")
-    assert _error(response) == told
+    assert _error(response) == error
     assert response.status == status
     assert sum(route.upstream.pool.outstanding) == 0
 
@@ -366,7 +366,7 @@ async def test_every_endpoint_gets_the_whole_body(
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "error"),
     [
         ({"request_bytes": 99}, "larger than 99 bytes (limits.request_bytes)"),
         ({"spool_bytes": 99}, "larger than 99 bytes (limits.spool_bytes)"),
@@ -374,7 +374,7 @@ async def test_every_endpoint_gets_the_whole_body(
     ],
 )
 async def test_body_over_the_cap_reaches_no_endpoint(
-    chunked: bool, limits: dict[str, int], told: str
+    chunked: bool, limits: dict[str, int], error: str
 ) -> None:
     endpoints = servers(a=OK, b=OK)
     route = make_route(*endpoints, limits=replace(LIMITS, **limits))
@@ -383,7 +383,7 @@ async def test_body_over_the_cap_reaches_no_endpoint(
         single_route(route), "POST", LOAD, bytes(50), bytes(50), headers=headers
     )
     assert response.status == 413
-    assert told in _error(response)
+    assert error in _error(response)
     assert received_requests(*endpoints) == [[], []]
 
 
@@ -462,18 +462,18 @@ async def test_buffered_bytes_of_a_broadcast_count() -> None:
     route = make_route(
         *servers(a=scripted_response(b"x" * 70_000), b=scripted_response(b"x" * 31_000))
     )
-    held = MemoryBudget(100_000)
-    response = await send_request(single_route(replace(route, memory_budget=held)), "POST", LOAD)
+    budget = MemoryBudget(100_000)
+    response = await send_request(single_route(replace(route, memory_budget=budget)), "POST", LOAD)
     assert response.status == 502
     assert "limits.max_buffered_bytes" in _error(response)
-    assert held.total == 0
+    assert budget.total == 0
     endpoints = servers(a=OK, b=OK)
     route = make_route(*endpoints, limits=replace(LIMITS, spool_bytes=200_000))
-    routes = single_route(replace(route, memory_budget=held))
+    routes = single_route(replace(route, memory_budget=budget))
     response = await send_request(
         routes, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED
     )
-    assert (response.status, held.total) == (503, 0)
+    assert (response.status, budget.total) == (503, 0)
     assert received_requests(*endpoints) == [[], []]
 
 
@@ -536,9 +536,9 @@ async def test_endpoint_whose_models_cannot_be_listed_is_named(known: str) -> No
     )
 
 
-@pytest.mark.parametrize("turn", [scripted_response(b"", 500), scripted_response(b"no index")])
-async def test_endpoint_without_a_model_list_gets_the_unload(turn: ServerStep) -> None:
-    endpoints = servers(a=(_has("m"), OK), b=(turn, OK))
+@pytest.mark.parametrize("step", [scripted_response(b"", 500), scripted_response(b"no index")])
+async def test_endpoint_without_a_model_list_gets_the_unload(step: ServerStep) -> None:
+    endpoints = servers(a=(_has("m"), OK), b=(step, OK))
     assert (
         await send_request(single_route(_discovering(endpoints, "mn")), "POST", UNLOAD)
     ).status == 200
@@ -575,9 +575,9 @@ async def _known(route: Route) -> ModelMetadata:
 
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
-@pytest.mark.parametrize("turn", [OK, scripted_response(b"", 400), connect_error(B)])
-async def test_load_drops_cached_metadata_in_every_upstream(verb: str, turn: ServerStep) -> None:
-    one, canary = servers(a=OK, b=turn)
+@pytest.mark.parametrize("step", [OK, scripted_response(b"", 400), connect_error(B)])
+async def test_load_drops_cached_metadata_in_every_upstream(verb: str, step: ServerStep) -> None:
+    one, canary = servers(a=OK, b=step)
     routes = [make_route(one), make_route(canary, name="canary")]
     before = [await _known(route) for route in routes]
     assert [await _known(route) for route in routes] == before

@@ -184,8 +184,8 @@ class ScriptedChecks:
         self.count = 0
         self.cancelled = 0
         self.outcome: tuple[str, ...] | Exception = ()
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.may_finish = asyncio.Event()
+        self.may_finish.set()
         upstream = _upstream(*servers(a=OK), name="one")
         self.readiness = Readiness([upstream], self.check, lambda: self.now)
 
@@ -193,7 +193,7 @@ class ScriptedChecks:
         assert upstream.name == "one"
         self.count += 1
         try:
-            await self.gate.wait()
+            await self.may_finish.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -224,37 +224,37 @@ async def test_outcome_is_cached(checks: ScriptedChecks) -> None:
 
 
 async def test_outcome_is_cached_from_the_end_of_its_check(checks: ScriptedChecks) -> None:
-    checks.gate.clear()
+    checks.may_finish.clear()
     waiting = asyncio.create_task(checks.readiness.check())
     await until(lambda: checks.count)
     checks.now += 100
-    checks.gate.set()
+    checks.may_finish.set()
     await waiting
     await checks.readiness.check()
     assert checks.count == 1
 
 
 async def test_concurrent_clients_share_one_check(checks: ScriptedChecks) -> None:
-    checks.gate.clear()
+    checks.may_finish.clear()
     checks.outcome = ("down",)
     tasks = [asyncio.create_task(checks.readiness.check()) for _ in range(20)]
     await until(lambda: checks.count)
     tasks[0].cancel()  # it started the check
     tasks[7].cancel()
     await until(lambda: tasks[0].done() and tasks[7].done())
-    checks.gate.set()
+    checks.may_finish.set()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert outcomes.count("upstream one (down)") == 18
     assert (checks.count, checks.cancelled) == (1, 0)
 
 
 async def test_check_whose_client_disconnected_still_counts(checks: ScriptedChecks) -> None:
-    checks.gate.clear()
+    checks.may_finish.clear()
     task = asyncio.create_task(checks.readiness.check())
     await until(lambda: checks.count)
     task.cancel()
     await until(task.done)
-    checks.gate.set()
+    checks.may_finish.set()
     assert await checks.readiness.check() == ""
     assert checks.count == 1
 
@@ -268,7 +268,7 @@ async def test_draining_gateway_is_not_ready(checks: ScriptedChecks) -> None:
 
 async def test_close_cancels_the_check(checks: ScriptedChecks) -> None:
     await checks.readiness.close()
-    checks.gate.clear()
+    checks.may_finish.clear()
     task = asyncio.create_task(checks.readiness.check())
     await until(lambda: checks.count)
     await checks.readiness.close()

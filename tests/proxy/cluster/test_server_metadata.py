@@ -129,7 +129,7 @@ async def test_extensions_are_those_that_all_upstreams_share(
 
 
 @pytest.mark.parametrize(
-    ("turn", "why"),
+    ("step", "why"),
     [
         (connect_error(B), f"cannot connect to {B}: Connection refused"),
         (scripted_response(b'{"error":"starting"}', 400), "upstream two answered 400: starting"),
@@ -137,8 +137,8 @@ async def test_extensions_are_those_that_all_upstreams_share(
         (scripted_response(b"[]"), "upstream two sent no valid server metadata"),
     ],
 )
-async def test_missing_extensions_of_an_upstream_count_as_none(turn: ServerStep, why: str) -> None:
-    one, two = servers(a=_server("a"), b=turn)
+async def test_missing_extensions_of_an_upstream_count_as_none(step: ServerStep, why: str) -> None:
+    one, two = servers(a=_server("a"), b=step)
     response = await send_request(
         weighted_routes(make_route(one, name="one"), make_route(two, name="two")), "GET", "/v2"
     )

@@ -46,10 +46,10 @@ async def test_ready_version_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    "turn", [scripted_response(b"", 400), scripted_response(b'{"ready":false}')]
+    "step", [scripted_response(b"", 400), scripted_response(b'{"ready":false}')]
 )
-async def test_model_that_is_not_ready_is_a_503(turn: object) -> None:
-    (a,) = servers(a=(turn, scripted_response(b'{"name":"m"}')))  # type: ignore[arg-type]
+async def test_model_that_is_not_ready_is_a_503(step: object) -> None:
+    (a,) = servers(a=(step, scripted_response(b'{"name":"m"}')))  # type: ignore[arg-type]
     response = await send_request(single_route(make_route(a)), "GET", MODEL)
     assert (response.status, response.body) == (503, b'{"error":"model \'m\' is not ready"}')
     assert received_requests(a) == [[READY, "GET /v2/models/m"]]
@@ -206,11 +206,11 @@ LACKING: dict[str, tuple[Dialect, ServerStep, str]] = {
 }
 
 
-@pytest.mark.parametrize(("dialect", "turn", "question"), LACKING.values(), ids=LACKING)
+@pytest.mark.parametrize(("dialect", "step", "question"), LACKING.values(), ids=LACKING)
 async def test_server_without_a_model_list_is_omitted_and_named(
-    dialect: Dialect, turn: ServerStep, question: str
+    dialect: Dialect, step: ServerStep, question: str
 ) -> None:
-    a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=turn)
+    a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=step)
     routes = by_model(make_route(a, name="a"), make_route(b, name="b", dialect=dialect))
     response = await send_request(routes, "GET", MODELS)
     assert (response.status, response.body) == (200, b'{"models":["x"]}')

@@ -55,10 +55,10 @@ class Scene:
     """A client of a route with compression, and its server."""
 
     def __init__(
-        self, turn: ScriptedUpstreamResponse | BaseException, compress: tuple[str, ...] = BOTH
+        self, step: ScriptedUpstreamResponse | BaseException, compress: tuple[str, ...] = BOTH
     ) -> None:
         self.log = EventLog()
-        self.server = ScriptedEndpoint(self.log, turn)
+        self.server = ScriptedEndpoint(self.log, step)
         self.routes = Router([Rule(Match(), (make_route(self.server),), codings=compress)])
 
     async def ask(
@@ -134,8 +134,8 @@ async def test_server_gets_no_accept_encoding() -> None:
 
 
 async def test_route_without_compression_passes_accept_encoding() -> None:
-    turn = ScriptedUpstreamResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT])
-    scene = Scene(turn, compress=())
+    step = ScriptedUpstreamResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT])
+    scene = Scene(step, compress=())
     response = await scene.ask()
     assert response.body == TEXT
     assert dict(response.headers) == {"Content-Length": str(len(TEXT))}
@@ -292,8 +292,8 @@ async def test_chunk_of_a_response_without_length_goes_out_at_once(coding: str) 
 
 async def test_server_sent_events_are_not_delayed() -> None:
     events = [b"data: %d\n\n" % number for number in range(5)]
-    turn = ScriptedUpstreamResponse(200, {"Content-Type": "text/event-stream"}, list(events))
-    scene = Scene(turn)
+    step = ScriptedUpstreamResponse(200, {"Content-Type": "text/event-stream"}, list(events))
+    scene = Scene(step)
     response = await scene.ask("POST", "/v2/models/m/generate_stream", b"{}")
     assert response.body == b"".join(events)
     for at, entry in enumerate(scene.log):

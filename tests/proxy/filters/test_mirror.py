@@ -66,7 +66,7 @@ class Scene:
         shadow: Sequence[ServerStep] = (OK,),
         share: float = 1.0,
         limits: Limits = LIMITS,
-        held: MemoryBudget | None = None,
+        budget: MemoryBudget | None = None,
         drawn: Callable[[], float] = lambda: 0.5,
         rewrite: Rewrite | None = None,
         mirrored: bool = True,
@@ -75,7 +75,7 @@ class Scene:
         self.log = EventLog()
         self.server = ScriptedEndpoint(self.log, *server)
         self.shadow = ScriptedEndpoint(EventLog(), *shadow, url=URL)
-        self.held = held or MemoryBudget(10**9)
+        self.budget = budget or MemoryBudget(10**9)
         shadowed = self._shadowed(self.shadow, limits)
         self.mirror = Mirror(shadowed, share, proxy_call, lambda: 0.0, most)
         rule = Rule(
@@ -89,7 +89,7 @@ class Scene:
     def _shadowed(self, endpoint: UpstreamEndpoint, limits: Limits) -> Any:
         route = make_route(endpoint, limits=limits)
         return replace(
-            route, upstream=replace(route.upstream, name="shadow"), memory_budget=self.held
+            route, upstream=replace(route.upstream, name="shadow"), memory_budget=self.budget
         )
 
     async def ask(
@@ -107,7 +107,7 @@ class Scene:
     async def over(self) -> None:
         """Wait until no mirrored request is in flight."""
         await until(lambda: not self.mirror.in_flight)
-        assert self.held.total == 0
+        assert self.budget.total == 0
         assert self.mirror.route.upstream.pool.outstanding == [0]
 
 
@@ -194,7 +194,7 @@ async def test_mirrored_request_is_sent_once() -> None:
     asking = asyncio.create_task(
         handle_request(request, ScriptedClientResponse(scene.log), scene.routes)
     )
-    await until(lambda: scene.held.total == len(memory))
+    await until(lambda: scene.budget.total == len(memory))
     memory[:] = b"after!"
     free.set()
     await asking
@@ -274,7 +274,7 @@ async def _seen(
     response = await scene.ask(target, *body, headers=headers)
     seen = (response.status, dict(response.headers), response.body, scene.log, scene.server.bodies)
     await scene.mirror.close()
-    assert scene.held.total == 0
+    assert scene.budget.total == 0
     assert sum(scene.mirror.route.upstream.pool.outstanding) == 0
     assert bool(scene.shadow.requests) is mirrored
     return seen
@@ -463,7 +463,7 @@ async def test_content_length_over_the_cap_reserves_no_memory() -> None:
     body: list[BodyStep] = [b"x", more, b"x" * 1000]
     asking = asyncio.create_task(scene.ask(GENERATE, *body, headers={"Content-Length": "1001"}))
     await until(lambda: scene.log.count_of("client sends"))
-    assert scene.held.total == 0
+    assert scene.budget.total == 0
     more.set()
     assert (await asking).status == 200
     await scene.over()
@@ -471,17 +471,17 @@ async def test_content_length_over_the_cap_reserves_no_memory() -> None:
 
 
 async def test_memory_of_all_mirrored_requests_is_bounded(told: Callable[[], list[str]]) -> None:
-    held = MemoryBudget(2500)
+    budget = MemoryBudget(2500)
     hang = asyncio.Event()
-    scene = Scene([OK] * 4, [hang, OK], held=held)
+    scene = Scene([OK] * 4, [hang, OK], budget=budget)
     pieces: list[BodyStep] = [b"x" * 1000, asyncio.Event()]
     waiting = asyncio.create_task(scene.ask(GENERATE, *pieces, headers={"Content-Length": "2000"}))
-    await until(lambda: held.total == 1000)
+    await until(lambda: budget.total == 1000)
     assert (await scene.ask(GENERATE, b"y" * 1000)).status == 200
     await until(lambda: scene.shadow.requests)
-    assert held.total == 2000  # the mirror has not responded yet
+    assert budget.total == 2000  # the mirror has not responded yet
     assert (await scene.ask(GENERATE, b"z" * 300, b"z" * 300)).status == 200
-    assert held.total == 2000
+    assert budget.total == 2000
     (message,) = told()
     assert message.startswith(f"{START}0 of 0 requests failed, 1 were not sent, last: the gateway")
     assert message.endswith("at most 2500 bytes may be buffered (limits.max_buffered_bytes)")
@@ -514,7 +514,7 @@ async def test_slot_taken_meanwhile_skips_the_mirrored_request() -> None:
     slow = asyncio.create_task(
         scene.ask(GENERATE, b"x" * 10, more, b"x" * 10, headers={"Content-Length": "20"})
     )
-    await until(lambda: scene.held.total == 10)
+    await until(lambda: scene.budget.total == 10)
     await scene.ask(GENERATE, b"quick")
     more.set()
     assert (await slow).status == 200
@@ -533,11 +533,11 @@ async def test_client_disconnect_within_its_body_cancels_the_mirrored_request(
 ) -> None:
     scene = Scene()
     asking = asyncio.create_task(scene.ask(GENERATE, b"x" * 1000, _hang(), headers=headers))
-    await until(lambda: scene.held.total == 1000)
+    await until(lambda: scene.budget.total == 1000)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert scene.held.total == 0
+    assert scene.budget.total == 0
     assert not scene.mirror.in_flight
     assert scene.shadow.requests == []
 
@@ -587,7 +587,7 @@ async def test_request_error_is_no_failure_of_the_mirror(
 
 
 @pytest.mark.parametrize(
-    ("turn", "why"),
+    ("step", "why"),
     [
         (GatewayError(ErrorKind.UNREACHABLE, "cannot connect"), "cannot connect"),
         (GatewayError(ErrorKind.OVERLOADED, "is busy"), "is busy"),
@@ -605,9 +605,9 @@ async def test_request_error_is_no_failure_of_the_mirror(
     ],
 )
 async def test_log_tells_why_a_mirrored_request_failed(
-    turn: ServerStep, why: str, told: Callable[[], list[str]]
+    step: ServerStep, why: str, told: Callable[[], list[str]]
 ) -> None:
-    scene = Scene(shadow=[turn])
+    scene = Scene(shadow=[step])
     assert (await scene.ask(INFER, json_request())).status == 200
     await scene.over()
     assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
@@ -654,7 +654,7 @@ async def test_close_cancels_requests_in_flight_and_refuses_more(
         await scene.ask(GENERATE, b"x")
     await until(lambda: len(scene.shadow.requests) == 4)
     await scene.mirror.close()
-    assert (scene.mirror.in_flight, scene.held.total) == (0, 0)
+    assert (scene.mirror.in_flight, scene.budget.total) == (0, 0)
     await scene.ask(GENERATE, b"x")
     await scene.over()
     assert len(scene.shadow.requests) == 4
