@@ -5,13 +5,13 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SERVERS := .cache/triton/.ready .cache/kserve/.ready .cache/mlserver/.ready
 
-# Where there is a C compiler with Python's headers, the gateway is tested and measured compiled too.
+# With a C compiler and Python's headers, the gateway is tested and measured compiled too.
 CAN_COMPILE := $(shell $(PYTHON) -c 'import os, shutil, sysconfig as s; \
   print("yes" * (shutil.which("cc") is not None and os.path.exists(s.get_path("include") + "/Python.h")))')
 COMPILED := $(if $(CAN_COMPILE),.cache/compiled/.ready)
-# What is compiled stands before this checkout, in which `-m` would look first.
+# Compiled modules come before this checkout on Python's path; `python -m` would put the checkout first.
 AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/compiled/site)
-# Of the tests, those of what is compiled, and those that see all of the gateway from outside.
+# The tests of compiled modules, and those that see the whole gateway from outside.
 TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/offload tests/codec/v2/test_fast_*.py \
   tests/codec/elements/test_floats.py tests/codec/elements/test_rounding.py \
   tests/codec/elements/test_fast_decode.py tests/codec/elements/test_decode.py \
@@ -20,8 +20,12 @@ TESTS_OF_COMPILED := tests/http1 tests/listener tests/upstream tests/offload tes
   tests/resilience/test_memory.py tests/fuzz/test_http1.py tests/fuzz/test_malicious_server.py \
   tests/integration/proxying/test_model_lists.py tests/integration/conversion/test_every_client.py
 
+# Processes that run tests: one more than cores, as tests wait as long as they compute.
+PROCESSES ?= $(shell expr $$(nproc) + 1)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled fuzz soak lint format schema docs bench triton clean
+.PHONY: help demo test test-compiled test-system fuzz soak lint format schema docs bench triton clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,15 +33,20 @@ help: ## Show this list
 demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show the main job
 	@$(BIN)/tensorgate demo $(ARGS)
 
-test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests, those against real servers too (ARGS= for pytest)
-	@$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
+# TENSORGATE_TEST_SCALE=1 tries all generated examples, and both event loops everywhere: it takes twice as long.
+test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests but test-system, those against real servers too (ARGS= for pytest)
+	@$(PYTEST) $(or $(ARGS),--ignore tests/interop)
 	@$(if $(ARGS),,$(if $(CAN_COMPILE),$(MAKE) --no-print-directory test-compiled,echo "not tested compiled: there is no C compiler, or Python.h is missing"))
 
 test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of what can be compiled, compiled
 	@$(AS_COMPILED) $(BIN)/python -c 'import sys; from gateway.build import COMPILED; COMPILED or sys.exit("the gateway is not compiled: it takes a C compiler and Python.h")'
-	@$(AS_COMPILED) TENSORGATE_FUZZ_SECONDS=4 $(BIN)/python -m pytest --numprocesses 2 --override-ini pythonpath= $(TESTS_OF_COMPILED)
+	@$(AS_COMPILED) TENSORGATE_FUZZ_SECONDS=2 TENSORGATE_TEST_SCALE=0.2 $(PYTEST) --override-ini pythonpath= $(TESTS_OF_COMPILED)
 
-# Each fuzz test runs so long; in `make test`, for as long as the test itself says.
+test-system: .venv/.test-ready ## Run the tests with programs of the system: curl, proxies, load generators (root: installs them)
+	@tests/interop/install_programs.sh
+	@$(BIN)/python -m pytest $(or $(ARGS),tests/interop tests/deploy/test_service.py)
+
+# The seconds of each fuzz test; in `make test` each test has its own time.
 SECONDS ?= 120
 fuzz: .venv/.test-ready ## Feed generated input to parsers, each test for SECONDS=120 (ARGS= for pytest)
 	@TENSORGATE_FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest $(or $(ARGS),tests/fuzz)

@@ -1,4 +1,4 @@
-"""Measure and print the table: python -m benchmarks [--quick] [--only NAME]."""
+"""Measures and prints the table: python -m benchmarks [--quick] [--only NAME]."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from types import FrameType
 
 from benchmarks import report
 from benchmarks.harness.client import BenchmarkError, NotInstalledError
-from benchmarks.harness.environment import Lab
-from benchmarks.harness.machine_speed import Steadiness
+from benchmarks.harness.environment import Environment
+from benchmarks.harness.machine_speed import MachineSpeed
 from benchmarks.measurements import (
     cost_per_number,
     event_loop,
@@ -30,7 +30,7 @@ from benchmarks.measurements import (
 from tests.integration.environment import MissingServerError
 from tests.integration.support.real_server import ServerError
 
-MEASUREMENTS: dict[str, Callable[[Lab], list[report.Row]]] = {
+MEASUREMENTS: dict[str, Callable[[Environment], list[report.Row]]] = {
     "image": json_speed.image,
     "million": json_speed.million,
     "nested": json_speed.nested,
@@ -40,7 +40,7 @@ MEASUREMENTS: dict[str, Callable[[Lab], list[report.Row]]] = {
     "kserve": kserve.image,
     "pass-through": large_bodies.pass_through,
     "text": large_bodies.text,
-    "answer": large_bodies.answer,
+    "answer": large_bodies.response,
     "event-loop": event_loop.holds,
     "rate": request_rate.rate,
     "envoy": other_proxies.small,
@@ -55,9 +55,9 @@ MEASUREMENTS: dict[str, Callable[[Lab], list[report.Row]]] = {
 
 
 def main() -> None:
-    """Print the table; exit with 1 and name them, if bounds are missed."""
+    """Print the table; exit with 1 and the missed bounds, if there are any."""
     arguments = _parse(sys.argv[1:])
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _stop)
     try:
         rows = _measure(arguments.only or list(MEASUREMENTS), arguments.quick)
     except KeyboardInterrupt:
@@ -85,28 +85,28 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 def _measure(names: list[str], quick: bool) -> list[report.Row]:
     rows: list[report.Row] = []
-    steadiness = Steadiness()
-    with Lab(quick) as lab:
+    machine_speed = MachineSpeed()
+    with Environment(quick) as env:
         for name in names:
-            steadiness.note()
+            machine_speed.sample()
             began = time.monotonic()
             print(f"measuring: {name} ...", end="", file=sys.stderr, flush=True)
-            rows += _rows(name, lab)
+            rows += _rows(name, env)
             print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
-        machine = report.machine(lab.triton_version)
-    rows.append(steadiness.row())
+        machine = report.machine(env.triton_version)
+    rows.append(machine_speed.row())
     print(report.markdown(rows, machine))
     return rows
 
 
-def _rows(name: str, lab: Lab) -> list[report.Row]:
+def _rows(name: str, env: Environment) -> list[report.Row]:
     try:
-        return MEASUREMENTS[name](lab)
+        return MEASUREMENTS[name](env)
     except NotInstalledError as error:
         return [report.Row(name, result=f"not measured: {error}")]
 
 
-def _leave(_signal: int, _frame: FrameType | None) -> None:
+def _stop(_signal: int, _frame: FrameType | None) -> None:
     # An exception, so that what was started is stopped on the way out.
     raise KeyboardInterrupt
 

@@ -13,10 +13,10 @@ from contextlib import closing
 from functools import partial
 
 from benchmarks.harness.client import HOST, BenchmarkError
-from benchmarks.harness.environment import Lab, in_rounds, medians, start_helper
+from benchmarks.harness.environment import Environment, medians, start_offload, time_jobs
 from benchmarks.harness.processes import running_gateway
-from benchmarks.harness.ratio import Ratio
 from benchmarks.harness.requests import Request, json_of_doubles, normal
+from benchmarks.harness.rounds import Ratio
 from benchmarks.measurements.json_speed import IMAGE_COUNT
 from benchmarks.report import machine, milliseconds
 from tests.integration.kserve.server import KServe
@@ -35,24 +35,24 @@ through the gateway | |
 def measure(server_port: int, gateway_port: int, rounds: int) -> list[str]:
     """Return the cells of one server, for each size: directly, through the gateway, the ratio."""
     with (
-        closing(http.client.HTTPConnection(HOST, server_port, timeout=_TIMEOUT)) as directly,
-        closing(http.client.HTTPConnection(HOST, gateway_port, timeout=_TIMEOUT)) as through,
+        closing(http.client.HTTPConnection(HOST, server_port, timeout=_TIMEOUT)) as to_server,
+        closing(http.client.HTTPConnection(HOST, gateway_port, timeout=_TIMEOUT)) as to_gateway,
     ):
-        return [_compare(directly, through, size, rounds) for size in SIZES]
+        return [_compare(to_server, to_gateway, size, rounds) for size in SIZES]
 
 
 def _compare(
-    directly: http.client.HTTPConnection,
-    through: http.client.HTTPConnection,
+    to_server: http.client.HTTPConnection,
+    to_gateway: http.client.HTTPConnection,
     size: int,
     rounds: int,
 ) -> str:
     request = _request(size)
     jobs: dict[str, Callable[[], object]] = {
-        "direct": partial(_post, directly, request),
-        "gateway": partial(_post, through, request),
+        "direct": partial(_post, to_server, request),
+        "gateway": partial(_post, to_gateway, request),
     }
-    times = in_rounds(rounds, jobs, _IN_A_ROW)
+    times = time_jobs(rounds, jobs, _IN_A_ROW)
     took = medians(times)
     ratio = Ratio.of(times["direct"], times["gateway"])
     shown = f"{ratio.median:.2f} × ({ratio.low:.2f} to {ratio.high:.2f})"
@@ -76,13 +76,13 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.break_even")
     parser.add_argument("--quick", action="store_true", help="go fewer rounds")
-    with Lab(parser.parse_args().quick) as lab:
-        rounds = lab.rounds(_ROUNDS)
-        triton = measure(lab.triton_port, lab.gateway.port, rounds)
+    with Environment(parser.parse_args().quick) as env:
+        rounds = env.rounds(_ROUNDS)
+        triton = measure(env.triton_port, env.gateway.port, rounds)
         with KServe() as server, running_gateway(server.http_port, dialect="kserve") as gateway:
-            start_helper(gateway)
+            start_offload(gateway)
             kserve = measure(server.http_port, gateway.port, rounds)
-        print(machine(lab.triton_version), "", _HEADER, sep="\n")
+        print(machine(env.triton_version), "", _HEADER, sep="\n")
     for size, of_triton, of_kserve in zip(SIZES, triton, kserve, strict=True):
         text = f"{len(_request(size).body) / 1000:,.1f} kB"
         print(f"| {size:,} | {text} | {of_triton} | {of_kserve} |")

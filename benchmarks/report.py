@@ -1,4 +1,4 @@
-"""The one table, as Markdown, with the machine that it was measured on."""
+"""Formats the results as a Markdown table, with the machine that they were measured on."""
 
 from __future__ import annotations
 
@@ -16,36 +16,34 @@ from gateway.build import COMPILED
 _PACKAGES = ("httptools", "uvloop", "numpy", "orjson", "pysimdjson")
 _COLUMNS = ("", "directly", "through the gateway", "result", "bound")
 _NOTES = """\
-Times are medians, from the first byte sent to the last byte received; the client prints and
-parses nothing meanwhile. Ratios are medians of those within each round; behind them stand the
-quartiles, between which half of the rounds lie. Where a round takes some 0.1 s or more, and the
-host of a virtual machine gave others over 2 % of it, it is gone again, up to twice as many as are
-wanted, and those in which others had least count. Large JSON goes five times in a row one way
-before it goes the other, in each round. *17 digits*: `json.dumps` of a float32 array's
-`tolist()`, as most clients send it; *shortest digits*: `orjson.dumps` of the array. *The floor*:
-the same exchange in binary form, and the JSON parsed and printed in one go on one core, with all of
-it at hand; the gateway's helper converts on another one, and so can come below it. Large bodies,
-the event loop, the p99 beside large requests, the time per number and idle connections are
-measured in front of a server that drops and sends bytes as fast as it can; what is compared with
-Envoy in JSON, two workers, and what a request takes longer than directly, in front of one whose
-small answer is at hand; the rows that name KServe in front of a real one; all else in front of
-Triton. *One core*: the proxy has it to itself, server and client (wrk for JSON) share the others;
-the gateway converts JSON to binary and back, the others pass it on. Memory growth is the gateway
-process' peak (VmHWM). The event loop is held for the CPU time of one of its turns, or the time on
-the clock if it blocks."""
+Times are medians, from the first byte sent to the last byte received; the client prints and parses
+nothing meanwhile. Ratios are medians of the ratios of each round, with their quartiles in
+parentheses. A round of 0.1 s or more with a CPU steal above 2 % is repeated, up to twice the number
+of rounds; the rounds with the least steal count. In each round, large JSON is sent five times in a
+row on each path. *17 digits*: `json.dumps` of a float32 array's `tolist()`, as most clients send
+it. *Shortest digits*: `orjson.dumps` of the array. *The floor*: the same call in binary form, and
+the fully buffered JSON parsed and printed on one core; the gateway converts in its offload process
+on another core, and so can be faster. The raw server, which sends and discards bytes as fast as it
+can, serves large bodies, the event loop, the p99 beside large requests, the time per number and
+idle connections. A server with one small prepared response serves the JSON comparison with Envoy,
+the workers and the added latency. KServe serves the rows that name it, Triton all others. *One
+core*: the proxy has it to itself, server and client (wrk for JSON) share the others; the gateway
+converts JSON to binary and back, the other proxies do not convert. Memory growth is the peak
+(VmHWM) of the gateway process. The event loop is blocked for the CPU time of one of its time
+slices, or for the wall clock time if the slice blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a result must keep to."""
+    """A limit for a result, and whether the result keeps it."""
 
     text: str
-    held: bool
+    kept: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table; without a bound it is for information."""
+    """A row of the table; without a bound it is for information."""
 
     what: str
     directly: str = ""
@@ -55,8 +53,8 @@ class Row:
 
     @property
     def missed(self) -> bool:
-        """Tell whether the bound is missed."""
-        return self.bound is not None and not self.bound.held
+        """Return whether the result misses its bound."""
+        return self.bound is not None and not self.bound.kept
 
     @property
     def _cells(self) -> tuple[str, ...]:
@@ -66,12 +64,12 @@ class Row:
         return self.what, self.directly, self.gateway, self.result, bound
 
     def markdown(self) -> str:
-        """Write the line."""
+        """Format the row."""
         return f"| {' | '.join(self._cells)} |"
 
 
 def markdown(rows: Iterable[Row], machine: str) -> str:
-    """Write the whole report."""
+    """Format the whole report."""
     lines = [
         machine,
         "",
@@ -85,7 +83,7 @@ def markdown(rows: Iterable[Row], machine: str) -> str:
 
 
 def machine(triton_version: str | None) -> str:
-    """Say what the figures were measured on."""
+    """Describe the machine and the software of the measurement."""
     software = [f"the gateway {'compiled' if COMPILED else 'not compiled'}", _python()]
     software += [f"{name} {version(name)}" for name in _PACKAGES]
     if triton_version is not None:
@@ -95,16 +93,16 @@ def machine(triton_version: str | None) -> str:
 
 
 def _python() -> str:
-    """Name the interpreter, which is some 20 % slower where it was built without optimizations.
+    """Describe the interpreter, which is some 20 % slower if built without optimizations.
 
-    That it was built with them is not always told: Debian's was, and keeps it to itself.
+    Not every optimized build says so; Debian's does not.
     """
     optimized = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
     return f"Python {platform.python_version()}" + (" (optimized)" if optimized else "")
 
 
 def missed(rows: Sequence[Row]) -> list[str]:
-    """Name the bounds that were missed."""
+    """Return a line for each missed bound."""
     return [
         f"missed: {row.what}: {row.gateway} {row.result}, the bound is {row.bound.text}"
         for row in rows
@@ -113,29 +111,29 @@ def missed(rows: Sequence[Row]) -> list[str]:
 
 
 def milliseconds(seconds: float) -> str:
-    """Write a time with three digits."""
+    """Format a time with three digits."""
     time = seconds * 1000
     return f"{time:.0f} ms" if time >= 100 else f"{time:.1f} ms" if time >= 10 else f"{time:.2f} ms"
 
 
 def mebibytes(size: float) -> str:
-    """Write a size."""
+    """Format a size."""
     return f"{size / 2**20:.0f} MiB"
 
 
-def at_most(value: float, most: float, text: str) -> Bound:
-    """Make a bound from above; ``text`` is the largest value as it is shown."""
-    return Bound(f"≤ {text}", value <= most)
+def at_most(value: float, maximum: float, text: str) -> Bound:
+    """Return the bound ``value <= maximum``; ``text`` shows the limit."""
+    return Bound(f"≤ {text}", value <= maximum)
 
 
 def below(value: float, bound: float, text: str) -> Bound:
-    """Make a bound from above that must not be reached; ``text`` is how it is shown."""
+    """Return the bound ``value < bound``; ``text`` shows the limit."""
     return Bound(f"< {text}", value < bound)
 
 
-def at_least(value: float, least: float, text: str) -> Bound:
-    """Make a bound from below; ``text`` is the least value as it is shown."""
-    return Bound(f"≥ {text}", value >= least)
+def at_least(value: float, minimum: float, text: str) -> Bound:
+    """Return the bound ``value >= minimum``; ``text`` shows the limit."""
+    return Bound(f"≥ {text}", value >= minimum)
 
 
 def _cpu_model() -> str:

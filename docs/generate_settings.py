@@ -126,7 +126,7 @@ def _named(annotation: Any) -> str:
             return " or ".join(kinds)
         case origin if origin is tuple:
             of = _named(arguments[0])
-            return "list of sections" if of == "section" else f"list: {of}"
+            return "list of sections" if of == "section" else f"list of {of}"
         case None:
             if isinstance(annotation, type) and issubclass(annotation, BaseModel):
                 return "section"

@@ -25,20 +25,18 @@ from gateway.app.build.processes import worker_count
 from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.gateway import Gateway
 from gateway.app.malloc_trim import MallocTrim
-from gateway.app.preflight.probe import probe as probe_servers
-from gateway.app.preflight.self_reference import self_references
-from gateway.app.reload.journal import log_addresses
-from gateway.app.reload.resources import gather, warn
-from gateway.app.reload.revision import Revision
+from gateway.app.preflight.probe import probe_servers
+from gateway.app.preflight.self_reference import find_self_references
+from gateway.app.reload.resources import load_resources, log_warnings
+from gateway.app.reload.revision import Revision, log_addresses
 from gateway.app.reload.source import SettingsSource
 from gateway.app.reloader import Reloader
 from gateway.app.worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.build import COMPILED
-from gateway.settings.json_schema import settings_schema
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Match, Route
-from gateway.settings.schema import ClientTls, Settings
+from gateway.settings.schema import ClientTls, Settings, settings_schema
 from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import raise_descriptor_limit
 from gateway.system.memory import tune_garbage_collector, tune_malloc
@@ -96,15 +94,15 @@ def check(config: Path, probe: bool) -> None:
     loaded = _load(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings
     with _plain_errors():
-        material = gather(settings)
-        warn(settings)
-    for warning in self_references(settings):
+        resources = load_resources(settings)
+        log_warnings(settings)
+    for warning in find_self_references(settings):
         click.echo(warning.describe(config, loaded.positions), err=True)
     click.echo(_summary(settings))
     if probe:
-        report = _run(probe_servers(material))
+        report = _run(probe_servers(resources))
         click.echo("\n".join(report.lines()))
-        sys.exit(report.status)
+        sys.exit(report.exit_status)
 
 
 @main.command()

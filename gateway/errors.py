@@ -1,4 +1,4 @@
-"""The one table of what can go wrong: error kind → HTTP status, gRPC code, may it be retried."""
+"""The table of errors: kind → HTTP status, gRPC code, retries."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _E = TypeVar("_E", bound=BaseException)
 
 @dataclass(frozen=True, slots=True)
 class ErrorTraits:
-    """How a kind of error is answered."""
+    """How the gateway responds to a kind of error, and what it means for retries."""
 
     status: int
     grpc_code: int
     retryable: bool = False
-    """The server cannot have seen a whole request, so that another endpoint may be tried."""
+    """The server cannot have seen a complete request, so another endpoint may be tried."""
     upstream_failed: bool = False
-    """It is the server that failed."""
+    """The server failed, not the gateway or the client."""
     no_response: bool = False
-    """The server closed without a byte of an answer: what was asked may have been done."""
+    """The server closed without a byte of response; it may have processed the request."""
 
 
 class ErrorKind(Enum):
-    """What went wrong, in the terms of both protocols (gRPC codes as in google.rpc.Code)."""
+    """What went wrong; gRPC codes are those of google.rpc.Code."""
 
     BAD_REQUEST = ErrorTraits(400, 3)
     UNAUTHENTICATED = ErrorTraits(401, 16)
@@ -48,13 +48,13 @@ class ErrorKind(Enum):
 
 
 RETRY_AFTER = 1
-"""Seconds after which a client may try again that met with a lack of the gateway's own."""
+"""Seconds of Retry-After if the gateway itself is out of resources."""
 
 
 class GatewayError(Exception):
-    """An error that the client is told of, as ``{"error": message}``.
+    """An error that the client gets as ``{"error": message}``.
 
-    ``retry_after`` is in seconds, where it makes sense to try again then.
+    ``retry_after`` is in seconds; None if a retry makes no sense.
     """
 
     def __init__(self, kind: ErrorKind, message: str, retry_after: int | None = None) -> None:
@@ -65,11 +65,11 @@ class GatewayError(Exception):
 
 
 def strip_tracebacks(error: _E) -> _E:
-    """Detach an exception, and those behind it, from the frames that it passed through.
+    """Drop the tracebacks of an exception and of its causes.
 
-    For whoever catches an exception and does not raise it on, or stores it. A traceback holds all
-    those frames, and a frame its local variables: a body, and often what leads back to the
-    exception. Such a cycle keeps the body until the cyclic collector happens to run.
+    Use it when an exception is caught and not raised again, or is stored. A traceback refers to
+    frames, and these to local variables: a body, and often the exception. Such a cycle keeps the
+    body until the garbage collector runs.
     """
     chain: list[BaseException | None] = [error]
     while chain:
@@ -81,14 +81,14 @@ def strip_tracebacks(error: _E) -> _E:
 
 
 def shorten(text: str, most: int) -> str:
-    """Cut a text that an error or a log line quotes to so many characters and three dots."""
+    """Cut a quoted text to a number of characters and three dots."""
     return text if len(text) <= most else text[:most] + "..."
 
 
 def escape_for_log(message: str) -> str:
-    """Escape line breaks and control characters of a message, for a line of the log.
+    """Escape line breaks and control characters of a message for the log.
 
-    Messages quote servers, and what a server says must not pass for a line of its own.
+    Messages quote servers, and a server must not be able to write log lines.
     """
     if message.isprintable():
         return message
@@ -96,10 +96,10 @@ def escape_for_log(message: str) -> str:
 
 
 def bad_request(message: str) -> GatewayError:
-    """Make the error of a request that breaks the protocol; the message names the culprit."""
+    """Make the error of an invalid request; the message names the invalid element."""
     return GatewayError(ErrorKind.BAD_REQUEST, message)
 
 
 def bad_response(message: str) -> GatewayError:
-    """Make the error of a server's answer that breaks the protocol or was cut short."""
+    """Make the error of a server's response that is invalid or was cut short."""
     return GatewayError(ErrorKind.BAD_RESPONSE, message)

@@ -33,3 +33,9 @@ QUOTED_TEXT: Final = 200
 """Characters of a path or of a server's own error."""
 LISTED_NAMES: Final = 20
 """Names in a list of alternatives."""
+
+# What numpy and Python's objects cost, as measured.
+NUMPY_MIN_TEXT: Final = 2 * 1024
+"""From this size of text on, numpy scans it faster than Python."""
+CHUNK_OVERHEAD: Final = 48
+"""Memory of a bytes object in a list, beside its content."""

@@ -10,23 +10,12 @@ import pytest
 from tests.support.addresses import free_address
 from tests.support.gateway import until
 from tests.support.gateway_process import TIMEOUT, Process, gateway_process, write_settings
-from tests.support.http_messages import http_response, request
+from tests.support.http_messages import request
 from tests.support.raw_client import connect
-from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.support.servers.gated_response import GatedResponse
+from tests.support.servers.scripted_server import ScriptedServer
 
 DRAINING = "not ready: draining"
-
-
-class _SlowServer:
-    """The script of a server that answers once it may."""
-
-    def __init__(self) -> None:
-        self.go_on = asyncio.Event()
-
-    async def __call__(self, connection: Connection) -> None:
-        await connection.request()
-        await self.go_on.wait()
-        await connection.send(http_response())
 
 
 def _children(pid: int) -> list[int]:
@@ -67,12 +56,12 @@ def _all_processes(process: Process) -> list[int]:
 
 @pytest.mark.parametrize("to_all", [False, True], ids=["to the parent", "to all"])
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_the_admin_address_says_draining_until_the_last_worker_ends(
+async def test_admin_address_says_draining_until_the_last_worker_exits(
     tmp_path: Path, workers: int, to_all: bool
 ) -> None:
     admin = free_address()
     more = f"admin: {admin}\nworkers: {workers}\nlimits: {{drain_grace: 50ms}}\n"
-    slow = _SlowServer()
+    slow = GatedResponse()
     async with ScriptedServer(slow) as server:
         config = write_settings(tmp_path / "gateway.yaml", server.url, more=more)
         async with gateway_process(config) as (process, url), connect(url) as client:
@@ -86,7 +75,7 @@ async def test_the_admin_address_says_draining_until_the_last_worker_ends(
             for _ in range(10):
                 await _poll(admin)
             polls = asyncio.create_task(_poll_until_refused(admin))
-            slow.go_on.set()
+            slow.may_respond.set()
             assert (await client.read_response()).status == 200
             await polls
             status, _, err = await process.end()
@@ -96,7 +85,7 @@ async def test_the_admin_address_says_draining_until_the_last_worker_ends(
         assert word not in err
 
 
-async def test_a_worker_told_to_leave_drains_while_the_others_serve_operators(
+async def test_worker_that_gets_sigterm_drains_while_others_serve_operators(
     tmp_path: Path,
 ) -> None:
     admin = free_address()

@@ -112,7 +112,7 @@ async def _ended(process: Process) -> str:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_fifty_reloads_fail_nobody(file: Path, workers: int) -> None:
+async def test_fifty_reloads_fail_no_request(file: Path, workers: int) -> None:
     async with _Server("one") as one, _Server("two") as two:
         servers = (one, two)
         limits = ("{request_bytes: 1MiB, connect_timeout: 1s}", "{request_bytes: 2MiB}")
@@ -158,7 +158,7 @@ async def test_fifty_reloads_fail_nobody(file: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_what_an_operator_sees(file: Path, workers: int) -> None:
+async def test_log_shows_what_reloads_change(file: Path, workers: int) -> None:
     async with _Server("one") as one, _Server("two") as two:
         _write(file, _settings(workers, one.url))
         async with gateway_process(str(file)) as (process, url), connect(url) as client:
@@ -186,7 +186,7 @@ async def test_what_an_operator_sees(file: Path, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_file_that_changes_is_used_without_being_asked(file: Path, workers: int) -> None:
+async def test_changed_file_is_applied_without_a_signal(file: Path, workers: int) -> None:
     async with _Server("one") as one, _Server("two") as two:
         _write(file, _settings(workers, one.url))
         async with (
@@ -229,7 +229,7 @@ async def test_addresses_and_tls_change_and_connections_stay(
             await _ended(process)
 
 
-async def test_an_address_that_is_taken_changes_nothing(file: Path) -> None:
+async def test_address_in_use_changes_nothing(file: Path) -> None:
     async with _Server("one") as server:
         for workers in (1, 2):
             _write(file, _settings(workers, server.url))
@@ -252,7 +252,7 @@ async def _bodies(url: str, count: int) -> set[bytes]:
         return {(await client.call("GET", "/v2/x")).body for client in clients}
 
 
-async def test_a_worker_that_starts_later_has_the_newest_settings(file: Path) -> None:
+async def test_replaced_worker_has_the_newest_settings(file: Path) -> None:
     async with _Server("one") as one, _Server("two") as two:
         _write(file, _settings(2, one.url))
         async with gateway_process(str(file)) as (process, url):
@@ -265,7 +265,7 @@ async def test_a_worker_that_starts_later_has_the_newest_settings(file: Path) ->
             await _ended(process)
 
 
-async def test_a_worker_that_sleeps_holds_nobody_up_for_good(file: Path) -> None:
+async def test_stopped_worker_reloads_when_it_continues(file: Path) -> None:
     async with _Server("one") as one, _Server("two") as two:
         _write(file, _settings(2, one.url))
         async with gateway_process(str(file)) as (process, url):
@@ -286,7 +286,7 @@ async def _workers(process: Process) -> list[str]:
     return (await asyncio.to_thread(folder.read_text)).split()
 
 
-async def test_sighup_to_all_processes_is_as_good(file: Path) -> None:
+async def test_sighup_to_all_processes_reloads_once(file: Path) -> None:
     async with _Server("one") as one, _Server("two") as two:
         _write(file, _settings(2, one.url))
         async with gateway_process(str(file)) as (process, url):

@@ -25,6 +25,7 @@ from tests.support.gateway_process import (
 )
 from tests.support.http_messages import http_response, request
 from tests.support.raw_client import RawClient, connect
+from tests.support.servers.gated_response import GatedResponse
 from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
@@ -75,19 +76,6 @@ async def _until_gone(pids: list[int]) -> None:
     await until(lambda: all(_state_and_parent(pid)[0] in "XZ" for pid in pids), TIMEOUT)
 
 
-class _Held:
-    """The script of a server that answers once it may."""
-
-    def __init__(self) -> None:
-        self.go_on = asyncio.Event()
-
-    async def __call__(self, connection: Connection) -> None:
-        while True:
-            await connection.request()
-            await self.go_on.wait()
-            await connection.send(http_response())
-
-
 async def _busy(stack: AsyncExitStack, url: str, server: ScriptedServer) -> list[RawClient]:
     """Open four connections, with an exchange under way on each."""
     clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
@@ -105,7 +93,7 @@ async def _outcome(client: RawClient) -> int:
         return 0
 
 
-async def test_connections_are_shared_out_evenly(file: Path) -> None:
+async def test_connections_are_spread_evenly(file: Path) -> None:
     async with ScriptedServer() as server, _gateway(file, server.url, 3) as (process, url):
         workers = _workers_of(process)
         assert len(workers) == 3
@@ -124,8 +112,8 @@ async def test_connections_are_shared_out_evenly(file: Path) -> None:
         assert err.count(line) == 1
 
 
-async def test_a_worker_that_is_killed_costs_its_exchanges_alone(file: Path) -> None:
-    held = _Held()
+async def test_killed_worker_costs_only_its_own_calls(file: Path) -> None:
+    held = GatedResponse()
     async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
@@ -136,7 +124,7 @@ async def test_a_worker_that_is_killed_costs_its_exchanges_alone(file: Path) -> 
             )
             found = await process.wait_for_output(r"worker (\d+) is up")
             assert set(_workers_of(process)) == {other, int(found[1])}
-            held.go_on.set()
+            held.may_respond.set()
             assert sorted([await _outcome(client) for client in clients]) == [0, 0, 200, 200]
             for _ in range(4):
                 client = await stack.enter_async_context(connect(url))
@@ -148,7 +136,7 @@ async def test_a_worker_that_is_killed_costs_its_exchanges_alone(file: Path) -> 
     assert "Traceback" not in err
 
 
-async def test_what_a_worker_has_not_taken_when_it_dies_goes_to_another(file: Path) -> None:
+async def test_connections_that_a_dead_worker_has_not_received_go_to_another(file: Path) -> None:
     async with ScriptedServer() as server, _gateway(file, server.url) as (process, url):
         victim = _workers_of(process)[0]
         os.kill(victim, signal.SIGSTOP)
@@ -165,7 +153,7 @@ async def test_what_a_worker_has_not_taken_when_it_dies_goes_to_another(file: Pa
     assert f"worker {victim} was killed by SIGKILL" in err
 
 
-async def test_what_one_worker_leaves_out_the_other_does_too(file: Path) -> None:
+async def test_ejection_reaches_the_other_worker(file: Path) -> None:
     is_well = False
 
     async def script(connection: Connection) -> None:
@@ -208,7 +196,7 @@ async def test_what_one_worker_leaves_out_the_other_does_too(file: Path) -> None
     assert err.count("ejected for 3 s") == 1
 
 
-async def test_a_worker_that_dies_again_and_again_comes_back_later_and_later(file: Path) -> None:
+async def test_worker_that_dies_again_and_again_is_replaced_later_and_later(file: Path) -> None:
     async with _gateway(file, NOWHERE) as (process, url):
         victim = _workers_of(process)[0]
         for pause in ("0.1", "0.2", "0.4"):
@@ -224,14 +212,14 @@ async def test_a_worker_that_dies_again_and_again_comes_back_later_and_later(fil
         assert (await process.end())[0] == 0
 
 
-async def test_a_worker_may_be_told_to_leave(file: Path) -> None:
-    held = _Held()
+async def test_worker_that_gets_sigterm_drains_and_is_replaced(file: Path) -> None:
+    held = GatedResponse()
     async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             leaving, staying = _workers_of(process)
             os.kill(leaving, signal.SIGTERM)
-            held.go_on.set()
+            held.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
             await process.wait_for_output(
                 f"worker {leaving} ended with status 0; another one start"
@@ -242,8 +230,8 @@ async def test_a_worker_may_be_told_to_leave(file: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-async def test_a_signal_drains_every_worker(file: Path, number: int) -> None:
-    held = _Held()
+async def test_signal_drains_every_worker(file: Path, number: int) -> None:
+    held = GatedResponse()
     grace = "limits: {drain_grace: 100ms}\n"
     async with (
         ScriptedServer(held) as server,
@@ -261,7 +249,7 @@ async def test_a_signal_drains_every_worker(file: Path, number: int) -> None:
             assert [await client.rest() for client in idle] == [b"", b""]
             assert sorted(_workers_of(process)) == sorted(workers)
             process.signal(number)  # once more is no reason for haste
-            held.go_on.set()
+            held.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
         status, out, err = await process.end()
     assert (status, out) == (0, "")
@@ -273,7 +261,9 @@ async def test_a_signal_drains_every_worker(file: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("to_all", [False, True], ids=["to the parent", "to all"])
-async def test_who_waits_to_be_accepted_is_served_before_the_end(file: Path, to_all: bool) -> None:
+async def test_clients_in_the_accept_queue_are_served_before_the_end(
+    file: Path, to_all: bool
+) -> None:
     async with ScriptedServer() as server, _gateway(file, server.url) as (process, url):
         workers = _workers_of(process)
         process.signal(signal.SIGSTOP)
@@ -290,15 +280,15 @@ async def test_who_waits_to_be_accepted_is_served_before_the_end(file: Path, to_
         assert (await process.end())[0] == 0
 
 
-async def test_a_signal_to_all_processes_is_as_good(file: Path) -> None:
-    held = _Held()
+async def test_signal_to_all_processes_drains_as_well(file: Path) -> None:
+    held = GatedResponse()
     async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             for pid in (process.pid, *_workers_of(process)):  # as Ctrl-C in a terminal
                 os.kill(pid, signal.SIGINT)
             await process.wait_for_output("stopping")
-            held.go_on.set()
+            held.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
         status, _, err = await process.end()
     assert status == 0
@@ -306,7 +296,7 @@ async def test_a_signal_to_all_processes_is_as_good(file: Path) -> None:
     assert "Traceback" not in err
 
 
-async def test_what_the_workers_drop_is_reported_as_one(file: Path) -> None:
+async def test_dropped_calls_of_all_workers_are_reported_as_one(file: Path) -> None:
     async with (
         ScriptedServer(never_respond) as server,
         _gateway(file, server.url, more="limits: {drain_timeout: 50ms}\n") as (process, url),
@@ -321,8 +311,8 @@ async def test_what_the_workers_drop_is_reported_as_one(file: Path) -> None:
     assert "4 exchanges took longer and were dropped" in err
 
 
-async def test_workers_finish_and_end_where_the_parent_is_killed(file: Path) -> None:
-    held = _Held()
+async def test_workers_drain_if_the_supervisor_is_killed(file: Path) -> None:
+    held = GatedResponse()
     async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
@@ -330,7 +320,7 @@ async def test_workers_finish_and_end_where_the_parent_is_killed(file: Path) -> 
             assert len(workers) == 2
             process.signal(signal.SIGKILL)
             await process.wait_for_output("the supervisor is gone")
-            held.go_on.set()
+            held.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
             await _until_gone(workers)
             with pytest.raises(ConnectionRefusedError):
@@ -339,7 +329,7 @@ async def test_workers_finish_and_end_where_the_parent_is_killed(file: Path) -> 
         assert (await process.end())[0] == -signal.SIGKILL
 
 
-async def test_an_address_that_is_taken_is_told_once(file: Path, tmp_path: Path) -> None:
+async def test_address_in_use_is_reported_once(file: Path, tmp_path: Path) -> None:
     async with _gateway(file, NOWHERE) as (process, url):
         address = url.removeprefix("http://")
         config = write_settings(tmp_path / "other.yaml", NOWHERE, address, "workers: 4\n")
@@ -351,7 +341,7 @@ async def test_an_address_that_is_taken_is_told_once(file: Path, tmp_path: Path)
         assert process.running
 
 
-async def test_a_unix_socket_is_shared_too(file: Path, tmp_path: Path) -> None:
+async def test_unix_socket_is_shared_by_workers(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "gateway.sock"
     async with ScriptedServer() as server:
         for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
@@ -369,9 +359,7 @@ async def test_a_unix_socket_is_shared_too(file: Path, tmp_path: Path) -> None:
                 assert err.count(f"access[{worker}]: GET /v2/x 200") == 1
 
 
-async def test_workers_speak_tls_and_keep_it_where_its_files_break(
-    file: Path, tmp_path: Path
-) -> None:
+async def test_workers_keep_tls_when_its_files_break(file: Path, tmp_path: Path) -> None:
     certificate, key = certificate_files(tmp_path, server_certificate())
     more = f"tls: {{certificate: {certificate}, key: {key}}}\n"
     async with (
@@ -397,7 +385,7 @@ async def test_workers_speak_tls_and_keep_it_where_its_files_break(
     assert err.count("every user of this machine can read") == 1
 
 
-async def test_several_addresses_are_served_by_all(file: Path, tmp_path: Path) -> None:
+async def test_workers_serve_several_addresses(file: Path, tmp_path: Path) -> None:
     listen = f"[127.0.0.1:0, 'unix:{tmp_path / 's'}']"
     async with _gateway(file, NOWHERE, listen=listen) as (process, url):
         unix = (await process.wait_for_output(r"listening on (unix:\S+)"))[1]
@@ -408,7 +396,7 @@ async def test_several_addresses_are_served_by_all(file: Path, tmp_path: Path) -
         assert (await process.end())[0] == 0
 
 
-async def test_clients_and_operators_may_have_the_same_port(file: Path) -> None:
+async def test_clients_and_operators_may_use_the_same_port(file: Path) -> None:
     port = free_port()
     more = f"admin: {OTHER_HOST}:{port}\n"
     async with (
@@ -424,7 +412,7 @@ async def test_clients_and_operators_may_have_the_same_port(file: Path) -> None:
         assert (await process.end())[0] == 0
 
 
-async def test_one_worker_is_one_process(file: Path) -> None:
+async def test_single_worker_has_no_supervisor(file: Path) -> None:
     async with _gateway(file, NOWHERE, 1) as (process, url):
         assert _workers_of(process) == []
         async with connect(url) as client:
@@ -436,7 +424,7 @@ async def test_one_worker_is_one_process(file: Path) -> None:
     assert "tensorgate.access: GET" in err
 
 
-async def test_what_a_server_is_is_logged_once(file: Path) -> None:
+async def test_detected_dialect_is_logged_by_one_worker(file: Path) -> None:
     itself = always_respond(http_response(b'{"name":"kserve","version":"0.15.0"}'))
     async with ScriptedServer(itself) as server:
         config = write_settings(file, server.url, more="workers: 2\n")
@@ -451,7 +439,7 @@ async def test_what_a_server_is_is_logged_once(file: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "3", "auto"])
-async def test_check_tells_of_workers(file: Path, workers: str) -> None:
+async def test_check_shows_the_number_of_workers(file: Path, workers: str) -> None:
     config = write_settings(file, NOWHERE, more=f"workers: {workers}\n")
     status, out, _ = await run(TENSORGATE, "check", config)
     count = usable_cores() if workers == "auto" else int(workers)

@@ -1,4 +1,4 @@
-"""A client that costs next to nothing: it shares the cores with what is measured."""
+"""A cheap HTTP/1.1 client, which shares the cores with what is measured."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ HOST = "127.0.0.1"
 SCRATCH_BYTES = 1024 * 1024
 
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
-_PATIENCE = 120.0
+_TIMEOUT = 120.0
 
 
 class BenchmarkError(Exception):
-    """What was to be measured did not work; the message says what happened."""
+    """A measurement failed; the message says how."""
 
 
 class NotInstalledError(BenchmarkError):
-    """A program that a measurement needs is not there; the message says how to get it."""
+    """A measurement needs a program that is missing; the message says how to install it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """When the first byte of an answer's body was there, and when the last; in seconds."""
+    """Seconds until the first byte of a response body, and until the last."""
 
     first_byte: float
     total: float
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer that was kept: its body, and how much of it is JSON if it is binary."""
+class Response:
+    """A response body, and the length of its JSON part if it is binary."""
 
     body: bytes
     json_length: int | None
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far an answer has come: bytes missing, None for a chunked one, and its last bytes."""
+    """The missing bytes of a response, None if it is chunked, and its last bytes."""
 
     missing: int | None
     tail: bytes = b""
@@ -65,13 +65,13 @@ class _Progress:
 class Connection:
     """One HTTP/1.1 connection, kept alive; a context manager.
 
-    A chunked answer is known to be over by its last bytes, which in JSON, unlike in binary data,
-    can be nothing else. Raises BenchmarkError for any answer but 200. ``scratch_bytes`` is how much
-    is received at a time, and has to hold an answer's head.
+    The last bytes of a chunked response tell its end, as those bytes cannot occur within JSON.
+    Raises BenchmarkError for any status but 200. ``scratch_bytes`` is the size of a read; it must
+    hold the head of a response.
     """
 
     def __init__(self, port: int, scratch_bytes: int = SCRATCH_BYTES) -> None:
-        self._socket = socket.create_connection((HOST, port), _PATIENCE)
+        self._socket = socket.create_connection((HOST, port), _TIMEOUT)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._scratch = memoryview(bytearray(scratch_bytes))
 
@@ -87,9 +87,9 @@ class Connection:
         self._socket.close()
 
     def time(self, request: Request, pause: float = 0.0) -> Timing:
-        """Send a request and drop the answer as it comes.
+        """Send a request, discard the response, and return when it came.
 
-        ``pause`` is a time in seconds in which, once, nothing of the answer is read.
+        Reading stops for ``pause`` seconds after the first byte.
         """
         first_byte = 0.0
 
@@ -105,19 +105,20 @@ class Connection:
         return Timing(first_byte - began, ended - began - pause)
 
     def drop(self, request: Request) -> None:
-        """Send a request and let the kernel drop the answer, which has to tell its length.
+        """Send a request and let the kernel discard the response, which needs a Content-Length.
 
-        That is cheaper than to receive it: tcp(7), MSG_TRUNC.
+        That is cheaper than receiving it: tcp(7), MSG_TRUNC.
         """
         self._exchange(request, lambda _piece: None, socket.MSG_TRUNC)
 
-    def fetch(self, request: Request) -> Answer:
-        """Send a request and keep the answer."""
-        kept = bytearray()
-        head = self._exchange(request, kept.extend)
+    def fetch(self, request: Request) -> Response:
+        """Send a request and return the response."""
+        received = bytearray()
+        head = self._exchange(request, received.extend)
         json_length = _field(head, HEADER_LENGTH)
-        body = bytes(kept) if _field(head, "Content-Length") is not None else _unchunked(kept)
-        return Answer(body, None if json_length is None else int(json_length))
+        has_length = _field(head, "Content-Length") is not None
+        body = bytes(received) if has_length else _unchunked(received)
+        return Response(body, None if json_length is None else int(json_length))
 
     def _exchange(
         self, request: Request, take: Callable[[memoryview], None], flags: int = 0
@@ -127,7 +128,7 @@ class Connection:
         head, rest = self._read_head()
         length = _field(head, "Content-Length")
         if flags and length is None:
-            raise BenchmarkError("an answer of unknown length cannot be dropped unseen")
+            raise BenchmarkError("a response of unknown length cannot be discarded unread")
         progress = _Progress(None if length is None else int(length))
         while True:
             if rest:
@@ -152,7 +153,7 @@ class Connection:
     def _receive(self, at: int, flags: int = 0) -> memoryview:
         size = self._socket.recv_into(self._scratch[at:], 0, flags)
         if not size:
-            raise BenchmarkError("the connection was closed before the end of the answer")
+            raise BenchmarkError("the connection was closed before the end of the response")
         return self._scratch[at : at + size]
 
 

@@ -1,4 +1,4 @@
-"""What the measurements share: servers that start when they are needed, and how rounds go."""
+"""The servers that measurements share, and how jobs are timed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from typing import Self
 from benchmarks.harness.client import HOST, Connection
 from benchmarks.harness.processes import Gateway, running_gateway, server
 from benchmarks.harness.requests import json_of_doubles, normal
-from benchmarks.harness.rounds import go_rounds
+from benchmarks.harness.rounds import run_rounds
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
 
-_HELPER_STARTS_WITHIN = 2.0  # seconds
+_OFFLOAD_STARTS_WITHIN = 2.0  # seconds
 _MODELS = ("identity_fp32", "identity_fp16", "image")
 
 Job = Callable[[], object]
 
 
-class Lab:
-    """The servers, running from the first use until the context is left.
+class Environment:
+    """Starts each shared server on its first use, and ends it with the context.
 
     ``quick`` asks for fewer rounds.
     """
@@ -50,7 +50,7 @@ class Lab:
         self._open.close()
 
     def rounds(self, usual: int) -> int:
-        """Give the number of rounds to go."""
+        """Return the number of rounds to run."""
         return max(3, usual // 5) if self.quick else usual
 
     @cached_property
@@ -62,18 +62,18 @@ class Lab:
 
     @cached_property
     def gateway(self) -> Gateway:
-        """A gateway in front of Triton, with its helper at work."""
+        """A gateway in front of Triton, with its offload process running."""
         gateway = self._open.enter_context(running_gateway(self.triton_port))
-        start_helper(gateway)
+        start_offload(gateway)
         return gateway
 
     @cached_property
-    def directly(self) -> Connection:
+    def to_server(self) -> Connection:
         """A connection to Triton."""
         return self._open.enter_context(Connection(self.triton_port))
 
     @cached_property
-    def through(self) -> Connection:
+    def to_gateway(self) -> Connection:
         """A connection to the gateway in front of Triton."""
         return self._open.enter_context(Connection(self.gateway.port))
 
@@ -83,35 +83,34 @@ class Lab:
         return self._open.enter_context(server("raw_server")).ports[0]
 
 
-def start_helper(gateway: Gateway) -> None:
-    """Send a large body, so that the gateway starts its helper, and wait until it is there."""
+def start_offload(gateway: Gateway) -> None:
+    """Have the gateway start its offload process by a large request, and wait for it."""
     with Connection(gateway.port) as connection:
         connection.fetch(json_of_doubles("identity_fp32", normal(100_000)))
-    time.sleep(_HELPER_STARTS_WITHIN)
+    time.sleep(_OFFLOAD_STARTS_WITHIN)
 
 
-def in_rounds(rounds: int, jobs: Mapping[str, Job], in_a_row: int = 1) -> dict[str, list[float]]:
-    """Give the seconds that each job takes in each of some rounds.
+def time_jobs(rounds: int, jobs: Mapping[str, Job], repeats: int = 1) -> dict[str, list[float]]:
+    """Return the seconds of each job in each round.
 
-    Each round does every job, so that what disturbs them disturbs all alike; every second round
-    goes backwards, so that none always follows the same one. The first is not timed. A job is
-    done ``in_a_row`` times, of which the median counts, where one alone would pay for what another
-    job did to the caches.
+    Each job runs once untimed, then in every round, so that disturbances hit all jobs alike. A job
+    runs ``repeats`` times in a row and the median counts, if the previous job's use of the CPU
+    caches would slow it down.
     """
     for job in jobs.values():
         job()
     gc.collect()
-    ways = {name: partial(_median_time, job, in_a_row) for name, job in jobs.items()}
-    return go_rounds(rounds, ways, short=in_a_row == 1)
+    timed = {name: partial(_median_time, job, repeats) for name, job in jobs.items()}
+    return run_rounds(rounds, timed, short=repeats == 1)
 
 
 def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Give the median of the seconds of each job."""
+    """Return the median of the seconds of each job."""
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def _median_time(job: Job, in_a_row: int) -> float:
-    return statistics.median(_time(job) for _ in range(in_a_row))
+def _median_time(job: Job, repeats: int) -> float:
+    return statistics.median(_time(job) for _ in range(repeats))
 
 
 def _time(job: Job) -> float:

@@ -1,4 +1,4 @@
-"""Load: the same request again and again over some connections, as soon as the answer is there."""
+"""Generates load: each connection sends the same request again after each response."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness.client import HOST, BenchmarkError, Connection
+from benchmarks.harness.processes import Cores, run
 from benchmarks.harness.requests import Request
-from benchmarks.harness.subprocesses import Cores, run
 from benchmarks.servers.proxies import installed
 
 _RATE = re.compile(r"^Requests/sec: +([0-9.]+)$", re.MULTILINE)
@@ -22,25 +22,25 @@ _FAILURES = re.compile(r"^ *(Non-2xx .*|Socket errors: .*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """How many answers there were in a second, and the share of a core that the client took."""
+class LoadResult:
+    """Responses per second, and the share of a core that the client took."""
 
     rate: float
     client_share: float
 
 
-Loader = Callable[[int, Request, int, int], Load]
-"""What puts load on a port: the request, how many connections, how many seconds."""
+LoadGenerator = Callable[[int, Request, int, int], LoadResult]
+"""Puts load on a port: takes the port, the request, and the number of connections and seconds."""
 
 
-def wrk_on(cores: Cores) -> Loader:
-    """Give a loader that runs wrk on these cores: the one for small requests.
+def wrk_load(cores: Cores) -> LoadGenerator:
+    """Return a load generator that runs wrk on these cores, for small requests.
 
     Raises NotInstalledError.
     """
     program = installed("wrk", "apt install wrk")
 
-    def load(port: int, request: Request, connections: int, seconds: int) -> Load:
+    def load(port: int, request: Request, connections: int, seconds: int) -> LoadResult:
         target, fields = _head(request)
         with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
             body, script = Path(name, "body"), Path(name, "request.lua")
@@ -50,24 +50,24 @@ def wrk_on(cores: Cores) -> Loader:
             done = run([*command, "-s", str(script), f"http://{HOST}:{port}{target}"], cores)
         rate, failures = _RATE.search(done.output), _FAILURES.search(done.output)
         if rate is None or failures is not None:
-            raise BenchmarkError(f"wrk did not get its answers:\n{done.output}")
-        return Load(float(rate[1]), done.cpu_time / seconds)
+            raise BenchmarkError(f"wrk did not get its responses:\n{done.output}")
+        return LoadResult(float(rate[1]), done.cpu_time / seconds)
 
     return load
 
 
-def threads(port: int, request: Request, connections: int, seconds: int) -> Load:
+def thread_load(port: int, request: Request, connections: int, seconds: int) -> LoadResult:
     """Put load on a port from threads of this process.
 
-    For large requests: wrk takes 8 KiB at a time of their answers, and so is the slower one.
+    It is for large requests, as wrk reads only 8 KiB of a response at a time.
     """
 
     def call(connection: Connection) -> int:
-        answers = 0
+        responses = 0
         while time.perf_counter() < until:
             connection.drop(request)
-            answers += 1
-        return answers
+            responses += 1
+        return responses
 
     with ExitStack() as stack:
         callers = [stack.enter_context(Connection(port)) for _ in range(connections)]
@@ -76,11 +76,11 @@ def threads(port: int, request: Request, connections: int, seconds: int) -> Load
         with ThreadPoolExecutor(connections) as pool:
             count = sum(pool.map(call, callers))
         took = time.perf_counter() - began
-        return Load(count / took, (time.process_time() - cpu_time) / took)
+        return LoadResult(count / took, (time.process_time() - cpu_time) / took)
 
 
 def _head(request: Request) -> tuple[str, dict[str, str]]:
-    """Take a request's target and header fields from its text; wrk itself sends the length."""
+    """Split a request into target and header fields, without Content-Length, which wrk sends."""
     lines = bytes(request.wire[0]).partition(b"\r\n\r\n")[0].decode().split("\r\n")
     fields = dict(line.split(": ", 1) for line in lines[1:])
     del fields["Content-Length"]

@@ -1,7 +1,7 @@
-"""How steady the machine is: others that share it may take half of its speed, and give it back.
+"""Measures how much the speed of the machine varies during a run.
 
-What is compared is compared side by side, but what takes two cores at once suffers more from that
-than what takes one.
+Other guests of the host may take half of the speed for a while. Work on two cores suffers more from
+that than work on one, even where both are measured side by side.
 """
 
 from __future__ import annotations
@@ -9,33 +9,33 @@ from __future__ import annotations
 import statistics
 import time
 
-from benchmarks.harness.proc_stats import StolenTime
+from benchmarks.harness.proc_stats import CpuSteal
 from benchmarks.report import Row, milliseconds
 
 _STEPS = 300_000
 
 
-class Steadiness:
-    """Does the same work of one core at moments of a run, and notes the seconds that it takes."""
+class MachineSpeed:
+    """Times the same single-core loop at several moments of a run."""
 
     def __init__(self) -> None:
-        self._taken: list[float] = []
-        self._stolen = StolenTime()
+        self._times: list[float] = []
+        self._steal = CpuSteal()
 
-    def note(self) -> None:
-        """Do the work."""
+    def sample(self) -> None:
+        """Run the loop once."""
         began = time.perf_counter()
         total = 0
         for step in range(_STEPS):
             total += step
-        self._taken.append(time.perf_counter() - began)
+        self._times.append(time.perf_counter() - began)
 
     def row(self) -> Row:
-        """Tell how much the times differ, and what went to others; there must be one at least."""
-        least, most = min(self._taken), max(self._taken)
+        """Summarize the samples, of which there must be one, and the CPU steal."""
+        minimum, maximum = min(self._times), max(self._times)
         return Row(
-            f"the same loop of Python, at {len(self._taken)} moments of the run",
-            result=f"{milliseconds(least)} to {milliseconds(most)}, "
-            f"{milliseconds(statistics.median(self._taken))} in the middle; "
-            f"the host gave others {self._stolen.share():.1%} of the time that was wanted",
+            f"the same loop of Python, at {len(self._times)} moments of the run",
+            result=f"{milliseconds(minimum)} to {milliseconds(maximum)}, "
+            f"{milliseconds(statistics.median(self._times))} in the middle; "
+            f"CPU steal was {self._steal.share():.1%}",
         )

@@ -1,4 +1,4 @@
-"""What the kernel knows of a process' memory and CPU time, and of how busy cores are."""
+"""Reads memory and CPU time of processes, and the load of cores, from /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class PeakMemory:
-    """How much a process' memory grows from now on, at its peak: proc(5), VmHWM."""
+    """The peak growth of a process' memory from now on: proc(5), VmHWM."""
 
     def __init__(self, pid: int) -> None:
         self._folder = Path(f"/proc/{pid}")
@@ -17,7 +17,7 @@ class PeakMemory:
         self._start = self._status("VmRSS")
 
     def growth(self) -> int:
-        """Give the bytes."""
+        """Return the growth in bytes."""
         return self._status("VmHWM") - self._start
 
     def _status(self, field: str) -> int:
@@ -29,24 +29,24 @@ class PeakMemory:
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _IDLE_FIELDS = slice(3, 5)  # idle and iowait
-_FIELDS = 8  # what virtual machines get is in others too
+_FIELDS = 8  # the later fields are contained in these
 _STOLEN_FIELD = 7
 
 
 def cpu_time(pid: int) -> float:
-    """Give the seconds of CPU time that a process has had so far: proc(5), /proc/PID/stat."""
+    """Return the CPU seconds of a process so far: proc(5), /proc/PID/stat."""
     behind_the_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, behind_the_name[11:13])) / _TICKS
 
 
-class StolenTime:
-    """How much of the time that is wanted of all cores goes to others on the host, from now on."""
+class CpuSteal:
+    """The CPU steal of all cores from now on: proc(5), /proc/stat."""
 
     def __init__(self) -> None:
         self._start = self._stolen_and_wanted()
 
     def share(self) -> float:
-        """Give the share: proc(5), /proc/stat, steal."""
+        """Return the stolen share of the CPU time that this machine wanted."""
         now = self._stolen_and_wanted()
         stolen, wanted = (later - then for then, later in zip(self._start, now, strict=True))
         return stolen / wanted if wanted else 0.0
@@ -57,16 +57,16 @@ class StolenTime:
 
 
 def busy_time(cores: Collection[int]) -> float:
-    """Give the seconds in which these cores were not idle, in sum: proc(5), /proc/stat.
+    """Return the busy seconds of these cores, in sum: proc(5), /proc/stat.
 
-    What others did there, and so disturbed, is in it too.
+    The work of unrelated processes counts too.
     """
     ticks = _ticks()
     return sum(_not_idle(ticks[f"cpu{core}"]) for core in cores) / _TICKS
 
 
 def _ticks() -> dict[str, list[int]]:
-    """Give what the time of each core went to, and, as "cpu", that of all."""
+    """Return the times of each core, and those of all as "cpu"."""
     lines = map(str.split, Path("/proc/stat").read_text().splitlines())
     return {
         name: [int(field) for field in fields[:_FIELDS]]

@@ -1,14 +1,18 @@
-"""The processes that are measured, and those that they need."""
+"""Starts the measured processes and the servers that they need.
+
+Each process ends at the latest when this one does.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +20,63 @@ from pathlib import Path
 import yaml
 
 from benchmarks.harness.client import HOST, BenchmarkError
-from benchmarks.harness.subprocesses import Cores, end, start
+from tests.integration.support.real_server import BOUND_CHILD
+
+Cores = Collection[int]
+"""The cores on which a process may run."""
+
+_ENDS_WITHIN = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The output of a process, and its CPU time in seconds."""
+
+    output: str
+    cpu_time: float
+
+
+def start(
+    command: Sequence[str], output: int, cores: Cores | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process that ends at the latest when this one does."""
+    bound = [sys.executable, "-I", "-S", str(BOUND_CHILD), str(os.getpid())]
+    return subprocess.Popen(
+        [*bound, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
+    )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Terminate a process, unless it has ended; kill it if it does not obey."""
+    process.terminate()
+    try:
+        process.wait(_ENDS_WITHIN)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def run(command: Sequence[str], cores: Cores | None = None) -> Finished:
+    """Run a program to its end."""
+    process = start(command, subprocess.PIPE, cores)
+    try:
+        assert process.stdout is not None
+        output = process.stdout.read()
+        # wait4(2), as getrusage(2) would count every child.
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    finally:
+        end(process)
+    if process.returncode:
+        raise BenchmarkError(f"{command[0]} failed:\n{output.decode()}")
+    return Finished(output.decode(), used.ru_utime + used.ru_stime)
+
 
 TENSORGATE = (str(Path(sys.executable).with_name("tensorgate")), "serve")
 """The command that users start."""
@@ -47,7 +107,7 @@ class Gateway:
         return self.process.pid
 
     def stop(self) -> str:
-        """End it and give all that it has printed."""
+        """Terminate it and return its output."""
         end(self.process)
         return self.log.read_text()
 
@@ -58,17 +118,17 @@ def running_gateway(
     command: Sequence[str] = TENSORGATE,
     cores: Cores | None = None,
     workers: int = 1,
-    helper: str = "auto",
+    offload: str = "auto",
     dialect: str = "triton",
 ) -> Iterator[Gateway]:
-    """Run a gateway in front of a server, with the limits on sizes out of the way.
+    """Run a gateway in front of a server, without limits on sizes.
 
     ``command`` takes the settings as ``--config FILE`` and logs where it listens.
     """
     settings = {
         "listen": f"{HOST}:0",
         "workers": workers,
-        "offload": helper,
+        "offload": offload,
         "upstreams": {
             "server": {"endpoints": [f"http://{HOST}:{server_port}"], "dialect": dialect}
         },
@@ -88,7 +148,7 @@ def running_gateway(
 
 @contextmanager
 def server(module: str, cores: Cores | None = None) -> Iterator[Server]:
-    """Run a server of this package, which prints its ports in a line."""
+    """Run a server of ``benchmarks.servers``, which prints its ports in a line."""
     process = start([sys.executable, "-m", f"benchmarks.servers.{module}"], subprocess.PIPE, cores)
     try:
         assert process.stdout is not None
@@ -101,7 +161,7 @@ def server(module: str, cores: Cores | None = None) -> Iterator[Server]:
 def listening(
     command: Sequence[str], port: int, log: Path, cores: Cores | None = None
 ) -> Iterator[Server]:
-    """Run a program that listens where it was told to, from when it does; ``log`` gets its text."""
+    """Run a program and wait until it listens at ``port``; ``log`` gets its output."""
     with log.open("wb") as output:
         process = start(command, output.fileno(), cores)
     try:

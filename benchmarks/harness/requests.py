@@ -1,4 +1,4 @@
-"""Requests as they go over the wire, made once and sent many times."""
+"""Builds requests as bytes, once, to be sent many times."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _FP32 = _DATATYPES["float32"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request: the HTTP header with as much of the body as is short, then the rest of it.
+    """A request: its head with any short part of the body, then the rest of the body.
 
-    ``body`` is the whole body where it is JSON, else empty.
+    ``body`` is the whole body if it is JSON, else empty.
     """
 
     wire: Sequence[bytes | memoryview]
@@ -30,39 +30,39 @@ class Request:
 
 
 def normal(count: int) -> Values:
-    """Give FP32 values as a model's input has them: no short decimal fractions."""
+    """Return normally distributed FP32 values, which have no short decimal fractions."""
     return np.random.default_rng(count).standard_normal(count, np.float32)
 
 
 def with_nan(values: Values, share: float) -> Values:
-    """Give a copy in which this share of the values is NaN."""
+    """Return a copy with this share of NaN."""
     places = np.random.default_rng(0).random(values.size) < share
     return np.where(places, np.float32("nan"), values)
 
 
 def json_of_doubles(model: str, values: Values, flat: bool = False) -> Request:
-    """Ask in JSON as most Python clients do: ``json.dumps`` of ``tolist()``.
+    """Build a JSON request as most Python clients do: ``json.dumps`` of ``tolist()``.
 
     That widens each float32 to a double and prints all of its some 17 digits. The data is nested
     as the values are, unless ``flat``.
     """
     data = (values.ravel() if flat else values).tolist()
-    return _json_request(model, json.dumps(_asked(values, data)).encode())
+    return _json_request(model, json.dumps(_json_body(values, data)).encode())
 
 
 def json_of_shortest(model: str, values: Values) -> Request:
-    """Ask in JSON with the shortest digits that give the same float32 back, as orjson prints."""
-    text = orjson.dumps(_asked(values, values), option=orjson.OPT_SERIALIZE_NUMPY)
+    """Build a JSON request with the shortest digits of each float32, as orjson prints."""
+    text = orjson.dumps(_json_body(values, values), option=orjson.OPT_SERIALIZE_NUMPY)
     return _json_request(model, text)
 
 
 def binary(model: str, values: Values) -> Request:
-    """Ask in binary form, for an answer in binary form."""
+    """Build a binary request for a binary response."""
     return binary_of_blocks(model, values.shape, [values.tobytes()])
 
 
 def binary_of_blocks(model: str, shape: Sequence[int], blocks: Sequence[bytes]) -> Request:
-    """Ask in binary form with a tensor that consists of these blocks."""
+    """Build a binary request with a tensor of these blocks."""
     size = sum(map(len, blocks))
     spec = {
         "name": "INPUT0",
@@ -75,7 +75,7 @@ def binary_of_blocks(model: str, shape: Sequence[int], blocks: Sequence[bytes]) 
     return Request([head + text, *blocks])
 
 
-def _asked(values: Values, data: object) -> dict[str, Any]:
+def _json_body(values: Values, data: object) -> dict[str, Any]:
     datatype = _DATATYPES[values.dtype.name]
     shape = list(values.shape)
     return {"inputs": [{"name": "INPUT0", "shape": shape, "datatype": datatype, "data": data}]}

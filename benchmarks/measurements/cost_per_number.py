@@ -1,4 +1,4 @@
-"""What a number costs, in small JSON requests and in large ones."""
+"""Measures the time per number in small and in large JSON requests."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from functools import partial
 from itertools import chain
 
 from benchmarks.harness.client import Connection
-from benchmarks.harness.environment import Lab
+from benchmarks.harness.environment import Environment
 from benchmarks.harness.processes import running_gateway
 from benchmarks.harness.requests import Request, json_of_shortest, normal
-from benchmarks.harness.rounds import go_rounds
+from benchmarks.harness.rounds import run_rounds
 from benchmarks.report import Row, below
-from benchmarks.servers.raw_server import model_answering
+from benchmarks.servers.raw_server import model_responding
 
-_MOST_UNEVEN = 1.5
+_MAX_UNEVEN = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """A number of FP32 values, and how often it is asked for in each round."""
+    """A number of FP32 values, and how many requests of it each round sends."""
 
     name: str
     count: int
@@ -36,13 +36,13 @@ _SIZES = (
 )
 
 
-def cost(lab: Lab) -> list[Row]:
+def cost(env: Environment) -> list[Row]:
     """Measure the time per number, less what a request of one number takes.
 
     The bound is for one process alone: its helper makes large requests cheaper, and only those.
     """
-    alone, alone_each = _per_number(lab, "never")
-    _, helped_each = _per_number(lab, "always")
+    alone, alone_each = _per_number(env, "never")
+    _, helped_each = _per_number(env, "always")
     sizes = ", ".join(size.name for size in _SIZES)
     ratio = max(alone_each) / min(alone_each)
     return [
@@ -51,22 +51,22 @@ def cost(lab: Lab) -> list[Row]:
             "",
             _shown(alone_each),
             f"{ratio:.2f} × from least to most, {alone * 1e3:.2f} ms per request aside",
-            below(ratio, _MOST_UNEVEN, f"{_MOST_UNEVEN} ×"),
+            below(ratio, _MAX_UNEVEN, f"{_MAX_UNEVEN} ×"),
         ),
         Row("… with a helper process", "", _shown(helped_each), ""),
     ]
 
 
-def _per_number(lab: Lab, helper: str) -> tuple[float, list[float]]:
-    """Give the seconds for a request of one number, and those for each number of the sizes."""
+def _per_number(env: Environment, offload: str) -> tuple[float, list[float]]:
+    """Return the seconds of a request of one number, and the seconds per number of each size."""
     one = _to_and_fro(1)
     requests = {size: _to_and_fro(size.count) for size in _SIZES}
-    gateway_running = running_gateway(lab.raw_port, helper=helper)
-    with gateway_running as gateway, Connection(gateway.port) as through:
+    gateway_running = running_gateway(env.raw_port, offload=offload)
+    with gateway_running as gateway, Connection(gateway.port) as to_gateway:
         for request in (one, *requests.values()):
-            through.time(request)
-        ways = {size: partial(_times, through, one, requests[size], size) for size in _SIZES}
-        rounds = go_rounds(lab.rounds(5), ways)
+            to_gateway.time(request)
+        ways = {size: partial(_times, to_gateway, one, requests[size], size) for size in _SIZES}
+        rounds = run_rounds(env.rounds(5), ways)
     pairs = {size: list(chain.from_iterable(each)) for size, each in rounds.items()}
     alone = statistics.median(aside for each in pairs.values() for aside, _ in each)
     return alone, [
@@ -75,7 +75,7 @@ def _per_number(lab: Lab, helper: str) -> tuple[float, list[float]]:
 
 
 def _times(
-    through: Connection, one: Request, request: Request, size: _Size
+    to_gateway: Connection, one: Request, request: Request, size: _Size
 ) -> list[tuple[float, float]]:
     """Give, as often as for this size, what one number takes, and how much longer the request.
 
@@ -83,8 +83,8 @@ def _times(
     """
     pairs = []
     for _ in range(size.times):
-        aside = through.time(one).total
-        pairs.append((aside, through.time(request).total - aside))
+        aside = to_gateway.time(one).total
+        pairs.append((aside, to_gateway.time(request).total - aside))
     return pairs
 
 
@@ -94,4 +94,4 @@ def _shown(per_number: list[float]) -> str:
 
 def _to_and_fro(count: int) -> Request:
     values = normal(count)
-    return json_of_shortest(model_answering(values.nbytes), values)
+    return json_of_shortest(model_responding(values.nbytes), values)

@@ -1,7 +1,7 @@
-"""What small requests have to wait for large ones in the same process.
+"""Measures how long small requests wait for large ones in the same process.
 
-The gateway has a core to itself, so that what is waited for is the gateway. Even so others may
-take it away for a while; that spoils some rounds, and not the medians of all.
+The gateway has a core to itself, so that the wait is for the gateway alone. CPU steal may still
+spoil some rounds; the median of all rounds is robust against that.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from functools import partial
 import numpy as np
 
 from benchmarks.harness.client import Connection
-from benchmarks.harness.cores import divided, staying_on
-from benchmarks.harness.environment import Lab
+from benchmarks.harness.cores import pinned_to, split_cores
+from benchmarks.harness.environment import Environment
 from benchmarks.harness.processes import running_gateway, server
 from benchmarks.harness.requests import Request, json_of_shortest, normal
-from benchmarks.harness.rounds import repeated
+from benchmarks.harness.rounds import repeat
 from benchmarks.report import Row, below, milliseconds
-from benchmarks.servers.raw_server import model_answering
+from benchmarks.servers.raw_server import model_responding
 
 _LARGE_CLIENTS = 4
 _TEXT = 16_000_000
 _PER_VALUE = 10.9  # bytes, with what stands between them
 _SMALL_REQUESTS = 300
-_MOST_ADDED = 0.010  # seconds
-_GETTING_GOING = 0.5  # seconds, after which the large requests are at all stages
+_MAX_ADDED = 0.010  # seconds
+_GETTING_GOING = 0.5  # seconds, after which large requests are in every stage
 
 _Times = Sequence[float]
 
@@ -48,18 +48,18 @@ class _Round:
         return _p99(self.beside) - _p99(self.alone)
 
 
-def waiting(lab: Lab) -> list[Row]:
+def waiting(env: Environment) -> list[Row]:
     """Measure the p99 of small requests alone, and beside JSON requests of 16 MB."""
-    cores = divided()
-    small = json_of_shortest(model_answering(64), normal(16))
-    large = json_of_shortest(model_answering(64), normal(int(_TEXT / _PER_VALUE)))
+    cores = split_cores()
+    small = json_of_shortest(model_responding(64), normal(16))
+    large = json_of_shortest(model_responding(64), normal(int(_TEXT / _PER_VALUE)))
     with (
         server("raw_server", cores.others) as raw,
         running_gateway(raw.ports[0], cores=cores.measured) as gateway,
-        staying_on(cores.others),
+        pinned_to(cores.others),
     ):
         _times(gateway.port, small)
-        rounds = repeated(lab.rounds(5), partial(_round, gateway.port, small, large))
+        rounds = repeat(env.rounds(5), partial(_round, gateway.port, small, large))
     added = statistics.median(each.added for each in rounds)
     p99 = {
         "alone": statistics.median(_p99(each.alone) for each in rounds),
@@ -74,7 +74,7 @@ def waiting(lab: Lab) -> list[Row]:
             f"{milliseconds(p99['beside'])}, alone {milliseconds(p99['alone'])}",
             f"{milliseconds(added)} added; p50 {milliseconds(usual)}, longest "
             f"{milliseconds(longest)}; {sum(each.passed for each in rounds)} large ones passed",
-            below(added, _MOST_ADDED, milliseconds(_MOST_ADDED)),
+            below(added, _MAX_ADDED, milliseconds(_MAX_ADDED)),
         )
     ]
 
@@ -102,10 +102,10 @@ def _times(port: int, request: Request) -> _Times:
 
 
 def _send_on(port: int, request: Request, stop: threading.Event) -> int:
-    """Send the request without pause; give the number of answers."""
-    answers = 0
+    """Send the request without pause, and return the number of responses."""
+    responses = 0
     with Connection(port) as connection:
         while not stop.is_set():
             connection.time(request)
-            answers += 1
-    return answers
+            responses += 1
+    return responses

@@ -1,4 +1,4 @@
-"""What hostile traffic takes of a gateway's memory, at most and for good."""
+"""Measures how much memory hostile traffic makes a gateway use, at its peak and afterwards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.environment import Lab
+from benchmarks.harness.environment import Environment
 from benchmarks.report import Row, below, mebibytes
 from tests.resilience.hostile_traffic import (
     HELD,
@@ -27,20 +27,20 @@ from tests.support.servers.scripted_server import Script
 
 _BODY = 50_000_000
 _QUIET = 22.0
-"""Seconds in which a gateway looks twice for memory that is free, to give it back."""
+"""Seconds in which a gateway returns free memory to the system twice."""
 _LEFT = 64 * MIB
-_MOST = 1.25 * HELD + 96 * MIB
-"""What may be held, with the gaps between blocks of memory, and freed memory that stays."""
+_MAX = 1.25 * HELD + 96 * MIB
+"""The buffered bytes, with fragmentation and the memory that the C library keeps."""
 
 
-def memory(lab: Lab) -> list[Row]:
-    """Measure how memory grows while clients misbehave, and what is left of that."""
-    aborted = lab.rounds(200)
-    deaf = knows_a_model_and_never_reads
+def memory(env: Environment) -> list[Row]:
+    """Measure memory while clients misbehave, and after they have left."""
+    aborted = env.rounds(200)
+    silent = knows_a_model_and_never_reads
     rows = [
         _row(
             f"{aborted} uploads of 50 MB, aborted",
-            deaf,
+            silent,
             partial(abort_uploads, count=aborted, size=_BODY),
         ),
         _row(
@@ -48,8 +48,8 @@ def memory(lab: Lab) -> list[Row]:
             answers_plenty,
             partial(abort_responses, count=20, size=_BODY),
         ),
-        _row("300 uploads that no server reads", deaf, partial(upload_at_once, size=2_000_000)),
-        _row("1,000 × 1 MB of JSON around the data", deaf, partial(send_long_ids, count=1000)),
+        _row("300 uploads that no server reads", silent, partial(upload_at_once, size=2_000_000)),
+        _row("1,000 × 1 MB of JSON around the data", silent, partial(send_long_ids, count=1000)),
         _row("150 clients that read no byte of 64 MB", answers_plenty, never_read_bytes),
         _row("the same, of JSON", answers_plenty, never_read_json),
     ]
@@ -63,14 +63,14 @@ def _row(name: str, script: Script, attack: Attack) -> list[Row]:
             f"{name}: memory growth",
             "",
             mebibytes(peak),
-            bound=below(peak, _MOST, mebibytes(_MOST)),
+            bound=below(peak, _MAX, mebibytes(_MAX)),
         ),
         Row(f"{name}: left", "", mebibytes(left), bound=below(left, _LEFT, mebibytes(_LEFT))),
     ]
 
 
 async def _attack(script: Script, attack: Attack) -> tuple[int, int]:
-    """Give the bytes by which memory grew at its peak, and in a quiet moment behind it."""
+    """Return the growth of memory in bytes, at its peak and after a quiet time."""
     with tempfile.TemporaryDirectory() as folder:
         async with running_gateway(script, Path(folder)) as gateway:
             start = gateway.memory("VmRSS")

@@ -1,4 +1,4 @@
-"""What connections cost that do nothing."""
+"""Measures the memory of idle connections."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.harness.client import BenchmarkError, Connection
-from benchmarks.harness.environment import Lab
+from benchmarks.harness.environment import Environment
 from benchmarks.harness.proc_stats import PeakMemory
 from benchmarks.harness.processes import running_gateway
 from benchmarks.harness.requests import json_of_shortest, normal
 from benchmarks.report import Row, below
-from benchmarks.servers.raw_server import model_answering
+from benchmarks.servers.raw_server import model_responding
 
 _IDLE = 10_000
-_MOST_PER_IDLE = 20 * 1024
+_MAX_PER_IDLE = 20 * 1024
 _OTHER_FILES = 256  # that a process has open besides its connections
 _SMALL_SCRATCH = 4096
 
 
-def connections(lab: Lab) -> list[Row]:
-    """Measure the memory of connections that have each sent a small request, and stay."""
-    request = json_of_shortest(model_answering(64), normal(16))
-    wanted = lab.rounds(_IDLE)
+def connections(env: Environment) -> list[Row]:
+    """Measure the memory of keep-alive connections that have each sent a small request."""
+    request = json_of_shortest(model_responding(64), normal(16))
+    wanted = env.rounds(_IDLE)
     with ExitStack() as stack:
         allowed = stack.enter_context(_many_files()) - _OTHER_FILES
         count = min(wanted, allowed)
-        gateway = stack.enter_context(running_gateway(lab.raw_port))
+        gateway = stack.enter_context(running_gateway(env.raw_port))
         with Connection(gateway.port) as first:
             for _ in range(200):
                 first.time(request)
@@ -48,18 +48,18 @@ def connections(lab: Lab) -> list[Row]:
             f"{count:,} idle connections{fewer}: memory of each",
             "",
             f"{each / 1024:.1f} KiB",
-            bound=below(each, _MOST_PER_IDLE, f"{_MOST_PER_IDLE // 1024} KiB"),
+            bound=below(each, _MAX_PER_IDLE, f"{_MAX_PER_IDLE // 1024} KiB"),
         )
     ]
 
 
 @contextmanager
 def _many_files() -> Iterator[int]:
-    """Let this process, and what it starts, open as many files as it may; give their number."""
+    """Raise the limit of open files to its maximum, for child processes too, and return it."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = before[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    maximum = before[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
     try:
-        yield most
+        yield maximum
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

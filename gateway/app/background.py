@@ -1,4 +1,4 @@
-"""What goes on beside all else."""
+"""Tasks that run in the background while a context is open."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _log = logging.getLogger("tensorgate")
 
 
 class BackgroundTask(ABC):
-    """Runs in a task of its own while its context is open."""
+    """Runs ``run`` in a task of its own while its context is open."""
 
     @abstractmethod
     async def run(self) -> None:
-        """Do what it is for, until cancelled."""
+        """Run until cancelled."""
 
     async def __aenter__(self) -> Self:
-        """Begin."""
+        """Start the task."""
         self._task = asyncio.create_task(self.run())
-        self._task.add_done_callback(_log_fault)
+        self._task.add_done_callback(_log_error)
         return self
 
     async def __aexit__(
@@ -30,12 +30,12 @@ class BackgroundTask(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End it, and wait until it has ended."""
+        """Cancel the task, and wait for its end."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-def _log_fault(task: asyncio.Task[None]) -> None:
-    """Log what ended a task that was to go on: nobody waits for it before the end."""
-    if not task.cancelled() and (fault := task.exception()) is not None:
-        _log.error("a background task failed and does not go on", exc_info=fault)
+def _log_error(task: asyncio.Task[None]) -> None:
+    """Log an unexpected end of the task: nobody awaits it while it should run."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("a background task failed and does not go on", exc_info=error)

@@ -1,4 +1,4 @@
-"""What the workers of a gateway tell each other of their upstreams' endpoints."""
+"""Ejections that workers share: each learns in half a second what another has found out."""
 
 from __future__ import annotations
 
@@ -12,69 +12,68 @@ from gateway.upstream.pool.outlier_detection import EjectionListener
 from gateway.upstream.pool.pool import Pool
 from gateway.workers.shared_state import SharedEjections
 
-_LOOK = 0.5
-"""Seconds between two looks at what others say."""
+_POLL_INTERVAL = 0.5
+"""Seconds between two looks at the ejections of other workers."""
 
 _log = logging.getLogger("tensorgate")
 
 
 class EjectionSync:
-    """Tells others which endpoints are ejected and which answer again, and hears them.
+    """Publishes a worker's ejections and unreachable upstreams, and applies those of others.
 
-    Likewise which upstreams are unreachable.
-
-    An endpoint is told of as one of its upstream: another one may leave it out for other reasons.
-    What all of them find out alike as they begin is logged by the ``first`` alone.
+    Ejections are shared per upstream: another upstream may eject the same endpoint for other
+    reasons. Only the first worker logs what all of them find out at the start.
     """
 
-    def __init__(self, board: SharedEjections, first: bool = True) -> None:
-        self.first = first
-        self._board = board
+    def __init__(self, shared_ejections: SharedEjections, is_first_worker: bool = True) -> None:
+        self.is_first_worker = is_first_worker
+        self._shared_ejections = shared_ejections
         self._task: asyncio.Task[None] | None = None
 
     def publisher_for(self, upstream: str) -> EjectionListener:
-        """Make what the pool of an upstream tells its changes to."""
+        """Return the listener that publishes the ejections of an upstream's pool."""
 
-        def tell(url: str, health: EjectionState) -> None:
+        def publish(url: str, state: EjectionState) -> None:
+            name = _name(upstream, url)
             now = time.monotonic()
-            self._board.publish(_name(upstream, url), health.ejections, health.until, now)
+            self._shared_ejections.publish(name, state.ejections, state.until, now)
 
-        return tell
+        return publish
 
     def start(self, pools: Callable[[], Mapping[str, Pool]]) -> None:
-        """Hear what is said of the endpoints of pools, which are asked for by upstream each time.
+        """Apply the ejections of others until ``close``.
 
-        That goes on until ``close``.
+        ``pools`` returns the pools by upstream; it is called each time, as a reload replaces them.
         """
-        self._task = asyncio.create_task(self._listen(pools))
+        self._task = asyncio.create_task(self._run(pools))
 
     async def close(self) -> None:
-        """Hear no more."""
+        """Stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _listen(self, pools: Callable[[], Mapping[str, Pool]]) -> None:
+    async def _run(self, pools: Callable[[], Mapping[str, Pool]]) -> None:
         while True:
             try:
                 for upstream, pool in pools().items():
-                    self._hear(upstream, pool)
+                    self._apply(upstream, pool)
             except Exception:
-                # A fault of our own: never a silent one, and never one that makes a worker deaf.
-                _log.exception("what other workers say was not heard")
-            await asyncio.sleep(_LOOK)
+                # An error of our own is logged, and must not end the task.
+                _log.exception("the ejections of other workers could not be applied")
+            await asyncio.sleep(_POLL_INTERVAL)
 
-    def _hear(self, upstream: str, pool: Pool) -> None:
-        news = self._board.read(_name(upstream, ""))
-        if news is not None and news.ejections:
-            pool.record_remote_unreachable(news.until)
+    def _apply(self, upstream: str, pool: Pool) -> None:
+        unreachable = self._shared_ejections.read(_name(upstream, ""))
+        if unreachable is not None and unreachable.ejections:
+            pool.record_remote_unreachable(unreachable.until)
         for member in pool.members:
-            news = self._board.read(_name(upstream, member.endpoint.url))
-            if news is not None:
-                pool.outlier_detector.record_remote(
-                    member, EjectionState(ejections=news.ejections, until=news.until)
-                )
+            shared = self._shared_ejections.read(_name(upstream, member.endpoint.url))
+            if shared is not None:
+                state = EjectionState(ejections=shared.ejections, until=shared.until)
+                pool.outlier_detector.record_remote(member, state)
 
 
 def _name(upstream: str, url: str) -> str:
+    """Return the shared name of an endpoint; without a URL, that of the upstream itself."""
     return f"{upstream} {url}"

@@ -1,4 +1,4 @@
-"""Memory that is free goes back to the system in quiet times."""
+"""Gives freed memory back to the system while the process is idle."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import time
 from gateway.app.background import BackgroundTask
 from gateway.system.memory import has_malloc_trim, resident_bytes, trim_malloc
 
-_LOOK = 10.0
-"""Seconds between two looks at how much memory there is."""
-_QUIET = 0.25
-"""The share of a core below which a process has time for it: some 100 ms for a gibibyte."""
-_SPARE = 64 * 2**20
-"""Bytes beyond those at the start that may stay."""
+_INTERVAL = 10.0
+"""Seconds between two looks at the memory."""
+_IDLE_LOAD = 0.25
+"""The share of a core below which a process counts as idle: trimming takes some 100 ms per GiB."""
+_RESERVE = 64 * 2**20
+"""Bytes beyond those at the start that it keeps."""
 
 
 class MallocTrim(BackgroundTask):
-    """Gives back what is free while its context is open.
+    """Calls malloc_trim(3) while its context is open.
 
-    By itself the C library gives back only what is free at the end of its memory, so that one small
-    object there would keep what hundreds of large requests took before.
+    By itself, glibc gives back only what is free at the end of its heap. One small object there
+    keeps the memory of hundreds of large requests.
     """
 
     async def run(self) -> None:
-        """Look every so often whether there is much, and time for it."""
+        """Trim when much memory is free and the process is idle."""
         if not has_malloc_trim():
             return
-        enough = resident_bytes() + _SPARE
+        enough = resident_bytes() + _RESERVE
         while True:
             used = time.process_time()
-            await asyncio.sleep(_LOOK)
-            is_quiet = time.process_time() - used < _QUIET * _LOOK
-            if is_quiet and resident_bytes() > enough:
-                # In a thread: only who needs memory has to wait for it.
+            await asyncio.sleep(_INTERVAL)
+            is_idle = time.process_time() - used < _IDLE_LOAD * _INTERVAL
+            if is_idle and resident_bytes() > enough:
+                # In a thread, so that only allocations wait for it.
                 await asyncio.to_thread(trim_malloc)

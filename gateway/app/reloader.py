@@ -1,4 +1,4 @@
-"""Newer settings for a gateway that is a process by itself."""
+"""Reloads with a single process: when the settings are read again, and what comes of it."""
 
 from __future__ import annotations
 
@@ -12,70 +12,70 @@ from gateway.app.build.api_keys import ApiKeysError
 from gateway.app.build.listen import ListenError
 from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.gateway import Gateway
-from gateway.app.reload.journal import ReloadLog, log_addresses
+from gateway.app.reload.revision import ReloadLog, log_addresses
 from gateway.app.reload.source import SettingsSource, failure_text
 from gateway.settings.problems import SettingsError
 from gateway.settings.schema import Settings
 from gateway.system.files import POLL_INTERVAL
 
 SETTINGS_ERRORS = (SettingsError, ListenError, UpstreamTlsError, ApiKeysError)
-"""What settings that cannot be used raise."""
+"""The errors of settings that cannot be used."""
 INTERNAL_ERROR = "the gateway failed; its log says why"
 
 _log = logging.getLogger("tensorgate")
 
 OnApplied = Callable[[Settings], None]
-"""What is called with settings when they are in use."""
+"""Called with settings once they are in use."""
 
 
 class Reloader(BackgroundTask):
-    """Has a gateway go on with newer settings, while its context is open.
+    """Reloads a gateway when its files change, and on request, while its context is open.
 
-    That is when the files have changed, unless the settings say ``watch: false``, and whenever it
-    is wished. One reload comes after the other; what is wished during one leads to one more.
+    With ``watch: false`` in the settings, only on request. Requests during a reload lead to one
+    more.
     """
 
-    def __init__(self, gateway: Gateway, source: SettingsSource, in_use: OnApplied) -> None:
+    def __init__(self, gateway: Gateway, source: SettingsSource, on_applied: OnApplied) -> None:
         self._gateway = gateway
         self._source = source
-        self._in_use = in_use
-        self._journal = ReloadLog(gateway.revision)
-        self._wished = asyncio.Event()
+        self._on_applied = on_applied
+        self._reload_log = ReloadLog(gateway.revision)
+        self._requested = asyncio.Event()
 
     def request_reload(self) -> None:
-        """Have the settings read again, whether the files have changed or not."""
-        self._wished.set()
+        """Read the settings again, whether the files have changed or not."""
+        self._requested.set()
 
     async def run(self) -> None:
-        """Look for newer settings, and take them up."""
+        """Look for changes, and reload."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_INTERVAL):
-                    await self._wished.wait()
-            wished = self._wished.is_set()
-            self._wished.clear()
-            if wished or self._changed():
-                await self._reload(wished)
-                self._gateway.revision = self._journal.revision
+                    await self._requested.wait()
+            requested = self._requested.is_set()
+            self._requested.clear()
+            if requested or self._changed():
+                await self._reload(requested)
+                self._gateway.revision = self._reload_log.revision
 
     def _changed(self) -> bool:
         failed = self._gateway.revision.last_failure is not None
         return self._gateway.settings.watch and self._source.changed(failed)
 
-    async def _reload(self, wished: bool) -> None:
+    async def _reload(self, requested: bool) -> None:
         gateway = self._gateway
         before, addresses = gateway.settings, gateway.addresses
         try:
             settings = await asyncio.to_thread(self._source.read)
             changes = await gateway.reload(settings)
         except SETTINGS_ERRORS as error:
-            self._journal.failed(failure_text(error, self._source.file), wished)
+            self._reload_log.record_failure(failure_text(error, self._source.file), requested)
         except Exception:
-            # A fault of our own: never a silent one, and never one that ends all reloads.
+            # An error of our own is logged, and must not end the task.
             _log.exception("a reload failed")
-            self._journal.failed(f"{self._source.file}: {INTERNAL_ERROR}", wished)
+            self._reload_log.record_failure(f"{self._source.file}: {INTERNAL_ERROR}", requested)
         else:
-            self._in_use(gateway.settings)
-            self._journal.reloaded()
-            self._journal.log_reloaded(changes, settings, before)
+            self._on_applied(gateway.settings)
+            self._reload_log.record_reload()
+            self._reload_log.log_reload(changes, settings, before)
             log_addresses(gateway.addresses, addresses)

@@ -1,4 +1,4 @@
-"""What exchanges run on, as the settings say."""
+"""What calls run on, between one reload and the next: a router, upstreams and limits."""
 
 from __future__ import annotations
 
@@ -12,77 +12,83 @@ from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, Upstream
 from gateway.proxy.router import Router
 
-_LOOK = 0.1
-"""Seconds between two looks whether the exchanges of a runtime are over: nobody tells."""
+_POLL_INTERVAL = 0.1
+"""Seconds between two looks whether the calls of a retired runtime have ended."""
 
 
 class Runtime:
-    """Holds upstreams, which it may share with other runtimes, and the routes to them."""
+    """A router and its upstreams, which it may share with the runtimes before and after it."""
 
     def __init__(
-        self, held: Mapping[str, SharedUpstream], routes: Router, shared: SharedLimits
+        self,
+        shared_upstreams: Mapping[str, SharedUpstream],
+        router: Router,
+        limits: SharedLimits,
     ) -> None:
-        self.held = held
-        for each in held.values():
-            each.hold()
-        shared.apply()
-        self.routes = routes
-        self.shared = shared
-        self.straight = FastPath(routes)
-        self._exchanges = 0
+        self.shared_upstreams = shared_upstreams
+        for each in shared_upstreams.values():
+            each.acquire()
+        limits.apply()
+        self.router = router
+        self.limits = limits
+        self.fast_path = FastPath(router)
+        self._calls = 0
 
     @property
     def upstreams(self) -> dict[str, Upstream]:
-        """Give the upstreams by name."""
-        return upstreams_by_name(self.held)
+        """Return the upstreams by name."""
+        return upstreams_by_name(self.shared_upstreams)
 
     @property
     def in_use(self) -> bool:
-        """Tell whether exchanges need it that began on it."""
-        under_way = self._exchanges or self.straight.in_flight
-        return bool(under_way) or any(held.busy_with_last_holder for held in self.held.values())
+        """Tell whether calls that began on it are still running."""
+        calls = self._calls or self.fast_path.in_flight
+        return bool(calls) or any(
+            each.busy_with_last_holder for each in self.shared_upstreams.values()
+        )
 
-    async def handle_request(self, request: ClientRequest, answer: ClientResponse) -> None:
-        """Answer a request."""
-        self._exchanges += 1
+    async def handle_request(self, request: ClientRequest, response: ClientResponse) -> None:
+        """Answer a request on the streaming path."""
+        self._calls += 1
         try:
-            await handle_request(request, answer, self.routes)
+            await handle_request(request, response, self.router)
         finally:
-            self._exchanges -= 1
+            self._calls -= 1
 
     async def close(self) -> None:
-        """Let go of all that no other runtime has, when no exchange is under way."""
-        self.straight.close()
-        for rule in self.routes.rules:
+        """Close all that no other runtime uses, once no call is running."""
+        self.fast_path.close()
+        for rule in self.router.rules:
             if rule.mirror is not None:
                 await rule.mirror.close()
-        await self.routes.readiness.close()
-        for held in self.held.values():
-            await held.release()
+        await self.router.readiness.close()
+        for each in self.shared_upstreams.values():
+            await each.release()
 
 
 class RetiredRuntimes:
-    """Closes runtimes that others have replaced, each when its exchanges are over."""
+    """Closes runtimes that a reload has replaced, each when its calls have ended."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, runtime: Runtime) -> None:
-        """Take a runtime, on which no exchange begins any more."""
-        task = asyncio.create_task(_retire(runtime))
+        """Close a runtime, on which no call begins any more, when its calls have ended."""
+        task = asyncio.create_task(_close_when_idle(runtime))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Close them all, whatever is under way."""
+        """Close all of them now, whatever is running."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def _retire(runtime: Runtime) -> None:
+async def _close_when_idle(runtime: Runtime) -> None:
     try:
-        while runtime.in_use:  # noqa: ASYNC110  # nobody tells
-            await asyncio.sleep(_LOOK)
+        # Polled: nothing signals the end of the last call.
+        while runtime.in_use:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_INTERVAL)
     finally:
         await runtime.close()

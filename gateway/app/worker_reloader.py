@@ -13,13 +13,17 @@ from dataclasses import dataclass
 
 from gateway.app.background import BackgroundTask
 from gateway.app.build.api_keys import ApiKeysError
-from gateway.app.build.listen import ListenError, listen, listen_addresses, shown
+from gateway.app.build.listen import (
+    ListenError,
+    describe_addresses,
+    listen,
+    listen_addresses,
+)
 from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.gateway import Gateway
-from gateway.app.reload.diff import changes, keep_startup_settings
-from gateway.app.reload.journal import ReloadLog, log_addresses
-from gateway.app.reload.resources import gather, warn
-from gateway.app.reload.revision import Revision
+from gateway.app.reload.diff import describe_changes, keep_startup_settings
+from gateway.app.reload.resources import load_resources, log_warnings
+from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
 from gateway.app.reload.source import SettingsSource, failure_text
 from gateway.app.reloader import INTERNAL_ERROR, SETTINGS_ERRORS, OnApplied
 from gateway.settings.schema import Settings
@@ -48,10 +52,10 @@ class SupervisorReloader(ConfigSource):
     def __init__(self, settings: Settings, source: SettingsSource, on_applied: OnApplied) -> None:
         self._source = source
         self._on_settings_applied = on_applied
-        self._journal = ReloadLog(Revision(time.time(), str(source.file)))
-        self._material = gather(settings)
-        warn(settings)
-        self._listening = listen(listen_addresses(settings))
+        self._reload_log = ReloadLog(Revision(time.time(), str(source.file)))
+        self._resources = load_resources(settings)
+        log_warnings(settings)
+        self._bound = listen(listen_addresses(settings))
         # Made before the first fork, as all workers share it. It outlives them, and each reload.
         self._shared_ejections = SharedEjections()
         self._log_applied: Callable[[], None] | None = None
@@ -59,7 +63,7 @@ class SupervisorReloader(ConfigSource):
     @property
     def settings(self) -> Settings:
         """Return the newest settings that could be used."""
-        return self._material.settings
+        return self._resources.settings
 
     @property
     def sockets(self) -> dict[socket.socket, ConnectionKind]:
@@ -67,14 +71,14 @@ class SupervisorReloader(ConfigSource):
         admin = self.settings.admin
         return {
             sock: ToWorker.ADMIN if each.address == admin else ToWorker.CLIENT
-            for each in self._listening
+            for each in self._bound
             for sock in each.sockets
         }
 
     @property
     def addresses(self) -> list[str]:
         """Return where clients and operators connect."""
-        return shown(self._listening, self.settings)
+        return describe_addresses(self._bound, self.settings)
 
     def gateway(
         self,
@@ -87,8 +91,8 @@ class SupervisorReloader(ConfigSource):
         return Gateway(
             self.settings,
             on_closed,
-            self._material,
-            self._journal.revision,
+            self._resources,
+            self._reload_log.revision,
             self._shared_ejections,
             is_first,
             drained,
@@ -100,15 +104,15 @@ class SupervisorReloader(ConfigSource):
         if not requested and not self._changed():
             return None
         try:
-            reload = _Reload(self._read(), self._journal.revision)
+            reload = _Reload(self._read(), self._reload_log.revision)
         except SETTINGS_ERRORS as error:
-            self._journal.failed(failure_text(error, self._source.file), requested)
-            reload = _Reload(None, self._journal.revision)
+            self._reload_log.record_failure(failure_text(error, self._source.file), requested)
+            reload = _Reload(None, self._reload_log.revision)
         except Exception:
             # An error of our own is logged, and must not end the supervisor.
             _log.exception("a reload failed")
-            self._journal.failed(f"{self._source.file}: {INTERNAL_ERROR}", requested)
-            reload = _Reload(None, self._journal.revision)
+            self._reload_log.record_failure(f"{self._source.file}: {INTERNAL_ERROR}", requested)
+            reload = _Reload(None, self._reload_log.revision)
         return ConfigUpdate(pickle.dumps(reload), self.sockets, self.settings.limits.drain_timeout)
 
     def on_applied(self, errors: Mapping[int, str]) -> None:
@@ -126,27 +130,27 @@ class SupervisorReloader(ConfigSource):
     def _refresh_resources(self) -> None:
         """Load the files that workers reload by themselves, for workers that start later."""
         try:
-            self._material.renew()
+            self._resources.refresh()
         except Exception:
             _log.exception("keys or certificates could not be renewed")
 
     def _changed(self) -> bool:
-        failed = self._journal.revision.last_failure is not None
+        failed = self._reload_log.revision.last_failure is not None
         return self.settings.watch and self._source.changed(failed)
 
     def _read(self) -> Settings:
         """Read the settings and load what they name, or raise and change nothing."""
-        before, addresses = self._material, self.addresses
+        before, addresses = self._resources, self.addresses
         read = self._source.read()
         settings = keep_startup_settings(read, before.settings)
-        material = gather(settings, before)
-        self._listening = listen(listen_addresses(settings), self._listening)
-        self._material = material
-        self._journal.reloaded()
+        resources = load_resources(settings, before)
+        self._bound = listen(listen_addresses(settings), self._bound)
+        self._resources = resources
+        self._reload_log.record_reload()
 
         def log_applied() -> None:
             self._on_settings_applied(settings)
-            self._journal.log_reloaded(changes(material, before), read, before.settings)
+            self._reload_log.log_reload(describe_changes(resources, before), read, before.settings)
             log_addresses(self.addresses, addresses)
 
         self._log_applied = log_applied
@@ -183,7 +187,7 @@ class WorkerReloader(BackgroundTask):
         gateway = self._gateway
         if reload.settings is None:
             why, failed_at = reload.revision.last_failure, reload.revision.failed_at
-            gateway.revision = gateway.revision.failed(why or "", failed_at or time.time())
+            gateway.revision = gateway.revision.after_failure(why or "", failed_at or time.time())
             return ""
         try:
             await gateway.reload(reload.settings)
@@ -196,5 +200,5 @@ class WorkerReloader(BackgroundTask):
             gateway.revision = reload.revision
             self._on_applied(reload.settings)
             return ""
-        gateway.revision = gateway.revision.failed(why, time.time())
+        gateway.revision = gateway.revision.after_failure(why, time.time())
         return why

@@ -1,1 +1,1 @@
-"""JSON text ↔ tensor bytes, incrementally and without I/O."""
+"""Converts between JSON text and binary tensors, incrementally and without I/O."""

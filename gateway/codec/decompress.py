@@ -1,4 +1,4 @@
-"""Undoes the content codings gzip and deflate, piece by piece."""
+"""Decompresses gzip and deflate request bodies piece by piece."""
 
 from __future__ import annotations
 
@@ -12,48 +12,49 @@ if TYPE_CHECKING:
     from zlib import _Decompress
 
 FREE_OUTPUT_BYTES = 1024 * 1024
-"""Bytes that may come of a body, however small that is: a tensor of zeros is no attack."""
+"""Output that any body may have, however small it is: a tensor of zeros is no attack."""
 
 FREE_MEMBERS = 256
-"""Members that a gzip body may have, however small they are."""
+"""Members that any gzip body may have, however small they are."""
 MIN_MEMBER_BYTES = 1024
-"""Bytes that each further member stands for on average, compressed and decoded bytes added up.
+"""A body may have one further member for each so many bytes, compressed and decompressed together.
 
-To begin a member costs as much CPU as to decode 1 KiB. The blocks of bgzip hold 64 KiB each.
+To open a member costs as much CPU as to decompress 1 KiB. The blocks of bgzip hold 64 KiB each.
 """
 MAX_MEMBERS_PER_STEP = 64
-"""Members that are decoded at a time, at most: about 0.2 ms of work where they are empty."""
+"""The most members decompressed in one step: about 0.2 ms if they are empty."""
 
 _WINDOW = 16 * 1024
-"""Bytes that are looked at, at a time."""
+"""Compressed bytes that one step reads."""
 
 _STATE = 48 * 1024
-"""Bytes that zlib holds of an open stream: its window of 32 KiB, and its tables."""
+"""Memory of zlib for an open stream: its window of 32 KiB, and its tables."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP, _ZLIB, _RAW_DEFLATE = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
-"""How zlib is told what is around the compressed data."""
+"""The formats of a stream as zlib's ``wbits``."""
 
 
 class Decompressor:
-    """Decodes a body of which it is fed chunks, and which is ``gzip`` or ``deflate``.
+    """Decompresses a body of content coding ``gzip`` or ``deflate`` that arrives in chunks.
 
-    Of gzip, members may follow each other (RFC 1952, section 2.2), many if they are not tiny;
-    deflate is in the zlib format (RFC 9110, section 8.4.1.2) or, as some clients send it, without.
-    What comes of it is at most ``most`` times as large as what has come so far, once it is more
-    than ``FREE_OUTPUT_BYTES``.
+    A gzip body may have several members (RFC 1952, section 2.2). Deflate is the zlib format (RFC
+    9110, section 8.4.1.2); some clients send raw deflate, which is accepted too.
 
-    The body is looked at in windows that are counted from its start. So how it is split does not
-    matter to what is refused, and neither to when.
+    Beyond ``FREE_OUTPUT_BYTES``, the output may be at most ``max_ratio`` times as large as the
+    input so far.
+
+    The input is read in windows counted from its start. So errors do not depend on how the body was
+    split.
     """
 
     def __init__(self, coding: str, max_ratio: int) -> None:
         self.consumed = 0
-        """Bytes that were decoded."""
+        """Compressed bytes read so far."""
         self.produced = 0
-        """Bytes that came of them."""
+        """Decompressed bytes so far."""
         self.last = False
-        """Whether all of the body has been fed."""
+        """Whether the whole body was fed."""
         self._coding = coding
         self._max_ratio = max_ratio
         self._input = bytearray()
@@ -64,26 +65,26 @@ class Decompressor:
 
     @property
     def held(self) -> int:
-        """Give the bytes that wait to be decoded, and those of zlib's own state."""
+        """Return the bytes that wait to be decompressed, and zlib's own state."""
         state = 0 if self._stream is None else _STATE
         return len(self._input) + len(self._window) + state
 
     def feed(self, data: bytes | memoryview, *, last: bool = False) -> None:
-        """Take what came next of the body; ``last`` says that it ends there."""
+        """Take the next compressed bytes; ``last`` marks the end of the body."""
         self._input += data
         self.last = last
 
     def work(self) -> bytes | None:
-        """Decode some of what is there: a piece at most, maybe nothing; None where no more is.
+        """Decompress one piece, possibly an empty one; return None if more input is needed.
 
-        Raises GatewayError: 400 for what is not of the coding, cut short, followed by something
-        else or made of tiny members, 413 for what grows too much.
+        Raises GatewayError: 400 for a body that is invalid, truncated, followed by other bytes or
+        made of tiny members; 413 for one that exceeds the ratio.
         """
         if not self._has_more_output and not self._fill_window():
             return None
         pieces = [self._decode(CONVERT_CHUNK)]
         room = CONVERT_CHUNK - len(pieces[0])
-        # Tiny members go together: each call costs a turn of the event loop.
+        # Join the output of tiny members, as each step costs a time slice of the event loop.
         while (
             self._stream is None
             and room
@@ -95,7 +96,7 @@ class Decompressor:
         return b"".join(pieces)
 
     def _decode(self, room: int) -> bytes:
-        """Decode what is looked at up to a member's end, to ``room`` bytes at most."""
+        """Decompress up to ``room`` bytes of the window, up to the end of a member."""
         stream = self._stream or self._open_stream()
         try:
             piece = stream.decompress(self._window, room)
@@ -107,13 +108,13 @@ class Decompressor:
         self.produced += len(piece)
         self._window = rest
         self._stream = None if stream.eof else stream
-        # The decoder may have seen more than there was room for.
+        # zlib may hold output for which there was no room.
         self._has_more_output = len(piece) == room and not stream.eof
         self._check_growth()
         return piece
 
     def _fill_window(self) -> bool:
-        """Get something to decode, if it has come; raises GatewayError (400) at an early end."""
+        """Move input into the window; raises GatewayError (400) if the body ends too early."""
         least = 1 if self._stream else len(_GZIP_MAGIC)
         if len(self._window) < least and (self.last or len(self._input) >= _WINDOW):
             self._window += self._input[:_WINDOW]
@@ -132,7 +133,7 @@ class Decompressor:
         self._check_members()
         if is_gzip:
             return zlib.decompressobj(_GZIP)
-        # RFC 1950, section 2.2: so the zlib format begins, and bare deflate as good as never.
+        # RFC 1950, section 2.2: the zlib format begins so; raw deflate practically never does.
         is_zlib = self._window[0] & 0x0F == zlib.DEFLATED
         return zlib.decompressobj(_ZLIB if is_zlib else _RAW_DEFLATE)
 
@@ -140,9 +141,9 @@ class Decompressor:
         size = self.consumed + self.produced
         if self._stream_count > FREE_MEMBERS + size // MIN_MEMBER_BYTES:
             raise bad_request(
-                f"the request's gzip body has too many tiny members: {self._stream_count} in {size} "
-                f"bytes, compressed and decoded; at most {FREE_MEMBERS} are taken, and one more "
-                f"for each {MIN_MEMBER_BYTES} bytes"
+                "the request's gzip body has too many tiny members: "
+                f"{self._stream_count} in {size} bytes, compressed and decompressed; "
+                f"at most {FREE_MEMBERS} are taken, and one more for each {MIN_MEMBER_BYTES} bytes"
             )
 
     def _check_growth(self) -> None:

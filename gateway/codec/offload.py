@@ -1,7 +1,7 @@
-"""Numbers that are converted elsewhere meanwhile: on another core, say.
+"""The interface by which codecs have numbers converted in another process.
 
-The codecs lend out pieces of their work, go on with the next, and take the results in order.
-What comes back as None could not be done there: it is done here, which tells why.
+A codec submits jobs, goes on with its next work, and collects the results in order. If a result is
+None, the codec converts the data itself, and so finds the error.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from gateway.protocol.datatypes import Datatype, Family
 
 @dataclass(frozen=True, slots=True)
 class ConversionJob:
-    """What is to be done with some elements of a datatype.
+    """How to convert elements of a datatype.
 
-    ``to_json`` turns their bytes into the text between an array's brackets; else a JSON array of
-    them is turned into bytes.
+    With ``to_json``, binary elements become the text between an array's brackets. Otherwise a JSON
+    array becomes binary elements.
     """
 
     to_json: bool
@@ -25,39 +25,39 @@ class ConversionJob:
 
     @property
     def can_be_offloaded(self) -> bool:
-        """Tell whether the elements are of one size, so that each piece stands for itself."""
+        """Tell whether elements have one size, so that pieces can be converted independently."""
         return self.datatype.family in (Family.INTEGER, Family.FLOAT)
 
 
 class OffloadFuture(ABC):
-    """A piece of work that was lent out."""
+    """The result of a submitted job, once it is done."""
 
     done: bool = False
     result: bytes | memoryview | None = None
-    """What was made of the data; None until it is done, or where it could not be."""
+    """The converted data; None until it is done, and None if it could not be converted."""
 
     @abstractmethod
     async def wait(self) -> None:
-        """Wait until it is done, which may be here, with a turn for others behind each piece."""
+        """Wait until it is done; it may run in this process, one time slice per piece."""
 
 
 class Offloader(ABC):
-    """Who has work done elsewhere."""
+    """Runs conversion jobs elsewhere."""
 
     @abstractmethod
-    def submit(self, work: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
-        """Have a piece of work done; None where it is sooner done here.
+    def submit(self, job: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
+        """Submit a job; return None if converting here is faster.
 
-        ``data`` is taken one behind the other, and copied.
+        ``data`` is concatenated and copied.
         """
 
 
-class _NeverDone(OffloadFuture):
+class _FailedFuture(OffloadFuture):
     done = True
 
     async def wait(self) -> None:
         pass
 
 
-FAILED_FUTURE: OffloadFuture = _NeverDone()
-"""Work that nobody could do: it is left to be done here."""
+FAILED_FUTURE: OffloadFuture = _FailedFuture()
+"""A future without a result: the caller converts the data itself."""

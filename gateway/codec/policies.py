@@ -1,4 +1,4 @@
-"""What becomes of values that JSON cannot carry as they are."""
+"""Policies for values that JSON cannot express: NaN, infinities, and bytes that are not text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Nonfinite(Enum):
     """How NaN and the infinities are written in JSON."""
 
     LITERAL = "literal"
-    """As the bare tokens NaN, Infinity and -Infinity, as Triton does."""
+    """Bare tokens NaN, Infinity and -Infinity, as Triton writes them."""
     NULL = "null"
     STRING = "string"
     ERROR = "error"
@@ -25,7 +25,7 @@ class BytesEncoding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JsonPolicies:
-    """The policies of a route; ``as_base64`` names outputs that a request wants as base64."""
+    """The policies of a route; a request may ask for further outputs ``as_base64``."""
 
     nonfinite: Nonfinite = Nonfinite.LITERAL
     bytes_encoding: BytesEncoding = BytesEncoding.UTF8
@@ -33,9 +33,9 @@ class JsonPolicies:
 
     @property
     def any_base64(self) -> bool:
-        """Tell whether BYTES of any output become base64."""
+        """Tell whether BYTES of any output are written as base64."""
         return self.bytes_encoding is BytesEncoding.BASE64 or bool(self.as_base64)
 
     def wants_base64(self, output: str) -> bool:
-        """Tell whether this output's BYTES become base64."""
+        """Tell whether BYTES of an output are written as base64."""
         return self.bytes_encoding is BytesEncoding.BASE64 or output in self.as_base64

@@ -113,7 +113,7 @@ class HttpResponse(ClientResponse):
             lines.append(("Connection", "close"))
         elif request.http_1_0:
             lines.append(("Connection", "keep-alive"))
-        self._connection.buffer_write(_encode_head(status, reason, headers, lines))
+        self._connection.buffer_write(_encode_response_head(status, reason, headers, lines))
 
     async def write(self, data: bytes | memoryview) -> None:
         """Write a piece of the body."""
@@ -163,7 +163,7 @@ def _encode_common_lines(
     return encode_head_lines(_status_line(status, reason), lines), sized
 
 
-def _encode_head(
+def _encode_response_head(
     status: int, reason: str, headers: CIMultiDict[str], lines: list[tuple[str, str]]
 ) -> bytes:
     _add_gateway_headers(lines, {name.lower() for name in headers}, int(time.time()))

@@ -1,1 +1,1 @@
-"""A process on another core that converts numbers for the gateway."""
+"""A process on another core that converts large tensors for a worker."""

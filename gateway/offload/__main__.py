@@ -1,6 +1,6 @@
-"""The helper's own program: python -m gateway.offload SOCKET MEMORY, two descriptors.
+"""The offload process: python -m gateway.offload SOCKET MEMORY, two inherited descriptors.
 
-The socket is its end of a pair, the memory what it shares with the gateway.
+It converts what the worker writes into the shared memory, in order, until the socket is closed.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from gateway.offload.slots import (
     READY,
     MessageReader,
     SharedSlots,
-    work_from_code,
+    decode_job,
 )
 from gateway.system.memory import tune_malloc
 
-_READ = 64 * MESSAGE.size
+_READ_SIZE = 64 * MESSAGE.size
 
 
 def serve(sock: socket.socket, slots: SharedSlots) -> None:
-    """Say that it is ready, then do what is asked for, in order, until the gateway closes."""
+    """Send READY, then do the jobs in order, until the worker closes the socket."""
     sock.sendall(READY)
     reader = MessageReader()
-    while data := sock.recv(_READ):
-        for mark, slot, size in reader.feed(data):
-            wanted = slots.is_pending(slot)
-            result = run_job(work_from_code(mark), slots.work(slot, size)) if wanted else None
+    while data := sock.recv(_READ_SIZE):
+        for code, slot, size in reader.feed(data):
+            is_pending = slots.is_pending(slot)
+            result = run_job(decode_job(code), slots.job_data(slot, size)) if is_pending else None
             if result is None or len(result) > MAX_RESULT_SIZE:
                 sock.sendall(MESSAGE.pack(NOT_DONE, slot, 0))
             else:
-                slots.put_result(slot, result)
+                slots.write_result(slot, result)
                 sock.sendall(MESSAGE.pack(DONE, slot, len(result)))
 
 
@@ -46,9 +46,9 @@ if __name__ == "__main__":
     tune_malloc()
     shared = SharedSlots(int(sys.argv[2]))
     os.close(int(sys.argv[2]))
-    # A Ctrl-C is meant for the gateway, which closes when it is done; so is a wish for a reload.
+    # Ctrl-C and SIGHUP are for the worker, which closes the socket when it is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # Where writing fails, the gateway is gone.
+    # If sending fails, the worker is gone.
     with socket.socket(fileno=int(sys.argv[1])) as end, suppress(ConnectionError):
         serve(end, shared)

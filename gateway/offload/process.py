@@ -1,4 +1,4 @@
-"""The gateway's side of its helper: starts it, sends it work, does without it when it fails."""
+"""The worker's side of its offload process: starts it, sends jobs, works without it if it fails."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from gateway.codec.elements.offloaded_work import run_job
 from gateway.codec.offload import ConversionJob, Offloader, OffloadFuture
 from gateway.offload.slots import (
     DONE,
-    MAX_WORK_SIZE,
+    MAX_JOB_SIZE,
     MESSAGE,
     SLOT_COUNT,
     MessageReader,
     SharedSlots,
     create_memory,
-    work_code,
+    encode_job,
 )
 
-_SMALLEST = 16 * 1024
+_MIN_JOB_SIZE = 16 * 1024
 """Bytes that are worth sending: less is converted sooner than sent."""
-_PATIENCE = 10.0
-"""Seconds for a piece of work, which takes less than one of their thousandths."""
-_PAUSE = 10.0
+_JOB_TIMEOUT = 10.0
+"""Seconds for a job, which takes less than ten milliseconds."""
+_RESTART_DELAY = 10.0
 """Seconds between two starts at least."""
 
-_log = logging.getLogger("tensorgate.helper")
+_log = logging.getLogger("tensorgate.offload")
 
 
 class OffloadProcess(Offloader):
-    """Has numbers converted by a process that starts when there is work for it.
+    """Has a process convert tensors; it starts when there is a first job.
 
-    Where there is none, or it has enough to do, ``lend`` says so. What it has not done when it
-    dies, or takes too long, counts as not done.
+    ``submit`` returns None while the process is not running, or is busy. Jobs that it has not done
+    when it dies, or takes too long, count as not done.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._link: _Link | None = None
+        self._connection: _Connection | None = None
         self._running: asyncio.Task[None] | None = None
         self._next_start = 0.0
 
-    def submit(self, work: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
-        """Have a piece of work done; None where it is sooner done here."""
-        if not _SMALLEST <= sum(map(len, data)) <= MAX_WORK_SIZE:
+    def submit(self, job: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
+        """Submit a job; None if it is done sooner in this process."""
+        if not _MIN_JOB_SIZE <= sum(map(len, data)) <= MAX_JOB_SIZE:
             return None
-        if self._link is None:
+        if self._connection is None:
             self._start()
             return None
-        return self._link.send(work, data)
+        return self._connection.send(job, data)
 
     async def close(self) -> None:
-        """End the helper."""
+        """Stop the process."""
         self._next_start = float("inf")
         if self._running is not None:
             self._running.cancel()
@@ -68,63 +68,65 @@ class OffloadProcess(Offloader):
         now = self._loop.time()
         if now < self._next_start or (self._running is not None and not self._running.done()):
             return
-        self._next_start = now + _PAUSE
+        self._next_start = now + _RESTART_DELAY
         self._running = self._loop.create_task(self._run())
 
     async def _run(self) -> None:
-        ours, its = socket.socketpair()
+        ours, theirs = socket.socketpair()
         memory = create_memory()
-        with its, os.fdopen(memory):
+        with theirs, os.fdopen(memory):
             slots = SharedSlots(memory)
-            process = subprocess.Popen(  # noqa: ASYNC220, S603  # ours, and quickly started
-                [sys.executable, "-m", "gateway.offload", str(its.fileno()), str(memory)],
+            process = subprocess.Popen(  # noqa: ASYNC220, S603  # our own, and it starts quickly
+                [sys.executable, "-m", "gateway.offload", str(theirs.fileno()), str(memory)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[its.fileno(), memory],
+                pass_fds=[theirs.fileno(), memory],
             )
-        link = None
+        connection = None
         try:
-            _, link = await self._loop.create_connection(lambda: _Link(slots), sock=ours)
-            self._link = link
-            await link.lost
-            _log.warning("the helper process %d ended; another one is started", process.pid)
+            _, connection = await self._loop.create_connection(
+                lambda: _Connection(slots), sock=ours
+            )
+            self._connection = connection
+            await connection.lost
+            _log.warning("the offload process %d ended; another one is started", process.pid)
         finally:
-            self._link = None
-            if link is None:
+            self._connection = None
+            if connection is None:
                 ours.close()
             else:
-                link.transport.abort()
+                connection.transport.abort()
             process.kill()
-            # It is dead within no time, and must not stay as a zombie.
+            # It dies at once, and must not stay as a zombie.
             await asyncio.shield(self._loop.run_in_executor(None, process.wait))
 
 
 @dataclass(eq=False)
-class _Loan(OffloadFuture):
-    """Work that lies in a slot."""
+class _SubmittedJob(OffloadFuture):
+    """A job in a slot."""
 
-    link: _Link
-    work: ConversionJob
+    connection: _Connection
+    job: ConversionJob
     slot: int
     size: int
 
-    def end(self, result: bytes | memoryview | None) -> None:
+    def finish(self, result: bytes | memoryview | None) -> None:
         self.done = True
         self.result = result
 
     async def wait(self) -> None:
-        # Who waits has nothing else to do, and the helper may have to share its core with others:
-        # what it would come to last is done here, until it has done the rest.
-        for loan in self.link.lent_last_first():
+        # The waiting call has nothing else to do, and the offload process may share its core with
+        # others. So this process does the last jobs, while the other one does the first.
+        for job in self.connection.jobs_last_first():
             if self.done:
                 return
-            if not loan.done:
-                self.link.do_here(loan)
+            if not job.done:
+                self.connection.do_here(job)
                 await asyncio.sleep(0)
 
 
-class _Link(asyncio.Protocol):
-    """The connection to the helper."""
+class _Connection(asyncio.Protocol):
+    """The connection to the offload process."""
 
     transport: asyncio.Transport
 
@@ -132,68 +134,69 @@ class _Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = MessageReader()
         self._slots = slots
-        self._free = list(range(SLOT_COUNT))
-        self._loans: deque[_Loan] = deque()
-        self._watch: asyncio.TimerHandle | None = None
-        self._ready = False
+        self._free_slots = list(range(SLOT_COUNT))
+        self._jobs: deque[_SubmittedJob] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_ready = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def send(
-        self, work: ConversionJob, data: tuple[bytes | memoryview, ...]
-    ) -> OffloadFuture | None:
-        """Send a piece of work; None where there is enough to do already."""
-        if not self._free or not self._ready or self.transport.is_closing():
+        self, job: ConversionJob, data: tuple[bytes | memoryview, ...]
+    ) -> _SubmittedJob | None:
+        """Send a job; None if all slots are taken."""
+        if not self._free_slots or not self._is_ready or self.transport.is_closing():
             return None
-        slot = self._free.pop()
-        size = self._slots.put_work(slot, data)
-        loan = _Loan(self, work, slot, size)
-        self._loans.append(loan)
-        self.transport.write(MESSAGE.pack(work_code(work), slot, size))
-        if self._watch is None:
-            self._watch = self._loop.call_later(_PATIENCE, self._look, loan)
-        return loan
+        slot = self._free_slots.pop()
+        size = self._slots.write_job(slot, data)
+        submitted = _SubmittedJob(self, job, slot, size)
+        self._jobs.append(submitted)
+        self.transport.write(MESSAGE.pack(encode_job(job), slot, size))
+        if self._timer is None:
+            self._timer = self._loop.call_later(_JOB_TIMEOUT, self._check, submitted)
+        return submitted
 
-    def lent_last_first(self) -> list[_Loan]:
-        """Give the loans that the helper has not answered, the last one first."""
-        return list(reversed(self._loans))
+    def jobs_last_first(self) -> list[_SubmittedJob]:
+        """Return the jobs without a reply, the last one first."""
+        return list(reversed(self._jobs))
 
-    def do_here(self, loan: _Loan) -> None:
-        """Do a piece of work that the helper has; it need not begin with it any more."""
-        self._slots.cancel(loan.slot)
-        loan.end(run_job(loan.work, self._slots.work(loan.slot, loan.size)))
+    def do_here(self, submitted: _SubmittedJob) -> None:
+        """Do a job in this process; the offload process need not begin with it any more."""
+        self._slots.cancel(submitted.slot)
+        data = self._slots.job_data(submitted.slot, submitted.size)
+        submitted.finish(run_job(submitted.job, data))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Take results, which come in the order of the work."""
-        tickets = self._reader.feed(data)
-        if tickets and not self._ready:
-            self._ready = True
-            del tickets[0]
-        for mark, slot, size in tickets:
-            loan = self._loans.popleft()
-            if not loan.done:
-                loan.end(self._slots.result(slot, size) if mark == DONE else None)
-            self._free.append(slot)
+        """Take results, which come in the order of the jobs."""
+        messages = self._reader.feed(data)
+        if messages and not self._is_ready:
+            self._is_ready = True
+            del messages[0]
+        for code, slot, size in messages:
+            job = self._jobs.popleft()
+            if not job.done:
+                job.finish(self._slots.copy_result(slot, size) if code == DONE else None)
+            self._free_slots.append(slot)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count all that is not done as not to be done."""
-        if self._watch is not None:
-            self._watch.cancel()
-        while self._loans:
-            loan = self._loans.popleft()
-            if not loan.done:
-                loan.end(None)
+        """Finish all jobs as not done."""
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._jobs:
+            job = self._jobs.popleft()
+            if not job.done:
+                job.finish(None)
         if not self.lost.done():
             self.lost.set_result(None)
 
-    def _look(self, loan: _Loan) -> None:
-        """Give the helper up where it has not done in time what it had to."""
-        self._watch = None
-        if loan in self._loans:
-            _log.warning("the helper process did nothing for %g s", _PATIENCE)
+    def _check(self, submitted: _SubmittedJob) -> None:
+        """Abort if the process has not replied to a job in time."""
+        self._timer = None
+        if submitted in self._jobs:
+            _log.warning("the offload process did nothing for %g s", _JOB_TIMEOUT)
             self.transport.abort()
-        elif self._loans:
-            self._watch = self._loop.call_later(_PATIENCE, self._look, self._loans[-1])
+        elif self._jobs:
+            self._timer = self._loop.call_later(_JOB_TIMEOUT, self._check, self._jobs[-1])

@@ -1,4 +1,4 @@
-"""Open Inference Protocol datatypes: one table of what each is."""
+"""The table of the Open Inference Protocol's datatypes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Family(Enum):
-    """What JSON value an element of a datatype is written as."""
+    """The JSON type of a datatype's elements."""
 
     BOOLEAN = "true or false"
     INTEGER = "an integer"
@@ -22,7 +22,7 @@ class Family(Enum):
 
 @dataclass(frozen=True, slots=True)
 class IntegerRange:
-    """The least and the largest value of a datatype of integers."""
+    """The least and the largest value of an integer datatype."""
 
     least: int
     most: int
@@ -30,10 +30,10 @@ class IntegerRange:
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """The binary format of a datatype of floats, in IEEE 754's terms.
+    """The binary format of a float datatype, in IEEE 754's terms.
 
-    ``mantissa_bits`` are those that are stored; ``min_exponent`` is that of the least normal
-    number. From ``overflow`` on up, a number is nearer to infinity than to the largest float.
+    ``mantissa_bits`` counts the stored bits; ``min_exponent`` is that of the least normal number.
+    Numbers from ``overflow`` on round to infinity.
     """
 
     mantissa_bits: int
@@ -45,9 +45,9 @@ class FloatFormat:
 class Datatype:
     """One datatype of the protocol.
 
-    ``dtype`` is its little-endian numpy dtype; None for BYTES, whose elements are a uint32
-    length and that many bytes. ``struct_code`` is what the struct module calls it, if it does.
-    ``integers`` and ``floats`` say what values there are, if it is of such a family.
+    ``dtype`` is its little-endian numpy dtype; None for BYTES, whose elements are a uint32 length
+    and that many bytes. ``struct_code`` is its code in the struct module, if it has one.
+    ``integers`` and ``floats`` are set for datatypes of these families.
     """
 
     name: str
@@ -59,22 +59,22 @@ class Datatype:
 
     @property
     def size(self) -> int | None:
-        """Give the bytes of one element, None where elements differ in size."""
+        """Return the bytes of an element; None if elements differ in size."""
         return None if self.dtype is None else self.dtype.itemsize
 
 
 def integer_datatype(name: str, dtype: Any, struct_code: str | None = None) -> Datatype:
-    """Describe a datatype of integers; raises ValueError for a dtype of anything else."""
+    """Make an integer datatype; raises ValueError for another dtype."""
     limits = ml_dtypes.iinfo(dtype)  # type: ignore[no-untyped-call]
     values = IntegerRange(int(limits.min), int(limits.max))
     return Datatype(name, Family.INTEGER, np.dtype(dtype), struct_code, integers=values)
 
 
 def float_datatype(name: str, dtype: Any, struct_code: str | None = None) -> Datatype:
-    """Describe a datatype of floats; raises ValueError for a dtype of anything else."""
-    facts = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-    half_unit = math.ldexp(1, int(facts.maxexp) - int(facts.nmant) - 2)
-    values = FloatFormat(int(facts.nmant), int(facts.minexp), float(facts.max) + half_unit)
+    """Make a float datatype; raises ValueError for another dtype."""
+    info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    half_unit = math.ldexp(1, int(info.maxexp) - int(info.nmant) - 2)
+    values = FloatFormat(int(info.nmant), int(info.minexp), float(info.max) + half_unit)
     return Datatype(name, Family.FLOAT, np.dtype(dtype), struct_code, floats=values)
 
 
@@ -97,4 +97,4 @@ DATATYPES = {
         Datatype("BYTES", Family.TEXT),
     )
 }
-"""Every datatype by its name. Whatever else is to be known of one follows from its row here."""
+"""Every datatype by name. All code derives from this table what it needs to know of a datatype."""

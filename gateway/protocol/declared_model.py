@@ -1,4 +1,4 @@
-"""Models that an operator declares: what requests for them may bring."""
+"""Models that the settings declare: which inputs they take."""
 
 from __future__ import annotations
 
@@ -12,44 +12,45 @@ from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class DeclaredModel:
-    """A model as it is declared.
+    """A declared model.
 
-    Of one that batches, ``max_batch_size`` is above 0, and the leading dimension of every shape in
-    ``metadata`` is that of the batch.
+    If it batches, ``max_batch_size`` is above 0 and the first dimension of every shape in
+    ``metadata`` is the batch.
     """
 
     metadata: ModelMetadata
     max_batch_size: int = 0
 
     def check(self, inputs: Iterable[InputTensor]) -> None:
-        """Refuse inputs that the model cannot take.
+        """Check that the model takes these inputs.
 
-        Raises GatewayError (400) that names model and input, what is declared and what came.
+        Raises GatewayError (400) that names model, input, and the declared and the received tensor.
         """
         for tensor in inputs:
-            spec = _named(tensor.name, self.metadata.inputs)
+            spec = _find(tensor.name, self.metadata.inputs)
             if spec is None:
-                known = ", ".join(f"'{each.name}'" for each in self.metadata.inputs)
+                names = ", ".join(f"'{each.name}'" for each in self.metadata.inputs)
                 raise bad_request(
-                    f"model '{self.metadata.name}' has no input '{tensor.name}'; declared: {known}"
+                    f"model '{self.metadata.name}' has no input '{tensor.name}'; declared: {names}"
                 )
             if tensor.datatype is not spec.datatype or not self._fits(tensor.shape, spec.shape):
                 raise bad_request(
                     f"input '{tensor.name}' of model '{self.metadata.name}' is declared as "
-                    f"{self._described(spec)}, got {tensor.datatype.name} {list(tensor.shape)}"
+                    f"{self._describe_declared(spec)}, "
+                    f"got {tensor.datatype.name} {list(tensor.shape)}"
                 )
 
     def accepts(self, inputs: Iterable[InputTensor]) -> bool:
-        """Tell whether the model can take these inputs."""
+        """Tell whether the model takes these inputs."""
         try:
             self.check(inputs)
         except GatewayError:
             return False
         return True
 
-    def _described(self, spec: TensorSpec) -> str:
+    def _describe_declared(self, spec: TensorSpec) -> str:
         batch = f" in batches of 1 to {self.max_batch_size}" if self.max_batch_size else ""
-        return f"{_shown(spec)}{batch}"
+        return f"{_describe(spec)}{batch}"
 
     def _fits(self, shape: Sequence[int], declared: Sequence[int]) -> bool:
         if len(shape) != len(declared):
@@ -59,18 +60,18 @@ class DeclaredModel:
         return all(want in (-1, size) for size, want in zip(shape, declared, strict=True))
 
 
-def complete_metadata(known: ModelMetadata, declared: DeclaredModel | None) -> ModelMetadata:
-    """Give what a server says of a model, and what is declared where it says nothing."""
+def complete_metadata(reported: ModelMetadata, declared: DeclaredModel | None) -> ModelMetadata:
+    """Complete the metadata that a server reports by the declared metadata."""
     if declared is None:
-        return known
+        return reported
     own = declared.metadata
-    outputs = known.outputs or own.outputs
-    if not known.inputs:
+    outputs = reported.outputs or own.outputs
+    if not reported.inputs:
         return replace(own, outputs=outputs)
-    batching = known.batching
-    if batching is None and _ranks(known.inputs) == _ranks(own.inputs):
+    batching = reported.batching
+    if batching is None and _ranks(reported.inputs) == _ranks(own.inputs):
         batching = own.batching
-    return replace(known, batching=batching, outputs=outputs)
+    return replace(reported, batching=batching, outputs=outputs)
 
 
 def _ranks(tensors: Iterable[TensorSpec]) -> dict[str, int]:
@@ -78,40 +79,40 @@ def _ranks(tensors: Iterable[TensorSpec]) -> dict[str, int]:
 
 
 def find_differences(
-    declared: DeclaredModel, known: ModelMetadata, max_batch_size: int | None
+    declared: DeclaredModel, reported: ModelMetadata, max_batch_size: int | None
 ) -> Iterator[str]:
-    """Tell what a server says of a model, as far as it says it, that is not as declared.
+    """Yield the differences between a declared model and what a server reports.
 
-    ``max_batch_size`` is the server's own, None where it is not known.
+    ``max_batch_size`` is the server's own; None if unknown.
     """
     own = declared.metadata
     if max_batch_size not in (None, declared.max_batch_size):
         yield f"max_batch_size is {max_batch_size}, declared {declared.max_batch_size}"
-    for word, wanted, found in (
-        ("input", own.inputs, known.inputs),
-        ("output", own.outputs, known.outputs),
+    for word, wanted, actual in (
+        ("input", own.inputs, reported.inputs),
+        ("output", own.outputs, reported.outputs),
     ):
-        if found:
-            yield from _of_tensors(word, wanted, found)
-    for tensor in known.inputs:
-        if _named(tensor.name, own.inputs) is None:
+        if actual:
+            yield from _find_tensor_differences(word, wanted, actual)
+    for tensor in reported.inputs:
+        if _find(tensor.name, own.inputs) is None:
             yield f"input '{tensor.name}' is not declared"
 
 
-def _of_tensors(
-    word: str, wanted: Iterable[TensorSpec], found: Iterable[TensorSpec]
+def _find_tensor_differences(
+    word: str, wanted: Iterable[TensorSpec], actual: Iterable[TensorSpec]
 ) -> Iterator[str]:
     for spec in wanted:
-        tensor = _named(spec.name, found)
+        tensor = _find(spec.name, actual)
         if tensor is None:
             yield f"there is no {word} '{spec.name}'"
         elif (tensor.datatype, tensor.shape) != (spec.datatype, spec.shape):
-            yield f"{word} '{spec.name}' is {_shown(tensor)}, declared {_shown(spec)}"
+            yield f"{word} '{spec.name}' is {_describe(tensor)}, declared {_describe(spec)}"
 
 
-def _shown(spec: TensorSpec) -> str:
+def _describe(spec: TensorSpec) -> str:
     return f"{spec.datatype.name} {list(spec.shape)}"
 
 
-def _named(name: str, tensors: Iterable[TensorSpec]) -> TensorSpec | None:
+def _find(name: str, tensors: Iterable[TensorSpec]) -> TensorSpec | None:
     return next((tensor for tensor in tensors if tensor.name == name), None)

@@ -1,4 +1,4 @@
-"""Which dialect a server speaks, told by what it says of itself: ``GET /v2``, server metadata."""
+"""Detects the dialect of a server from its metadata: ``GET /v2``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from gateway.errors import shorten
 from gateway.protocol.dialects import BINARY, JSON, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.sizes import QUOTED_NAME
 
-_BINARY_FORM = "binary_tensor_data"
+_BINARY_EXTENSION = "binary_tensor_data"
 
-# What no other server lists: Triton's name is free (`--id`).
-_OF_TRITON = frozenset((_BINARY_FORM, "model_configuration", "schedule_policy", "sequence"))
+# Only Triton lists all of these. Its name says nothing, as operators can set it (`--id`).
+_TRITON_EXTENSIONS = frozenset(
+    (_BINARY_EXTENSION, "model_configuration", "schedule_policy", "sequence")
+)
 
-# The first releases whose servers take the binary form and answer in it. Neither lists it.
+# The first releases that take binary tensors and respond with them. Neither lists the extension.
 _BINARY_SINCE = {
     "kserve": (KSERVE, (0, 14)),
     "OpenVINO Model Server": (OPENVINO, (2022, 3)),
@@ -29,10 +31,10 @@ _RELEASE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 
 @dataclass(frozen=True, slots=True)
 class DetectedDialect:
-    """The dialect of a server, and what told it, in words that follow the server's address.
+    """The dialect of a server, and the reason, in words that follow the server's URL.
 
-    Without ``certain`` nothing was shown, and the server may yet be another: as one that stands
-    in for it while it starts.
+    Without ``certain`` the server showed nothing. It may turn out to be another, for example a
+    placeholder that responds while the real server starts.
     """
 
     dialect: Dialect
@@ -41,7 +43,7 @@ class DetectedDialect:
 
 
 def parse_server_metadata(status: int, document: bytes) -> DetectedDialect:
-    """Tell it by the answer to ``GET /v2``; what shows no binary form is spoken to in JSON."""
+    """Detect the dialect from a response to ``GET /v2``; JSON unless it shows binary tensors."""
     if status != 200:
         return _unknown(f"answered GET /v2 with {status}")
     try:
@@ -55,33 +57,33 @@ def parse_server_metadata(status: int, document: bytes) -> DetectedDialect:
 
 def _by_fields(fields: Mapping[str, Any]) -> DetectedDialect:
     name, version = _text(fields.get("name")), _text(fields.get("version"))
-    listed = fields.get("extensions")
-    extensions = frozenset(filter(_is_text, listed)) if isinstance(listed, list) else frozenset()
+    names = fields.get("extensions")
+    extensions = frozenset(filter(_is_text, names)) if isinstance(names, list) else frozenset()
     who = f"names itself {_shown(name)}" if name else "has no name"
     who += f", version {_shown(version)}" if version else ""
-    if _BINARY_FORM in extensions:
+    if _BINARY_EXTENSION in extensions:
         return _with_binary(name, who, extensions)
     if name in _BINARY_SINCE:
         return _by_release(name, who, version)
     if name == "mlserver":
         return DetectedDialect(JSON, f"{who}: it takes JSON alone")
-    return _unknown(f"{who} and lists no {_BINARY_FORM} among its extensions")
+    return _unknown(f"{who} and lists no {_BINARY_EXTENSION} among its extensions")
 
 
 def _with_binary(name: str, who: str, extensions: frozenset[str]) -> DetectedDialect:
-    if name == TRITON.name or extensions >= _OF_TRITON:
-        # Built without tracing, or too old for it, it does not list it.
+    if name == TRITON.name or extensions >= _TRITON_EXTENSIONS:
+        # A Triton without tracing, by build or by age, does not list it.
         dialect = TRITON if "trace" in extensions else replace(TRITON, trace=None)
         return DetectedDialect(dialect, f"{who} and lists the extensions of Triton")
     if name in _BINARY_SINCE:
-        return DetectedDialect(_BINARY_SINCE[name][0], f"{who} and lists {_BINARY_FORM}")
+        return DetectedDialect(_BINARY_SINCE[name][0], f"{who} and lists {_BINARY_EXTENSION}")
     dialect = replace(
         BINARY,
-        batches="model_configuration" in extensions,
-        # What lists it serves clients that there are: those of Triton.
+        has_config="model_configuration" in extensions,
+        # Clients of the trace extension are Triton's, so it must have Triton's paths.
         trace=TRITON.trace if "trace" in extensions else None,
     )
-    return DetectedDialect(dialect, f"{who} and lists {_BINARY_FORM}")
+    return DetectedDialect(dialect, f"{who} and lists {_BINARY_EXTENSION}")
 
 
 def _by_release(name: str, who: str, version: str) -> DetectedDialect:

@@ -1,4 +1,4 @@
-"""How each server family speaks the protocol: what they do differently stands here alone."""
+"""The dialects of server families: all their differences are in this table."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gateway.protocol.operations import model_path
 
 @dataclass(frozen=True, slots=True)
 class TracePaths:
-    """How a server family serves the trace extension.
+    """The paths of a server family's trace settings.
 
-    ``suffix`` follows a model's path, or ``/v2``, in the path of its trace settings.
-    ``per_version`` tells whether a version has settings of its own.
+    ``suffix`` follows a model's path, or ``/v2``. ``per_version`` tells whether a model's version
+    has settings of its own.
     """
 
     suffix: str
     per_version: bool
 
     def path(self, model: str | None, version: str | None) -> str:
-        """Give the path of the trace settings, global where no model is named."""
+        """Return the path of a model's trace settings, or of the global ones."""
         if model is None:
             return "/v2" + self.suffix
         return model_path(model, version if self.per_version else None) + self.suffix
@@ -28,81 +28,80 @@ class TracePaths:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a server family does in its own way."""
+    """What servers of a family do in their own way."""
 
     name: str
     binary: bool = True
-    """Whether tensors travel in binary form; where they do not, all of them travel as JSON."""
+    """Whether the server takes and sends binary tensors; otherwise all tensors are JSON."""
     binary_only_if_listed: bool = False
-    """Whether just the outputs that a request lists can come back in binary form."""
+    """Whether only outputs that a request lists can be binary."""
     honors_output_encoding: bool = False
-    """Whether every output surely comes in the form that a request asks for."""
+    """Whether every output reliably has the requested encoding."""
     versioned_paths: bool = True
     """Whether paths may name a model's version."""
-    batches: bool = False
-    """Whether ``/config`` tells if the leading dimension is that of a batch."""
+    has_config: bool = False
+    """Whether ``/config`` tells if the first dimension is the batch."""
     requires_json_type: bool = False
-    """Whether a JSON body is refused that does not say that it is JSON."""
+    """Whether the server refuses a JSON body without the content type of JSON."""
     trace: TracePaths | None = None
-    """How it serves the trace extension, if it does."""
+    """The paths of its trace settings; None without the trace extension."""
     triton_extensions: bool = False
-    """Whether parameters mean to it what Triton's extensions say; see header_facts.py."""
+    """Whether it gives parameters the meaning of Triton's extensions: request_features.py."""
     limits_chunks: bool = False
-    """Whether a chunked body of very many chunks ends it."""
+    """Whether a body of very many chunks crashes it, so that the gateway joins chunks."""
     speaks_v1: bool = False
-    """Whether clients of V1 are served too, under the paths that KServe has for them."""
+    """Whether it serves V1 clients, too, at KServe's paths."""
     has_model_list: bool = True
-    """Whether it may have a list of its models; of one that has none, a 400 says just that."""
+    """Whether it may have a list of models; if not, it responds to the path with 400."""
     max_head_part: int | None = None
-    """The most bytes that a target, or a header's name or value, may have for it to answer."""
+    """The most bytes of a target, or of a header's name or value, that it accepts."""
 
 
-# Triton serves `trace/setting`, where the specification says `trace`, and keeps settings per
-# model: a version's path is 404. Its parser has room for 8,191 bytes of a part, and counts a
-# byte of the target twice at the end of each of its reads, that is every 4 KiB and wherever the
-# network cuts the head into segments: what is left here is room for 15 such ends.
+# Triton serves `trace/setting`, although the specification says `trace`. Its settings are per
+# model: a version's path is 404. Its HTTP parser accepts 8,191 bytes of a part. It counts a byte of
+# the target twice at the end of each read, every 4 KiB and between segments: 15 reads are spare.
 TRITON = Dialect(
     "triton",
     honors_output_encoding=True,
-    batches=True,
+    has_config=True,
     trace=TracePaths("/trace/setting", per_version=False),
     triton_extensions=True,
     limits_chunks=True,
     max_head_part=8_176,
 )
-# Takes binary tensors without saying so in `GET /v2`; its models may answer in JSON all the same.
+# KServe takes binary tensors but does not list them in `GET /v2`. Its models may respond in JSON.
 KSERVE = Dialect("kserve", versioned_paths=False, requires_json_type=True, speaks_v1=True)
-# Makes nothing of `binary_data_output`; of the outputs listed, the last alone comes in binary form.
-# A path that it does not know is a 400.
+# OpenVINO ignores `binary_data_output`. Of the listed outputs, only the last one is binary. An
+# unknown path is a 400.
 OPENVINO = Dialect("openvino", binary_only_if_listed=True, has_model_list=False)
-# Any server that says that it takes the binary form; such are not known by name.
+# Any server that lists the binary extension under a name that is not known.
 BINARY = Dialect("binary", requires_json_type=True)
-# MLServer, and any server that is not known to take the binary form.
+# MLServer, and any server that does not show that it takes binary tensors.
 JSON = Dialect("json", binary=False, requires_json_type=True)
 
 DIALECTS = {dialect.name: dialect for dialect in (TRITON, KSERVE, OPENVINO, JSON)}
-"""The dialects that can be named; others are made of what a server says of itself."""
+"""The dialects that settings can name; others are detected from a server's metadata."""
 
 
 def common_dialect(dialects: Sequence[Dialect]) -> Dialect:
-    """Give what servers of these dialects, one at least, all understand."""
+    """Return the dialect that servers of all these dialects understand; one at least."""
     first, *others = dialects
     if all(other == first for other in others):
         return first
-    longest = [each.max_head_part for each in dialects if each.max_head_part is not None]
-    alike = all(other.trace == first.trace for other in others)
+    limits = [each.max_head_part for each in dialects if each.max_head_part is not None]
+    same_trace = all(other.trace == first.trace for other in others)
     return Dialect(
         " and ".join(dict.fromkeys(each.name for each in dialects)),
         binary=all(each.binary for each in dialects),
         binary_only_if_listed=any(each.binary_only_if_listed for each in dialects),
         honors_output_encoding=all(each.honors_output_encoding for each in dialects),
         versioned_paths=all(each.versioned_paths for each in dialects),
-        batches=any(each.batches for each in dialects),
+        has_config=any(each.has_config for each in dialects),
         requires_json_type=any(each.requires_json_type for each in dialects),
         triton_extensions=any(each.triton_extensions for each in dialects),
         limits_chunks=any(each.limits_chunks for each in dialects),
         speaks_v1=all(each.speaks_v1 for each in dialects),
         has_model_list=all(each.has_model_list for each in dialects),
-        max_head_part=min(longest, default=None),
-        trace=first.trace if alike else None,
+        max_head_part=min(limits, default=None),
+        trace=first.trace if same_trace else None,
     )

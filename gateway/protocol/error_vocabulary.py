@@ -1,4 +1,4 @@
-"""Requests and answers: what is done with both alike, and said in the words of each."""
+"""The words and kinds of errors for requests and for responses, whose checks are the same."""
 
 from __future__ import annotations
 
@@ -11,66 +11,66 @@ from gateway.protocol.datatypes import Datatype
 
 
 class Tensor(Protocol):
-    """A tensor as its message declares it."""
+    """A tensor as a message declares it."""
 
     @property
     def name(self) -> str:
-        """Give its name."""
+        """Return its name."""
 
     @property
     def datatype(self) -> Datatype:
-        """Give its datatype."""
+        """Return its datatype."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Give its shape."""
+        """Return its shape."""
 
     @property
     def binary_size(self) -> int | None:
-        """Give its bytes behind the header; None unless it travels in binary form."""
+        """Return its bytes after the header; None unless it is binary."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorVocabulary:
-    """A request or an answer, as errors speak of it.
+    """How errors describe a message: a request or a response.
 
-    ``tensors`` is the key of its tensors, ``tensor`` what one of them is called.
+    ``tensors`` is the JSON key of its tensors, ``tensor`` the word for one of them.
     """
 
     name: str
     tensors: str
     tensor: str
-    broken: ErrorKind
-    """What it is if it breaks the protocol: who wrote it is at fault."""
+    malformed_kind: ErrorKind
+    """The kind of a message that violates the protocol; its author is at fault."""
     too_large: ErrorKind
-    """What it is if it exceeds a cap."""
+    """The kind of a message that exceeds a limit."""
     policy_violation: ErrorKind
-    """What it is if it holds a value that a policy keeps out of JSON."""
+    """The kind of a message with a value that a policy refuses in JSON."""
     instead_of_number: str
-    """What else can be done then, beside another policy."""
+    """Advice for such a number, before the advice to set another policy."""
     instead_of_text: str
-    """What else can be done where it holds text that is none, beside another policy."""
+    """Advice for bytes that are no text, before the advice to set another policy."""
     null_is_nan: bool
-    """Whether null stands for NaN: servers that know JSON only write it so."""
+    """Whether null means NaN, as servers without binary tensors write it."""
     tensor_limit: str = ""
-    """How errors name the setting that caps its tensors, if there is one."""
-    of_it: str = ""
-    """What follows the name of a part, where it would not be clear whose it is."""
+    """The setting that limits the number of tensors, as a suffix; empty without one."""
+    part_suffix: str = ""
+    """Follows the name of a part of the message if it would be unclear whose part it is."""
 
     def malformed(self, what: str) -> GatewayError:
-        """Make the error of one that breaks the protocol; ``what`` names the culprit."""
-        return GatewayError(self.broken, what)
+        """Make the error of a malformed message; ``what`` names the invalid element."""
+        return GatewayError(self.malformed_kind, what)
 
     def too_many_tensors(self, cap: int) -> GatewayError:
-        """Make the error of one with more tensors than the cap."""
+        """Make the error of a message with more tensors than ``cap``."""
         return self.malformed(f"{self.name} has more than {cap} {self.tensors}{self.tensor_limit}")
 
     def label(self, name: str) -> str:
-        """Name a tensor, as errors do."""
+        """Return how errors name a tensor."""
         return f"{self.tensor} '{name}'"
 
     def label_of(self, fields: Mapping[str, object], index: int) -> str:
-        """Name a tensor by what is there of its fields: by its place where there is no name."""
+        """Return how errors name a tensor of incomplete fields: by its index if it has no name."""
         name = fields.get("name")
         return self.label(name) if isinstance(name, str) else f"{self.tensors}[{index}]"
 
@@ -79,7 +79,7 @@ REQUEST = ErrorVocabulary(
     name="the request",
     tensors="inputs",
     tensor="input",
-    broken=ErrorKind.BAD_REQUEST,
+    malformed_kind=ErrorKind.BAD_REQUEST,
     too_large=ErrorKind.TOO_LARGE,
     policy_violation=ErrorKind.BAD_REQUEST,
     instead_of_number="",
@@ -91,11 +91,11 @@ RESPONSE = ErrorVocabulary(
     name="the server's answer",
     tensors="outputs",
     tensor="output",
-    broken=ErrorKind.BAD_RESPONSE,
+    malformed_kind=ErrorKind.BAD_RESPONSE,
     too_large=ErrorKind.BAD_RESPONSE,
     policy_violation=ErrorKind.NOT_ACCEPTABLE,
     instead_of_number="ask for this output in binary form, or ",
     instead_of_text="ask for this output in binary form or with content_type base64, or ",
     null_is_nan=True,
-    of_it=" of the server's answer",
+    part_suffix=" of the server's answer",
 )

@@ -1,4 +1,4 @@
-"""Errors of JSON that is not valid: they quote the text as it was sent, and say at which byte."""
+"""Errors of invalid JSON, which quote the text as sent and name the byte."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import ErrorVocabulary
 
 _AROUND = 20
-"""Bytes that are quoted before an error, and behind it."""
+"""Bytes that are quoted before and after an error."""
 
 _ELIDED = "[…]"
-"""What a quotation has in place of an array that was cut out."""
+"""Stands for an extracted array in a quotation."""
 
 _DEEPEST = 1024
-"""Levels of nesting that the library takes."""
+"""Levels of nesting that orjson accepts."""
 
 _KINDS = {
     **{bytes([digit]): "a number" for digit in b"-0123456789"},
@@ -37,16 +37,16 @@ _CONTINUATIONS = bytes(range(0x80, 0xC0))
 
 @dataclass(frozen=True, slots=True)
 class ExtractedArray:
-    """An array that was cut out of a JSON text, and the placeholder that was put there.
+    """An array that was replaced by a placeholder in a JSON text.
 
-    ``start`` and ``end`` are its bytes in the text as it was sent; ``at`` and ``behind`` are those
-    of the placeholder in what is left of the text.
+    ``start`` and ``end`` are its offsets in the text as sent; the placeholder's are those in the
+    remaining text.
     """
 
     start: int
     end: int
-    at: int
-    behind: int
+    placeholder_start: int
+    placeholder_end: int
 
 
 def parse_json(text: bytes) -> Any:
@@ -56,8 +56,8 @@ def parse_json(text: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         if error.msg != "failed to allocate memory":
             raise
-    # orjson 3.13 reserves too little memory where two spaces behind the first bracket make it
-    # expect indented JSON, and a thousand values of a byte each follow. Before it they do no harm.
+    # orjson 3.13 bug: two spaces after the first bracket make it expect indented JSON and reserve
+    # too little memory if a thousand 1-byte values follow. Spaces before the bracket are harmless.
     start = text.lstrip(_SPACE)
     rest = start[1:].lstrip(_SPACE)
     return orjson.loads(b" " * (len(text) - 1 - len(rest)) + start[:1] + rest)
@@ -70,72 +70,72 @@ def invalid_json_error(
     cuts: Sequence[ExtractedArray] = (),
     before: int = 0,
 ) -> GatewayError:
-    """Make the error of a text that is not JSON; ``cuts`` are the arrays cut out of it, in order.
+    """Make the error of invalid JSON; ``cuts`` are the arrays extracted from it, in order.
 
-    The error quotes what was sent, and counts its bytes, of which so many come ``before`` the text.
+    The error quotes the text as sent and names the byte; ``before`` bytes precede the text.
     """
     if error.msg == "depth limit exceeded":
         return message.malformed(f"{message.name} is JSON nested deeper than {_DEEPEST}")
     if not text.strip():
         return message.malformed(f"{message.name} is not valid JSON (it is empty)")
-    place = min(_byte_of(text, error), len(text))
-    near = quote_around(text, place, cuts)
+    offset = min(_byte_of(text, error), len(text))
+    near = quote_around(text, offset, cuts)
     return message.malformed(
         f"{message.name} is not valid JSON "
-        f"({_reason(error)} at byte {before + original_offset(place, cuts)}), near: {near}"
+        f"({_reason(error)} at byte {before + original_offset(offset, cuts)}), near: {near}"
     )
 
 
 def describe_json_kind(start: bytes) -> str:
-    """Say what kind of JSON value starts like this."""
+    """Name the kind of a JSON value by its first byte."""
     return _KINDS.get(start[:1], "no JSON value")
 
 
-def original_offset(place: int, cuts: Sequence[ExtractedArray]) -> int:
-    """Give where in the text as it was sent a byte stands that is at ``place`` in what is left."""
-    sent = place
+def original_offset(offset: int, cuts: Sequence[ExtractedArray]) -> int:
+    """Map an offset in the remaining text to the text as sent."""
+    sent = offset
     for cut in cuts:
-        if place < cut.behind:
+        if offset < cut.placeholder_end:
             return min(sent, cut.start)
-        sent = cut.end + place - cut.behind
+        sent = cut.end + offset - cut.placeholder_end
     return sent
 
 
-def quote_around(text: bytes, place: int, cuts: Sequence[ExtractedArray] = ()) -> str:
-    """Quote what stands around a place in what is left of a text, without placeholders."""
-    start, end = _character_start(text, max(0, place - _AROUND)), place + _AROUND
+def quote_around(text: bytes, offset: int, cuts: Sequence[ExtractedArray] = ()) -> str:
+    """Quote the remaining text around an offset, without placeholders."""
+    start, end = _character_start(text, max(0, offset - _AROUND)), offset + _AROUND
     parts: list[str] = []
     for cut in cuts:
-        if start < cut.behind and cut.at < end:
-            parts += (quote_bytes(text[start : cut.at]), _ELIDED)
-            start = cut.behind
+        if start < cut.placeholder_end and cut.placeholder_start < end:
+            parts += (quote_bytes(text[start : cut.placeholder_start]), _ELIDED)
+            start = cut.placeholder_end
     return "".join([*parts, quote_bytes(text[start:end])])
 
 
 def quote_bytes(text: bytes) -> str:
-    """Quote a piece of a text, which may end within a character.
+    """Quote bytes as text; the last character may be incomplete.
 
-    Bytes that are not UTF-8 are shown as escapes.
+    Bytes that are not UTF-8 become escapes.
     """
     return codecs.getincrementaldecoder("utf-8")("backslashreplace").decode(text)
 
 
-def _character_start(text: bytes, place: int) -> int:
-    """Give where the next character begins, at a place or behind it."""
-    # Of UTF-8's bytes, at most three follow the first of a character.
-    inside = text[place : place + 3] if place else b""
-    return place + len(inside) - len(inside.lstrip(_CONTINUATIONS))
+def _character_start(text: bytes, offset: int) -> int:
+    """Return the offset of the first character at or after an offset."""
+    # In UTF-8, at most three bytes follow the first of a character.
+    inside = text[offset : offset + 3] if offset else b""
+    return offset + len(inside) - len(inside.lstrip(_CONTINUATIONS))
 
 
 def _byte_of(text: bytes, error: orjson.JSONDecodeError) -> int:
-    """Give the byte of a text at which it stops to be JSON."""
+    """Return the offset of a text's first invalid byte."""
     try:
         text.decode()
     except UnicodeDecodeError as undecodable:
         return undecodable.start
-    return len(error.doc[: error.pos].encode())  # the library counts characters
+    return len(error.doc[: error.pos].encode())  # orjson counts characters
 
 
 def _reason(error: orjson.JSONDecodeError) -> str:
-    # It names surrogates, whatever the bytes are.
+    # orjson's message mentions surrogates, whatever the bytes are.
     return "not UTF-8" if "not valid UTF-8" in error.msg else error.msg

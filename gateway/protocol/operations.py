@@ -1,4 +1,4 @@
-"""Method and raw path ↔ what a request asks for."""
+"""Operations of the protocol: parsed from method and raw path, and written as paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.sizes import CACHED_HEADS
 
 
 class OperationKind(Enum):
-    """What there is to ask for, in the protocol and its extensions."""
+    """The operations of the protocol and its extensions."""
 
     SERVER_METADATA = "server metadata"
     INFER = "infer"
@@ -41,7 +41,7 @@ class OperationKind(Enum):
 PASSTHROUGH_IF_SINGLE = frozenset(
     (OperationKind.LOGGING, OperationKind.INDEX, OperationKind.ALL_STATISTICS)
 )
-"""The kinds that are forwarded as they are unless there are several servers to be asked."""
+"""Kinds that are forwarded unchanged if only one server has to be asked."""
 
 PASSTHROUGH = (
     frozenset(OperationKind)
@@ -58,7 +58,7 @@ PASSTHROUGH = (
         OperationKind.READINESS,
     }
 )
-"""The kinds that are forwarded as they are; each of the others is treated in a way of its own."""
+"""Kinds that are forwarded unchanged; each other kind has a handler of its own."""
 
 OPERATION_KINDS: Mapping[str, frozenset[OperationKind]] = MappingProxyType(
     {
@@ -89,14 +89,14 @@ OPERATION_KINDS: Mapping[str, frozenset[OperationKind]] = MappingProxyType(
         "other": frozenset((OperationKind.OTHER,)),
     }
 )
-"""The kinds as operators name them."""
+"""The kinds by the names that settings use."""
 
-_WORDS = {kind: word for word, kinds in OPERATION_KINDS.items() for kind in kinds}
+_NAMES = {kind: name for name, kinds in OPERATION_KINDS.items() for kind in kinds}
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a request asks for; ``model`` and ``version`` as they stand in the raw path."""
+    """What a request asks for; ``model`` and ``version`` are not decoded."""
 
     kind: OperationKind
     model: str | None = None
@@ -116,16 +116,16 @@ def model_name_of(operation: Operation) -> ModelName | None:
     return None if operation.model is None else ModelName(operation.model, operation.version)
 
 
-# Raw paths are matched: Triton does not percent-decode model names, and gets them as they came.
-_OF_A_MODEL = re.compile(
+# Raw paths are matched: Triton does not percent-decode model names, so they are sent unchanged.
+_MODEL_PATH = re.compile(
     r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?P<rest>|/.*)", re.DOTALL
 )
-# A repository may be named: Triton's path has room for it.
+# Triton's path may name a repository.
 _LOAD = re.compile(
-    r"(?P<room>/v2/repository(?:/[^/]+)?/models)/(?P<model>[^/]+)(?P<rest>/(?:un)?load)"
+    r"(?P<prefix>/v2/repository(?:/[^/]+)?/models)/(?P<model>[^/]+)(?P<rest>/(?:un)?load)"
 )
-# The V1 protocol, where what is done with a model follows the last colon: names may have some too.
-_V1_OF_A_MODEL = re.compile(
+# In the V1 protocol the verb follows the last colon; model names may contain colons, too.
+_V1_MODEL_PATH = re.compile(
     r"/v1/models/(?P<model>[^/:][^/]*?)(?:/versions/(?P<version>[^/:][^/]*?))?"
     r"(?P<rest>|/.*|:[^/:]*)",
     re.DOTALL,
@@ -143,7 +143,7 @@ _BY_PATH = {
     _STATISTICS: OperationKind.ALL_STATISTICS,
     "/v1/models": OperationKind.V1_MODELS,
 }
-_BELOW_A_MODEL = {
+_MODEL_SUBPATHS = {
     "": OperationKind.MODEL_METADATA,
     "/infer": OperationKind.INFER,
     "/generate": OperationKind.GENERATE,
@@ -154,20 +154,20 @@ _BELOW_A_MODEL = {
     "/trace": OperationKind.TRACE_SETTING,
     "/trace/setting": OperationKind.TRACE_SETTING,
 }
-_V1_BELOW_A_MODEL = {"": OperationKind.V1_MODEL, ":predict": OperationKind.PREDICT}
-# All that begins like this: servers know more such paths than the specification, as Triton does
-# /v2/repository/NAME/index, and what is denied must not be had through one of those.
-_BY_ROOM = {
+_V1_MODEL_SUBPATHS = {"": OperationKind.V1_MODEL, ":predict": OperationKind.PREDICT}
+# All paths with these prefixes. Servers serve more of them than the specification has, for example
+# Triton /v2/repository/NAME/index, and a denied operation must not be reachable through one.
+_BY_PREFIX = {
     "repository": OperationKind.REPOSITORY,
     "logging": OperationKind.LOGGING,
     "systemsharedmemory": OperationKind.SHARED_MEMORY,
     "cudasharedmemory": OperationKind.SHARED_MEMORY,
 }
-# What is treated in a way of its own, or has a path that says little, is that with these methods
-# alone; with any other it is of the kind that follows, and forwarded.
+# Kinds with a handler of their own, or with an ambiguous path, need one of these methods. With any
+# other method the operation is of the kind that follows, which is forwarded.
 _METHODS = {
     OperationKind.SERVER_METADATA: (("GET",), OperationKind.OTHER),
-    # As any name may be a model's, any path could be that of one's metadata, once it is encoded.
+    # Percent-encoded, any path looks like that of a model's metadata: every name may be a model's.
     OperationKind.MODEL_METADATA: (("GET", "HEAD"), OperationKind.OTHER),
     OperationKind.INFER: (("POST",), OperationKind.OTHER),
     OperationKind.PREDICT: (("POST",), OperationKind.OTHER),
@@ -184,9 +184,9 @@ _METHODS = {
 
 @lru_cache(maxsize=CACHED_HEADS)
 def parse_operation(method: str, target: str) -> Operation:
-    """Tell what a request line asks for; whatever is not known is OTHER.
+    """Parse the operation of a request line; an unknown one is OTHER.
 
-    ``target`` is the raw request target; its query does not count. Model and version are those of
+    ``target`` is the raw request target, whose query is ignored. Model and version are set for
     every path below ``/v2/models/M`` or ``/v1/models/M``.
     """
     return _parse_path(method, target.partition("?")[0])
@@ -194,36 +194,36 @@ def parse_operation(method: str, target: str) -> Operation:
 
 @lru_cache(maxsize=CACHED_HEADS)
 def parse_operation_variants(method: str, target: str) -> tuple[Operation, ...]:
-    """Tell what a request line asks for, in each of the ways in which servers read a path.
+    """Parse a request line in each way in which servers read a path; names are decoded.
 
-    Names are decoded. The first is what ``parse_operation`` gives, but for that. The others are of
-    servers that decode a path before they split it, and that tidy it up then. Where these read it
-    as the first does, as they do most paths, there is only one.
+    The first operation is that of ``parse_operation``. The others are those of servers that decode
+    a path before they split it, and of those that normalize it as well. For most paths all are
+    equal, and there is only one.
     """
     path = target.partition("?")[0]
     operation = parse_operation(method, target)
-    # Of a path that ends with a line feed, the expressions of Starlette's routes overlook that.
+    # The expressions of Starlette's routes ignore a line feed at the end of a path.
     decoded = unquote(path).removesuffix("\n")
-    others = [other for other in (decoded, _tidied(decoded)) if other != path]
-    ways = [Operation(operation.kind, _decoded(operation.model), _decoded(operation.version))]
-    return tuple(dict.fromkeys(ways + [_parse_path(method, other) for other in others]))
+    others = [other for other in (decoded, _normalize(decoded)) if other != path]
+    operations = [Operation(operation.kind, _decode(operation.model), _decode(operation.version))]
+    return tuple(dict.fromkeys(operations + [_parse_path(method, other) for other in others]))
 
 
 def _parse_path(method: str, path: str) -> Operation:
     model = version = None
     kind = _BY_PATH.get(path)
     if kind is None:
-        if match := _OF_A_MODEL.fullmatch(path):
+        if match := _MODEL_PATH.fullmatch(path):
             model, version = match["model"], match["version"]
-            kind = _BELOW_A_MODEL.get(match["rest"])
+            kind = _MODEL_SUBPATHS.get(match["rest"])
         elif match := _LOAD.fullmatch(path):
             model = match["model"]
             kind = OperationKind.LOAD
-        elif match := _V1_OF_A_MODEL.fullmatch(path):
+        elif match := _V1_MODEL_PATH.fullmatch(path):
             model, version = match["model"], match["version"]
-            kind = _V1_BELOW_A_MODEL.get(match["rest"])
+            kind = _V1_MODEL_SUBPATHS.get(match["rest"])
         elif path.startswith("/v2/"):
-            kind = _BY_ROOM.get(path.split("/")[2])
+            kind = _BY_PREFIX.get(path.split("/")[2])
     if kind is None:
         kind = OperationKind.OTHER
     elif kind in _METHODS:
@@ -232,12 +232,12 @@ def _parse_path(method: str, path: str) -> Operation:
     return Operation(kind, model, version)
 
 
-def _decoded(name: str | None) -> str | None:
+def _decode(name: str | None) -> str | None:
     return None if name is None else unquote(name)
 
 
-def _tidied(path: str) -> str:
-    """Give a path without empty parts and dots; RFC 3986, section 5.2.4, as far as it goes."""
+def _normalize(path: str) -> str:
+    """Remove empty and dot segments from a path: RFC 3986, section 5.2.4."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -248,33 +248,33 @@ def _tidied(path: str) -> str:
 
 
 def operation_name(kind: OperationKind) -> str:
-    """Name a kind as operators do."""
-    return _WORDS[kind]
+    """Return the name of a kind that settings use."""
+    return _NAMES[kind]
 
 
-def model_path(model: str, version: str | None = None, room: str = "/v2") -> str:
-    """Give the path of a model's metadata; other endpoints of the model lie below it."""
-    return f"{room}/models/{model}" + (f"/versions/{version}" if version is not None else "")
+def model_path(model: str, version: str | None = None, prefix: str = "/v2") -> str:
+    """Return the path of a model's metadata; its other operations are below it."""
+    return f"{prefix}/models/{model}" + (f"/versions/{version}" if version is not None else "")
 
 
 def strip_version(target: str) -> str:
-    """Give the path of a raw request target, of which no version is named."""
+    """Return the path of a raw request target without the model's version."""
     path = target.partition("?")[0]
-    match = _OF_A_MODEL.fullmatch(path) or _V1_OF_A_MODEL.fullmatch(path)
+    match = _MODEL_PATH.fullmatch(path) or _V1_MODEL_PATH.fullmatch(path)
     return path if match is None else model_path(match["model"], None, path[:3]) + match["rest"]
 
 
 def replace_model(target: str, model: str, version: str | None = None) -> str:
-    """Put another model into a raw request target; without ``version`` it keeps its own, if any.
+    """Replace the model of a raw request target, and its version if one is given.
 
-    A target that names no model stays as it is.
+    A target without a model stays unchanged.
     """
-    path, mark, query = target.partition("?")
+    path, separator, query = target.partition("?")
     if path == _STATISTICS:
         return target
-    if match := _OF_A_MODEL.fullmatch(path) or _V1_OF_A_MODEL.fullmatch(path):
-        kept = match["version"] if version is None else version
-        return f"{model_path(model, kept, path[:3])}{match['rest']}{mark}{query}"
+    if match := _MODEL_PATH.fullmatch(path) or _V1_MODEL_PATH.fullmatch(path):
+        version = match["version"] if version is None else version
+        return f"{model_path(model, version, path[:3])}{match['rest']}{separator}{query}"
     if match := _LOAD.fullmatch(path):
-        return f"{match['room']}/{model}{match['rest']}{mark}{query}"
+        return f"{match['prefix']}/{model}{match['rest']}{separator}{query}"
     return target

@@ -1,4 +1,4 @@
-"""Raw binary requests: the inference header made from metadata and byte size.
+"""Raw binary requests: makes the inference header from metadata and body size.
 
 Binary tensor data extension, "Raw Binary Request".
 """
@@ -17,17 +17,17 @@ from gateway.protocol.tensors import ModelMetadata, TensorSpec, element_count
 
 @dataclass(frozen=True, slots=True)
 class RawBinaryPreamble:
-    """What goes before the client's bytes: the header, and a BYTES element's length."""
+    """The bytes before the client's body: the header, and the length of a BYTES element."""
 
     header: bytes
     prefix: bytes = b""
 
 
 def make_raw_binary_preamble(model: ModelMetadata, body_size: int) -> RawBinaryPreamble:
-    """Make what turns ``body_size`` bare bytes into a request for all outputs in binary form.
+    """Make the preamble that turns a body of ``body_size`` bytes into an infer request.
 
-    Raises GatewayError (400) where the model has not exactly one input, more than one variable
-    dimension, a BYTES input of another shape than [1], or where the bytes do not fit the shape.
+    It requests all outputs in binary. Raises GatewayError (400) unless the model has exactly one
+    input with at most one variable dimension that fits the bytes; BYTES needs the shape [1].
     """
     if not model.inputs:
         raise bad_request(
@@ -62,7 +62,7 @@ def _header(tensor: TensorSpec, shape: tuple[int, ...], size: int) -> bytes:
 
 
 def _own_shape(model: ModelMetadata, tensor: TensorSpec) -> tuple[int, ...]:
-    # Metadata shows the batch dimension as a leading -1 that is not the tensor's own.
+    # Metadata shows the batch as a first dimension of -1, which is not the tensor's own.
     return tensor.shape[1:] if model.batching else tensor.shape
 
 

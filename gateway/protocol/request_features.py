@@ -1,6 +1,7 @@
-"""What an infer request's JSON part asks beside the data, as far as not every server stands it.
+"""Features of an infer request that crash or confuse some servers.
 
-Triton's extensions: classification, sequence, schedule policy, and shared memory.
+They are parameters of Triton's extensions: classification, sequence, schedule policy, and shared
+memory.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from dataclasses import dataclass
 
 from gateway.protocol.request_header import Fields, InputTensor, describe_value
 
-_BOUND = 2**64
+_UINT64_END = 2**64
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFeatures:
-    """The inputs of a request, and what is odd about the rest of it.
+    """The inputs of a request, and its unusual features.
 
-    ``classified`` are the outputs of which the classes are wanted. ``fault`` says which parameter
-    is not of the type that the extensions give it; empty if none is.
+    ``classified_outputs`` are the outputs that request classification. ``error`` says which
+    parameter has a type that the extensions do not allow; empty if none has.
     """
 
     inputs: tuple[InputTensor, ...]
@@ -27,26 +28,26 @@ class RequestFeatures:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether there is nothing odd."""
+        """Tell whether the request has no unusual features."""
         return not self.classified_outputs and not self.error
 
 
 def read_features(fields: Fields, inputs: tuple[InputTensor, ...]) -> RequestFeatures:
-    """Tell the facts of a request's checked fields."""
-    parts = [("the request", fields, _OF_THE_REQUEST)]
-    parts += [(f"input '{entry['name']}'", entry, _OF_A_TENSOR) for entry in fields["inputs"]]
+    """Read the features from a request's checked fields."""
+    parts = [("the request", fields, _REQUEST_PARAMETERS)]
+    parts += [(f"input '{entry['name']}'", entry, _TENSOR_PARAMETERS) for entry in fields["inputs"]]
     outputs = fields.get("outputs", [])
-    parts += [(f"output '{entry['name']}'", entry, _OF_AN_OUTPUT) for entry in outputs]
-    # Of an output listed twice, there are servers that take the first, and such that take the last.
+    parts += [(f"output '{entry['name']}'", entry, _OUTPUT_PARAMETERS) for entry in outputs]
+    # If an output is listed twice, some servers take the first and others the last.
     classified_outputs = tuple(entry["name"] for entry in outputs if _is_classified(entry))
-    faults = (_fault(label, part, types) for label, part, types in parts)
-    return RequestFeatures(inputs, classified_outputs, next(filter(None, faults), ""))
+    errors = (_type_error(label, part, types) for label, part, types in parts)
+    return RequestFeatures(inputs, classified_outputs, next(filter(None, errors), ""))
 
 
 def may_hide_classification(text: bytes) -> bool:
-    """Tell whether a header's text could ask for classes where its fields do not.
+    """Tell whether a header's text may request classification although its fields do not.
 
-    Of two keys of one name, servers take the first and the fields have the last.
+    If a key occurs twice, servers take the first and the parsed fields have the last.
     """
     return b"classification" in text or b"\\u" in text
 
@@ -56,7 +57,7 @@ def _is_classified(output: Fields) -> bool:
 
 
 def _is_unsigned(value: object) -> bool:
-    return type(value) is int and 0 <= value < _BOUND
+    return type(value) is int and 0 <= value < _UINT64_END
 
 
 def _is_flag(value: object) -> bool:
@@ -77,22 +78,22 @@ _UNSIGNED: _Type = (_is_unsigned, "an integer of 0 or more")
 _FLAG: _Type = (_is_flag, "true or false")
 _TEXT: _Type = (_is_text, "a string")
 
-_OF_THE_REQUEST: Mapping[str, _Type] = {
+_REQUEST_PARAMETERS: Mapping[str, _Type] = {
     "sequence_id": (_is_sequence_id, "an integer of 0 or more, or a string"),
     "sequence_start": _FLAG,
     "sequence_end": _FLAG,
     "priority": _UNSIGNED,
     "timeout": _UNSIGNED,
 }
-_OF_A_TENSOR: Mapping[str, _Type] = {
+_TENSOR_PARAMETERS: Mapping[str, _Type] = {
     "shared_memory_region": _TEXT,
     "shared_memory_offset": _UNSIGNED,
     "shared_memory_byte_size": _UNSIGNED,
 }
-_OF_AN_OUTPUT: Mapping[str, _Type] = {**_OF_A_TENSOR, "classification": _UNSIGNED}
+_OUTPUT_PARAMETERS: Mapping[str, _Type] = {**_TENSOR_PARAMETERS, "classification": _UNSIGNED}
 
 
-def _fault(label: str, part: Fields, types: Mapping[str, _Type]) -> str:
+def _type_error(label: str, part: Fields, types: Mapping[str, _Type]) -> str:
     for name, value in part.get("parameters", {}).items():
         if name in types and not types[name][0](value):
             return f"{label}: {name} must be {types[name][1]}, got {describe_value(value)}"

@@ -1,7 +1,7 @@
-"""The JSON part of an infer request: parse, check, rewrite. That of an answer: answer_header.py.
+"""Parses, checks and rewrites the JSON part of an infer request.
 
 Binary tensor data extension, "Binary Tensor Request"; KServe's extension document for
-``binary_data_output``.
+``binary_data_output``. The JSON part of a response: response_header.py.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.errors import bad_request
+from gateway.errors import bad_request, shorten
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.protocol.json_errors import ExtractedArray, invalid_json_error, parse_json
 from gateway.protocol.tensors import MAX_RANK, MAX_TENSORS, element_count
+from gateway.sizes import QUOTED_NAME
 
 Fields = dict[str, Any]
 
@@ -27,19 +28,19 @@ V1_REQUEST_HINT = (
     "inputs is missing; the request has instances, as in the V1 protocol: "
     "send such a request to /v1/models/MODEL:predict"
 )
-"""What is wrong with a request of another protocol."""
+"""The error of a V1 request at a V2 path."""
 
 _LARGEST_SIZE = 2**63 - 1
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _BRACES = bytes.maketrans(b"{}", b"[]")
-# An opening bracket is one less, a closing one is one more.
+# "[" is one less, "]" is one more.
 _MIDDLE = np.int8(sum(b"[]") // 2)
 
 
 class DataSource(Enum):
-    """Where the elements of an input are."""
+    """Where the elements of an input come from."""
 
     DATA = "data"
     BINARY = "binary_data_size"
@@ -48,9 +49,10 @@ class DataSource(Enum):
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
-    """One input of a request; ``binary_size`` is in bytes, None unless it travels in binary.
+    """One input of a request.
 
-    ``base64`` tells that the strings of its JSON data are base64 of the elements.
+    ``binary_size`` is in bytes, None unless the input is binary. ``base64`` tells that the strings
+    of its JSON data are base64.
     """
 
     name: str
@@ -63,9 +65,9 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class OutputEncoding:
-    """The form in which the client wants each output: binary, or JSON.
+    """The requested encoding of each output: binary or JSON.
 
-    ``as_base64`` names those of the latter whose BYTES are to be base64.
+    ``as_base64`` names the JSON outputs whose BYTES elements are requested in base64.
     """
 
     binary_by_default: bool
@@ -73,19 +75,19 @@ class OutputEncoding:
     as_base64: frozenset[str] = frozenset()
 
     def wants_binary(self, output: str) -> bool:
-        """Tell whether the client wants this output in binary form."""
+        """Tell whether the client requests this output in binary."""
         return self.binary_by_output.get(output, self.binary_by_default)
 
     @property
     def all_binary(self) -> bool:
-        """Tell whether no output has to become JSON."""
+        """Tell whether every output is requested in binary."""
         if self.binary_by_output:
             return all(self.binary_by_output.values())
         return self.binary_by_default
 
     @property
     def all_json(self) -> bool:
-        """Tell whether every output has to become JSON."""
+        """Tell whether every output is requested in JSON."""
         if self.binary_by_output:
             return not any(self.binary_by_output.values())
         return not self.binary_by_default
@@ -94,9 +96,9 @@ class OutputEncoding:
 def parse_request_header(
     text: bytes, depth_cap: int, cuts: Sequence[ExtractedArray] = ()
 ) -> Fields:
-    """Parse the JSON part of a request into its fields; ``cuts`` are the arrays cut out of it.
+    """Parse the JSON part of a request; ``cuts`` are the arrays extracted from it.
 
-    Raises GatewayError (400) for text that is no JSON object, or is nested deeper than the cap.
+    Raises GatewayError (400) unless the text is a JSON object nested no deeper than the cap.
     """
     try:
         fields = parse_json(text)
@@ -109,8 +111,8 @@ def parse_request_header(
 
 
 def is_nested_deeper(text: bytes, cap: int) -> bool:
-    """Tell whether valid JSON nests in more levels than the cap."""
-    # Brackets inside strings count too, but only where the quick bound is exceeded.
+    """Tell whether valid JSON is nested deeper than the cap."""
+    # A quick bound first: it counts brackets inside strings, too.
     if text.count(b"[") + text.count(b"{") <= cap:
         return False
     brackets = np.frombuffer(_STRING.sub(b"", text).translate(_BRACES, _NO_BRACKETS), np.int8)
@@ -120,31 +122,31 @@ def is_nested_deeper(text: bytes, cap: int) -> bool:
 def read_inputs(fields: Fields, tensor_cap: int = MAX_TENSORS) -> tuple[InputTensor, ...]:
     """Read and check the inputs of a request.
 
-    Raises GatewayError (400) that names the input for a missing or ill-typed field, an unknown
-    datatype, a negative dimension, or not exactly one source of data; or for more than the cap.
+    Raises GatewayError (400) that names the input for a missing or mistyped field, an unknown
+    datatype, a negative dimension, or not exactly one source of data. Also for too many inputs.
     """
     request_id = fields.get("id", "")
     if not isinstance(request_id, str):
         raise bad_request(f"id must be a string, got {describe_value(request_id)}")
     if "inputs" not in fields:
-        raise bad_request(_why_without_inputs(fields))
+        raise bad_request(_explain_missing_inputs(fields))
     entries = check_entries(fields, REQUEST)
     if len(entries) > tensor_cap:
         raise REQUEST.too_many_tensors(tensor_cap)
     return tuple(_read_input(i, entry) for i, entry in enumerate(entries))
 
 
-def _why_without_inputs(fields: Fields) -> str:
+def _explain_missing_inputs(fields: Fields) -> str:
     if "instances" in fields:
         return V1_REQUEST_HINT
     return "inputs is missing; it must be an array of tensors"
 
 
 def read_output_encoding(fields: Fields, tensor_cap: int = MAX_TENSORS) -> OutputEncoding:
-    """Read in which form the client wants each output.
+    """Read the requested encoding of each output.
 
-    An output's own ``binary_data`` goes before the request's ``binary_data_output``.
-    Raises GatewayError (400) for ill-typed fields, and for more outputs than the cap.
+    An output's ``binary_data`` overrides the request's ``binary_data_output``.
+    Raises GatewayError (400) for mistyped fields and too many outputs.
     """
     default = _flag(_parameters(fields, "the request"), "binary_data_output", False, "the request")
     by_output: dict[str, bool] = {}
@@ -160,15 +162,15 @@ def read_output_encoding(fields: Fields, tensor_cap: int = MAX_TENSORS) -> Outpu
         wants_binary = _flag(_parameters(entry, label), "binary_data", default, label)
         if has_base64_content(entry) and not wants_binary and name not in by_output:
             as_base64.add(name)
-        by_output.setdefault(name, wants_binary)  # of an output listed twice the first counts
+        by_output.setdefault(name, wants_binary)  # if an output is listed twice, the first counts
     return OutputEncoding(default, by_output, frozenset(as_base64))
 
 
 def request_binary_outputs(fields: Fields) -> bool:
-    """Ask for every output in binary form; tell whether that changed the request.
+    """Request every output in binary; tell whether that changed the request.
 
-    Every listed output gets an explicit ``binary_data``, as servers differ in what they make of
-    ``binary_data_output`` beside a list. Outputs that go to shared memory are left alone.
+    Every listed output gets an explicit ``binary_data``, as servers differ in what
+    ``binary_data_output`` means for listed outputs. Outputs in shared memory stay as they are.
     """
     changed = False
     outputs = _requested_outputs(fields)
@@ -177,7 +179,7 @@ def request_binary_outputs(fields: Fields) -> bool:
         if "shared_memory_region" in parameters or parameters.get("binary_data") is True:
             continue
         if has_base64_content(output):
-            del parameters["content_type"]  # it is done here
+            del parameters["content_type"]  # the gateway encodes base64
         parameters["binary_data"] = True
         changed = True
     if not outputs:
@@ -189,7 +191,7 @@ def request_binary_outputs(fields: Fields) -> bool:
 
 
 def list_outputs(header: bytes, names: Sequence[str]) -> bytes:
-    """Have a request that lists no outputs list these, each in binary form."""
+    """List outputs in a request that lists none, each in binary."""
     fields = orjson.loads(header)
     parameters = {"binary_data": True}
     fields["outputs"] = [{"name": name, "parameters": parameters} for name in names]
@@ -197,21 +199,21 @@ def list_outputs(header: bytes, names: Sequence[str]) -> bytes:
 
 
 def set_binary_size(entry: Fields, size: int) -> None:
-    """Say that an input's data now follows the header as ``size`` bytes."""
+    """Replace an input's JSON data by a binary size."""
     entry.pop("data", None)
     if has_base64_content(entry):
-        del entry["parameters"]["content_type"]  # it was that of the data
+        del entry["parameters"]["content_type"]  # it described the JSON data
     entry.setdefault("parameters", {})["binary_data_size"] = size
 
 
 def has_base64_content(entry: Fields) -> bool:
-    """Tell whether an input or requested output has the content type base64, as MLServer has it."""
+    """Tell whether an input or requested output has MLServer's content type base64."""
     parameters = entry.get("parameters")
     return isinstance(parameters, dict) and parameters.get("content_type") == "base64"
 
 
 def mark_base64(entry: Fields) -> None:
-    """Have an input, or an output, say that its data are base64; or be asked for so."""
+    """Set the content type base64 of an input, an output, or a requested output."""
     entry["parameters"] = {**(entry.get("parameters") or {}), "content_type": "base64"}
 
 
@@ -263,7 +265,7 @@ def _check_binary_size(tensor: InputTensor, label: str) -> None:
 
 
 def check_object(fields: object, message: ErrorVocabulary) -> Fields:
-    """Check that a message is a JSON object, and give it; raises GatewayError (400, 502)."""
+    """Return a message that is a JSON object; raises GatewayError (400, 502) for anything else."""
     if not isinstance(fields, dict):
         raise message.malformed(
             f"{message.name} must be a JSON object with {message.tensors}, "
@@ -273,21 +275,21 @@ def check_object(fields: object, message: ErrorVocabulary) -> Fields:
 
 
 def check_entries(fields: Fields, message: ErrorVocabulary) -> list[Fields]:
-    """Give the tensors of a message, each an object; raises GatewayError (400, 502)."""
+    """Return the tensors of a message, each an object; raises GatewayError (400, 502)."""
     return _entries(fields, message.tensors, message)
 
 
 def _entries(fields: Fields, key: str, message: ErrorVocabulary = REQUEST) -> list[Fields]:
     entries = fields[key]
     if not isinstance(entries, list):
-        what = f"{key}{message.of_it}"
+        what = f"{key}{message.part_suffix}"
         raise message.malformed(
             f"{what} must be an array of tensors, got {describe_value(entries)}"
         )
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):
             raise message.malformed(
-                f"{key}[{i}]{message.of_it} must be an object, got {describe_value(entry)}"
+                f"{key}[{i}]{message.part_suffix} must be an object, got {describe_value(entry)}"
             )
     return entries
 
@@ -297,7 +299,7 @@ def _requested_outputs(fields: Fields) -> list[Fields]:
 
 
 def _required(entry: Fields, key: str, label: str) -> Any:
-    """Give a field that must be there; null is another thing."""
+    """Return a required field; null counts as present."""
     if key not in entry:
         raise bad_request(f"{label}: {key} is missing")
     return entry[key]
@@ -365,13 +367,12 @@ def _binary_size(parameters: Fields, label: str) -> int:
 
 
 def describe_value(value: object) -> str:
-    """Say what a value is that is not of the type it must be."""
+    """Describe a value of a wrong type for an error."""
     if isinstance(value, dict):
         return "an object"
     return "an array" if isinstance(value, list) else quote_value(value)
 
 
 def quote_value(value: object) -> str:
-    """Give what an error repeats of a value."""
-    text = orjson.dumps(value).decode()
-    return text if len(text) <= 60 else text[:57] + "..."
+    """Quote the start of a value for an error."""
+    return shorten(orjson.dumps(value).decode(), QUOTED_NAME)

@@ -1,4 +1,4 @@
-"""The JSON part of a server's answer: parse and check."""
+"""Parses and checks the JSON part of a server's response."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from gateway.protocol.request_header import (
 from gateway.protocol.tensors import MAX_RANK, element_count
 
 MAX_RESPONSE_DEPTH = 200
-"""Levels of nesting that an answer's JSON may have."""
+"""Levels of nesting that a response's JSON may have."""
 
 MAX_OUTPUTS = 4096
-"""Outputs that an answer has at most."""
+"""Outputs that a response may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One output of an answer; ``binary_size`` is in bytes, None unless it travels in binary.
+    """One output of a response; ``binary_size`` is in bytes, None unless it is binary.
 
-    One without elements, of which nothing else is said, is taken for binary of no bytes.
+    An output without elements and without data counts as binary of 0 bytes.
     """
 
     name: str
@@ -43,7 +43,7 @@ class OutputTensor:
 
 
 def parse_response_header(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> Fields:
-    """Parse the JSON part of a server's answer; ``cuts`` are the arrays cut out of it.
+    """Parse the JSON part of a response; ``cuts`` are the arrays extracted from it.
 
     Raises GatewayError (502).
     """
@@ -58,7 +58,7 @@ def parse_response_header(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> F
 
 
 def read_outputs(fields: Fields) -> tuple[OutputTensor, ...]:
-    """Read the outputs of an answer; raises GatewayError (502) where they make no sense."""
+    """Read the outputs of a response; raises GatewayError (502) if one is invalid."""
     entries = check_entries(fields, RESPONSE) if "outputs" in fields else []
     if len(entries) > MAX_OUTPUTS:
         raise RESPONSE.too_many_tensors(MAX_OUTPUTS)
@@ -69,13 +69,13 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
     try:
         name, shape = entry["name"], entry["shape"]
         datatype = DATATYPES[entry["datatype"]]
-        # KServe writes what it has none of as null.
+        # KServe writes absent parameters as null.
         parameters = entry.get("parameters") or {}
         size = parameters.get("binary_data_size")
     except (KeyError, TypeError, AttributeError):
-        raise bad_response(_why_unread(index, entry)) from None
+        raise bad_response(_explain_invalid_output(index, entry)) from None
     if not isinstance(name, str):
-        raise bad_response(_why_unread(index, entry))
+        raise bad_response(_explain_invalid_output(index, entry))
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise bad_response(
             f"output '{name}' of the server's answer has the shape {quote_value(shape)}, "
@@ -97,17 +97,17 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
             f"shape {shape} of {datatype.name}"
         )
     if size is None and 0 in shape and "data" not in entry:
-        # As OpenVINO Model Server has it.
+        # As OpenVINO Model Server writes it.
         size = None if "shared_memory_region" in parameters else 0
     return OutputTensor(name, datatype, tuple(shape), size)
 
 
-def _why_unread(index: int, entry: Any) -> str:
-    """Tell what is wrong with an output that cannot be read, and name it."""
+def _explain_invalid_output(index: int, entry: Any) -> str:
+    """Say what is wrong with an invalid output, and name it."""
     label = f"outputs[{index}] of the server's answer"
-    lacking = [key for key in ("name", "shape", "datatype") if key not in entry]
-    if lacking:
-        return f"{label} lacks its {' and its '.join(lacking)}"
+    missing = [key for key in ("name", "shape", "datatype") if key not in entry]
+    if missing:
+        return f"{label} lacks its {' and its '.join(missing)}"
     if not isinstance(entry["name"], str):
         return f"{label} has the name {quote_value(entry['name'])}, which must be a string"
     label = f"output '{entry['name']}' of the server's answer"
@@ -118,9 +118,9 @@ def _why_unread(index: int, entry: Any) -> str:
 
 
 def check_no_binary_promised(document: bytes) -> None:
-    """Check an answer that tells no header length: no output may come as binary behind its JSON.
+    """Check a response without a header length: none of its outputs may claim binary data.
 
-    Raises GatewayError (502) that names an output without data of which bytes are promised.
+    Raises GatewayError (502) that names an output with a binary size but without data.
     """
     if b'"binary_data_size"' not in document:
         return
@@ -128,7 +128,7 @@ def check_no_binary_promised(document: bytes) -> None:
         fields = parse_response_header(document)
         outputs = read_outputs(fields)
     except GatewayError:
-        return  # whoever converts it says what is wrong with it
+        return  # the conversion reports the error
     for output, entry in zip(outputs, fields.get("outputs", ()), strict=True):
         if output.binary_size and "data" not in entry:
             raise bad_response(
@@ -137,16 +137,16 @@ def check_no_binary_promised(document: bytes) -> None:
             )
 
 
-def has_encoding(fields: Fields, form: OutputEncoding) -> bool:
-    """Tell whether each output of an answer has the form that the client wants.
+def has_encoding(fields: Fields, encoding: OutputEncoding) -> bool:
+    """Tell whether each output of a response has the requested encoding.
 
-    One that has neither is in shared memory, unless its shape says that it has no elements.
+    An output with neither data nor size is in shared memory, unless it has no elements.
     """
     outputs = fields.get("outputs", [])
-    return isinstance(outputs, list) and all(_is_in_form(entry, form) for entry in outputs)
+    return isinstance(outputs, list) and all(_has_encoding(entry, encoding) for entry in outputs)
 
 
-def _is_in_form(entry: Any, form: OutputEncoding) -> bool:
+def _has_encoding(entry: Any, encoding: OutputEncoding) -> bool:
     if not isinstance(entry, dict):
         return False
     has_data, parameters = "data" in entry, entry.get("parameters")
@@ -154,4 +154,4 @@ def _is_in_form(entry: Any, form: OutputEncoding) -> bool:
     if not has_data and not has_size:
         shape = entry.get("shape")
         return isinstance(shape, list) and 0 not in shape
-    return has_data != has_size and has_size == form.wants_binary(str(entry.get("name")))
+    return has_data != has_size and has_size == encoding.wants_binary(str(entry.get("name")))

@@ -1,4 +1,4 @@
-"""What is known of tensors and models before any data is seen."""
+"""Tensors and models as metadata describes them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from gateway.protocol.datatypes import Datatype
 
 MAX_RANK = 64
-"""Dimensions that a tensor has at most: as many as numpy's arrays have."""
+"""Dimensions that a tensor may have: numpy's limit."""
 
 MAX_TENSORS = 1024
-"""Tensors that a request has at most, unless the settings say otherwise."""
+"""Tensors that a request may have by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor as a model's metadata declares it; -1 marks a dimension of variable size."""
+    """A tensor as metadata declares it; -1 is a dimension of variable size."""
 
     name: str
     datatype: Datatype
@@ -25,10 +25,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """A model's inputs as a request must bring them, and its outputs where they are known.
+    """A model's inputs as requests must send them, and its outputs if known.
 
-    Where ``batching`` holds, the leading dimension of every shape is the batch dimension; None, by
-    which it is not, is of a server that does not say.
+    With ``batching`` the first dimension of every shape is the batch. None means that the server
+    does not say; then it is not.
     """
 
     name: str
@@ -37,18 +37,18 @@ class ModelMetadata:
     outputs: tuple[TensorSpec, ...] = ()
 
 
-# More elements than any body can hold: beyond it the exact product does not matter, and a shape
-# of many huge dimensions must not cost the time of multiplying them out.
-_BOUNDLESS = 2**63
+# More elements than any body can hold. Beyond it the exact product does not matter, and a shape
+# of many huge dimensions must not cost the time to multiply them.
+_MAX_COUNT = 2**63
 
 
 def element_count(shape: Sequence[int]) -> int:
-    """Give the number of elements of a tensor of this shape; 2**63 stands for that or more."""
+    """Return the number of elements of a shape; 2**63 means that or more."""
     if 0 in shape:
         return 0
     count = 1
     for size in shape:
         count *= size
-        if count >= _BOUNDLESS:
-            return _BOUNDLESS
+        if count >= _MAX_COUNT:
+            return _MAX_COUNT
     return count

@@ -1,4 +1,4 @@
-"""The V1 prediction protocol, which TensorFlow Serving and KServe speak, in the terms of V2.
+"""The V1 protocol of TensorFlow Serving and KServe, translated to V2.
 
 TensorFlow Serving, "RESTful API", Predict API and "Encoding binary values"; KServe, "V1 Protocol".
 """
@@ -12,23 +12,27 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import bad_request, shorten
+from gateway.errors import bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE, Tensor
 from gateway.protocol.operations import Operation, model_path
 from gateway.protocol.request_features import RequestFeatures, read_features
-from gateway.protocol.request_header import DataSource, InputTensor, describe_value
+from gateway.protocol.request_header import (
+    DataSource,
+    InputTensor,
+    describe_value,
+    quote_value,
+)
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
-from gateway.sizes import QUOTED_NAME
 
 MODELS_PATH = "/v1/models"
-"""Where KServe lists its models."""
+"""KServe's list of models."""
 
 BASE64_KEY = "b64"
-"""The one key of the object that stands for an element in base64."""
+"""The only key of an object that encodes an element in base64."""
 
 OTHER_FIELDS = ("signature_name", "parameters")
-"""What counts of a request beside its tensors."""
+"""The fields of a request that count, besides its tensors."""
 
 _BINARY_SUFFIX = "_bytes"
 
@@ -37,32 +41,32 @@ V1_RESPONSE = replace(
     instead_of_number="",
     instead_of_text=f"have the output's name end in {_BINARY_SUFFIX}, or ",
 )
-"""An answer of which a V1 client is told: it cannot ask for outputs in another form."""
+"""The words for V1 clients, who cannot request another encoding."""
 
 _DEFAULT_SIGNATURES = ("", "serving_default")
 _LONGEST_REASON = 1000
 
 
 class V1Format(Enum):
-    """How a request says its tensors; its name there, which tells that of the answer."""
+    """How a request holds its tensors; the value is its key in the request."""
 
     ROWS = "instances"
-    """One item for each instance: they make up the leading dimension of every tensor."""
+    """TensorFlow Serving's row format: one item per instance, the first dimension of tensors."""
     COLUMNS = "inputs"
-    """One item for each tensor, whole."""
+    """TensorFlow Serving's columnar format: one item per tensor."""
 
     @property
     def response_key(self) -> str:
-        """Give the name that an answer has."""
+        """Return the key of the response."""
         return "predictions" if self is V1Format.ROWS else "outputs"
 
 
 @dataclass(frozen=True, slots=True)
 class V1ResponseLayout:
-    """What the answer to a request has to look like.
+    """The layout of the response to a request.
 
-    ``single`` tells that the model got one instance without a dimension for several, and so has
-    answered without one.
+    ``single`` means that the model got one instance without a batch dimension, so its response has
+    none either.
     """
 
     form: V1Format
@@ -70,21 +74,21 @@ class V1ResponseLayout:
 
 
 def infer_path(asked: Operation) -> str:
-    """Give the path under which a V2 server predicts."""
+    """Return the V2 path of inference."""
     return model_path(asked.model or "", asked.version) + "/infer"
 
 
 def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Check what stands beside the tensors; give the parameters for the model.
+    """Check the fields besides the tensors and return the model's parameters.
 
-    V2 knows no signatures: another one than the default means another computation, and is refused.
-    What else there is does not count, as with TensorFlow Serving. Raises GatewayError (400).
+    V2 has no signatures: any but the default one would mean another computation and is refused.
+    Other fields are ignored, as TensorFlow Serving does. Raises GatewayError (400).
     """
     signature = fields.get("signature_name", "")
     if signature not in _DEFAULT_SIGNATURES:
         raise bad_request(
-            f"signature_name is {_shown(signature)}: models are served with one signature here; "
-            'leave it out, or say "serving_default"'
+            f"signature_name is {quote_value(signature)}: models are served with one signature "
+            'here; leave it out, or say "serving_default"'
         )
     parameters = fields.get("parameters")
     if not isinstance(parameters, dict | None):
@@ -93,29 +97,29 @@ def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_shape(
-    model: ModelMetadata, tensor: TensorSpec, found: tuple[int, ...], form: V1Format
+    model: ModelMetadata, tensor: TensorSpec, shape: tuple[int, ...], form: V1Format
 ) -> V1ResponseLayout:
-    """Check a tensor's shape, as its nesting tells it, against what the model takes.
+    """Check the shape that a tensor's nesting has against the model's.
 
-    Where the model has no dimension for several instances, one may come: ``single`` tells that
-    its shape is ``found`` without the leading 1. Raises GatewayError (400) that names both.
+    A model without a batch dimension takes one instance. The layout is then ``single``, and the
+    tensor's shape is ``shape`` without its first 1. Raises GatewayError (400) that names both.
     """
-    if _fits(tensor.shape, found):
+    if _fits(tensor.shape, shape):
         return V1ResponseLayout(form)
-    rows = form is V1Format.ROWS
-    alone = rows and not model.batching and tensor.shape[:1] != (-1,)
-    if alone and found[0] == 1 and _fits(tensor.shape, found[1:]):
+    is_rows = form is V1Format.ROWS
+    alone = is_rows and not model.batching and tensor.shape[:1] != (-1,)
+    if alone and shape[0] == 1 and _fits(tensor.shape, shape[1:]):
         return V1ResponseLayout(form, single=True)
     takes = f"input '{tensor.name}' of model '{model.name}' takes shape {list(tensor.shape)}"
     if alone:
         takes += ", one instance at a time"
-    raise bad_request(f"{takes}; the {form.value} have shape {list(found)}")
+    raise bad_request(f"{takes}; the {form.value} have shape {list(shape)}")
 
 
-def _fits(declared: tuple[int, ...], found: tuple[int, ...]) -> bool:
-    if len(declared) != len(found):
+def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    if len(declared) != len(shape):
         return False
-    return all(size in (-1, there) for size, there in zip(declared, found, strict=True))
+    return all(size in (-1, actual) for size, actual in zip(declared, shape, strict=True))
 
 
 def write_request_header(
@@ -125,10 +129,10 @@ def write_request_header(
     parameters: Mapping[str, Any],
     request_id: str,
 ) -> tuple[bytes, RequestFeatures]:
-    """Write the inference header of tensors that follow it, in ``sizes`` bytes each; tell of it.
+    """Write the inference header of binary tensors of ``sizes`` bytes, and return its features.
 
-    V1 knows no ids. ``request_id`` is for models that answer with that of the request; it may be
-    empty, but there are servers that fail where it is not there.
+    V1 has no request ids. ``request_id`` is for models that return it; it may be empty, but some
+    servers fail without it.
     """
     entries = [
         {
@@ -139,8 +143,8 @@ def write_request_header(
         }
         for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
     ]
-    asked = {**parameters, "binary_data_output": True}
-    fields = {"id": request_id, "inputs": entries, "parameters": asked}
+    all_parameters = {**parameters, "binary_data_output": True}
+    fields = {"id": request_id, "inputs": entries, "parameters": all_parameters}
     tensors = tuple(
         InputTensor(tensor.name, tensor.datatype, shape, DataSource.BINARY, size)
         for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
@@ -149,33 +153,33 @@ def write_request_header(
 
 
 def is_base64_output(output: Tensor) -> bool:
-    """Tell whether elements are said in base64 in any case: BYTES that are named so."""
+    """Tell whether an output is always base64: BYTES with a name that ends in ``_bytes``."""
     return output.datatype.family is Family.TEXT and output.name.endswith(_BINARY_SUFFIX)
 
 
 def error_document(body: bytes, reason: str) -> bytes:
-    """Say a server's error as V1 clients expect it; it passes as it is where it is of that form.
+    """Make the body of an error for V1 clients; a body of that form passes unchanged.
 
-    ``reason`` is what there may be to say of an error without a body.
+    ``reason`` is used for an error without a body.
     """
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
         fields = None
-    said = fields.get("error", fields.get("detail")) if isinstance(fields, dict) else None
+    error = fields.get("error", fields.get("detail")) if isinstance(fields, dict) else None
     if isinstance(fields, dict) and isinstance(fields.get("error"), str):
         return body
-    text = said if isinstance(said, str) else body.decode(errors="replace").strip()
+    text = error if isinstance(error, str) else body.decode(errors="replace").strip()
     return orjson.dumps({"error": text[:_LONGEST_REASON] or reason or "the server failed"})
 
 
 def ready_document(model: str) -> bytes:
-    """Say that a model is ready, as KServe does."""
+    """Make KServe's document of a ready model."""
     return orjson.dumps({"name": model, "ready": True})
 
 
 def reports_ready(body: bytes) -> bool:
-    """Tell whether a server's good answer leaves it at that: some say in words that it is not."""
+    """Tell whether a 200 means ready: some servers say in the body that the model is not."""
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -184,15 +188,15 @@ def reports_ready(body: bytes) -> bool:
 
 
 def models_document(names: Sequence[str]) -> bytes:
-    """List models, each once, as KServe does."""
+    """Make KServe's list of models, each once."""
     return orjson.dumps({"models": list(dict.fromkeys(names))})
 
 
 def model_entries(document: Any) -> list[Any]:
-    """Read a repository index, or a list as KServe gives it, as the entries of an index.
+    """Return the entries of a repository index, or of KServe's list in the same form.
 
-    KServe's list has names alone, and so have its entries: neither versions nor states. Raises
-    TypeError or KeyError for what is neither, as lists of OpenAI's API.
+    KServe's entries have names but neither versions nor states. Raises TypeError or KeyError for
+    any other document, such as OpenAI's list of models.
     """
     if isinstance(document, list):
         return document
@@ -203,19 +207,14 @@ def model_entries(document: Any) -> list[Any]:
 
 
 def ready_entries(document: Any) -> list[Any]:
-    """Read the entries of models that are ready, of what ``model_entries`` reads.
+    """Return the entries of ready models, from what ``model_entries`` reads.
 
-    There are servers that list all, whatever they are asked; KServe has one list, with all of them.
-    Raises TypeError, KeyError or AttributeError for what is neither.
+    Some servers list all models although only ready ones are requested, as KServe's list does.
+    Raises TypeError, KeyError or AttributeError for any other document.
     """
     return [each for each in model_entries(document) if each.get("state", "READY") == "READY"]
 
 
 def ready_model_names(document: Any) -> list[str]:
-    """Give the names of the models that are ready; see ``ready_entries``."""
+    """Return the names of ready models; see ``ready_entries``."""
     return [str(each["name"]) for each in ready_entries(document)]
-
-
-def _shown(value: object) -> str:
-    text = orjson.dumps(value).decode()
-    return shorten(text, QUOTED_NAME)

@@ -1,1 +1,1 @@
-"""Settings: what an operator writes in YAML, checked whole before anything starts."""
+"""Settings: load the operator's YAML file, and report all its errors at once."""

@@ -1,11 +1,14 @@
-"""What only the whole of the settings shows: names that must match, routes that may be left out.
+"""Checks across sections: names that must match, routes that are never reached, missing files.
 
-The functions take values before they are checked, so that these faults are told together with
-those of the parts.
+The functions take values before pydantic has checked them, so that one run reports all errors.
+They pass over values of a wrong type.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from errno import EACCES, EISDIR, ENOENT
+from pathlib import Path
 from typing import Any, get_args
 
 from gateway.settings.routes import Match, OperationName
@@ -15,16 +18,16 @@ from gateway.settings.values.patterns import parse_path_part
 from gateway.settings.values.wording import KeyPath, describe, suggest
 
 CrossError = tuple[KeyPath, str]
-"""Where in the settings something is wrong, and what."""
+"""The path of a setting, and what is wrong with it."""
 
-_LISTEN = "127.0.0.1:8080"
-"""Where clients connect if nothing is said."""
-
+_DEFAULT_LISTEN = "127.0.0.1:8080"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_SERVER_TLS_FILES = ("certificate", "key", "client_ca")
+_UPSTREAM_TLS_FILES = ("ca", "certificate", "key")
 
 
 def with_default_route(value: Any) -> Any:
-    """Return the settings with the route that goes without saying: to the one upstream."""
+    """Return the settings; without routes, a single upstream gets one that takes all requests."""
     upstreams = _upstreams(value)
     if len(upstreams) != 1 or "routes" in value:
         return value
@@ -32,24 +35,72 @@ def with_default_route(value: Any) -> Any:
 
 
 def cross_check(value: Any) -> Iterator[CrossError]:
-    """Yield what is wrong with the settings as a whole; what lacks its type is passed over."""
-    yield from _unasked_certificates(_value(value, "tls"))
-    yield from _admin_among_clients(value)
-    yield from _mistaken_keys(value)
-    yield from _misnamed_models(_value(value, "models"))
+    """Yield the errors that no section shows on its own."""
+    yield from _client_certificates_without_ca(_value(value, "tls"))
+    yield from _admin_address(value)
+    yield from _key_groups(value)
+    yield from _model_names(_value(value, "models"))
     upstreams = _upstreams(value)
     if not upstreams:
         return
-    yield from _misnamed("upstreams", upstreams)
+    yield from _invalid_names("upstreams", upstreams)
     for name, upstream in upstreams.items():
-        for path, message in (*_mistaken_tls(upstream), *_without_names(upstream)):
+        for path, message in (*_upstream_tls(upstream), *_dns_refresh(upstream)):
             yield ("upstreams", name, *path), message
     routes = value.get("routes", ())
     if isinstance(routes, list | tuple):
-        yield from _misrouted(routes, upstreams)
-        yield from _hashed_keys(_value(value, "api_keys"), routes, upstreams)
+        yield from _routes(routes, upstreams)
+        yield from _hash_headers_with_keys(_value(value, "api_keys"), routes, upstreams)
     if "routes" not in value and len(upstreams) > 1:
         yield ("routes",), "required, as there is more than one upstream"
+
+
+def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossError]:
+    """Yield the files and variables that settings name and that cannot be read."""
+    files = [*_texts(value, ("tls",), _SERVER_TLS_FILES)]
+    for name in _names(value, "upstreams"):
+        files += _texts(value, ("upstreams", name, "tls"), _UPSTREAM_TLS_FILES)
+    for name in _names(value, "api_keys"):
+        files += _texts(value, ("api_keys", name), ("file",))
+        for path, variable in _texts(value, ("api_keys", name), ("environment",)):
+            # Text that is no name of a variable may be a key.
+            if variable.isidentifier() and variable not in environ:
+                yield path, f"{variable} is not set in the environment"
+    for path, file in files:
+        reason = _read_error(file)
+        if reason:
+            yield path, f"{file} cannot be read: {reason}"
+
+
+def _names(value: object, section: str) -> list[str]:
+    names = _value(value, section)
+    return list(names) if isinstance(names, Mapping) else []
+
+
+def _texts(value: object, path: KeyPath, names: tuple[str, ...]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield those settings of a section that are text, each with its path."""
+    section = value
+    for part in path:
+        section = _value(section, str(part))
+    for name in names:
+        text = _value(section, name)
+        if isinstance(text, str) and text:
+            yield (*path, name), text
+
+
+def _read_error(file: str) -> str | None:
+    """Return why a file cannot be read; it is not opened, as it may be a pipe."""
+    where = "" if os.path.isabs(file) or "\0" in file else f" (in {Path.cwd()})"
+    try:
+        if os.path.isdir(file):
+            return os.strerror(EISDIR)
+        os.stat(file)
+    except OSError as error:
+        return (error.strerror or os.strerror(ENOENT)) + where
+    except ValueError:  # a NUL
+        return os.strerror(ENOENT)
+    readable = os.access(file, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
+    return None if readable else os.strerror(EACCES)
 
 
 def _upstreams(value: Any) -> Mapping[str, object]:
@@ -57,79 +108,79 @@ def _upstreams(value: Any) -> Mapping[str, object]:
     return upstreams if isinstance(upstreams, Mapping) else {}
 
 
-def _unasked_certificates(tls: object) -> Iterator[CrossError]:
+def _client_certificates_without_ca(tls: object) -> Iterator[CrossError]:
     if _value(tls, "client_certificates") is not None and _value(tls, "client_ca") is None:
         path = ("tls", "client_certificates")
-        yield path, "needs client_ca, the file of who issues the clients' certificates"
+        yield path, "needs client_ca, the certificates of those who issue certificates to clients"
 
 
-def _mistaken_keys(value: Any) -> Iterator[CrossError]:
+def _key_groups(value: Any) -> Iterator[CrossError]:
     keys, routes = _value(value, "api_keys"), _value(value, "routes")
     groups = keys if isinstance(keys, Mapping) else {}
-    asked_for = list(_auth_of(routes if isinstance(routes, list | tuple) else ()))
-    for path, name in asked_for:
+    used = list(_auth_groups(routes if isinstance(routes, list | tuple) else ()))
+    for path, name in used:
         if name not in groups:
             known = suggest(name, groups) if groups else "; there are none"
-            yield path, f"no keys are named {describe(name)}{known}"
-    yield from _misnamed("api_keys", groups)
+            yield path, f"no group of API keys is named {describe(name)}{known}"
+    yield from _invalid_names("api_keys", groups)
     for name in groups:
-        if name not in [asked for _, asked in asked_for]:
-            yield ("api_keys", name), "no route asks for these: name them in its auth"
+        if name not in [group for _, group in used]:
+            yield ("api_keys", name), "not used: no route names this group in its auth"
 
 
-def _auth_of(routes: Sequence[object]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the names of the keys that routes ask for, each with its place."""
+def _auth_groups(routes: Sequence[object]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the groups of keys that routes name, each with its path."""
     for i, route in enumerate(routes):
         for j, name in enumerate(as_tuple(_value(route, "auth"))):
             if isinstance(name, str):
                 yield ("routes", i, "auth", j), name
 
 
-def _hashed_keys(
+def _hash_headers_with_keys(
     keys: object, routes: Sequence[object], upstreams: Mapping[str, object]
 ) -> Iterator[CrossError]:
-    """Yield where endpoints are to be chosen by a header that holds keys: it is not passed on."""
+    """Yield the hash headers that hold API keys: the gateway does not pass those on."""
     for name, upstream in upstreams.items():
         header = _value(_value(upstream, "load_balancing"), "hash_header")
-        leading = [route for route in routes if name in [to for _, to in _upstreams_of(route)]]
-        holding = _key_headers(keys, [group for _, group in _auth_of(leading)])
+        leading = [route for route in routes if name in [to for _, to in _all_upstreams(route)]]
+        holding = _key_headers(keys, [group for _, group in _auth_groups(leading)])
         if isinstance(header, str) and (group := holding.get(header.lower())):
             path = ("upstreams", name, "load_balancing", "hash_header")
             yield (
                 path,
-                f"{header} holds keys ({group}): no server gets it, and none can be chosen by it",
+                f"{header} holds API keys ({group}), so that it cannot choose the endpoint too",
             )
 
 
-def _key_headers(keys: object, asked_for: Sequence[str]) -> dict[str, str]:
-    """Give the headers that hold keys, in lower case, each with the name of a group.
+def _key_headers(keys: object, used: Sequence[str]) -> dict[str, str]:
+    """Return the headers that hold keys, in lower case, each with the name of a group.
 
-    Authorization passes where it holds something else, unless one of its groups is asked for.
+    Authorization counts only where a route uses a group whose keys it holds.
     """
     holding: dict[str, str] = {}
     for name, group in keys.items() if isinstance(keys, Mapping) else ():
         header = _value(group, "header")
         if isinstance(header, str):
             holding[header.lower()] = name
-        elif name in asked_for:
+        elif name in used:
             holding["authorization"] = name
     return holding
 
 
-def _admin_among_clients(value: object) -> Iterator[CrossError]:
-    admin, listen = _value(value, "admin"), _value(value, "listen") or _LISTEN
+def _admin_address(value: object) -> Iterator[CrossError]:
+    admin, listen = _value(value, "admin"), _value(value, "listen") or _DEFAULT_LISTEN
     if admin is not None and admin in as_tuple(listen):
         yield ("admin",), "needs an address of its own: clients connect there (listen)"
 
 
-def _misnamed(section: str, names: Iterable[object]) -> Iterator[CrossError]:
+def _invalid_names(section: str, names: Iterable[object]) -> Iterator[CrossError]:
     for name in names:
         if isinstance(name, str) and not _NAME.fullmatch(name):
             path = (section, name)
             yield path, f"expected a name of letters, digits, - _ and ., got {describe(name)}"
 
 
-def _misnamed_models(models: object) -> Iterator[CrossError]:
+def _model_names(models: object) -> Iterator[CrossError]:
     for name in models if isinstance(models, Mapping) else ():
         try:
             parse_path_part(name)
@@ -140,18 +191,18 @@ def _misnamed_models(models: object) -> Iterator[CrossError]:
                 yield ("models", name), f"expected a model's exact name, got {describe(name)}"
 
 
-def _mistaken_tls(upstream: object) -> Iterator[CrossError]:
+def _upstream_tls(upstream: object) -> Iterator[CrossError]:
     tls, endpoints = _value(upstream, "tls"), as_tuple(_value(upstream, "endpoints"))
     if not isinstance(upstream, Mapping) or not isinstance(tls, Mapping):
         return
-    if endpoints and all(map(_is_without_tls, endpoints)):
+    if endpoints and all(map(_has_no_tls, endpoints)):
         yield ("tls",), "no endpoint needs it: none is https"
     for name, other in (("certificate", "key"), ("key", "certificate")):
         if tls.get(name) is None and tls.get(other) is not None:
             yield ("tls", name), f"required, as there is a {other}"
 
 
-def _without_names(upstream: object) -> Iterator[CrossError]:
+def _dns_refresh(upstream: object) -> Iterator[CrossError]:
     if _value(upstream, "dns_refresh") is None:
         return
     endpoints = as_tuple(_value(upstream, "endpoints"))
@@ -160,35 +211,35 @@ def _without_names(upstream: object) -> Iterator[CrossError]:
         yield ("dns_refresh",), "no endpoint has a host name that could be looked up"
 
 
-def _is_without_tls(endpoint: object) -> bool:
+def _has_no_tls(endpoint: object) -> bool:
     return isinstance(endpoint, str) and endpoint.lower().startswith(("http://", "unix:"))
 
 
-def _misrouted(routes: Sequence[object], upstreams: Mapping[str, object]) -> Iterator[CrossError]:
-    taken: int | None = None
+def _routes(routes: Sequence[object], upstreams: Mapping[str, object]) -> Iterator[CrossError]:
+    catch_all: int | None = None
     for i, route in enumerate(routes):
-        for path, name in _upstreams_of(route):
+        for path, name in _all_upstreams(route):
             if name not in upstreams:
                 message = f"no upstream is named {describe(name)}{suggest(name, upstreams)}"
                 yield ("routes", i, *path), message
         if _mirrors_to_itself(route):
             yield ("routes", i, "mirror", "upstream"), "mirrors to itself: it is the route's own"
-        if taken is not None:
-            yield ("routes", i), f"never reached: routes[{taken}] takes every request"
-        elif _takes_all(route):
-            taken = i
+        if catch_all is not None:
+            yield ("routes", i), f"never reached: routes[{catch_all}] takes every request"
+        elif _matches_everything(route):
+            catch_all = i
 
 
-def _upstreams_of(route: object) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the names of the upstreams that a route leads to, each with its place."""
-    yield from _answering(route)
+def _all_upstreams(route: object) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the upstreams that a route names, its mirror included, each with its path."""
+    yield from _own_upstreams(route)
     mirror = _value(_value(route, "mirror"), "upstream")
     if isinstance(mirror, str):
         yield ("mirror", "upstream"), mirror
 
 
-def _answering(route: object) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the names of the upstreams that answer, each with its place."""
+def _own_upstreams(route: object) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the upstreams that answer the requests of a route, each with its path."""
     named = _value(route, "upstream")
     if isinstance(named, str):
         yield ("upstream",), named
@@ -200,27 +251,27 @@ def _answering(route: object) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _mirrors_to_itself(route: object) -> bool:
-    names = [name for _, name in _answering(route)]
+    names = [name for _, name in _own_upstreams(route)]
     return names == [_value(_value(route, "mirror"), "upstream")]
 
 
-def _takes_all(route: object) -> bool:
-    """Tell whether a route, as far as it is one, takes all requests that come to it."""
+def _matches_everything(route: object) -> bool:
+    """Tell whether a valid route takes every request."""
     match = _value(route, "match") or {}
     if not _value(route, "upstream") or not isinstance(match, Mapping | Match):
         return False
     return all(
-        value is None or value == {} or (name == "operations" and _are_all_kinds(value))
+        value is None or value == {} or (name == "operations" and _are_all_operations(value))
         for name, value in dict(match).items()
     )
 
 
-def _are_all_kinds(value: object) -> bool:
-    return all(kind in as_tuple(value) for kind in get_args(OperationName))
+def _are_all_operations(value: object) -> bool:
+    return all(name in as_tuple(value) for name in get_args(OperationName))
 
 
 def _value(section: object, name: str) -> object:
-    """Return what a section says, as it came or as it was checked."""
+    """Return a value of a section, unchecked or checked."""
     if isinstance(section, Mapping):
         return section.get(name)
     return getattr(section, name, None)

@@ -1,4 +1,4 @@
-"""What pydantic refuses → messages for the operator, with what was meant."""
+"""Turn pydantic's errors into messages for operators, with what was probably meant."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _EXAMPLES = {"upstreams": "triton: {endpoints: [http://127.0.0.1:8000]}"}
 
 
 def error_message(details: ErrorDetails) -> str:
-    """Return an error of pydantic's in an operator's words."""
+    """Return the message for an error of pydantic."""
     got, context, path = details["input"], details.get("ctx", {}), details["loc"]
     match details["type"]:
         case "value_error":
@@ -30,7 +30,7 @@ def error_message(details: ErrorDetails) -> str:
         case "missing":
             return "required, but missing"
         case "extra_forbidden":
-            return "unknown key" + _known(path)
+            return _unknown_key(path)
         case "too_short":
             return "expected at least one, got none"
         case "literal_error":
@@ -50,15 +50,15 @@ def error_message(details: ErrorDetails) -> str:
     return f"expected {wanted}, got {describe(got)}{hint}"
 
 
-def _known(path: KeyPath) -> str:
+def _unknown_key(path: KeyPath) -> str:
     keys, name = section_keys(path[:-1]), str(path[-1])
     known = () if keys is None else keys.names
     if name.startswith("-"):
-        return "; the - of a list needs a space behind it"
+        return "unknown key; the - of a list needs a space behind it"
     homes = " and of ".join([each or "the top level" for each in sections_with_key(name)][:2])
     if closest_name(name, known) is None and homes:
-        return f"; it is a key of {homes}"
-    return suggest(name, known) + (f" {name} is a key of {homes}" if homes else "")
+        return f"unknown key; it is a key of {homes}"
+    return f"unknown key{suggest(name, known)}" + (f" {name} is a key of {homes}" if homes else "")
 
 
 def _boolean(got: object) -> str:

@@ -1,4 +1,4 @@
-"""Whether files that hold settings, or that settings name, say something new."""
+"""Watch files for a change of their content."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ from gateway.system.files import FileWatch, digest
 
 
 class ContentWatcher:
-    """Tells when files hold something else than before.
+    """Tells when files have other content than before.
 
-    They may be replaced in any way: by another file of the name, by a link that leads elsewhere,
-    or in place, where they are half written for a while.
+    They may change in any way: by a rename, by a link that leads elsewhere, or in place, where they
+    are half written for a while.
     """
 
     def __init__(self, files: Iterable[str]) -> None:
@@ -18,9 +18,9 @@ class ContentWatcher:
         self._content = self._digests()
 
     def changed(self) -> bool:
-        """Look at the files; tell of a change once, when two looks in a row have seen the same.
+        """Look at the files, and report a change once, after two looks with the same result.
 
-        That a file has vanished is a change; that it was touched is none.
+        A file that vanishes is a change. A file that is only touched is none.
         """
         if not self._watch.changed():
             return False
@@ -30,7 +30,7 @@ class ContentWatcher:
         return self._content != before
 
     def mark_used(self) -> None:
-        """Note that the files are used as they are now, so that this is no change any more."""
+        """Take the files as they are now for the state without changes."""
         self._content = self._digests()
 
     def _digests(self) -> tuple[bytes | None, ...]:

@@ -1,4 +1,4 @@
-"""The settings of what servers are told of clients."""
+"""Settings of the section ``forwarded``: which headers tell servers about clients."""
 
 from ipaddress import ip_address, ip_network
 from typing import Annotated
@@ -12,7 +12,7 @@ _ALL = ("0.0.0.0/0", "::/0")
 
 
 def parse_network(value: object) -> str:
-    """Return what ``10.0.0.0/8`` or a single address names, as a network. Raises ValueError."""
+    """Return a network, or an address as a network of one. Raises ValueError."""
     wrong = f"expected a network such as 10.0.0.0/8 or an address, got {describe(value)}"
     if not isinstance(value, str):
         raise ValueError(wrong)
@@ -25,8 +25,8 @@ def parse_network(value: object) -> str:
     return str(network)
 
 
-def _networks(value: object) -> object:
-    """Return the networks that are meant by a word."""
+def _networks_of_word(value: object) -> object:
+    """Return the networks of the words none and all; lists stay as they are."""
     match value:
         case "none":
             return ()
@@ -36,32 +36,33 @@ def _networks(value: object) -> object:
             return value
         case list() | tuple():
             return value
-    wanted = "none, all or networks such as [10.0.0.0/8, 127.0.0.1]"
+    expected = "none, all or networks such as [10.0.0.0/8, 127.0.0.1]"
     hint = did_you_mean("all" if value == "*" else value, ("none", "all"))
-    raise ValueError(f"expected {wanted}, got {describe(value)}{hint}")
+    raise ValueError(f"expected {expected}, got {describe(value)}{hint}")
 
 
 _Network = Annotated[str, PlainValidator(parse_network, json_schema_input_type=str)]
 
 
 class Forwarded(Section):
-    """Say what servers are told of clients, and whom to believe what came before."""
+    """Which headers tell servers about clients, and which proxies are trusted to have set them."""
 
     headers: StrictBool = Field(
         default=True,
-        description="Whether servers get X-Forwarded-For, -Proto and -Host, and Forwarded where the"
-        " client sends it.",
+        description="Whether servers get X-Forwarded-For, X-Forwarded-Proto and X-Forwarded-Host."
+        " They get Forwarded too, where the client sends it.",
     )
     trusted_proxies: Annotated[
         OneOrMore[_Network],
-        BeforeValidator(_networks, json_schema_input_type=str | list[str]),
+        BeforeValidator(_networks_of_word, json_schema_input_type=str | list[str]),
     ] = Field(
         default=(),
-        description="Which addresses are believed what they say in those headers: none, all, or a"
-        " list of networks. Peers on Unix sockets are, always.",
+        description="Proxies whose own values of those headers are kept: none, all, or a list of"
+        " networks and addresses. Peers on Unix sockets are always trusted.",
         json_schema_extra={"default": "none"},
     )
     via: StrictBool = Field(
         default=True,
-        description="Whether servers get a Via that names the gateway; with false, CDN-Loop does.",
+        description="Whether servers get a Via header that names the gateway. With false, they get"
+        " CDN-Loop instead. Either shows requests that come back to the gateway.",
     )

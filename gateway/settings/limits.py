@@ -1,122 +1,124 @@
-"""The limits of exchanges, as far as they are the same for all routes."""
+"""Settings of the sections ``concurrency`` and ``limits``."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import Field
 
 from gateway.settings.values.fields import (
-    BodyGrace,
-    BodyRate,
     HeaderBytes,
-    IdleTime,
-    Inflation,
+    IdleTimeout,
     JsonDepth,
+    MaxDecompressionRatio,
     MaxTensors,
+    MinBodyRate,
+    MinBodyRateGrace,
     RequestBytes,
+    RequestTimeout,
     Section,
     SpoolBytes,
-    TotalTime,
     count,
+    count_or,
     size,
     time,
 )
-from gateway.settings.values.units import Bounded, parse_count
-from gateway.settings.values.wording import describe, did_you_mean
 
 _MIB = 2**20
 _GIB = 2**30
-_REQUESTS = Bounded(parse_count, "1", "1000000")
-
-
-def _requests(value: object) -> int | Literal["unlimited"]:
-    if value == "unlimited":
-        return "unlimited"
-    try:
-        return _REQUESTS(value)
-    except ValueError:
-        hint = did_you_mean(value, ["unlimited"])
-        wanted = "expected 1 to 1000000, or unlimited"
-        raise ValueError(f"{wanted}, got {describe(value)}{hint}") from None
 
 
 class Concurrency(Section):
-    """Bound how many requests may be at servers at a time."""
+    """How many calls may be at servers at a time, and how many more may wait."""
 
     max_requests: Annotated[
         int | Literal["unlimited"],
-        PlainValidator(_requests, json_schema_input_type=int | Literal["unlimited"]),
-    ] = Field(default="unlimited", description="How many requests may be at servers at a time.")
+        count_or("unlimited", "1", "1000000", int | Literal["unlimited"]),
+    ] = Field(
+        default="unlimited",
+        description="Most calls that may be at servers at a time. Further calls wait in a queue.",
+    )
     max_queue: Annotated[int, count("0", "1000000")] = Field(
-        default=100, description="How many more may wait for one of those to end."
+        default=100,
+        description="Most calls that may wait. The gateway answers further calls with 503 and"
+        " Retry-After.",
     )
     queue_timeout: Annotated[float, time("1ms", "1h")] = Field(
-        default=1.0, description="How long they may wait."
+        default=1.0,
+        description="How long a call may wait. Then the gateway answers it with 503 and"
+        " Retry-After.",
     )
 
 
 class Limits(Section):
-    """Bound what one exchange may take: sizes in bytes, times in seconds."""
+    """What one call, one connection and the whole gateway may take."""
 
-    request_bytes: RequestBytes = Field(default=64 * _MIB, description="The largest request body.")
-    max_decompression_ratio: Inflation = Field(
+    request_bytes: RequestBytes = Field(
+        default=64 * _MIB,
+        description="Largest request body, as received and after decompression. The gateway"
+        " answers a larger one with 413.",
+    )
+    max_decompression_ratio: MaxDecompressionRatio = Field(
         default=100,
-        description="How many times larger than it came a compressed body may become, beyond its"
-        " first mebibyte.",
+        description="How many times larger a compressed request body may become. The first"
+        " mebibyte of it is exempt. The gateway answers 413 above it.",
     )
     header_bytes: HeaderBytes = Field(
         default=1 * _MIB,
-        description="The largest JSON part of a request, its data arrays cut out, or of an answer.",
+        description="Largest JSON part of a request, without its data arrays, or of a response.",
     )
     json_depth: JsonDepth = Field(
         default=64, description="How deep the JSON of a request may nest."
     )
     max_tensors: MaxTensors = Field(
-        default=1024, description="How many inputs a request may have, and outputs it may ask for."
+        default=1024, description="Most inputs of a request, and most outputs that it may request."
     )
     spool_bytes: SpoolBytes = Field(
         default=64 * _MIB,
-        description="What is held of a body whose length is not known or that goes to several"
-        " servers, or of an answer in mixed form, or in binary form from a server of JSON only.",
+        description="Most bytes that the gateway buffers of one body. It buffers bodies without a"
+        " length, and bodies for several servers. It buffers responses in mixed form, and binary"
+        " responses that it makes of JSON.",
     )
     max_buffered_bytes: Annotated[int, size("1MiB", "1TiB")] = Field(
-        default=1 * _GIB, description="What all exchanges together may hold of bodies."
+        default=1 * _GIB,
+        description="Most bytes that the gateway buffers of all requests and responses together."
+        " The gateway answers 503 and Retry-After above it.",
     )
-    min_body_rate: BodyRate = Field(
+    min_body_rate: MinBodyRate = Field(
         default=240,
-        description="How many bytes a second a client's body has to come at, on average, after"
-        " min_body_rate_grace; 0 for any.",
+        description="Average number of bytes per second at which a client must send a body. The"
+        " gateway answers slower clients with 408. With 0, any rate is allowed.",
     )
-    min_body_rate_grace: BodyGrace = Field(
+    min_body_rate_grace: MinBodyRateGrace = Field(
         default=10.0,
-        description="How long a client's body has to gather speed, or to make up for a pause.",
+        description="How long a body may fall behind min_body_rate, at its beginning or in a"
+        " pause.",
     )
     request_header_timeout: Annotated[float, time("1ms", "1h")] = Field(
-        default=60.0, description="How long the head of a request may take to come."
+        default=60.0, description="How long a client may take to send the head of a request."
     )
     keep_alive_timeout: Annotated[float, time("1s", "24h")] = Field(
-        default=3600.0, description="How long a client's connection may be without a request."
+        default=3600.0, description="How long a client's connection may stay open between requests."
     )
     connect_timeout: Annotated[float, time("1ms", "1h")] = Field(
         default=5.0, description="How long connecting to a server may take."
     )
-    idle_timeout: IdleTime = Field(
-        default=300.0, description="How long no byte may move in a direction where one should."
+    idle_timeout: IdleTimeout = Field(
+        default=300.0,
+        description="How long a call may go without a byte from the side that should send.",
     )
-    request_timeout: TotalTime = Field(
-        default=3600.0, description="How long one exchange may take."
+    request_timeout: RequestTimeout = Field(
+        default=3600.0, description="How long one call may take in all."
     )
     drain_timeout: Annotated[float, time("1ms", "24h")] = Field(
-        default=30.0, description="How long running exchanges may go on after SIGTERM."
+        default=30.0, description="How long running calls may go on after SIGTERM."
     )
     drain_grace: Annotated[float, time("0s", "1h")] = Field(
         default=1.0,
-        description="How long connections without a request stay open after SIGTERM, within"
-        " drain_timeout.",
+        description="How long connections without a call stay open after SIGTERM, but no longer"
+        " than drain_timeout.",
     )
     metadata_ttl: Annotated[float, time("1ms", "24h")] = Field(
-        default=60.0,
-        description="How long a model's metadata is used before it is asked for again.",
+        default=60.0, description="How long a model's metadata is cached."
     )
     metadata_cache_size: Annotated[int, count("1", "1000000")] = Field(
-        default=1024, description="How many models' metadata is kept."
+        default=1024, description="Most models whose metadata is cached, for each upstream."
     )

@@ -1,4 +1,4 @@
-"""A settings file → ``Settings``, or all that is wrong with it."""
+"""Load a settings file: ``Settings``, or all problems of the file at once."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.settings.cross_checks import missing_files
 from gateway.settings.error_text import error_message
-from gateway.settings.named_files import missing_files
 from gateway.settings.problems import MISSING_FILE, Problem, SettingsError, UnreadableError
 from gateway.settings.schema import Settings
 from gateway.settings.sections import section_keys
@@ -18,21 +18,21 @@ from gateway.settings.yaml.loader import INVALID, Position, YamlDocument, parse_
 from gateway.settings.yaml.misplaced import fix_indentation
 
 MAX_FILE_BYTES = 2**20
-"""How large a settings file may be."""
+"""Largest settings file."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Hold settings, and where in their file each of them was written."""
+    """Settings, and the position in the file of each."""
 
     settings: Settings
     positions: Mapping[KeyPath, Position]
 
 
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
-    """Return the settings that a YAML file gives, with ``environ`` filled in.
+    """Return the settings of a YAML file, with ``environ`` filled in.
 
-    Raises SettingsError, which holds all problems of the file.
+    Raises SettingsError with all problems of the file.
     """
     return load_with_positions(path, environ).settings
 
@@ -40,23 +40,23 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 def load_with_positions(
     path: Path, environ: Mapping[str, str], *, with_files: bool = False
 ) -> LoadedSettings:
-    """Return the settings that a YAML file gives, and where each was written.
+    """Return the settings of a YAML file, and the position of each.
 
-    ``with_files`` is whether the files that they name have to be there. Raises SettingsError,
-    which holds all problems of the file.
+    ``with_files`` makes a missing file of certificates or keys a problem, too. Raises SettingsError
+    with all problems of the file.
     """
     try:
-        source = fix_indentation(parse_yaml(_read(path), environ))
+        document = fix_indentation(parse_yaml(_read(path), environ))
     except UnreadableError as error:
         raise SettingsError(path, [error.problem]) from None
-    settings, errors = _validated(source)
-    problems = [*_worded(errors, source), *_told_already(source, errors)]
+    settings, errors = _validate(document)
+    problems = [*_validation_problems(errors, document), *_yaml_problems(document, errors)]
     if with_files:
-        for at, message in missing_files(source.value, environ):
-            problems.append(_problem(at, message, source, MISSING_FILE))
+        for setting, message in missing_files(document.value, environ):
+            problems.append(_problem(setting, message, document, MISSING_FILE))
     if settings is None or problems:
         raise SettingsError(path, problems)
-    return LoadedSettings(settings, source.positions)
+    return LoadedSettings(settings, document.positions)
 
 
 def _read(path: Path) -> str:
@@ -74,20 +74,20 @@ def _read(path: Path) -> str:
         raise UnreadableError("not UTF-8 text", line) from None
 
 
-def _validated(source: YamlDocument) -> tuple[Settings | None, list[ErrorDetails]]:
-    """Return the settings, or what pydantic says against them.
+def _validate(document: YamlDocument) -> tuple[Settings | None, list[ErrorDetails]]:
+    """Return the settings, or the errors of pydantic.
 
-    A reference in quotes is text where text is wanted; elsewhere it is what it would be without
-    the quotes.
+    A reference in quotes is text where the setting wants text. Elsewhere it is what it would be
+    without the quotes.
     """
-    settings, errors = _attempt(source.value)
-    # An error may be within a value: of a single item, say, that stands for a list.
+    settings, errors = _attempt(document.value)
+    # An error may be within a value: in the list, say, that a single item stands for.
     around = {e["loc"][:length] for e in errors for length in range(len(e["loc"]) + 1)}
-    refused = [path for path in source.unquoted if path in around]
+    refused = [path for path in document.unquoted if path in around]
     if refused:
         for path in refused:
-            _put(source.value, path, source.unquoted[path])
-        settings, errors = _attempt(source.value)
+            _put(document.value, path, document.unquoted[path])
+        settings, errors = _attempt(document.value)
     return settings, errors
 
 
@@ -104,19 +104,19 @@ def _put(value: Any, path: KeyPath, item: object) -> None:
     value[path[-1]] = item
 
 
-def _worded(errors: list[ErrorDetails], source: YamlDocument) -> Iterator[Problem]:
+def _validation_problems(errors: list[ErrorDetails], document: YamlDocument) -> Iterator[Problem]:
     for details in errors:
-        if not _follows(details):
-            yield _problem(details["loc"], error_message(details), source)
+        if not _is_consequence(details):
+            yield _problem(details["loc"], error_message(details), document)
 
 
-def _told_already(source: YamlDocument, errors: list[ErrorDetails]) -> Iterator[Problem]:
-    """Yield the problems of the source, but for values of keys that do not exist."""
+def _yaml_problems(document: YamlDocument, errors: list[ErrorDetails]) -> Iterator[Problem]:
+    """Yield the problems of the document, except missing values of unknown keys."""
     unknown = {
         format_path(details["loc"]) for details in errors if details["type"] == "extra_forbidden"
     }
-    sections = {format_path(path) for path in source.empty if section_keys(path) is not None}
-    for problem in source.problems:
+    sections = {format_path(path) for path in document.empty if section_keys(path) is not None}
+    for problem in document.problems:
         if problem.setting in unknown and problem.message.startswith("no value"):
             continue
         if problem.setting in sections:
@@ -125,29 +125,29 @@ def _told_already(source: YamlDocument, errors: list[ErrorDetails]) -> Iterator[
         yield problem
 
 
-def _follows(details: ErrorDetails) -> bool:
-    """Tell whether an error only follows from one that is told anyway."""
+def _is_consequence(details: ErrorDetails) -> bool:
+    """Tell whether an error only follows from another one."""
     match details["type"]:
         case "too_short":
-            return bool(details["input"])  # a list whose items are wrong has no right ones
+            return bool(details["input"])  # none of the list's items is valid
         case "extra_forbidden":
-            return False  # a key is unknown whatever its value
+            return False  # the key is unknown whatever its value
         case _:
             return details["input"] is INVALID
 
 
-def _problem(path: KeyPath, message: str, source: YamlDocument, kind: str = "") -> Problem:
-    """Return a problem of a value, at its place or at that of what the file holds around it."""
-    while path and isinstance(path[-1], int) and path not in source.positions:
+def _problem(path: KeyPath, message: str, document: YamlDocument, kind: str = "") -> Problem:
+    """Return a problem at the position of a value, or of the section around it."""
+    while path and isinstance(path[-1], int) and path not in document.positions:
         path = path[:-1]  # a single item stands for a list of one
-    if path in source.ends:
-        message += f"; the value goes on in line {source.ends[path]}, check its indentation"
-    place = _place(path, source.positions)
-    line, column = (place.line, place.column) if place else (None, None)
+    if path in document.ends:
+        message += f"; the value goes on in line {document.ends[path]}, check its indentation"
+    position = _position(path, document.positions)
+    line, column = (position.line, position.column) if position else (None, None)
     return Problem(format_path(path), line, column, message, kind)
 
 
-def _place(path: KeyPath, positions: Mapping[KeyPath, Position]) -> Position | None:
-    """Return the place of a value, or of the innermost one around it that the file holds."""
+def _position(path: KeyPath, positions: Mapping[KeyPath, Position]) -> Position | None:
+    """Return the position of a value, or of the innermost section around it in the file."""
     around = (path[:length] for length in range(len(path), 0, -1))
     return next((positions[each] for each in around if each in positions), None)

@@ -1,4 +1,4 @@
-"""The settings of models: what they take and give, where servers do not say it."""
+"""Settings of declared models: their inputs and outputs."""
 
 from typing import Annotated, Literal
 
@@ -23,7 +23,7 @@ Datatype = Literal[
     "FP64",
     "BYTES",
 ]
-"""What the elements of a tensor are."""
+"""Datatypes of tensors."""
 
 _LARGEST = 2**31 - 1
 
@@ -41,21 +41,21 @@ def _name(value: object) -> str:
 
 
 class Tensor(Section):
-    """Declare an input or an output."""
+    """A declared input or output of a model."""
 
     name: Annotated[str, PlainValidator(_name, json_schema_input_type=str)] = Field(
-        description="Its name."
+        description="Name of the tensor."
     )
-    datatype: Datatype = Field(description="What its elements are.")
+    datatype: Datatype = Field(description="Datatype of its elements.")
     shape: tuple[Annotated[int, PlainValidator(_dimension, json_schema_input_type=int)], ...] = (
         Field(
-            description="Its dimensions, -1 for one that varies; without that of the batch, where"
-            " the model batches."
+            description="Its dimensions, -1 for one that varies. Where the model batches, the batch"
+            " dimension is left out."
         )
     )
 
 
-def _once(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _check_names(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     names = [tensor.name for tensor in tensors]
     for name in names:
         if names.count(name) > 1:
@@ -64,16 +64,16 @@ def _once(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class Model(Section):
-    """Declare a model: what requests for it may bring, and what it answers."""
+    """A declared model. Requests that do not fit its inputs are answered with 400."""
 
-    inputs: Annotated[tuple[Tensor, ...], Field(min_length=1), AfterValidator(_once)] = Field(
-        description="What it takes."
+    inputs: Annotated[tuple[Tensor, ...], Field(min_length=1), AfterValidator(_check_names)] = (
+        Field(description="Inputs of the model.")
     )
-    outputs: Annotated[tuple[Tensor, ...], AfterValidator(_once)] = Field(
-        default=(), description="What it gives, as far as it is known."
+    outputs: Annotated[tuple[Tensor, ...], AfterValidator(_check_names)] = Field(
+        default=(), description="Outputs of the model, as far as they are known."
     )
     max_batch_size: Annotated[int, count("0", "1000000")] = Field(
         default=0,
-        description="The largest batch, whose dimension goes before those of every shape; 0 for a"
-        " model that does not batch.",
+        description="Largest batch. Its dimension goes before those of every shape. With 0, the"
+        " model does not batch.",
     )

@@ -1,4 +1,4 @@
-"""The settings of a route: which requests it takes, where to, and what is done with them."""
+"""Settings of a route: which requests it takes, their upstream, and how they are treated."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -6,19 +6,19 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from gateway.settings.values.fields import (
-    BodyGrace,
-    BodyRate,
     HeaderBytes,
-    IdleTime,
-    Inflation,
+    IdleTimeout,
     JsonDepth,
+    MaxDecompressionRatio,
     MaxTensors,
+    MinBodyRate,
+    MinBodyRateGrace,
     OneOrMore,
     Percentage,
     RequestBytes,
+    RequestTimeout,
     Section,
     SpoolBytes,
-    TotalTime,
     count,
 )
 from gateway.settings.values.patterns import (
@@ -42,114 +42,120 @@ OperationName = Literal[
     "shared_memory",
     "other",
 ]
-"""What a request may ask for."""
+"""Groups of operations, as operators name them."""
 
 _Pattern = Annotated[str, PlainValidator(parse_pattern, json_schema_input_type=str | int)]
 _PathPart = Annotated[str, PlainValidator(parse_path_part, json_schema_input_type=str | int)]
 _HeaderName = Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)]
-_Repeated = Literal["unanswered", 500, 502, 503, 504]
+_RetryReason = Literal["unanswered", 500, 502, 503, 504]
 _Coding = Literal["gzip", "deflate"]
 _NonFinite = Literal["literal", "null", "string", "error"]
 
 
 class Match(Section):
-    """Say what requests have to have in common; what is not said does not count."""
+    """Which requests a route takes: those that fit all that is given here."""
 
     model: _Pattern | None = Field(
         default=None, description="The model: a name, a glob, or re: and a regular expression."
     )
-    version: _Pattern | None = Field(default=None, description="The model's version, likewise.")
+    version: _Pattern | None = Field(
+        default=None, description="The model's version, written as the model is."
+    )
     headers: Annotated[Mapping[str, _Pattern], BeforeValidator(with_header_names)] = Field(
-        default={}, description="The values of HTTP headers, likewise, by name."
+        default={}, description="Values of request headers by name, written as the model is."
     )
     operations: OneOrMore[OperationName] | None = Field(
-        default=None, min_length=1, description="What is asked for: one of these."
+        default=None, min_length=1, description="Operations of the protocol. One has to fit."
     )
 
 
 class WeightedUpstream(Section):
-    """Give an upstream a share of a route's requests."""
+    """One of several upstreams that share the requests of a route."""
 
-    name: str = Field(description="The name of an upstream.")
+    name: str = Field(description="Name of an upstream.")
     weight: Annotated[int, count("0", "1000000")] = Field(
-        description="Its share, of the sum of all weights."
+        description="Its share of the requests, of the sum of all weights."
     )
 
 
 class Rewrite(Section):
-    """Say which model the server is asked for instead."""
+    """The model that the server is asked for instead of the client's."""
 
-    model: _PathPart = Field(description="The model's name in the path to the server.")
+    model: _PathPart = Field(description="Name of the model in the path to the server.")
     version: _PathPart | None = Field(
-        default=None, description="The version there; the client's own, if none is given."
+        default=None,
+        description="Version of the model there. Without it, the client's own version stays.",
     )
 
 
 class Mirror(Section):
-    """Send copies of requests to an upstream whose answers nobody sees."""
+    """Copies of requests for an upstream whose responses are dropped."""
 
-    upstream: str = Field(description="The name of the upstream.")
+    upstream: str = Field(description="Name of the upstream that gets the copies.")
     percent: Percentage = Field(
         default=100.0,
-        description="The share of the requests that are copied.",
+        description="Percentage of the requests that are copied.",
         json_schema_extra={"default": "100%"},
     )
     max_concurrent: Annotated[int, count("1", "10000")] = Field(
-        default=64, description="How many copies may be under way at a time."
+        default=64,
+        description="Most copies at a time, in each worker. Further requests are not copied.",
     )
 
 
 class RouteLimits(Section):
-    """Bound what one exchange of a route may take; what is not said is as for all routes."""
+    """Limits of the calls of one route; each defaults to that of the whole gateway."""
 
-    request_bytes: RequestBytes | None = Field(
-        default=None, description="The largest request body."
-    )
-    max_decompression_ratio: Inflation | None = Field(
-        default=None, description="How many times larger than it came a body may become."
+    request_bytes: RequestBytes | None = Field(default=None, description="Largest request body.")
+    max_decompression_ratio: MaxDecompressionRatio | None = Field(
+        default=None, description="How many times larger a compressed request body may become."
     )
     header_bytes: HeaderBytes | None = Field(
-        default=None, description="The largest JSON part of a request or of an answer."
+        default=None, description="Largest JSON part of a request or of a response."
     )
     json_depth: JsonDepth | None = Field(
         default=None, description="How deep the JSON of a request may nest."
     )
     max_tensors: MaxTensors | None = Field(
-        default=None, description="How many inputs a request may have, and outputs ask for."
+        default=None, description="Most inputs of a request, and most outputs."
     )
     spool_bytes: SpoolBytes | None = Field(
-        default=None, description="What is held of a body or of an answer."
+        default=None, description="Most bytes that the gateway buffers of one body."
     )
-    idle_timeout: IdleTime | None = Field(default=None, description="How long no byte may move.")
-    request_timeout: TotalTime | None = Field(
-        default=None, description="How long one exchange may take."
+    idle_timeout: IdleTimeout | None = Field(
+        default=None,
+        description="How long a call may go without a byte from the side that should send.",
     )
-    min_body_rate: BodyRate | None = Field(
-        default=None, description="How many bytes a second a client's body has to come at."
+    request_timeout: RequestTimeout | None = Field(
+        default=None, description="How long one call may take in all."
     )
-    min_body_rate_grace: BodyGrace | None = Field(
-        default=None, description="How long a client's body has to gather speed."
+    min_body_rate: MinBodyRate | None = Field(
+        default=None,
+        description="Average number of bytes per second at which a client must send a body.",
+    )
+    min_body_rate_grace: MinBodyRateGrace | None = Field(
+        default=None, description="How long a body may fall behind min_body_rate."
     )
 
 
-def _shares(value: object) -> object:
-    """Return the shares that are meant by the name of an upstream."""
+def _as_weighted(value: object) -> object:
+    """Return the name of one upstream as the list of it."""
     if isinstance(value, str):
         return (WeightedUpstream(name=value, weight=1),)
     if not isinstance(value, list | tuple):
-        wanted = "the name of an upstream, or a list of {name, weight}"
-        raise ValueError(f"expected {wanted}, got {describe(value)}")
+        expected = "the name of an upstream, or a list of {name, weight}"
+        raise ValueError(f"expected {expected}, got {describe(value)}")
     return value
 
 
-def _some_weight(shares: tuple[WeightedUpstream, ...]) -> tuple[WeightedUpstream, ...]:
-    names = [share.name for share in shares]
+def _check_weights(upstreams: tuple[WeightedUpstream, ...]) -> tuple[WeightedUpstream, ...]:
+    names = [upstream.name for upstream in upstreams]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"the upstream {describe(name)} is named twice")
-    if not any(share.weight for share in shares):
+    if not any(upstream.weight for upstream in upstreams):
         raise ValueError("at least one weight must be above 0")
-    return shares
+    return upstreams
 
 
 def _null_by_name(value: object) -> object:
@@ -158,56 +164,59 @@ def _null_by_name(value: object) -> object:
 
 
 class Route(Section):
-    """Send requests to an upstream, and say how its answers become JSON."""
+    """Where requests go, and what the gateway does with them and their responses."""
 
-    match: Match = Field(default=Match(), description="Which requests take this route.")
+    match: Match = Field(
+        default=Match(), description="Which requests take this route. Without it, all do."
+    )
     upstream: Annotated[
         tuple[WeightedUpstream, ...],
         Field(min_length=1),
-        BeforeValidator(_shares, json_schema_input_type=str | list[WeightedUpstream]),
-        AfterValidator(_some_weight),
-    ] = Field(description="The name of an upstream, or several with their weights.")
+        BeforeValidator(_as_weighted, json_schema_input_type=str | list[WeightedUpstream]),
+        AfterValidator(_check_weights),
+    ] = Field(description="Name of an upstream, or a list of several with their weights.")
     sticky_header: _HeaderName | None = Field(
         default=None,
-        description="The header of which every value stays with one of several upstreams.",
+        description="Name of a request header. All requests with the same value go to the same one"
+        " of several upstreams.",
     )
     rewrite: Rewrite | None = Field(
-        default=None, description="Which model the server is asked for instead."
+        default=None, description="The model that the server is asked for instead."
     )
     auth: OneOrMore[str] = Field(
         default=(),
-        description="The groups of keys of which a client must show one; none, where every client"
-        " is let in.",
+        description="Groups of API keys. A client must show a key of one of them. Without groups,"
+        " no key is needed.",
     )
     deny_operations: OneOrMore[OperationName] = Field(
-        default=(), description="What is refused on this route."
+        default=(), description="Operations that the gateway answers with 403 on this route."
     )
-    retry_on: OneOrMore[_Repeated] = Field(
+    retry_on: OneOrMore[_RetryReason] = Field(
         default=(),
-        description="What is sent again to another server, beyond what cannot have had an effect:"
-        " what a server closes on without an answer (unanswered), and what it answers with one of"
-        " these statuses.",
+        description="When a call is retried on another endpoint, beside failed connections."
+        " unanswered: the server closed the connection without a response. A status: the server"
+        " answered with it.",
     )
     mirror: Mirror | None = Field(
-        default=None, description="Where copies of infer and generate requests go."
+        default=None, description="Upstream that gets copies of infer and generate requests."
     )
     compression: OneOrMore[_Coding] = Field(
         default=(),
-        description="How answers are compressed for clients that accept it, the first of what they"
-        " like as well; none, where answers stay as they are.",
+        description="Content codings for responses to clients that accept them, the preferred one"
+        " first. Without any, responses stay as they are.",
     )
     nonfinite: Annotated[
         _NonFinite, BeforeValidator(_null_by_name, json_schema_input_type=_NonFinite | None)
     ] = Field(
         default="literal",
-        description="What NaN and infinities become in JSON, for clients and for servers that take"
-        " JSON only: the bare tokens that Triton writes (literal), null, a string, or an error.",
+        description="What NaN and infinities become in JSON: the bare tokens that Triton writes"
+        " (literal), null, a string, or an error.",
     )
     bytes: Literal["utf8", "base64"] = Field(
         default="utf8",
-        description="What BYTES elements become in JSON, for clients and for servers that take JSON"
-        " only: text, which is an error for a tensor that is not UTF-8, or base64.",
+        description="What BYTES elements become in JSON: UTF-8 text or base64. A tensor that is not"
+        " UTF-8 is an error with utf8.",
     )
     limits: RouteLimits = Field(
-        default=RouteLimits(), description="Where the limits differ from those of all routes."
+        default=RouteLimits(), description="Limits that differ from those of the whole gateway."
     )

@@ -1,14 +1,16 @@
-"""The settings of a gateway: names, types, defaults, bounds.
+"""The settings of a gateway as one model, and their JSON Schema.
 
-Values are checked by functions that speak to the operator: each raises ValueError with a message
-that stands as it is. ``load`` adds the place in the file and words what pydantic itself refuses.
+Checks raise ValueError with a message for the operator. ``load`` adds the position in the file, and
+replaces the messages of pydantic itself.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -16,7 +18,9 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic.functional_validators import ModelWrapValidatorHandler
+from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from gateway.settings.api_keys import ApiKeys
@@ -27,22 +31,9 @@ from gateway.settings.models import Model
 from gateway.settings.routes import Route
 from gateway.settings.upstreams import Upstream
 from gateway.settings.values.addresses import Address, TcpAddress, parse_address
-from gateway.settings.values.fields import File, OneOrMore, Section
-from gateway.settings.values.units import Bounded, parse_count
-from gateway.settings.values.wording import KeyPath, describe, did_you_mean
-
-_WORKERS = Bounded(parse_count, "1", "256")
-
-
-def _workers(value: object) -> int | Literal["auto"]:
-    if value == "auto":
-        return "auto"
-    try:
-        return _WORKERS(value)
-    except ValueError:
-        hint = did_you_mean(value, ["auto"])
-        raise ValueError(f"expected 1 to 256, or auto, got {describe(value)}{hint}") from None
-
+from gateway.settings.values.fields import File, OneOrMore, Section, count_or
+from gateway.settings.values.units import Bounded, BoundedOr
+from gateway.settings.values.wording import KeyPath
 
 _Listen = Annotated[
     Address,
@@ -51,134 +42,135 @@ _Listen = Annotated[
 ]
 
 
-def _known_port(address: Address) -> Address:
+def _fixed_port(address: Address) -> Address:
     if isinstance(address, TcpAddress) and address.port == 0:
         raise ValueError("expected a port from 1 to 65535, got 0")
     return address
 
 
-_Admin = Annotated[_Listen, AfterValidator(_known_port)]
+_Admin = Annotated[_Listen, AfterValidator(_fixed_port)]
 
 
 class ClientTls(Section):
-    """Speak TLS with clients, on all TCP addresses."""
+    """TLS with clients, on all TCP addresses."""
 
     certificate: File = Field(
-        description="The file of the gateway's certificate, PEM, followed by those of its issuers."
+        description="PEM file of the gateway's certificate, followed by those of its issuers."
     )
-    key: File = Field(description="The file of the certificate's key, PEM, without a password.")
+    key: File = Field(description="PEM file of the certificate's key, without a password.")
     client_ca: File | None = Field(
         default=None,
-        description="The file of the certificates, PEM, of those who issue certificates to"
-        " clients.",
+        description="PEM file of the certificates of those who issue certificates to clients."
+        " Without it, clients need none.",
     )
     client_certificates: Literal["required", "optional"] | None = Field(
         default=None,
-        description="Whether clients must show a certificate, where client_ca is given: required,"
-        " if nothing is said.",
+        description="Whether clients must show a certificate. With client_ca, the default is"
+        " required.",
     )
 
 
 class Log(Section):
-    """Say what is logged."""
+    """What the gateway logs."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least severity that is logged."
+        default="info", description="Least severity that is logged."
     )
-    access: StrictBool = Field(
-        default=True, description="Whether each exchange is logged with one line."
-    )
+    access: StrictBool = Field(default=True, description="Whether each call is logged in one line.")
 
 
 class Settings(Section):
-    """Hold all settings of a gateway."""
+    """All settings of a gateway."""
 
     listen: OneOrMore[_Listen] = Field(
         default=(TcpAddress("127.0.0.1", 8080),),
         min_length=1,
-        description="Where clients connect: host:port, [IPv6]:port or unix:/path, one or a list.",
+        description="Addresses for clients: HOST:PORT, [IPv6]:PORT or unix:/PATH. One, or a list.",
         json_schema_extra={"default": "127.0.0.1:8080"},
     )
     admin: _Admin | None = Field(
         default=None,
-        description="Where operators read how the gateway does, over plain HTTP: host:port,"
-        " [IPv6]:port or unix:/path.",
+        description="Address for operators, over plain HTTP: HOST:PORT, [IPv6]:PORT or unix:/PATH."
+        " Without it, there is none.",
     )
     tls: ClientTls | None = Field(
         default=None,
-        description="TLS on the TCP addresses, if it is given; Unix sockets stay as they are.",
+        description="TLS with clients on the TCP addresses of listen. Unix sockets have none.",
     )
     workers: Annotated[
-        int | Literal["auto"],
-        PlainValidator(_workers, json_schema_input_type=int | Literal["auto"]),
+        int | Literal["auto"], count_or("auto", "1", "256", int | Literal["auto"])
     ] = Field(
         default=1,
-        description="How many processes serve, with an event loop each; auto is one per core that"
-        " may be used.",
+        description="Number of worker processes. auto is one for each usable core.",
     )
     offload: Literal["auto", "always", "never"] = Field(
         default="auto",
-        description="Whether each process has another one beside it that converts half of the "
-        "numbers of large JSON bodies, started when the first of those comes; auto is where there "
-        "are more cores than workers.",
+        description="Whether each worker has an offload process, which converts half of the"
+        " numbers of large JSON bodies. With auto, it has one if there are more cores than"
+        " workers.",
     )
     watch: StrictBool = Field(
         default=True,
-        description="Whether this file, and those of certificates for servers, are looked at every"
-        " few seconds, and used when they have changed; SIGHUP has them read in any case.",
+        description="Whether the gateway reloads this file and the upstreams' certificates when"
+        " they change. SIGHUP reloads them in any case.",
     )
     upstreams: Mapping[str, Upstream] = Field(
-        min_length=1, description="The groups of servers, by name."
+        min_length=1, description="Groups of servers, by name."
     )
     api_keys: Mapping[str, ApiKeys] = Field(
-        default={}, description="The groups of keys that routes ask clients for, by name."
+        default={}, description="Groups of API keys that routes require, by name."
     )
     routes: tuple[Route, ...] = Field(
         default=(),
         min_length=1,
-        description="Which upstream answers; where there is just one, it need not be said.",
+        description="Routes of requests to upstreams; the first that matches is taken. With one"
+        " upstream, the default is a route of all requests to it.",
     )
     models: Mapping[str, Model] = Field(
         default={},
-        description="What models take and give, by the names that servers know: requests are held"
-        " to it, and raw binary ones are made of it where a server does not say it.",
+        description="Declared models, by the names that servers know. The gateway checks requests"
+        " against them, and makes raw binary requests by them where a server has no metadata.",
     )
     forwarded: Forwarded = Field(
-        default=Forwarded(), description="What servers are told of clients."
+        default=Forwarded(), description="Headers that tell servers about clients."
     )
     request_id: StrictBool = Field(
         default=True,
-        description="Whether each request has an id, in X-Request-Id and in the log: the client's"
-        " own, or one that is made.",
+        description="Whether each request has an id, in X-Request-Id and in the log. The gateway"
+        " keeps the client's own id, or makes one.",
     )
     concurrency: Concurrency = Field(
         default=Concurrency(),
-        description="How many requests may be at servers at a time; an upstream can have such a"
-        " limit of its own.",
+        description="How many calls may be at servers at a time. An upstream can have such a limit"
+        " of its own.",
     )
-    limits: Limits = Field(default=Limits(), description="What one exchange may take.")
-    log: Log = Field(default=Log(), description="What is logged.")
+    limits: Limits = Field(
+        default=Limits(), description="What one call, one connection and the gateway may take."
+    )
+    log: Log = Field(default=Log(), description="What the gateway logs.")
 
     @model_validator(mode="wrap")
     @classmethod
-    def _hold_together(cls, value: Any, build: ModelWrapValidatorHandler["Settings"]) -> "Settings":
-        """Report what only the whole can show together with the faults of its parts."""
-        errors = [_error(path, message) for path, message in cross_check(value)]
+    def _check_across_sections(
+        cls, value: Any, build: ModelWrapValidatorHandler["Settings"]
+    ) -> "Settings":
+        """Report the errors across sections together with those within them."""
+        errors = [_as_error(path, message) for path, message in cross_check(value)]
         try:
             settings = build(with_default_route(value))
         except ValidationError as error:
-            errors += [_again(details) for details in error.errors(include_url=False)]
+            errors += [_as_new(details) for details in error.errors(include_url=False)]
         if errors:
             raise ValidationError.from_exception_data(cls.__name__, errors)
         return settings
 
 
-def _error(path: KeyPath, message: str) -> InitErrorDetails:
+def _as_error(path: KeyPath, message: str) -> InitErrorDetails:
     error = ValueError(message)
     return InitErrorDetails(type="value_error", loc=path, input=None, ctx={"error": error})
 
 
-def _again(details: ErrorDetails) -> InitErrorDetails:
+def _as_new(details: ErrorDetails) -> InitErrorDetails:
     """Return an error in the form from which pydantic builds a new report."""
     return InitErrorDetails(
         type=details["type"],
@@ -186,3 +178,113 @@ def _again(details: ErrorDetails) -> InitErrorDetails:
         input=details["input"],
         ctx=details.get("ctx", {}),
     )
+
+
+# --- JSON Schema, by which editors complete and check a settings file
+
+_FROM_ENVIRONMENT = "FromEnvironment"
+_REFERENCE = {"$ref": f"#/$defs/{_FROM_ENVIRONMENT}"}
+# Editors see the file before references are replaced. They do not know the values.
+_DEFINITION = {
+    "description": "A value from the environment: ${NAME}, or ${NAME:-default}.",
+    "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}",
+    "type": "string",
+}
+_OF_VALUES = ("type", "enum", "const")
+
+
+def settings_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a settings file.
+
+    It allows all valid files, and some others: only ``load`` knows the bounds of sizes and
+    durations, and names that must match. A reference to the environment is allowed wherever there
+    is a value. Each description ends with the bounds and the default.
+    """
+    schema = Settings.model_json_schema(schema_generator=_WithoutTitles)
+    for model in _models(Settings):
+        part = schema if model is Settings else schema["$defs"][model.__name__]
+        for name, field in model.model_fields.items():
+            part["properties"][name]["description"] = describe_field(field)
+    schema["$defs"] = {name: _allow_references(each) for name, each in schema["$defs"].items()}
+    schema["properties"] = {
+        name: _allow_references(each) for name, each in schema["properties"].items()
+    }
+    schema["$defs"][_FROM_ENVIRONMENT] = _DEFINITION
+    return {"$schema": _WithoutTitles.schema_dialect, "title": "Settings of Tensorgate", **schema}
+
+
+def describe_field(field: FieldInfo) -> str:
+    """Return what a setting means, its bounds and its default, in plain sentences."""
+    bounded = next(_bounds((field.annotation, *field.metadata)), None)
+    parts = [field.description or ""]
+    if bounded is not None:
+        parts.append(bounded.describe())
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    default = extra.get("default", field.get_default())
+    if bounded is not None and isinstance(default, int | float):
+        parts.append(f"The default is {bounded.format(default)}.")
+    elif isinstance(default, bool):
+        parts.append(f"The default is {str(default).lower()}.")
+    elif isinstance(default, str | int):
+        parts.append(f"The default is {default}.")
+    elif isinstance(default, tuple) and default:
+        parts.append(f"The default is {', '.join(map(str, default))}.")
+    return " ".join(parts)
+
+
+def _bounds(kind: object) -> Iterator[Bounded[Any] | BoundedOr]:
+    """Yield the bounds that a type and its metadata name, however deep."""
+    if isinstance(kind, PlainValidator):
+        if isinstance(kind.func, Bounded | BoundedOr):
+            yield kind.func
+        return
+    for each in kind if isinstance(kind, tuple) else get_args(kind):
+        if each is not NoneType and not isinstance(each, str):
+            yield from _bounds(each)
+
+
+def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Yield a model and all models of its sections."""
+    yield model
+    for field in model.model_fields.values():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _models(kind)
+
+
+class _WithoutTitles(GenerateJsonSchema):
+    """Leaves out the titles of fields, which only repeat their names."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _allow_references(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that allows a reference to the environment wherever a value may stand."""
+    schema = {name: _inside(name, part) for name, part in schema.items()}
+    if not any(map(_is_value, schema.get("anyOf", [schema]))):
+        return schema  # sections and lists are not written in the environment
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], _REFERENCE]}
+    value = {name: schema.pop(name) for name in _OF_VALUES if name in schema}
+    return {"anyOf": [value, _REFERENCE], **schema}
+
+
+def _inside(name: str, part: Any) -> Any:
+    match name:
+        case "properties":
+            return {each: _allow_references(schema) for each, schema in part.items()}
+        case "items" | "additionalProperties" if isinstance(part, dict):
+            return _allow_references(part)
+        case "anyOf":
+            # Kinds that are values are extended together, by the caller.
+            kinds = [inner for kind in part for inner in kind.get("anyOf", [kind])]
+            return [{each: _inside(each, of) for each, of in kind.items()} for kind in kinds]
+    return part
+
+
+def _is_value(kind: dict[str, Any]) -> bool:
+    """Tell whether a reference stands for something of this kind that is not text anyway."""
+    is_text = kind.get("type") == "string" and not {"enum", "const"} & kind.keys()
+    is_section = kind.get("type") in ("object", "array", "null") or "$ref" in kind
+    return not (is_text or is_section) and bool(kind.keys() & set(_OF_VALUES))

@@ -1,4 +1,4 @@
-"""Which keys the settings have, at any place in a file."""
+"""The keys of each section of the settings, by its path in a file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gateway.settings.values.wording import KeyPath
 
 @dataclass(frozen=True, slots=True)
 class SectionKeys:
-    """Hold the keys of a section; where they are names that the operator chooses, those of each."""
+    """The keys of a section; or, where the operator chooses them, the keys of each entry."""
 
     names: tuple[str, ...]
     of_each: tuple[str, ...] | None = None
 
     @property
     def are_free(self) -> bool:
-        """Tell whether the operator chooses the keys."""
+        """Tell whether the operator chooses the keys, as the names of upstreams."""
         return self.of_each is not None
 
 
 def section_keys(path: KeyPath) -> SectionKeys | None:
-    """Return the keys that a section has; None where there is no section."""
+    """Return the keys of a section; None where there is no section."""
     kind: Any = Settings
     for part in path:
         if _is_model(kind):
@@ -47,7 +47,7 @@ def section_keys(path: KeyPath) -> SectionKeys | None:
 
 
 def sections_with_key(key: str) -> list[str]:
-    """Return the sections that have a key, as an operator reads their paths."""
+    """Return the paths of the sections that have a key."""
     return [path for path, model in _all_sections() if key in model.model_fields]
 
 
@@ -72,7 +72,7 @@ def _model_in(kind: Any) -> type[BaseModel] | None:
 
 
 def _if_given(kind: Any) -> Any:
-    """Return the kind that a value has if it is not null."""
+    """Return the type of a value that is not null."""
     kinds = get_args(kind)
     return next(each for each in kinds if each is not NoneType) if NoneType in kinds else kind
 

@@ -1,1 +1,1 @@
-"""What the gateway asks of the operating system: files, memory, sockets, certificates."""
+"""The operating system: memory, descriptors, files, sockets, certificates."""

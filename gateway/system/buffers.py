@@ -1,19 +1,19 @@
-"""What connections buffer of bodies in transit, and how much each of them may."""
+"""Accounts for buffered bytes, and sizes the read window of each stream."""
 
 from __future__ import annotations
 
 MAX_WINDOW = 512 * 1024
-"""Bytes of a body that wait for their reader before the sender is held back."""
+"""Bytes of a body that are buffered before reading is paused."""
 MIN_WINDOW = 16 * 1024
-"""The same, where very many bodies are in transit; a read brings no more then, either."""
+"""The same with very many streams; then it is also the size of a read."""
 
 MIN_STREAM_BYTES = 4 * MIN_WINDOW
-"""Bytes that each body in transit may take in any case: a window, a read beyond it, and as much on
-the connection that it leaves by."""
+"""Bytes that each stream may always take: a window, a read beyond it, and as much on the connection
+that sends it."""
 
-_PARTS = 8
-"""Parts of the memory, of which each stream's window is at most one: all windows together take an
-eighth, reads beyond them and what waits to be sent take more, and the rest is for whole bodies."""
+_WINDOW_SHARE = 8
+"""All windows together take an eighth of the limit. Reads beyond them and unsent bytes take more;
+the rest is for buffered bodies."""
 
 _UNBOUNDED = 2**62
 
@@ -21,13 +21,13 @@ _UNBOUNDED = 2**62
 class BufferAccount:
     """Counts the bytes that a process buffers; ``limit`` is for all of them.
 
-    Streams are the bodies of which more is to come. What one of them may buffer before its sender
-    is held back, its window, shrinks as their number grows: down to one small read each.
+    A stream is a body that is still arriving. Its window is what it may buffer before reading is
+    paused. Windows shrink as the number of streams grows, down to one small read each.
     """
 
     def __init__(self, limit: int = _UNBOUNDED) -> None:
         self.reserved = 0
-        """Bytes that calls hold of whole bodies."""
+        """Bytes of buffered bodies, as calls have reserved them."""
         self.buffered = 0
         """Bytes that connections have read ahead, or could not send yet."""
         self.streams = 0
@@ -37,43 +37,43 @@ class BufferAccount:
 
     @property
     def limit(self) -> int:
-        """Give the bytes that there may be."""
+        """Return the limit of all bytes."""
         return self._limit
 
     @property
     def total(self) -> int:
-        """Give the bytes that are held and buffered."""
+        """Return the reserved and buffered bytes."""
         return self.reserved + self.buffered
 
     @property
     def free(self) -> int:
-        """Give the bytes that are left, once each stream has had its least; below 0 if none are."""
+        """Return the bytes left after each stream's minimum; negative if overcommitted."""
         return self._limit - self.reserved - max(self.buffered, self.streams * MIN_STREAM_BYTES)
 
     @property
     def read_size(self) -> int:
-        """Give the bytes that a read may bring."""
+        """Return the size of the next read."""
         return self.window if self.free > 0 else MIN_WINDOW
 
     def set_limit(self, limit: int) -> None:
-        """Have another limit from now on."""
+        """Change the limit."""
         self._limit = limit
-        self._share()
+        self._resize_windows()
 
     def open_stream(self) -> None:
-        """Count a body of which more is to come."""
+        """Count a body that is still arriving."""
         self.streams += 1
-        self._share()
+        self._resize_windows()
 
     def close_stream(self) -> None:
-        """Count one fewer."""
+        """Stop counting such a body."""
         self.streams -= 1
-        self._share()
+        self._resize_windows()
 
     def change(self, size: int) -> None:
-        """Count so many buffered bytes more, or fewer."""
+        """Add ``size`` to the buffered bytes; it may be negative."""
         self.buffered += size
 
-    def _share(self) -> None:
-        share = self._limit // (_PARTS * max(1, self.streams))
+    def _resize_windows(self) -> None:
+        share = self._limit // (_WINDOW_SHARE * max(1, self.streams))
         self.window = max(MIN_WINDOW, min(MAX_WINDOW, share))

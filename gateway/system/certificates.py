@@ -1,4 +1,4 @@
-"""Files of certificates and keys, PEM, for TLS to either side: loaded, or told what is wrong."""
+"""Loads PEM files of certificates and keys, with errors that name setting and file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class CertificateFileError(Exception):
 
 
 def load_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """Have a context show a certificate, of which ``key`` is the key.
+    """Load a certificate and its key into a context.
 
-    Raises CertificateFileError, and OSError where a file vanishes meanwhile.
+    Raises CertificateFileError, and OSError if a file vanishes meanwhile.
     """
-    _look_into("certificate", certificate)
-    _look_into("key", key)
+    _check_readable("certificate", certificate)
+    _check_readable("key", key)
     try:
         context.load_cert_chain(certificate, key, _no_password)
     except _EncryptedKeyError:
@@ -25,15 +25,15 @@ def load_certificate(context: ssl.SSLContext, certificate: str, key: str) -> Non
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise CertificateFileError(f"key: {key} is not the key of {certificate}") from None
-        raise CertificateFileError(_unusable(certificate, key, error)) from None
+        raise CertificateFileError(_explain_unusable(certificate, key, error)) from None
 
 
 def load_authorities(context: ssl.SSLContext, authorities: str, setting: str) -> None:
-    """Have a context trust those whose certificates a file holds, which a setting names.
+    """Make a context trust the authorities in a file; ``setting`` names it in errors.
 
-    Raises as ``show`` does.
+    Raises as ``load_certificate`` does.
     """
-    _look_into(setting, authorities)
+    _check_readable(setting, authorities)
     try:
         context.load_verify_locations(authorities)
     except ssl.SSLError:
@@ -42,8 +42,8 @@ def load_authorities(context: ssl.SSLContext, authorities: str, setting: str) ->
         ) from None
 
 
-def _look_into(setting: str, file: str) -> None:
-    """Raise CertificateFileError for a file that cannot be read: ssl does not tell which one."""
+def _check_readable(setting: str, file: str) -> None:
+    """Raise CertificateFileError for an unreadable file; ssl would not name it."""
     try:
         with open(file, "rb") as opened:
             opened.read(1)
@@ -51,8 +51,8 @@ def _look_into(setting: str, file: str) -> None:
         raise CertificateFileError(f"{setting}: cannot read {file}: {error.strerror}") from None
 
 
-def _unusable(certificate: str, key: str, error: ssl.SSLError) -> str:
-    """Tell which of two files is at fault."""
+def _explain_unusable(certificate: str, key: str, error: ssl.SSLError) -> str:
+    """Say which of the two files is invalid."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(certificate)
     except ssl.SSLError:
@@ -68,5 +68,5 @@ class _EncryptedKeyError(Exception):
 
 
 def _no_password() -> str:
-    # Without this, OpenSSL would ask for it on the terminal.
+    # Otherwise OpenSSL asks for it on the terminal.
     raise _EncryptedKeyError

@@ -1,4 +1,4 @@
-"""How many files, connections among them, a process that serves may have open."""
+"""The limit of open files, which connections count against."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import suppress
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard one, where that is allowed.
+    """Raise the soft limit of open files to the hard limit, if allowed.
 
-    It is low, as a rule, for the sake of programs that wait with select(2), which this is none of.
+    The soft limit is usually low, for programs that use select(2). The gateway does not.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # a system may have its own bound below the hard limit
+    with suppress(ValueError, OSError):  # some systems have another bound below the hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

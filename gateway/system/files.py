@@ -1,4 +1,4 @@
-"""Which files have changed."""
+"""Finds files that have changed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 POLL_INTERVAL = 2.0
-"""Seconds between two looks at a file; what is new counts when it looks the same twice."""
+"""Seconds between two looks at a file; a change counts once two looks see the same."""
 
-_LARGEST = 16 * 2**20
-"""Bytes of a file that are looked at: no settings and no certificates are larger."""
+_MAX_HASHED = 16 * 2**20
+"""Bytes of a file that are hashed: settings and certificates are smaller."""
 
 _Identity = tuple[int, int, int, int] | None
 
 
 class FileWatch:
-    """Tells whether files have changed since they were used, and not since the last look.
+    """Tells whether files have changed since they were used, and have been stable since.
 
-    Files that are written in place are seen half written, and of two files one changes first.
+    A file may be half written at a look, and of two files one changes first.
     """
 
     def __init__(self, files: Iterable[str]) -> None:
@@ -27,12 +27,12 @@ class FileWatch:
         self._used = self._seen = self._identities()
 
     def changed(self) -> bool:
-        """Look at the files, and tell; once they are used as they are, they have not changed."""
+        """Look, and tell whether they differ from those in use, but not from the last look."""
         before, self._seen = self._seen, self._identities()
         return self._seen != self._used and self._seen == before
 
     def mark_used(self) -> None:
-        """Note that the files are used as they were at the last look."""
+        """Record that the files are in use as the last look found them."""
         self._used = self._seen
 
     def _identities(self) -> tuple[_Identity, ...]:
@@ -40,20 +40,20 @@ class FileWatch:
 
 
 def _identity(file: str) -> _Identity:
-    """Give what tells a file from the one before it, at the end of symbolic links too."""
+    """Return what identifies a version of a file; symbolic links are followed."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def digest(file: str) -> bytes | None:
-    """Give what tells the content of a file from any other, None for what cannot be read twice."""
+    """Return the hash of a file's content; None for a file that cannot be read, or only once."""
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):
-            return None  # what a pipe holds can be read once, and not by this
+            return None  # a pipe can be read only once, and not here
         with open(file, "rb") as opened:
-            return sha256(opened.read(_LARGEST)).digest()
+            return sha256(opened.read(_MAX_HASHED)).digest()
     except OSError:
         return None

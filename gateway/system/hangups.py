@@ -1,4 +1,4 @@
-"""Notices peers that close their connection while nothing is read from it."""
+"""Notices peers that close their connection while reading is paused."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ _CLOSED = getattr(select, "EPOLLRDHUP", 0) | getattr(select, "EPOLLONESHOT", 0)
 class HangupWatch:
     """Calls back once the peer of a connection has closed it, or its sending side.
 
-    An event loop notices the end of a connection when it reads. While reading is paused, as the
-    other side of a call is slow, bytes that nobody reads stand before the end; the kernel tells of
-    it all the same (epoll(7), EPOLLRDHUP). Where a system has no epoll, nobody is called.
+    An event loop notices the end of a connection when it reads. While reading is paused, unread
+    bytes hide the end, but the kernel reports it: epoll(7), EPOLLRDHUP. On a system without epoll
+    the callback is never called.
     """
 
     def __init__(self) -> None:
         self._watched: dict[int, Callable[[], None]] = {}
         self._epoll: select.epoll | None = None
 
-    def watch(self, descriptor: int, gone: Callable[[], None]) -> None:
-        """Call ``gone``, once, when the peer closes."""
+    def watch(self, descriptor: int, closed: Callable[[], None]) -> None:
+        """Call ``closed`` once when the peer closes."""
         if not hasattr(select, "epoll"):
             return
-        epoll = self._epoll or self._begin()
-        if descriptor in self._watched:  # of a connection that was closed without telling
+        epoll = self._epoll or self._start()
+        if descriptor in self._watched:  # of an earlier connection, closed without unwatch
             with suppress(OSError):
                 epoll.unregister(descriptor)
-        self._watched[descriptor] = gone
+        self._watched[descriptor] = closed
         epoll.register(descriptor, _CLOSED)
 
-    def unwatch(self, descriptor: int, gone: Callable[[], None]) -> None:
-        """Call ``gone`` no more."""
-        if self._epoll is None or self._watched.get(descriptor) != gone:
+    def unwatch(self, descriptor: int, closed: Callable[[], None]) -> None:
+        """Cancel ``watch``."""
+        if self._epoll is None or self._watched.get(descriptor) != closed:
             return
         del self._watched[descriptor]
-        with suppress(OSError):  # the socket is closed already
+        with suppress(OSError):  # the socket was closed before
             self._epoll.unregister(descriptor)
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching all connections."""
         if self._epoll is not None:
             asyncio.get_running_loop().remove_reader(self._epoll.fileno())
             self._epoll.close()
             self._epoll = None
         self._watched.clear()
 
-    def _begin(self) -> select.epoll:
+    def _start(self) -> select.epoll:
         epoll = self._epoll = select.epoll()
-        asyncio.get_running_loop().add_reader(epoll.fileno(), self._look)
+        asyncio.get_running_loop().add_reader(epoll.fileno(), self._report)
         return epoll
 
-    def _look(self) -> None:
+    def _report(self) -> None:
         assert self._epoll is not None
         for descriptor, _ in self._epoll.poll(0):
-            gone = self._watched.pop(descriptor, None)
+            closed = self._watched.pop(descriptor, None)
             with suppress(OSError):
                 self._epoll.unregister(descriptor)
-            if gone is not None:
-                gone()
+            if closed is not None:
+                closed()

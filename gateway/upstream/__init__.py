@@ -1,1 +1,1 @@
-"""I/O towards the servers."""
+"""Access to model servers: transports, pools of endpoints, cached metadata."""

@@ -1,4 +1,4 @@
-"""Questions of the gateway's own, and a server's answers to them as a whole."""
+"""The client for the gateway's own small requests: health, metadata, lists of models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest
 
 @dataclass(frozen=True, slots=True)
 class ControlResponse:
-    """An answer, whole."""
+    """A buffered response."""
 
     status: int
     content_type: str
@@ -20,12 +20,12 @@ class ControlResponse:
 
 
 async def send_control_request(
-    endpoint: UpstreamEndpoint, method: str, path: str, largest: int, body: bytes | None = None
+    endpoint: UpstreamEndpoint, method: str, path: str, max_bytes: int, body: bytes | None = None
 ) -> ControlResponse:
-    """Ask a server; ``largest`` is the most that its answer's body may have, in bytes.
+    """Send a request and buffer the response, whose body may have ``max_bytes``.
 
-    Raises GatewayError: 502 or 503 where there is no answer, or a larger one, and 508 where the
-    endpoint leads back to a gateway that asks or passes this on.
+    Raises GatewayError: 502 or 503 without a response or for a larger one, and 508 if the endpoint
+    leads back to a gateway.
     """
     headers = CIMultiDict(endpoint.own_request_headers)
     if body is not None:
@@ -35,12 +35,12 @@ async def send_control_request(
     try:
         if response.status == ErrorKind.LOOP.value.status:
             raise GatewayError(ErrorKind.LOOP, f"loop: {endpoint.url} leads back to the gateway")
-        held = bytearray()
+        content = bytearray()
         while chunk := await response.read():
-            held += chunk
-            if len(held) > largest:
-                raise bad_response(f"{endpoint.url}{path} is larger than {largest} bytes")
+            content += chunk
+            if len(content) > max_bytes:
+                raise bad_response(f"{endpoint.url}{path} is larger than {max_bytes} bytes")
     finally:
         response.close()
     content_type = response.headers.get("Content-Type", "application/json")
-    return ControlResponse(response.status, content_type, bytes(held))
+    return ControlResponse(response.status, content_type, bytes(content))

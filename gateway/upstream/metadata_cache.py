@@ -1,4 +1,4 @@
-"""What the models of an upstream take, asked for once and kept for a while."""
+"""Fetches the metadata of models from servers, and caches it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.transport import UpstreamEndpoint
 
-Key = tuple[str, str | None, bool]
+_Key = tuple[str, str | None, bool]
+"""Model, version, and whether the config counts."""
 
 
 class UpstreamResponseError(Exception):
-    """The server's own answer to a question of the gateway's: the client shall see it."""
+    """A server's error response to a request of the gateway; the client gets it as it is."""
 
     def __init__(self, status: int, content_type: str, body: bytes) -> None:
         super().__init__(status)
@@ -38,21 +39,21 @@ class _Entry:
 
 
 class MetadataCache:
-    """Keeps the metadata of at most ``size`` models, each for ``time_to_live`` seconds.
+    """Caches the metadata of at most ``max_entries`` models, each for ``ttl`` seconds.
 
-    ``clock`` gives seconds. One fetch at a time is made per model and version, of at most
-    ``fetch_time`` seconds; others wait for it.
+    Calls for the same model and version share one fetch, which may take ``fetch_timeout`` seconds.
+    ``clock`` gives seconds.
     """
 
     def __init__(
-        self, time_to_live: float, size: int, fetch_time: float, clock: Callable[[], float]
+        self, ttl: float, max_entries: int, fetch_timeout: float, clock: Callable[[], float]
     ) -> None:
-        self._fetch_time = fetch_time
-        self._time_to_live = time_to_live
-        self._size = size
+        self._fetch_timeout = fetch_timeout
+        self._ttl = ttl
+        self._max_entries = max_entries
         self._clock = clock
-        self._entries: OrderedDict[Key, _Entry] = OrderedDict()
-        self._fetches: dict[Key, asyncio.Task[ModelMetadata]] = {}
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._fetches: dict[_Key, asyncio.Task[ModelMetadata]] = {}
         self._tasks: set[asyncio.Task[ModelMetadata]] = set()
 
     async def get(
@@ -60,15 +61,15 @@ class MetadataCache:
         model: str,
         version: str | None,
         endpoint: UpstreamEndpoint,
-        batches: bool = True,
+        has_config: bool = True,
     ) -> ModelMetadata:
-        """Give a model's metadata, asking the endpoint where it is not known.
+        """Return a model's metadata, from the cache or from the endpoint.
 
-        ``batches`` tells whether its config is asked for, too: not every server has one.
-        Raises UpstreamResponseError where the server does not give it (an unknown model, say), and
-        GatewayError (502, 503) where it fails or makes no sense.
+        Without ``has_config`` the server's config is not asked for. Raises UpstreamResponseError
+        for a server's error such as an unknown model, and GatewayError (502, 503) for metadata that
+        makes no sense.
         """
-        key = (model, version, batches)
+        key = (model, version, has_config)
         entry = self._entries.get(key)
         if entry is not None and entry.expires > self._clock():
             self._entries.move_to_end(key)
@@ -78,41 +79,41 @@ class MetadataCache:
             fetch = self._fetches[key] = asyncio.create_task(self._fetch(key, endpoint))
             self._tasks.add(fetch)
             fetch.add_done_callback(lambda done: self._end_fetch(key, done))
-        # One client that leaves must not take the answer from the others.
+        # A client that leaves must not cancel the fetch of the others.
         return await asyncio.shield(fetch)
 
     def invalidate(self, model: str) -> None:
-        """Forget all versions of a model; a fetch under way does not count any more."""
+        """Drop all versions of a model, also the result of a fetch in flight."""
         for key in [key for key in self._entries if key[0] == model]:
             del self._entries[key]
         for key in [key for key in self._fetches if key[0] == model]:
             del self._fetches[key]
 
     async def close(self) -> None:
-        """Cancel the fetches under way."""
+        """Cancel the fetches in flight."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fetch(self, key: Key, endpoint: UpstreamEndpoint) -> ModelMetadata:
+    async def _fetch(self, key: _Key, endpoint: UpstreamEndpoint) -> ModelMetadata:
         try:
-            async with asyncio.timeout(self._fetch_time):
-                model, version, batches = key
-                metadata = await fetch_metadata(model, version, endpoint, batches)
+            async with asyncio.timeout(self._fetch_timeout):
+                model, version, has_config = key
+                metadata = await fetch_metadata(model, version, endpoint, has_config)
         except TimeoutError:
             raise GatewayError(
                 ErrorKind.SERVER_TIMEOUT,
-                f"{endpoint.url} gave no metadata of model '{key[0]}' in {self._fetch_time:g} s",
+                f"{endpoint.url} gave no metadata of model '{key[0]}' in {self._fetch_timeout:g} s",
             ) from None
         if self._fetches.get(key) is asyncio.current_task():
-            self._entries[key] = _Entry(metadata, self._clock() + self._time_to_live)
+            self._entries[key] = _Entry(metadata, self._clock() + self._ttl)
             self._entries.move_to_end(key)
-            while len(self._entries) > self._size:
+            while len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)
         return metadata
 
-    def _end_fetch(self, key: Key, fetch: asyncio.Task[ModelMetadata]) -> None:
+    def _end_fetch(self, key: _Key, fetch: asyncio.Task[ModelMetadata]) -> None:
         self._tasks.discard(fetch)
         if self._fetches.get(key) is fetch:
             del self._fetches[key]
@@ -121,20 +122,19 @@ class MetadataCache:
 
 
 async def fetch_metadata(
-    model: str, version: str | None, endpoint: UpstreamEndpoint, batches: bool = True
+    model: str, version: str | None, endpoint: UpstreamEndpoint, has_config: bool = True
 ) -> ModelMetadata:
-    """Ask a server what a model takes: its metadata, and whether it batches from its config.
+    """Fetch a model's metadata from a server, and from its config whether the model batches.
 
-    Without ``batches`` the config is not asked for. Raises UpstreamResponseError where the server
-    does
-    not give it, and GatewayError (502) that says what of it makes no sense.
+    Without ``has_config`` the config is not asked for. Raises UpstreamResponseError for an error
+    response, and GatewayError (502) that says which part makes no sense.
     """
     path = model_path(model, version)
     status, content_type, body = await _get(endpoint, path)
     if status != 200:
         raise UpstreamResponseError(status, content_type, body)
-    largest = await fetch_max_batch_size(model, version, endpoint) if batches else None
-    batching = None if largest is None else largest > 0
+    max_batch_size = await fetch_max_batch_size(model, version, endpoint) if has_config else None
+    batching = None if max_batch_size is None else max_batch_size > 0
     try:
         fields = orjson.loads(body)
         entries = list(fields.get("inputs") or ())
@@ -143,10 +143,10 @@ async def fetch_metadata(
     try:
         inputs = tuple(map(_tensor, entries))
     except (ValueError, KeyError, TypeError):
-        shown = orjson.dumps(entries).decode()
+        text = orjson.dumps(entries).decode()
         raise bad_response(
             f"{endpoint.url} gave metadata of model '{model}' whose inputs make no sense: "
-            f"{shown[:QUOTED_TEXT]}"
+            f"{text[:QUOTED_TEXT]}"
         ) from None
     return ModelMetadata(model, inputs, batching, _outputs(fields))
 
@@ -154,16 +154,16 @@ async def fetch_metadata(
 async def fetch_max_batch_size(
     model: str, version: str | None, endpoint: UpstreamEndpoint
 ) -> int | None:
-    """Ask a server for a model's largest batch, 0 for one that does not batch; None if unsaid."""
+    """Fetch a model's maximal batch size: 0 without batching, None if the server has no config."""
     status, content_type, body = await _get(endpoint, model_path(model, version) + "/config")
     if status >= 500 and status != 501:
-        # Without the config the batch dimension would be guessed, and guessed wrong.
+        # To guess the batch dimension is to guess it wrong.
         raise UpstreamResponseError(status, content_type, body)
     return max(0, _max_batch_size(body)) if status == 200 else None
 
 
 def _outputs(fields: dict[str, Any]) -> tuple[TensorSpec, ...]:
-    """Read the outputs; none where they make no sense, as most requests do well without."""
+    """Read the outputs; none if they make no sense, as most requests do not need them."""
     try:
         return tuple(_tensor(entry) for entry in fields["outputs"])
     except (ValueError, KeyError, TypeError):
@@ -182,5 +182,5 @@ def _max_batch_size(config: bytes) -> int:
 
 
 async def _get(endpoint: UpstreamEndpoint, path: str) -> tuple[int, str, bytes]:
-    document = await send_control_request(endpoint, "GET", path, MAX_MODEL_DOCUMENT)
-    return document.status, document.content_type, document.body
+    response = await send_control_request(endpoint, "GET", path, MAX_MODEL_DOCUMENT)
+    return response.status, response.content_type, response.body

@@ -1,4 +1,4 @@
-"""What an exchange asks of a server's endpoint, whatever transport carries it."""
+"""The interface of an endpoint, whatever transport carries its requests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ HeaderLines = tuple[tuple[str, str], ...]
 """Names and values of headers, in order."""
 
 Body = Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview] | None
-"""Chunks at hand, chunks to come, or no body at all.
+"""A buffered body, a streamed body, or none.
 
-An iterable of chunks to come that is no iterator can be read again, from the start.
+A streamed body that is not an iterator can be read again from the start.
 """
 
 
@@ -23,8 +23,8 @@ An iterable of chunks to come that is no iterator can be read again, from the st
 class UpstreamRequest:
     """A request to a server.
 
-    ``target`` is the raw request target. A body to come whose length stands in no Content-Length
-    header is sent chunked; one at hand gets such a header.
+    ``target`` is the raw request target. A streamed body without a Content-Length header is sent
+    chunked; a buffered one gets that header.
     """
 
     method: str
@@ -34,7 +34,7 @@ class UpstreamRequest:
 
 
 class UpstreamResponse(ABC):
-    """A server's answer, of which the body is still to come."""
+    """A server's response: the head, and the body to be read."""
 
     status: int
     reason: str
@@ -42,27 +42,27 @@ class UpstreamResponse(ABC):
 
     @property
     def content_length(self) -> int | None:
-        """Give the bytes of the body, None where the server did not say."""
+        """Return the size of the body; None if the server did not say."""
         length = self.headers.get("Content-Length", "")
         return int(length) if length.isascii() and length.isdigit() else None
 
     @abstractmethod
     async def read(self) -> bytes | memoryview:
-        """Give what came next of the body, none at its end.
+        """Return the next chunk of the body, empty at its end.
 
-        Raises GatewayError (502) that names the endpoint where the body is cut short.
+        Raises GatewayError (502) that names the endpoint if the body is cut short.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give the connection back, or drop it where the body was not read to its end."""
+        """Return the connection to the pool, or drop it if the body was not read to its end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestTemplate:
-    """What many requests share: method, raw target, and the headers that do not differ.
+    """The method, raw target and headers that many requests share.
 
-    Compared by identity: what is made of it is remembered.
+    Compared by identity, so that an endpoint can cache its encoded form.
     """
 
     method: str
@@ -71,51 +71,49 @@ class RequestTemplate:
 
 
 class UpstreamResponseHead(Protocol):
-    """The head of a server's answer; compared by identity."""
+    """The head of a server's response; compared by identity."""
 
     def __hash__(self) -> int:
-        """Give a hash of its identity."""
+        """Hash by identity."""
 
     @property
     def status(self) -> int:
-        """Give the status code."""
+        """Return the status code."""
 
     @property
     def reason(self) -> str:
-        """Give the reason phrase."""
+        """Return the reason phrase."""
 
     @property
     def headers(self) -> CIMultiDictProxy[str]:
-        """Give the headers."""
+        """Return the headers."""
 
 
 class ResponseReceiver(Protocol):
-    """Who is called when there is something of the answer to a request that was sent at once."""
+    """Gets the response to a request that ``try_send_nowait`` sent: one of these calls."""
 
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
-        """Take an answer that came as a whole; heads that read the same are the same object."""
+        """Handle a response that arrived completely; equal heads are the same object."""
 
     def on_headers(self, response: UpstreamResponse) -> None:
-        """Take an answer of which there is more to come."""
+        """Handle a response whose body is still to come."""
 
     def on_error(self, error: Exception) -> None:
-        """Take it that there will be no answer: a GatewayError (502) that names the endpoint."""
+        """Handle a failure: a GatewayError (502) that names the endpoint."""
 
 
 class PendingRequest(ABC):
-    """A request under way."""
+    """A request in flight."""
 
     @abstractmethod
     def close(self) -> None:
-        """Keep the connection, or drop it where the answer was not read to its end."""
+        """Return the connection to the pool, or drop it if the response is not complete."""
 
 
 class UpstreamEndpoint(ABC):
     """One server of an upstream.
 
-    ``own_request_headers`` are the headers by which the gateway's own requests, which no client
-    has made,
-    say who asks.
+    ``own_request_headers`` mark the gateway's own requests, which no client has made.
     """
 
     url: str
@@ -123,23 +121,27 @@ class UpstreamEndpoint(ABC):
 
     @abstractmethod
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
-        """Send a request; return once the answer's headers are there.
+        """Send a request and return when the response's headers are there.
 
-        That may be before all of the body was sent. An error raised by the body is passed on and
-        drops the connection. Raises GatewayError that names the endpoint: 503 where it cannot be
-        reached, 502 where it closes or answers what is not HTTP.
+        The headers may arrive before the whole body was sent. An error that the body raises is
+        passed on and drops the connection. Raises GatewayError that names the endpoint: 503 if
+        the gateway cannot connect, 502 if the server closes or does not respond in HTTP.
         """
 
     def try_send_nowait(
-        self, start: RequestTemplate, headers: HeaderLines, body: bytes, receiver: ResponseReceiver
+        self,
+        template: RequestTemplate,
+        headers: HeaderLines,
+        body: bytes,
+        receiver: ResponseReceiver,
     ) -> PendingRequest | None:
-        """Send a request that is at hand as a whole, if that takes no waiting; else give None.
+        """Send a buffered request over an idle connection; None if there is none.
 
-        ``headers`` are those in which this request differs from others with the same start. The
-        receiver is called later, once. Not every transport can do so.
+        ``headers`` come in addition to those of the template. The receiver is called later, once.
+        Not every transport can do so.
         """
         return None
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connections that no exchange uses."""
+        """Close the idle connections."""

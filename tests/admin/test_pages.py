@@ -172,9 +172,7 @@ async def test_reload_moves_and_removes_the_admin_address() -> None:
 
 @pytest.mark.asyncio(loop_factories=["uvloop"])  # the test's own loop, which proves nothing
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_every_worker_shows_that_settings_cannot_be_used(
-    tmp_path: Path, workers: int
-) -> None:
+async def test_every_worker_shows_why_settings_failed(tmp_path: Path, workers: int) -> None:
     admin = free_address()
     file = tmp_path / "gateway.yaml"
     more = f"admin: {admin}\nworkers: {workers}\n"

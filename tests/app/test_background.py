@@ -20,14 +20,14 @@ class _Noting(BackgroundTask):
             self.notes.append("ended")
 
 
-async def test_it_runs_while_its_context_is_open() -> None:
+async def test_background_task_runs_while_its_context_is_open() -> None:
     async with _Noting() as noting:
         await asyncio.sleep(0)
         assert noting.notes == ["begun"]
     assert noting.notes == ["begun", "ended"]
 
 
-async def test_one_that_has_failed_fails_nobody_else_and_is_logged(
+async def test_failed_background_task_is_logged_and_ends_no_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Failing(BackgroundTask):

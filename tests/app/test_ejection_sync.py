@@ -22,7 +22,7 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at the board all the time."""
-    monkeypatch.setattr(ejection_sync, "_LOOK", 0.01)
+    monkeypatch.setattr(ejection_sync, "_POLL_INTERVAL", 0.01)
 
 
 class _Server(ScriptedServer):
@@ -71,14 +71,14 @@ async def _ask(client: RawClient, times: int) -> list[int]:
     return [(await client.call("GET", "/v2/x")).status for _ in range(times)]
 
 
-async def test_what_one_finds_out_the_other_knows_after_a_reload_too() -> None:
-    board = SharedEjections()
+async def test_ejection_reaches_the_other_worker_also_after_a_reload() -> None:
+    shared = SharedEjections()
     async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="1500ms")
-        one = await stack.enter_async_context(Gateway(settings, board=board))
-        other = await stack.enter_async_context(Gateway(settings, board=board))
+        one = await stack.enter_async_context(Gateway(settings, shared_ejections=shared))
+        other = await stack.enter_async_context(Gateway(settings, shared_ejections=shared))
         assert (await _ask(await _client(stack, one), 15)).count(502) == 5
         await until(lambda: _first(other).ejections == 1)
         assert _first(other).failures == 0
@@ -94,25 +94,25 @@ async def test_what_one_finds_out_the_other_knows_after_a_reload_too() -> None:
         assert len(bad.requests) >= 6
 
 
-async def test_one_that_starts_later_knows_what_others_have_found_out() -> None:
-    board = SharedEjections()
+async def test_worker_that_starts_later_knows_the_ejections() -> None:
+    shared = SharedEjections()
     async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="60s")
-        async with Gateway(settings, board=board) as one:
+        async with Gateway(settings, shared_ejections=shared) as one:
             await _ask(await _client(stack, one), 15)
-        late = await stack.enter_async_context(Gateway(settings, board=board))
+        late = await stack.enter_async_context(Gateway(settings, shared_ejections=shared))
         await until(lambda: _first(late).ejections == 1)
         assert set(await _ask(await _client(stack, late), 9)) == {200}
         assert len(bad.requests) == 5
 
 
-async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other(
+async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
-    board = SharedEjections()
+    shared = SharedEjections()
     async with no_leaks(), AsyncExitStack() as stack:
         async with ScriptedServer() as server:
             port = server.port
@@ -126,19 +126,20 @@ async def test_an_upstream_that_one_cannot_connect_to_is_not_ready_for_the_other
             )
             settings = settings.model_copy(update={"upstreams": {"u": care}})
             one, other = [
-                await stack.enter_async_context(Gateway(settings, board=board)) for _ in range(2)
+                await stack.enter_async_context(Gateway(settings, shared_ejections=shared))
+                for _ in range(2)
             ]
             pools = [each.runtime.upstreams["u"].pool for each in (one, other)]
             await until(lambda: all(pool.any_healthy for pool in pools))
         assert 503 in await _ask(await _client(stack, one), 4)
         await until(lambda: pools[1].unreachable)
-        missing = await other.runtime.routes.readiness.check()
+        missing = await other.runtime.router.readiness.check()
         assert missing == "upstream u (another worker cannot connect to upstream u)"
         async with ScriptedServer(port=port):
             await until(lambda: not any(pool.unreachable for pool in pools))
 
 
-async def test_without_a_board_each_finds_out_alone() -> None:
+async def test_gateways_without_shared_ejections_eject_on_their_own() -> None:
     async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
@@ -148,7 +149,7 @@ async def test_without_a_board_each_finds_out_alone() -> None:
             assert (await _ask(await _client(stack, gateway), 15)).count(502) == 5
 
 
-async def test_a_fault_of_our_own_is_logged_and_makes_nobody_deaf(
+async def test_unexpected_error_is_logged_and_does_not_end_the_sync(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     looks = 0
@@ -164,4 +165,4 @@ async def test_a_fault_of_our_own_is_logged_and_makes_nobody_deaf(
         await until(lambda: looks > 1)
         await heard.close()
     assert caplog.record_tuples[0][:2] == ("tensorgate", logging.ERROR)
-    assert "what other workers say was not heard" in caplog.text
+    assert "the ejections of other workers could not be applied" in caplog.text

@@ -55,7 +55,7 @@ async def _metric(operator: RawClient, name: str) -> list[float]:
     return [sample.value for each in families for sample in each.samples if sample.name == name]
 
 
-async def test_an_unreachable_endpoint_shows_though_it_is_alone(
+async def test_status_shows_an_unreachable_endpoint_that_is_the_only_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"
@@ -78,7 +78,7 @@ async def test_an_unreachable_endpoint_shows_though_it_is_alone(
     assert [each.levelname for each in caplog.records if why in each.message] == ["WARNING"] * 2
 
 
-async def test_calls_that_fail_before_the_dialect_is_known_count() -> None:
+async def test_failed_calls_before_the_dialect_is_known_are_counted() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     async with _serving(url, dialect="auto") as (client, operator):
         for _ in range(4):
@@ -91,7 +91,7 @@ async def test_calls_that_fail_before_the_dialect_is_known_count() -> None:
         assert upstream["unreachable"] == endpoint["last_error"]
 
 
-async def test_responses_of_500_show_on_the_fast_path_too(
+async def test_responses_with_500_are_counted_on_the_fast_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fast: list[int] = []
@@ -120,7 +120,7 @@ async def test_responses_of_500_show_on_the_fast_path_too(
     assert sum(said in message for message in caplog.messages) == 1
 
 
-async def test_broken_responses_count_on_the_fast_path_too() -> None:
+async def test_broken_responses_are_counted_on_the_fast_path() -> None:
     """The first call with a head takes the streaming path, those that follow the fast path."""
     broken = http_response(
         binary_response_header(8) + bytes(4), {HEADER_LENGTH: str(len(binary_response_header(8)))}
@@ -145,7 +145,7 @@ async def _until_ready_is(operator: RawClient, status: int) -> str:
     return reply.body.decode()
 
 
-async def test_readiness_follows_what_calls_meet_and_comes_back_though_nobody_calls(
+async def test_readiness_follows_failed_calls_and_recovers_without_calls(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.02)

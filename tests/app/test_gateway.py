@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.app.build import pools as app_pools
+from gateway.app.build import upstreams as build_upstreams
 from gateway.app.build.listen import ListenError
 from gateway.app.gateway import Gateway
 from gateway.errors import GatewayError
@@ -45,7 +45,7 @@ def _settings(*listen: str, endpoints: tuple[str, ...] = (NOWHERE,), **more: obj
     )
 
 
-async def test_it_tells_where_it_listens(tmp_path: Path) -> None:
+async def test_gateway_shows_its_addresses(tmp_path: Path) -> None:
     path = tmp_path / "s"
     async with no_leaks():
         async with Gateway(_settings("127.0.0.1:0", f"unix:{path}", "127.0.0.1:0")) as gateway:
@@ -80,7 +80,7 @@ async def _refused(settings: Settings) -> str:
     return str(caught.value)
 
 
-async def test_an_address_that_is_taken() -> None:
+async def test_address_in_use_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -91,31 +91,31 @@ async def test_an_address_that_is_taken() -> None:
         assert await _refused(_settings("127.0.0.1:0", address)) == expected
 
 
-async def test_the_same_address_twice() -> None:
+async def test_same_address_twice_is_refused() -> None:
     address = free_address()
     assert "Address already in use" in await _refused(_settings(address, address))
 
 
-async def test_an_address_of_another_machine() -> None:
+async def test_address_of_another_machine_is_refused() -> None:
     assert "cannot listen on 192.0.2.1:0" in await _refused(_settings("192.0.2.1:0"))
 
 
-async def test_a_path_that_is_no_socket(tmp_path: Path) -> None:
+async def test_unix_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text("precious")
     message = await _refused(_settings(f"unix:{path}"))
-    assert message == f"cannot listen on unix:{path}: {path} exists and is no socket"
+    assert message == f"cannot listen on unix:{path}: {path} exists and is not a socket"
     assert path.read_text() == "precious"
 
 
-async def test_a_socket_left_behind_is_replaced(tmp_path: Path) -> None:
+async def test_unix_socket_left_behind_is_replaced(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 's'}"
     for _ in range(2):
         async with Gateway(_settings(address)), connect(address) as client:
             assert (await client.call("GET", "/")).status == 503
 
 
-async def test_a_socket_in_use_is_left_alone(tmp_path: Path) -> None:
+async def test_unix_socket_in_use_is_refused(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 's'}"
     async with Gateway(_settings(address)):
         assert "in use by another process" in await _refused(_settings(address))
@@ -123,7 +123,7 @@ async def test_a_socket_in_use_is_left_alone(tmp_path: Path) -> None:
             assert (await client.call("GET", "/")).status == 503
 
 
-async def test_the_policies_of_the_route() -> None:
+async def test_route_applies_its_nonfinite_policy() -> None:
     nan = b"\0\0\xc0\x7f"
     async with ScriptedServer(always_respond(binary_response(nan))) as server:
         routes = {"literal": b"NaN", "null": b"null", "string": b'"NaN"'}
@@ -142,21 +142,21 @@ async def test_the_policies_of_the_route() -> None:
             assert "OUT0" in reply.error
 
 
-async def test_large_conversions_of_all_routes_take_turns() -> None:
+async def test_routes_share_a_conversion_scheduler() -> None:
     routes = [{"upstream": "u", "match": {"model": "m"}}, {"upstream": "u"}]
     async with Gateway(_settings(routes=routes)) as gateway:
-        first, second = gateway.runtime.straight._router.rules
+        first, second = gateway.runtime.fast_path._router.rules
         assert first.routes[0].scheduler is second.routes[0].scheduler
 
 
-async def test_what_a_route_does_not_limit_is_limited_as_everywhere() -> None:
+async def test_route_without_limits_has_those_of_all_routes() -> None:
     routes = [
         {"upstream": "u", "match": {"model": "m"}, "limits": {"json_depth": 3, "idle_timeout": 2}},
         {"upstream": "u"},
     ]
     settings = _settings(routes=routes, limits={"json_depth": 9, "request_timeout": 7})
     async with Gateway(settings) as gateway:
-        first, second = gateway.runtime.straight._router.rules
+        first, second = gateway.runtime.fast_path._router.rules
     assert (
         second.limits.json_depth,
         second.limits.idle_timeout,
@@ -169,7 +169,7 @@ async def test_what_a_route_does_not_limit_is_limited_as_everywhere() -> None:
     assert first.limits == replace(second.limits, json_depth=3, idle_timeout=2)
 
 
-async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients() -> None:
+async def test_mirror_has_the_policies_of_its_route_and_limits_of_its_own() -> None:
     route = {"upstream": "u", "nonfinite": "null", "limits": {"json_depth": 3}}
     settings = Settings.model_validate(
         {
@@ -189,7 +189,7 @@ async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients()
         }
     )
     async with Gateway(settings) as gateway:
-        first, second, third = gateway.runtime.routes.rules
+        first, second, third = gateway.runtime.router.rules
         assert third.mirror is None
         assert first.mirror is not None
         assert second.mirror is not None
@@ -229,12 +229,12 @@ async def test_a_mirror_is_used_as_its_route_is_and_takes_nothing_from_clients()
         ("GET", "/metrics", {}, "404"),
     ],
 )
-async def test_the_example_of_several_models(
+async def test_example_settings_route_several_models(
     method: str, target: str, headers: dict[str, str], found: str
 ) -> None:
     settings = load(CONFIG / "models.yaml", {"LISTEN": "127.0.0.1:0"})
     async with Gateway(settings) as gateway:
-        routes = gateway.runtime.straight._router
+        routes = gateway.runtime.fast_path._router
         try:
             way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
         except GatewayError as error:
@@ -245,7 +245,7 @@ async def test_the_example_of_several_models(
     assert told == found
 
 
-async def test_the_limits_of_the_settings() -> None:
+async def test_limits_of_the_settings_apply() -> None:
     async with ScriptedServer() as server:
         settings = _settings(endpoints=(server.url,), limits={"request_bytes": "1KiB"})
         async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
@@ -266,7 +266,7 @@ async def _models(connection: Connection) -> None:
             )
 
 
-async def test_many_raw_requests_at_once_are_one_question_for_metadata() -> None:
+async def test_concurrent_raw_requests_fetch_metadata_once() -> None:
     async with no_leaks(), ScriptedServer(_models) as server:
         async with Gateway(_settings(endpoints=(server.url,))) as gateway:
 
@@ -281,7 +281,7 @@ async def test_many_raw_requests_at_once_are_one_question_for_metadata() -> None
         assert targets.count("/v2/models/m/infer") == 40
 
 
-async def test_metadata_is_asked_for_again_after_its_time() -> None:
+async def test_metadata_is_fetched_again_after_its_ttl() -> None:
     async with ScriptedServer(_models) as server:
         settings = _settings(endpoints=(server.url,), limits={"metadata_ttl": "1ms"})
         async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
@@ -292,7 +292,7 @@ async def test_metadata_is_asked_for_again_after_its_time() -> None:
         assert targets.count("/v2/models/m") == 2
 
 
-async def test_leaving_ends_what_is_under_way_and_tells_how_much() -> None:
+async def test_drain_timeout_cuts_running_calls_and_counts_them() -> None:
     async with no_leaks(), ScriptedServer(never_respond) as server:
         settings = _settings(endpoints=(server.url,), limits={"drain_timeout": "20ms"})
         async with AsyncExitStack() as clients:
@@ -307,7 +307,7 @@ async def test_leaving_ends_what_is_under_way_and_tells_how_much() -> None:
                     await connection.left.wait()
 
 
-async def test_connections_can_be_given_to_it() -> None:
+async def test_gateway_serves_connections_accepted_elsewhere() -> None:
     closed: list[None] = []
     async with no_leaks():
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -340,7 +340,7 @@ async def test_tls_is_spoken_on_tcp_addresses_alone(tmp_path: Path) -> None:
             assert await _status(url) == 503
 
 
-async def test_connections_that_are_given_to_it_may_speak_tls(tmp_path: Path) -> None:
+async def test_gateway_speaks_tls_on_connections_accepted_elsewhere(tmp_path: Path) -> None:
     certificate, key = certificate_files(tmp_path, server_certificate())
     settings = _settings(tls={"certificate": certificate, "key": key})
     closed: list[None] = []
@@ -368,7 +368,7 @@ async def _status(url: str) -> int:
         return (await client.call("GET", "/v2")).status
 
 
-async def test_files_of_tls_that_cannot_be_used(
+async def test_tls_files_that_cannot_be_used_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate, key = certificate_files(tmp_path, server_certificate())
@@ -384,16 +384,16 @@ async def test_files_of_tls_that_cannot_be_used(
 
 
 @pytest.mark.parametrize("required", [True, False])
-async def test_an_upstream_that_is_required_or_not(required: bool) -> None:
+async def test_upstream_may_be_required(required: bool) -> None:
     upstreams = {"u": {"endpoints": [NOWHERE], "required": required}}
     async with Gateway(_settings(upstreams=upstreams)) as gateway:
         assert gateway.runtime.upstreams["u"].required is required
 
 
-async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     names = NameService()
     names.ready.clear()
-    monkeypatch.setattr(app_pools, "resolve_host", names)
+    monkeypatch.setattr(build_upstreams, "resolve_host", names)
     address = free_address()
     upstreams = {"u": {"endpoints": ["http://triton:1"], "dns_refresh": "1s", "health_check": {}}}
     settings = _settings(address, upstreams=upstreams)
@@ -409,7 +409,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.Monke
             assert gateway.addresses == [f"http://{address}"]
 
 
-async def test_the_access_log_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
+async def test_access_log_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for wanted in (True, False):
         caplog.clear()

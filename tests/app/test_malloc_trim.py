@@ -10,33 +10,33 @@ MIB = 2**20
 # In a process of its own, as what it does holds for all of it.
 PROGRAM = """
 import asyncio, time
-from gateway.app import spare_memory
-from gateway.system.memory import tune_malloc, resident
+from gateway.app import malloc_trim
+from gateway.system.memory import resident_bytes, tune_malloc
 
-spare_memory._LOOK = 0.05
+malloc_trim._INTERVAL = 0.05
 tune_malloc()
 
 async def main():
-    before = resident()
+    before = resident_bytes()
     bodies, rest = [], []
-    async with spare_memory.MallocTrim():
+    async with malloc_trim.MallocTrim():
         await asyncio.sleep(0)
         for _ in range(500):
             bodies.append([bytes(40_000) for _ in range(10)])
             rest.append(bytes(1000))
         bodies.clear()
-        print(resident() - before)
+        print(resident_bytes() - before)
         until = time.monotonic() + 30
-        while resident() - before > {spare} and time.monotonic() < until:
+        while resident_bytes() - before > {spare} and time.monotonic() < until:
             await asyncio.sleep(0.05)
-        print(resident() - before)
+        print(resident_bytes() - before)
 
 asyncio.run(main())
 """
 
 
 @pytest.mark.skipif(not has_malloc_trim(), reason="the C library gives nothing back")
-def test_what_is_free_goes_back_though_some_above_it_stays() -> None:
+def test_freed_memory_goes_back_below_memory_in_use() -> None:
     program = PROGRAM.format(spare=64 * MIB)
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     freed, kept = map(int, said.stdout.split())

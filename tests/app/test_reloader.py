@@ -59,7 +59,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("often")
-async def test_a_file_that_changes_is_used(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changed_file_is_applied(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tensorgate")
     _written(file, NOWHERE)
     async with (
@@ -77,7 +77,7 @@ async def test_a_file_that_changes_is_used(file: Path, caplog: pytest.LogCapture
 
 
 @pytest.mark.usefixtures("often")
-async def test_a_bad_file_is_told_once_and_changes_nothing(
+async def test_invalid_file_is_logged_once_and_changes_nothing(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ScriptedServer(always_respond(http_response(b"x"))) as server:
@@ -105,7 +105,7 @@ async def test_a_bad_file_is_told_once_and_changes_nothing(
 
 
 @pytest.mark.usefixtures("often")
-async def test_a_file_that_is_named_may_come_later(file: Path, tmp_path: Path) -> None:
+async def test_settings_apply_once_a_named_file_exists(file: Path, tmp_path: Path) -> None:
     ca = tmp_path / "late.pem"
     _written(file, NOWHERE)
     async with _from(file) as (gateway, _, _):
@@ -117,7 +117,7 @@ async def test_a_file_that_is_named_may_come_later(file: Path, tmp_path: Path) -
         await until(lambda: gateway.revision.number == 2)
 
 
-async def test_what_is_wished_during_a_reload_leads_to_one_more(
+async def test_requests_during_a_reload_lead_to_one_more(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _written(file, NOWHERE)
@@ -146,7 +146,7 @@ async def test_what_is_wished_during_a_reload_leads_to_one_more(
 
 
 @pytest.mark.usefixtures("often")
-async def test_a_fault_of_its_own_ends_nothing(
+async def test_unexpected_error_does_not_end_reloads(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _written(file, NOWHERE)
@@ -165,7 +165,7 @@ async def test_a_fault_of_its_own_ends_nothing(
 
 
 @pytest.mark.usefixtures("often")
-async def test_a_file_need_not_be_watched(file: Path) -> None:
+async def test_file_is_not_watched_if_the_settings_say_so(file: Path) -> None:
     _written(file, NOWHERE, "watch: false\n")
     async with _from(file) as (gateway, reloader, _):
         _written(file, NOWHERE, "limits: {drain_timeout: 1}\n")
@@ -178,7 +178,7 @@ async def test_a_file_need_not_be_watched(file: Path) -> None:
         await until(lambda: gateway.revision.number == 3)
 
 
-async def test_the_number_of_workers_waits_for_the_next_start(
+async def test_worker_count_changes_at_the_next_start(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _written(file, NOWHERE)

@@ -163,7 +163,7 @@ async def test_unexpected_error_ends_neither_supervisor_nor_worker(
             assert await worker.reload(settings) == "the gateway failed; its log says why"
         assert await worker.reload(settings) == ""
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.app.worker_reloader.gather", fail)
+            patch.setattr("gateway.app.worker_reloader.load_resources", fail)
             assert await worker.reload(reloads.request()) == ""
         assert caplog.text.count("RuntimeError: no luck") == 2
         assert (
@@ -251,7 +251,7 @@ def test_error_while_refreshing_files_does_not_end_the_supervisor(
     def fail(_: Resources) -> None:
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(Resources, "renew", fail)
+    monkeypatch.setattr(Resources, "refresh", fail)
     assert reloads.poll() is None
     assert reloads.request()
     assert caplog.text.count("RuntimeError: no luck") == 2

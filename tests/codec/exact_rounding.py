@@ -1,4 +1,4 @@
-"""Rounding in exact rational arithmetic, from the digits of a number's text."""
+"""Rounds numbers in exact rational arithmetic, from the digits of their text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-# Bits of precision, and the exponents of the least and the largest normal number.
+# Bits of precision, and the exponents of the smallest and the largest normal number.
 FORMATS = {"FP16": (11, -14, 15), "BF16": (8, -126, 127), "FP32": (24, -126, 127)}
 
 _DTYPES: dict[str, Any] = {
@@ -21,7 +21,7 @@ _DTYPES: dict[str, Any] = {
 
 
 def rounded(value: Fraction, datatype: str) -> Fraction | None:
-    """Round to nearest, ties to even; None where that overflows."""
+    """Round to nearest, ties to even; return None on overflow."""
     precision, least, most = FORMATS[datatype]
     if not value:
         return value
@@ -35,7 +35,7 @@ def rounded(value: Fraction, datatype: str) -> Fraction | None:
 
 
 def nearest(text: str, datatype: str) -> bytes | None:
-    """Give the float nearest to a JSON number; None where none is."""
+    """Return the float nearest to a JSON number; None if it overflows."""
     double = float(text)
     if double == 0 and text.lstrip("-").isdigit():
         double = 0.0  # an integer has no -0
@@ -50,14 +50,14 @@ def nearest(text: str, datatype: str) -> bytes | None:
 
 
 def tie(significand: int, exponent: int, of: tuple[int, int, int]) -> Fraction:
-    """Give what lies halfway between two floats, perhaps subnormal ones, or the largest and 2^n."""
+    """Return the middle of two floats, perhaps subnormal ones, or of the largest and 2^n."""
     precision, least, most = of
     last = min(max(exponent, least), most) - precision
     return Fraction(2 * (significand % 2**precision) + 1) * Fraction(2) ** last
 
 
 def written(value: Fraction, digits: int, form: int) -> str:
-    """Write a number with so many digits, cut off; as an integer, a decimal or with an exponent."""
+    """Write a number with so many digits, cut off: as integer, decimal or with an exponent."""
     sign, value = "-" if value < 0 else "", abs(value)
     exponent = len(str(value.numerator)) - len(str(value.denominator)) - digits
     whole = int(value / Fraction(10) ** exponent)

@@ -1,4 +1,4 @@
-"""Numbers near the middle of two floats, for Hypothesis."""
+"""Hypothesis strategies for numbers near the middle of two floats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.codec.exact_rounding import FORMATS, tie, written
 
 @st.composite
 def near_ties(draw: st.DrawFn) -> tuple[str, str]:
-    """Generate a datatype, and the text of a number at, or a hair beside, a tie of its floats."""
+    """Generate a datatype, and the text of a number at a tie of its floats, or very near to one."""
     datatype = draw(st.sampled_from(list(FORMATS)))
     precision, least, most = FORMATS[datatype]
     exponent = draw(st.integers(least - precision - 2, most + 1))

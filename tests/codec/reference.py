@@ -1,7 +1,7 @@
-"""What the codec does, done plainly: the whole body at once, with `json` and numpy.
+"""A reference implementation of the codec: the whole body at once, with `json` and numpy.
 
-The oracle of the property tests: obvious before fast, and nothing of the codec in it. What is
-refused is what PROTOCOL.md says; caps on sizes and on text without a comma are not its concern.
+The oracle of the property tests. It is obvious rather than fast, and uses nothing of the codec. It
+refuses what PROTOCOL.md says. Caps on sizes, and on text without a comma, are not its concern.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Fields = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """The body is answered with this HTTP status."""
+    """The body is refused with this HTTP status."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ def check(fine: bool, reason: str, status: int = 400) -> None:
 
 @dataclass(frozen=True)
 class PlainRequest:
-    """Header as parsed JSON; a tensor is its bytes, or how many of them follow the JSON."""
+    """The header as parsed JSON; a tensor is its bytes, or how many of them follow the JSON."""
 
     header: Fields
     tensors: list[bytes | int]
@@ -94,11 +94,11 @@ def convert_request(body: bytes, depth_cap: int) -> PlainRequest:
 
 
 class BareToken(float):
-    """NaN or an infinity: no JSON, but taken as an element."""
+    """NaN or an infinity: not JSON, but accepted as an element."""
 
 
 class Object(Fields):
-    """An object of JSON, and which of its keys come more than once."""
+    """A JSON object, and its duplicate keys."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -107,14 +107,14 @@ class Object(Fields):
 
 
 class Digits(float):
-    """A number with a point or an exponent, and its text, which says more than the double."""
+    """A number with a point or an exponent, and its text, which is more precise than the double."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 def _parse(body: bytes) -> tuple[Any, list[Any]]:
-    """Parse a body; give also every array under a key `data`."""
+    """Parse a body; return every array under a key `data` too."""
     arrays: list[Any] = []
 
     def to_dict(pairs: list[tuple[str, Any]]) -> Fields:
@@ -156,7 +156,7 @@ def _depth(value: Any) -> int:
 
 
 def _checked(value: Any) -> Any:
-    """Give a value of the header as a JSON library with 64-bit integers reads it."""
+    """Return a value of the header as a JSON library with 64-bit integers parses it."""
     if isinstance(value, dict):
         return {_checked(key): _checked(below) for key, below in value.items()}
     if isinstance(value, list):
@@ -172,7 +172,7 @@ def _checked(value: Any) -> Any:
 
 
 def _convert_input(entry: Fields) -> bytes | int | None:
-    """Turn an input's data into binary; give what follows the header for it."""
+    """Convert an input's data to binary form; return what follows the header for it."""
     parameters = _parameters(entry)
     name, datatype, shape = entry.get("name"), entry.get("datatype"), entry.get("shape")
     check(isinstance(name, str), "name")
@@ -224,7 +224,7 @@ def _from_base64(text: Any) -> bytes:
 
 
 def _ask_for_binary(header: Fields) -> tuple[bool, dict[str, bool], frozenset[str]]:
-    """Ask for binary outputs; give what the client had asked for."""
+    """Request binary outputs; return what the client had requested."""
     default = _parameters(header).get("binary_data_output", False)
     check(isinstance(default, bool), "binary_data_output")
     outputs = _objects(header.get("outputs", []))
@@ -258,7 +258,7 @@ def _flat(data: Any) -> Iterator[Any]:
 
 
 def pack(datatype: str, elements: list[Any]) -> bytes:
-    """Give the binary form of parsed JSON elements; raises RefusedError."""
+    """Return the binary form of parsed JSON elements; raises RefusedError."""
     if datatype == "BYTES":
         check(all(type(x) is str for x in elements), "not a string")
         return pack_bytes([_utf8(x) for x in elements])
@@ -314,11 +314,10 @@ def convert_answer(
     binary: frozenset[str],
     as_base64: frozenset[str] = frozenset(),
 ) -> tuple[Fields, bytes]:
-    """Convert an answer; `binary` names the outputs to leave in binary form.
+    """Convert a response; `binary` names the outputs to leave in binary form.
 
-    `as_base64` names those whose BYTES become base64, and are said to be.
-
-    Gives the JSON as Python values and the binary tensors behind it. Raises RefusedError.
+    `as_base64` names those whose BYTES become base64 and are marked so. Returns the JSON as Python
+    values and the binary tensors behind it. Raises RefusedError.
     """
     fields = json.loads(body[:header_size])
     rest = body[header_size:]
@@ -352,7 +351,7 @@ def convert_answer(
 
 
 def _encode(output: Fields) -> None:
-    """Make base64 of BYTES in JSON that do not say that they are, and have them say so."""
+    """Encode BYTES in JSON as base64 and mark them, unless they are marked already."""
     parameters = output.get("parameters") or {}
     if output["datatype"] == "BYTES" and parameters.get("content_type") != "base64":
         output["parameters"] = {**parameters, "content_type": "base64"}
@@ -361,7 +360,7 @@ def _encode(output: Fields) -> None:
 
 
 def unpack(datatype: str, data: bytes) -> list[Any]:
-    """Give the elements of a tensor; floats as the shortest digits of their datatype show them."""
+    """Return the elements of a tensor; floats with the shortest digits of their datatype."""
     if datatype == "BYTES":
         elements = []
         while data:
@@ -407,11 +406,10 @@ def request_as_json(
     input_encodings: dict[int, str],
     as_base64: frozenset[str],
 ) -> Fields:
-    """Write a request in binary form for a server that takes JSON only.
+    """Write a binary request for a server that accepts JSON only.
 
-    BYTES are as `input_encodings` says by the index of the input, text where they have a content
-    type,
-    and else `bytes_encoding`; outputs `as_base64` are asked for so. Raises RefusedError.
+    BYTES are encoded as `input_encodings` says by input, as text if they have a content type, and
+    else as `bytes_encoding`. Outputs in `as_base64` are requested so. Raises RefusedError.
     """
     header.get("parameters", {}).pop("binary_data_output", None)
     for entry in header.get("outputs", []):
@@ -435,7 +433,7 @@ def request_as_json(
 
 
 def _say_empty(entry: Fields, is_binary: bool) -> None:
-    """Give an output of no elements the form of one; leave what is in shared memory."""
+    """Give an output without elements the requested encoding, unless it is in shared memory."""
     parameters = entry.get("parameters") or {}
     size = parameters.get("binary_data_size")
     if size is None and (0 not in entry["shape"] or "shared_memory_region" in parameters):
@@ -451,7 +449,7 @@ def _say_empty(entry: Fields, is_binary: bool) -> None:
 
 
 def answer_in_binary(body: bytes, binary: frozenset[str]) -> tuple[Fields, bytes]:
-    """Bring the outputs of these names of a JSON answer into binary form; raises RefusedError."""
+    """Convert the named outputs of a JSON response to binary form; raises RefusedError."""
     fields, _ = _parse(body)
     tail = b""
     for entry in fields["outputs"]:
@@ -465,7 +463,7 @@ def answer_in_binary(body: bytes, binary: frozenset[str]) -> tuple[Fields, bytes
 
 
 def _packed(entry: Fields) -> bytes:
-    """Give the bytes of an output that came as JSON, which says from now on that they follow."""
+    """Return the bytes of a JSON output, and announce them in its parameters."""
     elements = list(_flat(entry.pop("data")))
     check(len(elements) == math.prod(entry["shape"]), "count")
     if entry["datatype"] in FLOATS:

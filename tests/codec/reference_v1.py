@@ -1,4 +1,4 @@
-"""What the V1 codecs do, done plainly: the whole body at once, with `json` and numpy."""
+"""A reference implementation of the V1 codec: the whole body at once, with `json` and numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.codec.reference import BareToken, Fields, RefusedError, check, pack, 
 
 @dataclass(frozen=True)
 class PlainPredict:
-    """The inputs by name, each as its shape and its bytes; and what else counts."""
+    """The inputs by name, each as its shape and its bytes, and everything else that counts."""
 
     inputs: dict[str, tuple[list[int], bytes]]
     form: str
@@ -141,7 +141,7 @@ def _fits(declared: list[int], shape: list[int]) -> bool:
 def predictions(
     body: bytes, header_size: int, form: str, single: bool, as_base64: bool = False
 ) -> Fields:
-    """Give what a V1 client is told of an answer that is all in order."""
+    """Return the V1 response for a valid infer response."""
     rest = body[header_size:]
     columns = {}
     for output in json.loads(body[:header_size])["outputs"]:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for infer bodies, for what breaks them, and for how they arrive."""
+"""Hypothesis strategies for infer bodies, for breaking them, and for splitting them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bytewise(body: bytes) -> list[bytes]:
 
 
 def cut(body: bytes, seed: int) -> list[bytes]:
-    """Cut a body at random places, into some 2 to 10 pieces."""
+    """Split a body at random places, into 2 to 10 pieces."""
     rng = random.Random(seed)
     places = sorted(rng.randrange(len(body) + 1) for _ in range(rng.randint(1, 9)))
     return [body[a:b] for a, b in zip([0, *places], [*places, len(body)], strict=True)]
@@ -47,7 +47,7 @@ def cut(body: bytes, seed: int) -> list[bytes]:
 
 @contextmanager
 def windows_of(size: int) -> Iterator[None]:
-    """Have the text of arrays looked at in windows of so many bytes."""
+    """Scan arrays in windows of so many bytes."""
     with (
         mock.patch.object(array_scanner, "WINDOW", size),
         mock.patch.object(array_scanner, "STRING_WINDOW", size),
@@ -56,7 +56,7 @@ def windows_of(size: int) -> Iterator[None]:
 
 
 def alone(item: T) -> T:
-    """Take a run out of its window; what follows it there hangs on how the text arrived."""
+    """Copy a run out of its window: the rest of the window depends on how the text arrived."""
     return replace(item, window=item.text, size=None) if isinstance(item, ElementRun) else item
 
 
@@ -104,7 +104,7 @@ class Writer:
         return usual if self.style == "spaces" else ""
 
     def _string(self, text: str) -> str:
-        # The gateway wants `data` under a plain key.
+        # The gateway requires `data` as a plain key.
         escapes = text != "data" and self.rng.random() < 0.5
         return '"' + "".join(self._character(c, escapes) for c in text) + '"'
 
@@ -167,7 +167,7 @@ _FAULTS = [
 
 
 def _nested(items: list[Any], rng: random.Random) -> list[Any]:
-    """Give a list of the same elements in order, flat or nested, even or ragged."""
+    """Return the same elements in order, flat or nested, even or ragged."""
     mode = rng.choice(["flat", "flat", "rows", "ragged"])
     if mode == "rows":
         row = rng.randint(1, 5)
@@ -284,7 +284,7 @@ def _reordered(entry: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 @st.composite
 def request_bodies(draw: st.DrawFn, faulty: bool = False) -> bytes:
-    """Generate the body of a request; a faulty one has perhaps some elements that are none."""
+    """Generate the body of a request; a faulty one may contain invalid elements."""
     rng = random.Random(draw(SEEDS))
     fields: dict[str, Any] = draw(_EXTRAS)
     fields["inputs"] = draw(st.lists(inputs(faulty), min_size=1, max_size=3))
@@ -374,7 +374,7 @@ _TEXTS = {
 
 
 def array_body(rng: random.Random) -> bytes:
-    """Make a request whose array is often broken, without a strategy: a thousand a second."""
+    """Make a request whose array is often broken; without a strategy, for a thousand a second."""
     datatype = rng.choice(list(_TEXTS))
     count = rng.randrange(30)
     texts = [Raw(rng.choice(_TEXTS[datatype])) for _ in range(count)]
@@ -397,7 +397,7 @@ def array_body(rng: random.Random) -> bytes:
 
 @dataclass(frozen=True)
 class Output:
-    """An output of an answer in binary form; `shown` are its fields in the header."""
+    """An output of a binary response; `shown` are its fields in the header."""
 
     name: str
     shown: Fields
@@ -405,7 +405,7 @@ class Output:
 
 
 def answer_body(outputs: list[Output], fields: Fields | None = None) -> tuple[bytes, int]:
-    """Give a binary answer and the size of its header."""
+    """Return a binary response and the size of its header."""
     shown = {"model_name": "m", "outputs": [output.shown for output in outputs]}
     header = json.dumps(shown if fields is None else shown | fields).encode()
     return header + b"".join(output.data for output in outputs), len(header)
@@ -443,7 +443,7 @@ def outputs(draw: st.DrawFn, name: str) -> Output:
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[bytes, int]:
-    """Generate the body of a binary answer, and the size of its header."""
+    """Generate the body of a binary response, and the size of its header."""
     names = draw(st.lists(st.sampled_from(["y", "z", 'q"', "é"]), unique=True, max_size=3))
     made = [draw(outputs(name)) for name in names]
     rng = random.Random(draw(SEEDS))

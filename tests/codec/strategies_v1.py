@@ -1,4 +1,4 @@
-"""Hypothesis strategies for V1 requests and the models that they are for."""
+"""Hypothesis strategies for V1 requests and their models."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def model(declared: Declared, batching: bool = False) -> ModelMetadata:
 
 @st.composite
 def predict_requests(draw: st.DrawFn, faulty: bool = False) -> tuple[bytes, Declared]:
-    """Generate a request and the inputs that its model takes."""
+    """Generate a request and the inputs of its model."""
     rng = random.Random(draw(SEEDS))
     names = draw(st.lists(st.sampled_from(_NAMES), unique=True, min_size=1, max_size=3))
     form = rng.choice(["instances", "inputs"])
@@ -53,7 +53,7 @@ def predict_requests(draw: st.DrawFn, faulty: bool = False) -> tuple[bytes, Decl
     for name in names:
         datatype = draw(st.sampled_from(reference.DATATYPES))
         shape = [count, *rng.choices([1, 2, 3, 4, 0], [4, 4, 2, 1, 1], k=rng.randrange(4))]
-        # What is nested in an empty array cannot be told.
+        # What is nested in an empty array is unknown.
         shape = shape[: shape.index(0) + 1] if 0 in shape else shape
         size = math.prod(shape)
         texts = draw(st.lists(element_texts(datatype), min_size=size, max_size=size))

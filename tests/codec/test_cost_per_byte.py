@@ -1,14 +1,13 @@
-"""A search for the JSON that takes most CPU time for each of its bytes.
+"""A search for the JSON that costs most CPU time per byte.
 
-Bodies are composed of building blocks by a hill climbing search with a fixed seed. Times are CPU
-times, as multiples of what plain floats of the same size take at the same moment. A body that
-exceeds its bound is measured again and again, each time between two measurements of floats: noise
-does not let a test fail. The environment's TENSORGATE_FUZZ_SECONDS says how long to search.
+A hill climbing search with a fixed seed composes bodies of building blocks. Times are CPU times, as
+multiples of what plain floats of the same size cost at the same moment. A body that exceeds its
+bound is measured again and again, each time between two measurements of floats, so that noise
+cannot fail a test. TENSORGATE_FUZZ_SECONDS in the environment sets the duration.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable
@@ -28,21 +27,29 @@ from gateway.errors import GatewayError
 from gateway.protocol.request_header import OutputEncoding
 from gateway.protocol.tensors import MAX_TENSORS
 from tests.codec.strategies_v1 import model
+from tests.support.scale import fuzz_seconds
 
-SECONDS = float(os.environ.get("TENSORGATE_FUZZ_SECONDS", "12"))
+SECONDS = fuzz_seconds(12)
 SIZE = 256 * 1024
 PIECE = 128 * 1024
 HEADER_CAP = 1 << 20
 
 MOST_OF_NUMBERS = 34.0
-"""Times the CPU of plain floats that numbers may take. Found were 26, of numbers that are none of
-their datatype in an answer that stays JSON; of those beyond 64 bits, 15."""
+"""The bound for numbers, in multiples of plain floats.
+
+The worst found was 26, for numbers invalid for their datatype in a response that stays JSON. For
+those beyond 64 bits it was 15.
+"""
 MOST = 130.0
-"""Times that all else may: strings with escapes, objects, V1 rows, and what limits.header_bytes
-caps. Found were 98."""
+"""The bound for all else: escaped strings, objects, V1 rows, and what limits.header_bytes caps.
+
+The worst found was 98.
+"""
 TENSOR = 64 * 1024
-"""Bytes of floats that a tensor may take the time of, beside; limits.max_tensors caps them. Found
-were 53 KiB, of BF16 with null and integers beyond 64 bits."""
+"""Each tensor may cost as much as so many bytes of floats; limits.max_tensors caps the tensors.
+
+The worst found was 53 KiB, for BF16 with null and integers beyond 64 bits.
+"""
 
 NUMBERS = (
     *("1", "-1", "0", "1.5", "1e5", "-1E-5", "0.1234567890123456789012345", "true", "false"),
@@ -84,7 +91,7 @@ Codec = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What a body is made of."""
+    """The composition of a body."""
 
     form: str
     datatype: str
@@ -93,14 +100,14 @@ class Plan:
     """Brackets around all elements."""
     tensors: int
     others: tuple[str, ...]
-    """Members beside the tensors, as often as they fill a tenth of the body; or all of it."""
+    """Members beside the tensors: repeated, they fill a tenth of the body, or all of it."""
     mostly_others: bool
     base64: bool
     end: str
-    """What stands instead of the last element."""
+    """What replaces the last element."""
 
     def body(self) -> bytes:
-        """Write the body, of SIZE bytes or a few more, with spaces behind it if need be."""
+        """Write the body of about SIZE bytes, padded with spaces."""
         return self._text().encode().ljust(SIZE)
 
     def _text(self) -> str:
@@ -133,7 +140,7 @@ class Plan:
 
     @property
     def bound(self) -> float:
-        """Give the times of plain floats that the body may take."""
+        """Return the multiple of plain floats that the body may cost."""
         parts = (*self.elements, *self.others, self.end or "1")
         pure = self.datatype != "BYTES" and all(part in NUMBERS for part in parts)
         pure = pure and self.form != "rows"  # each is an object
@@ -141,7 +148,7 @@ class Plan:
 
 
 def changed(plan: Plan, rng: random.Random, pool: Pool) -> Plan:
-    """Change one thing, or two."""
+    """Change one or two things."""
     elements = tuple(rng.choice(pool) for _ in range(rng.choice((1, 1, 2, 3))))
     changes: list[Callable[[Plan], Plan]] = [
         lambda plan: replace(plan, form=rng.choice(FORMS)),
@@ -226,7 +233,7 @@ def seconds(form: str, datatype: str, body: bytes) -> float:
 
 
 def floats() -> float:
-    """Measure plain floats: thirty in a go, as the clock may count whole milliseconds."""
+    """Measure plain floats, thirty times in a row: the clock may count whole milliseconds."""
     start = time.process_time()
     for _ in range(30):
         convert("infer", "FP32", _FLOATS)
@@ -234,12 +241,12 @@ def floats() -> float:
 
 
 def times(plan: Plan) -> float:
-    """Give how many times more CPU a body takes for each byte than floats do."""
+    """Return how many times more CPU a body costs per byte than floats."""
     return seconds(plan.form, plan.datatype, plan.body()) / floats()
 
 
 def exceeds(plan: Plan) -> float:
-    """Give the least that is measured of a body which seems to exceed its bound."""
+    """Return the least of several measurements of a body that seems to exceed its bound."""
     least = times(plan)
     for _ in range(8):
         if least <= plan.bound:
@@ -278,7 +285,7 @@ def test_no_json_takes_much_more_cpu_than_floats(pool: Pool, share: float) -> No
     search(random.Random(11), pool, time.monotonic() + share * SECONDS)
 
 
-# What was worst before it was mended, with the times that it took then.
+# The worst bodies of the past, with what they cost before they were fixed.
 WORST = {
     "tiny arrays of strings (460)": Plan(
         "infer", "BYTES", ('"a"',), 1, MAX_TENSORS, (), False, False, ""

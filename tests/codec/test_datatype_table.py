@@ -1,4 +1,4 @@
-"""A datatype is one row of one table: a new one is converted, or refused, in every form."""
+"""Each datatype is one row of one table: every codec converts or refuses a new one."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def new(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     datatype: Datatype = request.param
     monkeypatch.setitem(DATATYPES, datatype.name, datatype)
     yield datatype
-    fast_convert_request.__globals__["_plan"].cache_clear()
-    fast_convert_response.__globals__["_plan"].cache_clear()
+    fast_convert_request.__globals__["_make_plan"].cache_clear()
+    fast_convert_response.__globals__["_make_plan"].cache_clear()
 
 
 def packed(datatype: Datatype, values: list[int] = VALUES) -> bytes:

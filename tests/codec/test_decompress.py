@@ -1,4 +1,4 @@
-"""Bodies in gzip and deflate: however they are split, what comes of them is the same."""
+"""Bodies in gzip and deflate are decompressed the same however they are split."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EMPTY = gzip.compress(b"", mtime=0)
 
 
 def bare(data: bytes) -> bytes:
-    """Compress without anything around it."""
+    """Compress to raw deflate."""
     pack = zlib.compressobj(wbits=-15)
     return pack.compress(data) + pack.flush()
 
@@ -44,7 +44,7 @@ def with_name(data: bytes) -> bytes:
 
 
 def pieces(coding: str, *chunks: bytes, max_ratio: int = MOST) -> Iterator[bytes]:
-    """Decode a body that comes in chunks."""
+    """Decompress a body that comes in chunks."""
     inflater = Decompressor(coding, max_ratio)
     for number, chunk in enumerate((*chunks, b"")):
         inflater.feed(chunk, last=number == len(chunks))
@@ -56,7 +56,7 @@ def pieces(coding: str, *chunks: bytes, max_ratio: int = MOST) -> Iterator[bytes
 
 
 def outcome(coding: str, *chunks: bytes, max_ratio: int = MOST) -> bytes | tuple[ErrorKind, str]:
-    """Give what comes of a body, or of its error."""
+    """Return a decompressed body, or its error."""
     try:
         return b"".join(pieces(coding, *chunks, max_ratio=max_ratio))
     except GatewayError as error:
@@ -67,7 +67,7 @@ def byte_by_byte(body: bytes) -> list[bytes]:
     return [body[at : at + 1] for at in range(len(body))]
 
 
-# ------------------------------------------------------------------------------- what is taken
+# ----------------------------------------------------------------------- valid bodies
 
 BODIES = {
     "gzip": ("gzip", gzip.compress(TEXT), TEXT),
@@ -135,7 +135,7 @@ def test_any_body_is_decompressed_however_split(data: st.DataObject) -> None:
     assert outcome(coding, *(body[start:end] for start, end in ends), max_ratio=2000) == plain
 
 
-# ------------------------------------------------------------------------------- what is refused
+# ----------------------------------------------------------------------- invalid bodies
 
 WHOLE = {"gzip": gzip.compress(TEXT), "deflate": zlib.compress(TEXT), "bare": bare(TEXT)}
 BAD = {
@@ -189,7 +189,7 @@ def test_invalid_bodies_are_refused(coding: str, body: bytes, message: str) -> N
 def test_broken_bodies_are_treated_like_zlib_does(
     name: str, chance: random.Random, members: int
 ) -> None:
-    """Whatever it is, it is refused in the same way however it is split, or is what zlib says."""
+    """The result does not depend on how a body is split, and is zlib's if it is valid."""
     coding = "gzip" if name == "gzip" else "deflate"
     body = bytearray(WHOLE[name] + WHOLE["gzip"] * members)
     for _ in range(chance.choice((1, 1, 2, 5))):
@@ -212,7 +212,7 @@ def _oracle(coding: str, body: bytes) -> bytes:
     return zlib.decompress(body, 15 if body[0] & 15 == 8 else -15)
 
 
-# ------------------------------------------------------------------------------- how much it grows
+# ----------------------------------------------------------------------- the ratio
 
 
 def test_small_output_may_have_any_ratio() -> None:
@@ -236,7 +236,7 @@ def test_ratio_beyond_the_cap_is_refused() -> None:
 @pytest.mark.parametrize("zeros", [0, 2 * FREE_OUTPUT_BYTES])
 def test_ratio_is_measured_against_the_bytes_received_so_far(zeros: int) -> None:
     body = zlib.compress(bytes(zeros) + NOISE * 20)
-    # All of it would be small enough.
+    # The ratio of the whole body would be within the cap.
     assert 2 * FREE_OUTPUT_BYTES + 20 * len(NOISE) < MOST * len(body)
     found = outcome("deflate", body)
     assert isinstance(found, tuple) is bool(zeros)
@@ -301,14 +301,14 @@ def test_one_window_is_decompressed_at_a_time() -> None:
 
 
 def _calls(coding: str, body: bytes) -> int:
-    """Count the calls that decode a whole body; raises GatewayError."""
+    """Count the steps for a whole body; raises GatewayError."""
     inflater = Decompressor(coding, 2000)
     inflater.feed(body, last=True)
     return sum(1 for _ in iter(inflater.work, None))
 
 
 def test_tiny_members_are_capped_per_step() -> None:
-    """Of which there may be a thousand in a window, each of them with nothing in it."""
+    """A window may contain a thousand of them, all empty."""
     inflater = Decompressor("gzip", MOST)
     inflater.feed(EMPTY * FREE_MEMBERS, last=True)
     seen = 0
@@ -319,7 +319,7 @@ def test_tiny_members_are_capped_per_step() -> None:
 
 
 def test_tiny_members_cost_no_more_steps_than_a_large_one() -> None:
-    """Each call of the inflater costs a turn of the event loop."""
+    """Each step of the decompressor costs a time slice of the event loop."""
     parts = [
         NOISE[at : at + MIN_MEMBER_BYTES] for at in range(0, len(NOISE), MIN_MEMBER_BYTES)
     ] * 20
@@ -365,7 +365,7 @@ def test_many_members_of_reasonable_size_are_accepted(parts: list[bytes]) -> Non
     assert outcome("gzip", body, max_ratio=2000) == b"".join(parts)
 
 
-# What decodes to nothing, and takes many bytes for it.
+# Large input that decompresses to nothing.
 IDLE = {
     "sync flushes": ("deflate", b"\x00\x00\x00\xff\xff" * 400_000 + b"\x03\x00"),
     "a name of 2 MB": (

@@ -1,4 +1,4 @@
-"""What codecs say that they hold is what tracemalloc finds, wherever a body is cut off."""
+"""The memory that codecs report is what tracemalloc measures, wherever a body is cut off."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from gateway.protocol.request_header import OutputEncoding
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec.reference_v1 import Declared
 from tests.codec.strategies_v1 import model
+from tests.support.scale import scaled
 
 CAP = 1 << 24
 PIECE = 32 * 1024
 SLACK = 64 * 1024
-"""Bytes of memory that nobody counts: a codec's own objects, and a window under way."""
-MOST_UNSEEN = 1.5
-"""How many times more memory there may be than is said: allocators round up, dicts grow."""
-MOST_EXAGGERATED = 2.0
-"""How many times less: what parsed JSON takes is estimated, and lies between 1 and 2 times that."""
+"""Bytes that nobody counts: a codec's own objects, and the current window."""
+MAX_UNREPORTED = 1.5
+"""The most that memory may exceed the report: allocators round up, dicts grow."""
+MAX_OVERREPORTED = 2.0
+"""The most that the report may exceed memory: parsed JSON is estimated at 1 to 2 times its size."""
 
 
 class Codec(Protocol):
@@ -45,7 +46,7 @@ class Codec(Protocol):
 def entry(
     name: str, datatype: str, shape: list[int], data: bytes | None, first: bool = False, **more: Any
 ) -> bytes:
-    """Write a tensor; its data come first or last, None are none."""
+    """Write a tensor with its data first or last, or without data."""
     fields = orjson.dumps({"name": name, "datatype": datatype, "shape": shape, **more})
     if data is None:
         return fields
@@ -69,17 +70,17 @@ def strings(rng: random.Random, count: int, longest: int = 12) -> bytes:
     return orjson.dumps(["s" * rng.randrange(longest) for _ in range(count)])
 
 
-def junk(rng: random.Random, depth: int) -> Any:
+def random_value(rng: random.Random, depth: int) -> Any:
     kind = rng.randrange(8 if depth else 5)
     if kind < 5:
         return (rng.randrange(10**9), "x" * rng.randrange(40), rng.random(), True, "")[kind]
     if kind < 7:
-        return [junk(rng, depth - 1) for _ in range(rng.randrange(6))]
-    return {f"k{rng.randrange(99)}": junk(rng, depth - 1) for _ in range(rng.randrange(7))}
+        return [random_value(rng, depth - 1) for _ in range(rng.randrange(6))]
+    return {f"k{rng.randrange(99)}": random_value(rng, depth - 1) for _ in range(rng.randrange(7))}
 
 
 def tensors(rng: random.Random) -> dict[str, bytes]:
-    """Write tensors of every kind, each some hundred kilobytes."""
+    """Write tensors of every kind, each of some hundred kilobytes."""
     return {
         "floats": entry("a", "FP32", [40_000], floats(rng, 40_000)),
         "floats before their datatype": entry("a", "FP32", [20_000], floats(rng, 20_000), True),
@@ -114,50 +115,52 @@ def requests() -> dict[str, bytes]:
         "a large object": message(
             b"inputs", [], parameters={f"key{number}": number for number in range(40_000)}
         ),
-        "junk": message(b"inputs", [], parameters={"x": [junk(rng, 4) for _ in range(5000)]}),
+        "junk": message(
+            b"inputs", [], parameters={"x": [random_value(rng, 4) for _ in range(5000)]}
+        ),
     }
 
 
 REQUESTS = requests()
 
 
-def grown(make: Callable[[], Codec], pieces: list[bytes], ends: bool) -> tuple[int, int]:
-    """Give the bytes that a codec says it holds of pieces, and the memory that it takes."""
+def measure(make: Callable[[], Codec], pieces: list[bytes], ends: bool) -> tuple[int, int]:
+    """Return the bytes that a codec reports for some pieces, and the memory that it uses."""
     gc.collect()
     tracemalloc.start()
     try:
         codec = make()
         for piece in pieces:
             codec.feed(piece)
-            work_off(codec)
+            run_steps(codec)
         if ends and isinstance(codec, JsonMessageReader | PredictRequestConverter):
             codec.feed(b"", last=True)
-            work_off(codec)
+            run_steps(codec)
         gc.collect()
         return codec.held, tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
 
 
-def work_off(codec: Codec) -> None:
+def run_steps(codec: Codec) -> None:
     if isinstance(codec, JsonMessageReader | PredictRequestConverter | MixedResponseConverter):
         while codec.work():
             pass
 
 
-def check(make: Callable[[], Codec], body: bytes) -> None:
+def check_report(make: Callable[[], Codec], body: bytes) -> None:
     rng = random.Random(len(body))
-    grown(make, [body], ends=True)  # what is cached once does not count
-    for size in [*(rng.randrange(len(body)) for _ in range(3)), len(body)]:
+    measure(make, [body], ends=True)  # fills caches first
+    for size in [*(rng.randrange(len(body)) for _ in range(scaled(3))), len(body)]:
         pieces = [body[start : min(start + PIECE, size)] for start in range(0, size, PIECE)]
-        held, memory = grown(make, pieces, ends=size == len(body))
-        assert memory <= held * MOST_UNSEEN + SLACK, (size, held, memory)
-        assert held <= memory * MOST_EXAGGERATED + SLACK, (size, held, memory)
+        held, memory = measure(make, pieces, ends=size == len(body))
+        assert memory <= held * MAX_UNREPORTED + SLACK, (size, held, memory)
+        assert held <= memory * MAX_OVERREPORTED + SLACK, (size, held, memory)
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_infer_request_reports_its_memory(kind: str) -> None:
-    check(lambda: InferRequestConverter(CAP, 64), REQUESTS[kind])
+    check_report(lambda: InferRequestConverter(CAP, 64), REQUESTS[kind])
 
 
 def test_endless_header_is_counted() -> None:
@@ -177,7 +180,7 @@ ANSWERS = {
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_binary_response_converter_reports_its_memory(kind: str, form: OutputEncoding) -> None:
     policies = JsonPolicies(as_base64=frozenset("x"))
-    check(lambda: BinaryResponseConverter(form, CAP, CAP, policies), ANSWERS[kind])
+    check_report(lambda: BinaryResponseConverter(form, CAP, CAP, policies), ANSWERS[kind])
 
 
 @pytest.mark.parametrize("kind", ["floats", "strings", "many floats", "junk"])
@@ -190,7 +193,7 @@ def test_mixed_response_reports_its_memory(kind: str) -> None:
         header = header.replace(b",]", b"]", 1)
     for form in (OutputEncoding(True, {}), OutputEncoding(False, {})):
         policies = JsonPolicies()
-        check(
+        check_report(
             lambda: MixedResponseConverter(len(header), form, policies, CAP, CAP),  # noqa: B023
             header + bytes(300_000),
         )
@@ -214,9 +217,9 @@ BINARY = {
 @pytest.mark.parametrize("kind", BINARY)
 def test_json_response_converter_reports_its_memory(kind: str) -> None:
     body, size = BINARY[kind]
-    check(lambda: JsonResponseConverter(size, JsonPolicies()), body)
+    check_report(lambda: JsonResponseConverter(size, JsonPolicies()), body)
     for form in V1Format:
-        check(
+        check_report(
             lambda: PredictResponseConverter(size, V1ResponseLayout(form), JsonPolicies(), CAP),  # noqa: B023
             body,
         )
@@ -230,7 +233,9 @@ def test_buffered_rows_report_their_memory() -> None:
     header = message(b"outputs", [TEXT_ROWS, other])
     body = header + b"\3\0\0\0abc" * 120_000
     predicted = V1ResponseLayout(V1Format.ROWS)
-    check(lambda: PredictResponseConverter(len(header), predicted, JsonPolicies(), CAP), body)
+    check_report(
+        lambda: PredictResponseConverter(len(header), predicted, JsonPolicies(), CAP), body
+    )
 
 
 ONE: Declared = {"x": ("FP32", [-1, -1])}
@@ -261,10 +266,10 @@ V1_REQUESTS = v1_requests()
 @pytest.mark.parametrize("kind", V1_REQUESTS)
 def test_predict_request_reports_its_memory(kind: str) -> None:
     declared, body = V1_REQUESTS[kind]
-    check(lambda: PredictRequestConverter(model(declared), CAP, 64), body)
+    check_report(lambda: PredictRequestConverter(model(declared), CAP, 64), body)
 
 
-def calls_of(read: Callable[[], int]) -> int:
+def count_calls(read: Callable[[], int]) -> int:
     """Count the calls that reading a property makes."""
     calls = 0
 
@@ -284,20 +289,20 @@ def test_reading_buffered_bytes_does_not_visit_each_tensor() -> None:
     def infer(count: int) -> int:
         codec = InferRequestConverter(CAP, 64)
         codec.feed(message(b"inputs", [entry("x", "FP32", [1], b"[1.5]")] * count))
-        work_off(codec)
-        return calls_of(lambda: codec.held)
+        run_steps(codec)
+        return count_calls(lambda: codec.held)
 
     def predict(count: int) -> int:
         codec = PredictRequestConverter(
             model({f"x{i}": ("FP32", [-1]) for i in range(count)}), CAP, 64
         )
-        return calls_of(lambda: codec.held)
+        return count_calls(lambda: codec.held)
 
     def rows(count: int) -> int:
         body, size = binary_answer(count, 40)
         codec = PredictResponseConverter(size, V1ResponseLayout(V1Format.ROWS), JsonPolicies(), CAP)
         codec.feed(body)
-        return calls_of(lambda: codec.held)
+        return count_calls(lambda: codec.held)
 
     for calls in (infer, predict, rows):
         assert calls(900) == calls(3)

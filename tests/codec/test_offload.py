@@ -1,4 +1,4 @@
-"""Whoever converts the numbers, and whenever: result and error are the same."""
+"""Results and errors do not depend on where and when numbers are converted."""
 
 from __future__ import annotations
 
@@ -27,48 +27,48 @@ DEPTH_CAP = 12
 WINDOWS = (24, 64, array_scanner.WINDOW)
 
 
-class _Loan(OffloadFuture):
-    def __init__(self, work: ConversionJob, data: bytes) -> None:
-        self._work = work
+class _RandomFuture(OffloadFuture):
+    def __init__(self, job: ConversionJob, data: bytes) -> None:
+        self._job = job
         self._data = data
 
-    def end(self, fails: bool) -> None:
+    def end(self, failure_rate: bool) -> None:
         self.done = True
-        self.result = None if fails else run_job(self._work, self._data)
+        self.result = None if failure_rate else run_job(self._job, self._data)
 
     async def wait(self) -> None:
         raise AssertionError("nobody waits here")
 
 
-class _Lender(Offloader):
-    """Takes some of the work, does it when it likes, and fails at some of it."""
+class _RandomOffloader(Offloader):
+    """Accepts some jobs, runs them in any order, and fails some of them."""
 
-    def __init__(self, seed: int, takes: float = 0.7, fails: float = 0.1) -> None:
+    def __init__(self, seed: int, accept_rate: float = 0.7, failure_rate: float = 0.1) -> None:
         self._rng = random.Random(seed)
-        self._takes = takes
-        self._fails = fails
-        self._open: list[_Loan] = []
+        self._accept_rate = accept_rate
+        self._failure_rate = failure_rate
+        self._pending: list[_RandomFuture] = []
         self.count = 0
 
-    def submit(self, work: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
-        assert work.can_be_offloaded
-        if self._rng.random() >= self._takes:
+    def submit(self, job: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
+        assert job.can_be_offloaded
+        if self._rng.random() >= self._accept_rate:
             return None
         self.count += 1
-        future = _Loan(work, b"".join(data))
-        self._open.append(future)
-        while self._open and self._rng.random() < 0.5:
-            self.go_on()
+        future = _RandomFuture(job, b"".join(data))
+        self._pending.append(future)
+        while self._pending and self._rng.random() < 0.5:
+            self.run_one()
         return future
 
-    def go_on(self) -> None:
-        """Do one piece of the work, any of it."""
-        future = self._open.pop(self._rng.randrange(len(self._open)))
-        future.end(self._rng.random() < self._fails)
+    def run_one(self) -> None:
+        """Run any one of the jobs."""
+        future = self._pending.pop(self._rng.randrange(len(self._pending)))
+        future.end(self._rng.random() < self._failure_rate)
 
 
-def converted(pieces: list[bytes], offloader: _Lender | None) -> Any:
-    """Convert a request; give all that is to be known of the result, or the error."""
+def convert_request(pieces: list[bytes], offloader: _RandomOffloader | None) -> Any:
+    """Convert a request; return everything about the result, or the error."""
     codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, offloader)
     try:
         for piece in pieces:
@@ -80,7 +80,7 @@ def converted(pieces: list[bytes], offloader: _Lender | None) -> Any:
             if codec.future is None:
                 break
             assert offloader is not None
-            offloader.go_on()
+            offloader.run_one()
         request = codec.finish()
     except GatewayError as error:
         return error.kind, error.message
@@ -88,10 +88,10 @@ def converted(pieces: list[bytes], offloader: _Lender | None) -> Any:
     return request.header, tensors, request.content_length
 
 
-def written(
-    pieces: list[bytes], size: int, policies: JsonPolicies, offloader: _Lender | None
+def write_response(
+    pieces: list[bytes], size: int, policies: JsonPolicies, offloader: _RandomOffloader | None
 ) -> Any:
-    """Write an answer as JSON; give the text, or the error."""
+    """Write a response as JSON; return the text, or the error."""
     codec = JsonResponseConverter(size, policies)
     parts: deque[TextChunk | OffloadedText] = deque()
     text = b""
@@ -102,7 +102,7 @@ def written(
         for part in parts:
             while isinstance(part, OffloadedText) and not part.future.done:
                 assert offloader is not None
-                offloader.go_on()
+                offloader.run_one()
             text += part.text() if isinstance(part, OffloadedText) else part
     except GatewayError as error:
         return error.kind, error.message
@@ -111,10 +111,21 @@ def written(
 
 def check_request(body: bytes, seed: int, window: int) -> None:
     with strategies.windows_of(window):
-        alone = converted([body], None)
-        assert converted([body], _Lender(seed)) == alone
-        assert converted(strategies.cut(body, seed), _Lender(seed, takes=1, fails=0)) == alone
-        assert converted(strategies.cut(body, seed + 1), _Lender(seed, takes=0.9, fails=1)) == alone
+        expected = convert_request([body], None)
+        assert convert_request([body], _RandomOffloader(seed)) == expected
+        assert (
+            convert_request(
+                strategies.cut(body, seed), _RandomOffloader(seed, accept_rate=1, failure_rate=0)
+            )
+            == expected
+        )
+        assert (
+            convert_request(
+                strategies.cut(body, seed + 1),
+                _RandomOffloader(seed, accept_rate=0.9, failure_rate=1),
+            )
+            == expected
+        )
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -138,11 +149,16 @@ def test_offloading_does_not_change_a_response(answer: tuple[bytes, int], seed: 
     body, size = answer
     rng = random.Random(seed)
     policies = JsonPolicies(nonfinite=rng.choice(list(Nonfinite)))
-    alone = written([body], size, policies, None)
-    for fails in (0, 0.3, 1):
+    expected = write_response([body], size, policies, None)
+    for failure_rate in (0, 0.3, 1):
         pieces = strategies.cut(body, seed)
-        assert written(pieces, size, policies, None) == alone
-        assert written(pieces, size, policies, _Lender(seed, fails=fails)) == alone
+        assert write_response(pieces, size, policies, None) == expected
+        assert (
+            write_response(
+                pieces, size, policies, _RandomOffloader(seed, failure_rate=failure_rate)
+            )
+            == expected
+        )
 
 
 def test_first_error_is_reported_even_if_found_last() -> None:
@@ -152,15 +168,15 @@ def test_first_error_is_reported_even_if_found_last() -> None:
     body = b'{"inputs":[' + entry + b"]}"
     with strategies.windows_of(64):
         for seed in range(50):
-            offloader = _Lender(seed)
-            _, message = converted([body], offloader)
+            offloader = _RandomOffloader(seed)
+            _, message = convert_request([body], offloader)
             assert "element 100" in message
             assert offloader.count
 
 
 def test_offloaded_results_are_collected_as_soon_as_possible() -> None:
     body = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[9],"data":['
-    offloader = _Lender(0, takes=1, fails=0)
+    offloader = _RandomOffloader(0, accept_rate=1, failure_rate=0)
     codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, offloader)
     with strategies.windows_of(64):
         codec.feed(body)
@@ -169,7 +185,7 @@ def test_offloaded_results_are_collected_as_soon_as_possible() -> None:
             codec.work()
             while codec.future is not None:
                 if not codec.future.done:
-                    offloader.go_on()
+                    offloader.run_one()
                 codec.work()
     assert offloader.count > 90
 
@@ -212,5 +228,7 @@ async def test_failed_future_is_done_at_once() -> None:
 def test_text_that_could_not_be_offloaded_is_written_here() -> None:
     data = np.array([1, np.nan], np.float32).tobytes()
     body, size = answer_body([output("y", "FP32", [2], data)])
-    text = written([body], size, JsonPolicies(), _Lender(0, takes=1, fails=0))
+    text = write_response(
+        [body], size, JsonPolicies(), _RandomOffloader(0, accept_rate=1, failure_rate=0)
+    )
     assert b"[1.0,NaN]" in text

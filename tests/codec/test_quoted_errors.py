@@ -1,4 +1,4 @@
-"""Errors quote what was sent, and say at which byte, however the text arrived."""
+"""Errors quote what was sent, and name its offset, however the text arrived."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def convert_v1_of_one(pieces: list[bytes]) -> None:
 
 
 def refusal(convert: Convert, body: bytes) -> GatewayError | None:
-    """Give the error of a body, which has to be the same however it arrives."""
+    """Return the error of a body; it must be the same however the body arrives."""
     told: list[tuple[ErrorKind, str] | None] = []
     error = None
     for pieces in (
@@ -86,7 +86,7 @@ def refusal(convert: Convert, body: bytes) -> GatewayError | None:
 
 
 def check_quotes(message: str, body: bytes) -> None:
-    """Check that what a message quotes was sent, where it says."""
+    """Check that what a message quotes was sent at the offset that it names."""
     sent = body.decode("utf-8", "backslashreplace")
     if (element := _ELEMENT.search(message)) is not None:
         assert element[1].removesuffix("...") in sent
@@ -107,7 +107,7 @@ def check_quotes(message: str, body: bytes) -> None:
     assert any(match.start() <= where <= match.end() for match in found), (message, sent)
 
 
-# Dimensions and numbers of two digits: no array here looks like a placeholder.
+# Dimensions and numbers have two digits, so that no array looks like a placeholder.
 def _tensor(name: str, datatype: str, data: list[Any], **more: Any) -> dict[str, Any]:
     shape = [20]
     return {"name": name, **more, "datatype": datatype, "shape": shape, "data": data}
@@ -148,7 +148,7 @@ CRUMBS = [
 
 @pytest.mark.parametrize(("convert", "body"), TEXTS)
 def test_valid_bodies_are_accepted(convert: Convert, body: bytes) -> None:
-    # Shapes of V1 are those of the data; the model here wants one dimension.
+    # V1 shapes follow the data; this model wants one dimension.
     error = refusal(convert, body)
     assert error is None
 

@@ -1,4 +1,4 @@
-"""More tensors than the cap are refused: in every form, in the same words, and before the end."""
+"""More tensors than the cap are refused in every form, in the same words, and early."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def request(inputs: list[dict[str, Any]], outputs: int = 0) -> bytes:
     return json.dumps(fields).encode()
 
 
-def work_off(codec: JsonMessageReader, text: bytes, last: bool = False) -> None:
+def run_steps(codec: JsonMessageReader, text: bytes, last: bool = False) -> None:
     codec.feed(text, last)
     while codec.work():
         pass
@@ -51,7 +51,7 @@ def work_off(codec: JsonMessageReader, text: bytes, last: bool = False) -> None:
 
 def convert(body: bytes) -> None:
     codec = InferRequestConverter(1 << 20, 64, tensor_cap=CAP)
-    work_off(codec, body, last=True)
+    run_steps(codec, body, last=True)
     codec.finish()
 
 
@@ -84,7 +84,7 @@ def test_inputs_are_counted_while_they_arrive(entry: str) -> None:
     codec.feed(b'{"inputs":[' + b"},".join([entry.encode()] * CAP) + b"}")
     while codec.work():
         pass
-    # The end of the array need not come.
+    # The error does not wait for the end of the array.
     assert refusal(codec.feed, b',{"data":[') == TOO_MANY
 
 
@@ -112,7 +112,7 @@ def test_v1_requests_for_a_model_over_the_cap_are_refused() -> None:
 
 
 def test_a_request_within_a_larger_cap_is_written_as_json() -> None:
-    # For a server of JSON only; what was let in is not counted again.
+    # For a server that accepts JSON only; admitted tensors are not counted again.
     count = 1500
     header = request([BINARY] * count)
     codec = JsonRequestConverter(len(header), JsonPolicies(), {})
@@ -130,5 +130,5 @@ def test_more_outputs_than_the_cap_are_a_bad_response() -> None:
     body = json.dumps({"outputs": [DATA] * (MAX_OUTPUTS + 1)}).encode()
     codec = BinaryResponseConverter(OutputEncoding(True, {}), 1 << 20, 1 << 20)
     with pytest.raises(GatewayError) as caught:
-        work_off(codec, body[: -len("]}")])  # the end need not come
+        run_steps(codec, body[: -len("]}")])  # before the end
     assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, words)

@@ -101,3 +101,10 @@ def test_the_page_on_troubleshooting_has_every_status_of_an_error() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     told = {int(each) for each in re.findall(r"^\| (\d{3})\b", text, re.MULTILINE)}
     assert {kind.value.status for kind in ErrorKind} <= told
+
+
+def test_contributing_has_every_target_of_make() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE)) - {"help"}
+    told = set(re.findall(r"`make ([a-z-]+)", (ROOT / "CONTRIBUTING.md").read_text()))
+    assert targets <= told

@@ -121,7 +121,7 @@ async def malicious(dialect: str) -> AsyncIterator[tuple[MaliciousServer, Runnin
     ):
         yield script, gateway, server.url
         await gateway.until_idle()
-        assert gateway.gateway._shared.held.total == 0
+        assert gateway.gateway.runtime.limits.memory_budget.total == 0
 
 
 async def check_cases(dialect: str, cases: Iterator[Case]) -> int:

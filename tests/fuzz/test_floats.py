@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from tests.fuzz import sanitized
-from tests.fuzz.budget import seconds
+from tests.support.scale import fuzz_seconds
 
 PROGRAM = Path(__file__).with_name("float_reader.py")
 
@@ -33,7 +33,7 @@ def fuzz(source: str, folder: Path, budget: float, seed: str) -> tuple[Completed
 
 
 def test_no_text_makes_the_reader_err(tmp_path: Path) -> None:
-    done, told = fuzz(sanitized.SOURCE.read_text(), tmp_path, seconds(20), os.urandom(8).hex())
+    done, told = fuzz(sanitized.SOURCE.read_text(), tmp_path, fuzz_seconds(20), os.urandom(8).hex())
     assert done.returncode == 0, told
     counts = json.loads(done.stdout)
     assert min(counts.values()) > 0.1 * sum(counts.values()) > 0, counts

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.end_to_end.connections.test_smuggling import ACCEPTED, INNER, REFUSED
-from tests.fuzz.budget import seconds
 from tests.fuzz.http1_messages import Stream, check_streams, recording
 from tests.fuzz.http1_streams import any_stream, with_odd_byte
 from tests.fuzz.strict_http1 import read_all
+from tests.support.scale import fuzz_seconds
 
 pytestmark = [
     # On one loop only: these tests take their time.
@@ -270,7 +270,7 @@ async def test_an_odd_byte_at_any_place_is_taken_as_the_strict_reader_does() -> 
 
 
 async def test_streams_of_any_kind_are_taken_as_the_strict_reader_does() -> None:
-    end = time.monotonic() + seconds(6)
+    end = time.monotonic() + fuzz_seconds(6)
 
     def streams() -> Iterator[Stream]:
         chance, number = random.Random(9112), 0

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzz.budget import seconds
 from tests.fuzz.malicious_responses import Served, any_answer, in_order
 from tests.fuzz.malicious_server import KINDS, Case, check_cases
+from tests.support.scale import fuzz_seconds
 
 pytestmark = [
     # On one loop only: these tests take their time.
@@ -39,7 +39,7 @@ async def test_a_close_at_any_byte_of_an_answer_is_noticed(
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_any_answer_is_right_or_an_error_or_broken_off(dialect: str) -> None:
-    end = time.monotonic() + seconds(4)
+    end = time.monotonic() + fuzz_seconds(4)
     chance = random.Random(dialect)
 
     def cases() -> Iterator[Case]:

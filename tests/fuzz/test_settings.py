@@ -15,8 +15,8 @@ import pytest
 from gateway.settings.load import MAX_FILE_BYTES, load_with_positions
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.schema import Settings
-from tests.fuzz.budget import seconds
 from tests.fuzz.settings_files import SAMPLES, WITNESS, broken
+from tests.support.scale import fuzz_seconds
 
 ENVIRON = {"SET": "64", "NUMBER": "7", "EMPTY": "", "ODD": "\udc80\n"}
 LONGEST = 60
@@ -85,7 +85,7 @@ def test_broken_files_give_settings_or_errors(
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "gateway.yaml"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    end = time.monotonic() + seconds(5)
+    end = time.monotonic() + fuzz_seconds(5)
     right = wrong = 0
     for seed in count():
         if seed >= LEAST and time.monotonic() > end:

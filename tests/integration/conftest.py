@@ -11,7 +11,7 @@ from tests.integration.support.fixtures import (
     openvino,
     triton,
 )
-from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.support.tap import Tap
 from tests.integration.triton.server import HOST, TritonServer
 
@@ -21,7 +21,7 @@ __all__ = ["any_gateway", "any_server", "kserve", "mlserver", "openvino", "trito
 @pytest.fixture(scope="session")
 def gateway(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway with default settings in front of the Triton server."""
-    with serving(tmp_path_factory.mktemp("gateway"), triton.http_url) as running:
+    with running_gateway(tmp_path_factory.mktemp("gateway"), triton.http_url) as running:
         yield running
 
 
@@ -33,7 +33,7 @@ def direct(triton: TritonServer) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def through(gateway: Gateway) -> Iterator[Client]:
+def via_gateway(gateway: Gateway) -> Iterator[Client]:
     """A connection to the gateway."""
     with Client(gateway.host, gateway.port) as client:
         yield client
@@ -50,7 +50,7 @@ def tap(triton: TritonServer) -> Iterator[Tap]:
 def tapped(tap: Tap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A connection to a gateway, of which is seen what it sends to the server."""
     with (
-        serving(tmp_path_factory.mktemp("gateway"), tap.url) as gateway,
+        running_gateway(tmp_path_factory.mktemp("gateway"), tap.url) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         yield client

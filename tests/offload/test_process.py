@@ -1,4 +1,4 @@
-"""A real helper process: used, killed, stopped, closed."""
+"""A real offload process: used, killed, stopped, closed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ TEXT = b"[" + bytes(run_job(TO_JSON, DATA) or b"") + b"]"
 
 
 @asynccontextmanager
-async def _helper() -> AsyncIterator[OffloadProcess]:
+async def _offload_process() -> AsyncIterator[OffloadProcess]:
     async with no_leaks():
-        helper = OffloadProcess()
+        offload = OffloadProcess()
         try:
-            yield helper
+            yield offload
         finally:
-            await helper.close()
+            await offload.close()
     assert _children() == set()
 
 
@@ -54,235 +54,239 @@ def _children() -> set[int]:
     return children
 
 
-async def _lend(
-    helper: OffloadProcess, work: ConversionJob = TO_JSON, data: bytes = DATA
+async def _submit(
+    offload: OffloadProcess, work: ConversionJob = TO_JSON, data: bytes = DATA
 ) -> OffloadFuture:
-    """Lend as soon as the helper takes it."""
-    loans: list[OffloadFuture] = []
+    """Submit a job as soon as the process takes it."""
+    futures: list[OffloadFuture] = []
 
     def submit() -> bool:
-        loan = helper.submit(work, data)
-        loans.extend([loan] if loan is not None else [])
-        return bool(loans)
+        future = offload.submit(work, data)
+        futures.extend([future] if future is not None else [])
+        return bool(futures)
 
     await until(submit, 30)
-    return loans[0]
+    return futures[0]
 
 
-async def _result(loan: OffloadFuture) -> bytes | memoryview | None:
-    """Give what the helper makes of it: nobody waits for it, and so nobody helps."""
-    await until(lambda: loan.done, 30)
-    return loan.result
+async def _result(future: OffloadFuture) -> bytes | memoryview | None:
+    """Return the result without ``wait``, so that only the offload process works on it."""
+    await until(lambda: future.done, 30)
+    return future.result
 
 
 @asynccontextmanager
-async def _three_lent_to_one_who_stands_still() -> AsyncIterator[tuple[int, list[OffloadFuture]]]:
-    """Give the helper's process id, and the loans."""
-    async with _helper() as helper:
-        await _result(await _lend(helper))
+async def _three_jobs_at_a_stopped_process() -> AsyncIterator[tuple[int, list[OffloadFuture]]]:
+    """Yield the process id, and the futures of the jobs."""
+    async with _offload_process() as offload:
+        await _result(await _submit(offload))
         (pid,) = _children()
         os.kill(pid, signal.SIGSTOP)
-        works = [(TO_JSON, DATA), (TO_BINARY, TEXT), (TO_BINARY, b"[1," * 9000)]
-        loans = [helper.submit(work, data) for work, data in works]
-        yield pid, [loan for loan in loans if loan is not None]
+        jobs = [(TO_JSON, DATA), (TO_BINARY, TEXT), (TO_BINARY, b"[1," * 9000)]
+        futures = [offload.submit(work, data) for work, data in jobs]
+        yield pid, [future for future in futures if future is not None]
 
 
-async def test_it_starts_when_there_is_work() -> None:
-    async with _helper() as helper:
+async def test_process_starts_with_the_first_job() -> None:
+    async with _offload_process() as offload:
         await asyncio.sleep(0.01)
         assert _children() == set()
-        assert helper.submit(TO_JSON, DATA) is None
-        assert await _result(await _lend(helper)) == TEXT[1:-1]
+        assert offload.submit(TO_JSON, DATA) is None
+        assert await _result(await _submit(offload)) == TEXT[1:-1]
         assert len(_children()) == 1
 
 
-async def test_nothing_waits_for_it_to_start() -> None:
-    async with _helper() as helper:
-        assert helper.submit(TO_JSON, DATA) is None
-        await until(lambda: helper._link is not None)
-        assert helper.submit(TO_JSON, DATA) is None
-        await _lend(helper)
+async def test_jobs_do_not_wait_for_the_start() -> None:
+    async with _offload_process() as offload:
+        assert offload.submit(TO_JSON, DATA) is None
+        await until(lambda: offload._connection is not None)
+        assert offload.submit(TO_JSON, DATA) is None
+        await _submit(offload)
 
 
-async def test_it_does_both_kinds_of_work() -> None:
-    async with _helper() as helper:
-        assert await _result(await _lend(helper, TO_BINARY, TEXT)) == DATA
-        assert await _result(await _lend(helper, TO_JSON, DATA)) == TEXT[1:-1]
-        assert await _result(await _lend(helper, TO_BINARY, b"[1," * 9000)) is None
-        assert await _result(await _lend(helper, TO_BINARY, TEXT)) == DATA
+async def test_process_converts_in_both_directions() -> None:
+    async with _offload_process() as offload:
+        assert await _result(await _submit(offload, TO_BINARY, TEXT)) == DATA
+        assert await _result(await _submit(offload, TO_JSON, DATA)) == TEXT[1:-1]
+        assert await _result(await _submit(offload, TO_BINARY, b"[1," * 9000)) is None
+        assert await _result(await _submit(offload, TO_BINARY, TEXT)) == DATA
 
 
-@pytest.mark.parametrize("size", [0, 64, slots.MAX_WORK_SIZE + 4])
-async def test_too_little_and_too_much_is_done_here(size: int) -> None:
-    async with _helper() as helper:
-        await _result(await _lend(helper))
-        assert helper.submit(TO_JSON, bytes(size)) is None
+@pytest.mark.parametrize("size", [0, 64, slots.MAX_JOB_SIZE + 4])
+async def test_small_and_large_jobs_are_not_offloaded(size: int) -> None:
+    async with _offload_process() as offload:
+        await _result(await _submit(offload))
+        assert offload.submit(TO_JSON, bytes(size)) is None
 
 
-async def test_work_may_come_in_pieces() -> None:
-    async with _helper() as helper:
-        await _result(await _lend(helper))
-        loan = helper.submit(TO_BINARY, TEXT[:1], memoryview(TEXT)[1:-1], TEXT[-1:])
-        assert loan is not None
-        assert await _result(loan) == DATA
+async def test_job_may_come_in_pieces() -> None:
+    async with _offload_process() as offload:
+        await _result(await _submit(offload))
+        future = offload.submit(TO_BINARY, TEXT[:1], memoryview(TEXT)[1:-1], TEXT[-1:])
+        assert future is not None
+        assert await _result(future) == DATA
 
 
-async def test_what_does_not_fit_into_its_slot_is_not_done() -> None:
-    async with _helper() as helper:
-        await _result(await _lend(helper))
-        for element, text in ((b"\x80", None), (b"\1", b"1," * (slots.MAX_WORK_SIZE - 1) + b"1")):
-            loan = helper.submit(
-                ConversionJob(True, DATATYPES["INT8"]), element * slots.MAX_WORK_SIZE
+async def test_result_that_does_not_fit_its_slot_is_not_done() -> None:
+    async with _offload_process() as offload:
+        await _result(await _submit(offload))
+        for element, text in ((b"\x80", None), (b"\1", b"1," * (slots.MAX_JOB_SIZE - 1) + b"1")):
+            future = offload.submit(
+                ConversionJob(True, DATATYPES["INT8"]), element * slots.MAX_JOB_SIZE
             )
-            assert loan is not None
-            assert await _result(loan) == text
+            assert future is not None
+            assert await _result(future) == text
 
 
-async def test_it_has_so_many_things_to_do_at_most() -> None:
-    async with _helper() as helper:
-        await _result(await _lend(helper))
-        loans = [helper.submit(TO_JSON, DATA) for _ in range(slots.SLOT_COUNT + 2)]
-        assert [loan is not None for loan in loans] == [True] * slots.SLOT_COUNT + [False] * 2
-        assert [await _result(loan) for loan in loans if loan] == [TEXT[1:-1]] * slots.SLOT_COUNT
-        assert helper.submit(TO_JSON, DATA) is not None
+async def test_process_has_a_limited_number_of_jobs() -> None:
+    async with _offload_process() as offload:
+        await _result(await _submit(offload))
+        futures = [offload.submit(TO_JSON, DATA) for _ in range(slots.SLOT_COUNT + 2)]
+        assert [future is not None for future in futures] == [True] * slots.SLOT_COUNT + [False] * 2
+        assert [await _result(future) for future in futures if future] == [
+            TEXT[1:-1]
+        ] * slots.SLOT_COUNT
+        assert offload.submit(TO_JSON, DATA) is not None
 
 
-async def test_what_it_has_not_done_when_it_dies_is_not_done(
+async def test_jobs_of_a_process_that_dies_are_not_done(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with _helper() as helper:
-        await _result(await _lend(helper))
+    async with _offload_process() as offload:
+        await _result(await _submit(offload))
         (pid,) = _children()
         os.kill(pid, signal.SIGSTOP)
-        loans = [helper.submit(TO_JSON, DATA) for _ in range(2)]
+        futures = [offload.submit(TO_JSON, DATA) for _ in range(2)]
         os.kill(pid, signal.SIGKILL)
-        assert [await _result(loan) for loan in loans if loan] == [None, None]
-        await until(lambda: helper._link is None)
-        assert helper.submit(TO_JSON, DATA) is None
-    assert f"the helper process {pid} ended" in caplog.text
+        assert [await _result(future) for future in futures if future] == [None, None]
+        await until(lambda: offload._connection is None)
+        assert offload.submit(TO_JSON, DATA) is None
+    assert f"the offload process {pid} ended" in caplog.text
 
 
-async def test_who_waits_does_it_here_the_last_first() -> None:
-    async with _three_lent_to_one_who_stands_still() as (_, loans):
-        await loans[2].wait()
-        assert [loan.done for loan in loans] == [False, False, True]
-        await loans[0].wait()
-        assert [loan.result for loan in loans] == [TEXT[1:-1], DATA, None]
-        await loans[1].wait()
+async def test_waiting_call_does_the_last_jobs_first() -> None:
+    async with _three_jobs_at_a_stopped_process() as (_, futures):
+        await futures[2].wait()
+        assert [future.done for future in futures] == [False, False, True]
+        await futures[0].wait()
+        assert [future.result for future in futures] == [TEXT[1:-1], DATA, None]
+        await futures[1].wait()
 
 
-async def test_others_have_their_turn_meanwhile() -> None:
-    async with _three_lent_to_one_who_stands_still() as (_, loans):
-        turns = []
-        waiting = asyncio.create_task(loans[0].wait())
+async def test_other_tasks_run_between_jobs_done_here() -> None:
+    async with _three_jobs_at_a_stopped_process() as (_, futures):
+        done_counts = []
+        waiting = asyncio.create_task(futures[0].wait())
         while not waiting.done():
             await asyncio.sleep(0)
-            turns.append(sum(loan.done for loan in loans))
-        assert [turns.count(done) > 0 for done in (1, 2, 3)] == [True] * 3
+            done_counts.append(sum(future.done for future in futures))
+        assert [done_counts.count(done) > 0 for done in (1, 2, 3)] == [True] * 3
 
 
-async def test_two_may_wait() -> None:
-    async with _three_lent_to_one_who_stands_still() as (_, loans):
+async def test_two_calls_may_wait() -> None:
+    async with _three_jobs_at_a_stopped_process() as (_, futures):
         async with asyncio.timeout(30):
-            await asyncio.gather(loans[0].wait(), loans[1].wait())
-        assert [loan.result for loan in loans] == [TEXT[1:-1], DATA, None]
+            await asyncio.gather(futures[0].wait(), futures[1].wait())
+        assert [future.result for future in futures] == [TEXT[1:-1], DATA, None]
 
 
-async def test_a_wait_may_be_cancelled() -> None:
-    async with _three_lent_to_one_who_stands_still() as (pid, loans):
-        waiting = asyncio.create_task(loans[0].wait())
+async def test_wait_may_be_cancelled() -> None:
+    async with _three_jobs_at_a_stopped_process() as (pid, futures):
+        waiting = asyncio.create_task(futures[0].wait())
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert [loan.done for loan in loans] == [False, False, True]
+        assert [future.done for future in futures] == [False, False, True]
         os.kill(pid, signal.SIGCONT)
-        assert [await _result(loan) for loan in loans] == [TEXT[1:-1], DATA, None]
+        assert [await _result(future) for future in futures] == [TEXT[1:-1], DATA, None]
 
 
-async def test_a_helper_that_goes_on_goes_on_with_what_comes() -> None:
-    async with _helper() as helper:
-        await _result(await _lend(helper))
+async def test_process_that_continues_takes_new_jobs() -> None:
+    async with _offload_process() as offload:
+        await _result(await _submit(offload))
         (pid,) = _children()
         for _ in range(3):
             os.kill(pid, signal.SIGSTOP)
-            loans = [helper.submit(TO_JSON, DATA) for _ in range(slots.SLOT_COUNT)]
-            (first, *_) = [loan for loan in loans if loan]
+            futures = [offload.submit(TO_JSON, DATA) for _ in range(slots.SLOT_COUNT)]
+            (first, *_) = [future for future in futures if future]
             await first.wait()
-            assert helper.submit(TO_BINARY, TEXT) is None
+            assert offload.submit(TO_BINARY, TEXT) is None
             os.kill(pid, signal.SIGCONT)
-            assert await _result(await _lend(helper, TO_BINARY, TEXT)) == DATA
-            assert [loan.result for loan in loans if loan] == [TEXT[1:-1]] * slots.SLOT_COUNT
+            assert await _result(await _submit(offload, TO_BINARY, TEXT)) == DATA
+            assert [future.result for future in futures if future] == [
+                TEXT[1:-1]
+            ] * slots.SLOT_COUNT
 
 
-async def test_one_that_does_nothing_is_given_up_though_its_work_is_done_here() -> None:
-    with mock.patch.object(process, "_PATIENCE", 0.2):
-        async with _three_lent_to_one_who_stands_still() as (_, loans):
-            await loans[0].wait()
+async def test_stopped_process_is_killed_though_its_jobs_are_done_here() -> None:
+    with mock.patch.object(process, "_JOB_TIMEOUT", 0.2):
+        async with _three_jobs_at_a_stopped_process() as (_, futures):
+            await futures[0].wait()
             await until(lambda: _children() == set())
 
 
-def test_what_was_withdrawn_is_not_begun() -> None:
-    ours, its = socket.socketpair()
-    file = slots.create_memory()
-    shared = slots.SharedSlots(file)
-    os.close(file)
-    sizes = [shared.put_work(slot, (DATA[: 4 * (slot + 1)],)) for slot in range(2)]
+def test_cancelled_job_is_not_begun() -> None:
+    ours, theirs = socket.socketpair()
+    memory = slots.create_memory()
+    shared = slots.SharedSlots(memory)
+    os.close(memory)
+    sizes = [shared.write_job(slot, (DATA[: 4 * (slot + 1)],)) for slot in range(2)]
     shared.cancel(0)
-    mark = slots.work_code(TO_JSON)
-    ours.sendall(b"".join(slots.MESSAGE.pack(mark, slot, size) for slot, size in enumerate(sizes)))
+    code = slots.encode_job(TO_JSON)
+    ours.sendall(b"".join(slots.MESSAGE.pack(code, slot, size) for slot, size in enumerate(sizes)))
     ours.shutdown(socket.SHUT_WR)
-    with ours, its:
-        serve(its, shared)
+    with ours, theirs:
+        serve(theirs, shared)
         replies = slots.MessageReader().feed(ours.recv(1000))
-    assert [(mark, slot) for mark, slot, _ in replies[1:]] == [(slots.NOT_DONE, 0), (slots.DONE, 1)]
+    assert [(code, slot) for code, slot, _ in replies[1:]] == [(slots.NOT_DONE, 0), (slots.DONE, 1)]
 
 
-async def test_another_one_is_started_after_a_pause() -> None:
-    with mock.patch.object(process, "_PAUSE", 0.01):
-        async with _helper() as helper:
-            await _result(await _lend(helper))
+async def test_process_that_died_is_restarted_after_a_delay() -> None:
+    with mock.patch.object(process, "_RESTART_DELAY", 0.01):
+        async with _offload_process() as offload:
+            await _result(await _submit(offload))
             (pid,) = _children()
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: helper._link is None)
-            assert await _result(await _lend(helper)) == TEXT[1:-1]
+            await until(lambda: offload._connection is None)
+            assert await _result(await _submit(offload)) == TEXT[1:-1]
 
 
-async def test_one_that_does_nothing_is_given_up() -> None:
-    with mock.patch.object(process, "_PATIENCE", 2.0):
-        async with _helper() as helper:
-            await _result(await _lend(helper))
+async def test_stopped_process_is_killed() -> None:
+    with mock.patch.object(process, "_JOB_TIMEOUT", 2.0):
+        async with _offload_process() as offload:
+            await _result(await _submit(offload))
             (pid,) = _children()
             os.kill(pid, signal.SIGSTOP)
-            loan = helper.submit(TO_JSON, DATA)
-            assert loan is not None
-            assert await _result(loan) is None
-            await until(lambda: helper._link is None)
+            future = offload.submit(TO_JSON, DATA)
+            assert future is not None
+            assert await _result(future) is None
+            await until(lambda: offload._connection is None)
 
 
-async def test_closing_ends_what_is_under_way() -> None:
-    async with _helper() as helper:
-        await _result(await _lend(helper))
-        loan = helper.submit(TO_JSON, DATA)
-        assert loan is not None
-        await helper.close()
+async def test_close_finishes_running_jobs() -> None:
+    async with _offload_process() as offload:
+        await _result(await _submit(offload))
+        future = offload.submit(TO_JSON, DATA)
+        assert future is not None
+        await offload.close()
         assert _children() == set()
-        assert loan.done
-        assert helper.submit(TO_JSON, DATA) is None
+        assert future.done
+        assert offload.submit(TO_JSON, DATA) is None
 
 
-async def test_closing_while_it_starts() -> None:
-    async with _helper() as helper:
-        assert helper.submit(TO_JSON, DATA) is None
+async def test_close_while_the_process_starts() -> None:
+    async with _offload_process() as offload:
+        assert offload.submit(TO_JSON, DATA) is None
         await asyncio.sleep(0)
 
 
-async def test_a_ctrl_c_is_not_for_the_helper() -> None:
-    async with _helper() as helper:
-        await _result(await _lend(helper))
+async def test_process_ignores_ctrl_c() -> None:
+    async with _offload_process() as offload:
+        await _result(await _submit(offload))
         (pid,) = _children()
         os.kill(pid, signal.SIGINT)
-        assert await _result(await _lend(helper)) == TEXT[1:-1]
+        assert await _result(await _submit(offload)) == TEXT[1:-1]
 
 
 SLOT_COUNT = 300_000
@@ -297,7 +301,7 @@ def _request(numbers: bytes) -> bytes:
 
 
 async def _echo(connection: Connection) -> None:
-    """Answer each request with the tensor that came."""
+    """Answer each request with its tensor."""
     while True:
         received = await connection.request()
         size = int(received.head.get("Inference-Header-Content-Length") or 0)
@@ -309,8 +313,8 @@ async def _echo(connection: Connection) -> None:
         await connection.send(http_response(header + tensor, length))
 
 
-async def _ask(disturb: Callable[[int], None]) -> None:
-    """Send large tensors through a gateway with a helper, which is disturbed before each."""
+async def _send_tensors(disturb: Callable[[int], None]) -> None:
+    """Send large tensors through a gateway; disturb its offload process before each."""
     numbers = bytes(run_job(TO_JSON, LARGE.tobytes()) or b"")
     async with (
         ScriptedServer(_echo) as server,
@@ -328,23 +332,23 @@ async def _ask(disturb: Callable[[int], None]) -> None:
     await until(lambda: _children() == set())
 
 
-async def test_large_bodies_are_right_with_a_helper() -> None:
+async def test_large_bodies_are_converted_exactly() -> None:
     seen: set[int] = set()
-    await _ask(lambda _: seen.update(_children()))
+    await _send_tensors(lambda _: seen.update(_children()))
     assert len(seen) == 1
 
 
-async def test_large_bodies_are_right_when_the_helper_dies() -> None:
+async def test_large_bodies_are_converted_exactly_though_the_process_dies() -> None:
     def kill(number: int) -> None:
         loop = asyncio.get_running_loop()
         for pid in _children():
             loop.call_later(0.002 * number, os.kill, pid, signal.SIGKILL)
 
-    with mock.patch.object(process, "_PAUSE", 0.01):
-        await _ask(kill)
+    with mock.patch.object(process, "_RESTART_DELAY", 0.01):
+        await _send_tensors(kill)
 
 
-async def test_a_fault_is_named_with_a_helper() -> None:
+async def test_invalid_element_is_named() -> None:
     numbers = (bytes(run_job(TO_JSON, LARGE.tobytes()) or b"")).split(b",")
     numbers[200_000] = b"true"
     async with (

@@ -66,7 +66,7 @@ def _without(*names: str) -> list[str]:
         ),
         (
             {"name": "other", "extensions": ["binary_tensor_data", "model_configuration"]},
-            replace(BINARY, batches=True),
+            replace(BINARY, has_config=True),
         ),
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""The files in config/ hold what the schema says."""
+"""The files in config/: the reference shows every setting and its default, the samples load."""
 
 import re
 from collections.abc import Iterator
@@ -61,19 +61,19 @@ def test_the_reference_holds_the_defaults() -> None:
     assert shown == Settings.model_validate({"upstreams": upstreams})
 
 
-def test_the_reference_shows_the_defaults_of_a_routes_limits() -> None:
+def test_the_reference_shows_the_default_limits_of_a_route() -> None:
     shown = load(REFERENCE, {})
     for name, value in shown.routes[0].limits:
         assert value == getattr(shown.limits, name)
 
 
-def with_all() -> str:
-    """The reference file with what is left out by default put in."""
+def uncommented_reference() -> str:
+    """Return the reference with the settings that it has commented out."""
     return COMMENTED_OUT.sub(lambda found: found[0].replace("#", "", 1), REFERENCE.read_text())
 
 
-def test_what_is_commented_out_can_be_put_in(file: Path) -> None:
-    text = with_all().replace("[http://127.0.0.1:8000]", "[https://localhost:8000]")
+def test_the_settings_that_are_commented_out_are_valid(file: Path) -> None:
+    text = uncommented_reference().replace("[http://127.0.0.1:8000]", "[https://localhost:8000]")
     file.write_text(text.replace("auth: []", "auth: [team-a, robots]"))
     settings = load(file, {})
     assert settings.tls is not None
@@ -89,29 +89,25 @@ def test_the_reference_shows_every_setting() -> None:
     of_both = {"robots": "team-a"}
     shown = {
         tuple(of_both.get(str(part), part) for part in path)
-        for path in parse_yaml(with_all(), {}).positions
+        for path in parse_yaml(uncommented_reference(), {}).positions
     }
     paths = [path for path, _ in fields(Settings)]
     assert ("upstreams", "triton", "dialect") in paths
     assert [path for path in paths if path not in shown] == []
 
 
-def test_every_setting_is_described() -> None:
-    assert [path for path, field in fields(Settings) if not field.description] == []
-
-
-def test_the_sidecar_needs_no_environment() -> None:
+def test_the_sidecar_sample_needs_no_environment() -> None:
     settings = load(CONFIG / "sidecar.yaml", {})
     assert settings.listen == (TcpAddress("127.0.0.1", 8080),)
     assert settings.upstreams["triton"].endpoints == ("http://127.0.0.1:8000",)
 
 
-def test_the_sidecar_follows_the_environment() -> None:
+def test_the_sidecar_sample_takes_values_from_the_environment() -> None:
     environ = {
         "LISTEN": "0.0.0.0:80",
         "TRITON_URL": "http://[::1]:9000",
         "REQUEST_BYTES": "1048576",
-        "DRAIN_TIME": "2",
+        "DRAIN_TIMEOUT": "2",
         "LOG_LEVEL": "debug",
     }
     settings = load(CONFIG / "sidecar.yaml", environ)
@@ -122,7 +118,7 @@ def test_the_sidecar_follows_the_environment() -> None:
     assert settings.log.level == "debug"
 
 
-def test_tls_follows_the_environment() -> None:
+def test_the_tls_sample_takes_values_from_the_environment() -> None:
     environ = {"TLS_KEY": "/k", "TLS_CLIENT_CERTIFICATES": "optional"}
     settings = load(CONFIG / "tls.yaml", environ)
     assert settings.listen == (TcpAddress("0.0.0.0", 8443),)
@@ -134,8 +130,8 @@ def test_tls_follows_the_environment() -> None:
     )
 
 
-def test_the_canary_follows_the_environment() -> None:
-    environ = {"NEXT_URL": "http://next:8000", "MIRROR_SHARE": "100%"}
+def test_the_canary_sample_takes_values_from_the_environment() -> None:
+    environ = {"NEXT_URL": "http://next:8000", "MIRROR_PERCENT": "100%"}
     settings = load(CONFIG / "canary.yaml", environ)
     assert settings.upstreams["next"].endpoints == ("http://next:8000",)
     shown = {"upstream": "next", "percent": "100%"}
@@ -144,12 +140,12 @@ def test_the_canary_follows_the_environment() -> None:
     assert mirror == Mirror.model_validate({**shown, "percent": "10%"})
 
 
-def test_keys_follow_the_environment() -> None:
+def test_the_sample_of_api_keys_takes_values_from_the_environment() -> None:
     settings = load(CONFIG / "keys.yaml", {"PEOPLE_KEYS": "/k"})
     assert settings.api_keys["people"] == ApiKeys(file="/k")
     assert settings.api_keys["robots"] == ApiKeys(environment="ROBOT_KEYS", header="X-Api-Key")
 
 
 @pytest.mark.parametrize("file", sorted(CONFIG.glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_configuration_loads_as_it_is(file: Path) -> None:
+def test_every_sample_loads_without_environment(file: Path) -> None:
     load(file, {})

@@ -17,19 +17,19 @@ from gateway.settings.forwarded import Forwarded, parse_network
         (["10.0.0.0/255.0.0.0"], ("10.0.0.0/8",)),
     ],
 )
-def test_whom_to_trust(value: object, networks: tuple[str, ...]) -> None:
+def test_trusted_proxies_are_networks(value: object, networks: tuple[str, ...]) -> None:
     assert Forwarded.model_validate({"trusted_proxies": value}).trusted_proxies == networks
     assert Forwarded.model_validate({"trusted_proxies": networks}).trusted_proxies == networks
 
 
 @pytest.mark.parametrize("value", ["some", "", None, 7, {}, ["all"], ["10.0.0.0/8", None], [[]]])
-def test_who_cannot_be_trusted(value: object) -> None:
+def test_other_trusted_proxies_are_errors(value: object) -> None:
     with pytest.raises(ValidationError):
         Forwarded.model_validate({"trusted_proxies": value})
 
 
 @pytest.mark.parametrize("value", [7, None, "", "all", "10.0.0.0/33", "10.0.0", "host", "::1/129"])
-def test_what_is_no_network(value: object) -> None:
+def test_an_invalid_network_is_an_error(value: object) -> None:
     with pytest.raises(ValueError, match="expected a network such as"):
         parse_network(value)
 
@@ -37,6 +37,6 @@ def test_what_is_no_network(value: object) -> None:
 @pytest.mark.parametrize(
     ("value", "meant"), [("10.1.0.0/8", "10.0.0.0/8"), ("2001:db8::1/64", "2001:db8::/64")]
 )
-def test_a_network_with_more_than_its_own_bits(value: str, meant: str) -> None:
+def test_a_network_with_host_bits_is_corrected_in_the_message(value: str, meant: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean {meant}\\?"):
         parse_network(value)

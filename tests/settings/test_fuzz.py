@@ -1,4 +1,4 @@
-"""Whatever a file holds, `load` gives Settings or SettingsError."""
+"""For any file, `load` gives Settings or SettingsError."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ ENVIRON = {"SET": "64", "EMPTY": "", "ODD": "\udc80\n"}
 KEYS = [
     *Settings.model_fields,
     *("endpoints", "dialect", "upstream", "nonfinite", "bytes", "level", "access", "match"),
-    *("model", "version", "headers", "kinds", "name", "weight", "sticky", "rewrite", "deny"),
+    *("model", "version", "headers", "operations", "name", "weight", "sticky_header", "rewrite"),
     *("request_bytes", "json_depth", "idle_timeout", "triton", "<<", "a b", ""),
 ]
 SCALARS = [
@@ -52,7 +52,7 @@ free = settings(
 )
 
 
-def hold(file: Path, content: bytes) -> None:
+def check_problems(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     last_line = len(content.decode(errors="replace").splitlines()) + 1
     for problem in problems(file):
@@ -71,8 +71,8 @@ def problems(file: Path) -> tuple[Problem, ...]:
 
 @free
 @given(st.binary())
-def test_any_bytes(file: Path, content: bytes) -> None:
-    hold(file, content)
+def test_any_bytes_load_or_give_errors(file: Path, content: bytes) -> None:
+    check_problems(file, content)
 
 
 @free
@@ -81,17 +81,17 @@ def test_any_bytes(file: Path, content: bytes) -> None:
 @example('a: "\\UFFFFFFFF"')
 @example('"\\ud800": 1')
 @example("%YAML 1." + "1" * 5000 + "\n---\n")
-def test_any_text(file: Path, content: str) -> None:
-    hold(file, content.encode(errors="surrogatepass"))
+def test_any_text_loads_or_gives_errors(file: Path, content: str) -> None:
+    check_problems(file, content.encode(errors="surrogatepass"))
 
 
 @free
 @given(fragments)
-def test_any_yaml_like_text(file: Path, content: str) -> None:
-    hold(file, content.encode(errors="surrogatepass"))
+def test_any_yaml_like_text_loads_or_gives_errors(file: Path, content: str) -> None:
+    check_problems(file, content.encode(errors="surrogatepass"))
 
 
 @free
 @given(st.dictionaries(st.sampled_from([*Settings.model_fields, "other"]), trees))
-def test_any_tree(file: Path, tree: dict[str, Any]) -> None:
-    hold(file, yaml.safe_dump(tree, allow_unicode=False).encode())
+def test_any_tree_loads_or_gives_errors(file: Path, tree: dict[str, Any]) -> None:
+    check_problems(file, yaml.safe_dump(tree, allow_unicode=False).encode())

@@ -35,7 +35,7 @@ def problems(file: Path, **environ: str) -> tuple[Problem, ...]:
     return error.value.problems
 
 
-def test_an_upstream_is_enough(file: Path) -> None:
+def test_a_file_needs_no_more_than_an_upstream(file: Path) -> None:
     file.write_text(ONE_UPSTREAM)
     settings = load(file, {})
     assert settings.listen == (TcpAddress("127.0.0.1", 8080),)
@@ -46,7 +46,7 @@ def test_an_upstream_is_enough(file: Path) -> None:
     assert settings.log == Log()
 
 
-def test_everything_can_be_said(file: Path) -> None:
+def test_every_top_level_setting_is_loaded(file: Path) -> None:
     file.write_text(
         """
 listen: [0.0.0.0:0, '[::1]:8080', unix:/run/tensorgate.sock]
@@ -94,7 +94,7 @@ log: {level: warning, access: false}
     assert settings.log == Log(level="warning", access=False)
 
 
-def test_everything_can_be_said_of_a_route(file: Path) -> None:
+def test_every_setting_of_a_route_is_loaded(file: Path) -> None:
     file.write_text(
         """
 upstreams:
@@ -150,7 +150,7 @@ routes:
     )
 
 
-def test_everything_can_be_said_of_an_upstream(file: Path) -> None:
+def test_every_setting_of_an_upstream_is_loaded(file: Path) -> None:
     file.write_text(
         """
 upstreams:
@@ -186,7 +186,7 @@ upstreams:
     )
 
 
-def test_probes_need_no_more_than_their_name(file: Path) -> None:
+def test_an_empty_health_check_takes_the_defaults(file: Path) -> None:
     file.write_text(
         "upstreams: {u: {endpoints: ['http://u:1'], health_check: {}, outlier_detection: {}}}"
     )
@@ -199,7 +199,7 @@ def _to(upstream: str, **more: Any) -> Route:
     return Route.model_validate({"upstream": upstream, **more})
 
 
-def test_the_kinds_are_those_of_the_protocol() -> None:
+def test_the_operations_are_those_of_the_protocol() -> None:
     assert get_args(OperationName) == tuple(OPERATION_KINDS)
 
 
@@ -207,7 +207,7 @@ def test_the_datatypes_are_those_of_the_protocol() -> None:
     assert set(get_args(Datatype)) == set(DATATYPES)
 
 
-def test_models_are_declared(file: Path) -> None:
+def test_declared_models_are_loaded(file: Path) -> None:
     file.write_text(
         """
 upstreams: {triton: {endpoints: ["http://triton:8000"]}}
@@ -245,20 +245,19 @@ models:
         ("re:m[]x]+", "m]x"),
     ],
 )
-def test_the_patterns_that_are_taken_can_be_compiled(pattern: str, name: str) -> None:
+def test_a_valid_pattern_can_be_compiled(pattern: str, name: str) -> None:
     assert Pattern.of(parse_pattern(pattern)).matches(name)
 
 
 @pytest.mark.parametrize(
     "pattern", ["", "re:[", "m[", "m[]", "m[!]", "m[b-a]", "[a]-[", "[a-c][c-a]"]
 )
-def test_the_patterns_that_are_not_taken(pattern: str) -> None:
+def test_an_invalid_pattern_is_an_error(pattern: str) -> None:
     with pytest.raises(ValueError):
         parse_pattern(pattern)
 
 
-def test_a_route_takes_all_requests_if_nothing_is_said(file: Path) -> None:
-    """A route behind it is then never reached."""
+def test_a_route_behind_one_without_a_match_is_never_reached(file: Path) -> None:
     for match in ("{}", "{model: null}", "{headers: {}}", "{version: ~, operations: null}"):
         file.write_text(
             f"{ONE_UPSTREAM}routes: [{{match: {match}, upstream: triton}}, {{upstream: triton}}]"
@@ -282,12 +281,12 @@ def test_a_route_takes_all_requests_if_nothing_is_said(file: Path) -> None:
         ),
     ],
 )
-def test_tls_with_clients(file: Path, written: str, tls: ClientTls) -> None:
+def test_the_tls_section_is_loaded(file: Path, written: str, tls: ClientTls) -> None:
     file.write_text(f"{ONE_UPSTREAM}tls: {{{written}}}\n")
     assert load(file, {}).tls == tls
 
 
-def test_settings_made_in_code_may_speak_tls_too() -> None:
+def test_tls_settings_made_in_code_are_cross_checked() -> None:
     upstreams = {"a": Upstream(endpoints=("http://a:1",))}
     tls = ClientTls(certificate="c", key="k", client_certificates="required")
     with pytest.raises(ValidationError, match="needs client_ca"):
@@ -295,12 +294,12 @@ def test_settings_made_in_code_may_speak_tls_too() -> None:
 
 
 @pytest.mark.parametrize("written", ["null", "'null'", "~"])
-def test_the_policy_null_needs_no_quotes(file: Path, written: str) -> None:
+def test_the_nonfinite_policy_null_needs_no_quotes(file: Path, written: str) -> None:
     file.write_text(f"{ONE_UPSTREAM}routes: [{{upstream: triton, nonfinite: {written}}}]")
     assert load(file, {}).routes[0].nonfinite == "null"
 
 
-def test_the_environment_is_typed_as_the_file_is(file: Path) -> None:
+def test_values_from_the_environment_are_typed_as_those_of_the_file(file: Path) -> None:
     file.write_text(
         f"{ONE_UPSTREAM}"
         "listen: 127.0.0.1:${PORT:-8080}\n"
@@ -315,12 +314,12 @@ def test_the_environment_is_typed_as_the_file_is(file: Path) -> None:
 
 
 @pytest.mark.parametrize("access", ["false", "False", "${A:-false}", '"${A:-false}"', "'${NO}'"])
-def test_a_value_from_the_environment_is_a_boolean_in_quotes_too(file: Path, access: str) -> None:
+def test_a_quoted_reference_can_be_a_boolean(file: Path, access: str) -> None:
     file.write_text(f"{ONE_UPSTREAM}log:\n  access: {access}\n")
     assert load(file, {"NO": "false"}).log.access is False
 
 
-def test_a_value_from_the_environment_is_what_is_wanted_in_its_place(file: Path) -> None:
+def test_a_quoted_reference_takes_the_type_that_the_setting_wants(file: Path) -> None:
     file.write_text(
         """
 upstreams:
@@ -342,7 +341,7 @@ admin: "${NOTHING}"
 
 
 @pytest.mark.parametrize("written", ["'false'", "'${A}${B}'", "'${A} '", "$${A}", "'$${A}'"])
-def test_other_text_in_quotes_is_text(file: Path, written: str) -> None:
+def test_quoted_text_that_is_no_reference_stays_text(file: Path, written: str) -> None:
     file.write_text(f"{ONE_UPSTREAM}watch: {written}\n")
     (problem,) = problems(file, A="false", B="")
     assert problem.message.startswith("expected true or false, got ")
@@ -389,7 +388,7 @@ def test_a_single_endpoint_and_a_single_status_need_no_brackets(file: Path) -> N
     )
 
 
-def test_what_holds_for_lists_holds_for_a_single_item(file: Path) -> None:
+def test_cross_checks_take_a_single_item_as_a_list(file: Path) -> None:
     file.write_text(
         "upstreams: {u: {endpoints: http://10.0.0.1:1, tls: {ca: c}, dns_refresh: 1s}}\n"
         "routes: [{upstream: u, auth: none}]\n"
@@ -399,7 +398,7 @@ def test_what_holds_for_lists_holds_for_a_single_item(file: Path) -> None:
     assert [(each.setting, each.message) for each in problems(file)] == [
         ("upstreams.u.tls", "no endpoint needs it: none is https"),
         ("upstreams.u.dns_refresh", "no endpoint has a host name that could be looked up"),
-        ("routes[0].auth", "no keys are named 'none'; there are none"),
+        ("routes[0].auth", "no group of API keys is named 'none'; there are none"),
         ("admin", "needs an address of its own: clients connect there (listen)"),
     ]
 
@@ -426,7 +425,7 @@ routes: [{{upstream: u, auth: [a, b, c]}}]
 
 
 @pytest.mark.parametrize("workers", ["1", "many"])
-def test_files_that_are_not_there_are_told_together(file: Path, workers: str) -> None:
+def test_missing_files_are_reported_together(file: Path, workers: str) -> None:
     folder = file.parent
     (folder / "there").write_text("")
     file.write_text(NAMED.format(folder, workers))
@@ -496,7 +495,7 @@ def test_a_file_without_end() -> None:
     assert problems(Path("/dev/zero")) == (Problem("", None, None, message),)
 
 
-def test_problems_are_told_in_the_order_of_the_file(file: Path) -> None:
+def test_problems_are_reported_in_the_order_of_the_file(file: Path) -> None:
     file.write_text(
         "log: {level: loud}\n"
         "routes: [{upstream: tritom}]\n"
@@ -519,22 +518,20 @@ def test_problems_are_told_in_the_order_of_the_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "workers"), [("1", 1), ("256", 256), ("'2'", 2), ("auto", "auto"), ("${N:-4}", 4)]
 )
-def test_workers_are_counted_or_left_to_the_machine(
-    file: Path, written: str, workers: int | str
-) -> None:
+def test_workers_is_a_number_or_auto(file: Path, written: str, workers: int | str) -> None:
     file.write_text(f"{ONE_UPSTREAM}workers: {written}\n")
     assert load(file, {}).workers == workers
 
 
 @pytest.mark.parametrize("written", ["0", "257", "-1", "1.5", "true", "[2]", "AUTO", "''"])
-def test_any_other_number_of_workers_is_refused(file: Path, written: str) -> None:
+def test_any_other_number_of_workers_is_an_error(file: Path, written: str) -> None:
     file.write_text(f"{ONE_UPSTREAM}workers: {written}\n")
     (problem,) = problems(file)
     assert (problem.line, problem.setting) == (2, "workers")
     assert problem.message.startswith("expected 1 to 256, or auto, got ")
 
 
-def test_a_problem_names_file_line_and_path() -> None:
+def test_an_error_names_file_line_and_setting() -> None:
     error = SettingsError(
         Path("a.yaml"),
         [
@@ -546,7 +543,7 @@ def test_a_problem_names_file_line_and_path() -> None:
     assert str(error) == "a.yaml: whole\na.yaml:3: a[0].c: first\na.yaml:7: b: second"
 
 
-def test_settings_made_in_code_are_held_to_the_same_rules() -> None:
+def test_settings_made_in_code_are_cross_checked() -> None:
     upstreams = {"a": Upstream(endpoints=("http://a:1",))}
     assert Settings(upstreams=upstreams).routes == (_to("a"),)
     with pytest.raises(ValidationError, match="no upstream is named 'b'"):
@@ -557,7 +554,7 @@ def test_settings_made_in_code_are_held_to_the_same_rules() -> None:
     assert shared == _to("a")
 
 
-def test_settings_can_be_dumped_and_taken_back(file: Path) -> None:
+def test_settings_survive_a_dump_to_json(file: Path) -> None:
     care = (
         "outlier_detection: {max_ejection_percent: 7%}, health_check: {}, dns_refresh: "
         "1s, model_discovery: true"
@@ -569,7 +566,7 @@ def test_settings_can_be_dumped_and_taken_back(file: Path) -> None:
     assert Settings.model_validate_json(settings.model_dump_json()) == settings
 
 
-def test_the_schema_can_be_told_as_json_schema() -> None:
+def test_the_model_has_a_json_schema() -> None:
     schema = Settings.model_json_schema()
     assert schema["required"] == ["upstreams"]
     assert schema["properties"]["listen"]["default"] == "127.0.0.1:8080"

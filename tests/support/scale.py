@@ -1,4 +1,8 @@
-"""How much generated input tests try: TENSORGATE_TEST_SCALE in the environment, 1 for all of it."""
+"""How much generated input tests try, and for how long fuzz tests search.
+
+TENSORGATE_TEST_SCALE in the environment is the share of a full run. TENSORGATE_FUZZ_SECONDS is the
+time of each fuzz test, whatever the scale.
+"""
 
 from __future__ import annotations
 
@@ -10,3 +14,8 @@ SCALE = float(os.environ.get("TENSORGATE_TEST_SCALE", "0.4"))
 def scaled(count: int) -> int:
     """Give the number of examples to try, of those that a full run tries."""
     return max(1, round(count * SCALE))
+
+
+def fuzz_seconds(full: float) -> float:
+    """Give the seconds that a fuzz test may take, of those that it takes in a full run."""
+    return float(os.environ.get("TENSORGATE_FUZZ_SECONDS", full * SCALE))

@@ -47,7 +47,7 @@ def _connect(listening: socket.socket) -> socket.socket:
     return client
 
 
-def test_all_that_wait_are_given(listening: socket.socket) -> None:
+def test_drain_yields_all_queued_connections(listening: socket.socket) -> None:
     clients = [_connect(listening) for _ in range(3)]
     for number, client in enumerate(clients):
         client.sendall(b"%d" % number)
@@ -63,11 +63,11 @@ def test_all_that_wait_are_given(listening: socket.socket) -> None:
             assert client.recv(9) == b""
 
 
-def test_there_may_be_none(listening: socket.socket) -> None:
+def test_drain_of_an_empty_queue_yields_nothing(listening: socket.socket) -> None:
     assert list(drain_accept_queue(listening)) == []
 
 
-def test_nobody_can_begin_to_connect_once_shut_out(listening: socket.socket) -> None:
+def test_new_connections_are_dropped(listening: socket.socket) -> None:
     with _connect(listening), socket.socket(listening.family) as late:
         drop_new_connections(listening)
         assert not has_pending_handshakes(listening)
@@ -82,7 +82,7 @@ def test_nobody_can_begin_to_connect_once_shut_out(listening: socket.socket) -> 
         first.close()
 
 
-def test_a_handshake_under_way_is_seen_and_comes_to_its_end(over_tcp: socket.socket) -> None:
+def test_pending_handshake_is_seen_and_completes(over_tcp: socket.socket) -> None:
     assert not has_pending_handshakes(over_tcp)
     stall_handshakes(over_tcp)
     with _connect(over_tcp) as client:
@@ -100,7 +100,7 @@ def test_a_handshake_under_way_is_seen_and_comes_to_its_end(over_tcp: socket.soc
             assert connection.recv(9) == b"0"
 
 
-def test_who_is_not_told_takes_it_that_handshakes_are_under_way(
+def test_without_sock_diag_handshakes_are_taken_for_pending(
     over_tcp: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -36,7 +36,7 @@ def test_window_grows_again_as_streams_end() -> None:
         assert account.window == window
 
 
-def test_what_is_free_is_what_streams_surely_leave() -> None:
+def test_free_bytes_exclude_the_minimum_of_each_stream() -> None:
     account = BufferAccount(10 * MIN_STREAM_BYTES)
     account.reserved = MIN_STREAM_BYTES
     account.open_stream()

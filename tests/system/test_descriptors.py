@@ -8,7 +8,7 @@ HARD = 256
 
 
 @pytest.mark.parametrize("soft", [64, HARD])
-def test_all_that_the_hard_limit_allows(soft: int) -> None:
+def test_soft_limit_is_raised_to_the_hard_limit(soft: int) -> None:
     said = subprocess.run(
         [
             sys.executable,

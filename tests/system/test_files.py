@@ -20,12 +20,12 @@ def _looks(watch: FileWatch, times: int = 3) -> list[bool]:
     return [watch.changed() for _ in range(times)]
 
 
-def test_what_stays_as_it_is_has_not_changed(files: list[str]) -> None:
+def test_unchanged_files_have_not_changed(files: list[str]) -> None:
     assert _looks(FileWatch(files)) == [False, False, False]
     assert _looks(FileWatch([])) == [False, False, False]
 
 
-def test_a_change_counts_when_it_is_seen_twice_and_until_it_is_used(files: list[str]) -> None:
+def test_change_counts_after_two_looks_until_it_is_used(files: list[str]) -> None:
     watch = FileWatch(files)
     Path(files[1]).write_text("other")
     assert _looks(watch) == [False, True, True]
@@ -33,7 +33,7 @@ def test_a_change_counts_when_it_is_seen_twice_and_until_it_is_used(files: list[
     assert _looks(watch) == [False, False, False]
 
 
-def test_a_file_that_goes_on_changing_is_waited_for(files: list[str]) -> None:
+def test_change_does_not_count_while_a_file_goes_on_changing(files: list[str]) -> None:
     watch = FileWatch(files)
     for size in range(10, 14):
         Path(files[0]).write_text("x" * size)
@@ -41,7 +41,7 @@ def test_a_file_that_goes_on_changing_is_waited_for(files: list[str]) -> None:
     assert watch.changed()
 
 
-def test_a_change_that_is_taken_back_is_none(files: list[str]) -> None:
+def test_reverted_change_does_not_count(files: list[str]) -> None:
     watch = FileWatch(files)
     os.rename(files[0], f"{files[0]}.old")
     assert not watch.changed()
@@ -49,13 +49,13 @@ def test_a_change_that_is_taken_back_is_none(files: list[str]) -> None:
     assert _looks(watch) == [False, False, False]
 
 
-def test_a_file_that_is_gone_has_changed(files: list[str]) -> None:
+def test_missing_file_has_changed(files: list[str]) -> None:
     watch = FileWatch(files)
     os.unlink(files[0])
     assert _looks(watch, 2) == [False, True]
 
 
-def test_a_digest_tells_contents_apart(files: list[str], tmp_path: Path) -> None:
+def test_digest_differs_for_different_contents(files: list[str], tmp_path: Path) -> None:
     one, two = map(digest, files)
     assert one is not None
     assert two is not None
@@ -66,7 +66,7 @@ def test_a_digest_tells_contents_apart(files: list[str], tmp_path: Path) -> None
     assert digest(str(tmp_path)) is None
 
 
-def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+def test_pipe_is_not_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert digest(str(pipe)) is None  # and does not wait for a writer

@@ -16,7 +16,7 @@ async def hangups() -> AsyncIterator[HangupWatch]:
     watch.close()
 
 
-async def test_peer_that_closes_behind_unread_bytes_is_noticed(hangups: HangupWatch) -> None:
+async def test_peer_that_closes_after_unread_bytes_is_noticed(hangups: HangupWatch) -> None:
     ours, peer = socket.socketpair()
     gone: list[str] = []
     with ours:
@@ -39,7 +39,7 @@ async def test_peer_that_closes_its_sending_side_is_noticed(hangups: HangupWatch
         await until(lambda: gone)
 
 
-async def test_peer_that_is_not_watched_any_more_is_not_told_of(hangups: HangupWatch) -> None:
+async def test_unwatched_peer_is_not_reported(hangups: HangupWatch) -> None:
     ours, peer = socket.socketpair()
     gone: list[str] = []
 
@@ -54,7 +54,7 @@ async def test_peer_that_is_not_watched_any_more_is_not_told_of(hangups: HangupW
         assert not gone
 
 
-async def test_descriptor_that_is_used_again_belongs_to_its_new_owner(
+async def test_reused_descriptor_reports_to_its_new_watcher(
     hangups: HangupWatch,
 ) -> None:
     old, old_peer = socket.socketpair()

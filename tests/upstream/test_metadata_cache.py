@@ -427,7 +427,7 @@ async def test_metadata_without_end_is_a_failure() -> None:
 
 async def test_without_batches_no_config_is_asked_for() -> None:
     endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200, {}, [metadata(-1)]))
-    found = await fetch_metadata("m", None, endpoint, batches=False)
+    found = await fetch_metadata("m", None, endpoint, has_config=False)
     assert [request.target for request in endpoint.requests] == ["/v2/models/m"]
     assert found.batching is None
 
@@ -436,9 +436,9 @@ async def test_with_and_without_batches_are_kept_apart(
     cache: MetadataCache, server: _Server
 ) -> None:
     """Servers may have shown to be others meanwhile."""
-    assert not (await cache.get("m", None, server, batches=False)).batching
-    assert (await cache.get("m", None, server, batches=True)).batching
+    assert not (await cache.get("m", None, server, has_config=False)).batching
+    assert (await cache.get("m", None, server, has_config=True)).batching
     assert server.asked == ["/v2/models/m", "/v2/models/m", "/v2/models/m/config"]
     cache.invalidate("m")
-    await cache.get("m", None, server, batches=False)
+    await cache.get("m", None, server, has_config=False)
     assert server.asked.count("/v2/models/m") == 3

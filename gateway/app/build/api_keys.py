@@ -1,4 +1,4 @@
-"""Settings → the keys that let clients in, and their renewal when files change."""
+"""Settings → the API keys of clients, which follow their files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gateway.proxy.filters.authentication import KeyGroup, parse_keys
 from gateway.settings.schema import Settings
 from gateway.system.files import POLL_INTERVAL, FileWatch
 
-_LARGEST_FILE = 1024 * 1024
+_MAX_FILE_SIZE = 1024 * 1024
 
 _log = logging.getLogger("tensorgate")
 
 
 class ApiKeysError(Exception):
-    """Keys that cannot be had; the message names the setting, and the file or the variable."""
+    """API keys that cannot be loaded; the message names the setting, and the file or variable."""
 
 
 class ApiKeys:
-    """Holds the groups of keys, by name, and renews those whose files change.
+    """The groups of API keys by name; their keys are replaced when files change.
 
     Raises ApiKeysError.
     """
@@ -46,67 +46,67 @@ class ApiKeys:
                 keys = _from_environment(name, declared.environment or "", environ)
                 self.groups[name] = KeyGroup(name, declared.header, keys)
 
-    async def watch(self, on_renewed: Callable[[], None]) -> None:
-        """Renew the groups whenever files change, and tell; until it is cancelled."""
+    async def watch(self, on_replaced: Callable[[], None]) -> None:
+        """Follow the files until cancelled; call ``on_replaced`` when keys were replaced."""
         while True:
-            if self.look():
-                on_renewed()
+            if self.refresh():
+                on_replaced()
             await asyncio.sleep(POLL_INTERVAL)
 
-    def look(self) -> bool:
-        """Renew the groups whose files have changed, and not since the last look; tell if so."""
-        renewed = False
+    def refresh(self) -> bool:
+        """Replace the keys of groups whose files have changed; return whether there were any."""
+        replaced = False
         for file, group in self._files:
             keys = file.changed()
             if keys is not None:
                 group.replace_keys(keys)
-                renewed = True
-        return renewed
+                replaced = True
+        return replaced
 
 
 class _KeyFile:
-    """A file of keys."""
+    """A file of API keys."""
 
     def __init__(self, setting: str, file: str) -> None:
         self._setting = setting
         self._file = file
         self._watch = FileWatch([file])
-        self._told = ""
+        self._logged = ""
 
     def read(self) -> tuple[str, ...]:
-        """Give the keys. Raises ApiKeysError."""
+        """Return the keys. Raises ApiKeysError."""
         where = f"{self._setting}: {self._file}"
         try:
-            with open(self._file, "rb", opener=_without_waiting) as opened:
-                content = opened.read(_LARGEST_FILE + 1)
+            with open(self._file, "rb", opener=_open_without_waiting) as opened:
+                content = opened.read(_MAX_FILE_SIZE + 1)
         except OSError as error:
             raise ApiKeysError(f"{where} cannot be read: {error.strerror}") from None
-        if len(content) > _LARGEST_FILE:
-            raise ApiKeysError(f"{where} is larger than {_LARGEST_FILE} bytes")
+        if len(content) > _MAX_FILE_SIZE:
+            raise ApiKeysError(f"{where} is larger than {_MAX_FILE_SIZE} bytes")
         try:
             return parse_keys(content.decode("utf-8-sig", "replace").splitlines())
         except ValueError as error:
             raise ApiKeysError(f"{where}: {error}") from None
 
     def changed(self) -> tuple[str, ...] | None:
-        """Give the keys if the file has changed, and not since the last look."""
+        """Return the keys if the file has changed, and is the same as at the last look."""
         if not self._watch.changed():
             return None
         try:
             keys = self.read()
         except ApiKeysError as error:
-            self._tell(f"{error}; the keys from before stay in use")
+            self._log_once(f"{error}; the keys from before stay in use")
             return None
         self._watch.mark_used()
-        self._told = ""
+        self._logged = ""
         _log.info("%s: %d from %s are in use from now on", self._setting, len(keys), self._file)
         return keys
 
-    def _tell(self, fault: str) -> None:
-        """Log a fault, but once: it is met again with each look."""
-        if fault != self._told:
-            self._told = fault
-            _log.error("%s", fault)
+    def _log_once(self, error: str) -> None:
+        """Log an error, but not again at each look."""
+        if error != self._logged:
+            self._logged = error
+            _log.error("%s", error)
 
 
 def _from_environment(name: str, variable: str, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -119,6 +119,6 @@ def _from_environment(name: str, variable: str, environ: Mapping[str, str]) -> t
         raise ApiKeysError(f"{where}: {error}") from None
 
 
-def _without_waiting(file: str, flags: int) -> int:
-    """Open a file; a pipe that nobody writes to is empty."""
+def _open_without_waiting(file: str, flags: int) -> int:
+    """Open a file; a pipe without a writer reads as empty, instead of blocking."""
     return os.open(file, flags | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""Settings → the limits that all exchanges of a process share."""
+"""Settings → the limits that all calls of a worker share."""
 
 from __future__ import annotations
 
@@ -10,77 +10,77 @@ from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.settings.limits import Concurrency
 from gateway.settings.schema import Settings
 
-_MIRRORED_PART = 4
-"""How many times less than clients' exchanges, and apart from them, copies may hold of bodies."""
+_MIRROR_DIVISOR = 4
+"""Mirrored copies have a budget of their own: clients' budget divided by this."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLimits:
-    """Hold what counts exchanges and bodies, and the settings by which it does.
-
-    ``copied`` counts the bodies of copies for mirrors.
-    """
+    """The limits of calls and of buffered bodies, with the settings that they have once applied."""
 
     declared: Settings
     workers: int
     concurrency_limit: ConcurrencyLimit | None
-    held: MemoryBudget
-    copied: MemoryBudget
+    memory_budget: MemoryBudget
+    mirror_memory_budget: MemoryBudget
 
     def apply(self) -> None:
-        """Count by these settings from now on."""
+        """Limit by these settings from now on."""
         apply_concurrency(self.concurrency_limit, self.declared.concurrency, self.workers)
-        self.held.set_limit(_held_bytes(self.declared, self.workers))
-        self.copied.set_limit(_copied_bytes(self.declared, self.workers))
+        self.memory_budget.set_limit(_memory_limit(self.declared, self.workers))
+        self.mirror_memory_budget.set_limit(_mirror_memory_limit(self.declared, self.workers))
 
 
-def shared_limits(settings: Settings, before: SharedLimits | None = None) -> SharedLimits:
-    """Make them; what counts already goes on, by other settings once these take effect."""
+def build_shared_limits(settings: Settings, before: SharedLimits | None = None) -> SharedLimits:
+    """Build the limits; those from ``before`` go on counting, and change when applied."""
     workers = worker_count(settings)
-    concurrency_limit = concurrency_limit_of(
-        "the gateway", settings.concurrency, workers, before.concurrency_limit if before else None
+    return SharedLimits(
+        settings,
+        workers,
+        build_concurrency_limit(
+            "the gateway",
+            settings.concurrency,
+            workers,
+            before.concurrency_limit if before else None,
+        ),
+        before.memory_budget if before else MemoryBudget(_memory_limit(settings, workers)),
+        before.mirror_memory_budget
+        if before
+        else MemoryBudget(_mirror_memory_limit(settings, workers)),
     )
-    if before is None:
-        held = MemoryBudget(_held_bytes(settings, workers))
-        copied = MemoryBudget(_copied_bytes(settings, workers))
-        return SharedLimits(settings, workers, concurrency_limit, held, copied)
-    return SharedLimits(settings, workers, concurrency_limit, before.held, before.copied)
 
 
-def concurrency_limit_of(
-    place: str, declared: Concurrency, workers: int, before: ConcurrencyLimit | None = None
+def build_concurrency_limit(
+    name: str, declared: Concurrency, workers: int, before: ConcurrencyLimit | None = None
 ) -> ConcurrencyLimit | None:
-    """Make the gate of a place, for one of so many workers; None where there is no limit.
+    """Build one worker's share of a concurrency limit; None without a limit.
 
-    One from ``before`` goes on, as it lets in as many as it did until ``apply_concurrency`` is
-    called.
+    The one from ``before`` goes on as it is until ``apply_concurrency``.
     """
     numbers = _numbers(declared, workers)
     if numbers is None:
         return None
-    return before or ConcurrencyLimit(place, *numbers)
+    return before or ConcurrencyLimit(name, *numbers)
 
 
-def apply_concurrency(
-    concurrency_limit: ConcurrencyLimit | None, declared: Concurrency, workers: int
-) -> None:
-    """Have a gate, if there is one, let in as many as is declared from now on."""
+def apply_concurrency(limit: ConcurrencyLimit | None, declared: Concurrency, workers: int) -> None:
+    """Change a concurrency limit, if there is one, to what is declared."""
     numbers = _numbers(declared, workers)
-    if concurrency_limit is not None and numbers is not None:
-        concurrency_limit.reconfigure(*numbers)
+    if limit is not None and numbers is not None:
+        limit.reconfigure(*numbers)
 
 
 def _numbers(declared: Concurrency, workers: int) -> tuple[int, int, float] | None:
-    """Give how many are let in, how many wait, and for how many seconds."""
+    """Return how many calls run, how many are queued, and for how many seconds."""
     if declared.max_requests == "unlimited":
         return None
-    waiting = share_per_worker(declared.max_queue, workers) if declared.max_queue else 0
-    return share_per_worker(declared.max_requests, workers), waiting, declared.queue_timeout
+    queue = share_per_worker(declared.max_queue, workers) if declared.max_queue else 0
+    return share_per_worker(declared.max_requests, workers), queue, declared.queue_timeout
 
 
-def _held_bytes(declared: Settings, workers: int) -> int:
+def _memory_limit(declared: Settings, workers: int) -> int:
     return share_per_worker(declared.limits.max_buffered_bytes, workers)
 
 
-def _copied_bytes(declared: Settings, workers: int) -> int:
-    return share_per_worker(declared.limits.max_buffered_bytes // _MIRRORED_PART, workers)
+def _mirror_memory_limit(declared: Settings, workers: int) -> int:
+    return share_per_worker(declared.limits.max_buffered_bytes // _MIRROR_DIVISOR, workers)

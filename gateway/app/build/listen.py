@@ -1,4 +1,4 @@
-"""The addresses that are listened on."""
+"""Settings → the listening sockets."""
 
 from __future__ import annotations
 
@@ -13,80 +13,74 @@ from gateway.settings.values.addresses import Address, TcpAddress, UnixAddress
 
 
 class ListenError(Exception):
-    """An address that cannot be listened on, or a file needed for that; the message names it."""
+    """An address or a certificate that cannot be used to listen; the message names it."""
 
 
-_EVERY = ("0.0.0.0", "::")
-"""The addresses that stand for all of a machine's."""
-_RESTART = "such a change takes a restart"
-_TOGETHER = "the two cannot be had together"
+_WILDCARDS = ("0.0.0.0", "::")
+_NEEDS_RESTART = "such a change takes a restart"
+_NEVER_TOGETHER = "the two cannot be had together"
 
 
 @dataclass(frozen=True, slots=True)
 class BoundAddress:
-    """An address, and the sockets that listen there."""
+    """An address, and the sockets that are bound to it."""
 
     address: Address
     sockets: tuple[socket.socket, ...]
 
 
 def listen_addresses(settings: Settings) -> tuple[Address, ...]:
-    """Give all addresses to listen on: those of clients, and that of operators."""
+    """Return all addresses to listen on: those of clients, and the admin address."""
     return settings.listen if settings.admin is None else (*settings.listen, settings.admin)
 
 
 def listen(
     addresses: Sequence[Address],
     before: Iterable[BoundAddress] = (),
-    anew: Collection[Address | None] = (),
+    rebound: Collection[Address | None] = (),
 ) -> tuple[BoundAddress, ...]:
-    """Listen on all addresses, or on none that is new. Raises ListenError.
+    """Listen on all addresses, or on no new one. Raises ListenError.
 
-    Those that are listened on before stay as they are, and those not wanted any more open. Where
-    that is to be done ``anew``, there are sockets of their own for those who wait there already.
+    Addresses that were bound ``before`` keep their sockets; those that are gone stay open.
+    Addresses to be ``rebound`` get duplicates of their sockets, which share the queue: so another
+    listener serves the clients that wait there.
     """
     before = tuple(before)
-    left = list(before)
-    listening: list[BoundAddress] = []
+    unused = list(before)
+    bound: list[BoundAddress] = []
     opened: list[BoundAddress] = []
     try:
         for address in addresses:
-            kept = next((each for each in left if each.address == address), None)
+            kept = next((each for each in unused if each.address == address), None)
             if kept is not None:
-                left.remove(kept)
-            if kept is None or address in anew:
-                kept = BoundAddress(address, _listen_on(address, kept))
+                unused.remove(kept)
+            if kept is None or address in rebound:
+                kept = BoundAddress(address, _open_sockets(address, kept))
                 opened.append(kept)
-            listening.append(kept)
+            bound.append(kept)
     except OSError as error:
-        fault = f"cannot listen on {address}: {error.strerror or error}"
+        message = f"cannot listen on {address}: {error.strerror or error}"
         if error.errno == errno.EADDRINUSE:
-            fault += _by_itself(address, addresses, (*before, *opened))
+            message += _own_conflict(address, addresses, (*before, *opened))
         close(opened)
-        raise ListenError(fault) from error
-    return tuple(listening)
+        raise ListenError(message) from error
+    return tuple(bound)
 
 
-def close(listening: Iterable[BoundAddress]) -> None:
-    """Listen no more; what a server has closed already stays so."""
-    for sock in all_sockets(listening):
-        sock.close()
+def close(bound: Iterable[BoundAddress]) -> None:
+    """Close the sockets, those of them that are still open."""
+    for each in bound:
+        for sock in each.sockets:
+            sock.close()
 
 
-def all_sockets(listening: Iterable[BoundAddress]) -> list[socket.socket]:
-    """Give all sockets, in order."""
-    return [sock for each in listening for sock in each.sockets]
-
-
-def without(
-    listening: Iterable[BoundAddress], others: Iterable[BoundAddress]
-) -> list[BoundAddress]:
-    """Give those that are not among others."""
+def difference(bound: Iterable[BoundAddress], others: Iterable[BoundAddress]) -> list[BoundAddress]:
+    """Return the bound addresses that are not among others."""
     others = tuple(others)
-    return [each for each in listening if not any(each is other for other in others)]
+    return [each for each in bound if not any(each is other for other in others)]
 
 
-def _listen_on(address: Address, before: BoundAddress | None) -> tuple[socket.socket, ...]:
+def _open_sockets(address: Address, before: BoundAddress | None) -> tuple[socket.socket, ...]:
     if before is not None:
         return tuple(sock.dup() for sock in before.sockets)
     if isinstance(address, UnixAddress):
@@ -94,18 +88,20 @@ def _listen_on(address: Address, before: BoundAddress | None) -> tuple[socket.so
     return tuple(open_tcp_sockets(address.host, address.port))
 
 
-def _by_itself(address: Address, wanted: Collection[Address], own: Iterable[BoundAddress]) -> str:
-    """Tell which address of the gateway itself is in the way of another, if one is."""
+def _own_conflict(
+    address: Address, wanted: Collection[Address], own: Iterable[BoundAddress]
+) -> str:
+    """Name the gateway's own address that another one conflicts with, if there is one."""
     for each in own:
         for sock in each.sockets:
-            if _share(address, sock):
-                rest = _TOGETHER if each.address in wanted else _RESTART
+            if _overlap(address, sock):
+                rest = _NEVER_TOGETHER if each.address in wanted else _NEEDS_RESTART
                 return f" by {TcpAddress(*sock.getsockname()[:2])} of the gateway itself: {rest}"
     return ""
 
 
-def _share(address: Address, sock: socket.socket) -> bool:
-    """Tell whether a host of an address, and the port, are also a listening socket's."""
+def _overlap(address: Address, sock: socket.socket) -> bool:
+    """Tell whether a listening socket has the port of an address, and one of its hosts."""
     if not isinstance(address, TcpAddress) or sock.family == socket.AF_UNIX:
         return False
     host, port = sock.getsockname()[:2]
@@ -113,23 +109,23 @@ def _share(address: Address, sock: socket.socket) -> bool:
         return False
     try:
         found = socket.getaddrinfo(address.host, port, sock.family, socket.SOCK_STREAM)
-    except OSError:  # it has none of this family
+    except OSError:  # the host has no address of this family
         return False
-    return any(host in (each[4][0], *_EVERY) or each[4][0] in _EVERY for each in found)
+    return any(host in (each[4][0], *_WILDCARDS) or each[4][0] in _WILDCARDS for each in found)
 
 
-def shown(listening: Iterable[BoundAddress], settings: Settings) -> list[str]:
-    """Tell where clients reach listening sockets: URLs, or unix:/path; and where operators do."""
+def describe_addresses(bound: Iterable[BoundAddress], settings: Settings) -> list[str]:
+    """Return where clients and operators connect: URLs, or unix:/path."""
     return [
-        f"{_shown(sock, False)} (admin)"
+        f"{_describe(sock, False)} (admin)"
         if each.address == settings.admin
-        else _shown(sock, settings.tls is not None)
-        for each in listening
+        else _describe(sock, settings.tls is not None)
+        for each in bound
         for sock in each.sockets
     ]
 
 
-def _shown(sock: socket.socket, is_tls: bool) -> str:
+def _describe(sock: socket.socket, is_tls: bool) -> str:
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return f"unix:{name}"

@@ -1,4 +1,4 @@
-"""Settings → the models that they declare."""
+"""Settings → declared models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.settings.models import Model, Tensor
 
 
 def declared_models(models: Mapping[str, Model]) -> dict[str, DeclaredModel]:
-    """Make the declared models, by name."""
+    """Build the declared models, by name."""
     return {name: _declared(name, model) for name, model in models.items()}
 
 
@@ -24,7 +24,7 @@ def _declared(name: str, model: Model) -> DeclaredModel:
 
 
 def _specs(tensors: Iterable[Tensor], batching: bool) -> tuple[TensorSpec, ...]:
-    # As servers show it in their metadata: the dimension of the batch goes first.
+    # As in servers' metadata, the batch dimension comes first.
     batch = (-1,) if batching else ()
     return tuple(
         TensorSpec(tensor.name, DATATYPES[tensor.datatype], (*batch, *tensor.shape))

@@ -1,4 +1,4 @@
-"""Settings → the routes."""
+"""Settings → the router, with its routes, filters and mirrors."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from gateway.settings.routes import RouteLimits
 from gateway.settings.schema import Settings
 
 
-def build_routes(
+def build_router(
     settings: Settings,
     upstreams: Mapping[str, Upstream],
-    shared: SharedLimits,
+    limits: SharedLimits,
     offloader: Offloader | None,
-    keys: Mapping[str, KeyGroup],
+    key_groups: Mapping[str, KeyGroup],
     forwarding: ForwardedPolicy,
 ) -> Router:
-    """Make the routes to upstreams; ``lender`` converts numbers elsewhere, if there is one."""
-    replaced = forwarding.replaced_headers
-    turns = ConversionScheduler()  # one for all: there is one event loop
+    """Build the router. With an ``offloader``, another process converts large tensors."""
+    scheduler = ConversionScheduler()  # one for all routes, as there is one event loop
     models = declared_models(settings.models)
-    mirrors = _Mirrors(upstreams, shared.copied, offloader, models)
-    # A key is meant for the gateway, whichever route it is shown to: a server could do with it what
-    # its client can. Authorization may be meant for the server where no key is asked for in it.
-    key_headers = {group.header.lower() for group in keys.values() if group.header}
+    mirrors = _MirrorBuilder(upstreams, limits.mirror_memory_budget, offloader, models)
+    # An API key is for the gateway only: a server that sees it could act as its client. So no route
+    # passes the headers of any key on. Authorization may be for the server, so it is passed on
+    # where no key is required in it.
+    key_headers = {group.header.lower() for group in key_groups.values() if group.header}
     rules = []
     for declared in settings.routes:
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesEncoding(declared.bytes))
-        limits = _limits(settings.limits, declared.limits)
+        route_limits = _limits(settings.limits, declared.limits)
         retry = _retry(declared.retry_on)
         rewrite = declared.rewrite
-        groups = tuple(keys[name] for name in declared.auth)
-        shown_in = {group.header_name.lower() for group in groups}
+        groups = tuple(key_groups[name] for name in declared.auth)
+        auth_headers = {group.header_name.lower() for group in groups}
         rules.append(
             Rule(
                 _match(declared.match),
@@ -59,13 +59,13 @@ def build_routes(
                     Route(
                         upstreams[share.name],
                         policies,
-                        limits,
+                        route_limits,
                         offloader,
-                        turns,
-                        shared.held,
+                        scheduler,
+                        limits.memory_budget,
                         retry,
-                        # Who waits for an upstream takes no place of the others.
-                        _gates(upstreams[share.name].concurrency_limit, shared.concurrency_limit),
+                        # The upstream's first: a call that waits for it takes no slot from others.
+                        _present(upstreams[share.name].concurrency_limit, limits.concurrency_limit),
                         models,
                     )
                     for share in declared.upstream
@@ -73,9 +73,9 @@ def build_routes(
                 tuple(share.weight for share in declared.upstream),
                 declared.sticky_header,
                 Rewrite(rewrite.model, rewrite.version) if rewrite else None,
-                _kinds(declared.deny_operations),
-                mirrors.make(declared.mirror, policies, limits),
-                replaced | key_headers | shown_in,
+                _operation_kinds(declared.deny_operations),
+                mirrors.build(declared.mirror, policies, route_limits),
+                forwarding.replaced_headers | key_headers | auth_headers,
                 groups,
                 declared.compression,
             )
@@ -83,34 +83,30 @@ def build_routes(
     return Router(rules, forwarded=forwarding)
 
 
-def _gates(*concurrency_limits: ConcurrencyLimit | None) -> tuple[ConcurrencyLimit, ...]:
-    return tuple(
-        concurrency_limit
-        for concurrency_limit in concurrency_limits
-        if concurrency_limit is not None
-    )
+def _present(*limits: ConcurrencyLimit | None) -> tuple[ConcurrencyLimit, ...]:
+    return tuple(limit for limit in limits if limit is not None)
 
 
-class _Mirrors:
-    """Makes the mirrors of all routes: what they share is not what clients' exchanges share."""
+class _MirrorBuilder:
+    """Builds the mirrors of all routes; they share a memory budget and a scheduler of their own."""
 
     def __init__(
         self,
         upstreams: Mapping[str, Upstream],
-        held: MemoryBudget,
+        memory_budget: MemoryBudget,
         offloader: Offloader | None,
         models: Mapping[str, DeclaredModel],
     ) -> None:
         self._upstreams = upstreams
-        self._lender = offloader
+        self._offloader = offloader
         self._models = models
-        self._turns = ConversionScheduler()
-        self._held = held
+        self._scheduler = ConversionScheduler()
+        self._memory_budget = memory_budget
 
-    def make(
+    def build(
         self, declared: MirrorSettings | None, policies: JsonPolicies, limits: Limits
     ) -> Mirror | None:
-        """Make the mirror of a route that has one."""
+        """Build the mirror of a route, if it has one."""
         if declared is None:
             return None
         upstream = self._upstreams[declared.upstream]
@@ -118,12 +114,11 @@ class _Mirrors:
             upstream,
             policies,
             limits,
-            self._lender,
-            self._turns,
-            self._held,
-            concurrency_limits=_gates(
-                upstream.concurrency_limit
-            ),  # of the gateway's own places it takes none away
+            self._offloader,
+            self._scheduler,
+            self._memory_budget,
+            # Copies take no slot of the gateway's own limit.
+            concurrency_limits=_present(upstream.concurrency_limit),
             declared_models=self._models,
         )
         return Mirror(
@@ -136,7 +131,7 @@ def _match(declared: MatchSettings) -> Match:
         Pattern.of(declared.model) if declared.model else None,
         Pattern.of(declared.version) if declared.version else None,
         tuple((name, Pattern.of(value)) for name, value in declared.headers.items()),
-        _kinds(declared.operations) if declared.operations else None,
+        _operation_kinds(declared.operations) if declared.operations else None,
     )
 
 
@@ -145,13 +140,13 @@ def _retry(declared: Iterable[str | int]) -> RetryPolicy:
     return RetryPolicy("unanswered" in declared, statuses)
 
 
-def _kinds(words: Iterable[str]) -> frozenset[OperationKind]:
-    return frozenset(kind for word in words for kind in OPERATION_KINDS[word])
+def _operation_kinds(names: Iterable[str]) -> frozenset[OperationKind]:
+    return frozenset(kind for name in names for kind in OPERATION_KINDS[name])
 
 
 def _limits(common: CommonLimits, own: RouteLimits) -> Limits:
-    """Give a route's limits: its own, and where it says nothing, those of all."""
-    said = own.model_dump(exclude_none=True)
+    """Return a route's limits: its own, or else those of all routes."""
+    declared = own.model_dump(exclude_none=True)
     return Limits(
-        **{name: said.get(name, getattr(common, name)) for name in type(own).model_fields}
+        **{name: declared.get(name, getattr(common, name)) for name in type(own).model_fields}
     )

@@ -1,4 +1,4 @@
-"""Settings → what TLS takes, with clients and with servers."""
+"""Settings → TLS contexts, to clients and to upstreams."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gateway.upstream.http.tls import CertificateFiles, client_context
 
 
 class UpstreamTlsError(Exception):
-    """A file that TLS to servers needs, and that cannot be used; the message names it."""
+    """A file for TLS to an upstream that cannot be used; the message names it."""
 
 
 def load_server_tls(declared: ClientTls) -> ReloadingTlsContext:
-    """Load what TLS with clients takes. Raises ListenError."""
+    """Load the certificate that clients see. Raises ListenError."""
     required = declared.client_certificates != "optional"
     files = TlsFiles(declared.certificate, declared.key, declared.client_ca, required)
     try:
@@ -28,8 +28,8 @@ def load_server_tls(declared: ClientTls) -> ReloadingTlsContext:
 
 
 def upstream_ssl_context(name: str, upstream: Upstream) -> ssl.SSLContext | None:
-    """Load what TLS to an upstream takes; None without https. Raises UpstreamTlsError."""
-    if not _speaks_tls(upstream):
+    """Load the TLS context of an upstream; None without https. Raises UpstreamTlsError."""
+    if not _uses_tls(upstream):
         return None
     declared = upstream.tls or UpstreamTls()
     files = CertificateFiles(declared.ca, declared.certificate, declared.key)
@@ -37,40 +37,40 @@ def upstream_ssl_context(name: str, upstream: Upstream) -> ssl.SSLContext | None
         return client_context(files, declared.verify)
     except CertificateFileError as error:
         raise UpstreamTlsError(f"upstreams.{name}.tls.{error}") from error
-    except OSError as error:  # one has vanished since it was looked into
+    except OSError as error:  # a file has vanished meanwhile
         raise UpstreamTlsError(
             f"upstreams.{name}.tls: a file cannot be read: {error.strerror}"
         ) from error
 
 
 def upstream_tls_files(upstream: Upstream) -> tuple[str, ...]:
-    """Name the files of TLS to an upstream."""
+    """Return the files of TLS to an upstream."""
     declared = upstream.tls
-    if declared is None or not _speaks_tls(upstream):
+    if declared is None or not _uses_tls(upstream):
         return ()
     named = (declared.ca, declared.certificate, declared.key)
     return tuple(file for file in named if file is not None)
 
 
 def server_tls_files(declared: ClientTls | None) -> tuple[str, ...]:
-    """Name the files of TLS with clients."""
+    """Return the files of TLS to clients."""
     if declared is None:
         return ()
     named = (declared.certificate, declared.key, declared.client_ca)
     return tuple(file for file in named if file is not None)
 
 
-def warnings(settings: Settings) -> Iterator[str]:
-    """Tell what is allowed, and unwise."""
+def tls_warnings(settings: Settings) -> Iterator[str]:
+    """Yield what is allowed but unwise."""
     if settings.tls is not None and is_world_readable(settings.tls.key):
         yield f"tls.key: every user of this machine can read {settings.tls.key}"
     for name, upstream in settings.upstreams.items():
-        if _speaks_tls(upstream) and upstream.tls is not None and not upstream.tls.verify:
+        if _uses_tls(upstream) and upstream.tls is not None and not upstream.tls.verify:
             yield (
                 f"upstreams.{name}.tls.verify: certificates are not checked, so that anybody on"
                 " the way can pose as a server"
             )
 
 
-def _speaks_tls(upstream: Upstream) -> bool:
+def _uses_tls(upstream: Upstream) -> bool:
     return any(url.startswith("https:") for url in upstream.endpoints)

@@ -1,4 +1,4 @@
-"""Settings → the upstreams."""
+"""Settings → upstreams: their pools of endpoints, caches and limits."""
 
 from __future__ import annotations
 
@@ -7,35 +7,43 @@ import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.app.build.limits import apply_concurrency, concurrency_limit_of
-from gateway.app.build.pools import build_pool
+from gateway.app.build.limits import apply_concurrency, build_concurrency_limit
 from gateway.app.ejection_sync import EjectionSync
 from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.interfaces import Upstream
+from gateway.routing.balancer import LEAST_REQUEST, LoadBalancingPolicy
+from gateway.routing.health import HealthCheckPolicy, OutlierPolicy
 from gateway.routing.retry import RetryBudget
+from gateway.settings.upstreams import HealthCheck, LoadBalancing, OutlierDetection
 from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.system.buffers import BufferAccount
+from gateway.upstream.http.address import ServerAddress, parse_server_url
+from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectDetector, fixed_dialect_state
+from gateway.upstream.pool.dns import Resolver, resolve_host
+from gateway.upstream.pool.health_check import HealthChecker
+from gateway.upstream.pool.model_discovery import ModelDiscovery
+from gateway.upstream.pool.outlier_detection import EjectionListener
 from gateway.upstream.pool.pool import Pool
+from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import HeaderLines
 
-_ASK_EVERY = 60.0
-"""Seconds between two questions to an endpoint that has not shown how it speaks."""
-
-_ASK_AGAIN = 1.0
-"""Seconds until one is asked again that did not answer, or that failed; it may be another then."""
+_DISCOVERY_INTERVAL = 10.0
+"""Seconds between two requests for an endpoint's list of models."""
+_DIALECT_INTERVAL = 60.0
+"""Seconds between two requests to an endpoint that has not shown its dialect."""
+_DIALECT_RETRY_INTERVAL = 1.0
+"""Seconds until the next one after an error: another server may run there by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamSpec:
-    """Tell all that an upstream is made of: what is made of equal recipes does the same.
+    """Everything that an upstream is built from; upstreams of equal specs behave alike.
 
-    Times are in seconds. ``own_request_headers`` is what the gateway's own requests have, to name
-    it.
-    ``certificates`` tells what the files of its TLS hold, of which
-    ``context`` is made; there is none without TLS.
+    Times are in seconds. ``own_request_headers`` name the gateway in its own requests.
+    ``certificates`` are digests of the TLS files, from which ``context`` is made.
     """
 
     name: str
@@ -51,9 +59,9 @@ class UpstreamSpec:
 
 
 class SharedUpstream:
-    """An upstream that several runtimes may have: all but the newest are on their way out.
+    """An upstream that the runtimes before and after a reload may share.
 
-    ``before`` is the pool of the one that it replaces.
+    ``before`` is the pool of the upstream that it replaces.
     """
 
     def __init__(self, spec: UpstreamSpec, upstream: Upstream, before: Pool | None = None) -> None:
@@ -64,7 +72,7 @@ class SharedUpstream:
         self._holders = 0
 
     async def start(self) -> None:
-        """Have its servers looked after, if they are not yet; see ``Pool.start``."""
+        """Start the pool, if it is not started yet; see ``Pool.start``."""
         if self._started:
             return
         self._started = True
@@ -76,17 +84,12 @@ class SharedUpstream:
             pool.adopt_state(before)
             self._before = None
 
-    def hold(self) -> None:
-        """Count a runtime that has it, from whose beginning its limits count."""
+    def acquire(self) -> None:
+        """Count a runtime that uses it, and apply the limits of its spec."""
         self._holders += 1
         apply_concurrency(
             self.upstream.concurrency_limit, self.spec.declared.concurrency, self.spec.workers
         )
-
-    @property
-    def busy_with_last_holder(self) -> bool:
-        """Tell whether exchanges are under way there, and just one runtime is left that has it."""
-        return self._holders == 1 and any(self.upstream.pool.outstanding)
 
     async def release(self) -> None:
         """Count a runtime no more; the last one closes it."""
@@ -94,80 +97,129 @@ class SharedUpstream:
         await self.close_if_unused()
 
     async def close_if_unused(self) -> None:
-        """Close what no runtime has."""
+        """Close it if no runtime uses it."""
         if not self._holders:
             await self.upstream.metadata.close()
             await self.upstream.pool.close()
 
+    @property
+    def busy_with_last_holder(self) -> bool:
+        """Tell whether calls are running there, and only one runtime uses it."""
+        return self._holders == 1 and any(self.upstream.pool.outstanding)
+
 
 def build_upstreams(
-    upstream_specs: Iterable[UpstreamSpec],
+    specs: Iterable[UpstreamSpec],
     before: Mapping[str, SharedUpstream],
     buffers: BufferAccount | None = None,
-    hearsay: EjectionSync | None = None,
+    ejection_sync: EjectionSync | None = None,
 ) -> dict[str, SharedUpstream]:
-    """Make the upstreams, by name.
+    """Build the upstreams, by name.
 
-    One that is made as before is the one from before, with its connections and all that it knows.
-    Of one that has changed, the endpoints that are still there keep their health, names their
-    addresses, and exchanges under way their places.
-    ``buffers`` counts what their connections buffer; ``hearsay`` is what all of them tell other
-    workers by, if there are any.
+    If the spec is as before, the upstream is the one from before, with its connections and all that
+    it knows. If the spec has changed, endpoints that are still there keep their health, names keep
+    their addresses, and running calls keep their slots. ``buffers`` counts what connections buffer.
     """
     return {
-        spec.name: _held(spec, before.get(spec.name), buffers, hearsay) for spec in upstream_specs
+        spec.name: _build_or_keep(spec, before.get(spec.name), buffers, ejection_sync)
+        for spec in specs
     }
 
 
-def upstreams_by_name(held: Mapping[str, SharedUpstream]) -> dict[str, Upstream]:
-    """Give the upstreams themselves."""
-    return {name: each.upstream for name, each in held.items()}
+def upstreams_by_name(shared: Mapping[str, SharedUpstream]) -> dict[str, Upstream]:
+    """Return the upstreams themselves."""
+    return {name: each.upstream for name, each in shared.items()}
 
 
-def _held(
+def build_pool(
+    spec: UpstreamSpec,
+    buffers: BufferAccount | None = None,
+    on_ejection: EjectionListener | None = None,
+    dialect_detector: DialectDetector | None = None,
+) -> Pool:
+    """Build the pool of an upstream, with what supervises it."""
+    declared = spec.declared
+
+    def connect(address: ServerAddress) -> HttpEndpoint:
+        return HttpEndpoint(
+            address, spec.connect_timeout, declared.idle_timeout, buffers, spec.own_request_headers
+        )
+
+    server_name = declared.tls.server_name if declared.tls is not None else None
+    servers = [parse_server_url(url, spec.context, server_name) for url in declared.endpoints]
+    resolver = None
+    if declared.dns_refresh is not None:
+        resolver = Resolver(servers, declared.dns_refresh, connect, resolve_host)
+    return Pool(
+        resolver.endpoints if resolver else [connect(server) for server in servers],
+        _outlier_policy(declared.outlier_detection),
+        supervisor=PoolSupervisor(
+            None if declared.health_check is None else _health_checker(declared.health_check),
+            ModelDiscovery(_DISCOVERY_INTERVAL) if declared.model_discovery else None,
+            resolver,
+            dialect_detector,
+        ),
+        load_balancing=_load_balancing_policy(declared.load_balancing),
+        notify=on_ejection,
+        upstream=spec.name,
+    )
+
+
+def _build_or_keep(
     spec: UpstreamSpec,
     before: SharedUpstream | None,
     buffers: BufferAccount | None,
-    hearsay: EjectionSync | None,
+    ejection_sync: EjectionSync | None,
 ) -> SharedUpstream:
-    if before is not None and before.spec == spec:
-        return before
     if before is None:
-        return SharedUpstream(spec, _build(spec, buffers, hearsay, None))
-    upstream = _build(spec, buffers, hearsay, before.upstream.concurrency_limit)
+        return SharedUpstream(spec, _build(spec, buffers, ejection_sync, None))
+    if before.spec == spec:
+        return before
+    upstream = _build(spec, buffers, ejection_sync, before.upstream.concurrency_limit)
     return SharedUpstream(spec, upstream, before.upstream.pool)
 
 
 def _build(
     spec: UpstreamSpec,
     buffers: BufferAccount | None,
-    hearsay: EjectionSync | None,
-    concurrency_limit: ConcurrencyLimit | None,
+    ejection_sync: EjectionSync | None,
+    limit_before: ConcurrencyLimit | None,
 ) -> Upstream:
     declared = spec.declared
-    clock = asyncio.get_running_loop().time
-    tell = None if hearsay is None else hearsay.publisher_for(spec.name)
-    dialect_detector = None
+    on_ejection = None if ejection_sync is None else ejection_sync.publisher_for(spec.name)
+    detector = None
     if declared.dialect == "auto":
-        tells = hearsay is None or hearsay.first
-        dialect_detector = DialectDetector(spec.name, _ASK_EVERY, _ASK_AGAIN, tells)
+        logs = ejection_sync is None or ejection_sync.is_first_worker
+        detector = DialectDetector(spec.name, _DIALECT_INTERVAL, _DIALECT_RETRY_INTERVAL, logs)
+    clock = asyncio.get_running_loop().time
     return Upstream(
         spec.name,
-        dialect_detector or fixed_dialect_state(DIALECTS[declared.dialect]),
-        build_pool(
-            spec.name,
-            declared,
-            spec.context,
-            spec.connect_timeout,
-            buffers,
-            tell,
-            dialect_detector,
-            own_request_headers=spec.own_request_headers,
-        ),
+        detector or fixed_dialect_state(DIALECTS[declared.dialect]),
+        build_pool(spec, buffers, on_ejection, detector),
         MetadataCache(spec.metadata_ttl, spec.metadata_cache_size, spec.idle_timeout, clock),
         RetryBudget(declared.retry_budget.percent / 100, declared.retry_budget.min_concurrency),
-        concurrency_limit_of(
-            f"upstream '{spec.name}'", declared.concurrency, spec.workers, concurrency_limit
+        build_concurrency_limit(
+            f"upstream '{spec.name}'", declared.concurrency, spec.workers, limit_before
         ),
         declared.required,
     )
+
+
+def _load_balancing_policy(declared: LoadBalancing) -> LoadBalancingPolicy:
+    policy = LoadBalancingPolicy(declared.policy == "round_robin", declared.hash_header)
+    return LEAST_REQUEST if policy == LEAST_REQUEST else policy
+
+
+def _outlier_policy(declared: OutlierDetection) -> OutlierPolicy:
+    return OutlierPolicy(
+        declared.consecutive_failures,
+        declared.base_ejection_time,
+        declared.max_ejection_time,
+        declared.max_ejection_percent / 100,
+        frozenset(declared.failure_statuses),
+    )
+
+
+def _health_checker(declared: HealthCheck) -> HealthChecker:
+    policy = HealthCheckPolicy(declared.healthy_threshold, declared.unhealthy_threshold)
+    return HealthChecker(declared.path, declared.interval, declared.timeout, policy)

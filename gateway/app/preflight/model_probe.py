@@ -1,4 +1,4 @@
-"""The declared models, compared with what a server says of them."""
+"""Probes the declared models of a server: whether its metadata is as declared."""
 
 from __future__ import annotations
 
@@ -17,60 +17,62 @@ from gateway.upstream.metadata_cache import (
 )
 from gateway.upstream.transport import UpstreamEndpoint
 
-# Triton says one or the other of a model that it does not have, by what it is asked.
-_UNKNOWN = (400, 404)
+_UNKNOWN_MODEL = (400, 404)
+"""Triton answers one or the other for a model that it does not have, by the request."""
 
-_Answer = tuple[Verdict, Sequence[str]]
+_Result = tuple[Verdict, Sequence[str]]
 
 
 def upstreams_serving(model: str, routes: Sequence[Route]) -> Iterator[str]:
-    """Yield the upstreams that requests to infer with a model may go to, in order."""
-    taken = False  # all requests that name the model are, by a route before
+    """Yield the upstreams to which inference requests for a model may go, in order."""
+    is_taken = False  # a route before takes all requests for the model
     for route in routes:
         match, rewrite = route.match, route.rewrite
         if match.operations is not None and "infer" not in match.operations:
             continue
-        named = match.model is None or Pattern.of(match.model).matches(model)
-        if rewrite.model == model if rewrite is not None else named and not taken:
+        matches = match.model is None or Pattern.of(match.model).matches(model)
+        if rewrite.model == model if rewrite is not None else matches and not is_taken:
             yield from (share.name for share in route.upstream if share.weight)
             if route.mirror is not None:
                 yield route.mirror.upstream
-        taken = taken or (named and match.version is None and not match.headers)
+        is_taken = is_taken or (matches and match.version is None and not match.headers)
 
 
 async def probe_models(
-    endpoint: UpstreamEndpoint, models: Sequence[DeclaredModel], time: float
-) -> Mapping[str, _Answer]:
-    """Ask a server for models, one after the other, ``time`` seconds for each.
+    endpoint: UpstreamEndpoint, models: Sequence[DeclaredModel], time_limit: float
+) -> Mapping[str, _Result]:
+    """Probe models one after the other, each within ``time_limit`` seconds; return results by name.
 
-    Gives what it says of each, by name; it is asked no more once it fails.
+    After a first failure the server gets no more requests.
     """
-    answers: dict[str, _Answer] = {}
-    answer: _Answer = (Verdict.AS_DECLARED, ())
+    results: dict[str, _Result] = {}
+    result: _Result = (Verdict.AS_DECLARED, ())
     for model in models:
-        if answer[0] is not Verdict.UNAVAILABLE:
-            answer = await _compared(endpoint, model, time)
-        answers[model.metadata.name] = answer
-    return answers
+        if result[0] is not Verdict.UNAVAILABLE:
+            result = await _probe_model(endpoint, model, time_limit)
+        results[model.metadata.name] = result
+    return results
 
 
-async def _compared(endpoint: UpstreamEndpoint, model: DeclaredModel, time: float) -> _Answer:
+async def _probe_model(
+    endpoint: UpstreamEndpoint, model: DeclaredModel, time_limit: float
+) -> _Result:
     name = model.metadata.name
     try:
-        async with asyncio.timeout(time):
-            known = await fetch_metadata(name, None, endpoint)
+        async with asyncio.timeout(time_limit):
+            metadata = await fetch_metadata(name, None, endpoint)
             max_batch_size = await fetch_max_batch_size(name, None, endpoint)
     except TimeoutError:
-        return Verdict.UNAVAILABLE, (f"no answer within {time:g} s",)
-    except UpstreamResponseError as refusal:
-        said = f"{refusal.status} {excerpt(refusal.body)}"
-        if refusal.status in _UNKNOWN:
-            return Verdict.MISMATCH, (f"does not know it: {said}",)
-        return Verdict.UNAVAILABLE, (f"answered {said}",)
+        return Verdict.UNAVAILABLE, (f"no answer within {time_limit:g} s",)
+    except UpstreamResponseError as error:
+        quoted = f"{error.status} {excerpt(error.body)}"
+        if error.status in _UNKNOWN_MODEL:
+            return Verdict.MISMATCH, (f"does not know it: {quoted}",)
+        return Verdict.UNAVAILABLE, (f"answered {quoted}",)
     except GatewayError as error:
         return Verdict.UNAVAILABLE, (error.message,)
-    told = list(find_differences(model, known, max_batch_size))
-    if told:
-        return Verdict.MISMATCH, told
-    silent = [] if known.inputs else ["does not say what it takes: what is declared is used"]
-    return Verdict.AS_DECLARED, silent
+    differences = list(find_differences(model, metadata, max_batch_size))
+    if differences:
+        return Verdict.MISMATCH, differences
+    messages = [] if metadata.inputs else ["does not say what it takes: what is declared is used"]
+    return Verdict.AS_DECLARED, messages

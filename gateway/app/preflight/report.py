@@ -1,4 +1,4 @@
-"""What came of asking servers, and what an operator reads of it."""
+"""The results of a probe, as text and as an exit status."""
 
 from __future__ import annotations
 
@@ -10,67 +10,67 @@ from itertools import groupby
 from gateway.sizes import QUOTED_TEXT
 
 EXIT_MISMATCH, EXIT_NOT_READY = 3, 4
-"""Exit statuses: something is another than declared; a server is not ready, or cannot be asked."""
+"""Exit statuses: something is not as declared; a server is not ready, or does not answer."""
 
 
 class Verdict(Enum):
-    """What came of asking a server."""
+    """The result of probing a server, or a model there."""
 
     AS_DECLARED = auto()
     MISMATCH = auto()
     NOT_READY = auto()
-    """It answers, but not as one that can be used."""
+    """It answers, but it is not ready."""
     UNAVAILABLE = auto()
-    """It did not answer."""
+    """It does not answer, or with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What was found out of an endpoint, or of a model there, in order."""
+    """The result of an endpoint, or of a model there."""
 
     upstream: str
     url: str
     verdict: Verdict
-    told: Sequence[str]
+    messages: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Findings of the servers, and of each declared model by name.
+    """The results of the servers, and of each declared model by name, in the settings' order.
 
-    All are in the order of the settings; a model to which no route leads has none.
+    A model to which no route leads has no results.
     """
 
     servers: Sequence[ProbeResult]
     models: Mapping[str, Sequence[ProbeResult]]
 
     @property
-    def status(self) -> int:
-        """Give the exit status: 3 where anything differs, else 4 where not all servers are well."""
+    def exit_status(self) -> int:
+        """Return the exit status: 3 if anything differs, else 4 if a server is not ready."""
         groups = (self.servers, *self.models.values())
-        found = {finding.verdict for findings in groups for finding in findings}
-        if Verdict.MISMATCH in found or not all(self.models.values()):
+        verdicts = {result.verdict for results in groups for result in results}
+        if Verdict.MISMATCH in verdicts or not all(self.models.values()):
             return EXIT_MISMATCH
-        return EXIT_NOT_READY if found - {Verdict.AS_DECLARED} else 0
+        return EXIT_NOT_READY if verdicts - {Verdict.AS_DECLARED} else 0
 
     def lines(self) -> Iterator[str]:
-        """Yield what an operator reads."""
-        for upstream, findings in groupby(self.servers, lambda finding: finding.upstream):
+        """Yield the lines that an operator reads."""
+        for upstream, results in groupby(self.servers, lambda result: result.upstream):
             yield f"upstream {upstream}:"
-            for finding in findings:
-                yield f"  {finding.url}: {_text(finding)}"
-        for model, of_model in self.models.items():
-            yield f"model {model}:" + ("" if of_model else " no route leads to it")
-            for finding in of_model:
-                yield f"  {finding.url} (upstream {finding.upstream}): {_text(finding)}"
+            for result in results:
+                yield f"  {result.url}: {_text(result)}"
+        for model, model_results in self.models.items():
+            yield f"model {model}:" + ("" if model_results else " no route leads to it")
+            for result in model_results:
+                yield f"  {result.url} (upstream {result.upstream}): {_text(result)}"
 
 
 def excerpt(body: bytes) -> str:
-    """Give what is repeated of a server's answer, in one line."""
+    """Return the start of a server's response, in one line."""
     return " ".join(body[:QUOTED_TEXT].decode(errors="replace").split())
 
 
-def _text(finding: ProbeResult) -> str:
-    told = "; ".join(finding.told) or "as declared"
-    # Servers are quoted, and what they say goes to a terminal.
-    return "".join(letter if letter.isprintable() else "�" for letter in told)
+def _text(result: ProbeResult) -> str:
+    text = "; ".join(result.messages) or "as declared"
+    # It quotes servers and goes to a terminal: no escape sequence may get there.
+    return "".join(letter if letter.isprintable() else "�" for letter in text)

@@ -1,4 +1,4 @@
-"""Endpoints that lead back to the gateway, as far as the settings show it."""
+"""Finds endpoints that are the gateway itself, as far as the settings show it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from gateway.settings.values.addresses import Address, UnixAddress, address_of
 from gateway.settings.values.wording import KeyPath, format_path
 from gateway.settings.yaml.loader import Position
 
-_EVERY = ("0.0.0.0", "::")
-"""The addresses that stand for all of a machine's."""
+_WILDCARDS = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
 class SelfReference:
-    """An endpoint that is an address on which the gateway listens."""
+    """An endpoint that leads to an address on which the gateway listens."""
 
     path: KeyPath
     endpoint: str
@@ -27,49 +26,51 @@ class SelfReference:
     listen_path: KeyPath
 
     def describe(self, file: Path, positions: Mapping[KeyPath, Position]) -> str:
-        """Return the warning, with both lines of the file, as far as they are known."""
-        at, listening = _line(self.path, positions), _line(self.listen_path, positions)
-        place = f"{file}:{at}" if at else f"{file}"
-        where = f"listen, line {listening}" if listening else "listen"
+        """Return the warning, with the lines of both settings, if they are known."""
+        line, listen_line = _line(self.path, positions), _line(self.listen_path, positions)
+        place = f"{file}:{line}" if line else f"{file}"
+        where = f"listen, line {listen_line}" if listen_line else "listen"
         return (
             f"{place}: {format_path(self.path)}: warning: {self.endpoint} is the gateway itself"
             f" ({where}: {self.listen}); requests come back and are answered with 508"
         )
 
 
-def self_references(settings: Settings) -> Iterator[SelfReference]:
-    """Yield the endpoints at which the gateway itself listens. No name is looked up."""
+def find_self_references(settings: Settings) -> Iterator[SelfReference]:
+    """Yield the endpoints at which the gateway itself listens, without DNS lookups."""
     for name, upstream in settings.upstreams.items():
         for i, endpoint in enumerate(upstream.endpoints):
             for j, listen in enumerate(settings.listen):
-                if _is_at(address_of(endpoint), listen):
+                if _leads_to(address_of(endpoint), listen):
                     path = ("upstreams", name, "endpoints", i)
                     yield SelfReference(path, endpoint, listen, ("listen", j))
                     break
 
 
-def _is_at(endpoint: Address, listen: Address) -> bool:
-    """Tell whether connecting to an endpoint leads to an address that is listened on."""
+def _leads_to(endpoint: Address, listen: Address) -> bool:
+    """Tell whether a connection to an endpoint reaches a listening address."""
     if isinstance(endpoint, UnixAddress) or isinstance(listen, UnixAddress):
         return endpoint == listen
     if endpoint.port != listen.port:
         return False
     if _same_host(endpoint.host, listen.host):
         return True
-    if listen.host in _EVERY:
+    if listen.host in _WILDCARDS:
         version = 6 if listen.host == "::" else 4
-        return _is_here(endpoint.host, version)
-    # To connect to 0.0.0.0 is to connect to the loopback interface.
-    return _is_loopback(listen.host) and (endpoint.host in _EVERY or _is_local(endpoint.host))
+        return _is_this_machine(endpoint.host, version)
+    # A connection to 0.0.0.0 goes to the loopback interface.
+    return _is_loopback(listen.host) and (
+        endpoint.host in _WILDCARDS or _is_localhost(endpoint.host)
+    )
 
 
 def _same_host(one: str, other: str) -> bool:
     return one.lower().rstrip(".") == other.lower().rstrip(".")
 
 
-def _is_here(host: str, version: int) -> bool:
-    """Tell whether a host is this machine; an address has to be of that version of IP."""
-    if _is_local(host) or _same_host(host, socket.gethostname()):
+def _is_this_machine(host: str, version: int) -> bool:
+    """Tell whether a host is this machine; an address must have this version of IP."""
+    if _is_localhost(host) or _same_host(host, socket.gethostname()):
         return True
     try:
         address = ip_address(host)
@@ -78,12 +79,12 @@ def _is_here(host: str, version: int) -> bool:
     return address.version == version and (address.is_loopback or _can_be_bound(host, version))
 
 
-def _is_local(host: str) -> bool:
+def _is_localhost(host: str) -> bool:
     return _same_host(host, "localhost")
 
 
 def _is_loopback(host: str) -> bool:
-    return host in ("127.0.0.1", "::1") or _is_local(host)
+    return host in ("127.0.0.1", "::1") or _is_localhost(host)
 
 
 def _can_be_bound(host: str, version: int) -> bool:
@@ -98,6 +99,6 @@ def _can_be_bound(host: str, version: int) -> bool:
 
 
 def _line(path: KeyPath, positions: Mapping[KeyPath, Position]) -> int | None:
-    around = (path[:length] for length in range(len(path), 0, -1))
-    place = next((positions[each] for each in around if each in positions), None)
-    return None if place is None else place.line
+    prefixes = (path[:length] for length in range(len(path), 0, -1))
+    position = next((positions[each] for each in prefixes if each in positions), None)
+    return None if position is None else position.line

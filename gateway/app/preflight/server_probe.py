@@ -1,4 +1,4 @@
-"""A server asked whether it is ready, and what it is."""
+"""Probes a server: whether it is ready, and whether its dialect is as declared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 from gateway.app.preflight.report import Verdict, excerpt
 from gateway.errors import GatewayError
-from gateway.protocol.dialect_detection import DetectedDialect as Recognised
+from gateway.protocol.dialect_detection import DetectedDialect
 from gateway.protocol.dialects import DIALECTS, Dialect
 from gateway.sizes import MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request
@@ -17,52 +17,54 @@ _READY = "/v2/health/ready"
 
 
 async def probe_server(
-    endpoint: UpstreamEndpoint, declared: str, time: float
+    endpoint: UpstreamEndpoint, declared: str, time_limit: float
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """Ask a server, which has ``time`` seconds for all; ``declared`` is its dialect, or auto."""
-    told: list[str] = []
+    """Probe a server within ``time_limit`` seconds; ``declared`` is its dialect, or auto."""
+    messages: list[str] = []
     verdict = Verdict.UNAVAILABLE
     try:
-        async with asyncio.timeout(time):
-            answer = await send_control_request(endpoint, "GET", _READY, MAX_PROBE_RESPONSE)
+        async with asyncio.timeout(time_limit):
+            response = await send_control_request(endpoint, "GET", _READY, MAX_PROBE_RESPONSE)
             verdict = Verdict.NOT_READY
-            is_ready = answer.status == 200
-            said = f"{answer.status} {excerpt(answer.body)}".rstrip()
-            told.append("ready" if is_ready else f"not ready: it answered GET {_READY} with {said}")
-            found = await detect_dialect(endpoint)
+            is_ready = response.status == 200
+            quoted = f"{response.status} {excerpt(response.body)}".rstrip()
+            messages.append(
+                "ready" if is_ready else f"not ready: it answered GET {_READY} with {quoted}"
+            )
+            detected = await detect_dialect(endpoint)
     except TimeoutError:
-        told.append(f"no answer{' to GET /v2' if told else ''} within {time:g} s")
-        return verdict, tuple(told)
+        messages.append(f"no answer{' to GET /v2' if messages else ''} within {time_limit:g} s")
+        return verdict, tuple(messages)
     except GatewayError as error:
-        told.append(error.message)
-        return verdict, tuple(told)
-    differs, dialect = _compared(declared, found)
-    told.append(dialect)
+        messages.append(error.message)
+        return verdict, tuple(messages)
+    differs, dialect = _compare(declared, detected)
+    messages.append(dialect)
     if differs:
-        return Verdict.MISMATCH, tuple(told)
-    return Verdict.AS_DECLARED if is_ready else verdict, tuple(told)
+        return Verdict.MISMATCH, tuple(messages)
+    return Verdict.AS_DECLARED if is_ready else verdict, tuple(messages)
 
 
-def _compared(declared: str, found: Recognised) -> tuple[bool, str]:
-    """Tell whether a server's dialect is surely another than declared, and in words what it is."""
-    is_named = _named(found.dialect)
+def _compare(declared: str, detected: DetectedDialect) -> tuple[bool, str]:
+    """Tell whether a server's dialect is certainly not as declared, and describe it."""
+    name = _display_name(detected.dialect)
     if declared == "auto":
-        return False, f"dialect {is_named}: it {found.reason}"
-    if found.certain and _is_another(found.dialect, DIALECTS[declared]):
-        return True, f"dialect {is_named}, but {declared} is declared: it {found.reason}"
-    if found.certain and found.dialect.name in DIALECTS:
-        return False, f"dialect {declared}, as declared: it {found.reason}"
-    return False, f"dialect {declared} is declared, which it does not show: it {found.reason}"
+        return False, f"dialect {name}: it {detected.reason}"
+    if detected.certain and _differs(detected.dialect, DIALECTS[declared]):
+        return True, f"dialect {name}, but {declared} is declared: it {detected.reason}"
+    if detected.certain and detected.dialect.name in DIALECTS:
+        return False, f"dialect {declared}, as declared: it {detected.reason}"
+    return False, f"dialect {declared} is declared, which it does not show: it {detected.reason}"
 
 
-def _is_another(found: Dialect, declared: Dialect) -> bool:
-    if found.binary is not declared.binary:
+def _differs(detected: Dialect, declared: Dialect) -> bool:
+    if detected.binary is not declared.binary:
         return True
-    # Without the binary form they are all alike; one whose name is not known may be any other.
-    return found.binary and found.name in DIALECTS and found.name != declared.name
+    # Without the binary form all dialects are alike. An unknown name may be any of them.
+    return detected.binary and detected.name in DIALECTS and detected.name != declared.name
 
 
-def _named(dialect: Dialect) -> str:
+def _display_name(dialect: Dialect) -> str:
     known = DIALECTS.get(dialect.name)
     older = known is not None and known.binary and not dialect.binary
     return f"{dialect.name} without the binary form" if older else dialect.name

@@ -1,1 +1,1 @@
-"""New settings: where they come from, what differs, what is in use."""
+"""Reloads: where settings come from, what they load, what differs, which are in use."""

@@ -1,4 +1,4 @@
-"""How settings differ from those before, in the words of an operator."""
+"""The difference between two settings, as an operator reads it."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from gateway.app.reload.resources import Resources
 from gateway.settings.schema import Settings
 from gateway.sizes import LISTED_NAMES
 
-_KEPT = ("workers",)
-"""What is as it was at the start: the number of processes does not change while they run."""
+_STARTUP_SETTINGS = ("workers",)
+"""Settings that take effect at a start only: the number of processes is fixed while they run."""
 
 
 def keep_startup_settings(settings: Settings, before: Settings) -> Settings:
-    """Give settings as they can be taken up by who runs with those from before."""
-    return settings.model_copy(update={name: getattr(before, name) for name in _KEPT})
+    """Return settings with the values from ``before`` where a change needs a restart."""
+    return settings.model_copy(update={name: getattr(before, name) for name in _STARTUP_SETTINGS})
 
 
 def settings_needing_restart(settings: Settings, before: Settings) -> list[str]:
-    """Name what does not change before the next start."""
-    return [name for name in _KEPT if getattr(settings, name) != getattr(before, name)]
+    """Return the names of changed settings that take effect at the next start."""
+    return [name for name in _STARTUP_SETTINGS if getattr(settings, name) != getattr(before, name)]
 
 
-def changes(now: Resources, before: Resources) -> str:
-    """Tell what has changed: ``upstreams +new -old ~other, routes changed``."""
+def describe_changes(now: Resources, before: Resources) -> str:
+    """Describe what has changed: ``upstreams +new -old ~other, routes changed``."""
     upstreams = list(_upstreams(_by_name(now.upstream_specs), _by_name(before.upstream_specs)))
     sections = [
         name
         for name in Settings.model_fields
         if name != "upstreams" and getattr(now.settings, name) != getattr(before.settings, name)
     ]
-    parts = [f"upstreams {_listed(upstreams)}"] if upstreams else []
+    parts = [f"upstreams {_shorten(upstreams)}"] if upstreams else []
     parts += [f"{', '.join(sections)} changed"] if sections else []
     return ", ".join(parts) or "nothing has changed"
 
 
-def _by_name(upstream_specs: Iterable[UpstreamSpec]) -> dict[str, UpstreamSpec]:
-    return {spec.name: spec for spec in upstream_specs}
+def _by_name(specs: Iterable[UpstreamSpec]) -> dict[str, UpstreamSpec]:
+    return {spec.name: spec for spec in specs}
 
 
 def _upstreams(
@@ -48,7 +48,7 @@ def _upstreams(
     yield from (f"~{name}" for name in now if name in before and now[name] != before[name])
 
 
-def _listed(marked: Collection[str]) -> str:
-    some = list(marked)[:LISTED_NAMES]
-    more = f" and {len(marked) - LISTED_NAMES} more" if len(marked) > LISTED_NAMES else ""
-    return " ".join(some) + more
+def _shorten(names: Collection[str]) -> str:
+    shown = list(names)[:LISTED_NAMES]
+    more = f" and {len(names) - LISTED_NAMES} more" if len(names) > LISTED_NAMES else ""
+    return " ".join(shown) + more

@@ -1,20 +1,19 @@
-"""What a gateway is made of: the settings, and what they name, loaded."""
+"""What settings name, loaded: certificates, API keys, and the specs of upstreams."""
 
 from __future__ import annotations
 
 import logging
 import os
 from dataclasses import dataclass
+from ipaddress import ip_network
 
 from gateway.app.build.api_keys import ApiKeys
-from gateway.app.build.forwarding import forwarding
 from gateway.app.build.processes import worker_count
 from gateway.app.build.tls import (
     load_server_tls,
-    server_tls_files,
+    tls_warnings,
     upstream_ssl_context,
     upstream_tls_files,
-    warnings,
 )
 from gateway.app.build.upstreams import UpstreamSpec
 from gateway.listener.tls import ReloadingTlsContext
@@ -27,71 +26,71 @@ _log = logging.getLogger("tensorgate")
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Hold settings, TLS with clients if it is spoken, clients' keys, and recipes of upstreams.
+    """Settings, and what they name.
 
-    ``forwarding`` holds the identity of the gateway, which all of its workers share.
+    ``forwarding`` has the identity of the gateway, which its workers share.
     """
 
     settings: Settings
     tls: ReloadingTlsContext | None
-    keys: ApiKeys
+    api_keys: ApiKeys
     upstream_specs: tuple[UpstreamSpec, ...]
     forwarding: ForwardedPolicy
 
-    def renew(self) -> None:
-        """Load keys, and TLS with clients, whose files have changed, and not since the last look.
+    def refresh(self) -> None:
+        """Load API keys and server certificates again, if their files have changed.
 
-        Who serves with them need not ask for that: they are watched meanwhile.
+        A gateway that uses them need not call this: it watches their files.
         """
-        self.keys.look()
+        self.api_keys.refresh()
         if self.tls is not None:
             self.tls.reload_if_changed()
 
 
-def gather(settings: Settings, before: Resources | None = None) -> Resources:
-    """Load what settings name; it takes a while.
+def load_resources(settings: Settings, before: Resources | None = None) -> Resources:
+    """Load what settings name, which takes a while.
 
-    Raises ListenError, UpstreamTlsError, ApiKeysError.
-
-    TLS with clients that is declared as ``before`` is the one from before, and so are keys: they
-    renew themselves. The identity always is the one from before.
+    If their settings are as ``before``, the server certificate and the API keys are those from
+    before, which follow their files. The identity is always that from before. Raises ListenError,
+    UpstreamTlsError and ApiKeysError.
     """
     if before is not None and settings.tls == before.settings.tls:
         tls = before.tls
     else:
         tls = None if settings.tls is None else load_server_tls(settings.tls)
     if before is not None and settings.api_keys == before.settings.api_keys:
-        keys = before.keys
+        api_keys = before.api_keys
     else:
-        keys = ApiKeys(settings, os.environ)
+        api_keys = ApiKeys(settings, os.environ)
     identity = new_identity() if before is None else before.forwarding.identity
-    told = forwarding(settings, identity)
-    upstream_specs = tuple(_recipe(settings, name, told) for name in settings.upstreams)
-    return Resources(settings, tls, keys, upstream_specs, told)
+    forwarding = _forwarded_policy(settings, identity)
+    specs = tuple(_upstream_spec(settings, name, forwarding) for name in settings.upstreams)
+    return Resources(settings, tls, api_keys, specs, forwarding)
 
 
 def unwatched_files(settings: Settings) -> tuple[str, ...]:
-    """Name the files that are loaded with settings, and not renewed by themselves."""
+    """Return the files that only a reload loads again: those of TLS to upstreams."""
     upstreams = settings.upstreams.values()
     return tuple(file for upstream in upstreams for file in upstream_tls_files(upstream))
 
 
-def all_referenced_files(settings: Settings) -> tuple[str, ...]:
-    """Name the files that are loaded with settings."""
-    return (*unwatched_files(settings), *server_tls_files(settings.tls))
-
-
-def warn(settings: Settings, before: Settings | None = None) -> None:
-    """Log what is allowed, and unwise, if it was not so ``before``."""
-    told = set() if before is None else set(warnings(before))
-    for warning in warnings(settings):
-        if warning not in told:
+def log_warnings(settings: Settings, before: Settings | None = None) -> None:
+    """Log what is allowed but unwise, unless it was so ``before``."""
+    known = set() if before is None else set(tls_warnings(before))
+    for warning in tls_warnings(settings):
+        if warning not in known:
             _log.warning("%s", warning)
 
 
-def _recipe(settings: Settings, name: str, told: ForwardedPolicy) -> UpstreamSpec:
+def _forwarded_policy(settings: Settings, identity: str) -> ForwardedPolicy:
+    declared = settings.forwarded
+    trusted = tuple(map(ip_network, declared.trusted_proxies))
+    return ForwardedPolicy(declared.headers, trusted, declared.via, settings.request_id, identity)
+
+
+def _upstream_spec(settings: Settings, name: str, forwarding: ForwardedPolicy) -> UpstreamSpec:
     declared, limits = settings.upstreams[name], settings.limits
-    # The digests come first: files that change between the two are loaded again next time.
+    # The digests come first: a file that changes between the two is loaded again at the next look.
     certificates = tuple(map(digest, upstream_tls_files(declared)))
     return UpstreamSpec(
         name,
@@ -101,7 +100,7 @@ def _recipe(settings: Settings, name: str, told: ForwardedPolicy) -> UpstreamSpe
         limits.metadata_ttl,
         limits.metadata_cache_size,
         worker_count(settings),
-        told.own_request_headers,
+        forwarding.own_request_headers,
         certificates,
         upstream_ssl_context(name, declared),
     )

@@ -1,27 +1,36 @@
-"""Which settings are in use, and what became of newer ones."""
+"""Which settings are in use, and why newer ones are not: for the status and the log."""
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+from gateway.app.reload.diff import settings_needing_restart
+from gateway.app.reload.resources import log_warnings
+from gateway.settings.schema import Settings
+
+_log = logging.getLogger("tensorgate")
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """Tell of the settings in use; times are in seconds since the epoch."""
+    """The settings in use; times are in seconds since the epoch."""
 
     loaded_at: float
     file: str | None = None
     number: int = 1
     """Counts the settings that were in use, these included."""
     last_failure: str | None = None
-    """Why newer settings could not be used; None where these are the newest."""
+    """Why newer settings could not be used; None if these are the newest."""
     failed_at: float | None = None
     reloads: int = 0
     failures: int = 0
-    """How often newer settings could not be used, since the start."""
+    """Reloads that failed since the start."""
 
-    def reloaded(self, now: float) -> Revision:
-        """Tell of settings that have taken the place of these."""
+    def after_reload(self, now: float) -> Revision:
+        """Return the revision of settings that have replaced these."""
         return replace(
             self,
             loaded_at=now,
@@ -31,6 +40,46 @@ class Revision:
             reloads=self.reloads + 1,
         )
 
-    def failed(self, why: str, now: float) -> Revision:
-        """Tell that these stay, and why."""
-        return replace(self, last_failure=why, failed_at=now, failures=self.failures + 1)
+    def after_failure(self, reason: str, now: float) -> Revision:
+        """Return the revision of these settings after a reload that failed."""
+        return replace(self, last_failure=reason, failed_at=now, failures=self.failures + 1)
+
+
+class ReloadLog:
+    """Keeps the revision up to date, and logs each reload."""
+
+    def __init__(self, revision: Revision) -> None:
+        self.revision = revision
+
+    def record_reload(self) -> None:
+        """Record that the settings that were read are in use."""
+        self.revision = self.revision.after_reload(time.time())
+
+    def log_reload(self, changes: str, read: Settings, before: Settings) -> None:
+        """Log what has changed, what is unwise, and what needs a restart."""
+        _log.info("settings reloaded from %s: %s", self.revision.file, changes)
+        log_warnings(read, before)
+        for name in settings_needing_restart(read, before):
+            old, new = getattr(before, name), getattr(read, name)
+            _log.warning("%s: %s takes effect at the next start; until then, %s", name, new, old)
+
+    def record_failure(self, reason: str, requested: bool) -> None:
+        """Record and log why the settings that were read are not in use.
+
+        The same reason is logged again only if an operator requested the reload.
+        """
+        is_new = reason != self.revision.last_failure
+        self.revision = self.revision.after_failure(reason, time.time())
+        if is_new or requested:
+            _log.error("settings not reloaded: %s; going on with those from before", reason)
+
+
+def log_addresses(addresses: Sequence[str], before: Iterable[str] = ()) -> None:
+    """Log the addresses that the gateway listens on now, and those that it has left."""
+    before = tuple(before)
+    for address in addresses:
+        if address not in before:
+            _log.info("listening on %s", address)
+    for address in before:
+        if address not in addresses:
+            _log.info("no longer listening on %s", address)

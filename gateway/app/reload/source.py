@@ -1,4 +1,4 @@
-"""Where the settings come from, and whether there are newer ones."""
+"""The source of the settings: the file, and whether it has changed."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from gateway.settings.schema import Settings
 
 
 class SettingsSource:
-    """The settings file, and the files that it names."""
+    """The settings file, watched together with the certificates that it names."""
 
     def __init__(self, file: Path, environ: Mapping[str, str]) -> None:
         self.file = file
         self._environ = environ
         self._watch = ContentWatcher([str(file)])
-        self._named = self._of_clients = ContentWatcher([])
+        self._upstream_tls = self._server_tls = ContentWatcher([])
         self._was_read = False
 
     def read(self) -> Settings:
-        """Read the file, and look at it from now on for what is newer. Raises SettingsError."""
+        """Read the file; ``changed`` compares with it from now on. Raises SettingsError."""
         if self._was_read and self.file.exists() and not self.file.is_file():
-            # A pipe would have this wait for a writer.
+            # Opening a pipe would wait for a writer.
             problem = Problem("", None, None, "is no file that can be read again")
             raise SettingsError(self.file, [problem])
         self._watch.mark_used()
-        # Later on, what is used already stays in use where its file has vanished.
+        # At a reload, a named file may be missing: what was loaded from it stays in use.
         at_start = not self._was_read
         settings = load_with_positions(self.file, self._environ, with_files=at_start).settings
         self._was_read = True
-        self._named = ContentWatcher(unwatched_files(settings))
-        self._of_clients = ContentWatcher(server_tls_files(settings.tls))
+        self._upstream_tls = ContentWatcher(unwatched_files(settings))
+        self._server_tls = ContentWatcher(server_tls_files(settings.tls))
         return settings
 
     def changed(self, after_failure: bool) -> bool:
-        """Look at the files, and tell of a change, once.
+        """Tell whether a file has changed since the last call.
 
-        The files of TLS with clients are renewed by themselves; they count ``after_failure``, for
-        which they may be the reason.
+        The gateway follows the files of its own certificate without a reload. They count
+        ``after_failure`` only, as they may be the reason for it.
         """
-        watches = (self._watch, self._named, self._of_clients)
-        own, named, of_clients = [watch.changed() for watch in watches]
-        return own or named or (of_clients and after_failure)
+        watches = (self._watch, self._upstream_tls, self._server_tls)
+        settings, upstream_tls, server_tls = [watch.changed() for watch in watches]
+        return settings or upstream_tls or (server_tls and after_failure)
 
 
 def failure_text(error: Exception, file: Path) -> str:
-    """Tell in one line why settings cannot be used: the first of their faults, and how many."""
+    """Describe in one line why settings cannot be used: the first problem, and how many."""
     if not isinstance(error, SettingsError):
         return f"{file}: {error}"
     count = len(error.problems)

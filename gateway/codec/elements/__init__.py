@@ -1,1 +1,1 @@
-"""Tensor elements ↔ the text of JSON elements."""
+"""Converts tensor elements between JSON text and binary form."""

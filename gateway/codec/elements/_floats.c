@@ -1,13 +1,13 @@
 /*
- * The text of a JSON array of numbers to the bytes of FP32 or FP64, in one pass.
+ * Decodes the text of a JSON array of numbers into FP32 or FP64 in one pass.
  *
- * simdjson does this for any JSON, and numpy rounds its doubles; here is the one case that large
- * requests are made of, without what lies between. It says nothing of text that it is not sure of,
- * broken text above all: that is left to them.
+ * simdjson parses any JSON, and numpy rounds its doubles. This module handles the one case that
+ * large requests consist of, without the steps between. Text that it does not decode with
+ * certainty, invalid text included, is left to them.
  *
- * After Daniel Lemire, "Number Parsing at a Gigabyte per Second" (2021): the digits times the first
- * 128 bits of the power of ten (powers_of_ten.h, which the build makes) tell the nearest float, of
- * either size. FP32 is not rounded from a double, which would round twice.
+ * After Daniel Lemire, "Number Parsing at a Gigabyte per Second" (2021). The digits are multiplied
+ * by the first 128 bits of the power of ten (powers_of_ten.h, made by the build). The product gives
+ * the nearest float of either size. FP32 is not rounded from a double, as that would round twice.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -25,14 +25,14 @@
 typedef unsigned __int128 uint128_t;
 
 enum {
-    DEEPEST = 64,     /* arrays in arrays */
-    MOST_DIGITS = 19, /* any so many fit into 64 bits */
+    MAX_DEPTH = 64,  /* nested arrays */
+    MAX_DIGITS = 19, /* any number of so many digits fits into 64 bits */
 };
 
-/* Where the text goes on; NULL where it is nothing that is read here. */
-typedef const char *place;
+/* A position in the text; NULL if the text is left to the caller. */
+typedef const char *cursor;
 
-/* All that a number takes is one function, for each size of float: calls cost a fifth. */
+/* Everything for a number is inlined, once per size of float: calls would cost a fifth. */
 #define INLINE __attribute__((always_inline)) static inline
 
 INLINE bool
@@ -46,17 +46,17 @@ is_digit(char c)
 static const uint64_t EIGHT_ZEROS = 0x3030303030303030; /* "00000000" */
 static const uint64_t TENS[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
 
-/* Tell how many of eight characters are digits, up to the first that is none. */
+/* Count the digits among eight characters, up to the first other one. */
 INLINE int
 leading_digits(uint64_t word)
 {
-    /* The upper half of a digit is 3, with 6 added too. A carry changes only what comes behind. */
+    /* The upper half of a digit is 3, even with 6 added. A carry affects later bytes only. */
     const uint64_t upper = 0xF0F0F0F0F0F0F0F0;
     uint64_t others = ((word ^ EIGHT_ZEROS) | ((word + 0x0606060606060606) ^ EIGHT_ZEROS)) & upper;
     return others ? __builtin_ctzll(others) / 8 : 8;
 }
 
-/* Give the value of eight digits: neighbours are joined to pairs, these to fours, these to all. */
+/* Return the value of eight digits: join them to pairs, then to fours, then to eight. */
 INLINE uint64_t
 value_of_eight(uint64_t digits)
 {
@@ -66,9 +66,9 @@ value_of_eight(uint64_t digits)
     return (first + second) >> 32;
 }
 
-/* Read digits behind those read before; what is beyond 64 bits is lost. */
-INLINE place
-read_digits(place at, place end, uint64_t *value)
+/* Append digits to a value; bits beyond 64 are lost. */
+INLINE cursor
+read_digits(cursor at, cursor end, uint64_t *value)
 {
     while (end - at >= 8) {
         uint64_t word;
@@ -76,7 +76,7 @@ read_digits(place at, place end, uint64_t *value)
         int count = leading_digits(word);
         if (count == 0)
             return at;
-        /* Shifted, they are the last of eight, with zeros before them. */
+        /* Shift them to the last of the eight characters, with zeros before them. */
         word = (word ^ EIGHT_ZEROS) << (64 - 8 * count);
         *value = *value * TENS[count] + value_of_eight(word);
         at += count;
@@ -90,7 +90,7 @@ read_digits(place at, place end, uint64_t *value)
 
 /* ---- One number ---- */
 
-/* What IEEE 754 has of floats of 4 and 8 bytes. */
+/* The formats of IEEE 754 for floats of 4 and 8 bytes. */
 INLINE int
 mantissa_bits(int size)
 {
@@ -103,14 +103,14 @@ infinity(int size)
     return size == 4 ? 0x7F800000 : 0x7FF0000000000000;
 }
 
-/* Tell whether 64 bits of digits, times such a power of ten, may lie halfway between two floats. */
+/* Tell whether digits of 64 bits, times this power of ten, can be halfway between two floats. */
 INLINE bool
 may_be_half(int64_t exponent, int size)
 {
     return size == 4 ? exponent >= -17 && exponent <= 10 : exponent >= -4 && exponent <= 23;
 }
 
-/* Give the bits of the float nearest to digits * 10^exponent; false where they are in doubt. */
+/* Compute the bits of the float nearest to digits * 10^exponent; false if they are in doubt. */
 INLINE bool
 nearest(uint64_t digits, int64_t exponent, int size, uint64_t *bits)
 {
@@ -119,7 +119,7 @@ nearest(uint64_t digits, int64_t exponent, int size, uint64_t *bits)
         *bits = 0;
         return true;
     }
-    /* Within these bounds, all are normal doubles. */
+    /* Within these bounds, all results are normal doubles. */
     if (exponent < LEAST_POWER || exponent > MOST_POWER)
         return false;
     const uint64_t *power = POWERS_OF_TEN[exponent - LEAST_POWER];
@@ -129,7 +129,7 @@ nearest(uint64_t digits, int64_t exponent, int size, uint64_t *bits)
     uint64_t high = (uint64_t)(product >> 64), low = (uint64_t)product;
     const uint64_t beyond = UINT64_MAX >> (stored + 3);
     if ((high & beyond) == beyond) {
-        /* What the power's lower half adds may carry into the bits that count. */
+        /* The power's lower half may carry into the significant bits. */
         uint64_t more = (uint64_t)((uint128_t)digits * power[1] >> 64);
         low += more;
         high += low < more;
@@ -137,15 +137,15 @@ nearest(uint64_t digits, int64_t exponent, int size, uint64_t *bits)
             return false;
     }
     int top = (int)(high >> 63), shift = top + 61 - stored;
-    uint64_t mantissa = high >> shift; /* all bits, and one that tells the half */
-    /* To nearest, ties to even. Which way is as good as random: a branch would cost a fifth. */
+    uint64_t mantissa = high >> shift; /* with one bit more, for rounding */
+    /* To nearest, ties to even. The direction is unpredictable: a branch would cost a fifth. */
     uint64_t up = mantissa & 1;
     if (low <= 1 && may_be_half(exponent, size) && mantissa << shift == high)
         up &= mantissa >> 1;
-    /* floor(log2(10^exponent)), and the bias; the leading bit, or a carry, adds the one missing. */
+    /* floor(log2(10^exponent)) and the bias, less 1: the leading bit, or a carry, adds that. */
     int binary = ((217706 * (int)exponent) >> 16) + 63 + top - zeros + bias - 1;
     if (size == 4 && binary < 0) {
-        /* A subnormal float, which no number of such powers lies halfway to. */
+        /* A subnormal float: no number with such a power is halfway between two of them. */
         mantissa = binary > -stored - 2 ? mantissa >> -binary : 0;
         up = mantissa & 1;
         binary = 0;
@@ -154,13 +154,13 @@ nearest(uint64_t digits, int64_t exponent, int size, uint64_t *bits)
     return size == 8 || *bits < infinity(size);
 }
 
-INLINE place
-read_exponent(place at, place end, int64_t *exponent)
+INLINE cursor
+read_exponent(cursor at, cursor end, int64_t *exponent)
 {
     bool negative = at < end && *at == '-';
     at += negative || (at < end && *at == '+');
     int64_t value = 0;
-    place start = at;
+    cursor start = at;
     for (; at < end && is_digit(*at) && value < 1000; at++)
         value = value * 10 + (*at - '0');
     *exponent += negative ? -value : value;
@@ -168,14 +168,14 @@ read_exponent(place at, place end, int64_t *exponent)
 }
 
 INLINE bool
-starts_with(place at, place end, const char *word, size_t size)
+starts_with(cursor at, cursor end, const char *word, size_t size)
 {
     return (size_t)(end - at) >= size && memcmp(at, word, size) == 0;
 }
 
-/* Read what JSON has no numbers for, as clients write it. */
-static place
-read_nonfinite(place at, place end, bool negative, int size, char *to)
+/* Read NaN and infinities, which are not JSON, as clients write them. */
+static cursor
+read_nonfinite(cursor at, cursor end, bool negative, int size, char *to)
 {
     uint64_t bits = (uint64_t)negative << (8 * size - 1) | infinity(size);
     bool is_nan = !negative && starts_with(at, end, "NaN", 3);
@@ -188,18 +188,18 @@ read_nonfinite(place at, place end, bool negative, int size, char *to)
 }
 
 /*
- * Read a number as RFC 8259, section 6, has it, or a bare NaN, Infinity or -Infinity, and write the
- * float of so many bytes if it fits.
+ * Read a number of RFC 8259, section 6, or a bare NaN, Infinity or -Infinity; write the float of
+ * ``size`` bytes if it fits.
  */
-INLINE place
-read_float(place at, place end, int size, char *to)
+INLINE cursor
+read_float(cursor at, cursor end, int size, char *to)
 {
     bool negative = at < end && *at == '-', is_integer = true;
     at += negative;
-    place start = at;
+    cursor start = at;
     if (at == end || !is_digit(*at))
         return read_nonfinite(at, end, negative, size, to);
-    uint64_t digits = (uint64_t)(*at++ - '0'); /* before the point, mostly all */
+    uint64_t digits = (uint64_t)(*at++ - '0'); /* mostly all digits before the point */
     int64_t exponent = 0;
     if (at < end && is_digit(*at)) {
         if (digits == 0)
@@ -208,7 +208,7 @@ read_float(place at, place end, int size, char *to)
     }
     Py_ssize_t count = at - start;
     if (at < end && *at == '.') {
-        place fraction = at + 1;
+        cursor fraction = at + 1;
         at = read_digits(fraction, end, &digits);
         if (at == fraction)
             return NULL;
@@ -216,10 +216,10 @@ read_float(place at, place end, int size, char *to)
         count += at - fraction;
         is_integer = false;
     }
-    if (count > MOST_DIGITS) {
+    if (count > MAX_DIGITS) {
         for (; start < at && (*start == '0' || *start == '.'); start++)
             count -= *start == '0';
-        if (count > MOST_DIGITS)
+        if (count > MAX_DIGITS)
             return NULL;
     }
     if (at < end && (*at | 0x20) == 'e') {
@@ -229,7 +229,7 @@ read_float(place at, place end, int size, char *to)
     uint64_t bits;
     if (at == NULL || !nearest(digits, exponent, size, &bits))
         return NULL;
-    /* An integer has no -0. */
+    /* As an integer, -0 has no sign. */
     bits |= (uint64_t)(negative && (digits || !is_integer)) << (8 * size - 1);
     memcpy(to, &bits, (size_t)size);
     return at;
@@ -237,25 +237,25 @@ read_float(place at, place end, int size, char *to)
 
 /* ---- The array ---- */
 
-INLINE place
-behind_space(place at, place end)
+INLINE cursor
+behind_space(cursor at, cursor end)
 {
     while (at < end && (*at == ' ' || *at == '\n' || *at == '\t' || *at == '\r'))
         at++;
     return at;
 }
 
-/* Read the numbers of an array, and of arrays in it; give how many there are, or -1. */
+/* Read the numbers of an array, nested or flat; return their number, or -1. */
 INLINE Py_ssize_t
-read_array(place at, place end, int size, char *to)
+read_array(cursor at, cursor end, int size, char *to)
 {
     int depth = 0;
     Py_ssize_t count = 0;
     for (;;) {
-        /* An element is due. */
+        /* An element must follow. */
         at = behind_space(at, end);
         if (at < end && *at == '[') {
-            if (++depth > DEEPEST)
+            if (++depth > MAX_DEPTH)
                 return -1;
             at = behind_space(at + 1, end);
             if (at == end || *at != ']')
@@ -282,9 +282,9 @@ read_array(place at, place end, int size, char *to)
 
 PyDoc_STRVAR(read_floats_doc,
 "read_floats(text: bytes | memoryview, size: int) -> bytes | None\n\n"
-"Give the numbers of a JSON array, nested or flat, as floats of 4 or 8 bytes.\n\n"
-"Bare NaN, Infinity and -Infinity are numbers here.\n"
-"None where the text is no such array, a number does not fit, or takes a closer look.\n"
+"Return the numbers of a JSON array, nested or flat, as floats of 4 or 8 bytes.\n\n"
+"Bare NaN, Infinity and -Infinity count as numbers.\n"
+"Returns None if the text is no such array, or if any number does not fit or is in doubt.\n"
 "Raises ValueError for another size.");
 
 static PyObject *
@@ -297,14 +297,14 @@ read_floats(PyObject *Py_UNUSED(module), PyObject *arguments)
     PyObject *floats = NULL;
     if (size != 4 && size != 8)
         PyErr_Format(PyExc_ValueError, "there are no floats of %d bytes", size);
-    else /* A number takes two bytes at least, with the comma or the bracket before it. */
+    else /* A number takes at least two bytes, with the comma or bracket before it. */
         floats = PyBytes_FromStringAndSize(NULL, text.len / 2 * size);
     if (floats != NULL) {
-        place at = text.buf, end = at + text.len;
+        cursor at = text.buf, end = at + text.len;
         char *to = PyBytes_AS_STRING(floats);
         Py_ssize_t count = size == 4 ? read_array(at, end, 4, to) : read_array(at, end, 8, to);
         if (count >= 0)
-            _PyBytes_Resize(&floats, count * size); /* where that fails, the error is set */
+            _PyBytes_Resize(&floats, count * size); /* sets the error if it fails */
         else
             Py_SETREF(floats, Py_NewRef(Py_None));
     }

@@ -1,4 +1,4 @@
-"""Base64 → bytes: whole tensors of BYTES, a JSON string in pieces, or many short texts at once."""
+"""Decodes base64: the elements of BYTES tensors, JSON strings in pieces, and many short texts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BytesTensor(Protocol):
 
 
 class Base64ElementDecoder:
-    """Decodes the elements of a tensor in place: they are base64 texts before, bytes afterwards.
+    """Decodes the base64 elements of a BYTES tensor in place.
 
     A text must be exactly what encoding its bytes gives: the standard alphabet, padded, without
     white space (RFC 4648, section 4). ``label`` names the tensor in errors.

@@ -1,4 +1,4 @@
-"""The binary form of BYTES elements: each is a little-endian uint32 length and that many bytes."""
+"""Packs and splits BYTES elements: each is a little-endian uint32 length and that many bytes."""
 
 from __future__ import annotations
 
@@ -53,29 +53,29 @@ def read_length(data: bytes) -> int:
 
 
 def pack_elements(elements: list[bytes]) -> bytes:
-    """Give elements in binary form."""
+    """Return elements in binary form."""
     lengths = map(_PREFIX.pack, map(len, elements))
     return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
 
 
 def pack_strings(strings: list[str]) -> bytes:
-    """Give strings in binary form."""
+    """Return strings in binary form."""
     if len(strings) < _MANY:
         return pack_elements(list(map(str.encode, strings)))
-    whole = "".join(strings)
-    texts = whole.encode()
+    joined = "".join(strings)
+    texts = joined.encode()
     if len(texts) > len(strings) * _SHORT:
         return pack_elements(list(map(str.encode, strings)))
-    each = strings if whole.isascii() else map(str.encode, strings)
+    each = strings if joined.isascii() else map(str.encode, strings)
     lengths = np.fromiter(map(len, each), np.intp, len(strings))
     return pack_texts(lengths, np.frombuffer(texts, np.uint8))
 
 
 def find_short_lengths(data: bytes) -> tuple[Lengths, int] | None:
-    """Give the lengths of the whole elements in binary form that data begin with, and their end.
+    """Return the lengths of the complete elements in binary form, and where they end.
 
-    Gives None unless all are shorter than 256 bytes and without a NUL: then zeros stand nowhere
-    but in lengths, four for an empty element, and three behind the first byte of others.
+    Returns None unless all are shorter than 256 bytes and contain no NUL. Then zeros occur in
+    lengths only: four for an empty element, and three behind the first byte of others.
     """
     codes = np.frombuffer(data, np.uint8)
     edges = np.flatnonzero(np.diff(codes == 0, prepend=False, append=False))
@@ -83,72 +83,72 @@ def find_short_lengths(data: bytes) -> tuple[Lengths, int] | None:
     counts = np.where(sizes == PREFIX_SIZE - 1, 0, sizes // PREFIX_SIZE)
     empty = np.repeat(zeros - PREFIX_SIZE * (np.cumsum(counts) - counts), counts)
     empty += np.arange(0, PREFIX_SIZE * empty.size, PREFIX_SIZE)
-    begins = np.sort(np.concatenate((zeros[sizes == PREFIX_SIZE - 1] - 1, empty)))
-    lengths = codes[begins].astype(np.intp)
-    ends = begins + PREFIX_SIZE + lengths
-    if not begins.size or begins[0] or (begins[1:] != ends[:-1]).any():
+    starts = np.sort(np.concatenate((zeros[sizes == PREFIX_SIZE - 1] - 1, empty)))
+    lengths = codes[starts].astype(np.intp)
+    ends = starts + PREFIX_SIZE + lengths
+    if not starts.size or starts[0] or (starts[1:] != ends[:-1]).any():
         return None
-    whole = int(np.searchsorted(ends, codes.size, side="right"))
-    return (lengths[:whole], int(ends[whole - 1])) if whole else None
+    complete = int(np.searchsorted(ends, codes.size, side="right"))
+    return (lengths[:complete], int(ends[complete - 1])) if complete else None
 
 
 def mask_lengths(lengths: Lengths) -> npt.NDArray[np.bool_]:
-    """Tell which bytes of elements in binary form are those of their lengths."""
-    found = np.zeros(int(lengths.sum()) + PREFIX_SIZE * lengths.size, np.bool_)
-    found[_element_starts(lengths)] = True
-    found[1:] |= found[:-1].copy()
-    found[2:] |= found[:-2].copy()
-    return found
+    """Mask the length prefixes of elements in binary form."""
+    mask = np.zeros(int(lengths.sum()) + PREFIX_SIZE * lengths.size, np.bool_)
+    mask[_element_starts(lengths)] = True
+    mask[1:] |= mask[:-1].copy()
+    mask[2:] |= mask[:-2].copy()
+    return mask
 
 
 def pack_texts(lengths: Lengths, texts: Codes) -> bytes:
-    """Give elements in binary form; ``texts`` are their bytes, one behind the other."""
-    begins, has_length = _element_starts(lengths), mask_lengths(lengths)
+    """Return elements in binary form; ``texts`` holds their bytes, concatenated."""
+    starts, has_length = _element_starts(lengths), mask_lengths(lengths)
     elements = np.zeros(has_length.size, np.uint8)
-    elements[begins] = lengths
-    for place in range(1, PREFIX_SIZE):
+    elements[starts] = lengths
+    for byte in range(1, PREFIX_SIZE):
         lengths = lengths >> 8
         if not lengths.any():
             break
-        elements[begins + place] = lengths
+        elements[starts + byte] = lengths
     place_bytes(elements, ~has_length, texts)
     return elements.tobytes()
 
 
 def _element_starts(lengths: Lengths) -> Lengths:
-    # Each element begins behind those before it, and their lengths.
-    begins: Lengths = np.cumsum(lengths) - lengths
-    return begins + np.arange(0, PREFIX_SIZE * lengths.size, PREFIX_SIZE)
+    # Each element begins behind those before it, and their prefixes.
+    starts: Lengths = np.cumsum(lengths) - lengths
+    return starts + np.arange(0, PREFIX_SIZE * lengths.size, PREFIX_SIZE)
 
 
-def place_bytes(whole: Codes, mask: npt.NDArray[np.bool_], part: Codes) -> None:
-    """Put bytes where the mask tells: numpy's own indexing takes twice the time."""
+def place_bytes(target: Codes, mask: npt.NDArray[np.bool_], part: Codes) -> None:
+    """Copy bytes to where the mask is set; numpy's own indexing takes twice the time."""
     if part.size:
-        np.place(whole, mask, part)
+        np.place(target, mask, part)
 
 
 def split_elements(data: bytes, position: int) -> tuple[list[bytes], int]:
-    """Give the whole elements from ``position`` on, and where they end."""
+    """Return the complete elements from ``position`` on, and where they end."""
     elements: list[bytes] = []
-    take, length_at, width, size = elements.append, _PREFIX.unpack_from, _PREFIX.size, len(data)
+    append, length_at, width, size = elements.append, _PREFIX.unpack_from, _PREFIX.size, len(data)
     while (start := position + width) <= size:
         end = start + length_at(data, position)[0]
         if end > size:
             break
-        take(data[start:end])
+        append(data[start:end])
         position = end
     return elements, position
 
 
 def read_lengths(data: bytes, position: int) -> tuple[list[int], int]:
-    """Give the lengths of the whole elements from ``position`` on, and where they end."""
+    """Return the lengths of the complete elements from ``position`` on, and where they end."""
     lengths: list[int] = []
-    take, length_at, width, size = lengths.append, _PREFIX.unpack_from, _PREFIX.size, len(data)
+    append, length_at, width, size = lengths.append, _PREFIX.unpack_from, _PREFIX.size, len(data)
     while position + width <= size:
         (length,) = length_at(data, position)
         end = position + width + length
         if end > size:
             break
-        take(length)
+        append(length)
         position = end
     return lengths, position

@@ -1,4 +1,4 @@
-"""Runs of JSON elements → little-endian bytes, per datatype."""
+"""Decodes runs of JSON elements into the binary form of a datatype."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ from gateway.codec.elements.rounding import (
 from gateway.codec.json.array_scanner import ElementRun, StringPart, find_string_cut
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
+from gateway.sizes import NUMPY_MIN_TEXT, QUOTED_NAME
 
 _LONG_DIGITS = 19
-"""Digits of an integer that may be beyond 64 bits."""
+"""Integers with so many digits may exceed 64 bits."""
 _LONG_INTEGERS = re.compile(rb"([\[, \t\n\r]-?[0-9]{%d,}+)(?![0-9.eE])" % _LONG_DIGITS)
-"""Such an integer, with what stands before it."""
-_NUMPY_MIN_BYTES = 2 * 1024
-"""Bytes of text from which on numpy takes less time to find them."""
+"""Such an integer, with the byte before it."""
 _IS_DIGIT = bytes(code in b"0123456789" for code in range(256))
 _IS_BEFORE_NUMBER = np.zeros(256, np.bool_)
 _IS_BEFORE_NUMBER[list(b"[, \t\n\r")] = True
@@ -42,10 +41,10 @@ _BOOLEAN_BYTES = b"truefals[], \t\n\r"
 
 
 class TensorDecoder:
-    """Takes the runs of one tensor's ``data``; holds its bytes.
+    """Decodes the runs of one tensor's ``data`` into chunks of its binary form.
 
-    ``label`` names the tensor of the message in errors. ``feed`` raises GatewayError (400, 502)
-    that names tensor, index and value of an element that is not of the datatype.
+    ``label`` names the tensor in errors. ``feed`` raises GatewayError (400, 502) that names tensor,
+    index and value of an element that is invalid for the datatype.
     """
 
     def __init__(self, label: str, datatype: Datatype, message: ErrorVocabulary = REQUEST) -> None:
@@ -55,13 +54,14 @@ class TensorDecoder:
         self._label = label
         self._message = message
         self.datatype = datatype
-        # No bound method: with a cycle, what is held would wait for the collector.
+        # Not a bound method: a reference cycle would keep the chunks until the garbage collector
+        # runs.
         self._convert = self._method_for(datatype)
         self._partial_element: PartialElement | None = None
         self._expects_nonfinite = False
 
     def feed(self, item: ElementRun | StringPart) -> None:
-        """Convert the next run, or piece of a long string."""
+        """Decode the next run, or the next piece of a long string."""
         if isinstance(item, StringPart):
             self._feed_string_part(item)
             return
@@ -70,22 +70,24 @@ class TensorDecoder:
         self._append(data)
 
     def reserve_chunk(self) -> int:
-        """Leave the place of a run that is converted elsewhere; give its number."""
+        """Reserve the chunk of a run that is offloaded; return its number."""
         self.chunks.append(b"")
         return len(self.chunks) - 1
 
-    def fill_chunk(self, place: int, run: ElementRun, data: bytes | memoryview | None) -> None:
-        """Put a run's numbers into the place left for them; None has the run converted here.
+    def fill_chunk(
+        self, chunk_number: int, run: ElementRun, data: bytes | memoryview | None
+    ) -> None:
+        """Fill the reserved chunk of a run; with None, the run is decoded here.
 
-        All places before must be filled in.
+        All reserved chunks before it must be filled.
         """
         width = self.datatype.size
         assert width is not None
         if data is None:
-            # Should it have a fault, its index counts from here.
-            self.count = sum(map(len, self.chunks[:place])) // width
+            # Indices in an error count from here.
+            self.count = sum(map(len, self.chunks[:chunk_number])) // width
             _, data = self._decode_or_raise(run)
-        self.chunks[place] = bytes(data)  # the same object, if it is bytes
+        self.chunks[chunk_number] = bytes(data)  # no copy if it is bytes
         self.size += len(data)
         self.count = self.size // width
 
@@ -96,7 +98,7 @@ class TensorDecoder:
         return try_decode
 
     def try_decode(self, run: ElementRun) -> tuple[int, bytes] | None:
-        """Give the number of a run's elements, and their bytes; None where there is a fault."""
+        """Return the number of a run's elements, and their bytes; None if one is invalid."""
         return None if run.lacks_element else self._convert(self, run)
 
     def _append(self, data: bytes) -> None:
@@ -104,7 +106,7 @@ class TensorDecoder:
         self.size += len(data)
 
     def _error_in_run(self, run: ElementRun) -> Exception:
-        """Make the error for a run; only a small part of it is looked at element by element."""
+        """Make the error for a run; only a small part of it is searched element by element."""
         index = self.count
         for part in split_run(run):
             try_decode = self.try_decode(part)
@@ -148,7 +150,7 @@ class TensorDecoder:
         return self.decode_unusual_floats(text)
 
     def decode_unusual_floats(self, text: bytes) -> tuple[int, bytes] | None:
-        """Convert an array of floats as ``converted`` does, if not all are ``fast_decode_numbers``."""
+        """Decode floats that ``fast_decode_numbers`` does not; returns what ``try_decode`` does."""
         values = self._parse_doubles(text)
         if values is None:
             return None
@@ -156,7 +158,7 @@ class TensorDecoder:
         return None if narrow is None else (values.size, narrow.tobytes())
 
     def has_ties(self, run: ElementRun) -> bool:
-        """Tell whether the text of any number of a run decides what it is rounded to."""
+        """Tell whether rounding any number of a run depends on its text."""
         if not needs_rounding(self.datatype):
             return False
         values = self._parse_doubles(run.balanced())
@@ -170,39 +172,39 @@ class TensorDecoder:
         return b"N" in text or b"I" in text or (self._message.null_is_nan and b"u" in text)
 
     def _parse_doubles(self, text: bytes) -> Values | None:
-        """Parse an array of what JSON or simdjson has no numbers for; None if that is not all.
+        """Parse numbers that JSON or simdjson does not have; None if anything else is invalid.
 
-        These are bare NaN, Infinity and null, and integers beyond 64 bits. Each token of a word
-        gives way to a zero between spaces, so that what touches it stays an error.
+        These are bare NaN, Infinity and null, and integers beyond 64 bits. Each such word is
+        replaced by a zero between spaces, so that a word that touches other text stays an error.
         """
-        plain = text
+        numbers = text
         has_words = self._may_be_nonfinite(text)
         if has_words:
-            self._expects_nonfinite = True  # and so, probably, what follows
-            plain = plain.replace(b"NaN", b" 0 ")
+            self._expects_nonfinite = True  # probably in the next runs too
+            numbers = numbers.replace(b"NaN", b" 0 ")
             if self._message.null_is_nan:
-                plain = plain.replace(b"null", b" 0 ")
-            if b"I" in plain:
-                plain = plain.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
+                numbers = numbers.replace(b"null", b" 0 ")
+            if b"I" in numbers:
+                numbers = numbers.replace(b"-Infinity", b" 0 ").replace(b"Infinity", b" 0 ")
         try:
-            values = parse_numbers(plain, "d")
+            values = parse_numbers(numbers, "d")
         except PARSE_ERRORS:
             try:
-                values = parse_numbers(_add_exponents(plain), "d")
+                values = parse_numbers(_add_exponents(numbers), "d")
             except PARSE_ERRORS:
                 return None
         return _insert_nonfinite(values.copy(), text) if has_words else values
 
     def _decode_strings(self, run: ElementRun) -> tuple[int, bytes] | None:
-        plain = fast_decode_strings(run.balanced()) if self._partial_element is None else None
-        if plain is not None:
-            return plain
+        fast = fast_decode_strings(run.balanced()) if self._partial_element is None else None
+        if fast is not None:
+            return fast
         values = parse_strings(run)
         if values is None:
             return None
         count = len(values)
         if self._partial_element is not None:
-            # The empty string that stands for it comes first.
+            # The first string is the placeholder of the long one.
             self.end_element()
             values = values[1:]
         return count, pack_strings(values)
@@ -215,9 +217,11 @@ class TensorDecoder:
                 f"{self._label}: element {self.count} is not a valid JSON string ({error.msg})"
             ) from None
         if self.datatype.family is not Family.TEXT:
-            # Cut where no escape and no character is cut in two: it is quoted.
-            end, _ = find_string_cut(part.text[:60], full=True, last=True) or (60, False)
-            run = ElementRun(b'["' + part.text[:end] + b'"]', 0, 0, first=True)
+            # The error quotes this: split no escape and no character.
+            start = part.text[:QUOTED_NAME]
+            cut = find_string_cut(start, full=True, last=True)
+            end = len(start) if cut is None else cut[0]
+            run = ElementRun(b'["' + start[:end] + b'"]', 0, 0, first=True)
             raise self._error_in_run(run)
         self.append_to_element(text)
 
@@ -242,7 +246,7 @@ class TensorDecoder:
 
 
 def parse_strings(run: ElementRun) -> list[str] | None:
-    """Parse a run of strings; None where it is none."""
+    """Parse a run of strings; return None if anything else is in it."""
     try:
         items: list[Any] = orjson.loads(run.balanced())
     except orjson.JSONDecodeError:
@@ -253,7 +257,7 @@ def parse_strings(run: ElementRun) -> list[str] | None:
 
 
 def _flatten(items: list[Any], flat: list[Any]) -> list[Any]:
-    """Add the elements of arrays of any depth, each looked at once."""
+    """Append the elements of arrays of any depth, visiting each once."""
     for item in items:
         if type(item) is list:
             _flatten(item, flat)
@@ -263,8 +267,8 @@ def _flatten(items: list[Any], flat: list[Any]) -> list[Any]:
 
 
 def _add_exponents(text: bytes) -> bytes:
-    """Give long integers an exponent, without which simdjson takes none beyond 64 bits."""
-    if len(text) < _NUMPY_MIN_BYTES:
+    """Append an exponent to long integers: simdjson parses none beyond 64 bits without it."""
+    if len(text) < NUMPY_MIN_TEXT:
         return _LONG_INTEGERS.sub(rb"\1e0", text)
     codes = np.frombuffer(text, np.uint8)
     is_digit = np.frombuffer(text.translate(_IS_DIGIT), np.bool_)
@@ -274,21 +278,22 @@ def _add_exponents(text: bytes) -> bytes:
     begins, ends = begins[is_long], ends[is_long]
     before = codes[begins - 1 - (codes[begins - 1] == ord("-"))]
     is_integer = _IS_BEFORE_NUMBER[before] & ~_IN_FRACTION[codes[np.minimum(ends, codes.size - 1)]]
-    # Each exponent stands behind those before it.
-    places = ends[is_integer] + np.arange(0, 2 * np.count_nonzero(is_integer), 2)
-    longer = np.empty(codes.size + 2 * places.size, np.uint8)
+    # Each insertion shifts those behind it.
+    offsets = ends[is_integer] + np.arange(0, 2 * np.count_nonzero(is_integer), 2)
+    longer = np.empty(codes.size + 2 * offsets.size, np.uint8)
     is_code = np.ones(longer.size, np.bool_)
-    for place, code in enumerate(b"e0"):
-        longer[places + place] = code
-        is_code[places + place] = False
+    for shift, code in enumerate(b"e0"):
+        longer[offsets + shift] = code
+        is_code[offsets + shift] = False
     np.place(longer, is_code, codes)
     return longer.tobytes()
 
 
 def _insert_nonfinite(values: Values, text: bytes) -> Values:
-    """Put in what stands in a text of which each word was read as a zero.
+    """Put NaN and infinities into values where the text has such words, parsed as zeros.
 
-    It could be read, so every N, I and u belongs to a word: NaN holds two, the others one.
+    The text is valid, so every N, I and u belongs to a word. NaN contains two of them, the others
+    one.
     """
     codes = np.frombuffer(text, np.uint8)
     marks = find_separators(codes, values.size)
@@ -303,7 +308,7 @@ def _insert_nonfinite(values: Values, text: bytes) -> Values:
 
 
 def parse_finite_float(digits: str) -> float:
-    """Read a number; raises ValueError for one that only infinity would be near."""
+    """Parse a number; raises ValueError if it overflows to infinity."""
     value = float(digits)
     if math.isinf(value):
         raise ValueError(digits)

@@ -1,4 +1,4 @@
-"""Finds the element that made a run fail, and says what is wrong with it."""
+"""Finds the invalid element of a run, and describes what is wrong with it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import numpy as np
 
 from gateway.codec.json.array_scanner import ElementRun
 from gateway.codec.json.structure_scan import mask_strings
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, shorten
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
+from gateway.sizes import QUOTED_NAME
 
 _TOKEN = re.compile(r'([ \t\n\r\[\],]*+)("(?:[^"\\]++|\\.)*+"?|[^ \t\n\r\[\],"]++)?+', re.DOTALL)
 _SPACE = " \t\n\r"
 
 _PART_SIZE = 1024
-"""Bytes of a run that are looked at element by element, about."""
+"""About so many bytes of a run are examined element by element."""
 
 _STEPS = np.zeros(256, np.int8)
 _STEPS[ord("[")], _STEPS[ord("]")] = 1, -1
@@ -33,10 +34,10 @@ def diagnose_run(
     first_index: int,
     message: ErrorVocabulary = REQUEST,
 ) -> GatewayError:
-    """Make the error for a run that could not be converted.
+    """Make the error for a run that could not be decoded.
 
-    ``first_index`` is the flat index of the run's first element. The error names the tensor of the
-    message, and index and value of the first element at fault.
+    ``first_index`` is the flat index of the run's first element. The error names the tensor, and
+    index and value of the first invalid element.
     """
     text = run.text.decode("utf-8", "surrogateescape")
     index, depth = first_index, run.depth_before
@@ -44,24 +45,24 @@ def diagnose_run(
         depth += between.count("[") - between.count("]")
         if not token:
             continue
-        if brackets := _describe_bracket_error(token, depth):
+        if reason := _describe_bracket_error(token, depth):
             last = index - (depth <= 0 or token.startswith("}"))
-            return message.malformed(f"{label}: data {brackets}, behind element {max(0, last)}")
+            return message.malformed(f"{label}: data {reason}, behind element {max(0, last)}")
         if token.startswith("{"):
             needed = f"{datatype.name} needs {datatype.family.value}"
             return message.malformed(f"{label}: element {index} is an object, {needed}")
-        if fault := _describe_token_error(token, datatype, message.null_is_nan):
-            return message.malformed(f"{label}: element {index} ({_quote(token)}) {fault}")
+        if error := _describe_token_error(token, datatype, message.null_is_nan):
+            return message.malformed(f"{label}: element {index} ({_quote(token)}) {error}")
         if index > first_index and not between.strip("]" + _SPACE):
-            break  # no comma
+            break  # a comma is missing
         index += 1
     return invalid_array_error(label, max(first_index, index - 1), message)
 
 
 def _describe_bracket_error(token: str, depth: int) -> str:
-    """Say what is wrong with the brackets before a token, if anything is.
+    """Describe what is wrong with the brackets before a token, if anything is.
 
-    ``depth`` counts those that are open there.
+    ``depth`` counts the brackets open there.
     """
     if depth < 0:
         return "has a closing bracket too many"
@@ -72,12 +73,12 @@ def _describe_bracket_error(token: str, depth: int) -> str:
 
 
 def invalid_array_error(label: str, near: int, message: ErrorVocabulary) -> GatewayError:
-    """Make the error for brackets and commas that are no array, near element number ``near``."""
+    """Make the error for invalid brackets or commas near element number ``near``."""
     return message.malformed(f"{label}: data is not a valid JSON array, near element {near}")
 
 
 def split_run(run: ElementRun) -> Iterator[ElementRun]:
-    """Cut a run at commas into small ones, as far as there are commas."""
+    """Split a run into small ones at its commas."""
     text = run.text
     codes, inside = mask_strings(text)
     outside = inside ^ 1
@@ -129,7 +130,7 @@ def _describe_string_error(value: str) -> str | None:
 
 
 def _parse_integer(digits: str) -> int | float:
-    # Python refuses to read integers of thousands of digits; none of them fits any datatype.
+    # Python refuses to parse integers of thousands of digits. They fit no datatype.
     return int(digits) if len(digits) < 400 else 10**400
 
 
@@ -143,16 +144,15 @@ def _fits(value: float, token: str, datatype: Datatype) -> bool:
         return True
     nearest, overflow = abs(float(token)), datatype.floats.overflow
     if nearest == overflow and math.isfinite(nearest):
-        # The digits tell on which side of it the number is.
+        # Only the digits tell on which side of the limit the number is.
         return Decimal(token.removeprefix("-")) < Decimal(overflow)
     return nearest < overflow
 
 
 def _escape_invalid_utf8(token: str) -> str:
-    """Give a token with escapes for its bytes that are not UTF-8."""
+    """Escape the bytes of a token that are not UTF-8."""
     return token.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _quote(token: str) -> str:
-    token = _escape_invalid_utf8(token)
-    return token if len(token) <= 40 else token[:37] + "..."
+    return shorten(_escape_invalid_utf8(token), QUOTED_NAME)

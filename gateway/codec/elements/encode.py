@@ -1,4 +1,4 @@
-"""Little-endian bytes of a tensor → the text of its JSON elements, chunk by chunk."""
+"""Encodes the binary form of a tensor as the text of JSON elements, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ _base64 = partial(binascii.b2a_base64, newline=False)
 
 
 TextChunk = bytes | memoryview
-"""A part of the JSON: a view where the brackets around it are left out."""
+"""A part of the JSON; a view where brackets were cut off."""
 
 
 class TensorEncoder(Protocol):
-    """Takes the bytes of one tensor; gives the text between the brackets of its array."""
+    """Encodes the binary form of one tensor as the text between its array's brackets."""
 
     count: int
-    """Elements seen so far."""
+    """Elements encoded so far."""
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Convert the next bytes, as far as they make up whole elements.
+        """Encode the next bytes as far as they form complete elements.
 
-        Raises GatewayError: 406 for a value that the policy refuses, 502 for broken elements; 400
+        Raises GatewayError: 406 for a value that the policy refuses, 502 for invalid elements; 400
         for either in a request.
         """
 
     def parts(
         self, data: bytes | memoryview, offloader: Offloader
     ) -> list[TextChunk | OffloadedText]:
-        """Convert the next bytes as ``feed`` does, parts of them perhaps elsewhere."""
+        """Encode the next bytes as ``feed`` does, but offload parts of them."""
 
     def finish(self) -> None:
-        """Raise GatewayError (502, 400) where the bytes ended inside an element."""
+        """Raise GatewayError (502, 400) if the bytes ended inside an element."""
 
 
 class OffloadedText:
-    """Text that is written elsewhere."""
+    """Text that is encoded elsewhere."""
 
     def __init__(self, future: OffloadFuture, encode_here: Callable[[], TextChunk]) -> None:
         self.future = future
         self._encode_here = encode_here
 
     def text(self) -> TextChunk:
-        """Give the text once the loan is done; raises GatewayError as ``feed`` does."""
+        """Return the text once the future is done; raises GatewayError as ``feed`` does."""
         return self._encode_here() if self.future.result is None else self.future.result
 
 
 def make_tensor_encoder(
     label: str, datatype: Datatype, policies: JsonPolicies, message: ErrorVocabulary = RESPONSE
 ) -> TensorEncoder:
-    """Choose the converter of a datatype; ``label`` names the tensor of the message in errors."""
+    """Make the encoder of a datatype; ``label`` names the tensor in errors."""
     if datatype.family is Family.TEXT:
         return _BytesEncoder(label, policies.bytes_encoding, message)
     return NumberEncoder(label, datatype, policies.nonfinite, message)
@@ -73,20 +73,20 @@ def make_tensor_encoder(
 _ORJSON_DTYPES = frozenset(
     map(np.dtype, ("?", "<u1", "<u2", "<u4", "<u8", "<i1", "<i2", "<i4", "<i8", "<f4", "<f8"))
 )
-"""What orjson writes, floats with the shortest digits that give the same number."""
+"""What orjson writes; floats get the shortest digits that identify them."""
 
 
 def json_dtype(datatype: Datatype) -> np.dtype[Any]:
-    """Give the dtype in which elements become text: one that holds them all, and orjson knows."""
+    """Return the dtype to write elements in: one that orjson knows and that holds them all."""
     assert datatype.dtype is not None
     if datatype.dtype in _ORJSON_DTYPES:
         return datatype.dtype
-    # float32 holds every FP16 and BF16; orjson knows only the former.
+    # float32 holds every FP16 and BF16.
     return np.dtype("<f4" if datatype.family is Family.FLOAT else "<i8")
 
 
 class NumberEncoder:
-    """Numbers and truth values: elements of one size."""
+    """Encodes numbers and booleans: elements of one size."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class NumberEncoder:
         self._partial = b""
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Convert the next bytes, as TensorEncoder says."""
+        """Encode the next bytes; see TensorEncoder."""
         values = self._complete_values(data)
         return b"".join(self._encode_values(values)) if values.size else b""
 
     def parts(
         self, data: bytes | memoryview, offloader: Offloader
     ) -> list[TextChunk | OffloadedText]:
-        """Convert the next bytes, parts of them perhaps elsewhere."""
+        """Encode the next bytes, and offload them where that is faster."""
         values = self._complete_values(data)
         if not values.size:
             return []
@@ -125,35 +125,35 @@ class NumberEncoder:
             return [*self._encode_values(values)]
         first = self.count
         self.count += values.size
-        lent = OffloadedText(future, lambda: self._encode_checked(values, first))
-        return [b",", lent] if first else [lent]
+        offloaded = OffloadedText(future, lambda: self._encode_checked(values, first))
+        return [b",", offloaded] if first else [offloaded]
 
     def encode_all(self, data: bytes | memoryview) -> memoryview:
-        """Convert the bytes of a whole tensor; raises GatewayError as ``feed`` does."""
+        """Encode a complete tensor; raises GatewayError as ``feed`` does."""
         return self._encode_checked(np.frombuffer(data, self._dtype), 0)
 
     def _complete_values(self, data: bytes | memoryview) -> npt.NDArray[Any]:
-        """Give the whole elements that are there by now, and keep what is left."""
+        """Return the complete elements, and buffer the rest."""
         if self._partial:
             data = self._partial + data
-        whole = len(data) - len(data) % self._dtype.itemsize
-        self._partial = bytes(data[whole:])
-        return np.frombuffer(data, self._dtype, whole // self._dtype.itemsize)
+        complete = len(data) - len(data) % self._dtype.itemsize
+        self._partial = bytes(data[complete:])
+        return np.frombuffer(data, self._dtype, complete // self._dtype.itemsize)
 
     def _encode_values(self, values: npt.NDArray[Any]) -> list[TextChunk]:
-        # Text is not joined here, which would copy it.
+        # Joining the text here would copy it.
         text = self._encode_checked(values, self.count)
         separator: list[TextChunk] = [b","] if self.count else []
         self.count += values.size
         return [*separator, text]
 
     def finish(self) -> None:
-        """Raise GatewayError (502) where the bytes ended inside an element."""
+        """Raise GatewayError (502, 400) if the bytes ended inside an element."""
         if self._partial:
             raise self._message.malformed(f"{self._label} ends inside an element")
 
     def _encode_checked(self, values: npt.NDArray[Any], first: int) -> memoryview:
-        """Write values, of which the first is the tensor's element number ``first``."""
+        """Encode values after checks; the first is the tensor's element number ``first``."""
         if self._dtype.kind == "b" and values.view(np.uint8).max() > 1:
             raise self._message.malformed(
                 f"{self._label} is BOOL, but holds bytes other than 0 and 1"
@@ -166,12 +166,12 @@ class NumberEncoder:
         return self._dump(values)
 
     def _with_nonfinite(
-        self, values: npt.NDArray[Any], places: npt.NDArray[np.intp], first: int
+        self, values: npt.NDArray[Any], offsets: npt.NDArray[np.intp], first: int
     ) -> memoryview:
         if self._nonfinite is Nonfinite.ERROR:
             raise GatewayError(
                 self._message.policy_violation,
-                f"{self._label}: element {first + int(places[0])} is {values[places[0]]}, "
+                f"{self._label}: element {first + int(offsets[0])} is {values[offsets[0]]}, "
                 f"which JSON does not have (policy nonfinite: error); "
                 f"{self._message.instead_of_number}set another policy",
             )
@@ -179,7 +179,7 @@ class NumberEncoder:
         if self._nonfinite is Nonfinite.NULL:
             return text
         tokens = _NONFINITE_TOKENS[self._nonfinite]
-        special = values[places]
+        special = values[offsets]
         is_nan = np.isnan(special)
         if is_nan.all():
             return memoryview(bytes(text).replace(b"null", tokens[0]))
@@ -189,7 +189,7 @@ class NumberEncoder:
         return memoryview(b"".join((*chain.from_iterable(written), last)))
 
     def _dump(self, values: npt.NDArray[Any]) -> memoryview:
-        # A view: the text between the brackets is three times as large as the values.
+        # A view, as the text is three times as large as the values.
         return memoryview(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))[1:-1]
 
 
@@ -200,10 +200,9 @@ _NONFINITE_TOKENS = {
 
 
 class _BytesEncoder:
-    """BYTES: each element is a uint32 length and that many bytes.
+    """Encodes BYTES elements: each is a uint32 length and that many bytes.
 
-    The text of an element that is not whole yet is written as its bytes arrive, so that a large
-    one is never held.
+    An incomplete element is written as its bytes arrive, so that large ones are not buffered.
     """
 
     def __init__(self, label: str, bytes_encoding: BytesEncoding, message: ErrorVocabulary) -> None:
@@ -222,10 +221,10 @@ class _BytesEncoder:
         if self._element is not None:
             position = min(self._missing, len(data))
             out.append(self._continue_element(self._element, data[:position]))
-        whole, position = split_elements(data, position)
-        if whole:
-            out.append(self._separator() + b",".join(self._encode_elements(whole)))
-            self.count += len(whole)
+        complete, position = split_elements(data, position)
+        if complete:
+            out.append(self._separator() + b",".join(self._encode_elements(complete)))
+            self.count += len(complete)
         self._partial = data[position:]
         if self._element is None and len(self._partial) >= PREFIX_SIZE:
             out.append(self._begin_element(self._partial))
@@ -275,7 +274,7 @@ class _BytesEncoder:
 
 
 def _not_utf8_error(label: str, index: int, message: ErrorVocabulary) -> GatewayError:
-    """Make the error for an element that JSON cannot hold as text."""
+    """Make the error for an element that is not text and so cannot be a JSON string."""
     return GatewayError(
         message.policy_violation,
         f"{label}: element {index} is not UTF-8 text, which JSON needs; "
@@ -284,14 +283,14 @@ def _not_utf8_error(label: str, index: int, message: ErrorVocabulary) -> Gateway
 
 
 class ElementWriter(Protocol):
-    """Writes one element, between its quotes, while its bytes arrive."""
+    """Writes one element between its quotes while its bytes arrive."""
 
     def feed(self, data: bytes, last: bool) -> bytes:
-        """Write the next bytes; ``last`` tells that they are the last."""
+        """Encode the next bytes; ``last`` marks the last of them."""
 
 
 class Utf8ElementWriter:
-    """Writes an element as text; raises GatewayError (406) where it is none."""
+    """Writes an element as text; raises GatewayError (406) if it is not UTF-8."""
 
     def __init__(self, label: str, index: int, message: ErrorVocabulary = RESPONSE) -> None:
         self._label = label
@@ -300,7 +299,7 @@ class Utf8ElementWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, data: bytes, last: bool) -> bytes:
-        """Write the next bytes."""
+        """Encode the next bytes."""
         try:
             text = self._decoder.decode(data, last)
         except UnicodeDecodeError:
@@ -309,14 +308,14 @@ class Utf8ElementWriter:
 
 
 class Base64ElementWriter:
-    """Writes an element in base64."""
+    """Writes an element as base64."""
 
     def __init__(self) -> None:
         self._partial = b""
 
     def feed(self, data: bytes, last: bool) -> bytes:
-        """Write the next bytes, as far as they make up whole groups of three."""
+        """Encode the next bytes as far as they form groups of three."""
         data = self._partial + data
-        whole = len(data) if last else len(data) - len(data) % 3
-        self._partial = data[whole:]
-        return binascii.b2a_base64(data[:whole], newline=False)
+        complete = len(data) if last else len(data) - len(data) % 3
+        self._partial = data[complete:]
+        return binascii.b2a_base64(data[:complete], newline=False)

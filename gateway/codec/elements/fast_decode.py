@@ -1,7 +1,7 @@
-"""The text of an array of numbers → little-endian bytes, in a few calls.
+"""Decodes JSON arrays of numbers in a few calls, without a Python object per element.
 
-No Python object is made for an element: pysimdjson's buffers hold them, and numpy rounds them.
-Where the gateway is compiled, C of our own does both in one go for most floats.
+pysimdjson parses into a buffer, and numpy rounds. In a compiled gateway, the C module ``_floats``
+does both in one pass for most floats.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ except ImportError:  # not compiled
     _read_floats = None
 
 PARSE_ERRORS = (ValueError, TypeError, RuntimeError)
-"""What simdjson and orjson raise for text that is not what it should be."""
+"""What simdjson and orjson raise for invalid text."""
 
 _PARSER = simdjson.Parser()
-"""Kept: its memory, some dozen times the text, takes a fifth of the time where it is new."""
+"""Reused, as its memory is a dozen times the text: a new parser takes five times as long."""
 
 _MAX_REUSED = 256 * 1024
-"""Bytes of text for which it is: for larger ones it would keep too much."""
+"""Larger texts get a parser of their own: the reused one would keep too much memory."""
 
 
 def fast_decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
-    """Convert a JSON array, nested or flat, to elements of a datatype of integers or floats.
+    """Decode a JSON array, nested or flat, of integers or floats.
 
-    Gives None where that takes a closer look: at what is no such number, does not fit, or is not
-    known to JSON. C knows the bare NaN, Infinity and -Infinity that clients write.
+    Returns None if anything needs a closer look: elements that are no such numbers, do not fit, or
+    are not JSON. The C module also reads the bare NaN, Infinity and -Infinity that clients write.
     """
     form = _parse_format(datatype)
     if _read_floats is not None and form.dtype in _C_DTYPES:
@@ -58,22 +58,24 @@ def fast_decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes |
 
 
 def has_c_decoder(datatype: Datatype) -> bool:
-    """Tell whether plain numbers of a datatype are read in C, which takes a few at once too."""
+    """Tell whether the C module decodes a datatype; it is fast for a few numbers too."""
     return _read_floats is not None and datatype.dtype in _C_DTYPES
 
 
 def parse_numbers(text: bytes | memoryview, parsed_type: Literal["d", "i", "u"]) -> Values:
-    """Parse an array into doubles or integers of 64 bits; raises REFUSALS."""
+    """Parse an array into doubles or 64-bit integers; raises PARSE_ERRORS."""
     array = simd_parse(text)
     try:
-        assert isinstance(array, simdjson.Array)  # the text starts with a bracket
+        assert isinstance(array, simdjson.Array)  # the text begins with a bracket
         return np.frombuffer(array.as_buffer(of_type=parsed_type), _PARSED_DTYPES[parsed_type])
     finally:
-        del array  # an error holds this frame, and while there is an array, nothing else is parsed
+        del (
+            array
+        )  # an error would keep it alive by this frame, and the parser refuses to run meanwhile
 
 
 def simd_parse(text: bytes | memoryview) -> object:
-    """Parse JSON, of which nothing may be left when the next is parsed; raises REFUSALS."""
+    """Parse JSON; release the result before the next call. Raises PARSE_ERRORS."""
     parser = _PARSER if len(text) <= _MAX_REUSED else simdjson.Parser()
     return parser.parse(text)
 
@@ -84,7 +86,7 @@ _PARSED_DTYPES = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8
 
 @dataclass(frozen=True, slots=True)
 class _ParseFormat:
-    """How the elements of a datatype are parsed, and kept."""
+    """How the elements of a datatype are parsed and stored."""
 
     parsed_type: Literal["d", "i", "u"]
     dtype: np.dtype[Any]

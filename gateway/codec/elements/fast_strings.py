@@ -1,4 +1,4 @@
-"""The text of short strings → BYTES elements, without a Python object for each."""
+"""Decodes many short JSON strings into BYTES elements, without a Python object for each."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gateway.codec.elements.fast_decode import PARSE_ERRORS, simd_parse
 from gateway.codec.json.structure_scan import mask_strings
 
 _SHORT = 16
-"""Bytes of text for each string up to which this takes less time than Python's own objects."""
+"""Up to this average length of text, numpy is faster than Python's own objects."""
 
 _MANY = 256
-"""Strings, and arrays, from which on it does."""
+"""From this number of strings and arrays on, likewise."""
 
 _BETWEEN_STRINGS = b'[], \t\n\r"'
 _IS_OTHER = bytes(code not in _BETWEEN_STRINGS for code in range(256))
@@ -26,7 +26,7 @@ _IS_MARK = bytes(code in b"[,]" for code in range(256))
 
 @dataclass(frozen=True, slots=True)
 class DecodedElements:
-    """Elements of BYTES in binary form, and the brackets and commas around them."""
+    """BYTES elements in binary form, with the brackets and commas around them."""
 
     count: int
     data: bytes
@@ -35,10 +35,10 @@ class DecodedElements:
 
 
 def fast_decode_strings(text: bytes) -> tuple[int, bytes] | None:
-    """Convert a JSON array of strings, nested or flat; give how many there are, and their bytes.
+    """Decode a JSON array of strings, nested or flat; return their number and their bytes.
 
-    Gives None where that takes a closer look: at escapes, and what is no such array. Where there
-    are few strings, or long ones, others take less time.
+    Returns None if the text has escapes, is no such array, or has only few or long strings: then
+    the slow path is right or faster.
     """
     if not _are_many_and_short(text):
         return None
@@ -52,9 +52,9 @@ def fast_decode_strings(text: bytes) -> tuple[int, bytes] | None:
 
 
 def fast_decode_elements(text: bytes) -> DecodedElements | None:
-    """Convert a JSON array of strings and of V1's base64 objects, as ``fast_decode_strings`` does.
+    """Decode a JSON array of strings and of V1's base64 objects, as ``fast_decode_strings`` does.
 
-    Takes objects without spaces in them alone.
+    Objects with spaces in them are left to the slow path.
     """
     if not _are_many_and_short(text):
         return None
@@ -63,17 +63,17 @@ def fast_decode_elements(text: bytes) -> DecodedElements | None:
         return None
     is_quote = codes == ord('"')
     quotes = np.flatnonzero(is_quote)
-    begins, ends = quotes[::2], quotes[1::2]
-    keys = _find_base64_keys(codes, inside, begins, ends)
+    starts, ends = quotes[::2], quotes[1::2]
+    keys = _find_base64_keys(codes, inside, starts, ends)
     if keys is None:
         return None
     is_text = inside > is_quote
-    for place in range(1, 4):
-        is_text[begins[keys] + place] = False
+    for byte in range(1, 4):
+        is_text[starts[keys] + byte] = False
     # The value of each key is the string behind it.
-    is_base64 = np.zeros(begins.size, np.bool_)
+    is_base64 = np.zeros(starts.size, np.bool_)
     is_base64[keys + 1] = True
-    lengths, is_base64 = np.delete(ends - begins - 1, keys), np.delete(is_base64, keys)
+    lengths, is_base64 = np.delete(ends - starts - 1, keys), np.delete(is_base64, keys)
     texts = np.compress(is_text, codes)
     if keys.size:
         decoded = _decode_selected(lengths, texts, is_base64)
@@ -86,40 +86,40 @@ def fast_decode_elements(text: bytes) -> DecodedElements | None:
 
 
 def _are_many_and_short(text: bytes) -> bool:
-    """Tell whether a text is JSON of many short strings without escapes, or of many arrays."""
+    """Tell whether a text is JSON with many short strings, or many arrays, and no escapes."""
     count = text.count(b'"') // 2 + text.count(b"[")
     if count < _MANY or len(text) > count * _SHORT or b"\\" in text:
         return False
     try:
-        simd_parse(text)  # so it is JSON, and strings are UTF-8
+        simd_parse(text)  # so it is JSON, and its strings are UTF-8
     except PARSE_ERRORS:
         return False
     return True
 
 
 def _find_base64_keys(
-    codes: Codes, inside: Codes, begins: Lengths, ends: Lengths
+    codes: Codes, inside: Codes, starts: Lengths, ends: Lengths
 ) -> Lengths | None:
-    """Give which strings are keys; None where an object is not one of base64."""
+    """Return which strings are keys; None if any object is not a base64 object."""
     marks = codes * (inside ^ 1)
     colons = np.flatnonzero(marks == ord(":"))
     if np.count_nonzero(marks == ord("{")) != colons.size:
         return None
     keys = np.searchsorted(ends, colons - 1)
     if keys.size and keys[-1] + 1 >= ends.size:
-        return None  # behind the last colon there is no string
-    starts = begins[keys]
-    is_base64 = (ends[keys] == colons - 1) & (starts == colons - 5)
-    is_base64 &= begins[keys + 1] == colons + 1
-    for place, code in enumerate(b"b64", 1):
-        is_base64 &= codes[starts + place] == code
+        return None  # no string follows the last colon
+    key_starts = starts[keys]
+    is_base64 = (ends[keys] == colons - 1) & (key_starts == colons - 5)
+    is_base64 &= starts[keys + 1] == colons + 1
+    for byte, code in enumerate(b"b64", 1):
+        is_base64 &= codes[key_starts + byte] == code
     return keys if is_base64.all() else None
 
 
 def _decode_selected(
     lengths: Lengths, texts: Codes, is_base64: npt.NDArray[np.bool_]
 ) -> tuple[Lengths, Codes] | None:
-    """Decode those texts that are base64; None where one is not."""
+    """Decode the selected texts from base64; return None if one is invalid."""
     is_part = np.repeat(is_base64, lengths)
     padded = pad_texts(lengths[is_base64], np.compress(is_part, texts))
     decoded = None if padded is None else decode_texts(*padded, canonical=False)

@@ -1,4 +1,4 @@
-"""Does what the codecs lend out, wherever that is."""
+"""Runs the conversion jobs that codecs offload."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Family
 
 
-def run_job(work: ConversionJob, data: bytes | memoryview) -> bytes | memoryview | None:
-    """Do the work; None where there is something to be said about the data."""
-    if work.to_json:
+def run_job(job: ConversionJob, data: bytes | memoryview) -> bytes | memoryview | None:
+    """Run a job; return None if the data is invalid."""
+    if job.to_json:
         try:
-            return NumberEncoder("", work.datatype, Nonfinite.ERROR).encode_all(data)
+            return NumberEncoder("", job.datatype, Nonfinite.ERROR).encode_all(data)
         except GatewayError:
             return None
-    plain = fast_decode_numbers(data, work.datatype)
-    if plain is not None or work.datatype.family is not Family.FLOAT:
+    plain = fast_decode_numbers(data, job.datatype)
+    if plain is not None or job.datatype.family is not Family.FLOAT:
         return plain
-    converted = TensorDecoder("", work.datatype).decode_unusual_floats(bytes(data))
+    converted = TensorDecoder("", job.datatype).decode_unusual_floats(bytes(data))
     return None if converted is None else converted[1]

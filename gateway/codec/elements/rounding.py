@@ -1,8 +1,8 @@
-"""Doubles, read from the text of numbers → the floats nearest to that text, rounded once.
+"""Rounds parsed doubles to the floats nearest to the text of the numbers, once.
 
-A double is the number nearest to its text. Rounded again to a smaller datatype, it is the float
-nearest to the text too, unless it is a tie: exactly halfway between two floats of the datatype.
-Such doubles are few. Their text is compared with them, and decides the tie.
+A double is the one nearest to its text. Rounded to a smaller datatype, it is the float nearest to
+the text too, unless it is a tie: exactly halfway between two floats of the datatype. Ties are rare.
+For them the text is compared with the tie, and decides.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gateway.protocol.datatypes import Datatype, FloatFormat
 Values = npt.NDArray[Any]
 
 MAX_EXACT_LENGTH = 13
-"""Bytes of a number without an exponent up to which a tie is the number itself.
+"""A tie written in so few bytes, without an exponent, is exactly the number of the text.
 
-The text t is D/10^f with f ≤ 11 and D < 10^13. The tie d is m/2^k with an odd m < 2^25, as the
-datatype has 24 bits at most. They differ by less than 2^-52 d. Where k ≤ f, the difference is a
-multiple of 10^-f, which is more, unless it is 0. Where k > f, it is a multiple of 2^-k 5^-f other
-than 0; so 5^f > 2^27, and f > 11.
+Proof: the text t is D/10^f with f ≤ 11 and D < 10^13. The tie d is m/2^k with an odd m < 2^25, as
+the datatype has 24 bits at most. They differ by less than 2^-52 d. If k ≤ f, the difference is a
+multiple of 10^-f, which is more, unless it is 0. If k > f, it is a multiple of 2^-k 5^-f other than
+0; so 5^f > 2^27, and f > 11.
 """
 
 _NUMPY_DTYPES = frozenset(map(np.dtype, ("<f2", "<f4", "<f8")))
@@ -41,14 +41,14 @@ _LONG_NUMBER = b"0" * (MAX_EXACT_LENGTH + 1)
 
 
 def needs_rounding(datatype: Datatype) -> bool:
-    """Tell whether a datatype is one of floats that a double may have to be rounded to."""
+    """Tell whether doubles may have to be rounded to a datatype."""
     return datatype.floats is not None and datatype.dtype != _DOUBLE
 
 
 def round_text(values: Values, text: bytes | memoryview, datatype: Datatype) -> Values | None:
-    """Round the doubles that an array's text was read as; None where a number does not fit.
+    """Round the doubles parsed from an array's text; return None if a number does not fit.
 
-    NaN and infinities stay what they are.
+    NaN and infinities stay.
     """
     dtype, floats = datatype.dtype, datatype.floats
     assert dtype is not None
@@ -66,33 +66,33 @@ def round_text(values: Values, text: bytes | memoryview, datatype: Datatype) -> 
     ties = np.flatnonzero(_find_ties(values, floats))
     if ties.size:
         if ((np.abs(values) > floats.overflow) & np.isfinite(values)).any():
-            return None  # before ties are looked at, one by one
+            return None  # before ties are examined one by one
         values = _resolve_ties(values, text, ties)
     narrow = round_to(values, datatype)
     return narrow if (np.isfinite(narrow) == np.isfinite(values)).all() else None
 
 
 def has_ties(values: Values, datatype: Datatype) -> bool:
-    """Tell whether the text of any double decides what it is rounded to."""
+    """Tell whether the text of any double decides how it is rounded."""
     assert datatype.floats is not None
     return needs_rounding(datatype) and bool(_find_ties(values, datatype.floats).any())
 
 
 def may_decide_ties(text: bytes) -> bool:
-    """Tell whether an array's text may decide a tie: whether not all numbers are ``MAX_EXACT_LENGTH``."""
+    """Tell whether text may decide a tie: whether any number exceeds ``MAX_EXACT_LENGTH``."""
     plain = text.translate(_DIGITS_TO_ZERO)
     return _LONG_NUMBER in plain or b"0e" in plain or b"0E" in plain
 
 
 @np.errstate(over="ignore")
 def round_to(values: Values, datatype: Datatype) -> Values:
-    """Round doubles to nearest, ties to even; what is too large becomes infinity."""
+    """Round doubles to nearest, ties to even; overflow becomes infinity."""
     dtype, floats = datatype.dtype, datatype.floats
     assert dtype is not None
     assert floats is not None
     if dtype in _NUMPY_DTYPES:
         return values.astype(dtype, copy=False)
-    # By way of float32, which must not make a tie of what was none.
+    # By way of float32, which must not turn other numbers into ties.
     single = values.astype(_SINGLE)
     ties = _find_ties(single, floats)
     if ties.any():
@@ -103,7 +103,7 @@ def round_to(values: Values, datatype: Datatype) -> Values:
 
 
 def _find_normal_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
-    """Tell which doubles, or singles, are ties, as far as they are not subnormal in the format."""
+    """Mask the doubles, or singles, that are ties, except among subnormal floats of the format."""
     is_double = values.dtype == _DOUBLE
     bits: npt.NDArray[Any] = values.view(np.int64 if is_double else np.int32)
     beyond = (52 if is_double else 23) - floats.mantissa_bits
@@ -112,7 +112,7 @@ def _find_normal_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.boo
 
 
 def _find_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
-    """Tell which doubles, or singles, are ties."""
+    """Mask the doubles, or singles, that are ties."""
     ties = _find_normal_ties(values, floats)
     small = np.flatnonzero(np.abs(values) < 2.0**floats.min_exponent)
     if small.size:
@@ -121,29 +121,31 @@ def _find_ties(values: Values, floats: FloatFormat) -> npt.NDArray[np.bool_]:
     return ties
 
 
-def _resolve_ties(values: Values, text: bytes | memoryview, places: npt.NDArray[np.intp]) -> Values:
-    """Move the ties, at these places, to the side on which their text is, if it is on one."""
+def _resolve_ties(
+    values: Values, text: bytes | memoryview, offsets: npt.NDArray[np.intp]
+) -> Values:
+    """Move each tie to the side on which the number in the text is, if it differs."""
     text = bytes(text)
     codes = np.frombuffer(text, np.uint8)
     bounds = np.concatenate(([-1], find_separators(codes, values.size), [codes.size - 1]))
-    # With spaces and brackets around them, which are few.
-    starts, ends = bounds[places] + 1, bounds[places + 1] + 1
+    # Including a few spaces and brackets around them.
+    starts, ends = bounds[offsets] + 1, bounds[offsets + 1] + 1
     is_long = ends - starts > MAX_EXACT_LENGTH
     if b"e" in text or b"E" in text:
         exponents = np.flatnonzero((codes | 0x20) == ord("e"))
         is_long |= np.searchsorted(exponents, starts) != np.searchsorted(exponents, ends)
-    places, starts, ends = places[is_long], starts[is_long], ends[is_long]
-    numbers = list(map(text.__getitem__, map(slice, starts.tolist(), ends.tolist())))
-    # Where few numbers come often, each is looked at once.
-    sides = dict(zip(numbers, values[places].tolist(), strict=True))
+    offsets, starts, ends = offsets[is_long], starts[is_long], ends[is_long]
+    texts = list(map(text.__getitem__, map(slice, starts.tolist(), ends.tolist())))
+    # Each distinct number is compared once.
+    sides = dict(zip(texts, values[offsets].tolist(), strict=True))
     sides = {number: _nudge_tie(tie, number) for number, tie in sides.items()}
     moved = values.copy()
-    moved[places] = list(map(sides.__getitem__, numbers))
+    moved[offsets] = list(map(sides.__getitem__, texts))
     return moved
 
 
 def _nudge_tie(tie: float, number: bytes) -> float:
-    """Give a tie, or the next double on the side of it on which the text of a number is."""
+    """Return a tie, or the next double towards the number in the text."""
     exact, tied = Decimal(number.strip(_BETWEEN).decode("ascii")), Decimal(tie)
     if exact == tied:
         return tie
@@ -151,13 +153,13 @@ def _nudge_tie(tie: float, number: bytes) -> float:
 
 
 def find_separators(codes: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.intp]:
-    """Find the places in an array's text between which its elements are, so many.
+    """Find the offsets that separate the ``count`` elements of an array's text.
 
-    Element number i is behind mark i - 1, and up to mark i; the last may be behind all marks.
+    Element number i is behind offset i - 1, and up to offset i; the last may be behind all offsets.
     """
     commas = np.flatnonzero(codes == ord(","))
     if commas.size == count - 1:
         return commas
-    # With empty arrays, commas do not count elements: their own ends do.
+    # With empty arrays, commas do not count elements; the ends of the elements do.
     between = _IS_BETWEEN[codes]
     return np.flatnonzero(between[1:] & ~between[:-1])

@@ -1,1 +1,1 @@
-"""JSON text: scanned, cut and read while it arrives."""
+"""JSON text, scanned and split while it arrives."""

@@ -1,8 +1,8 @@
-"""Cuts the text of one JSON array into runs of whole elements while it streams by.
+"""Splits the text of one JSON array into runs of complete elements while it streams by.
 
-Runs end at places that depend on the text alone, never on how it arrived: the text is looked at
-in windows, of ``WINDOW`` bytes or ``STRING_WINDOW``, counted from the end of the run before. So
-whatever is made of the runs, results and errors alike, is the same however a body is split.
+Runs end at places that depend on the text alone, never on how it arrived. The scanner looks at
+windows of ``WINDOW`` or ``STRING_WINDOW`` bytes, counted from the end of the run before. So results
+and errors are the same however a body is split.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
 WINDOW = 128 * 1024
-"""Bytes of text looked at and converted at once: some 0.2 ms of work."""
+"""Bytes of numbers scanned and converted at once: about 0.2 ms of work."""
 
 STRING_WINDOW = 32 * 1024
-"""Bytes of an array of strings, likewise: if they are tiny, each byte takes ten times as long."""
+"""Bytes of strings scanned and converted at once: tiny ones cost ten times as much per byte."""
 
 _FIRST_WINDOWS = (2 * 1024, 8 * 1024)
-"""Bytes of strings looked at before a whole window: most arrays are short."""
+"""Bytes of strings scanned before a whole window: most arrays are short."""
 
 _PEEK_BYTES = 16
 
 _MAX_SINGLE_FINDS = 6
-"""Brackets of a window, as at the begin and the end of an array."""
+"""Up to this count, ``find`` is faster than numpy: brackets at both ends of an array, for example.
+"""
 
 _QUOTED_SUFFIX = 64
-"""Bytes of text behind a misplaced character that still go into the run, to be quoted."""
+"""Bytes behind an invalid character that stay in the run, so that errors can quote them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElementRun:
-    """Text of whole elements, as it stands between two commas of the array.
+    """Complete elements of an array: the text between two of its commas.
 
-    It is the first ``size`` bytes of ``window``, or all: to cut it out is to copy it.
-    ``depth_before`` and ``depth_after`` count the brackets open around it, so that
-    ``balanced()`` is a JSON array of its own.
+    The text is the first ``size`` bytes of ``window``, or all of it: cutting it out would copy it.
+    ``depth_before`` and ``depth_after`` count the brackets open around it; ``balanced()`` adds
+    them.
     """
 
     window: bytes
@@ -52,22 +53,22 @@ class ElementRun:
 
     @property
     def text(self) -> bytes:
-        """Give the text."""
+        """Return the text of the run."""
         return self.window[: self.size]
 
     def __len__(self) -> int:
-        """Give the bytes of the text."""
+        """Return the size of the text in bytes."""
         return len(self.window) if self.size is None else self.size
 
     def balanced(self) -> bytes:
-        """Give the run as a JSON array, with the brackets that it lacks."""
+        """Return the run as a JSON array, with the brackets that it lacks."""
         if not (self.depth_before or self.depth_after):
             return self.text
         return b"".join(self.pieces)
 
     @property
     def pieces(self) -> tuple[bytes, memoryview, bytes]:
-        """Give what makes up the run as a JSON array."""
+        """Return the parts of the run as a JSON array, to be joined."""
         return b"[" * self.depth_before, self._view, b"]" * self.depth_after
 
     @property
@@ -76,9 +77,9 @@ class ElementRun:
 
     @property
     def lacks_element(self) -> bool:
-        """Tell whether there is no element beside the comma before or behind the run.
+        """Tell whether the comma before or behind the run lacks an element beside it.
 
-        Alone, it would pass for an empty array, or for one that ends in an empty array.
+        Such a run, balanced, would look like a valid array.
         """
         begins = not self.first and _first_byte(self._view) in (b"", b"]")
         return begins or (self.depth_after > 0 and _last_byte(self._view) in (b"", b"["))
@@ -86,21 +87,21 @@ class ElementRun:
 
 @dataclass(frozen=True, slots=True)
 class StringPart:
-    """A piece of a string too long for a window, cut where its escapes and characters end.
+    """A piece of a string longer than a window; no escape and no character is split.
 
-    The string is the first element of the run that follows, in which ``""`` stands for it.
+    The string is the first element of the next run, where ``""`` is its placeholder.
     """
 
     text: bytes
 
     def __len__(self) -> int:
-        """Give the bytes of the text."""
+        """Return the size of the text in bytes."""
         return len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What was cut, how much text that used, and what to put in its place."""
+    """One step of the scan: the item, the bytes it used, and the placeholder to leave."""
 
     item: ElementRun | StringPart | None
     used: int
@@ -109,7 +110,7 @@ class _Step:
 
 _SPACE = b" \t\n\r"
 _BEFORE_FIRST_VALUE = re.compile(rb"[\[\], \t\n\r]*+")
-# A flat array of strings: for a short one this takes a thirtieth of the time of scan_strings.
+# A flat array of strings. For a short one this takes a thirtieth of the time of scan_strings.
 _FLAT_STRINGS = re.compile(
     rb"\[[ \t\n\r]*+"
     rb'(?:"(?:[^"\\]++|\\.)*+"[ \t\n\r]*+(?:,[ \t\n\r]*+(?=")|(?=\])))++\]',
@@ -122,10 +123,10 @@ _MAX_ESCAPE = len(rb"\ud83d\ude00")
 
 
 class ArrayScanner:
-    """Finds the runs and the end of one array; sees its text from the opening bracket on.
+    """Splits one array into runs and finds its end; its text begins with the opening bracket.
 
-    ``label`` names the tensor of the message in errors. Raises GatewayError (400, 502) for nesting
-    beyond the cap and for a window without a comma.
+    ``label`` names the tensor in errors. Raises GatewayError (400, 502) for nesting beyond the cap,
+    and for a window without a comma.
     """
 
     def __init__(self, label: str, depth_cap: int, message: ErrorVocabulary = REQUEST) -> None:
@@ -144,22 +145,22 @@ class ArrayScanner:
         self._position = 0
         self._consumed = 0
         self.invalid_text: bytes | None = None
-        """Text that can be in no array of plain values; nothing behind it is looked at."""
+        """Text that no array of plain values can contain; the scan ends there."""
         self.invalid_at = 0
-        """Bytes of the array before it."""
+        """The offset of that text in the array."""
 
     @property
     def held(self) -> int:
-        """Give the bytes of text that are held beside the buffer."""
+        """Return the bytes of text held beside the buffer."""
         return len(self._before_long_string or b"")
 
     @property
     def rest(self) -> bytes:
-        """Give what is not cut yet or, where ``ended``, what follows the array."""
+        """Return the text that is not scanned yet or, if ``ended``, what follows the array."""
         return self._buffer[self._position :]
 
     def take_rest(self) -> tuple[bytes, int]:
-        """Give the buffer and where in it the ``rest`` begins, and keep neither."""
+        """Return the buffer and the offset of ``rest`` in it, and release both."""
         rest = self._buffer, self._position
         self._buffer, self._position = b"", 0
         return rest
@@ -167,10 +168,10 @@ class ArrayScanner:
     def scan(
         self, buffer: bytes, last: bool, position: int = 0
     ) -> Iterator[ElementRun | StringPart]:
-        """Yield what can be cut from the buffer, which holds the ``rest`` of the last call.
+        """Yield the items of the buffer, which begins with the ``rest`` of the last call.
 
-        That begins at ``position``. ``last`` tells that no more text will come. Of the text behind
-        the array, little is looked at and nothing copied: there may be many arrays in a buffer.
+        The text begins at ``position``; ``last`` marks its end. Text behind the array is hardly
+        read and never copied, as a buffer may hold many arrays.
         """
         self._buffer, self._position = buffer, position
         while not self.ended and self.invalid_text is None:
@@ -200,7 +201,7 @@ class ArrayScanner:
         return step or self._string_run(buffer[start:end], full, last)
 
     def _detect_kind(self, buffer: bytes, start: int, last: bool) -> bool:
-        """See whether the first value is a string; tell whether the text can be cut yet."""
+        """Look whether the first value is a string; return whether that can be told yet."""
         end = min(start + self._window, len(buffer))
         before = _BEFORE_FIRST_VALUE.match(buffer, start, end)
         value = before.end() if before else start
@@ -212,11 +213,11 @@ class ArrayScanner:
         return True
 
     def _short_array(self, buffer: bytes, start: int) -> _Step | None:
-        """Cut an array of strings that ends within the first bytes of its first window."""
-        most = _FIRST_WINDOWS[-1]
-        if self._looked_bytes == most or self._window <= most:
+        """Return the run of an array of strings that ends within its first few KiB."""
+        limit = _FIRST_WINDOWS[-1]
+        if self._looked_bytes == limit or self._window <= limit:
             return None
-        if buffer.find(b"]", start + self._searched, start + most) < 0:
+        if buffer.find(b"]", start + self._searched, start + limit) < 0:
             return None
         flat = _FLAT_STRINGS.match(buffer, start, start + _FIRST_WINDOWS[0])
         if flat is not None:
@@ -239,24 +240,24 @@ class ArrayScanner:
             return None
         window = buffer[start : min(start + stop + _QUOTED_SUFFIX, end)]
         close = window.rfind(b"]", 0, stop) + 1
-        ends = close > 0 and window[close:stop].strip(_SPACE) in (b"", b",")
-        if ends and self._depth_at(close, window, closes=True) == 0:
+        is_end = close > 0 and window[close:stop].strip(_SPACE) in (b"", b",")
+        if is_end and self._depth_at(close, window, may_close=True) == 0:
             return self._run(window, close, 0, close)
         if stopped:
             return self._invalid_run(window, stop, full or last)
         cut = window.rfind(b",")
-        depth = self._depth_at(cut if cut >= 0 else len(window), window, closes=close > 0)
+        depth = self._depth_at(cut if cut >= 0 else len(window), window, may_close=close > 0)
         if cut < 0:
             raise self._no_comma_error()
         return self._run(window, cut, depth, cut + 1)
 
-    def _depth_at(self, end: int, window: bytes, closes: bool) -> int:
-        """Give the depth where text of numbers is cut; checks how deep it goes before.
+    def _depth_at(self, end: int, window: bytes, may_close: bool) -> int:
+        """Return the depth at ``end`` in text of numbers; checks the nesting before it.
 
-        ``closes`` tells that there may be closing brackets.
+        ``closes`` tells that the text may contain closing brackets.
         """
         opened = _count(b"[", window, end)
-        closed = _count(b"]", window, end) if closes else 0
+        closed = _count(b"]", window, end) if may_close else 0
         if self._depth + opened > self._depth_cap:
             self._check_depth(self._depth + max_depth(window[:end]))
         return self._depth + opened - closed
@@ -278,9 +279,9 @@ class ArrayScanner:
         return self._open_long_string(window, walk)
 
     def _open_long_string(self, window: bytes, walk: StringScan) -> _Step:
-        # The window may end right behind a whole string: that one is long too.
+        # The window may end right behind a complete string: that one is long too.
         start = walk.last_string
-        # An empty one, or one that only begins, would be met again in the next window.
+        # An empty string, or one that has only begun, would come up again in the next window.
         if start is None or window[start : start + 2] in (b'"', b'""'):
             raise self._no_comma_error()
         self._before_long_string = window[:start]
@@ -299,20 +300,22 @@ class ArrayScanner:
         return _Step(StringPart(window[:end]), end + 1, before + b'""')
 
     def _wait(self, window: bytes) -> _Step | None:
-        # So that text which arrives in crumbs is not searched from its start each time.
+        # Text that arrives in small reads must not be searched from its start each time.
         self._searched = len(window)
         return None
 
     def _run(self, window: bytes, size: int, depth_after: int, used: int) -> _Step:
         if len(window) - size > len(window) // 16:
-            window = window[:size]  # what is held counts by its text, and must not be much more
+            window = window[
+                :size
+            ]  # do not pin much more memory than the text that is accounted for
         run = ElementRun(window, self._depth, depth_after, self._first, size)
         self._depth, self._first = depth_after, False
         self.ended = depth_after == 0
         return _Step(run, used)
 
     def _invalid_run(self, window: bytes, stop: int, whole: bool) -> _Step | None:
-        """Pass on text that is wrong at ``stop``, for the converter to name the element."""
+        """Return a run with the text that is invalid at ``stop``: the decoder names the element."""
         if not whole and len(window) - stop < _QUOTED_SUFFIX:
             return None
         self.invalid_text = window[stop : stop + _QUOTED_SUFFIX]
@@ -332,9 +335,9 @@ class ArrayScanner:
 
 
 def end_of_numbers(text: bytes, start: int, end: int) -> int:
-    """Give where text that begins among numbers surely goes on with something else, or ends.
+    """Return where text that begins among numbers certainly stops being numbers, or ends.
 
-    Among numbers there are no quotes and no braces.
+    Numbers contain no quotes and no braces.
     """
     for mark in (b'"', b"{", b"}"):
         at = text.find(mark, start, end)
@@ -344,7 +347,7 @@ def end_of_numbers(text: bytes, start: int, end: int) -> int:
 
 
 def _count(mark: bytes, text: bytes, end: int) -> int:
-    """Count a mark: few are sooner found one by one than by a look at every byte."""
+    """Count a mark; a few are found faster by ``find`` than by numpy."""
     at = -1
     for count in range(_MAX_SINGLE_FINDS):
         at = text.find(mark, at + 1, end)
@@ -354,16 +357,16 @@ def _count(mark: bytes, text: bytes, end: int) -> int:
 
 
 def max_depth(text: bytes) -> int:
-    """Give how many brackets of a text of numbers are open at a time, at most."""
-    marks = np.frombuffer(text.translate(None, _ALL_BUT_BRACKETS), np.int8)
-    return int(np.cumsum(_MIDDLE - marks, dtype=np.int32).max(initial=0))
+    """Return the deepest nesting of brackets in a text of numbers."""
+    brackets = np.frombuffer(text.translate(None, _ALL_BUT_BRACKETS), np.int8)
+    return int(np.cumsum(_MIDDLE - brackets, dtype=np.int32).max(initial=0))
 
 
 def find_string_cut(window: bytes, full: bool, last: bool) -> tuple[int, bool] | None:
-    """Tell where text within a string can be cut, and whether that is the string's end.
+    """Find where text within a string can be split; return that, and whether the string ends there.
 
-    ``full`` tells that the window holds as much as is looked at, ``last`` that nothing comes behind
-    it; else None where more text is needed.
+    ``full`` tells that the window is full, ``last`` that no more text will come. Returns None if
+    more text is needed.
     """
     match = _WHOLE_CHARACTERS.match(window)
     end = match.end() if match else 0
@@ -372,13 +375,13 @@ def find_string_cut(window: bytes, full: bool, last: bool) -> tuple[int, bool] |
     if not full and not (last and end < len(window)):
         return None
     if not full or len(window) - end >= _MAX_ESCAPE:
-        # What stands there is no escape: the converter is shown it and says so.
+        # This is no valid escape: the decoder gets it and reports it.
         return min(end + _MAX_ESCAPE, len(window)), False
     return _character_end(window, end), False
 
 
 def _first_byte(text: memoryview) -> bytes:
-    # Mostly it is near, and the whole need not be copied.
+    # Mostly it is near, which saves a copy of the text.
     return (bytes(text[:_PEEK_BYTES]).lstrip(_SPACE) or bytes(text).lstrip(_SPACE))[:1]
 
 
@@ -387,12 +390,12 @@ def _last_byte(text: memoryview) -> bytes:
 
 
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]"))
-# An opening bracket is one less, a closing one is one more.
+# An opening bracket is one less than this, a closing one is one more.
 _MIDDLE = np.int8(sum(b"[]") // 2)
 
 
 def _character_end(text: bytes, end: int) -> int:
-    """Give the last place at or before ``end`` where no UTF-8 character is cut in two."""
+    """Return the last offset up to ``end`` that does not split a UTF-8 character."""
     for back in range(1, 4):
         code = text[end - back]
         if code < 0x80:

@@ -1,7 +1,7 @@
-"""Cuts the ``data`` arrays out of a request's or an answer's JSON while it streams by.
+"""Extracts the ``data`` arrays from the JSON of a request or response while it streams by.
 
-What is left is a small header, in which a stand-in holds the place of each array; a JSON library
-parses it. An array that is not the ``data`` of a tensor is an error.
+A small header is left, with a placeholder for each array; a JSON library parses it. An array under
+the key ``data`` that is not a tensor's is an error.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from gateway.protocol.tensors import MAX_TENSORS
 
 _KEY = b'"data"'
 _PROBE_KEY = "data array"
-"""The key that stands for ``data`` where the tensors around an array are looked at."""
+"""A probe key in place of ``data``, to see which tensor an array belongs to."""
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 _V1_START = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*"instances"[ \t\n\r]*:')
-# Most text of a key needs no look: it is a mere string, or no array follows. Behind a backslash,
-# its first quote belongs to a string, which the one behind ``data`` ends. That is told by a look
-# back, as patterns that begin with plain text are found ten times sooner.
+# Most occurrences of the key need no parse: they are plain strings, or no array follows. Behind a
+# backslash, its first quote is part of a string. A look-behind checks that, because patterns that
+# begin with plain text are found ten times faster.
 _ARRAY_KEY = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+(?:\Z|:[ \t\n\r]*+(?:\[|\Z))')
 _NON_ARRAY_KEY = re.compile(rb'"data"(?<!\\"data")[ \t\n\r]*+:[ \t\n\r]*+[^\[ \t\n\r]')
 
 
 _EXTRACTED_ARRAY_OVERHEAD = 200
-"""Bytes of memory that a Cut takes, with its numbers."""
+"""Bytes of memory of an ExtractedArray with its numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayStart:
     """An array begins: the ``data`` of tensor number ``index``.
 
-    ``fields`` are those of the tensor that stand before its data; ``previous`` those of the tensor
-    of the array before, that stand behind it.
+    ``fields`` are the fields of the tensor before its data. ``previous`` are the fields behind the
+    data of the tensor before.
     """
 
     index: int
@@ -65,12 +65,12 @@ Event = ArrayStart | ElementRun | StringPart
 
 
 def placeholder(number: int) -> list[int]:
-    """Give what the header has in place of an array: no other ``data`` can be an array there."""
+    """Return the placeholder of an array; nothing else in a valid header equals it."""
     return [number]
 
 
 class DataExtractor:
-    """Takes the text of a message; gives the events of its arrays, and at last the header."""
+    """Yields the arrays of a message's text, and returns the header around them at the end."""
 
     def __init__(
         self,
@@ -86,31 +86,31 @@ class DataExtractor:
         self._header = bytearray()
         self._fragment_start = 0
         self._next_probe = 0
-        """Bytes of the header from which on a key is looked at that no array follows."""
+        """The header size from which on a key without an array is checked again."""
         self._buffer = b""
         self._position = 0
-        """Where in the buffer is what was not looked at yet."""
+        """The offset in the buffer of text that was not scanned yet."""
         self._key_at = 0
         self._expected = b""
-        """What follows a key that is at hand, behind spaces, if it is the one of an array."""
+        """The character that must follow the key in the buffer if an array is its value."""
         self._array: ArrayScanner | None = None
         self._tensor = -1
         self._label = ""
         self.arrays: list[int] = []
-        """Of each array cut out, the index of its tensor."""
+        """The tensor's index of each extracted array."""
         self._received = 0
         self._array_start = self._placeholder_at = 0
         self.extracted: list[ExtractedArray] = []
-        """The arrays cut out, for errors that quote what is left."""
+        """The extracted arrays, so that errors can quote the original text."""
 
     @property
     def preferred_read_size(self) -> int:
-        """Give the bytes of text that are best fed next: with them a window is full."""
+        """Return the size of the next text that would fill a window."""
         return max(1, WINDOW - len(self._buffer) + self._position)
 
     @property
     def held(self) -> int:
-        """Give the bytes that are held: what the header has so far, the buffer, and the cuts."""
+        """Return the bytes buffered: header, text, and records of extracted arrays."""
         size = (
             getsizeof(self._header)
             + len(self._buffer)
@@ -120,19 +120,19 @@ class DataExtractor:
 
     @property
     def _offset(self) -> int:
-        """Give the bytes of the whole text that were looked at."""
+        """Return the offset of the scan in the whole text."""
         return self._received - len(self._buffer) + self._position
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> Iterator[Event]:
-        """Yield what the text brings; all of it must be consumed before the next call.
+        """Yield the items of the text; consume all of them before the next call.
 
         Raises GatewayError: 400 for text that cannot be a request, 413 for a header over the cap;
-        502 for either in an answer.
+        502 for either in a response.
         """
         self._buffer += text
         self._received += len(text)
         yield from self._scan(last)
-        # What is done with is not held until more comes.
+        # Release what was scanned before more text comes.
         self._buffer, self._position = self._buffer[self._position :], 0
 
     def _scan(self, last: bool) -> Iterator[Event]:
@@ -150,23 +150,23 @@ class DataExtractor:
                 return
 
     def finish(self) -> bytes:
-        """Give the header, with a stand-in for each array, and keep nothing of it.
+        """Return the header with its placeholders, and release it.
 
-        To be called once, after ``feed(b"", last=True)``. Raises GatewayError (400, 502) for text
-        that ends inside an array.
+        Call it once, after ``feed(b"", last=True)``. Raises GatewayError (400, 502) for text that
+        ends inside an array.
         """
         if self._array is not None:
             raise self._truncated_error(self._array)
         self._move_to_header(len(self._buffer))
         if self.arrays and b"\\" in self._header[self._fragment_start :]:
-            # A key with escapes is not cut out, and its value could be that of the stand-in.
+            # A key with escapes is not extracted, and its value could equal a placeholder.
             self._check_no_second_data(self._parse_tensors(self._header[self._fragment_start :]))
         header, self._header = bytes(self._header), bytearray()
         self._buffer, self._position = b"", 0
         return header
 
     def _leave_array(self) -> None:
-        """Go on behind an array, which has ended."""
+        """Go on behind an array that has ended."""
         self._array = None
         behind = self._fragment_start
         self.extracted.append(
@@ -185,14 +185,14 @@ class DataExtractor:
         )
 
     def _find_key(self, last: bool) -> bool:
-        """Move text to the header, up to behind the next ``"data"`` that needs a look."""
+        """Move text to the header, up to the next ``"data"`` that may be a tensor's key."""
         buffer, start = self._buffer, self._position
         found = self._search(_ARRAY_KEY, start, len(buffer))
         look = max(start, start + self._next_probe - len(self._header))
         end = len(buffer) if found is None else found.start() + 1
         key = self._search(_NON_ARRAY_KEY, look, end) or found
         if key is None:
-            # The key may have come in part.
+            # The key may have arrived in part.
             self._move_to_header(len(buffer) if last else max(start, len(buffer) - len(_KEY) + 1))
             return False
         self._key_at = len(self._header) + key.start() - start
@@ -205,14 +205,14 @@ class DataExtractor:
         return True
 
     def _search(self, pattern: re.Pattern[bytes], start: int, end: int) -> re.Match[bytes] | None:
-        """Search for a key in the buffer; what stands before that is in the header."""
+        """Search for a key in the buffer; the text before the buffer is in the header."""
         found = pattern.search(self._buffer, start, end)
         if found is not None and not found.start() and self._header.endswith(b"\\"):
             return pattern.search(self._buffer, 1, end)
         return found
 
     def _enter_value(self) -> Generator[Event, None, bool]:
-        """Look at what follows the key; tell whether there is text left to look at."""
+        """Look at the value of the key; return whether text is left to scan."""
         spaces = _SPACE.match(self._buffer, self._position)
         if spaces is not None:
             self._move_to_header(spaces.end())
@@ -232,18 +232,19 @@ class DataExtractor:
         return True
 
     def _rescan_last_quote(self) -> None:
-        """Look again from the last quote of a key which is none: it may be the first of another.
+        """Scan again from the last quote of what was no key: another key may begin there.
 
-        That makes no valid JSON, but what is refused must not hang on how the text was split.
+        That is no valid JSON, but errors must not depend on how the text was split.
         """
         self._header.pop()
         self._buffer, self._position = b'"' + self._buffer[self._position :], 0
 
     def _check_data_is_array(self) -> None:
-        """Refuse a tensor's data that is no array; ``data`` elsewhere is its writer's own.
+        """Refuse data of a tensor that is no array; other keys ``data`` may have any value.
 
-        The stand-ins show it at the end at the latest; but then a large string would be refused
-        for its size. Each look costs a parse: one only where the header has doubled.
+        The missing placeholder would show it in the end. But before that, a large string would be
+        refused for its size. Each check parses the header, so the header must have doubled in
+        between.
         """
         if self._key_at < self._next_probe:
             return
@@ -282,7 +283,7 @@ class DataExtractor:
         return ArrayStart(self._tensor, tensors[-1], {} if first else tensors[0])
 
     def _check_no_second_data(self, tensors: list[dict[str, Any]] | None) -> None:
-        """Refuse other data behind the last array, in its tensor: the first of those since."""
+        """Refuse a second ``data`` in the tensor of the last array, the first of ``tensors``."""
         if tensors and "data" in tensors[0]:
             raise self._duplicate_data_error(self._label)
 
@@ -290,11 +291,11 @@ class DataExtractor:
         return self._message.malformed(f"{label} has more than one data")
 
     def _tensors_so_far(self) -> list[dict[str, Any]] | None:
-        """Parse the text since the last array up to a key ``data``; None if it is no tensor's.
+        """Parse the text since the last array up to a key ``data``; None if it is no tensor's key.
 
-        With the brackets closed that must be open here, the text is valid JSON, whose last tensor
-        has that key, here written otherwise: a JSON library tells it better than any counting of
-        quotes. Any ``data`` of the tensors is another one.
+        With a probe key and the missing brackets appended, the text is valid JSON, and the last
+        tensor has the probe key. A JSON library decides that more reliably than counting quotes. A
+        key ``data`` in the result is a second one.
         """
         fragment = self._header[self._fragment_start : self._key_at]
         tensors = self._parse_tensors(fragment + b'"%s":1}]}' % _PROBE_KEY.encode())
@@ -304,7 +305,7 @@ class DataExtractor:
         return tensors
 
     def _parse_tensors(self, fragment: bytearray) -> list[dict[str, Any]] | None:
-        """Parse the text behind the last array; None if it has no tensors."""
+        """Parse the text behind the last array; None if it contains no tensors."""
         key = self._message.tensors
         opening = b'{"%s":[{"%s":0' % (key.encode(), _PROBE_KEY.encode()) if self.arrays else b""
         try:
@@ -317,7 +318,7 @@ class DataExtractor:
         return tensors
 
     def _move_to_header(self, end: int) -> None:
-        """Move the text up to a place in the buffer to the header."""
+        """Move the text of the buffer up to ``end`` to the header."""
         self._append_to_header(self._buffer[self._position : end])
         self._position = end
 
@@ -328,7 +329,7 @@ class DataExtractor:
 
     def _too_large_error(self) -> GatewayError:
         if self._message is REQUEST:
-            # No more of it, as that would hang on how the text arrived.
+            # Look no further: that would depend on how the text arrived.
             start = bytes(self._header[: self._header_cap + 1])
             if _V1_START.match(start):
                 return bad_request(V1_REQUEST_HINT)
@@ -346,9 +347,9 @@ _OPENING_BRACKETS, _CLOSING_BRACKETS = b"[{", b"]}"
 def _misplaced_array_error(
     message: ErrorVocabulary, header: bytes, key_at: int, cuts: Sequence[ExtractedArray]
 ) -> GatewayError:
-    """Make the error of an array that is the value of the last key of a header, at ``key_at``.
+    """Make the error for an array that is the value of the last key of a header, at ``key_at``.
 
-    ``cuts`` are the arrays before it. Names what is wrong before the key, if anything is.
+    ``cuts`` are the arrays extracted before it. Anything wrong before the key is reported first.
     """
     try:
         fields = parse_json(header + b"1" + _missing_brackets(header))
@@ -366,7 +367,7 @@ def _misplaced_array_error(
 
 
 def _missing_brackets(text: bytes) -> bytes:
-    """Give the brackets that a text lacks which ends outside of any string."""
+    """Return the brackets that a text lacks; it ends outside of any string."""
     codes, inside = mask_strings(text)
     is_open: list[int] = []
     for code in codes[

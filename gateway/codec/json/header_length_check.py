@@ -1,4 +1,4 @@
-"""Finds binary tensors behind the JSON of a message that does not tell the length of its header."""
+"""Detects binary tensors behind JSON in a message without Inference-Header-Content-Length."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _STEPS[list(b"]}")] = -1
 
 
 class HeaderLengthCheck:
-    """Refuses an answer without Inference-Header-Content-Length that has tensors behind its JSON.
+    """Refuses a response with tensors behind its JSON but no Inference-Header-Content-Length.
 
-    No client could tell where its JSON ends. What has no ``binary_data_size``, or does not begin as
-    JSON that has tensors, is left alone.
+    No client could tell where its JSON ends. Bodies without ``binary_data_size``, and bodies that
+    are no JSON object, pass.
     """
 
     def __init__(self) -> None:
@@ -34,31 +34,31 @@ class HeaderLengthCheck:
         self._size = 0
         self._depth = 0
         self._carry = b""
-        """What stands for the string that is open, and the escape in it of which half has come."""
+        """The opening quote of a string that the last window ended in, and half of an escape."""
         self._key_carry = b""
         self._json_size = 0
-        """Bytes of the JSON once its end has come."""
+        """Bytes of the JSON, once its end has come."""
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Look at the next bytes of the answer; raises GatewayError (502)."""
+        """Check the next bytes of the response; raises GatewayError (502)."""
         for start in range(0, len(data), SCAN_WINDOW):
             if self._is_json:
                 self._scan(bytes(data[start : start + SCAN_WINDOW]))
 
     def _scan(self, window: bytes) -> None:
         if not self._started:
-            start = window.lstrip(_SPACE)
-            self._started = bool(start)
-            if start and not start.startswith(b"{"):
+            body = window.lstrip(_SPACE)
+            self._started = bool(body)
+            if body and not body.startswith(b"{"):
                 self._is_json = False
                 return
-        behind = window
+        rest = window
         if not self._json_size:
             end = self._find_json_end(window)
-            seen, behind = self._key_carry + window[:end], window[end:]
-            self._has_size = self._has_size or _KEY in seen
-            self._key_carry = seen[1 - len(_KEY) :]
-        if behind.strip(_SPACE) and self._has_size:
+            key_text, rest = self._key_carry + window[:end], window[end:]
+            self._has_size = self._has_size or _KEY in key_text
+            self._key_carry = key_text[1 - len(_KEY) :]
+        if rest.strip(_SPACE) and self._has_size:
             raise bad_response(
                 "the server's answer has binary tensors behind its JSON of "
                 f"{self._json_size} bytes, but no Inference-Header-Content-Length"
@@ -66,13 +66,13 @@ class HeaderLengthCheck:
         self._size += len(window)
 
     def _find_json_end(self, window: bytes) -> int:
-        """Give where the JSON ends in a window; its size where the end is still to come."""
+        """Return where the JSON ends in a window; the window's size if the end is to come."""
         text = self._carry + window
         codes, inside = mask_strings(text)
-        steps = _STEPS[codes] * (inside ^ 1).view(np.int8)
-        places = np.flatnonzero(steps)
-        depths = self._depth + np.cumsum(steps[places], dtype=np.int64)
-        ends = places[depths <= 0]
+        depth_steps = _STEPS[codes] * (inside ^ 1).view(np.int8)
+        offsets = np.flatnonzero(depth_steps)
+        depths = self._depth + np.cumsum(depth_steps[offsets], dtype=np.int64)
+        ends = offsets[depths <= 0]
         if ends.size:
             end = int(ends[0]) + 1 - len(self._carry)
             self._json_size = self._size + end
@@ -85,9 +85,9 @@ class HeaderLengthCheck:
 
 
 def check_header_end(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> None:
-    """Check what was taken for the JSON part of a request, with arrays cut out of it.
+    """Check the JSON part of a request; ``cuts`` are the arrays extracted from it.
 
-    Raises GatewayError (400) if binary tensors stand in it.
+    Raises GatewayError (400) if binary tensors follow the JSON.
     """
     ends, _ = scan_values(text)
     if _KEY in text and ends.size and text[ends[0] :].strip(_SPACE):
@@ -99,6 +99,6 @@ def check_header_end(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> None:
 
 
 def check_header_length(body: bytes) -> None:
-    """Check a whole answer; raises GatewayError as HeaderLengthCheck does."""
+    """Check a complete response; raises GatewayError (502) as HeaderLengthCheck does."""
     if _KEY in body:
         HeaderLengthCheck().feed(body)

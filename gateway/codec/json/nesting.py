@@ -1,4 +1,4 @@
-"""How deep JSON nests that passes through untouched: what recurses dies of what is too deep."""
+"""Limits the nesting of JSON that passes through: deep nesting crashes recursive parsers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
 
-# What may stand before the first bracket: space, and a byte order mark, of which RapidJSON also
-# takes parts.
+# Bytes that may precede the first bracket: space, and a byte order mark. RapidJSON accepts parts of
+# that mark.
 _LEADING_BYTES = b" \t\r\n\xef\xbb\xbf"
 
 
 def nests_deeper(body: bytes, cap: int) -> bool:
-    """Tell whether a whole body is JSON that nests deeper than ``cap``."""
-    # Brackets inside strings count too, but only where the quick bound is exceeded.
+    """Tell whether a complete body is JSON nested deeper than ``cap`` levels."""
+    # A quick upper bound: it counts brackets in strings too.
     if body.count(b"[") + body.count(b"{") <= cap:
         return False
     walk = NestingCheck(cap)
@@ -33,9 +33,9 @@ def nests_deeper(body: bytes, cap: int) -> bool:
 
 
 class NestingCheck:
-    """Walks through a body of which the parts come one after the other, wherever it is cut.
+    """Checks the nesting of a body that arrives in parts, however it is split.
 
-    ``cap`` is in levels of nesting. What does not begin with a bracket is no JSON that nests.
+    ``cap`` is in levels. A body that does not begin with a bracket passes.
     """
 
     def __init__(self, cap: int) -> None:
@@ -47,7 +47,7 @@ class NestingCheck:
         self._carry = b""
 
     def feed(self, text: bytes | memoryview) -> None:
-        """Look at the next part; raises GatewayError (400) where it nests too deep."""
+        """Check the next part; raises GatewayError (400) if it nests too deep."""
         for start in range(0, len(text), SCAN_WINDOW):
             window = bytes(text[start : start + SCAN_WINDOW])
             if not self._started:
@@ -63,7 +63,8 @@ class NestingCheck:
     def _scan(self, text: bytes) -> None:
         text = self._carry + text
         if b"\\" in text:
-            # What is escaped is neither a quote nor a backslash. Pairs go first, from the left.
+            # Remove escapes, pairs of backslashes first, so that each quote begins or ends a
+            # string.
             text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         self._carry = b"\\" if text.endswith(b"\\") else b""
         marks = np.frombuffer(text.translate(None, _NON_STRUCTURAL), np.uint8)

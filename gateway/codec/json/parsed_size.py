@@ -1,4 +1,4 @@
-"""How much memory Python's objects of a JSON text take, told without a look at each of them."""
+"""Estimates the memory of parsed JSON without visiting each of its objects."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 from gateway.codec.json.structure_scan import mask_strings
 
 _MIN_SCANNED = 2 * 1024
-"""Bytes of text that are not looked at: what they come to is little in any case."""
+"""Shorter texts are estimated by their length: they need little memory in any case."""
 _PER_BYTE = 8
-"""Bytes for each byte of such a text: 1 to 28, and some 8 where it is a plain request."""
+"""Bytes for each byte of such a text: measured 1 to 28, and about 8 for a plain request."""
 
-# Bytes of CPython's objects, with the place of each in what holds it, measured by tracemalloc.
+# Bytes of CPython's objects, with the reference in their container, measured by tracemalloc.
 _LIST = 56
 _DICT = 140
 _EMPTY_DICT = 64
@@ -20,14 +20,14 @@ _ITEM = 8
 _STRING = 49
 _NUMBER = 28
 _DIGIT = 10
-"""For each digit but the first of an integer: small integers are there already."""
+"""Each digit of an integer but the first: CPython shares small integers."""
 
 _WIDE_CHARACTERS = ((0xF0, 4), (0xC4, 2))
-"""First bytes of characters, and how many bytes Python takes for any in the same string."""
+"""First bytes of UTF-8 characters, and the bytes that CPython uses per character from there on."""
 
 
 def estimate_parsed_size(text: bytes) -> int:
-    """Estimate the bytes of memory that a valid JSON text takes when it is parsed."""
+    """Estimate the bytes of memory of a valid JSON text once it is parsed."""
     if len(text) <= _MIN_SCANNED:
         return _PER_BYTE * len(text)
     codes, inside = mask_strings(text)
@@ -55,7 +55,7 @@ def estimate_parsed_size(text: bytes) -> int:
 
 
 def _character_width(text: bytes, codes: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> int:
-    """Give the bytes that Python takes for a character, at most."""
+    """Return the most bytes that CPython uses per character of a text."""
     if b"\\u" in text:
         return 4
     largest = int(codes.max())

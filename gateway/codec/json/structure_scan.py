@@ -1,4 +1,4 @@
-"""Where brackets and commas stand outside the strings of an array's text."""
+"""Finds the brackets, commas and ends of values in JSON text, outside of its strings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 _SPACE, _OTHER, _OPENING, _CLOSING, _COMMA = range(5)
 
 _KIND_OF = {
-    **dict.fromkeys(b' \t\n\r"', _SPACE),  # a quote here closes a string
+    **dict.fromkeys(b' \t\n\r"', _SPACE),  # this quote closes a string
     ord("["): _OPENING,
     ord("]"): _CLOSING,
     ord(","): _COMMA,
@@ -22,18 +22,18 @@ _STEPS = np.zeros(5, np.int8)
 _STEPS[_OPENING], _STEPS[_CLOSING] = 1, -1
 
 _ARRAY_STEPS = bytes({ord("["): 1, ord("]"): 0xFF}.get(code, 0) for code in range(256))
-# For bytes.translate, which takes a fifth of the time of numpy's indexing.
-_NESTING_STEP_OF = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", 0xFF)}  # -1, as an int8
+# Tables for bytes.translate, as above.
+_NESTING_STEP_OF = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", 0xFF)}  # -1 as an int8
 _NESTING_STEPS = bytes(_NESTING_STEP_OF.get(code, 0) for code in range(256))
 
 
 @dataclass(frozen=True, slots=True)
 class StringScan:
-    """How far the text of an array of strings holds whole elements.
+    """How far the text of an array of strings consists of complete elements.
 
-    ``position``: where the array ends (then ``ended``), or a string begins that is not whole, or
-    something stands that is no string. ``cut``: where the last comma ends, 0 if there is none,
-    and ``depth_at_cut``. ``last_string``: where the last string begins, None if there is none.
+    ``position``: where the array ends (then ``ended``), an incomplete string begins, or something
+    other than a string stands. ``cut``: the end of the last comma, 0 if there is none, and
+    ``depth_at_cut``. ``last_string``: the start of the last string, None if there is none.
     """
 
     position: int
@@ -45,18 +45,18 @@ class StringScan:
 
 
 def _without_escapes(text: bytes) -> bytes:
-    """Give a text of the same length in which each quote begins or ends a string."""
+    """Replace escapes by as many other bytes, so that each quote begins or ends a string."""
     if b"\\" not in text:
         return text
-    # What is escaped is neither a quote nor a backslash. Pairs go first, from the left.
+    # Pairs of backslashes go first, from the left: the rest are backslashes before quotes.
     return text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
 
 
 def mask_strings(text: bytes) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Give the bytes of a text that starts outside of any string, and 1 for each within one.
+    """Return the bytes of a text without escapes, and a mask with 1 for each byte within a string.
 
-    The quote that begins a string is within it, the one that ends it is not. What is escaped is
-    replaced.
+    The text begins outside of any string. An opening quote is within its string, the closing one is
+    not.
     """
     codes = np.frombuffer(_without_escapes(text), np.uint8)
     return codes, _inside(codes == ord('"'))
@@ -67,32 +67,32 @@ def _inside(quotes: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
 
 
 def scan_strings(text: bytes, depth: int) -> StringScan:
-    """Walk through text of strings, brackets and commas that starts outside of any string.
+    """Scan text of strings, brackets and commas that begins outside of any string.
 
     ``depth`` counts the brackets open before it.
     """
     text = _without_escapes(text)
     is_quote = np.frombuffer(text, np.uint8) == ord('"')
     kinds = np.frombuffer(text.translate(_KINDS), np.uint8) * (_inside(is_quote) ^ 1)
-    marks = np.flatnonzero(kinds != _SPACE)
-    kinds = kinds[marks]
+    offsets = np.flatnonzero(kinds != _SPACE)
+    kinds = kinds[offsets]
     depths = depth + np.cumsum(_STEPS[kinds], dtype=np.int32)
 
     ends = (kinds == _OTHER) | ((kinds == _CLOSING) & (depths == 0))
-    stop = int(ends.argmax()) if ends.any() else len(marks)
+    stop = int(ends.argmax()) if ends.any() else len(offsets)
     commas = np.flatnonzero(kinds[:stop] == _COMMA)
     last_comma = int(commas[-1]) if commas.size else None
     quotes = np.flatnonzero(is_quote)
     is_open = len(quotes) % 2 == 1
     last_string = int(quotes[-1 if is_open else -2]) if quotes.size else None
-    ended = stop < len(marks) and int(kinds[stop]) == _CLOSING
-    if stop < len(marks):
-        position = int(marks[stop]) + ended
+    ended = stop < len(offsets) and int(kinds[stop]) == _CLOSING
+    if stop < len(offsets):
+        position = int(offsets[stop]) + ended
     else:
         position = last_string if is_open and last_string is not None else len(text)
     return StringScan(
         position,
-        0 if last_comma is None else int(marks[last_comma]) + 1,
+        0 if last_comma is None else int(offsets[last_comma]) + 1,
         depth if last_comma is None else int(depths[last_comma]),
         int(depths[:stop].max(initial=depth)),
         last_string,
@@ -101,44 +101,45 @@ def scan_strings(text: bytes, depth: int) -> StringScan:
 
 
 def scan_values(text: bytes) -> tuple[npt.NDArray[np.intp], int]:
-    """Give the places right behind each array and object that closes, and how deep they nest.
+    """Return the offsets behind each top-level array and object, and the deepest nesting.
 
-    The text starts outside of any string; what stands within others does not count, nor what
-    comes behind a bracket that nothing here has opened. The grammar is not checked.
+    The text begins outside of any string. Brackets in strings do not count, nor anything behind a
+    bracket that closes more than was opened. The grammar is not checked.
     """
     _, inside = mask_strings(text)
-    # What is escaped stands within strings, and so does not count.
+    # The original text will do: escapes stand within strings, which are masked.
     steps = np.frombuffer(text.translate(_NESTING_STEPS), np.int8) * (inside ^ 1).view(np.int8)
-    places = np.flatnonzero(steps != 0)
-    depths = np.cumsum(steps[places], dtype=np.int32)
-    beyond = np.flatnonzero(depths < 0)
-    if beyond.size:
-        places, depths = places[: beyond[0]], depths[: beyond[0]]
-    return places[depths == 0] + 1, int(depths.max(initial=0))
+    offsets = np.flatnonzero(steps != 0)
+    depths = np.cumsum(steps[offsets], dtype=np.int32)
+    unopened = np.flatnonzero(depths < 0)
+    if unopened.size:
+        offsets, depths = offsets[: unopened[0]], depths[: unopened[0]]
+    return offsets[depths == 0] + 1, int(depths.max(initial=0))
 
 
 def count_objects_and_members(text: bytes) -> tuple[int, int]:
-    """Count the objects of JSON values, and their members: a key that comes twice is two."""
+    """Count the objects in JSON values, and their members; duplicate keys count twice."""
     codes, inside = mask_strings(text)
     marks = codes * (inside ^ 1)
     return int(np.count_nonzero(marks == ord("{"))), int(np.count_nonzero(marks == ord(":")))
 
 
 def scan_array_values(text: bytes) -> tuple[int, bool, int]:
-    """Give where the last comma stands between values of an array, or where that ends.
+    """Return the offset of the last comma between values of an array, or of the array's end.
 
-    Tells too whether it ends, and how deep arrays nest up to there. The text starts within the
-    array, before a value; it is 0 where there is no such place. The grammar is not checked.
+    Also returns whether the array ends there, and how deep the arrays before nest. The text begins
+    within the array, before a value. The offset is 0 if there is no such comma. The grammar is not
+    checked.
     """
     codes, inside = mask_strings(text)
     outside = (inside ^ 1).view(np.int8)
     depths = np.cumsum(
         np.frombuffer(text.translate(_NESTING_STEPS), np.int8) * outside, dtype=np.int32
     )
-    beyond = int((depths < 0).argmax()) if depths.size else 0
-    ends = bool(depths.size) and bool(depths[beyond] < 0)
+    unopened = int((depths < 0).argmax()) if depths.size else 0
+    ends = bool(depths.size) and bool(depths[unopened] < 0)
     if ends:
-        end = beyond
+        end = unopened
     else:
         commas = np.flatnonzero((codes == ord(",")) & (depths == 0) & outside.view(np.bool_))
         end = int(commas[-1]) if commas.size else 0

@@ -1,4 +1,4 @@
-"""Reads JSON from left to right while it arrives: by generators, which pause for more text."""
+"""Reads JSON from left to right while it arrives, in generators that pause for more text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPACE = re.compile(rb"[ \t\n\r]*+")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SCALAR = re.compile(rb'[^ \t\n\r,:"\[\]{}]++')
 _FIRST_WINDOW = 2 * 1024
-"""Bytes that are looked at first for the end of a value: most are short."""
+"""Bytes first searched for the end of a value: most are short."""
 
 
 def _skip_space_at(text: bytes, start: int) -> int:
@@ -42,10 +42,10 @@ Steps = Generator[Pause, None, _T]
 
 
 class JsonTextReader:
-    """Text that is there and not read yet.
+    """A cursor in JSON text that arrives in pieces.
 
-    ``value_cap`` is in bytes and ``depth_cap`` in levels: the most of a value that is held as it
-    is. Whatever is read or refused does not depend on how the text was split.
+    Values that are parsed as a whole have at most ``value_cap`` bytes and ``depth_cap`` levels.
+    What is read or refused does not depend on how the text was split.
     """
 
     def __init__(self, value_cap: int, depth_cap: int) -> None:
@@ -59,33 +59,33 @@ class JsonTextReader:
 
     @property
     def offset(self) -> int:
-        """Give the bytes of the whole text that stand before what is there."""
+        """Return the offset of the cursor in the whole text."""
         return self._received - self.size
 
     @property
     def size(self) -> int:
-        """Give the bytes that are there."""
+        """Return the bytes available."""
         return len(self._buffer) - self._position
 
     @property
     def preferred_read_size(self) -> int:
-        """Give the bytes that are best fed next: with them a window is full."""
+        """Return the size of the next text that would fill a window."""
         return WINDOW - self.size % WINDOW
 
     @property
     def held(self) -> int:
-        """Give the bytes of memory that are held: what was taken goes with the next ``feed``."""
+        """Return the bytes buffered; text that was taken is released by the next ``feed``."""
         return len(self._buffer)
 
     def feed(self, text: bytes | memoryview, last: bool) -> None:
-        """Take the next text; ``last`` tells that it is the end."""
+        """Append the next text; ``last`` marks the end."""
         self._received += len(text)
         self._buffer = self._buffer[self._position :] + text
         self._position = 0
         self.ended = last
 
     def peek(self, size: int = WINDOW) -> bytes:
-        """Give the next bytes, as far as they are there, without taking them."""
+        """Return the next bytes as far as they are available, without taking them."""
         return self._buffer[self._position : self._position + size]
 
     def skip(self, size: int) -> None:
@@ -93,25 +93,25 @@ class JsonTextReader:
         self._position += size
 
     def take_all(self) -> tuple[bytes, int]:
-        """Take all that is there: give a text, and where in it that begins."""
+        """Take everything available; return the buffer and the offset where it begins."""
         taken = self._buffer, self._position
         self._buffer, self._position = b"", 0
         return taken
 
     def put_back(self, text: bytes, at: int) -> None:
-        """Give back what was taken of all that was there, and is to be read after all."""
+        """Undo ``take_all`` for what was not used of it."""
         self._buffer, self._position = text, at
 
     def compact(self) -> None:
-        """Hold no more than what is to be read."""
+        """Release text that was taken."""
         self._buffer, self._position = self._buffer[self._position :], 0
 
     def window_contains(self, mark: bytes) -> bool:
-        """Tell whether a mark is in the next window, as far as that is there."""
+        """Tell whether the next window, as far as it is available, contains a mark."""
         return self._buffer.find(mark, self._position, self._position + WINDOW) >= 0
 
     def wait_for_more(self) -> Steps[None]:
-        """Wait for more text; raises GatewayError (400) where there will be none."""
+        """Pause for more text; raises GatewayError (400) if there will be none."""
         if self.ended and not self._received:
             raise bad_request("the request has no body")
         if self.ended:
@@ -121,21 +121,21 @@ class JsonTextReader:
         yield Pause.NEED_DATA
 
     def peek_window(self, size: int = WINDOW) -> Steps[bytes]:
-        """Wait until so many bytes are there, or all; give them without taking them."""
+        """Wait until so many bytes or the end are available; return them without taking them."""
         while self.size < size and not self.ended:
             yield Pause.NEED_DATA
         return self.peek(size)
 
     def peek_byte(self) -> Steps[bytes]:
-        """Give the next byte that is not space, without taking it."""
+        """Return the next byte that is not space, without taking it."""
         while not self.skip_space():
             yield from self.wait_for_more()
         return self.peek(1)
 
     def peek_behind(self, mark: bytes) -> Steps[bytes]:
-        """Give the byte that is not space behind the mark which comes next, taking neither.
+        """Return the first byte that is not space behind the next mark, without taking anything.
 
-        It is empty where nothing comes within a window.
+        Returns an empty text if there is none within a window.
         """
         yield from self.peek_byte()
         while True:
@@ -145,9 +145,9 @@ class JsonTextReader:
             yield from self.wait_for_more()
 
     def expect(self, marks: bytes, wanted: str) -> Steps[bytes]:
-        """Take the next byte that is not space; raises GatewayError (400) if it is none of these.
+        """Take the next byte that is not space, which must be one of ``marks``.
 
-        ``wanted`` says what is expected.
+        ``wanted`` describes what is expected. Raises GatewayError (400) for another byte.
         """
         mark = yield from self.peek_byte()
         if mark not in marks:
@@ -156,14 +156,14 @@ class JsonTextReader:
         return mark
 
     def fail(self, why: str) -> Steps[NoReturn]:
-        """Raise GatewayError (400) that shows what stands here."""
+        """Raise GatewayError (400) that quotes the text at the cursor."""
         near = quote_bytes((yield from self.peek_window(QUOTED_NAME)))
         raise bad_request(
             f"the request is not valid JSON: {why} at byte {self.offset}, near: {near}"
         )
 
     def expect_end(self) -> Steps[None]:
-        """Take what is left, which has to be space."""
+        """Take the rest of the text, which must be space."""
         while not (self.ended and not self.size):
             if self.skip_space():
                 yield from self.fail("expected nothing more")
@@ -171,12 +171,15 @@ class JsonTextReader:
                 yield Pause.NEED_DATA
 
     def skip_space(self) -> bool:
-        """Take space; tell whether anything else is there."""
+        """Take space; return whether anything else is available."""
         self._position = _skip_space_at(self._buffer, self._position)
         return self._position < len(self._buffer)
 
     def take_until(self, mark: bytes) -> Steps[tuple[bytes, bool]]:
-        """Take what stands before a mark, at most a window, and the mark; tell whether it came."""
+        """Take text up to a mark, but no more than a window.
+
+        Returns the text, and whether the mark came; then it was taken as well.
+        """
         while True:
             end = self._buffer.find(mark, self._position, self._position + WINDOW)
             if end >= 0:
@@ -189,7 +192,7 @@ class JsonTextReader:
             yield from self.wait_for_more()
 
     def take_short_string(self) -> Steps[bytes | None]:
-        """Take a string, with its quotes, that comes next; None if it is longer than a window."""
+        """Take a string with its quotes; None if it is longer than a window."""
         while (
             match := _STRING.match(self._buffer, self._position, self._position + WINDOW)
         ) is None:
@@ -200,7 +203,7 @@ class JsonTextReader:
         return match[0]
 
     def take_string(self) -> Steps[bytes]:
-        """Take a string, with its quotes, that is no longer than a window."""
+        """Take a string with its quotes; raises GatewayError (400) for one longer than a window."""
         if (yield from self.peek_byte()) != b'"':
             yield from self.fail("expected a name in double quotes")
         text = yield from self.take_short_string()
@@ -209,14 +212,14 @@ class JsonTextReader:
         return text
 
     def take_key(self) -> Steps[str]:
-        """Take the name of a member, and the colon behind it."""
+        """Take the key of a member, and the colon behind it."""
         raw = yield from self.take_string()
         name = self._parse(raw)
         yield from self.expect(b":", "a colon")
         return str(name)
 
     def take_scalar(self) -> Steps[bytes]:
-        """Take what stands up to the next space or mark: a number, say, which may be none."""
+        """Take text up to the next space or punctuation: a number or a literal, if it is valid."""
         yield from self.peek_byte()
         while True:
             match = _SCALAR.match(self._buffer, self._position, self._position + WINDOW)
@@ -230,9 +233,9 @@ class JsonTextReader:
             yield from self.wait_for_more()
 
     def take_value(self) -> Steps[tuple[object, int]]:
-        """Take a value that is held as it is, and parse it; give about its bytes of memory too.
+        """Take and parse a value; return it, and the memory that it needs in bytes.
 
-        Raises GatewayError: 400 for what is not valid or too deep, 413 over the cap.
+        Raises GatewayError: 400 for a value that is invalid or too deep, 413 for one over the cap.
         """
         mark = yield from self.peek_byte()
         if mark == b'"':
@@ -254,7 +257,7 @@ class JsonTextReader:
     def _take_container(self) -> Steps[bytes]:
         window_size = _FIRST_WINDOW
         while True:
-            text = b""  # while more is waited for, it is held once
+            text = b""  # release the last window while waiting
             text = yield from self.peek_window(window_size)
             ends, max_depth = scan_values(text)
             if max_depth > self.depth_cap:
@@ -263,7 +266,7 @@ class JsonTextReader:
             if end > self._value_cap:
                 raise GatewayError(
                     ErrorKind.TOO_LARGE,
-                    f"what the request says beside its tensors is larger than {self._value_cap} "
+                    f"the request is, without its tensors, larger than {self._value_cap} "
                     "bytes (limits.header_bytes)",
                 )
             if ends.size:

@@ -1,4 +1,4 @@
-"""One tensor whose shape is that of its nested JSON: its elements' bytes, and the shape."""
+"""Builds a tensor from nested JSON, which also gives its shape."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ from gateway.protocol.datatypes import Family
 from gateway.protocol.json_errors import parse_json
 from gateway.protocol.tensors import MAX_RANK, TensorSpec, element_count
 from gateway.protocol.v1 import BASE64_KEY
+from gateway.sizes import CHUNK_OVERHEAD, NUMPY_MIN_TEXT
 
 _MARKS_AT_ONCE = 4096
-"""Brackets and commas that are looked at together."""
+"""Brackets and commas processed together."""
 _MAX_SMALL_CHUNKS = 1024
-"""Chunks of which one is made where they are small: each takes some 40 bytes beside its own."""
+"""So many small chunks are merged into one: each takes some 40 bytes beside its content."""
 _MERGED_BYTES = 256 * 1024
-"""Bytes that so many small chunks have at most, all together."""
+"""Chunks are small if so many have at most this size together."""
 
 _TENSOR_OVERHEAD = 2000
-"""Bytes of memory that a tensor takes beside its own."""
-_CHUNK_OVERHEAD = 48
-"""Likewise, a chunk."""
+"""Bytes of memory of a tensor beside its data."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertedRows:
-    """What some rows of a tensor come to."""
+    """Rows of a tensor in binary form, with the brackets and commas around their elements."""
 
     chunks: list[bytes]
     count: int
@@ -47,17 +46,17 @@ class ConvertedRows:
 
 
 class MemoryCounter:
-    """Counts the bytes of memory that several tensors hold, so that they need not be summed up."""
+    """Counts the memory of several tensors, so that it need not be summed up."""
 
     def __init__(self) -> None:
         self.size = 0
 
 
 class NestedTensorBuilder:
-    """Takes a tensor's JSON, as runs of an array or element by element; holds its bytes.
+    """Builds a tensor from the runs of an array or from single elements.
 
-    What it holds is counted in ``held`` as well. Raises GatewayError (400) that names tensor, index
-    and value of an element that is not of the datatype, or says how the arrays are ragged.
+    Its memory is added to ``memory``. Raises GatewayError (400) that names tensor, index and value
+    of an element that is invalid for the datatype, or says how the arrays are ragged.
     """
 
     def __init__(self, declared: TensorSpec, memory: MemoryCounter) -> None:
@@ -65,7 +64,7 @@ class NestedTensorBuilder:
         self.label = f"input '{declared.name}'"
         self.is_text = declared.datatype.family is Family.TEXT
         self.has_base64 = False
-        """An element came in base64: it need be no text."""
+        """Whether any element came as base64: then it may be no text."""
         self._values = TensorDecoder(self.label, declared.datatype)
         self._shape = ShapeFinder(self.label)
         self._marks = bytearray()
@@ -77,47 +76,47 @@ class NestedTensorBuilder:
         self._count_memory(_TENSOR_OVERHEAD)
 
     def _count_memory(self, others: int = 0) -> None:
-        """Count what is held by now, and other bytes."""
-        size = self.size + _CHUNK_OVERHEAD * len(self.chunks)
+        """Update the memory count, and add other bytes."""
+        size = self.size + CHUNK_OVERHEAD * len(self.chunks)
         self._memory.size += size - self._counted_size + others
         self._counted_size = size
 
     @property
     def chunks(self) -> list[bytes]:
-        """Give its bytes."""
+        """Return the binary form of its elements."""
         return self._values.chunks
 
     @property
     def size(self) -> int:
-        """Give the number of its bytes."""
+        """Return its size in bytes."""
         return self._values.size
 
     @property
     def count(self) -> int:
-        """Give the number of its elements."""
+        """Return the number of its elements."""
         return self._values.count
 
     def shape(self) -> tuple[int, ...]:
-        """Give the shape of all that has come."""
+        """Return the shape, once all elements have come."""
         if self._has_rows:
             self.add_marks(b"]")
         self._shape.feed(bytes(self._marks))
         return self._shape.shape(self.count)
 
     def add_marks(self, marks: bytes) -> None:
-        """Take brackets and commas around elements."""
+        """Take the brackets and commas around elements."""
         self._marks += marks
         if len(self._marks) >= _MARKS_AT_ONCE:
             self._shape.feed(bytes(self._marks))
             self._marks.clear()
 
     def begin_row(self) -> None:
-        """Begin the next of several rows."""
+        """Begin the next row of several."""
         self.add_marks(b"," if self._has_rows else b"[")
         self._has_rows = True
 
     def feed(self, item: ElementRun | StringPart) -> None:
-        """Take the next run of an array, or a piece of a long string in it."""
+        """Take the next run of an array, or the next piece of a long string."""
         self._values.feed(item)
         if isinstance(item, ElementRun):
             if not item.first:
@@ -138,7 +137,7 @@ class NestedTensorBuilder:
         self._merge_small_chunks()
 
     def _merge_small_chunks(self) -> None:
-        """Make one of many small chunks; no element is open."""
+        """Merge many small chunks into one; no element may be incomplete."""
         if len(self.chunks) - self._merged_chunks < _MAX_SMALL_CHUNKS:
             return
         if self.size - self._merged_size <= _MERGED_BYTES:
@@ -146,9 +145,9 @@ class NestedTensorBuilder:
         self._merged_chunks, self._merged_size = len(self.chunks), self.size
 
     def convert_rows(self, rows: list[Any], may_tie: bool) -> ConvertedRows:
-        """Convert parsed rows without taking them; the error need not be worded well.
+        """Convert parsed rows without appending them; errors need no good wording.
 
-        ``may_tie`` refuses (ValueError) numbers whose text decides what they are rounded to.
+        With ``may_tie``, raises ValueError for numbers whose text decides how they are rounded.
         """
         data = self._pack_scalars(rows, may_tie)
         if data is not None:
@@ -158,24 +157,24 @@ class NestedTensorBuilder:
         try:
             return self._convert_as_text(rows, may_tie=False)
         except GatewayError:
-            return self._flatten_rows(rows)  # some are in base64
+            return self._flatten_rows(rows)  # some elements are base64 objects
 
     def convert_elements(self, text: bytes) -> ConvertedRows | None:
-        """Convert text between the brackets of an array of BYTES; None where anything is wrong."""
+        """Convert text between the brackets of an array of BYTES; None if anything is invalid."""
         plain = fast_decode_elements(b"[%b]" % text)
         if plain is not None:
             self.has_base64 |= plain.has_base64
             return ConvertedRows([plain.data], plain.count, plain.marks[1:-1])
         objects, members = count_objects_and_members(text)
         if objects != members:
-            return None  # it is no element in base64, or a key of one comes twice
+            return None  # an object is not base64, or has a duplicate key
         try:
             return self.convert_rows(parse_json(b"[%b]" % text), may_tie=False)
         except (GatewayError, ValueError):
             return None
 
     def append_elements(self, rows: ConvertedRows) -> None:
-        """Take converted elements, or arrays of them."""
+        """Append converted elements, or arrays of them."""
         self.add_marks(rows.marks)
         self._values.chunks += rows.chunks
         self._values.size += sum(map(len, rows.chunks))
@@ -201,7 +200,7 @@ class NestedTensorBuilder:
         return ConvertedRows(values.chunks, values.count, structural_marks(text))
 
     def _pack_scalars(self, rows: list[Any], may_tie: bool) -> bytes | None:
-        """Convert rows of one element each; None for others, and for what is not plain."""
+        """Convert rows of one element each; return None for others, and for unusual values."""
         kinds = set(map(type, rows))
         if self.is_text:
             if kinds == {str}:
@@ -220,10 +219,10 @@ class NestedTensorBuilder:
                 return None
             return struct.pack(f"<{len(rows)}{code}", *rows)
         except (struct.error, OverflowError):
-            return None  # what does not fit is named elsewhere
+            return None  # the slow path names what does not fit
 
     def append_rows(self, rows: ConvertedRows) -> None:
-        """Take converted rows."""
+        """Append converted rows."""
         self.begin_row()
         self.append_elements(rows)
 
@@ -247,7 +246,7 @@ class NestedTensorBuilder:
         raise self.not_bytes_error()
 
     def not_bytes_error(self) -> GatewayError:
-        """Make the error of an element that is no BYTES."""
+        """Make the error for an element that is not valid as BYTES."""
         return bad_request(
             f"{self.label}: element {self.count} must be a string or "
             f'{{"{BASE64_KEY}": "..."}}, as BYTES needs'
@@ -260,8 +259,8 @@ def _dump(rows: list[Any]) -> bytes:
     except orjson.JSONEncodeError:
         text = b"null"
     if b"null" in text:
-        # What orjson writes for NaN and the infinities, and it knows no integers beyond 64 bits;
-        # the standard library writes all of them.
+        # orjson writes null for NaN and infinities, and has no integers beyond 64 bits. The
+        # standard library writes all of them.
         text = json.dumps(rows).encode()
     return text[1:-1]
 
@@ -271,30 +270,28 @@ _Offsets = npt.NDArray[np.intp]
 _NON_MARKS = bytes(set(range(256)) - set(b"[],"))
 _IS_MARK = bytes(code in b"[]," for code in range(256))
 
-_NUMPY_MIN_BYTES = 2 * 1024
-"""Bytes of text from which on numpy takes less time."""
-
 
 def structural_marks(text: bytes) -> bytes:
-    """Give the brackets and commas of text that holds whole strings only, outside of those."""
-    if len(text) >= _NUMPY_MIN_BYTES and b'"' in text:
+    """Return the brackets and commas of a text outside of its strings, which are complete."""
+    if len(text) >= NUMPY_MIN_TEXT and b'"' in text:
         codes, inside = mask_strings(text)
         is_mark = np.frombuffer(text.translate(_IS_MARK), np.uint8) > inside
         return np.compress(is_mark, codes).tobytes()
     if b'"' in text:
         if b"\\" in text:
-            # What is escaped is neither a quote nor a backslash. Pairs go first, from the left.
+            # Remove escapes, pairs of backslashes first, so that each quote begins or ends a
+            # string.
             text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
         text = b"".join(text.split(b'"')[::2])
     return text.translate(None, _NON_MARKS)
 
 
 class ShapeFinder:
-    """Takes the brackets and commas of one array, of which the grammar is checked elsewhere.
+    """Finds the shape of one array from its brackets and commas; the grammar is checked elsewhere.
 
     ``label`` names the tensor in errors. Arrays of the same depth must have the same length, and
-    values stand in the deepest ones alone. An array of one element has the same marks as one of
-    none; so the number of all elements has the last word.
+    only the deepest may contain values. An array of one element and an empty one have the same
+    marks, so the number of all elements decides between them.
     """
 
     def __init__(self, label: str) -> None:
@@ -303,13 +300,13 @@ class ShapeFinder:
         self._commas = 0
         self._follows_opening = True
         self._lengths: dict[int, int] = {}
-        """By depth, from 1, how many items the first array there has."""
+        """By depth, from 1: the number of items of the first array there."""
         self._closed: dict[int, int] = {}
-        """By depth, how many arrays have closed."""
+        """By depth: the number of arrays that have closed."""
         self._rank: int | None = None
 
     def feed(self, marks: bytes) -> None:
-        """Take the next marks; raises GatewayError (400) where the arrays are ragged."""
+        """Take the next marks; raises GatewayError (400) if the arrays are ragged."""
         codes = np.frombuffer(marks, np.uint8)
         brackets = np.flatnonzero(codes != ord(","))
         if not brackets.size:
@@ -334,9 +331,9 @@ class ShapeFinder:
         after_opening: npt.NDArray[np.bool_],
         depths: _Offsets,
     ) -> None:
-        """Check the arrays that hold no others, and that beside others there are no values."""
+        """Check the arrays without others in them; no values may stand beside arrays."""
         innermost = after_opening & ~opening
-        # Between two arrays there is one comma; before the first one and behind the last, none.
+        # Between two arrays there is one comma; before the first and behind the last there is none.
         beside = ~innermost & (commas != (~after_opening & opening))
         if beside.any():
             raise self._ragged_error("values stand beside arrays")
@@ -350,7 +347,7 @@ class ShapeFinder:
         self._check_length(self._rank, commas[innermost] + 1)
 
     def _check_lengths(self, opening: npt.NDArray[np.bool_], depths: _Offsets) -> None:
-        """Check the arrays that hold others."""
+        """Check the arrays that contain others."""
         if self._rank is None:
             return
         closing = np.flatnonzero(~opening)
@@ -359,11 +356,11 @@ class ShapeFinder:
         before = self._closed.get(self._rank, 0) - len(within)
         for depth in range(self._rank - 1, int(depths.min(initial=self._rank)) - 1, -1):
             places = closing[depths == depth]
-            # How many arrays had closed within, by the time that each of these did.
+            # How many inner arrays had closed by the time that each of these closed.
             items = before + np.searchsorted(within, places)
             before = self._closed.get(depth, 0)
             if places.size:
-                # The first of them has those since the last one that closed before.
+                # The first of them contains those since the last one that closed before.
                 since = before * self._lengths.get(depth, 0)
                 self._check_length(depth, np.diff(items, prepend=since))
             within = places
@@ -381,9 +378,9 @@ class ShapeFinder:
         self._closed[depth] = closed + lengths.size
 
     def shape(self, count: int) -> tuple[int, ...]:
-        """Give the shape, once all arrays are closed, of ``count`` elements.
+        """Return the shape for ``count`` elements, once all arrays are closed.
 
-        Raises GatewayError (400) where they are ragged after all.
+        Raises GatewayError (400) if the arrays turn out to be ragged.
         """
         if self._rank is None:
             return ()

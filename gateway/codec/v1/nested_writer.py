@@ -1,4 +1,4 @@
-"""Little-endian bytes of a tensor → nested JSON arrays of its shape, chunk by chunk."""
+"""Encodes the binary form of a tensor as nested JSON arrays, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ from gateway.protocol.tensors import element_count
 from gateway.protocol.v1 import BASE64_KEY, V1_RESPONSE
 
 MAX_NESTED_RANK = 32
-"""Dimensions that a tensor has at most, to be written as arrays in each other."""
+"""The most dimensions of a tensor that is written as nested arrays."""
 
 _MAX_EMPTY_ARRAYS = 64 * 1024
-"""Arrays of no elements that a tensor without elements may consist of."""
+"""The most empty arrays that a tensor without elements may become."""
 
 _BASE64_OPENING, _BASE64_CLOSING = b'{"%b":"' % BASE64_KEY.encode(), b'"}'
 
 
 class NestedEncoder(Protocol):
-    """Takes the bytes of one tensor; gives the text of its arrays."""
+    """Encodes the binary form of one tensor as nested arrays."""
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Convert the next bytes, as far as they make up whole elements.
+        """Encode the next bytes as far as they form complete elements.
 
-        Raises GatewayError: 406 for a value that the policy refuses, 502 for broken elements.
+        Raises GatewayError: 406 for a value that the policy refuses, 502 for invalid elements.
         """
 
     def end(self) -> bytes:
-        """Give the brackets that are still open.
+        """Return the closing brackets.
 
-        Raises GatewayError (502) where the elements were not as many as the shape says.
+        Raises GatewayError (502) if the number of elements does not match the shape.
         """
 
 
 class BracketWriter:
-    """Gives the brackets and commas between elements of a shape, from the first to the last.
+    """Writes the brackets and commas between the elements of a shape, in order.
 
-    A row of level 0 is the whole tensor, one of level 1 an item of it, and so on.
+    The row of level 0 is the whole tensor, rows of level 1 are its items, and so on.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.rank = len(shape)
         self.sizes = tuple(element_count(shape[level:]) for level in range(self.rank))
-        """How many elements a row of each level has."""
+        """The number of elements in a row of each level."""
         self._levels: list[tuple[int, int]] = []
-        """From the innermost on, the sizes of rows, and the highest level of which rows have it."""
+        """Row sizes from the innermost level on, each with the highest level that has it."""
         for level in range(self.rank - 1, 0, -1):
             if self._levels and self._levels[-1][0] == self.sizes[level]:
                 self._levels.pop()
@@ -69,17 +69,17 @@ class BracketWriter:
         self._open = 0
 
     def level_at(self, index: int) -> int:
-        """Give the highest level, from 1, of which a row begins at an element; else the rank."""
-        # Rows are of at least two rows of the next size: mostly one look tells.
-        found = self.rank
+        """Return the highest level, from 1, of which a row begins at an element; else the rank."""
+        # Sizes at least double from one level to the next: mostly the first comparison decides.
+        highest = self.rank
         for size, level in self._levels:
             if index % size:
                 break
-            found = level
-        return found
+            highest = level
+        return highest
 
     def lead(self, index: int, level: int) -> bytes:
-        """Give what stands before a row of a level, or an element (the rank), at ``index``."""
+        """Return the text before a row of a level, or before an element (level = rank)."""
         if not index:
             text = b"[" * level
         else:
@@ -89,24 +89,24 @@ class BracketWriter:
         return text
 
     def end(self) -> bytes:
-        """Give the brackets behind the last one."""
+        """Return the closing brackets."""
         return b"]" * self._open
 
 
 class EmptyTensorEncoder:
-    """A tensor without elements."""
+    """Encodes a tensor without elements."""
 
     def __init__(self, label: str, shape: tuple[int, ...]) -> None:
         self._label = label
         self._shape = shape
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Take the bytes, of which there must be none."""
+        """Check that there are no bytes."""
         check_count(self._label, self._shape, len(data))
         return b""
 
     def end(self) -> bytes:
-        """Write its arrays; raises GatewayError (406) where those are too many."""
+        """Return its arrays; raises GatewayError (406) if there are too many."""
         arrays = self._shape[: self._shape.index(0)]
         if element_count(arrays) > _MAX_EMPTY_ARRAYS:
             raise _not_nested_error(
@@ -119,7 +119,7 @@ class EmptyTensorEncoder:
 
 
 def check_rank(label: str, shape: tuple[int, ...]) -> None:
-    """Raise GatewayError (406) for a shape that is not written as nested arrays."""
+    """Raise GatewayError (406) for a shape with too many dimensions."""
     if len(shape) > MAX_NESTED_RANK:
         raise _not_nested_error(
             f"{label} has {len(shape)} dimensions; at most {MAX_NESTED_RANK} are nested"
@@ -127,15 +127,15 @@ def check_rank(label: str, shape: tuple[int, ...]) -> None:
 
 
 def _not_nested_error(what: str) -> GatewayError:
-    """Make the error for what a server may well answer, but V1's form is not good for."""
-    return GatewayError(ErrorKind.NOT_ACCEPTABLE, f"{what}; ask for it the V2 way")
+    """Make the error for a valid response that the V1 protocol cannot express."""
+    return GatewayError(ErrorKind.NOT_ACCEPTABLE, f"{what}; request it with the V2 protocol")
 
 
 class NestedNumberEncoder(NumberEncoder):
-    """Numbers and truth values of a shape that has elements.
+    """Encodes numbers and booleans of a shape that has elements.
 
-    Whole rows are written together: numpy and orjson know how to nest them. They may be some of a
-    tensor's rows, of which ``before`` is the number of elements that come before them.
+    Complete rows are written together, as numpy and orjson can nest them. For rows out of a larger
+    tensor, ``before`` counts the elements before them.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class NestedNumberEncoder(NumberEncoder):
         self._block: tuple[int, ...] = (-1,)
 
     def end(self) -> bytes:
-        """Give the brackets that are still open."""
+        """Return the closing brackets."""
         self.finish()
         check_count(self._label, self._shape, self.count)
         return self._brackets.end()
@@ -161,9 +161,9 @@ class NestedNumberEncoder(NumberEncoder):
     def _encode_values(self, values: npt.NDArray[Any]) -> list[TextChunk]:
         parts: list[TextChunk] = []
         brackets, first = self._brackets, self.count
-        while (left := first + values.size - self.count) > 0:
-            level = self._find_level(left)
-            size = self._choose_block(level, left)
+        while (remaining := first + values.size - self.count) > 0:
+            level = self._find_level(remaining)
+            size = self._choose_block(level, remaining)
             parts.append(brackets.lead(self.count, level))
             start = self.count - first
             parts.append(
@@ -172,19 +172,19 @@ class NestedNumberEncoder(NumberEncoder):
             self.count += size
         return parts
 
-    def _find_level(self, left: int) -> int:
-        """Give the highest level of which a whole row begins here; the rank where none does."""
+    def _find_level(self, remaining: int) -> int:
+        """Return the highest level of which a complete row begins here; else the rank."""
         brackets = self._brackets
         for level in range(brackets.level_at(self.count), brackets.rank):
-            if brackets.sizes[level] <= left:
+            if brackets.sizes[level] <= remaining:
                 return level
         return brackets.rank
 
-    def _choose_block(self, level: int, left: int) -> int:
-        """Choose the elements that are written next: rows of a level, or a part of the last one."""
+    def _choose_block(self, level: int, remaining: int) -> int:
+        """Choose the next elements: complete rows of a level, or a part of the last one."""
         brackets = self._brackets
-        around = brackets.sizes[level - 1] if level else 1
-        size = min(left, around - self.count % around)
+        row_size = brackets.sizes[level - 1] if level else 1
+        size = min(remaining, row_size - self.count % row_size)
         if level == brackets.rank:
             self._block = (-1,)
             return size
@@ -197,9 +197,9 @@ class NestedNumberEncoder(NumberEncoder):
 
 
 class BytesElementEncoder(ABC):
-    """BYTES: writes each element while it arrives, so that a large one is never held.
+    """Encodes BYTES elements while they arrive, so that large ones are not buffered.
 
-    Elements are strings or, ``as_base64``, objects that hold them so.
+    Elements become strings or, with ``as_base64``, objects with their base64.
     """
 
     def __init__(self, label: str, shape: tuple[int, ...], as_base64: bool) -> None:
@@ -221,8 +221,8 @@ class BytesElementEncoder(ABC):
         if self._open is not None:
             position = min(self._missing, len(data))
             yield from self._continue_element(self._open, data[:position])
-        whole, position = split_elements(data, position)
-        for element in whole:
+        complete, position = split_elements(data, position)
+        for element in complete:
             yield self._begin_next()
             yield b"".join((self._quotes[0], self._encode_element(element), self._quotes[1]))
         rest = data[position:]
@@ -240,7 +240,7 @@ class BytesElementEncoder(ABC):
 
     @abstractmethod
     def _lead(self) -> bytes:
-        """Give what stands before the next element."""
+        """Return the text before the next element."""
 
     def _begin_next(self) -> bytes:
         if self.count == self._expected_count:
@@ -250,7 +250,7 @@ class BytesElementEncoder(ABC):
         return lead
 
     def _encode_element(self, element: bytes) -> bytes:
-        """Write a whole element; most are small, and there may be very many of them."""
+        """Encode a complete element; fast, as there may be many small ones."""
         if self._as_base64:
             return b2a_base64(element, newline=False)
         try:
@@ -259,7 +259,7 @@ class BytesElementEncoder(ABC):
             return self._make_element_writer().feed(element, last=True)
 
     def _make_element_writer(self) -> ElementWriter:
-        """Make the writer of the element that was counted last."""
+        """Make the writer of the current element."""
         if self._as_base64:
             return Base64ElementWriter()
         return Utf8ElementWriter(self._label, self.count - 1, V1_RESPONSE)
@@ -279,18 +279,18 @@ class BytesElementEncoder(ABC):
 
 
 class NestedBytesEncoder(BytesElementEncoder):
-    """BYTES of a shape that has elements."""
+    """Encodes BYTES of a shape that has elements."""
 
     def __init__(self, label: str, shape: tuple[int, ...], as_base64: bool) -> None:
         super().__init__(label, shape, as_base64)
         self._brackets = BracketWriter(shape)
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Convert the next bytes."""
+        """Encode the next bytes."""
         return b"".join(self.parts(data))
 
     def end(self) -> bytes:
-        """Give the brackets that are still open."""
+        """Return the closing brackets."""
         self.check_ended()
         return self._brackets.end()
 

@@ -1,4 +1,4 @@
-"""V1 form → upstream form: a predict request turned into a binary infer request."""
+"""Converts V1 predict requests to infer requests in binary form."""
 
 from __future__ import annotations
 
@@ -35,27 +35,26 @@ from gateway.protocol.v1 import (
 
 _FORMATS = {form.value: form for form in V1Format}
 MAX_MEMBERS = 64
-"""Members that a request has at most: each, even of a few bytes, takes some 50 us."""
+"""The most members of a request: each takes about 50 us, even if it has a few bytes."""
 _V2_PEEK = 128
-"""Bytes of inputs that show whether they are those of a V2 request."""
+"""So many bytes of inputs show whether they are V2 tensors."""
 _V2_TENSOR = re.compile(
     rb'\[[ \t\r\n]*\{[ \t\r\n]*"(?:name|shape|datatype|data|parameters)"[ \t\r\n]*:'
 )
 _ROWS_WINDOW = 32 * 1024
-"""Bytes of instances that are parsed together: Python looks at each value of theirs."""
+"""Bytes of instances parsed together: each of their values becomes a Python object."""
 _ROWS_WINDOW_PER_INPUT = 512
-"""Bytes likewise for each tensor, as numbers of each tensor are converted together."""
+"""For requests with many inputs, a larger window: each input costs a conversion of its own."""
 _INSTANCES_PER_SLICE = 8
-"""Instances that are read one by one before others get their turn."""
+"""Instances read one by one in a time slice."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictRequest:
-    """A request as the server will get it, all outputs in binary form, and what the client wants.
+    """An infer request that asks for binary outputs, and how to write the response.
 
-    ``tensors`` are the bytes behind the header, ``facts`` are those of the header. See
-    JsonRequestConverter
-    for ``input_encodings``.
+    ``tensors`` are the bytes behind the header, ``features`` those of the header. For
+    ``input_encodings`` see JsonRequestConverter.
     """
 
     header: bytes
@@ -66,11 +65,11 @@ class PredictRequest:
 
 
 class PredictRequestConverter:
-    """Converts a predict request as it arrives, by what the model takes.
+    """Converts a predict request for a model while it arrives.
 
-    ``header_cap`` is in bytes, for what stands beside the tensors; ``depth_cap`` in levels,
-    ``tensor_cap`` in inputs. Holds the binary form of the data alone. Results and errors do not
-    depend on how the text is split. Raises GatewayError (400) for a model with more inputs.
+    ``header_cap`` limits the bytes beside the tensors, ``depth_cap`` the nesting, ``tensor_cap``
+    the inputs; a model with more inputs raises GatewayError (400). Only the binary form of the data
+    is buffered. Results and errors do not depend on how the text is split.
     """
 
     def __init__(
@@ -94,22 +93,22 @@ class PredictRequestConverter:
 
     @property
     def preferred_read_size(self) -> int:
-        """Give the bytes of text that are best fed next: any number will do."""
+        """Return the size of text to feed next; any other size works too."""
         return self._text.preferred_read_size
 
     @property
     def held(self) -> int:
-        """Give the bytes of memory that are held: text, what it was converted to, and objects."""
+        """Return the memory in bytes of text, tensors and parsed values."""
         return self._text.held + self._memory.size
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
-        """Take the next text of the request; ``last`` tells that it is the end."""
+        """Take the next text of the request; ``last`` marks the end."""
         self._text.feed(text, last)
 
     def work(self) -> bool:
-        """Convert a share of what was fed; tell whether there is more of it.
+        """Convert some of the text; return whether more can be converted.
 
-        Raises GatewayError: 400 naming what is wrong, 413 over the header cap.
+        Raises GatewayError: 400 that names what is invalid, 413 over the header cap.
         """
         if next(self._steps, Pause.NEED_DATA) is Pause.TIME_SLICE:
             return True
@@ -117,13 +116,13 @@ class PredictRequestConverter:
         return False
 
     def close(self) -> None:
-        """Stop, wherever it is: its steps refer to it, and it to them."""
+        """Release the reader, which is in a reference cycle with this object."""
         self._steps.close()
 
     def finish(self, request_id: str) -> PredictRequest:
-        """Give the request, with an id, once all text was fed, the end as such, and worked off.
+        """Return the request with an id; the whole text must be fed and converted.
 
-        Raises GatewayError (400) that names the input whose shape is not what the model takes.
+        Raises GatewayError (400) that names an input whose shape is wrong for the model.
         """
         if self._form is None:
             raise bad_request("the request has neither instances nor inputs")
@@ -195,7 +194,7 @@ class PredictRequestConverter:
             yield from RowsReader(text, self._tensors).read()
 
     def _has_objects(self) -> Steps[bool]:
-        """Tell whether the first instance is an object; refuses to have none."""
+        """Tell whether the first instance is an object; refuses to have none (400)."""
         rest = yield from self._text.peek_behind(b"[")
         if rest == b"]":
             raise bad_request("instances is empty: there is nothing to predict")
@@ -215,7 +214,7 @@ class PredictRequestConverter:
             yield from read_members(text, self._tensors, "inputs")
 
     def _begins_with_base64(self) -> Steps[bool]:
-        """Tell whether an object that comes first stands for an element of the only input."""
+        """Tell whether the first object is a base64 element of the only input."""
         if len(self._tensors) > 1 or BASE64_KEY in self._tensors:
             return False
         return (yield from is_base64_object(self._text))
@@ -231,10 +230,10 @@ class PredictRequestConverter:
 
 
 class RowsReader:
-    """Reads instances, from behind the bracket that opens their array.
+    """Reads instances that are objects, from behind the opening bracket of their array.
 
-    Those that are small are parsed together, as many as 32 KiB hold; those that are not, and
-    any with a fault, are read value by value, so that none is held and each fault is named.
+    Small instances are parsed together, as many as fit into a window. Large and invalid ones are
+    read value by value, so that none is buffered and each error can name its element.
     """
 
     def __init__(self, text: JsonTextReader, tensors: Mapping[str, NestedTensorBuilder]) -> None:
@@ -243,7 +242,7 @@ class RowsReader:
         self._number = 0
 
     def read(self) -> Steps[None]:
-        """Read all instances, and the bracket that closes their array."""
+        """Read all instances, and the closing bracket of their array."""
         while True:
             count = yield from self._read_window()
             for left in range(count, 0, -1):
@@ -262,8 +261,8 @@ class RowsReader:
             )
 
     def _read_window(self) -> Steps[int]:
-        """Read what instances a window holds; give the number of those to be read one by one."""
-        # What is read together does not depend on how the text arrived.
+        """Read the instances of a window; return how many must be read one by one."""
+        # The window does not depend on how the text arrived.
         size = max(_ROWS_WINDOW, _ROWS_WINDOW_PER_INPUT * len(self._tensors))
         window = yield from self._text.peek_window(size)
         ends, max_depth = scan_values(window)
@@ -272,7 +271,7 @@ class RowsReader:
         count = int(ends.size)
         converted = self._convert(window[: int(ends[-1])], max_depth)
         while not converted and count > _INSTANCES_PER_SLICE:
-            # Those before a fault are not read one by one, which takes fifty times as long.
+            # Reading the valid ones before an error one by one would take fifty times as long.
             count //= 2
             part = window[: int(ends[count - 1])]
             converted = self._convert(part, scan_values(part)[1])
@@ -284,18 +283,18 @@ class RowsReader:
         return 0
 
     def _convert(self, text: bytes, depth: int) -> int:
-        """Take whole instances, which nest so deep; tell how many, none where there is a fault."""
+        """Convert complete instances; return how many, 0 if any is invalid."""
         if depth - 1 > self._text.depth_cap:
             return 0
         try:
             rows = _parse(b"[%b]" % text)
             if not all(self._has_all_inputs(row) for row in rows):
                 return 0
-            # All objects within the rows are elements in base64, of one member each.
+            # All objects within the rows are base64 elements, with one member each.
             objects, members = count_objects_and_members(text)
             if members - objects != len(rows) * (len(self._tensors) - 1):
-                return 0  # a key comes twice
-            # What is parsed has no text any more that would decide a tie.
+                return 0  # a key is a duplicate
+            # Parsed numbers have no text any more to decide a tie.
             may_tie = may_decide_ties(text)
             converted = [
                 (tensor, tensor.convert_rows([row[name] for row in rows], may_tie))
@@ -322,5 +321,5 @@ class RowsReader:
 def _parse(text: bytes) -> Any:
     if b"NaN" not in text and b"Infinity" not in text:
         return orjson.loads(text)
-    # The standard library's parser knows those; it is slow.
+    # Only the slower standard library parses those.
     return json.loads(text, parse_float=parse_finite_float)

@@ -1,4 +1,4 @@
-"""Upstream form → V1 form: a binary answer turned into the JSON of a V1 client."""
+"""Converts binary infer responses to V1 predict responses."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from gateway.protocol.v1 import V1Format, V1ResponseLayout, is_base64_output
 from gateway.sizes import ENCODE_CHUNK
 
 _OUTPUT_OVERHEAD = 250
-"""Bytes of memory that the rows of an output take beside their own."""
+"""Bytes of memory of a buffered output beside its rows."""
 _MAX_ROWS = 1024
-"""Rows that become text at a time."""
+"""The most rows encoded at a time."""
 
 
 class PredictResponseConverter:
-    """Writes an answer as the V1 client wants it, while it arrives.
+    """Writes a response for a V1 client while it arrives.
 
-    ``header_size`` is that of the JSON before the tensors, in bytes. Only rows of several outputs
-    are held, of each of which a row needs a part: up to ``spool_cap`` bytes.
+    ``header_size`` is the size of the JSON before the tensors. Rows of several outputs are the only
+    data buffered, up to ``spool_cap`` bytes: each row needs a part of every output.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class PredictResponseConverter:
         self._shapes: list[tuple[int, ...]] | None = None
         self._rows: list[RowBuffer] | None = None
         self._buffered_rows_size = 0
-        """Bytes that all rows hold: they are not summed up anew for each piece."""
+        """Bytes of all buffered rows, so that they are not summed up for each piece."""
         self._writer: NestedEncoder | None = None
 
     @property
     def held(self) -> int:
-        """Give the bytes of memory that are held: all but what passes through."""
+        """Return the bytes buffered."""
         return (
             self._reader.held
             + self._buffered_rows_size
@@ -63,10 +63,10 @@ class PredictResponseConverter:
         )
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Give the text that the data brings.
+        """Return the text for the next data.
 
-        Raises GatewayError: 502 for a broken answer or one over the cap, 406 for what V1 cannot
-        say in this form, or a policy refuses.
+        Raises GatewayError: 502 for an invalid response or one over the cap, 406 for one that V1
+        cannot express or a policy refuses.
         """
         parts: list[bytes] = []
         for piece in self._reader.feed(data):
@@ -77,7 +77,7 @@ class PredictResponseConverter:
         return b"".join(parts)
 
     def finish(self) -> Iterator[bytes]:
-        """Yield the text that is left, piece by piece; raises GatewayError as ``feed`` does."""
+        """Yield the remaining text in pieces; raises GatewayError as ``feed`` does."""
         self._reader.finish()
         if self._rows is not None:
             for rows in self._rows:
@@ -89,11 +89,11 @@ class PredictResponseConverter:
 
     @property
     def _is_object(self) -> bool:
-        """Tell whether outputs are named, each as a whole."""
+        """Tell whether the response is an object with a member for each output."""
         return self._predicted.form is V1Format.COLUMNS and len(self._reader.tensors) > 1
 
     def _write_opening(self) -> Iterator[bytes]:
-        """Give what comes before the first output, once."""
+        """Yield the text before the first output, once."""
         if self._shapes is not None:
             return
         outputs = self._reader.tensors
@@ -109,18 +109,18 @@ class PredictResponseConverter:
             yield b"{"
 
     def _client_shape(self, output: Tensor) -> tuple[int, ...]:
-        """Give the shape that the client sees."""
+        """Return the shape as the client sees it."""
         label = f"output '{output.name}'"
         if output.binary_size is None:
             raise bad_response(
-                f"{label} of the server's answer is not in binary form, as was asked"
+                f"{label} of the server's answer is not in binary form, as requested"
             )
         shape = (1, *output.shape) if self._predicted.single else output.shape
         check_rank(label, shape)
         if not shape and self._predicted.form is V1Format.ROWS:
             raise GatewayError(
                 ErrorKind.NOT_ACCEPTABLE,
-                f"{label} has shape [], of which there are no rows; "
+                f"{label} has shape [], which has no rows; "
                 "send the request with inputs instead of instances",
             )
         return shape
@@ -133,7 +133,7 @@ class PredictResponseConverter:
             self._buffered_rows_size += rows.held - before
             if self._buffered_rows_size > self._spool_cap:
                 raise bad_response(
-                    f"an answer of rows of several outputs is held, and is larger than "
+                    f"a response of rows of several outputs must be buffered, and exceeds "
                     f"{self._spool_cap} bytes (limits.spool_bytes); "
                     "send the request with inputs instead of instances"
                 )
@@ -168,11 +168,11 @@ class PredictResponseConverter:
 
 
 def _check_names(outputs: Sequence[Tensor]) -> None:
-    """Raise GatewayError (502) where a name would be that of two members of an object."""
+    """Raise GatewayError (502) for duplicate names, which an object cannot have."""
     seen = set[str]()
     for output in outputs:
         if output.name in seen:
-            raise bad_response(f"the server's answer has two outputs of the name '{output.name}'")
+            raise bad_response(f"the server's answer has two outputs named '{output.name}'")
         seen.add(output.name)
 
 
@@ -182,37 +182,37 @@ def _check_rows(outputs: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) ->
             raise GatewayError(
                 ErrorKind.NOT_ACCEPTABLE,
                 f"output '{outputs[0].name}' has {shapes[0][0]} rows and output '{output.name}' "
-                f"{shape[0]}, which make up no common rows; "
+                f"{shape[0]}, which have no rows in common; "
                 "send the request with inputs instead of instances",
             )
 
 
 class RowBuffer(Protocol):
-    """Holds a tensor until its rows are written."""
+    """Buffers a tensor until its rows are written."""
 
     @property
     def held(self) -> int:
-        """Give the bytes that are held."""
+        """Return the bytes buffered."""
 
     @property
     def row_size(self) -> int:
-        """Give about how many bytes a row has."""
+        """Return the approximate size of a row in bytes."""
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take the next bytes; raises GatewayError as NestedEncoder does."""
 
     def end(self) -> None:
-        """Raise GatewayError (502) where the elements were not as many as the shape says."""
+        """Raise GatewayError (502) if the number of elements does not match the shape."""
 
     def texts(self, first: int, last: int) -> list[bytes]:
-        """Write the rows from ``first`` on, up to ``last``."""
+        """Return the text of the rows from ``first`` up to ``last``."""
 
     def pieces(self, number: int) -> Iterator[bytes]:
-        """Write one row, piece by piece."""
+        """Yield the text of one row in pieces."""
 
 
 class NumberRowBuffer:
-    """Numbers and truth values, held in binary form."""
+    """Buffers numbers and booleans in binary form."""
 
     def __init__(
         self, label: str, datatype: Datatype, shape: tuple[int, ...], nonfinite: Nonfinite
@@ -226,7 +226,7 @@ class NumberRowBuffer:
 
     @property
     def held(self) -> int:
-        """Give the bytes that are held."""
+        """Return the bytes buffered."""
         return len(self._data)
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -234,25 +234,25 @@ class NumberRowBuffer:
         self._data += data
 
     def end(self) -> None:
-        """Check the rows without elements; else the bytes were counted with the header."""
+        """Check rows without elements; the sizes of others were checked with the header."""
         if not self.row_size:
             EmptyTensorEncoder(self._label, (self._count, *self._shape)).end()
 
     def texts(self, first: int, last: int) -> list[bytes]:
-        """Write rows."""
+        """Return the text of rows."""
         if not self.row_size:
             return [EmptyTensorEncoder(self._label, self._shape).end()] * (last - first)
         writer = self._writer((last - first, *self._shape), first)
         data = memoryview(self._data)[first * self.row_size : last * self.row_size]
         text = (writer.feed(data) + writer.end())[1:-1]
-        # What stands between two rows, and nowhere within one.
+        # This separates two rows, and occurs nowhere within one.
         depth = len(self._shape)
         opening, closing = b"[" * depth, b"]" * depth
         inner = text[depth : len(text) - depth].split(closing + b"," + opening)
         return [b"".join((opening, row, closing)) for row in inner]
 
     def pieces(self, number: int) -> Iterator[bytes]:
-        """Write one row."""
+        """Yield the text of one row."""
         if not self.row_size:
             yield EmptyTensorEncoder(self._label, self._shape).end()
             return
@@ -263,13 +263,13 @@ class NumberRowBuffer:
         yield writer.end()
 
     def _writer(self, shape: tuple[int, ...], row: int) -> NestedNumberEncoder:
-        """Make the writer of rows from ``row`` on."""
+        """Make the encoder of rows from ``row`` on."""
         before = row * element_count(self._shape)
         return NestedNumberEncoder(self._label, self._datatype, shape, self._nonfinite, before)
 
 
 class BytesRowBuffer(BytesElementEncoder):
-    """BYTES, held as text: how many bytes a row has cannot be told before it is seen."""
+    """Buffers BYTES as text, as the sizes of rows are not known in advance."""
 
     def __init__(self, label: str, shape: tuple[int, ...], as_base64: bool) -> None:
         super().__init__(label, shape, as_base64)
@@ -280,12 +280,12 @@ class BytesRowBuffer(BytesElementEncoder):
 
     @property
     def held(self) -> int:
-        """Give the bytes that are held."""
+        """Return the bytes buffered."""
         return len(self._text) + self._starts.itemsize * len(self._starts)
 
     @property
     def row_size(self) -> int:
-        """Give about how many bytes a row has."""
+        """Return the average size of a row in bytes."""
         return len(self._text) // max(1, len(self._starts))
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -301,11 +301,11 @@ class BytesRowBuffer(BytesElementEncoder):
         self._text += self._brackets.end()
 
     def texts(self, first: int, last: int) -> list[bytes]:
-        """Write rows."""
+        """Return the text of rows."""
         return [b"".join(self.pieces(number)) for number in range(first, last)]
 
     def pieces(self, number: int) -> Iterator[bytes]:
-        """Write one row."""
+        """Yield the text of one row."""
         if not self._in_row:
             yield EmptyTensorEncoder(self._label, self._shape[1:]).end()
             return
@@ -318,14 +318,14 @@ class BytesRowBuffer(BytesElementEncoder):
         index = self.count % self._in_row
         if index:
             return self._brackets.lead(index, self._brackets.rank)
-        # The brackets go to the row before, of which this is behind the end.
+        # The closing brackets belong to the row before.
         self._text += self._brackets.end()
         self._starts.append(len(self._text))
         return self._brackets.lead(0, self._brackets.rank)
 
 
 def write_rows(names: Sequence[str], tensors: Sequence[RowBuffer], count: int) -> Iterator[bytes]:
-    """Write the rows of tensors as an array of objects, piece by piece."""
+    """Yield the rows of tensors as an array of objects, in pieces."""
     keys = [
         (b"," if number else b"{") + orjson.dumps(name) + b":" for number, name in enumerate(names)
     ]

@@ -1,4 +1,4 @@
-"""One value of a V1 request, of whatever nesting, into its tensor."""
+"""Reads one value of a V1 request into its tensor, whatever its nesting."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ARRAY_OPENING = b"[ \t\n\r"
 _BASE64_OBJECT_START = re.compile(rb'[ \t\n\r\[]*\{[ \t\n\r]*"b64"[ \t\n\r]*:')
 
 _ELEMENTS_PER_SLICE = 64
-"""Elements that are read one by one before others get their turn."""
+"""Elements read one by one in a time slice."""
 _ALL_REMAINING = 2**63
 _ELEMENT_WINDOWS = (2 * 1024, 32 * 1024)
-"""Bytes of elements that are looked at together: most arrays end in the first ones."""
+"""Bytes of elements converted together: most arrays end within the first size."""
 _MEMBERS_PER_SLICE = 16
-"""Members of an object, likewise."""
+"""Members of an object read in a time slice."""
 
 
 def read_members(
@@ -39,10 +39,10 @@ def read_members(
     where: str,
     in_rows: bool = False,
 ) -> Steps[None]:
-    """Read an object that has a member for each tensor; ``in_rows``, it is the next row of each.
+    """Read an object that has a member for each tensor; with ``in_rows``, the next row of each.
 
-    ``where`` says which object it is. Raises GatewayError (400) that names a member which is
-    missing, given twice or none of the tensors.
+    ``where`` names the object in errors. Raises GatewayError (400) for a member that is missing,
+    duplicate or unknown.
     """
     named = set[str]()
     yield from text.expect(b"{", "an object")
@@ -70,7 +70,7 @@ def read_members(
 
 
 def input_names(tensors: Mapping[str, NestedTensorBuilder]) -> str:
-    """List the inputs that a model takes."""
+    """List the inputs of a model for an error."""
     return ", ".join(list(tensors)[:LISTED_NAMES]) + (
         ", ..." if len(tensors) > LISTED_NAMES else ""
     )
@@ -79,7 +79,7 @@ def input_names(tensors: Mapping[str, NestedTensorBuilder]) -> str:
 def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
     """Read an array or a single element of a tensor.
 
-    An array of BYTES is read in runs, as long as there is no object among its first strings.
+    An array of BYTES is read in runs if its first window contains no object.
     """
     mark = yield from text.peek_byte()
     if mark == b"[":
@@ -102,11 +102,11 @@ def read_value(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]
 
 
 def is_base64_object(text: JsonTextReader) -> Steps[bool]:
-    """Tell whether an element in base64 comes next, in as many brackets as there may be."""
+    """Tell whether a base64 object comes next, whatever brackets precede it."""
     while True:
         if _BASE64_OBJECT_START.match(text.peek()):
             return True
-        # Nothing more is needed once another mark than those has come.
+        # The text so far decides it.
         if text.size >= WINDOW or text.ended or _is_no_base64_object(text.peek()):
             return False
         yield from text.wait_for_more()
@@ -139,7 +139,7 @@ def _read_array(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None
                 f"{tensor.label} is not an array of plain values, at byte "
                 f"{start + scanner.invalid_at}, near: {quote_bytes(scanner.invalid_text)}"
             )
-        del buffer  # it is held by the text alone, while more is waited for
+        del buffer  # keep one reference to the text while waiting
         text.put_back(*scanner.take_rest())
         if scanner.ended:
             return
@@ -147,7 +147,7 @@ def _read_array(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None
 
 
 def _read_elements(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
-    """Read an array of BYTES, of which some are in base64."""
+    """Read an array of BYTES of which some are base64 objects."""
     depth = read = 0
     single_reads = 1
     while True:
@@ -178,7 +178,7 @@ def _read_elements(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[N
 
 
 def _read_window(text: JsonTextReader, tensor: NestedTensorBuilder, depth: int) -> Steps[int]:
-    """Read what a window holds of an array; give how many elements are to be read one by one."""
+    """Convert the elements of a window; return how many must be read one by one."""
     for size in _ELEMENT_WINDOWS:
         window = yield from text.peek_window(size)
         end, ends, max_depth = scan_array_values(window)
@@ -186,7 +186,7 @@ def _read_window(text: JsonTextReader, tensor: NestedTensorBuilder, depth: int) 
             break
     if not end:
         return 1
-    # Whatever is wrong is named when the elements are read one by one.
+    # Reading one by one names what is invalid.
     rows = None if depth + max_depth > text.depth_cap else tensor.convert_elements(window[:end])
     if rows is None:
         return _ALL_REMAINING
@@ -197,7 +197,7 @@ def _read_window(text: JsonTextReader, tensor: NestedTensorBuilder, depth: int) 
 
 
 def _read_element(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:
-    """Read one element of BYTES: a string, or an object that holds it in base64."""
+    """Read one element of BYTES: a string or a base64 object."""
     mark = yield from text.peek_byte()
     if mark == b'"':
         yield from _read_string(text, tensor)

@@ -1,4 +1,4 @@
-"""A JSON answer, of which the client wants some outputs in another form: binary, or base64."""
+"""Converts JSON responses for clients that want some outputs in binary form or as base64."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _BASE64_POLICIES = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
 
 @dataclass(frozen=True, slots=True)
 class ResponseParts:
-    """An answer taken apart: its fields, its outputs, and what they hold, in the client's form.
+    """A response taken apart, with its data in the client's encoding.
 
-    By the index of an output: ``texts`` between the brackets of those that are JSON, the bytes in
-    ``tensors`` of those in binary form. What has neither is somewhere else.
+    By the index of an output: ``texts`` are the text between the brackets of JSON outputs,
+    ``tensors`` the bytes of binary ones. An output in neither has its data elsewhere.
     """
 
     fields: Fields
@@ -51,7 +51,7 @@ class ResponseParts:
     tensors: dict[int, Chunks]
 
     def joined(self) -> tuple[bytes, Chunks]:
-        """Give the header and the binary tensors behind it."""
+        """Return the header and the binary tensors behind it."""
         entries = self.fields.get("outputs", [])
         tensors: Chunks = []
         for index, chunks in sorted(self.tensors.items()):
@@ -60,19 +60,21 @@ class ResponseParts:
         is_text = [index in self.texts for index in range(len(entries))]
         parts = skeleton(self.fields, RESPONSE.tensors, is_text)
         header: Chunks = [parts[0]]
-        for index, behind in zip(sorted(self.texts), parts[1:], strict=True):
-            header += [*self.texts[index], behind]
+        for index, after in zip(sorted(self.texts), parts[1:], strict=True):
+            header += [*self.texts[index], after]
         return b"".join(header), tensors
 
 
 class BinaryResponseConverter(JsonMessageReader):
-    """Converts a JSON answer as it arrives, and holds it in the client's form.
+    """Converts a JSON response while it arrives, and buffers it in the client's encoding.
 
-    The data of outputs that the client wants as JSON stay as the server wrote them, but for BYTES
-    that shall be base64 and do not say that they are: those are encoded, and say so. In others,
-    null becomes NaN, and base64 what it encodes where the output's content type says that it is
-    base64. ``header_cap`` and ``spool_cap`` are in bytes: of the JSON around the data, and of the
-    data.
+    Outputs requested as JSON keep the server's text. Only BYTES that are requested as base64 are
+    encoded and marked, unless they are base64 already.
+
+    In outputs requested in binary form, null becomes NaN. BYTES are decoded from base64 if their
+    content type says so.
+
+    ``header_cap`` limits the JSON around the data, ``spool_cap`` the data, both in bytes.
     """
 
     def __init__(
@@ -89,37 +91,37 @@ class BinaryResponseConverter(JsonMessageReader):
         self._outputs: tuple[OutputTensor, ...] = ()
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
-        """Convert the next text of the answer; ``last`` tells that it is the end.
+        """Convert the next text of the response; ``last`` marks the end.
 
-        Raises GatewayError (502) that names what is wrong, or says that the cap is exceeded.
+        Raises GatewayError (502) that names what is invalid, or that the cap is exceeded.
         """
         super().feed(text, last)
         self._check_spool()
 
     def work(self) -> bool:
-        """Do a share of what is to be done; see JsonMessageReader."""
+        """Do one step; see JsonMessageReader."""
         more = super().work()
         self._check_spool()
         return more
 
     def _handle_event(self, event: Event) -> None:
         super()._handle_event(event)
-        self._convert_some()  # what is held counts in the client's form
+        self._convert_some()  # the cap counts data in the client's encoding
 
     def _check_spool(self) -> None:
         if self.buffered_data_bytes > self._spool_cap:
-            becomes, instead = "binary", "ask for all outputs as JSON"
+            encoding, advice = "binary", "ask for all outputs as JSON"
             if self._form.all_json:
-                becomes, instead = "base64", "ask for all outputs in binary form"
+                encoding, advice = "base64", "ask for all outputs in binary form"
             raise bad_response(
-                f"an answer that becomes {becomes} is held, and is larger than {self._spool_cap} "
-                f"bytes (limits.spool_bytes); {instead}"
+                f"a response that becomes {encoding} must be buffered, and exceeds "
+                f"{self._spool_cap} bytes (limits.spool_bytes); {advice}"
             )
 
     def finish(self) -> tuple[bytes, Chunks]:
-        """Give the header and the binary tensors behind it, once all text was fed.
+        """Return the header and the binary tensors behind it, once all text was fed.
 
-        Raises GatewayError (502) that names the output for whatever the server got wrong.
+        Raises GatewayError (502) that names the output for anything invalid.
         """
         parts = self.take_parts()
         for index, output in enumerate(parts.outputs):
@@ -130,24 +132,24 @@ class BinaryResponseConverter(JsonMessageReader):
                     f"output '{output.name}' of the server's answer has {output.binary_size} "
                     "bytes, which do not follow its JSON"
                 )
-            where = parts.tensors if self._form.wants_binary(output.name) else parts.texts
-            where[index] = []
+            target = parts.tensors if self._form.wants_binary(output.name) else parts.texts
+            target[index] = []
         return parts.joined()
 
     def take_parts(self) -> ResponseParts:
-        """Give what the JSON holds, once; raises GatewayError as ``finish`` does."""
+        """Return and release the content; raises GatewayError as ``finish`` does."""
         header = self._finish_header()
         texts: dict[int, Chunks] = {}
         tensors: dict[int, Chunks] = {}
         for array in self._arrays:
             index = array.index
-            if isinstance(array.elements, _VerbatimText | _Base64Text):
-                texts[index] = [array.elements.text]
-                if isinstance(array.elements, _Base64Text):
+            if isinstance(array.sink, _VerbatimText | _Base64Text):
+                texts[index] = [array.sink.text]
+                if isinstance(array.sink, _Base64Text):
                     mark_base64(header.fields["outputs"][index])
             else:
                 tensors[index] = [*self._checked_tensor(array, header.tensors[index]).chunks]
-            array.elements = None  # what it held is in the parts
+            array.sink = None  # its data is in the parts now
         return ResponseParts(header.fields, self._outputs, texts, tensors)
 
     def _make_sink(self, label: str, fields: Fields) -> ElementSink | None:
@@ -163,9 +165,9 @@ class BinaryResponseConverter(JsonMessageReader):
     def _make_text_sink(self, label: str, fields: Fields) -> ElementSink | None:
         if not self._policies.wants_base64(str(fields["name"])):
             return _VerbatimText(label)
-        # The content type may come behind the data, which are seen in all of the fields.
-        ended = isinstance(fields.get("data"), list)  # the stand-in, which all of them have
-        if not ended and not fields.keys() >= {"datatype", "parameters"}:
+        # The content type may follow the data; it is known once all fields are.
+        is_complete = isinstance(fields.get("data"), list)  # the placeholder: all fields are known
+        if not is_complete and not fields.keys() >= {"datatype", "parameters"}:
             return None
         return _Base64Text(label) if becomes_base64(fields) else _VerbatimText(label)
 
@@ -178,7 +180,7 @@ class BinaryResponseConverter(JsonMessageReader):
 
 
 class _VerbatimText:
-    """The text between the brackets of an array, as it is; ``label`` names its output."""
+    """The text between the brackets of an array, as it came; ``label`` names its output."""
 
     def __init__(self, label: str) -> None:
         self.size = 0
@@ -188,11 +190,11 @@ class _VerbatimText:
 
     @property
     def text(self) -> bytes:
-        """Give the text of an array that is there as a whole."""
+        """Return the text of the complete array."""
         return b"".join(self._chunks)[1:-1]
 
     def feed(self, item: ElementRun | StringPart) -> None:
-        """Take the next run, or piece of a long string; raises GatewayError (502) if broken."""
+        """Take the next run or piece of a long string; raises GatewayError (502) if invalid."""
         if isinstance(item, StringPart):
             self._string.append(item.text)
             self.size += len(item.text)
@@ -200,15 +202,15 @@ class _VerbatimText:
         self._check(item)
         text = item.text
         if self._string:
-            # The empty string that stands for it comes first.
-            before, _, behind = text.partition(b'""')
-            text = b"".join((before, b'"', *self._string, b'"', behind))
+            # The first string is the placeholder of the long one.
+            head, _, tail = text.partition(b'""')
+            text = b"".join((head, b'"', *self._string, b'"', tail))
             self._string = []
         self._chunks += [text] if item.first else [b",", text]
         self.size += len(text)
 
     def _check(self, run: ElementRun) -> None:
-        """Check that it is JSON, or would be if that had words for NaN and the infinities."""
+        """Check that the run is JSON, apart from bare NaN and infinities."""
         if not run.lacks_element:
             text = run.balanced()
             with suppress(*PARSE_ERRORS):
@@ -221,7 +223,7 @@ class _VerbatimText:
 
 
 class _Base64Text:
-    """The strings of an array, written as base64; ``label`` names its output."""
+    """The strings of an array, encoded as base64; ``label`` names its output."""
 
     def __init__(self, label: str) -> None:
         self.size = 0
@@ -231,20 +233,20 @@ class _Base64Text:
 
     @property
     def text(self) -> bytes:
-        """Give the text between the brackets of an array that is there as a whole."""
+        """Return the text between the brackets of the complete array."""
         return b"".join(self._chunks)
 
     def feed(self, item: ElementRun | StringPart) -> None:
-        """Take the next run, or piece of a long string; raises GatewayError (502) if broken."""
+        """Take the next run or piece of a long string; raises GatewayError (502) if invalid."""
         strings = self._strings
-        before = strings.size
+        before_size = strings.size
         if isinstance(item, ElementRun) and not strings.size:
             values = None if item.lacks_element else parse_strings(item)
             if values is not None:
                 self._encode(values)
                 return
         strings.feed(item)
-        self.size += strings.size - before
+        self.size += strings.size - before_size
         if isinstance(item, StringPart):
             return  # its length is not known yet
         texts = list(map(self._writer.feed, strings.chunks))
@@ -253,7 +255,7 @@ class _Base64Text:
         self._chunks += texts
 
     def _encode(self, values: list[str]) -> None:
-        """Write strings at once: there may be very many of them."""
+        """Encode many strings at once."""
         texts = b'","'.join(map(_encode_base64, map(str.encode, values)))
         if values:
             self._chunks.append((b',"' if self._strings.count else b'"') + texts + b'"')
@@ -263,14 +265,14 @@ class _Base64Text:
 
 
 def becomes_base64(entry: Fields) -> bool:
-    """Tell whether an output that is wanted as base64 has data that are text by now."""
+    """Tell whether an output's data must be encoded to become base64."""
     return entry.get("datatype") == "BYTES" and not has_base64_content(entry)
 
 
 def _as_binary_output(entry: Fields, size: int) -> Fields:
-    """Give an output's fields for data that follows the header as ``size`` bytes."""
+    """Return an output's fields for ``size`` bytes of data behind the header."""
     parameters = dict(entry.get("parameters") or {})
     if "data" in entry and has_base64_content(entry) and entry["datatype"] == "BYTES":
-        del parameters["content_type"]  # it was that of the data
-    plain = {key: value for key, value in entry.items() if key != "data"}
-    return {**plain, "parameters": {**parameters, "binary_data_size": size}}
+        del parameters["content_type"]  # it described the JSON data
+    other_fields = {key: value for key, value in entry.items() if key != "data"}
+    return {**other_fields, "parameters": {**parameters, "binary_data_size": size}}

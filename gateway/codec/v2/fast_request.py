@@ -1,8 +1,8 @@
-"""Client form → upstream form for a small JSON request at hand as a whole, in a few calls.
+"""Converts small, fully buffered JSON requests in a few calls.
 
-Most requests are small, and look like the one before but for their numbers: what stands around
-the data is looked at once and remembered. What is not plain is left to InferRequestConverter, which
-also says what is wrong with a request; for all else both give the same.
+Requests for a model look alike but for their numbers. The JSON around the data is parsed once, and
+the plan made of it is cached. Unusual and invalid requests are left to InferRequestConverter; for
+all others both give the same result.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
 
 MAX_FAST_REQUEST = WINDOW
-"""Bytes of a request that are converted at once."""
+"""The most bytes of a request on the fast path."""
 
 
 _STRUCT_MAX_BYTES = 2 * 1024
-"""Bytes of an array from which on simdjson and numpy take less time; C always does."""
+"""From this size of an array on, simdjson and numpy are faster than struct; C always is."""
 
 _MAX_ARRAYS = 256
 _KEY = b'"data"'
@@ -52,7 +52,7 @@ _NUMERIC_BYTES = b"0123456789+-.eE, \t\r\n[]"
 
 @dataclass(frozen=True, slots=True)
 class FastRequest:
-    """A request as the server will get it: ``body`` starts with ``header_size`` bytes of JSON."""
+    """A request for the server: ``body`` begins with ``header_size`` bytes of JSON."""
 
     body: bytes
     header_size: int
@@ -63,14 +63,14 @@ class FastRequest:
 def fast_convert_request(
     text: bytes, depth_cap: int, tensor_cap: int = MAX_TENSORS
 ) -> FastRequest | None:
-    """Convert a JSON request; ``depth_cap`` is in levels of nesting, ``tensor_cap`` in tensors.
+    """Convert a JSON request; ``depth_cap`` limits its nesting, ``tensor_cap`` its tensors.
 
-    Gives None where a closer look is needed.
+    Returns None if the streaming path is needed.
     """
-    around, arrays = _extract_arrays(text)
-    if len(around) > MAX_CACHED_DOCUMENT or len(arrays) > _MAX_ARRAYS:
+    surroundings, arrays = _extract_arrays(text)
+    if len(surroundings) > MAX_CACHED_DOCUMENT or len(arrays) > _MAX_ARRAYS:
         return None
-    plan = _make_plan(around, len(arrays), depth_cap, tensor_cap)
+    plan = _make_plan(surroundings, len(arrays), depth_cap, tensor_cap)
     if plan is None:
         return None
     parts = [plan.header]
@@ -78,13 +78,13 @@ def fast_convert_request(
         for tensor, array in zip(plan.tensors, arrays, strict=True):
             parts.append(_pack(tensor, array, depth_cap))
     except (ValueError, TypeError, OverflowError, struct.error):
-        return None  # an element that is not of the datatype, or not as many as the shape takes
+        return None  # an invalid element, or a number of elements that does not match the shape
     return FastRequest(b"".join(parts), len(plan.header), plan.answer, plan.features)
 
 
 def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
-    """Take the arrays out of a request; give it with stand-ins, and them."""
-    around: list[bytes] = []
+    """Return the request with placeholders, and the arrays that they replace."""
+    surroundings: list[bytes] = []
     arrays: list[bytes] = []
     position = 0
     while len(arrays) <= _MAX_ARRAYS and (at := text.find(_KEY, position)) >= 0:
@@ -93,22 +93,22 @@ def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
         close = text.rfind(b"]", opening, stop) + 1
         if opening < 0 or not close or text[at + len(_KEY) : opening].strip(_SPACE) != b":":
             break
-        around += text[position:at], b'"data":', orjson.dumps(placeholder(len(arrays)))
+        surroundings += text[position:at], b'"data":', orjson.dumps(placeholder(len(arrays)))
         arrays.append(text[opening:close])
         position = close
-    around.append(text[position:])
-    return b"".join(around), arrays
+    surroundings.append(text[position:])
+    return b"".join(surroundings), arrays
 
 
 def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
-    """Give the bytes of an array; raises what struct, orjson and ``_numbers`` raise."""
+    """Return the bytes of an array; raises what struct, orjson and ``_parse_numbers`` raise."""
     if len(array) < tensor.struct_max_bytes and not (
         tensor.needs_rounding and may_decide_ties(array)
     ):
         return tensor.layout.pack(*_parse_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and max_depth(array) > depth_cap:
         raise ValueError("nested too deep")
-    data = run_job(tensor.work, array)
+    data = run_job(tensor.job, array)
     if data is None or len(data) != tensor.layout.size:
         raise ValueError("something to be said about the numbers")
     return bytes(data)
@@ -130,17 +130,17 @@ def _parse_numbers(array: bytes, depth_cap: int) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """How the numbers of an input are converted: below ``few`` bytes by struct, else by work."""
+    """How an input is converted: by struct below ``struct_max_bytes``, else by the job."""
 
     layout: struct.Struct
-    work: ConversionJob
+    job: ConversionJob
     struct_max_bytes: int
     needs_rounding: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What becomes of a request, but for its numbers."""
+    """What a request becomes, apart from its numbers."""
 
     header: bytes
     tensors: tuple[_Tensor, ...]
@@ -149,12 +149,12 @@ class _Plan:
 
 
 @lru_cache(maxsize=CACHED_DOCUMENTS)
-def _make_plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
-    # Escapes could hide a second key of the same name. Arrays hold no quotes, and so no keys.
-    if b"\\" in around or around.count(_KEY) != arrays:
+def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
+    # Escapes could hide a second key of the same name. Arrays contain no quotes, so no keys.
+    if b"\\" in surroundings or surroundings.count(_KEY) != arrays:
         return None
     try:
-        fields = parse_request_header(around, depth_cap)
+        fields = parse_request_header(surroundings, depth_cap)
         inputs = read_inputs(fields, tensor_cap)
         answer = read_output_encoding(fields, tensor_cap)
     except GatewayError:
@@ -165,7 +165,7 @@ def _make_plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _
     entries = [entry for entry in fields["inputs"] if "data" in entry]
     if [entry["data"] for entry in entries] != [placeholder(number) for number in range(arrays)]:
         return None
-    if around.count(b'"datatype"') != len(inputs):
+    if surroundings.count(b'"datatype"') != len(inputs):
         return None
     tensors = []
     for entry, declared in zip(fields["inputs"], inputs, strict=True):
@@ -173,10 +173,10 @@ def _make_plan(around: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _
             layout = _struct_layout(declared)
             if layout is None:
                 return None
-            work = ConversionJob(to_json=False, datatype=declared.datatype)
+            job = ConversionJob(to_json=False, datatype=declared.datatype)
             struct_max_bytes = 0 if has_c_decoder(declared.datatype) else _STRUCT_MAX_BYTES
             tensors.append(
-                _Tensor(layout, work, struct_max_bytes, needs_rounding(declared.datatype))
+                _Tensor(layout, job, struct_max_bytes, needs_rounding(declared.datatype))
             )
             set_binary_size(entry, layout.size)
         elif declared.source is DataSource.BINARY:

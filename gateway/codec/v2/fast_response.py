@@ -1,8 +1,8 @@
-"""Upstream form → client form for a small answer at hand as a whole, in a few calls.
+"""Converts small, fully buffered binary responses to JSON in a few calls.
 
-Answers of a model look alike but for their numbers: what stands before the tensors is looked at
-once and remembered. What is not plain is left to JsonResponseConverter; for all else both give the
-same.
+Responses of a model look alike but for their numbers. The header is parsed once, and the plan made
+of it is cached. Unusual and invalid responses are left to JsonResponseConverter; for all others
+both give the same result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
 
 
 def fast_convert_response(body: bytes, header_size: int) -> bytes | None:
-    """Write a binary answer as JSON; None where a closer look is needed."""
+    """Write a binary response as JSON; return None if the streaming path is needed."""
     if header_size > MAX_CACHED_DOCUMENT:
         return None
     plan = _make_plan(body[:header_size])
@@ -35,14 +35,14 @@ def fast_convert_response(body: bytes, header_size: int) -> bytes | None:
         values = np.frombuffer(body, tensor.dtype, tensor.count, header_size + tensor.start)
         data = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
         if b"n" in data:
-            return None  # a null: NaN or an infinity, for which there are policies
+            return None  # null for NaN or an infinity: a policy decides
         text += data[1:-1], plan.skeleton[number]
     return b"".join(text)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """Where a tensor is, in bytes from the end of the header, and what of."""
+    """The offset of a tensor behind the header, its number of elements, and their type."""
 
     start: int
     count: int
@@ -51,7 +51,7 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What becomes of an answer, but for its numbers; ``size`` is that of all tensors in bytes."""
+    """What a response becomes, apart from its numbers; ``size`` counts the bytes of all tensors."""
 
     skeleton: tuple[bytes, ...]
     tensors: tuple[_Tensor, ...]
@@ -70,7 +70,7 @@ def _make_plan(header: bytes) -> _Plan | None:
     for output in outputs:
         if output.binary_size is None:
             if output.datatype.family is Family.TEXT:
-                return None  # which may have to become base64
+                return None  # it may have to become base64
             continue
         if not _is_written_as_is(output):
             return None
@@ -84,7 +84,7 @@ def _make_plan(header: bytes) -> _Plan | None:
 
 
 def _is_written_as_is(output: OutputTensor) -> bool:
-    """Tell whether orjson writes the elements as the protocol wants them."""
+    """Tell whether orjson writes the elements as the protocol requires."""
     datatype = output.datatype
     if datatype.family not in (Family.INTEGER, Family.FLOAT) or not output.binary_size:
         return False

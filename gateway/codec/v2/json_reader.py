@@ -1,4 +1,4 @@
-"""Reads a message whose tensors are JSON arrays, as it arrives."""
+"""Reads messages whose tensors are JSON arrays while they arrive."""
 
 from __future__ import annotations
 
@@ -20,37 +20,36 @@ from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
 from gateway.protocol.json_errors import ExtractedArray
 from gateway.protocol.request_header import Fields, describe_value, has_base64_content
 from gateway.protocol.tensors import MAX_TENSORS, element_count
+from gateway.sizes import CHUNK_OVERHEAD
 
 _MAX_RUNS_PER_STEP = 64
-"""Runs that are cut or converted at once, at most: there may be one in every ten bytes."""
+"""The most runs extracted or converted in one step: every ten bytes may be one."""
 _STEP_BYTES = 16 * 1024
-"""Bytes of runs that are enough to be converted at once: half of a window of strings."""
+"""One step converts runs until they have this size: half of a window of strings."""
 
-# Bytes that objects take beside the data, measured by tracemalloc.
+# Bytes of memory of objects beside the data, measured by tracemalloc.
 _ARRAY_OVERHEAD = 500
-"""An Array, and what takes its elements."""
+"""A DataArray and its sink."""
 _TENSOR_OVERHEAD = 250
-"""What was checked of a tensor, beside the parsed header."""
-_CHUNK_OVERHEAD = 48
-"""What a run becomes, as bytes in a list."""
+"""The checked description of a tensor, beside the parsed header."""
 _QUEUED_RUN_OVERHEAD = 200
-"""A run that waits, beside its text."""
+"""A queued run, beside its text."""
 _OFFLOADED_RUN_OVERHEAD = 500
-"""A run that is converted elsewhere, likewise."""
+"""An offloaded run, beside its text."""
 
 
 class ElementSink(Protocol):
-    """Takes the runs of one array, and holds what becomes of them; ``size`` is in bytes."""
+    """Takes the runs of one array; ``size`` counts the bytes that they became."""
 
     size: int
 
     def feed(self, item: ElementRun | StringPart) -> None:
-        """Take the next run, or piece of a long string."""
+        """Take the next run, or the next piece of a long string."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedHeader:
-    """The JSON around the data, with a stand-in for each array."""
+    """The JSON around the data, with a placeholder for each array."""
 
     text: bytes
     fields: Fields
@@ -59,21 +58,22 @@ class ParsedHeader:
 
 @dataclass(frozen=True, slots=True)
 class _OffloadedRun:
-    """A run that is converted elsewhere, and where in its tensor the result goes."""
+    """A run that is converted elsewhere, and the chunk reserved for it."""
 
     tensor: TensorDecoder
-    place: int
+    chunk_number: int
     run: ElementRun
     future: OffloadFuture
 
 
 class JsonMessageReader(ABC):
-    """Takes the text of a message; has the elements of its arrays converted, run by run.
+    """Reads the text of a message, and has the elements of its arrays converted run by run.
 
-    ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting, ``tensor_cap`` a number of
-    tensors; ``lender`` may have numbers converted elsewhere. Holds the text of data for as long as
-    what stands before it does not tell what becomes of it. What comes first in the text is
-    converted first, so that of two errors the same one is raised however the text is split.
+    ``header_cap`` limits the JSON around the data in bytes, ``depth_cap`` the nesting,
+    ``tensor_cap`` the tensors. Numbers may be converted by the ``offloader``.
+
+    The text of data is queued until the fields before it tell how to convert it. Conversion follows
+    the order of the text. So of two errors the same one is raised however the text is split.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class JsonMessageReader(ABC):
     ) -> None:
         self._message = message
         self._extractor = DataExtractor(header_cap, depth_cap, message, tensor_cap)
-        self._lender = offloader
+        self._offloader = offloader
         self._offloaded: deque[_OffloadedRun] = deque()
         self._arrays: list[DataArray] = []
         self._queue: deque[tuple[DataArray, ElementRun | StringPart]] = deque()
         self._queued_bytes = 0
         self._offloaded_bytes = 0
         self._converted_size = 0
-        """Bytes of all that was converted: they are not summed up anew each time."""
+        """Bytes of all converted data, so that they are not summed up each time."""
         self._converted_count = 0
-        """Items that those were made of."""
+        """The number of chunks of converted data."""
         self._header_size = 0
         self._events: Iterator[Event] | None = None
         self._is_last_fed = False
@@ -105,27 +105,27 @@ class JsonMessageReader(ABC):
 
     @abstractmethod
     def _make_sink(self, label: str, fields: Fields) -> ElementSink | None:
-        """Make what takes the data of a tensor of which these fields are known by now.
+        """Make the sink for a tensor's data, given the fields known so far.
 
-        ``label`` names it in errors. Gives None where more has to be known.
+        ``label`` names the tensor in errors. Returns None if more fields are needed.
         """
 
     @abstractmethod
     def _parse_header(
         self, text: bytes, cuts: Sequence[ExtractedArray]
     ) -> tuple[Fields, Sequence[Tensor]]:
-        """Parse the JSON around the data, which was cut out of it; raises GatewayError."""
+        """Parse the JSON around the data; ``cuts`` are the arrays extracted from it."""
 
     @property
     def preferred_read_size(self) -> int:
-        """Give the bytes of text that are best fed next: any number will do."""
+        """Return the size of text to feed next; any other size works too."""
         return self._extractor.preferred_read_size
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
-        """Take the next text of the message; ``last`` tells that it is the end.
+        """Take the next text of the message; ``last`` marks the end.
 
-        What there is to do with it is done by ``work``. Raises GatewayError that names what is
-        wrong: 400, or 413 over the header cap; 502 for either in an answer.
+        ``work`` converts it. Raises GatewayError that names what is invalid: 400, or 413 over the
+        header cap; 502 for either in a response.
         """
         while self._extract():
             pass
@@ -137,9 +137,9 @@ class JsonMessageReader(ABC):
             self.work()
 
     def _extract(self) -> bool:
-        """Cut a share of the text; tell whether there was any, or the end of it.
+        """Extract some of the text; return whether there was any, or its end.
 
-        An error waits until what comes before it is converted.
+        An error is raised only once the data before it is converted.
         """
         if self._events is None or self._failure is not None:
             return False
@@ -168,15 +168,15 @@ class JsonMessageReader(ABC):
             self._queued_bytes += len(event)
 
     def _update_array(self, array: DataArray, fields: Fields) -> None:
-        """Take note of a tensor's fields: what is there by now of its name and datatype, say."""
+        """Update what is known of a tensor: its name and its sink."""
         name = fields.get("name")
         if isinstance(name, str):
             array.label = self._message.label(name)
-        if array.elements is None:
-            array.elements = self._make_sink(array.label, fields)
+        if array.sink is None:
+            array.sink = self._make_sink(array.label, fields)
 
     def work(self) -> bool:
-        """Convert some runs, or cut text, or decode a piece of base64; tell whether there were any.
+        """Do one step: convert runs, extract text or decode base64; return whether there was work.
 
         Raises GatewayError as ``feed`` does.
         """
@@ -188,22 +188,22 @@ class JsonMessageReader(ABC):
         return self._decode_base64()
 
     def _convert_some(self) -> bool:
-        """Convert runs, as many small ones as take no longer than a large one."""
+        """Convert one large run, or many small ones."""
         size = 0
         for _ in range(_MAX_RUNS_PER_STEP):
             if size >= _STEP_BYTES or not self._queue:
                 break
             array, item = self._queue[0]
-            if array.elements is None:
+            if array.sink is None:
                 break
             self._queue.popleft()
             self._queued_bytes -= len(item)
             size += len(item)
-            self._convert(array.elements, item)
+            self._convert(array.sink, item)
         return size > 0
 
     def _decode_base64(self) -> bool:
-        """Decode a piece of what came as base64, once all of the text is converted."""
+        """Decode a chunk of base64, once all text is converted."""
         if self._offloaded or self._failure is not None or not self._base64_decoders:
             return False
         tensor = self._base64_decoders[0].tensor
@@ -215,15 +215,15 @@ class JsonMessageReader(ABC):
 
     @property
     def buffered_data_bytes(self) -> int:
-        """Give the bytes of data that are held, converted or not."""
+        """Return the bytes of data buffered, converted or not."""
         return self._converted_size + self._queued_bytes
 
     @property
     def held(self) -> int:
-        """Give the bytes of memory that are held, objects and text beside the data included."""
+        """Return the memory in bytes: data, text and objects."""
         return (
             self._converted_size
-            + _CHUNK_OVERHEAD * self._converted_count
+            + CHUNK_OVERHEAD * self._converted_count
             + self._queued_bytes
             + _QUEUED_RUN_OVERHEAD * len(self._queue)
             + self._offloaded_bytes
@@ -235,64 +235,66 @@ class JsonMessageReader(ABC):
 
     @property
     def future(self) -> OffloadFuture | None:
-        """Give the work lent out that has to be done before ``finish``, the first of it."""
+        """Return the first offloaded job that must be done before ``finish``."""
         return self._offloaded[0].future if self._offloaded else None
 
-    def _convert(self, elements: ElementSink, item: ElementRun | StringPart) -> None:
-        """Convert an item, here or elsewhere; what is wrong with it waits for those before it."""
-        if isinstance(elements, TensorDecoder) and isinstance(item, ElementRun):
-            work = ConversionJob(to_json=False, datatype=elements.datatype)
-            if work.can_be_offloaded:
-                self._convert_or_offload(elements, item, work)
+    def _convert(self, sink: ElementSink, item: ElementRun | StringPart) -> None:
+        """Convert an item here or elsewhere; its error waits for the items before it."""
+        if isinstance(sink, TensorDecoder) and isinstance(item, ElementRun):
+            job = ConversionJob(to_json=False, datatype=sink.datatype)
+            if job.can_be_offloaded:
+                self._convert_or_offload(sink, item, job)
                 return
         try:
-            self._feed(elements, item)
+            self._feed(sink, item)
         except GatewayError as error:
             if not self._offloaded:
                 raise
             self._failure = strip_tracebacks(error)
             self._queue.clear()
 
-    def _feed(self, elements: ElementSink, item: ElementRun | StringPart) -> None:
+    def _feed(self, sink: ElementSink, item: ElementRun | StringPart) -> None:
         """Convert an item here."""
-        before = elements.size
-        elements.feed(item)
-        self._converted_size += elements.size - before
+        before = sink.size
+        sink.feed(item)
+        self._converted_size += sink.size - before
         self._converted_count += 1
 
     def _convert_or_offload(
-        self, tensor: TensorDecoder, run: ElementRun, work: ConversionJob
+        self, tensor: TensorDecoder, run: ElementRun, job: ConversionJob
     ) -> None:
-        future = self._offload(work, run)
+        future = self._offload(job, run)
         if future is None:
             try:
                 self._feed(tensor, run)
             except GatewayError:
                 if not self._offloaded:
                     raise
-                # Its fault is known once all before it is counted.
+                # Its error is known once all elements before it are counted.
                 future = FAILED_FUTURE
         if future is not None:
             self._offloaded.append(_OffloadedRun(tensor, tensor.reserve_chunk(), run, future))
             self._offloaded_bytes += len(run)
 
-    def _offload(self, work: ConversionJob, run: ElementRun) -> OffloadFuture | None:
-        if self._lender is None or run.lacks_element:
+    def _offload(self, job: ConversionJob, run: ElementRun) -> OffloadFuture | None:
+        if self._offloader is None or run.lacks_element:
             return None
-        return self._lender.submit(work, *run.pieces)
+        return self._offloader.submit(job, *run.pieces)
 
     def _collect_offloaded(self) -> None:
-        """Take what was converted elsewhere, in order."""
+        """Collect offloaded results in order."""
         while self._offloaded and self._offloaded[0].future.done:
-            lent = self._offloaded.popleft()
-            self._offloaded_bytes -= len(lent.run)
-            before = lent.tensor.size
-            lent.tensor.fill_chunk(lent.place, lent.run, lent.future.result)
-            self._converted_size += lent.tensor.size - before
+            offloaded = self._offloaded.popleft()
+            self._offloaded_bytes -= len(offloaded.run)
+            before = offloaded.tensor.size
+            offloaded.tensor.fill_chunk(
+                offloaded.chunk_number, offloaded.run, offloaded.future.result
+            )
+            self._converted_size += offloaded.tensor.size - before
             self._converted_count += 1
 
     def _finish_header(self) -> ParsedHeader:
-        """Convert what still waits, and give the header."""
+        """Convert what is queued, and return the header."""
         while self.work():
             pass
         assert not self._offloaded
@@ -300,7 +302,7 @@ class JsonMessageReader(ABC):
         return self._header
 
     def _read_header(self) -> None:
-        """Read what stands around the data; what becomes of the last data may be told only here."""
+        """Parse the JSON around the data; only now may the last sink be known."""
         text = self._extractor.finish()
         fields, tensors = self._parse_header(text, self._extractor.extracted)
         entries = fields.get(self._message.tensors, [])
@@ -310,7 +312,7 @@ class JsonMessageReader(ABC):
         for array in self._arrays:
             entry, declared = entries[array.index], tensors[array.index]
             self._update_array(array, entry)
-            tensor = array.elements
+            tensor = array.sink
             if not isinstance(tensor, TensorDecoder) or not has_base64_content(entry):
                 continue
             if tensor.datatype is declared.datatype and tensor.datatype.family is Family.TEXT:
@@ -318,7 +320,7 @@ class JsonMessageReader(ABC):
                 self._base64_decoders.append(Base64ElementDecoder(label, tensor, self._message))
 
     def _check_placeholders(self, entries: list[Fields]) -> None:
-        """Check that every data is an array that was cut out, and stands where it was cut."""
+        """Check that every ``data`` is the placeholder of an array of its own tensor."""
         places = {array.index: placeholder(number) for number, array in enumerate(self._arrays)}
         key = self._message.tensors
         for index, entry in enumerate(entries):
@@ -328,7 +330,7 @@ class JsonMessageReader(ABC):
             raise self._message.malformed(f"{self._message.name} has the key {key} more than once")
 
     def _not_extracted_error(self, entry: Fields, index: int) -> GatewayError:
-        """Make the error of data that were not seen as an array while the text came."""
+        """Make the error for data that was not extracted as an array."""
         label = self._message.label_of(entry, index)
         if isinstance(entry["data"], list):
             return self._message.malformed(
@@ -339,8 +341,8 @@ class JsonMessageReader(ABC):
         )
 
     def _checked_tensor(self, array: DataArray, declared: Tensor) -> TensorDecoder:
-        """Give a converted tensor; the header, which has the last word, must agree."""
-        tensor = array.elements
+        """Return a converted tensor; it must agree with the header."""
+        tensor = array.sink
         assert isinstance(tensor, TensorDecoder)
         label = self._message.label(declared.name)
         if tensor.datatype is not declared.datatype:
@@ -355,9 +357,9 @@ class JsonMessageReader(ABC):
 
 
 class DataArray:
-    """The data of one tensor; ``elements`` takes them, None while it is not known what does."""
+    """The data of one tensor; ``elements`` is its sink, None until that is known."""
 
     def __init__(self, index: int, label: str) -> None:
         self.index = index
         self.label = label
-        self.elements: ElementSink | None = None
+        self.sink: ElementSink | None = None

@@ -1,4 +1,4 @@
-"""A request in binary form, written as JSON for a server that takes nothing else."""
+"""Writes binary requests as JSON, for servers that accept JSON only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from gateway.protocol.request_header import Fields, InputTensor, mark_base64, re
 
 
 class JsonRequestConverter(JsonMessageWriter):
-    """Writes a request in binary form as JSON while it arrives.
+    """Writes a binary request as JSON while it arrives.
 
-    ``header_size`` is its JSON part's, in bytes. BYTES are written as they were in the client's
-    JSON, which ``input_encodings`` tells by the index of the input, and else by the policy; but as
-    text
-    where the input says its content type, which tells the server what to make of them. Outputs that
-    are wanted ``as_base64`` are asked for so.
+    ``header_size`` is the size of its JSON part. BYTES inputs get the encoding that the client used
+    in JSON (``input_encodings``, by input), else the policy's. An input with a content type of its
+    own stays text: the content type tells the server how to read it. Outputs in ``as_base64`` are
+    requested as base64.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Binary form → JSON: a message whose tensors follow its header, written as it arrives."""
+"""Writes messages with binary tensors as JSON while they arrive."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gateway.protocol.request_header import Fields
 from gateway.protocol.tensors import element_count
 
 _TENSOR_OVERHEAD = 150
-"""Bytes of memory that what was checked of a tensor takes, beside the parsed header."""
+"""Bytes of memory of a tensor's checked description, beside the parsed header."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """Bytes of the tensor number ``index``; ``last`` where they are its last."""
+    """Bytes of tensor number ``index``; ``last`` marks its last piece."""
 
     index: int
     data: bytes | memoryview
@@ -32,10 +32,10 @@ class TensorPiece:
 
 
 class TensorReader:
-    """Takes the body of a message in binary form; gives its fields, then the bytes of its tensors.
+    """Reads a message in binary form: its header, then the bytes of its tensors.
 
-    ``header_size`` is the JSON part's, in bytes; ``parse`` makes fields and tensors of it. Raises
-    GatewayError (502, or 400 for a request) for a body that is not what its header says.
+    ``header_size`` is the size of the JSON part, which ``parse`` turns into fields and tensors.
+    Raises GatewayError (502, or 400 for a request) for a body that does not match its header.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class TensorReader:
 
     @property
     def held(self) -> int:
-        """Give the bytes of memory that the header takes, as text while it comes and parsed."""
+        """Return the bytes of memory of the header, as text and parsed."""
         return len(self._buffer) + self._fields_size
 
     def feed(self, data: bytes | memoryview) -> Iterator[TensorPiece]:
-        """Yield the pieces of tensors that the data brings; ``fields`` are set before the first."""
+        """Yield pieces of tensors; ``fields`` is set before the first piece."""
         if self.fields is None:
             self._buffer += data
             if len(self._buffer) < self._header_size:
@@ -70,7 +70,7 @@ class TensorReader:
             self.fields, self.tensors = self._parse(header)
             self._fields_size = estimate_parsed_size(header) + _TENSOR_OVERHEAD * len(self.tensors)
             yield from self._skip_empty()
-        data = memoryview(data)  # slices of bytes would be copied for each tensor
+        data = memoryview(data)  # slices of bytes would be copies
         while data:
             if self._current == len(self.tensors):
                 raise self._message.malformed(
@@ -84,12 +84,12 @@ class TensorReader:
                 yield from self._skip_empty()
 
     def finish(self) -> None:
-        """Check that the body was whole."""
+        """Check that the body is complete."""
         if self.fields is None or self._current < len(self.tensors):
             raise truncated_error(self._message)
 
     def _skip_empty(self) -> Iterator[TensorPiece]:
-        """Go to the next tensor that has bytes to come."""
+        """Advance to the next tensor with bytes to come."""
         while self._current < len(self.tensors):
             self._missing = self.tensors[self._current].binary_size or 0
             if self._missing:
@@ -100,12 +100,12 @@ class TensorReader:
 
 
 def truncated_error(message: ErrorVocabulary) -> GatewayError:
-    """Make the error of a message that is not whole."""
+    """Make the error for a truncated message."""
     return message.malformed(f"{message.name} ends before all that its header says has come")
 
 
 class JsonMessageWriter(ABC):
-    """Writes what a reader gives as JSON while it arrives."""
+    """Writes the message of a TensorReader as JSON while it arrives."""
 
     def __init__(self, reader: TensorReader, message: ErrorVocabulary) -> None:
         self._reader = reader
@@ -116,21 +116,21 @@ class JsonMessageWriter(ABC):
 
     @property
     def held(self) -> int:
-        """Give the bytes of memory that are held: all but what passes through."""
+        """Return the bytes buffered."""
         return self._reader.held + self._skeleton_size
 
     @abstractmethod
     def _make_encoder(self, index: int) -> TensorEncoder:
-        """Make the converter of a tensor."""
+        """Make the encoder of a tensor."""
 
     def _rewrite_fields(self, fields: Fields) -> Fields:
-        """Give the header's fields as they shall be, but for data and sizes."""
+        """Return the fields to write; data and sizes are handled elsewhere."""
         return fields
 
     def feed(self, data: bytes | memoryview) -> bytes:
-        """Give the text that the data brings.
+        """Return the text for the next data.
 
-        Raises GatewayError: 502 for a broken answer, 406 where a policy refuses a value; 400 for
+        Raises GatewayError: 502 for an invalid response, 406 if a policy refuses a value; 400 for
         either in a request.
         """
         return b"".join([part for part in self.parts(data) if not isinstance(part, OffloadedText)])
@@ -138,7 +138,7 @@ class JsonMessageWriter(ABC):
     def parts(
         self, data: bytes | memoryview, offloader: Offloader | None = None
     ) -> Iterator[TextChunk | OffloadedText]:
-        """Yield the text that the data brings; ``lender`` may have parts of it written elsewhere.
+        """Yield the text for the next data; the ``offloader`` may encode parts of it.
 
         Raises GatewayError as ``feed`` does.
         """
@@ -150,7 +150,7 @@ class JsonMessageWriter(ABC):
             yield self._write_first_part()
 
     def finish(self) -> None:
-        """Check that the message was whole; raises GatewayError as ``feed`` does."""
+        """Check that the message is complete; raises GatewayError as ``feed`` does."""
         self._reader.finish()
 
     def _write_first_part(self) -> bytes:
@@ -161,7 +161,7 @@ class JsonMessageWriter(ABC):
         return self._next_skeleton_part(self._skeleton)
 
     def _next_skeleton_part(self, skeleton: deque[bytes]) -> bytes:
-        """Take what stands before or behind the data that are written next."""
+        """Take the text before or behind the next data."""
         text = skeleton.popleft()
         self._skeleton_size -= getsizeof(text)
         return text
@@ -183,7 +183,7 @@ class JsonMessageWriter(ABC):
 
 
 def check_element_count(tensor: Tensor, converter: TensorEncoder, message: ErrorVocabulary) -> None:
-    """Raise GatewayError (502, 400) unless it had as many elements as its shape says."""
+    """Raise GatewayError (502, 400) unless a tensor has as many elements as its shape."""
     converter.finish()
     expected = element_count(tensor.shape)
     if converter.count != expected:
@@ -194,9 +194,9 @@ def check_element_count(tensor: Tensor, converter: TensorEncoder, message: Error
 
 
 def skeleton(fields: Fields, tensors: str, wants_json: list[bool]) -> list[bytes]:
-    """Give the JSON around the data of the tensors that become JSON, cut where each data goes.
+    """Return the JSON around the data of the tensors written as JSON, split at each data.
 
-    ``tensors`` is the key that they stand under.
+    ``tensors`` is the key of the tensors.
     """
     pieces = [bytearray(b"{")]  # bytes would be copied for each tensor
     for number, (key, value) in enumerate(fields.items()):
@@ -225,17 +225,17 @@ def _tensors_skeleton(
 
 
 def _without_data(tensor: Fields) -> Fields:
-    """Give a tensor's fields without its data, or the size of it."""
+    """Return a tensor's fields without its data and its binary size."""
     plain = {k: v for k, v in tensor.items() if k != "data"}
     return without_parameter(plain, "binary_data_size")
 
 
 def without_parameter(fields: Fields, parameter: str) -> Fields:
-    """Give fields without one of their parameters, and without any if it was the only one."""
+    """Return fields without a parameter, and without parameters if it was the only one."""
     parameters = fields.get("parameters")
     if not isinstance(parameters, dict) or parameter not in parameters:
         return fields
     left = {k: v for k, v in parameters.items() if k != parameter}
     if left:
-        return {**fields, "parameters": left}  # in its place
+        return {**fields, "parameters": left}  # keeps the order of the keys
     return {k: v for k, v in fields.items() if k != "parameters"}

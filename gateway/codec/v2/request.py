@@ -1,4 +1,4 @@
-"""Client form → upstream form: an infer request with its JSON ``data`` turned into binary."""
+"""Converts infer requests: JSON ``data`` becomes binary tensors."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ Body = tuple[Sequence[bytes] | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A request as the server will get it.
+    """A request for the server.
 
-    ``tensors`` are the bytes behind the header, in order: chunks held, or the number of bytes to
-    take from what follows the JSON in the client's body.
+    ``tensors`` are the bytes behind the header, in order: buffered chunks, or the number of bytes
+    to take from what follows the JSON in the client's body.
     """
 
     header: bytes
@@ -53,16 +53,16 @@ class InferRequest:
     answer: OutputEncoding
     features: RequestFeatures
     input_encodings: Mapping[int, BytesEncoding] = field(default_factory=dict)
-    """How the client wrote the elements of inputs in JSON, by their index, if they are BYTES."""
+    """By input: how the client encoded BYTES in JSON."""
 
     @property
     def content_length(self) -> int:
-        """Give the bytes of the whole body."""
+        """Return the size of the whole body."""
         return len(self.header) + sum(map(_size, self.tensors))
 
     @property
     def expected_size(self) -> int:
-        """Give the bytes that must follow the JSON in the client's body."""
+        """Return the bytes that must follow the JSON in the client's body."""
         return sum(part for part in self.tensors if isinstance(part, int))
 
 
@@ -71,10 +71,10 @@ def _size(part: Sequence[bytes] | int) -> int:
 
 
 class InferRequestConverter(JsonMessageReader):
-    """Converts the JSON part of an infer request as it arrives, and holds the data in binary form.
+    """Converts the JSON part of an infer request while it arrives, and buffers the tensors.
 
-    ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting; ``lender`` may have numbers
-    converted elsewhere. ``tensor_cap`` is the most inputs, and the most requested outputs.
+    ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting. Numbers may be converted by the
+    ``offloader``. ``tensor_cap`` limits the inputs, and the requested outputs.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class InferRequestConverter(JsonMessageReader):
     def _make_sink(self, label: str, fields: Fields) -> TensorDecoder | None:
         datatype = fields.get("datatype")
         if has_base64_content(fields) and datatype != "BYTES":
-            return None  # it is refused when all is read
+            return None  # it is refused once all fields are known
         if isinstance(datatype, str) and datatype in DATATYPES:
             return TensorDecoder(label, DATATYPES[datatype])
         return None
@@ -109,9 +109,9 @@ class InferRequestConverter(JsonMessageReader):
         return fields, self._inputs
 
     def finish(self) -> InferRequest:
-        """Give the request, once all text was fed, the end of it as such.
+        """Return the request, once all text was fed with its end marked.
 
-        Raises GatewayError (400) that names the tensor for whatever the header gets wrong.
+        Raises GatewayError (400) that names the tensor for anything wrong in the header.
         """
         header = self._finish_header()
         fields, inputs = header.fields, self._inputs
@@ -124,7 +124,7 @@ class InferRequestConverter(JsonMessageReader):
         for index, tensor in converted.items():
             set_binary_size(entries[index], tensor.size)
         changed = request_binary_outputs(fields) or may_hide_classification(header.text)
-        # Byte for byte where nothing had to change.
+        # Byte for byte if nothing had to change.
         text = orjson.dumps(fields) if changed or converted else header.text
         input_encodings = {
             index: BytesEncoding.BASE64 if inputs[index].base64 else BytesEncoding.UTF8
@@ -134,16 +134,16 @@ class InferRequestConverter(JsonMessageReader):
 
 
 MAX_CACHED_HEADER = 4 * 1024
-"""Bytes of JSON at most that ``header_without_data`` takes."""
+"""The most bytes of JSON that ``header_without_data`` accepts."""
 
 
 @lru_cache(maxsize=CACHED_DOCUMENTS)
 def header_without_data(
     text: bytes, depth_cap: int, tensor_cap: int = MAX_TENSORS
 ) -> InferRequest | None:
-    """Give the request that a JSON part makes by itself; None where data may stand in it.
+    """Return the request of a JSON part that contains no data; None if it may contain some.
 
-    Of requests in binary form, most have the same as one before. Raises GatewayError (400).
+    Cached, as most binary requests have the header of one before. Raises GatewayError (400).
     """
     # Escapes could hide the key.
     if b'"data"' in text or b"\\" in text:

@@ -1,4 +1,4 @@
-"""Upstream form → client form: a binary answer turned into JSON, wholly or output by output."""
+"""Converts binary and mixed responses for clients that want JSON, or both."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE, Tensor
 from gateway.protocol.request_header import Fields, OutputEncoding, mark_base64
 from gateway.protocol.response_header import OutputTensor, parse_response_header, read_outputs
+from gateway.sizes import CHUNK_OVERHEAD
 
 
 def response_reader(header_size: int) -> TensorReader:
-    """Make the reader of a binary answer; ``header_size`` is the JSON part's, in bytes."""
+    """Make the reader of a binary response; ``header_size`` is the size of its JSON part."""
     return TensorReader(header_size, _parse, RESPONSE)
 
 
@@ -40,7 +41,7 @@ def _parse(header: bytes) -> tuple[Fields, tuple[OutputTensor, ...]]:
 
 
 class JsonResponseConverter(JsonMessageWriter):
-    """Writes an answer as JSON while it arrives."""
+    """Writes a binary response as JSON while it arrives."""
 
     def __init__(self, header_size: int, policies: JsonPolicies) -> None:
         super().__init__(response_reader(header_size), RESPONSE)
@@ -52,23 +53,19 @@ class JsonResponseConverter(JsonMessageWriter):
     def _rewrite_fields(self, fields: Fields) -> Fields:
         _mark_base64_outputs(fields, self._reader.tensors, self._policies)
         for entry in fields.get("outputs", ()):
-            # It came as JSON although it was asked for in binary form.
+            # The server sent JSON although binary form was requested.
             if has_text_for_base64(entry, self._policies):
                 mark_base64(entry)
                 entry["data"] = _encode_strings(entry.pop("data"))
         return fields
 
 
-_CHUNK_OVERHEAD = 48
-"""Bytes of memory that a piece of a tensor takes beside its own."""
-
-
 class MixedResponseConverter:
-    """Holds an answer of JSON and binary outputs, and brings each into the form that is wanted.
+    """Converts a response with JSON and binary outputs to the requested encoding of each.
 
-    The header, which comes first, holds the JSON outputs: so all is held until they are known.
-    ``header_size`` is the bytes of the JSON part, data included; ``header_cap`` and ``spool_cap``
-    are in bytes: of the JSON around the data, and of the data in the client's form.
+    The header comes first and contains the JSON outputs. So everything is buffered until it is
+    parsed. ``header_size`` is the size of the JSON part, data included. ``header_cap`` limits the
+    JSON around the data, ``spool_cap`` the data in the client's encoding, both in bytes.
     """
 
     def __init__(
@@ -94,16 +91,16 @@ class MixedResponseConverter:
 
     @property
     def held(self) -> int:
-        """Give the bytes of memory that are held so far."""
+        """Return the bytes of memory in use."""
         return (
-            self._json.held + len(self._tensor_bytes) + self._size + _CHUNK_OVERHEAD * self._chunks
+            self._json.held + len(self._tensor_bytes) + self._size + CHUNK_OVERHEAD * self._chunks
         )
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take the next data.
 
-        Raises GatewayError: 502 for a broken answer or one over the cap, 406 where a policy refuses
-        a value.
+        Raises GatewayError: 502 for an invalid response or one over the cap, 406 if a policy
+        refuses a value.
         """
         while self.work():
             pass
@@ -116,7 +113,7 @@ class MixedResponseConverter:
         self._json.feed(text, last=self._has_all_json)
 
     def work(self) -> bool:
-        """Do a part of what had to wait; tell whether there was any. Raises as ``feed`` does."""
+        """Do one step; return whether there was work. Raises GatewayError as ``feed`` does."""
         if self._reader is not None:
             return False
         if self._json.work():
@@ -126,7 +123,7 @@ class MixedResponseConverter:
         return False
 
     def finish(self) -> tuple[bytes, Chunks]:
-        """Give the header and the binary tensors behind it, once all was fed.
+        """Return the header and the binary tensors behind it, once all data was fed.
 
         Raises GatewayError as ``feed`` does.
         """
@@ -139,11 +136,11 @@ class MixedResponseConverter:
         return self._parts.joined()
 
     def _begin_tensors(self) -> None:
-        """Go on with what follows the JSON."""
+        """Start to read the binary tensors behind the JSON."""
         parts = self._json.take_parts()
         for index, output in enumerate(parts.outputs):
             if output.binary_size is not None:
-                # What stands in the JSON all the same gives way to what follows it.
+                # Binary data behind the JSON replaces data within it.
                 parts.texts.pop(index, None)
                 parts.tensors.pop(index, None)
         self._parts = parts
@@ -157,7 +154,7 @@ class MixedResponseConverter:
         for piece in reader.feed(data):
             output = parts.outputs[piece.index]
             if self._form.wants_binary(output.name):
-                # A copy: a view would keep all that it was cut from.
+                # A copy: a view would pin the buffer that it is a part of.
                 self._append(parts.tensors.setdefault(piece.index, []), bytes(piece.data))
             else:
                 text = self._encode_piece(output, piece)
@@ -172,26 +169,26 @@ class MixedResponseConverter:
             check_element_count(output, converter, RESPONSE)
         return text
 
-    def _append(self, where: Chunks, data: bytes | memoryview) -> None:
-        where.append(data)
+    def _append(self, chunks: Chunks, data: bytes | memoryview) -> None:
+        chunks.append(data)
         self._size += len(data)
         self._chunks += 1
         if self._json.buffered_data_bytes + self._size > self._spool_cap:
             raise bad_response(
-                f"an answer of JSON and binary outputs is held, and is larger than "
+                f"a response of JSON and binary outputs must be buffered, and exceeds "
                 f"{self._spool_cap} bytes (limits.spool_bytes); ask for all outputs in one form"
             )
 
 
 def make_output_encoder(output: Tensor, policies: JsonPolicies) -> TensorEncoder:
-    """Make the converter of one output to JSON."""
+    """Make the encoder of one output."""
     if policies.wants_base64(output.name):
         policies = replace(policies, bytes_encoding=BytesEncoding.BASE64)
     return make_tensor_encoder(RESPONSE.label(output.name), output.datatype, policies)
 
 
 def _mark_base64_outputs(fields: Fields, outputs: Sequence[Tensor], policies: JsonPolicies) -> None:
-    """Say of outputs that become base64 because the request wants them so that they are."""
+    """Mark the outputs that become base64 because the request wants them so."""
     if not policies.as_base64:
         return
     for entry, output in zip(fields.get("outputs", ()), outputs, strict=True):
@@ -201,7 +198,7 @@ def _mark_base64_outputs(fields: Fields, outputs: Sequence[Tensor], policies: Js
 
 
 def has_text_for_base64(entry: Fields, policies: JsonPolicies) -> bool:
-    """Tell whether an output has BYTES in JSON that have to become base64."""
+    """Tell whether an output has BYTES in JSON that must become base64."""
     return (
         isinstance(entry.get("data"), list)
         and policies.wants_base64(str(entry.get("name")))
@@ -210,7 +207,7 @@ def has_text_for_base64(entry: Fields, policies: JsonPolicies) -> bool:
 
 
 def _encode_strings(data: Any) -> Any:
-    """Encode the strings of an array, of whatever nesting."""
+    """Encode the strings of an array of any nesting."""
     if isinstance(data, list):
         return [_encode_strings(item) for item in data]
     return b2a_base64(data.encode(), newline=False).decode() if isinstance(data, str) else data

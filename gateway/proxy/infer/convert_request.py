@@ -269,13 +269,13 @@ async def model_metadata(call: Call) -> ModelMetadata:
     """
     upstream, operation, deadline = call.route.upstream, call.operation, call.deadline
     name = operation.model or ""
-    batches = upstream.dialect.batches
+    has_config = upstream.dialect.has_config
     declared = call.route.declared_models.get(name)
 
     async def fetch(endpoint: UpstreamEndpoint) -> ModelMetadata:
         deadline.expect_server(endpoint.url)
         try:
-            return await upstream.metadata.get(name, operation.version, endpoint, batches)
+            return await upstream.metadata.get(name, operation.version, endpoint, has_config)
         except UpstreamResponseError as error:
             is_failure = error.status >= _FIRST_SERVER_ERROR and error.status != _NOT_IMPLEMENTED
             if declared is None or is_failure:

@@ -1,4 +1,4 @@
-"""Where the gateway listens, and where it finds servers."""
+"""Parse addresses: where the gateway listens, and where its servers are."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _UNIX_PATH_BYTES = 107  # sun_path of Linux holds 108 with its closing NUL
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """Name a TCP port of a host; port 0 lets the system choose one."""
+    """A TCP port of a host; with port 0 the system chooses one."""
 
     host: str
     port: int
@@ -27,7 +27,7 @@ class TcpAddress:
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
-    """Name a Unix socket by its absolute path."""
+    """A Unix socket, by its absolute path."""
 
     path: str
 
@@ -39,7 +39,7 @@ Address = TcpAddress | UnixAddress
 
 
 def parse_address(value: object) -> Address:
-    """Return what ``host:port``, ``[::1]:port`` or ``unix:/path`` names. Raises ValueError."""
+    """Return the address of ``host:port``, ``[::1]:port`` or ``unix:/path``. Raises ValueError."""
     match value:
         case TcpAddress() | UnixAddress():
             return value
@@ -58,9 +58,9 @@ def parse_address(value: object) -> Address:
 
 
 def parse_endpoint(value: object) -> str:
-    """Return where a server is: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
+    """Return a server's URL: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
 
-    The port is never guessed: inference servers seldom stand at 80. Raises ValueError.
+    The port is required, as inference servers seldom use 80. Raises ValueError.
     """
     if isinstance(value, str) and value.startswith("unix:"):
         return str(_unix(value.removeprefix("unix:")))
@@ -84,19 +84,19 @@ def parse_endpoint(value: object) -> str:
 
 
 def address_of(endpoint: str) -> Address:
-    """Return the address at which an endpoint is, as ``parse_endpoint`` gives it."""
+    """Return the address of an endpoint that ``parse_endpoint`` gave."""
     return parse_address(endpoint.partition("://")[2] or endpoint)
 
 
 def parse_path(value: object) -> str:
-    """Return what is asked of a server: a path, and a query if there is one. Raises ValueError."""
+    """Return a request target: a path, and perhaps a query. Raises ValueError."""
     if isinstance(value, str) and _PATH.fullmatch(value) and "#" not in value:
         return value
     raise ValueError(f"expected a path such as /v2/health/ready, got {describe(value)}")
 
 
 def has_host_name(endpoint: str) -> bool:
-    """Tell whether an endpoint is named by its host, and not by an IP address or a socket."""
+    """Tell whether an endpoint has a host name, and no IP address or socket."""
     found = _URL.fullmatch(endpoint)
     host = found["authority"].rpartition(":")[0] if found else ""
     return bool(host) and not host.startswith("[") and not _ALL_DIGITS.fullmatch(host)

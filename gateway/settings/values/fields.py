@@ -1,4 +1,4 @@
-"""What the parts of the settings are made of: sections, and numbers within bounds."""
+"""Building blocks of the sections: numbers within bounds, lists, names of files."""
 
 import re
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from gateway.settings.values.units import (
     Bounded,
+    BoundedOr,
     format_percent,
     parse_count,
     parse_duration,
@@ -30,7 +31,7 @@ _LONGEST_HINT = 100
 
 
 class Section(BaseModel):
-    """Hold keys and values, of which none is unknown and none changes."""
+    """Base of all sections: unknown keys are errors, and values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -50,10 +51,16 @@ def count(least: str, most: str) -> PlainValidator:
     return PlainValidator(Bounded(parse_count, least, most), json_schema_input_type=int | str)
 
 
-def as_tuple(value: object) -> tuple[object, ...]:
-    """Return the items of a list, of which a single one may stand without brackets.
+def count_or(word: str, least: str, most: str, written: Any) -> PlainValidator:
+    """Return the check of a whole number or one word; ``written`` is the type of both."""
+    check = BoundedOr(word, Bounded(parse_count, least, most))
+    return PlainValidator(check, json_schema_input_type=written)
 
-    Of what is no list, and no single item either, there are none.
+
+def as_tuple(value: object) -> tuple[object, ...]:
+    """Return the items of a list; a single item without brackets is a list of one.
+
+    Anything else has no items.
     """
     if isinstance(value, list | tuple):
         return tuple(value)
@@ -61,7 +68,7 @@ def as_tuple(value: object) -> tuple[object, ...]:
 
 
 class _OneOrMore:
-    """Takes a single item for a list of one, in files and in the JSON Schema."""
+    """Takes a single item as a list of one, in files and in the JSON Schema."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -90,11 +97,8 @@ def _check_is_one(text: str) -> None:
         raise ValueError(f"the - of a list needs a space behind it, got {describe(text)}")
     if "," in text and not text.startswith("unix:"):
         items = ", ".join(part.strip() for part in text.split(","))
-        raise ValueError(f"expected one, or a list in [ ], got {describe(text)}{_or(items)}")
-
-
-def _or(items: str) -> str:
-    return f"; did you mean [{items}]?" if len(items) < _LONGEST_HINT else ""
+        hint = f"; did you mean [{items}]?" if len(items) < _LONGEST_HINT else ""
+        raise ValueError(f"expected one, or a list in [ ], got {describe(text)}{hint}")
 
 
 Item = TypeVar("Item")
@@ -114,13 +118,15 @@ Percentage = Annotated[
     PlainValidator(Bounded(parse_percent, "0%", "100%"), json_schema_input_type=float | str),
     PlainSerializer(format_percent, return_type=str),
 ]
+
+# Limits that a route can have of its own.
 RequestBytes = Annotated[int, size("1KiB", "1TiB")]
+MaxDecompressionRatio = Annotated[int, count("1", "10000")]
 HeaderBytes = Annotated[int, size("1KiB", "1GiB")]
-Inflation = Annotated[int, count("1", "10000")]
 JsonDepth = Annotated[int, count("1", "200")]
 MaxTensors = Annotated[int, count("1", "65536")]
 SpoolBytes = Annotated[int, size("1KiB", "1TiB")]
-BodyRate = Annotated[int, size("0", "1GiB")]
-BodyGrace = Annotated[float, time("0s", "1h")]
-IdleTime = Annotated[float, time("1ms", "24h")]
-TotalTime = Annotated[float, time("1ms", "168h")]
+MinBodyRate = Annotated[int, size("0", "1GiB")]
+MinBodyRateGrace = Annotated[float, time("0s", "1h")]
+IdleTimeout = Annotated[float, time("1ms", "24h")]
+RequestTimeout = Annotated[float, time("1ms", "168h")]

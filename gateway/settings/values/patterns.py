@@ -1,4 +1,4 @@
-"""Names and patterns, by which routes say which requests they take and where to."""
+"""Parse names and patterns of routes: models, versions, values of headers."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,11 +15,11 @@ _BRACKETS = re.compile(r"\[!?+(?P<within>\]?+[^\]]*)\]")
 
 
 def parse_pattern(value: object) -> str:
-    """Return a name, a glob or ``re:EXPRESSION``, for which digits may stand. Raises ValueError."""
+    """Return a name, a glob or ``re:EXPRESSION``; a number is a name, too. Raises ValueError."""
     text = _text(value)
     if not text:
-        wanted = "a name, a pattern such as resnet* or re:EXPRESSION"
-        raise ValueError(f"expected {wanted}, got {_described(value)}")
+        expected = "a name, a pattern such as resnet* or re:EXPRESSION"
+        raise ValueError(f"expected {expected}, got {_describe_no_name(value)}")
     if text.startswith(_EXPRESSION):
         _check_expression(text.removeprefix(_EXPRESSION))
     else:
@@ -28,10 +28,10 @@ def parse_pattern(value: object) -> str:
 
 
 def parse_path_part(value: object) -> str:
-    """Return a model's name or version, for which digits may stand. Raises ValueError."""
+    """Return a model's name or version; a number is one, too. Raises ValueError."""
     text = _text(value)
     if not _PATH_PART.fullmatch(text):
-        raise ValueError(f"expected a name as it stands in a path, got {_described(value)}")
+        raise ValueError(f"expected a name as it stands in a path, got {_describe_no_name(value)}")
     return text
 
 
@@ -43,14 +43,14 @@ def parse_header_name(value: object) -> str:
 
 
 def with_header_names(value: object) -> object:
-    """Return keys and values as they are. Raises ValueError where a key names no HTTP header."""
+    """Return a mapping as it is. Raises ValueError for a key that names no HTTP header."""
     for name in value if isinstance(value, Mapping) else ():
         parse_header_name(name)
     return value
 
 
 def _text(value: object) -> str:
-    """Return text, or the digits of a whole number; none for anything else."""
+    """Return text, or the digits of a whole number; empty text for anything else."""
     match value:
         case str():
             return value
@@ -59,8 +59,8 @@ def _text(value: object) -> str:
     return ""
 
 
-def _described(value: object) -> str:
-    """Describe a value that is no name, and tell how it becomes one if it can."""
+def _describe_no_name(value: object) -> str:
+    """Describe a value that is no name, and how quotes make it one."""
     hint = "; in quotes it is text" if isinstance(value, bool | float) else ""
     return describe(value) + hint
 
@@ -69,7 +69,7 @@ def _check_expression(text: str) -> None:
     try:
         re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{describe(text)} is no regular expression: {error}") from None
+        raise ValueError(f"{describe(text)} is not a regular expression: {error}") from None
 
 
 def _check_glob(text: str) -> None:

@@ -1,11 +1,11 @@
-"""Sizes, durations and shares as operators write them: ``64MiB``, ``500ms``, ``50%``."""
+"""Parse sizes, durations and percentages as operators write them: ``64MiB``, ``500ms``, ``50%``."""
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gateway.settings.values.wording import describe
+from gateway.settings.values.wording import describe, did_you_mean
 
 _SIZE_UNITS = {
     "B": 1,
@@ -21,7 +21,7 @@ _SIZE_UNITS = {
 }
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
-# As people write them, in lower case → as they are written here.
+# Spellings that people try, in lower case → the unit that a message proposes.
 _SPELLED_SIZES = {
     **dict.fromkeys(("b", "byte", "bytes"), "B"),
     **dict.fromkeys(("kb", "kilobyte", "kilobytes"), "KB"),
@@ -40,6 +40,7 @@ _SPELLED_DURATIONS = {
     **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), "h"),
     **dict.fromkeys(("d", "day", "days"), "d"),
 }
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 _DAY = 86400.0
 _LONGEST_SPELLED = 40  # characters
 
@@ -56,7 +57,7 @@ Number = TypeVar("Number", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Bounded(Generic[Number]):
-    """Parse a value and hold it to two bounds, both allowed and both written as operators do."""
+    """Check of a value by two inclusive bounds, written as operators write values."""
 
     parse: Callable[[object], Number]
     least: str
@@ -68,6 +69,41 @@ class Bounded(Generic[Number]):
         if self.parse(self.least) <= number <= self.parse(self.most):
             return number
         raise ValueError(f"expected {self.least} to {self.most}, got {describe(value)}")
+
+    def describe(self) -> str:
+        """Return kind and bounds as a sentence, such as: A duration from 1ms to 1h."""
+        return f"{_KINDS[self.parse]} from {self.least} to {self.most}."
+
+    def format(self, number: float) -> str:
+        """Return a number as operators write it: ``1m`` for 60 seconds."""
+        return _FORMATS[self.parse](number)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedOr:
+    """Check of a whole number within bounds, or of one word."""
+
+    word: str
+    within: Bounded[int]
+
+    def __call__(self, value: object) -> int | str:
+        """Return the number or the word. Raises ValueError."""
+        if value == self.word:
+            return self.word
+        try:
+            return self.within(value)
+        except ValueError:
+            expected = f"expected {self.within.least} to {self.within.most}, or {self.word}"
+            hint = did_you_mean(value, [self.word])
+            raise ValueError(f"{expected}, got {describe(value)}{hint}") from None
+
+    def describe(self) -> str:
+        """Return kind, bounds and the word as a sentence."""
+        return f"{self.within.describe().removesuffix('.')}, or {self.word}."
+
+    def format(self, number: float) -> str:
+        """Return a number as operators write it."""
+        return self.within.format(number)
 
 
 def parse_count(value: object) -> int:
@@ -134,8 +170,31 @@ def parse_duration(value: object) -> float:
     raise ValueError(f"expected a duration such as 30s, got {describe(value)}{hint}")
 
 
+def _format_size(size: float) -> str:
+    binary = {unit: factor for unit, factor in _SIZE_UNITS.items() if "i" in unit or unit == "B"}
+    return _in_largest(size, binary) or "0"
+
+
+def _format_duration(seconds: float) -> str:
+    return _in_largest(round(seconds * 1000), _MILLISECONDS) or "0s"
+
+
+_KINDS: Mapping[Callable[[object], float], str] = {
+    parse_count: "A whole number",
+    parse_size: "A size",
+    parse_duration: "A duration",
+    parse_percent: "A percentage",
+}
+_FORMATS: Mapping[Callable[[object], float], Callable[[float], str]] = {
+    parse_count: str,
+    parse_size: _format_size,
+    parse_duration: _format_duration,
+    parse_percent: format_percent,
+}
+
+
 def _or(plain: str | None) -> str:
-    """Return the end of a message: what was meant, written as it is taken."""
+    """Return the end of a message: what was meant, as the setting takes it."""
     return f"; did you mean {plain}?" if plain else ""
 
 
@@ -172,11 +231,11 @@ def _plain_duration(value: object) -> str | None:
     parts = _spelled(value, _SPELLED_DURATIONS)
     factors = {**_DURATION_UNITS, "d": _DAY}
     total = sum(number * factors[unit] for number, unit in parts)
-    return _in_largest(round(total * 1000), {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000})
+    return _in_largest(round(total * 1000), _MILLISECONDS)
 
 
 def _spelled(value: object, units: Mapping[str, str]) -> list[tuple[float, str]]:
-    """Return the numbers and units of text such as ``1 hour 30 min``; none if it is no such."""
+    """Return the numbers and units of text such as ``1 hour 30 min``; none of other text."""
     text = value.strip().lower() if isinstance(value, str) else ""
     if len(text) > _LONGEST_SPELLED:
         return []

@@ -1,4 +1,4 @@
-"""Plain words for what an operator wrote and for what was wanted instead."""
+"""Wording of messages: values as YAML shows them, and names that were probably meant."""
 
 import re
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ KeyPath = tuple[str | int, ...]
 """The keys and list positions that lead from the top of a file to a value."""
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _COMPARED = 60  # characters of a name that are compared with known ones
-_LIKENESS = 0.66  # of 1: what is less alike is no slip of the hand
+_LIKENESS = 0.66  # of 1: names that are less alike are no typing error
 
-# What the same thing is called elsewhere: by numpy, Python's logging, Envoy and nginx.
+# Names of other programs: numpy, Python's logging, Envoy, nginx.
 _ELSEWHERE = {
     "bool_": "BOOL",
     "float16": "FP16",
@@ -68,8 +68,7 @@ def describe(value: object) -> str:
         case list() | tuple():
             return "a list"
         case _:
-            text = repr(value)
-            return shorten(text, QUOTED_NAME)
+            return shorten(repr(value), QUOTED_NAME)
 
 
 def spaces(count: int) -> str:
@@ -78,9 +77,9 @@ def spaces(count: int) -> str:
 
 
 def closest_name(name: object, known: Iterable[str]) -> str | None:
-    """Return the known name that was meant, as far as that can be told.
+    """Return the known name that was probably meant.
 
-    Case and the sign between words do not count; names that other programs use are known as well.
+    Case and the sign between words do not count. Names of other programs count as well.
     """
     if not isinstance(name, str):
         return None
@@ -95,7 +94,7 @@ def closest_name(name: object, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return the end of a message: the known name that was meant, or nothing."""
+    """Return the end of a message: the name that was probably meant, or nothing."""
     near = closest_name(name, known)
     if near is None:
         return ""
@@ -103,7 +102,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message on an unknown name: what was meant, or else all that is known."""
+    """Return the end of a message on an unknown name: what was meant, or all known names."""
     every = list(known)
     shown = ", ".join(every[:LISTED_NAMES]) + (", ..." if len(every) > LISTED_NAMES else "")
     return did_you_mean(name, every) or f"; known: {shown}"
@@ -111,4 +110,4 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def _folded(name: str) -> str:
-    return re.sub(r"[\s-]+", "_", _HUMP.sub("_", name.strip())).casefold()
+    return re.sub(r"[\s-]+", "_", _CAMEL_CASE.sub("_", name.strip())).casefold()

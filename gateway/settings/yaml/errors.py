@@ -1,4 +1,4 @@
-"""PyYAML's errors → what an operator has to change, and in which line."""
+"""Turn PyYAML's errors into messages that say what to change, and in which line."""
 
 import re
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from gateway.settings.values.wording import spaces
 _SEARCHED = 500  # characters of a line that are looked at
 _ABOVE = 1000  # lines above an error that are looked at
 
-# PyYAML's words for what mostly is an error in indentation.
+# PyYAML's words for errors that mostly are of indentation.
 _MAY_BE_INDENTATION = re.compile(
     r"mapping values are not|expected <block end>|expected '-'|could not find expected ':'"
     r"|sequence entries are not|character '\\[tx]"
 )
-# PyYAML's words → an operator's, and whether the error is better shown where its construct begins.
+# PyYAML's words → our message, and whether it points to the beginning of the construct.
 _REWORDED = (
     ("mapping values are not", "a : where none is expected; check indentation and quotes", False),
     ("expected <block end>", "does not fit what is above; check indentation and quotes", False),
@@ -27,7 +27,7 @@ _REWORDED = (
     ("unexpected end of stream", "the quotes are not closed", True),
     ("another document", "a second document begins; a settings file holds one", False),
 )
-# What operators forget to quote, as it stands in the line that YAML then cannot read.
+# What operators forget to quote.
 _UNQUOTED = (
     (r"[\[{,][^\"']*\$\{", "${...} inside [ ] or { } needs quotes"),
     (r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:]*\]", "an address in [ ] needs quotes"),
@@ -38,44 +38,44 @@ _EQUALS = re.compile(_KEY + r"\s*=.*")
 
 
 def translate(text: str, error: yaml.MarkedYAMLError) -> UnreadableError:
-    """Return an error of PyYAML's in an operator's words."""
+    """Return the message and position for an error of PyYAML."""
     lines = [line[:_SEARCHED] for line in text.splitlines()]
     marks = [mark for mark in (error.problem_mark, error.context_mark) if mark is not None]
-    # At the end of the text there is nothing to see.
+    # There is no line at the end of the text.
     mark = next((mark for mark in marks if mark.line < len(lines)), marks[0] if marks else None)
     problem = error.problem or "cannot be read"
     line = lines[mark.line] if mark and mark.line < len(lines) else ""
     for pattern, message in _UNQUOTED:
         if re.search(pattern, line):
-            return at(mark, message)
+            return error_at(mark, message)
     if mark and line and _MAY_BE_INDENTATION.search(problem):
-        found = _amiss(lines, mark.line, error)
+        found = _line_error(lines, mark.line, error)
         if found is not None:
             return found
     for pattern, message, at_start in _REWORDED:
         if re.search(pattern, problem):
             shown = (at_start and error.context_mark) or mark
-            return at(shown, message.format(sign=_sign(lines, shown)))
-    return at(mark, f"not valid YAML: {problem}")
+            return error_at(shown, message.format(sign=_sign_at(lines, shown)))
+    return error_at(mark, f"not valid YAML: {problem}")
 
 
-def at(mark: Any, message: str, kind: str = "") -> UnreadableError:
-    """Return an error at a mark of PyYAML's, if there is one."""
+def error_at(mark: Any, message: str, kind: str = "") -> UnreadableError:
+    """Return an error at a mark of PyYAML, if there is one."""
     if mark is None:
         return UnreadableError(message)
     return UnreadableError(message, mark.line + 1, mark.column + 1, kind)
 
 
-def _sign(lines: Sequence[str], mark: Any) -> str:
+def _sign_at(lines: Sequence[str], mark: Any) -> str:
     line = lines[mark.line] if mark and mark.line < len(lines) else ""
     sign = line[mark.column] if mark and mark.column < len(line) else ""
     return sign if sign.isprintable() and sign.strip() else "this sign"
 
 
-def _amiss(
+def _line_error(
     lines: Sequence[str], number: int, error: yaml.MarkedYAMLError
 ) -> UnreadableError | None:
-    """Return what is wrong with the indentation of a line, or with a colon in one above."""
+    """Return the error in the indentation of a line, or in a colon above it."""
     line = lines[number]
     lead = line[: len(line) - len(line.lstrip())]
     odd = lead.strip(" ")[:1]
@@ -83,30 +83,30 @@ def _amiss(
         sign = "a tab" if odd == "\t" else f"U+{ord(odd):04X}"
         message = f"indented with {sign}; YAML indents with spaces only"
         return UnreadableError(message, number + 1, 1, INDENTATION)
-    colon = _colon_amiss(lines, error)
+    colon = _colon_error(lines, error)
     if colon is not None:
         return UnreadableError(colon[1], colon[0] + 1)
-    found = _misindented(lines[:number], line)
+    found = _indentation_error(lines[:number], line)
     return UnreadableError(found, number + 1, len(lead) + 1, INDENTATION) if found else None
 
 
-def _misindented(above: Sequence[str], line: str) -> str | None:
-    """Tell what is wrong with the indentation of a line, if anything is."""
+def _indentation_error(above: Sequence[str], line: str) -> str | None:
+    """Return the message for wrong indentation of a line, if it is wrong."""
     own, levels = len(line) - len(line.lstrip()), _levels(above[-_ABOVE:])
     if not levels or line.startswith("-", own):
         known = [level for level, is_item in levels if is_item or level == own]
-        return _unlike(own, known[-1:], "items of one list") if known else None
+        return _unless_one_of(own, known[-1:], "items of one list") if known else None
     if (own, True) in levels and (own, False) not in levels:
         below = next(level for level, is_item in levels if level > own)
         return (
             f"indented by {spaces(own)}, as the - of the item above;"
             f" what belongs to the item is indented by {below}"
         )
-    return _unlike(own, [level for level, _ in levels], "keys of one section")
+    return _unless_one_of(own, [level for level, _ in levels], "keys of one section")
 
 
-def _unlike(own: int, levels: Sequence[int], what: str) -> str | None:
-    """Tell that an indentation is none of those that may be here, unless it is one."""
+def _unless_one_of(own: int, levels: Sequence[int], what: str) -> str | None:
+    """Return the message for an indentation that is none of the open levels."""
     if own in levels:
         return None
     same = f"{what} have the same indentation"
@@ -114,7 +114,7 @@ def _unlike(own: int, levels: Sequence[int], what: str) -> str | None:
 
 
 def _levels(lines: Sequence[str]) -> list[tuple[int, bool]]:
-    """Return the indentations that are open behind some lines, and which are those of a -."""
+    """Return the indentations that are open after some lines, and whether each is that of a -."""
     levels: list[tuple[int, bool]] = []
     for line in lines:
         text = line.strip()
@@ -130,8 +130,8 @@ def _levels(lines: Sequence[str]) -> list[tuple[int, bool]]:
     return levels
 
 
-def _colon_amiss(lines: Sequence[str], error: yaml.MarkedYAMLError) -> tuple[int, str] | None:
-    """Tell which line lacks a colon, or the space behind it, and how."""
+def _colon_error(lines: Sequence[str], error: yaml.MarkedYAMLError) -> tuple[int, str] | None:
+    """Return the line that lacks a colon or the space behind it, and the message."""
     problem = error.problem or ""
     start = error.context_mark if "expected ':'" in problem else None
     mark = start or error.problem_mark
@@ -141,13 +141,13 @@ def _colon_amiss(lines: Sequence[str], error: yaml.MarkedYAMLError) -> tuple[int
     for number in numbers:
         text = lines[number].strip()
         if text and not text.startswith("#"):
-            found = _amiss_in(text)
+            found = _colon_message(text)
             return (number, found) if found else None
     return None
 
 
-def _amiss_in(text: str) -> str | None:
-    # No value is repeated: it may be a key that nobody should see.
+def _colon_message(text: str) -> str | None:
+    # No value is quoted: it may be an API key.
     if found := _NO_SPACE.fullmatch(text):
         return f"a space is missing behind {found['key']}:"
     if found := _EQUALS.fullmatch(text):

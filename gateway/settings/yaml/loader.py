@@ -1,34 +1,47 @@
-"""YAML text → plain values, with the place of each in the file and ``${NAME}`` replaced.
+"""YAML text → plain values, with the position of each in the file and ``${NAME}`` replaced.
 
 Plain scalars are typed as YAML 1.2 does, in decimal notation only: ``yes``, ``on``, ``12:30`` and
-``2024-01-01`` are text. Keys are always text.
+``2024-01-01`` are text. Keys are always text. No YAML tag is ever constructed.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from yaml.reader import ReaderError
 
 from gateway.settings.problems import Problem, UnreadableError
 from gateway.settings.values.wording import KeyPath, describe, format_path
-from gateway.settings.yaml.environment import expand, is_reference
-from gateway.settings.yaml.nodes import MAX_DEPTH, MAX_NODES, compose
+from gateway.settings.yaml.errors import error_at, translate
+
+MAX_DEPTH = 32
+"""How deep lists and mappings may nest; settings need 5."""
+
+MAX_NODES = 10_000
+"""How many keys and values a file may hold; an alias counts as all that it stands for."""
 
 INVALID: Final = object()
-"""Stands for a value whose problem has been told already."""
+"""Stands for a value whose problem is reported already."""
 
-_WORDS = {"~": None, "null": None, "true": True, "false": False}
-_TYPED = {form: _WORDS[word] for word in _WORDS for form in (word, word.title(), word.upper())}
+_CONSTANTS = {"~": None, "null": None, "true": True, "false": False}
+_TYPED = {
+    form: _CONSTANTS[word] for word in _CONSTANTS for form in (word, word.title(), word.upper())
+}
 # Bounded digit counts keep int() and float() clear of their own limits.
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[-+]?[0-9]{1,18}\.[0-9]{0,18}")
 
+# ``$${`` comes first: it is how a plain ``${`` is written.
+_REFERENCE = re.compile(r"\$\$\{|\$\{(?P<body>[^}]*)\}|\$\{")
+_REFERENCE_BODY = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Name a place in the file; line and column count from 1."""
+    """Name a position in the file; line and column count from 1."""
 
     line: int
     column: int
@@ -36,11 +49,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class YamlDocument:
-    """Hold the values of a file, where each was written, and what is wrong with them so far.
+    """Hold the values of a file, where each was written, and the problems found so far.
 
-    A value in a mapping is placed at its key, an item of a list at itself. ``unquoted`` has what
-    the values that are a reference in quotes would be without those. ``empty`` are the keys behind
-    which nothing stands; ``ends`` has the last lines of values that take several.
+    A value in a mapping has the position of its key, an item of a list its own. ``unquoted`` has
+    what a reference in quotes would be without the quotes. ``empty`` lists the keys without a
+    value. ``ends`` has the last line of each value that takes several lines.
     """
 
     value: object
@@ -52,8 +65,8 @@ class YamlDocument:
 
 
 def parse_yaml(text: str, environ: Mapping[str, str]) -> YamlDocument:
-    """Return what the text says, with ``environ`` filled in. Raises UnreadableError."""
-    root = compose(text)
+    """Return the values of a YAML text, with ``environ`` filled in. Raises UnreadableError."""
+    root = _compose(text)
     if root is None or root.value == "":
         raise UnreadableError("the file holds no settings")
     walk = _Walk(environ)
@@ -64,11 +77,64 @@ def parse_yaml(text: str, environ: Mapping[str, str]) -> YamlDocument:
     )
 
 
+class _Composer(yaml.BaseLoader):
+    """Compose nodes with the guards that PyYAML lacks."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._open: list[str | None] = []  # the anchors of the nodes that are being composed
+        self._nodes = 0
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in self._open:
+                raise error_at(event.start_mark, f"*{event.anchor} stands inside what it names")
+        elif event.tag is not None:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            raise error_at(event.start_mark, f"the tag {tag} is not supported")
+        if len(self._open) == MAX_DEPTH:
+            raise error_at(event.start_mark, f"nested deeper than {MAX_DEPTH} levels")
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise error_at(event.start_mark, f"more than {MAX_NODES} keys and values")
+        self._open.append(event.anchor)
+        node = super().compose_node(parent, index)
+        self._open.pop()
+        return node
+
+
+def _compose(text: str) -> Node | None:
+    """Return the root node of the one document in the text; None if it holds nothing.
+
+    Aliases are shared nodes, so the tree is never larger than the text. Raises UnreadableError.
+    """
+    try:
+        composer = _Composer(text)
+    except ReaderError as error:
+        raise _unprintable(text, error.position) from None
+    try:
+        return composer.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        raise translate(text, error) from None
+    except (ValueError, OverflowError):
+        # PyYAML hands escapes such as "\UFFFFFFFF" to chr() and long version numbers to int().
+        raise error_at(composer.get_mark(), "not valid YAML: a number out of range") from None
+
+
+def _unprintable(text: str, offset: int) -> UnreadableError:
+    before = text[:offset]
+    line, column = before.count("\n") + 1, offset - before.rfind("\n")
+    return UnreadableError(f"holds the unprintable character {text[offset]!r}", line, column)
+
+
 @dataclass(slots=True)
 class _Walk:
+    """Turns nodes into values, and collects the positions and problems on the way."""
+
     environ: Mapping[str, str]
     positions: dict[KeyPath, Position] = field(default_factory=dict)
-    # By place and message: an alias shows the same fault again.
+    # By position and message: an alias shows the same error again.
     problems: dict[tuple[Position, str], Problem] = field(default_factory=dict)
     unquoted: dict[KeyPath, object] = field(default_factory=dict)
     empty: list[KeyPath] = field(default_factory=list)
@@ -78,8 +144,7 @@ class _Walk:
     def value(self, node: Node, path: KeyPath) -> object:
         self._count(node)
         if len(path) > MAX_DEPTH:  # aliases of aliases can go deeper than the text does
-            place = _place(node)
-            raise UnreadableError(f"nested deeper than {MAX_DEPTH} levels", place.line)
+            raise UnreadableError(f"nested deeper than {MAX_DEPTH} levels", _position(node).line)
         match node:
             case MappingNode():
                 return self._mapping(node, path)
@@ -89,7 +154,7 @@ class _Walk:
                 return self._scalar(node, path)
 
     def _item(self, node: Node, path: KeyPath) -> object:
-        self.positions[path] = _place(node)
+        self.positions[path] = _position(node)
         return self.value(node, path)
 
     def _mapping(self, mapping: MappingNode, path: KeyPath) -> dict[str, object]:
@@ -98,7 +163,7 @@ class _Walk:
             if key.value in values:
                 continue  # an entry that is merged in gives way to those before it
             key_path = (*path, key.value)
-            self.positions[key_path] = _place(key)
+            self.positions[key_path] = _position(key)
             values[key.value] = self.value(node, key_path)
         return values
 
@@ -111,7 +176,7 @@ class _Walk:
             own: dict[str, Position] = {}
             for key, node in mapping.value:
                 self._count(key)
-                if not self._usable(key, path, own):
+                if not self._is_usable(key, path, own):
                     continue
                 if key.value == "<<" and key.style is None:
                     merged += self._merged(node, path)
@@ -119,26 +184,26 @@ class _Walk:
                     yield key, node
             todo += reversed(merged)
 
-    def _usable(self, key: Node, path: KeyPath, own: dict[str, Position]) -> bool:
-        """Tell whether a key is text that its mapping does not hold yet."""
-        place = _place(key)
+    def _is_usable(self, key: Node, path: KeyPath, own: dict[str, Position]) -> bool:
+        """Check that a key is text, and that its mapping does not hold it yet."""
+        position = _position(key)
         if not isinstance(key, ScalarNode):
-            self._report(place, path, "a key must be plain text")
+            self._report(position, path, "a key must be plain text")
             return False
         if not key.value.isprintable():
-            self._report(place, path, f"unprintable text in the key {describe(key.value)}")
+            self._report(position, path, f"unprintable text in the key {describe(key.value)}")
             return False
-        first = own.setdefault(key.value, place)
-        if first is not place:
-            lines = f"lines {first.line} and {place.line}"
-            self._report(place, (*path, key.value), f"given twice, on {lines}")
-        return first is place
+        first = own.setdefault(key.value, position)
+        if first is not position:
+            lines = f"lines {first.line} and {position.line}"
+            self._report(position, (*path, key.value), f"given twice, on {lines}")
+        return first is position
 
     def _merged(self, node: Node, path: KeyPath) -> list[MappingNode]:
         nodes = node.value if isinstance(node, SequenceNode) else [node]
         mappings = [each for each in nodes if isinstance(each, MappingNode)]
         if len(mappings) < len(nodes):
-            self._report(_place(node), (*path, "<<"), "expected keys and values to merge in")
+            self._report(_position(node), (*path, "<<"), "expected keys and values to merge in")
         return mappings
 
     def _scalar(self, node: Node, path: KeyPath) -> object:
@@ -146,11 +211,11 @@ class _Walk:
         try:
             text = expand(written, self.environ)
         except ValueError as error:
-            return self._report(_place(node), path, str(error))
+            return self._report(_position(node), path, str(error))
         if not text.isprintable():
-            return self._report(_place(node), path, f"unprintable text: {describe(text)}")
+            return self._report(_position(node), path, f"unprintable text: {describe(text)}")
         if isinstance(node, ScalarNode) and node.style is not None:
-            if is_reference(written) and not isinstance(_typed(text), str):
+            if _is_reference(written) and not isinstance(_typed(text), str):
                 self.unquoted[path] = _typed(text)
             return text
         if node.end_mark.line > node.start_mark.line:
@@ -160,21 +225,21 @@ class _Walk:
         if not written:
             self.empty.append(path)
         from_environment = f": {written} is empty" if written else ""
-        return self._report(_place(node), path, f"no value is given{from_environment}")
+        return self._report(_position(node), path, f"no value is given{from_environment}")
 
-    def _report(self, place: Position, path: KeyPath, message: str) -> object:
-        problem = Problem(format_path(path), place.line, place.column, message)
-        self.problems.setdefault((place, message), problem)
+    def _report(self, position: Position, path: KeyPath, message: str) -> object:
+        problem = Problem(format_path(path), position.line, position.column, message)
+        self.problems.setdefault((position, message), problem)
         return INVALID
 
     def _count(self, node: Node) -> None:
         self.seen += 1
-        if self.seen > MAX_NODES:  # an alias counts as all that it stands for
+        if self.seen > MAX_NODES:
             message = f"more than {MAX_NODES} keys and values"
-            raise UnreadableError(message, _place(node).line)
+            raise UnreadableError(message, _position(node).line)
 
 
-def _place(node: Node) -> Position:
+def _position(node: Node) -> Position:
     return Position(node.start_mark.line + 1, node.start_mark.column + 1)
 
 
@@ -186,3 +251,47 @@ def _typed(text: str) -> object:
     if _FLOAT.fullmatch(text):
         return float(text)
     return text
+
+
+def expand(text: str, environ: Mapping[str, str]) -> str:
+    """Return the text with each ``${NAME}`` replaced by the environment's value.
+
+    As in a shell, the default of ``${NAME:-default}`` also replaces an empty variable. ``$${``
+    gives ``${``. A value from the environment is not searched for references again. Raises
+    ValueError with the names of all variables that are neither set nor have a default.
+    """
+    unset: list[str] = []
+
+    def replace(reference: re.Match[str]) -> str:
+        if reference[0] == "$${":
+            return "${"
+        name, default = _name_and_default(reference)
+        value = environ.get(name)
+        if default is not None:
+            return value or default
+        if value is None:
+            unset.append(name)
+        return value or ""
+
+    expanded = _REFERENCE.sub(replace, text)
+    if unset:
+        names, verb = ", ".join(dict.fromkeys(unset)), "is" if len(set(unset)) == 1 else "are"
+        raise ValueError(f"{names} {verb} not set in the environment, and no default is given")
+    return expanded
+
+
+def _is_reference(text: str) -> bool:
+    """Tell whether a text is one reference and nothing else."""
+    found = _REFERENCE.fullmatch(text)
+    return found is not None and found["body"] is not None
+
+
+def _name_and_default(reference: re.Match[str]) -> tuple[str, str | None]:
+    if reference["body"] is None:
+        raise ValueError("a ${ without its }; write $${ for the characters themselves")
+    if "${" in reference["body"]:
+        raise ValueError("one ${...} cannot stand inside another")
+    found = _REFERENCE_BODY.fullmatch(reference["body"])
+    if found is None:
+        raise ValueError(f"expected ${{NAME}} or ${{NAME:-default}}, got {describe(reference[0])}")
+    return found["name"], found["default"]

@@ -1,1 +1,1 @@
-"""HTTP/1.1 to one endpoint of an upstream."""
+"""HTTP/1.1 to servers: connections, TLS, addresses."""

@@ -1,4 +1,4 @@
-"""Where a server is, and what it takes to connect to it."""
+"""Addresses of servers, and how to connect to them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
 
-_NEXT_ADDRESS = 0.25
-"""Seconds after which a host's next address is tried as well: RFC 8305, section 5."""
+_HAPPY_EYEBALLS_DELAY = 0.25
+"""Seconds until a host's next address is tried as well: RFC 8305, section 5."""
 
-_QUEUE_IS_FULL = 0.01
-"""Seconds after which a Unix socket whose queue is full is tried again."""
+_FULL_QUEUE_RETRY_DELAY = 0.01
+"""Seconds until a Unix socket with a full accept queue is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsTarget:
-    """Hold what TLS to a server takes: its settings, and what the server's certificate names."""
+    """The TLS context, and the name that the server's certificate must have."""
 
     context: ssl.SSLContext
     server_name: str
@@ -29,9 +29,9 @@ class TlsTarget:
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """Name a server by host and port; ``tls`` where it is spoken to over TLS.
+    """A server at a host and port, over TLS if ``tls`` is set.
 
-    ``address`` is the one of the host's that is meant, if not any of them is.
+    ``address`` selects one of the host's addresses.
     """
 
     host: str
@@ -41,19 +41,19 @@ class TcpAddress:
 
     @property
     def url(self) -> str:
-        """Give ``http://host:port`` or ``https://host:port``, followed by the address if given."""
+        """Return ``http://host:port`` or ``https://host:port``, with the address if set."""
         url = f"{'http' if self.tls is None else 'https'}://{self.authority}"
         return url if self.address is None else f"{url} ({self.address})"
 
     @property
     def authority(self) -> str:
-        """Give what a Host header says of it."""
+        """Return the value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     @property
     def has_host_name(self) -> bool:
-        """Tell whether the host is a name, of which the addresses can be looked up."""
+        """Tell whether the host is a name rather than an IP address."""
         try:
             ip_address(self.host)
         except ValueError:
@@ -61,16 +61,16 @@ class TcpAddress:
         return False
 
     async def connect(self) -> socket.socket:
-        """Connect to the first of the host's addresses that answers. Raises OSError."""
+        """Connect to the first of the host's addresses that accepts. Raises OSError."""
         loop = asyncio.get_running_loop()
         host = self.host if self.address is None else self.address
-        found = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
-        return await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS)
+        addresses = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
+        return await start_connection(addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY)
 
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
-    """Name a server by the path of its Unix socket."""
+    """A server at the path of its Unix socket."""
 
     tls: ClassVar[None] = None
 
@@ -78,16 +78,16 @@ class UnixAddress:
 
     @property
     def url(self) -> str:
-        """Give ``unix:/path``."""
+        """Return ``unix:/path``."""
         return f"unix:{self.path}"
 
     @property
     def authority(self) -> str:
-        """Give what a Host header says of it."""
+        """Return the value of the Host header."""
         return "localhost"
 
     async def connect(self) -> socket.socket:
-        """Connect, once the server's queue takes the connection. Raises OSError."""
+        """Connect once the server's accept queue has room. Raises OSError."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
@@ -95,8 +95,8 @@ class UnixAddress:
                 try:
                     sock.connect(self.path)
                 except BlockingIOError:
-                    # For TCP the system waits; here it only says that there is no room yet.
-                    await asyncio.sleep(_QUEUE_IS_FULL)
+                    # For TCP the kernel waits; for a Unix socket it reports a full queue.
+                    await asyncio.sleep(_FULL_QUEUE_RETRY_DELAY)
                 else:
                     return sock
         except BaseException:
@@ -110,10 +110,10 @@ ServerAddress = TcpAddress | UnixAddress
 def parse_server_url(
     url: str, context: ssl.SSLContext | None = None, server_name: str | None = None
 ) -> ServerAddress:
-    """Give the address that ``http://host:port``, ``https://host:port`` or ``unix:/path`` names.
+    """Parse ``http://host:port``, ``https://host:port`` or ``unix:/path``.
 
-    ``context`` is needed for https, and used for it alone; ``server_name`` is what the server's
-    certificate must name instead of the host.
+    ``context`` is required for https and ignored otherwise. ``server_name`` replaces the host as
+    the name that the server's certificate must have.
     """
     if url.startswith("unix:"):
         return UnixAddress(url.removeprefix("unix:"))
@@ -123,5 +123,5 @@ def parse_server_url(
     if parts.scheme != "https":
         return TcpAddress(host, int(port))
     assert context is not None
-    # RFC 6066, section 3: without the dot that a name may end in.
+    # RFC 6066, section 3: the name has no trailing dot.
     return TcpAddress(host, int(port), TlsTarget(context, (server_name or host).rstrip(".")))

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to a server, for one request after the other."""
+"""One HTTP/1.1 connection to a server, which carries one request after the other."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from gateway.http1.head import (
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.http.connect_errors import describe_certificate_refusal
 
-_WHOLE = 64 * 1024
-"""Bytes of a body that is given as a whole: it is converted or written at once."""
+_MAX_COMPLETE = 64 * 1024
+"""Largest body that ``on_complete`` gets: it is converted or written in one time slice."""
 
 MAX_INTERIM_RESPONSES = 100
-"""Interim (1xx) responses to one request at most, as in Python's and Ruby's own HTTP clients."""
+"""Interim (1xx) responses to one request; Python's and Ruby's HTTP clients have the same cap."""
 
-_SOON = 1.0
-"""Seconds within which a server's close may have crossed the request on its way."""
+_STALE_WINDOW = 1.0
+"""Seconds after a request in which a close is taken for one that crossed the request."""
 
 
 class StaleConnectionError(GatewayError):
-    """A kept connection was closed just as it was used again, before a byte of the answer.
+    """The server closed an idle connection just as it was used again, without a byte of response.
 
-    RFC 9112, section 9.3.1: the server had closed it for being idle, so that it never took up the
-    request, which can be sent again.
+    The server closed it for being idle and never saw the request, so it can be sent again:
+    RFC 9112, section 9.3.1.
     """
 
 
 class HeadReceiver(Protocol):
-    """Who waits for the head of an answer."""
+    """Gets the head of a response: exactly one of these calls."""
 
     def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
-        """Take a small head that came with all of a small body."""
+        """Handle a small head that came with a complete small body."""
 
     def on_headers(self, head: ResponseHead) -> None:
-        """Take a head; the body is the connection's."""
+        """Handle a head; the connection's ``body`` is still to be read."""
 
     def on_error(self, error: Exception) -> None:
-        """Take it that there will be no answer."""
+        """Handle a failure: there will be no response."""
 
 
 class _ClosedTransport(asyncio.Transport):
-    """The transport of a connection that was never made."""
+    """The transport of a connection that was never established."""
 
     def is_closing(self) -> bool:
         return True
@@ -63,7 +63,7 @@ class _ClosedTransport(asyncio.Transport):
 
 
 class ServerConnection(Connection):
-    """Reads the answers of the server at ``url``; its user writes the requests."""
+    """Reads the responses of the server at ``url``; the caller writes the requests."""
 
     def __init__(self, url: str, buffers: BufferAccount | None = None) -> None:
         super().__init__(buffers)
@@ -73,26 +73,26 @@ class ServerConnection(Connection):
         self._receiver: HeadReceiver | None = None
         self._keep = False
         self._ended = False
-        self._is_kept = False
-        self._asked_at = 0.0
+        self._is_reused = False
+        self._started_at = 0.0
         self._silent = True
         self._interim = 0
         self._decoder: BodyDecoder | None = None
         self.body: BodyStream | None = None
-        """That of the answer, once its head is there."""
+        """The response's body, once the head is there."""
 
     @property
     def reusable(self) -> bool:
-        """Tell whether another request may follow: the answer was whole, and nothing beyond it."""
+        """Tell whether another request may follow a complete response."""
         return self._keep and self._ended and not self.closed
 
     def begin_request(self, method: str, receiver: HeadReceiver) -> None:
-        """Begin to wait for the answer to a request of this method.
+        """Expect the response to a request of this method.
 
-        It fails with a GatewayError (502) where the server closes or what it sends is no answer.
+        It fails with a GatewayError (502) if the server closes or sends no valid response.
         """
-        self._is_kept = self._ended
-        self._asked_at = self.loop.time()
+        self._is_reused = self._ended
+        self._started_at = self.loop.time()
         self._silent = True
         self._interim = 0
         self._method = method
@@ -103,43 +103,43 @@ class ServerConnection(Connection):
             self.fail(self._closed_too_early())
 
     def expect_response(self, method: str) -> asyncio.Future[ResponseHead]:
-        """Begin to wait for an answer as ``ask`` does; give its head to come."""
-        waiting = _Waiting(self)
+        """Expect a response as ``begin_request`` does; return a future of its head."""
+        waiting = _HeadFuture(self)
         self.begin_request(method, waiting)
         return waiting.head
 
     def buffer_body(self, body: bytes | memoryview) -> None:
-        """Keep a body that came as a whole for its reader."""
+        """Keep a complete body for its reader."""
         self.body = BodyStream(self.read_flow, self.buffers)
         self.body.feed(body, last=True)
         self.body.end()
 
     def fail(self, error: Exception) -> None:
-        """Let whoever waits for the answer have this error, and drop the connection."""
+        """Pass an error to the receiver or the body's reader, and drop the connection."""
         self._keep = False
-        strip_tracebacks(error)  # it may never be raised
+        strip_tracebacks(error)  # perhaps nobody ever raises it
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.on_error(error)
-            self.discard_body()  # nobody reads what came of it
+            self.discard_body()  # it has no reader
         elif self.body is not None:
             self.body.fail(error)
         self._abort()
 
     def detach_transport(self) -> None:
-        """Let go of the transport where connecting was cancelled: uvloop does not end it then.
+        """Release the transport after a cancelled connect.
 
-        It and the connection would keep each other.
+        uvloop does not end it then, and the reference cycle with the connection would stay.
         """
         self.connection_made(_ClosedTransport())
 
     def drop(self) -> None:
-        """Close at once; nobody waits any more, nor reads what came of a body."""
+        """Close at once, without a call to the receiver or an error for the body's reader."""
         self.discard_body()
         self._abort()
 
     def discard_body(self) -> None:
-        """Drop what nobody has read of an answer's body, as its call is over."""
+        """Discard the unread part of a response's body when its call is over."""
         if self._head_size:
             self._count_head(0)
         if self.body is not None:
@@ -152,59 +152,59 @@ class ServerConnection(Connection):
         self.transport.abort()
 
     def data_received(self, data: bytes | memoryview) -> None:
-        """Take what the server sends."""
+        """Handle bytes from the server."""
         self._silent = False
         if self._read_ahead:
             self.buffer_read_ahead(data)
             return
         try:
             if self.body is None:
-                self._take_head(data)
+                self._read_head(data)
             else:
-                self._take_body(data)
+                self._read_body(data)
         except GatewayError as error:
             self.fail(error)
         except MalformedError as error:
             self.fail(bad_response(f"{self._url} answered what is not HTTP: {error}"))
 
     def eof_received(self) -> None:
-        """Take the end of what the server sends; the transport then closes itself."""
+        """Handle the end of the server's bytes; the transport then closes itself."""
         self._keep = False
         until_close = isinstance(self._decoder, UntilCloseDecoder)
         if self.body is not None and until_close and self.is_clean_eof():
             self._end_body(self.body)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let whoever waits for the answer know."""
+        """Fail the pending response, if any."""
         super().connection_lost(exc)
         while self._read_ahead:
             self.process_read_ahead()
-        # By TLS 1.3 the server looks at the gateway's certificate once the connection is made.
+        # In TLS 1.3 the server checks the gateway's certificate after the handshake.
         if refused := describe_certificate_refusal(exc):
             message = f"cannot connect to {self._url}: {refused}"
             self.fail(GatewayError(ErrorKind.UNREACHABLE, message))
         else:
             self.fail(self._closed_too_early())
 
-    def _take_head(self, data: bytes | memoryview) -> None:
+    def _read_head(self, data: bytes | memoryview) -> None:
         if self._receiver is None:
-            # More than it was asked for would be taken for the answer to the next request.
+            # An unexpected response would be taken for the response to the next request.
             self.drop()
             return
-        while (found := self._reader.feed(data)) is not None:
-            text, data = found
+        while (result := self._reader.feed(data)) is not None:
+            text, data = result
             head = parse_response_head(text, self._method)
             if head.status >= 200:
                 is_small = len(text) <= MAX_CACHED_HEAD
                 if self._head_size or not is_small:
                     self._count_head(0 if is_small else HEAD_COPIES * len(text))
-                self._take_final(head, self._receiver, data, is_small)
+                self._finish_head(head, self._receiver, data, is_small)
                 return
             self._check_interim(head.status)
         self._count_head(self._reader.size)
 
     def _check_interim(self, status: int) -> None:
-        """Ignore an interim response; raises GatewayError (502) where it cannot be ignored."""
+        """Count an interim response; raises GatewayError (502) for 101 or too many."""
         if status == HTTPStatus.SWITCHING_PROTOCOLS:
             raise bad_response(
                 f"{self._url} answered 101 Switching Protocols, for which it was not asked"
@@ -216,22 +216,22 @@ class ServerConnection(Connection):
                 "to one request"
             )
 
-    def _take_final(
+    def _finish_head(
         self,
         head: ResponseHead,
         receiver: HeadReceiver,
         data: bytes | memoryview,
         is_small: bool,
     ) -> None:
-        # Some servers answer HEAD with a body, which may come when the next answer is awaited.
+        # Some servers send a body after HEAD; it may arrive when the next response is expected.
         self._keep = head.keep_alive and self._method != "HEAD"
-        if len(data) == head.length and len(data) <= _WHOLE and is_small:
+        if len(data) == head.length and len(data) <= _MAX_COMPLETE and is_small:
             self._ended = True
             self._receiver = None
             receiver.on_complete(head, data)
             return
         self._begin_body(head, data)
-        # Not before: a body that is broken from its start is an answer that failed.
+        # Only now: if the body is broken from its start, the receiver gets the error.
         self._receiver = None
         receiver.on_headers(head)
 
@@ -241,9 +241,9 @@ class ServerConnection(Connection):
             self._decoder = LengthDecoder(head.length)
         else:
             self._decoder = ChunkedDecoder() if head.chunked else UntilCloseDecoder()
-        self._take_body(data)
+        self._read_body(data)
 
-    def _take_body(self, data: bytes | memoryview) -> None:
+    def _read_body(self, data: bytes | memoryview) -> None:
         assert self.body is not None
         decoder = self._decoder
         if decoder is None or self._ended:
@@ -262,7 +262,7 @@ class ServerConnection(Connection):
         self._ended = True
 
     def _closed_too_early(self) -> GatewayError:
-        if self._silent and self._is_kept and self.loop.time() - self._asked_at < _SOON:
+        if self._silent and self._is_reused and self.loop.time() - self._started_at < _STALE_WINDOW:
             message = f"{self._url} closed a kept connection as it was used again"
             return StaleConnectionError(ErrorKind.BAD_RESPONSE, message)
         when = "before it answered" if self.body is None else "before the end of its answer"
@@ -270,8 +270,8 @@ class ServerConnection(Connection):
         return GatewayError(kind, f"{self._url} closed the connection {when}")
 
 
-class _Waiting:
-    """Makes a future of a head: a HeadReceiver."""
+class _HeadFuture:
+    """A HeadReceiver that makes a future of the head."""
 
     def __init__(self, connection: ServerConnection) -> None:
         self.head: asyncio.Future[ResponseHead] = connection.loop.create_future()
@@ -283,7 +283,7 @@ class _Waiting:
         self.on_headers(head)
 
     def on_headers(self, head: ResponseHead) -> None:
-        if self.head.done():  # nobody waits any more
+        if self.head.done():  # cancelled
             self._connection.drop()
         else:
             self.head.set_result(head)

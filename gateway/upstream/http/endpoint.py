@@ -1,4 +1,4 @@
-"""HTTP/1.1 to one endpoint."""
+"""An endpoint that speaks HTTP/1.1: it sends requests over pooled connections."""
 
 from __future__ import annotations
 
@@ -24,90 +24,93 @@ from gateway.upstream.transport import (
     UpstreamResponse,
 )
 
-_WRITE = 256 * 1024
-"""Bytes of a body at hand that are written in one turn of the event loop."""
+_WRITE_CHUNK = 256 * 1024
+"""Bytes of a buffered body that are written in one time slice of the event loop."""
 
-
-# RFC 9110, section 8.6: a request of these has no Content-Length where it has no body.
-_WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
+# RFC 9110, section 8.6: without a body, these requests have no Content-Length.
+_BODYLESS_METHODS = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
 
 
 class HttpEndpoint(UpstreamEndpoint):
     """An endpoint at an address.
 
-    ``connect_timeout`` is for all that connecting takes, ``keep_alive`` for a connection that waits
-    for its next request, both in seconds. ``buffers`` counts what its connections buffer.
+    ``connect_timeout`` covers DNS, TCP and TLS; ``idle_timeout`` is how long a connection waits for
+    its next request; both in seconds. ``buffers`` counts what the connections buffer.
     """
 
     def __init__(
         self,
         address: ServerAddress,
         connect_timeout: float,
-        keep_alive: float = 4.0,
+        idle_timeout: float = 4.0,
         buffers: BufferAccount | None = None,
         own_request_headers: HeaderLines = (),
     ) -> None:
         self.url = address.url
         self.own_request_headers = own_request_headers
         self._address = address
-        self._connect_time = connect_timeout
+        self._connect_timeout = connect_timeout
         self._buffers = buffers
-        self._idle = IdleConnections(keep_alive)
+        self._idle = IdleConnections(idle_timeout)
         self._senders: set[asyncio.Task[None]] = set()
-        self._written = lru_cache(maxsize=CACHED_HEADS)(self._write_start)
+        self._encode_cached = lru_cache(maxsize=CACHED_HEADS)(self._encode_template)
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
         connection = self._idle.take()
         if connection is not None:
             try:
-                return await self._exchange(connection, request)
+                return await self._call(connection, request)
             except StaleConnectionError as error:
                 if isinstance(request.body, AsyncIterator):
-                    raise  # what was taken of it is gone
+                    raise  # its first chunks are gone
                 strip_tracebacks(error)
-        return await self._exchange(await self._connect(), request)
+        return await self._call(await self._connect(), request)
 
-    async def _exchange(
+    async def _call(
         self, connection: ServerConnection, request: UpstreamRequest
     ) -> UpstreamResponse:
-        answered = connection.expect_response(request.method)
-        exchange = _Sent(connection, self._idle)
+        head = connection.expect_response(request.method)
+        pending = _Pending(connection, self._idle)
         try:
-            exchange.sender = self._send(connection, request)
-            return _HttpResponse(await answered, exchange)
+            pending.sender = self._send(connection, request)
+            return _HttpResponse(await head, pending)
         except BaseException:
-            exchange.close()
+            pending.close()
             raise
 
     def try_send_nowait(
-        self, start: RequestTemplate, headers: HeaderLines, body: bytes, receiver: ResponseReceiver
+        self,
+        template: RequestTemplate,
+        headers: HeaderLines,
+        body: bytes,
+        receiver: ResponseReceiver,
     ) -> PendingRequest | None:
-        """Send a request over a connection that is at hand; see UpstreamEndpoint."""
+        """Send a request over an idle connection; see UpstreamEndpoint."""
         connection = self._idle.take()
         if connection is None:
             return None
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-        text = b"".join((self._written(start), lines.encode("latin-1"), b"\r\n", body))
-        sent = _SentAtOnce(connection, self._idle, receiver, self._send_again)
-        sent.send(start.method, text)
-        return sent
+        text = b"".join((self._encode_cached(template), lines.encode("latin-1"), b"\r\n", body))
+        pending = _PendingNowait(connection, self._idle, receiver, self._resend)
+        pending.send(template.method, text)
+        return pending
 
-    def _send_again(self, sent: _SentAtOnce) -> asyncio.Task[None]:
-        """Have a task send a request over a new connection."""
-        task = asyncio.create_task(self._send_anew(sent))
+    def _resend(self, pending: _PendingNowait) -> asyncio.Task[None]:
+        """Start a task that sends a request again, over a new connection."""
+        task = asyncio.create_task(self._send_over_new_connection(pending))
         self._senders.add(task)
         task.add_done_callback(self._senders.discard)
         return task
 
-    async def _send_anew(self, sent: _SentAtOnce) -> None:
+    async def _send_over_new_connection(self, pending: _PendingNowait) -> None:
         try:
-            sent.move_to(await self._connect())
+            pending.move_to(await self._connect())
         except GatewayError as error:
-            sent.on_error(error)
+            pending.on_error(error)
 
     async def close(self) -> None:
-        """Close the connections that wait; those in use belong to their exchanges."""
+        """Close the idle connections; calls in flight close theirs."""
         self._idle.close()
         await asyncio.gather(*self._senders, return_exceptions=True)
 
@@ -117,68 +120,68 @@ class HttpEndpoint(UpstreamEndpoint):
         tls = self._address.tls
         server_name = None if tls is None else tls.server_name
         try:
-            async with asyncio.timeout(self._connect_time):
+            async with asyncio.timeout(self._connect_timeout):
                 await loop.create_connection(
                     lambda: connection,
                     sock=await self._address.connect(),
                     ssl=None if tls is None else tls.context,
                     server_hostname=server_name,
-                    # Left alone, the event loop allows a minute; the time above is shorter, or not.
-                    ssl_handshake_timeout=None if tls is None else self._connect_time,
+                    # The event loop's own limit of a minute may be shorter than the timeout above.
+                    ssl_handshake_timeout=None if tls is None else self._connect_timeout,
                 )
         except BaseException as error:
             connection.detach_transport()
-            # A TimeoutError is an OSError; a host name that cannot be one is a UnicodeError.
+            # A TimeoutError is an OSError; an invalid host name is a UnicodeError.
             if isinstance(error, (OSError, UnicodeError)):
-                raise self._not_connected(
+                raise self._connect_error(
                     error, describe_connect_error(error, server_name)
                 ) from error
             raise
         return connection
 
-    def _not_connected(self, error: Exception, reason: str) -> GatewayError:
+    def _connect_error(self, error: Exception, reason: str) -> GatewayError:
         if not is_local_exhaustion(error):
             return GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {self.url}: {reason}")
-        # It says nothing of the server. Another one may have a connection at hand.
+        # The server is not at fault, and another endpoint may have an idle connection.
         message = f"the gateway has no means to connect to {self.url}: {reason}"
         return GatewayError(ErrorKind.EXHAUSTED, message, retry_after=RETRY_AFTER)
 
     def _send(
         self, connection: ServerConnection, request: UpstreamRequest
     ) -> asyncio.Task[None] | None:
-        """Write the request; what does not fit into one write is left to a task."""
+        """Write the request; start a task for a body that is streamed or larger than a chunk."""
         body = () if request.body is None else request.body
         if isinstance(body, AsyncIterable):
-            head = self._head(request, None)
+            head = self._encode_head(request, None)
         else:
             size = sum(map(len, body))
-            head = self._head(request, size)
-            if size <= _WRITE:
+            head = self._encode_head(request, size)
+            if size <= _WRITE_CHUNK:
                 connection.transport.write(b"".join((head, *body)))
                 return None
         chunked = "Content-Length" not in request.headers
         sender = asyncio.create_task(_send_body(connection, body, chunked))
         self._senders.add(sender)
         sender.add_done_callback(self._senders.discard)
-        # Behind the task, of which the first turn comes before: what it has at hand goes with it.
+        # After the task was created, so that the first chunks are written together with the head.
         connection.buffer_write(head)
         return sender
 
-    def _head(self, request: UpstreamRequest, size: int | None) -> bytes:
-        """Write the head of a request whose body has this size; None if it is to come."""
+    def _encode_head(self, request: UpstreamRequest, size: int | None) -> bytes:
+        """Encode the head of a request; ``size`` is that of a buffered body, None if streamed."""
         headers = list(request.headers.items())
         if "Content-Length" not in request.headers:
             if size is None:
                 headers.append(("Transfer-Encoding", "chunked"))
-            elif size or request.method not in _WITHOUT_BODY:
+            elif size or request.method not in _BODYLESS_METHODS:
                 headers.append(("Content-Length", str(size)))
-        return self._write(request.method, request.target, headers) + b"\r\n"
+        return self._encode(request.method, request.target, headers) + b"\r\n"
 
-    def _write_start(self, start: RequestTemplate) -> bytes:
-        return self._write(start.method, start.target, start.headers)
+    def _encode_template(self, template: RequestTemplate) -> bytes:
+        return self._encode(template.method, template.target, template.headers)
 
-    def _write(self, method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes:
-        """Write the first lines of a request; more may follow, and then an empty one."""
+    def _encode(self, method: str, target: str, headers: Iterable[tuple[str, str]]) -> bytes:
+        """Encode the first lines of a request; more headers may follow, then an empty line."""
         lines = list(headers)
         if "host" not in [name.lower() for name, _ in lines]:
             lines.insert(0, ("Host", self._address.authority))
@@ -190,19 +193,19 @@ async def _send_body(
     body: Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview],
     chunked: bool,
 ) -> None:
-    """Write a body as fast as the server reads it; an error that it raises ends the exchange."""
+    """Write a body as fast as the server reads it; an error that it raises fails the call."""
     try:
         if isinstance(body, AsyncIterable):
-            await _send_as_it_comes(connection, body, chunked)
+            await _send_streamed(connection, body, chunked)
         else:
-            await _send_at_hand(connection, body)
+            await _send_buffered(connection, body)
     except ConnectionResetError:
-        pass  # the answer, or that there is none, says it all
+        pass  # the connection reports it
     except Exception as error:
         connection.fail(error)
 
 
-async def _send_as_it_comes(
+async def _send_streamed(
     connection: ServerConnection, body: AsyncIterable[bytes | memoryview], chunked: bool
 ) -> None:
     async for data in body:
@@ -212,23 +215,23 @@ async def _send_as_it_comes(
     connection.end_body(chunked)
 
 
-async def _send_at_hand(connection: ServerConnection, body: Sequence[bytes | memoryview]) -> None:
-    held: list[bytes | memoryview] = []
+async def _send_buffered(connection: ServerConnection, body: Sequence[bytes | memoryview]) -> None:
+    chunk: list[bytes | memoryview] = []
     size = 0
     for data in body:
-        held.append(data)
+        chunk.append(data)
         size += len(data)
-        if size >= _WRITE:
-            connection.write(*held)
-            held, size = [], 0
+        if size >= _WRITE_CHUNK:
+            connection.write(*chunk)
+            chunk, size = [], 0
             await connection.drain()
-            # A server that reads quickly would have it all go out in one turn of the event loop.
+            # With a fast server, all chunks would go out in one time slice of the event loop.
             await asyncio.sleep(0)
-    connection.write(*held)
+    connection.write(*chunk)
 
 
-class _Sent(PendingRequest):
-    """A request under way on its connection."""
+class _Pending(PendingRequest):
+    """A request in flight on its connection."""
 
     def __init__(self, connection: ServerConnection, idle: IdleConnections) -> None:
         self.connection = connection
@@ -237,11 +240,11 @@ class _Sent(PendingRequest):
         self._closed = False
 
     def close(self) -> None:
-        """Keep the connection, or drop it where the exchange is not at its end."""
+        """Return the connection to the idle ones, or drop it if the call is not complete."""
         if self._closed:
             return
         self._closed = True
-        # A task that is cancelled keeps the exception, whose frames may lead back here.
+        # A cancelled task keeps its exception, whose frames may refer back here.
         sender, self.sender = self.sender, None
         if (sender is None or sender.done()) and self.connection.reusable:
             self.connection.discard_body()
@@ -252,10 +255,10 @@ class _Sent(PendingRequest):
             sender.cancel()
 
 
-class _SentAtOnce(_Sent):
-    """A request whose answer a receiver is called with; ``send_again`` finds a new connection.
+class _PendingNowait(_Pending):
+    """A request of ``try_send_nowait``; it is the HeadReceiver of its connection.
 
-    It is the HeadReceiver of its connection.
+    ``resend`` sends it again after a StaleConnectionError.
     """
 
     def __init__(
@@ -263,11 +266,11 @@ class _SentAtOnce(_Sent):
         connection: ServerConnection,
         idle: IdleConnections,
         receiver: ResponseReceiver,
-        send_again: Callable[[_SentAtOnce], asyncio.Task[None]],
+        resend: Callable[[_PendingNowait], asyncio.Task[None]],
     ) -> None:
         super().__init__(connection, idle)
         self._receiver = receiver
-        self._send_again = send_again
+        self._resend = resend
         self._method = ""
         self._text = b""
 
@@ -278,7 +281,7 @@ class _SentAtOnce(_Sent):
         self.connection.transport.write(text)
 
     def move_to(self, connection: ServerConnection) -> None:
-        """Write the request again, to a new connection."""
+        """Write the request again, over another connection."""
         self.connection = connection
         self.sender = None
         self.send(self._method, self._text)
@@ -291,20 +294,20 @@ class _SentAtOnce(_Sent):
 
     def on_error(self, error: Exception) -> None:
         if isinstance(error, StaleConnectionError):
-            self.sender = self._send_again(self)
+            self.sender = self._resend(self)
         else:
             self.sender = None
             self._receiver.on_error(error)
 
 
 class _HttpResponse(UpstreamResponse):
-    def __init__(self, head: ResponseHead, sent: _Sent) -> None:
+    def __init__(self, head: ResponseHead, pending: _Pending) -> None:
         self.status = head.status
         self.reason = head.reason
         self.headers = head.headers
-        self._sent = sent
+        self._pending = pending
 
-        body = sent.connection.body
+        body = pending.connection.body
         assert body is not None
         self._body = body
 
@@ -312,4 +315,4 @@ class _HttpResponse(UpstreamResponse):
         return await self._body.read()
 
     def close(self) -> None:
-        self._sent.close()
+        self._pending.close()

@@ -1,4 +1,4 @@
-"""Connections between two requests."""
+"""The idle connections of an endpoint, between two requests."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gateway.upstream.http.connection import ServerConnection
 
 
 class IdleConnections:
-    """Keeps connections that wait for their next request, each for ``keep_alive`` seconds."""
+    """Keeps connections for their next request, each for ``idle_timeout`` seconds."""
 
-    def __init__(self, keep_alive: float) -> None:
-        self._keep_alive = keep_alive
+    def __init__(self, idle_timeout: float) -> None:
+        self._idle_timeout = idle_timeout
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[float, ServerConnection]] = deque()
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self) -> ServerConnection | None:
-        """Give the one that was used last, if there is one that still can be."""
+        """Return the connection that was used last; None if none is usable."""
         while self._waiting:
             expires, connection = self._waiting.pop()
             if expires > self._loop.time() and connection.reusable:
@@ -28,17 +28,17 @@ class IdleConnections:
         return None
 
     def put(self, connection: ServerConnection) -> None:
-        """Keep a connection."""
+        """Keep a connection for the next request."""
         if self._closed:
             connection.drop()
             return
-        expires = self._loop.time() + self._keep_alive
+        expires = self._loop.time() + self._idle_timeout
         self._waiting.append((expires, connection))
         if self._timer is None:
             self._timer = self._loop.call_at(expires, self._drop_expired)
 
     def close(self) -> None:
-        """Close all, and whatever is still given back."""
+        """Close all connections, and those that are put later."""
         self._closed = True
         for _, connection in self._waiting:
             connection.drop()

@@ -1,4 +1,4 @@
-"""How TLS is spoken to the servers of an upstream."""
+"""TLS to the servers of an upstream."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from gateway.system.certificates import load_authorities, load_certificate
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """Name the files of certificates, PEM: who is trusted, and who the gateway is.
+    """PEM files: the authorities to trust, and the gateway's own certificate.
 
-    Without ``ca`` the system's certificates are trusted. ``certificate`` and ``key`` are given
-    both, or neither.
+    Without ``ca`` the system's authorities are trusted. ``certificate`` and ``key`` come together.
     """
 
     ca: str | None = None
@@ -22,13 +21,13 @@ class CertificateFiles:
 
 
 def client_context(files: CertificateFiles, verify: bool = True) -> ssl.SSLContext:
-    """Make the context of connections to servers, whose certificates are checked if ``verify``.
+    """Make the context of connections to servers; ``verify`` checks their certificates.
 
     Raises CertificateFileError.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # What is spoken is HTTP/1.1; a server that could do HTTP/2 as well must not choose that.
+    # The gateway sends HTTP/1.1, so a server must not choose HTTP/2.
     context.set_alpn_protocols(["http/1.1"])
     if not verify:
         context.check_hostname = False

@@ -1,1 +1,1 @@
-"""The endpoints of one upstream: leases, outliers, health, DNS, models."""
+"""Pools of endpoints: leases, health, ejection, DNS, models, dialect."""

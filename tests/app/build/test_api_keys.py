@@ -47,32 +47,32 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_keys_there_are_no_groups() -> None:
+def test_settings_without_keys_have_no_groups() -> None:
     settings = {"upstreams": {"u": {"endpoints": ["http://127.0.0.1:1"]}}}
     assert ApiKeys(Settings.model_validate(settings), {}).groups == {}
 
 
-def test_keys_of_a_file(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_holds_keys_and_comments(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert _let_in(_of(file), "old", "kept", "the", "#") == [True, True, False, False]
     assert caplog.records == []
 
 
-def test_a_file_of_another_system(file: Path) -> None:
+def test_file_may_have_a_byte_order_mark_and_crlf(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbfold\r\nkept\r\n")
     assert _let_in(_of(file), "old", "kept") == [True, True]
 
 
-def test_the_header_of_a_group(file: Path) -> None:
+def test_group_has_a_header_of_its_own(file: Path) -> None:
     group = _of(file, header="X-Key").groups["team"]
     assert group.authenticates(CIMultiDictProxy(CIMultiDict({"x-key": "old"})))
     assert group.header_name == "X-Key"
 
 
 @pytest.mark.parametrize("value", ["old,kept", "old kept", " old,\n kept, ", "old\r\nkept\r\n"])
-def test_keys_of_the_environment(value: str) -> None:
+def test_environment_variable_holds_keys(value: str) -> None:
     keys = ApiKeys(_settings(team={"environment": "TEAM"}), {"TEAM": value})
     assert _let_in(keys, "old", "kept", "") == [True, True, False]
-    assert not keys.look()
+    assert not keys.refresh()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_keys_of_the_environment(value: str) -> None:
         ),
     ],
 )
-def test_variables_that_cannot_be_used(environ: dict[str, str], fault: str) -> None:
+def test_unusable_variables_are_refused(environ: dict[str, str], fault: str) -> None:
     with pytest.raises(ApiKeysError) as caught:
         ApiKeys(_settings(team={"environment": "TEAM"}), environ)
     assert str(caught.value).startswith("api_keys.team.environment: TEAM")
@@ -123,7 +123,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("make", "fault"), FILES.values(), ids=FILES)
-def test_files_that_cannot_be_used(file: Path, make: Callable[[Path], object], fault: str) -> None:
+def test_unusable_files_are_refused(file: Path, make: Callable[[Path], object], fault: str) -> None:
     make(file)
     with pytest.raises(ApiKeysError) as caught:
         _of(file)
@@ -132,9 +132,7 @@ def test_files_that_cannot_be_used(file: Path, make: Callable[[Path], object], f
     assert "secr" not in str(caught.value)
 
 
-def test_a_file_that_all_may_read_is_warned_of(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_world_readable_file_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.chmod(0o644)
     _of(file)
     assert caplog.messages == [f"api_keys.team.file: every user of this machine can read {file}"]
@@ -154,30 +152,30 @@ def _write(file: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("change", [_replace, _write])
-def test_new_keys_count_once_they_stay_the_same(
+def test_new_keys_are_used_once_the_file_stays_the_same(
     file: Path, change: Callable[[Path, str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     keys = _of(file)
-    assert not keys.look()
+    assert not keys.refresh()
     change(file, "kept\nsecret-new\nand-one\n")
-    assert not keys.look()
+    assert not keys.refresh()
     assert _let_in(keys, "old", "kept", "secret-new") == [True, True, False]
-    assert keys.look()
+    assert keys.refresh()
     assert _let_in(keys, "old", "kept", "secret-new") == [False, True, True]
-    assert not keys.look()
+    assert not keys.refresh()
     assert caplog.messages == [f"api_keys.team.file: 3 from {file} are in use from now on"]
 
 
-def test_a_file_that_is_still_being_written_is_let_be(file: Path) -> None:
+def test_file_that_is_still_being_written_is_not_used(file: Path) -> None:
     keys = _of(file)
     for number in range(5):
         file.write_text("new\n" * (number + 1))
-        assert not keys.look()
-    assert keys.look()
+        assert not keys.refresh()
+    assert keys.refresh()
 
 
-def test_a_volume_of_kubernetes(tmp_path: Path) -> None:
+def test_kubernetes_volume_is_followed(tmp_path: Path) -> None:
     """There, a link leads to a link to a folder, and the one in the middle is replaced."""
     for name, key in (("one", "old"), ("two", "new")):
         (tmp_path / name).mkdir()
@@ -187,18 +185,18 @@ def test_a_volume_of_kubernetes(tmp_path: Path) -> None:
     keys = _of(tmp_path / "keys")
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").rename(tmp_path / "data")
-    assert [keys.look(), keys.look()] == [False, True]
+    assert [keys.refresh(), keys.refresh()] == [False, True]
     assert _let_in(keys, "old", "new") == [False, True]
 
 
 @pytest.mark.parametrize(("make", "fault"), FILES.values(), ids=FILES)
-def test_what_cannot_be_used_leaves_the_old_keys(
+def test_unusable_file_leaves_the_old_keys(
     file: Path, make: Callable[[Path], object], fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = _of(file)
     make(file)
     for _ in range(5):
-        assert not keys.look()
+        assert not keys.refresh()
     assert _let_in(keys, "old", "kept") == [True, True]
     (message,) = caplog.messages
     assert message.startswith(f"api_keys.team.file: {file}")
@@ -208,22 +206,22 @@ def test_what_cannot_be_used_leaves_the_old_keys(
     if file.is_dir():
         file.rmdir()
     _replace(file, "mended")
-    assert [keys.look(), keys.look()] == [False, True]
+    assert [keys.refresh(), keys.refresh()] == [False, True]
     assert _let_in(keys, "old", "mended") == [False, True]
 
 
-def test_one_group_of_several(tmp_path: Path) -> None:
+def test_groups_follow_their_own_files(tmp_path: Path) -> None:
     files = {name: tmp_path / name for name in ("one", "two")}
     for file in files.values():
         file.write_text("old")
     keys = ApiKeys(_settings(**{n: {"file": str(f)} for n, f in files.items()}), {})
     _replace(files["two"], "new")
-    assert [keys.look(), keys.look()] == [False, True]
+    assert [keys.refresh(), keys.refresh()] == [False, True]
     assert _let_in(keys, "old", "new", group="one") == [True, False]
     assert _let_in(keys, "old", "new", group="two") == [False, True]
 
 
-async def test_files_are_watched_until_that_is_cancelled(
+async def test_files_are_watched_until_cancelled(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys_module, "POLL_INTERVAL", 0.001)

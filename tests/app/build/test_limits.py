@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.app.build.limits import SharedLimits, shared_limits
+from gateway.app.build.limits import SharedLimits, build_shared_limits
 from gateway.errors import GatewayError
 from gateway.settings.schema import Settings
 from tests.support.gateway import split_limits
@@ -15,39 +15,42 @@ def _limits(before: SharedLimits | None = None, **limits: object) -> SharedLimit
     settings = Settings.model_validate(
         {"workers": 2, "upstreams": upstreams, **split_limits(limits)}
     )
-    return shared_limits(settings, before)
+    return build_shared_limits(settings, before)
 
 
-def test_each_worker_has_its_part() -> None:
+def test_workers_share_the_limits_equally() -> None:
     limits = _limits(max_buffered_bytes="8MiB", max_requests=4)
-    with limits.held.reserve() as held, limits.copied.reserve() as copied:
-        held.resize(4 * MIB)
-        copied.resize(1 * MIB)
-        for each in (held, copied):
+    with limits.memory_budget.reserve() as body, limits.mirror_memory_budget.reserve() as copy:
+        body.resize(4 * MIB)
+        copy.resize(1 * MIB)
+        for each in (body, copy):
             with pytest.raises(GatewayError):
                 each.grow(1)
     assert limits.concurrency_limit is not None
     assert [limits.concurrency_limit.try_acquire() for _ in range(3)] == [True, True, False]
 
 
-def test_bodies_go_on_counting() -> None:
+def test_buffered_bytes_count_on_through_a_reload() -> None:
     before = _limits(max_buffered_bytes="8MiB")
-    with before.held.reserve() as held, before.copied.reserve() as copied:
-        held.resize(3 * MIB)
-        copied.resize(1 * MIB)
+    with before.memory_budget.reserve() as body, before.mirror_memory_budget.reserve() as copy:
+        body.resize(3 * MIB)
+        copy.resize(1 * MIB)
         after = _limits(before, max_buffered_bytes="16MiB")
         with pytest.raises(GatewayError):
-            held.resize(5 * MIB)  # until the new ones are used
+            body.resize(5 * MIB)  # the new limit is not applied yet
         after.apply()
-        with after.held.reserve() as more_held, after.copied.reserve() as more_copied:
-            more_held.resize(5 * MIB)
-            more_copied.resize(1 * MIB)
-            for each in (more_held, more_copied):
+        with (
+            after.memory_budget.reserve() as next_body,
+            after.mirror_memory_budget.reserve() as next_copy,
+        ):
+            next_body.resize(5 * MIB)
+            next_copy.resize(1 * MIB)
+            for each in (next_body, next_copy):
                 with pytest.raises(GatewayError):
                     each.grow(1)
 
 
-def test_requests_go_on_counting() -> None:
+def test_running_calls_count_on_through_a_reload() -> None:
     before = _limits(max_requests=4)
     assert before.concurrency_limit is not None
     assert before.concurrency_limit.try_acquire()
@@ -57,7 +60,7 @@ def test_requests_go_on_counting() -> None:
     assert [after.concurrency_limit.try_acquire() for _ in range(3)] == [True, True, False]
 
 
-def test_a_limit_comes_and_goes() -> None:
+def test_reload_adds_and_removes_a_limit() -> None:
     unlimited = _limits(_limits(max_requests=4))
     unlimited.apply()
     assert unlimited.concurrency_limit is None

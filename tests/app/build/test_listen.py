@@ -29,7 +29,7 @@ def _port(before: tuple[BoundAddress, ...]) -> int:
     indirect=["before"],
     ids=["wider", "narrower", "by its name"],
 )
-def test_an_address_in_the_way_that_is_given_up_is_told_of(
+def test_conflict_with_a_removed_address_is_named(
     before: tuple[BoundAddress, ...], host: str
 ) -> None:
     had = TcpAddress(*before[0].sockets[0].getsockname())
@@ -40,7 +40,7 @@ def test_an_address_in_the_way_that_is_given_up_is_told_of(
     assert before[0].sockets[0].fileno() >= 0
 
 
-def test_addresses_that_never_go_together_are_told_of() -> None:
+def test_conflict_of_two_wanted_addresses_is_named() -> None:
     port = free_port()
     first, every = (TcpAddress(host, port) for host in (HOST, "0.0.0.0"))
     for known in (False, True):
@@ -52,7 +52,9 @@ def test_addresses_that_never_go_together_are_told_of() -> None:
 
 
 @pytest.mark.parametrize("before", [HOST], indirect=True, ids=["host"])
-def test_what_somebody_else_has_is_not_the_gateways(before: tuple[BoundAddress, ...]) -> None:
+def test_conflict_with_another_process_is_not_blamed_on_the_gateway(
+    before: tuple[BoundAddress, ...],
+) -> None:
     wanted = TcpAddress(OTHER_HOST, _port(before))
     others = listen([wanted])
     with pytest.raises(ListenError) as raised:

@@ -5,7 +5,7 @@ from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.settings.models import Model
 
 
-def test_a_batch_goes_before_what_is_declared() -> None:
+def test_batch_dimension_comes_first() -> None:
     x = {"name": "x", "datatype": "FP32", "shape": [3, -1]}
     y = {"name": "y", "datatype": "BYTES", "shape": []}
     declared = {

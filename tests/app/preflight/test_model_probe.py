@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.app.preflight.probe import probe
+from gateway.app.preflight.probe import probe_servers
 from gateway.app.preflight.report import ProbeResult, Report
-from gateway.app.reload.resources import gather
+from gateway.app.reload.resources import load_resources
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file, server_certificate, server_context
 from tests.support.gateway import no_leaks
@@ -52,7 +52,7 @@ async def _probed(
         **more,
     }
     async with no_leaks():
-        return await probe(gather(Settings.model_validate(settings)), time)
+        return await probe_servers(load_resources(Settings.model_validate(settings)), time)
 
 
 def _findings(report: Report) -> list[ProbeResult]:
@@ -61,7 +61,7 @@ def _findings(report: Report) -> list[ProbeResult]:
 
 def _told(report: Report) -> list[str]:
     """Give what is told of models, without the endpoints' URLs."""
-    return ["; ".join(finding.told) for finding in _findings(report)]
+    return ["; ".join(finding.messages) for finding in _findings(report)]
 
 
 def _lines(report: Report) -> list[str]:
@@ -81,22 +81,24 @@ def _lines(report: Report) -> list[str]:
         ({}, 3, 'does not know it: 404 {"error": "not found"}'),
     ],
 )
-async def test_what_is_told(documents: dict[str, bytes], status: int, told: str) -> None:
+async def test_differences_of_a_model_are_reported(
+    documents: dict[str, bytes], status: int, told: str
+) -> None:
     async with ScriptedServer(Server(**documents).play) as server:
         report = await _probed(server.url)
     assert _told(report) == [told]
-    assert report.status == status
+    assert report.exit_status == status
     assert _lines(report) == [
         "model m:",
         f"  {server.url} (upstream u): {told or 'as declared'}",
     ]
 
 
-async def test_a_model_that_batches() -> None:
+async def test_batch_size_is_compared() -> None:
     batched = {"m": {**MODEL, "max_batch_size": 4}}
     documents = {"m": BATCHED, "m_config": b'{"max_batch_size":4}'}
     async with ScriptedServer(Server(**documents).play) as server:
-        assert (await _probed(server.url, models=batched)).status == 0
+        assert (await _probed(server.url, models=batched)).exit_status == 0
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ async def test_a_model_that_batches() -> None:
         (b"", "closed the connection before it answered"),
     ],
 )
-async def test_a_server_that_fails_is_not_one_that_differs(data: bytes, told: str) -> None:
+async def test_failing_server_is_unavailable_and_no_mismatch(data: bytes, told: str) -> None:
     async def fail(connection: Connection) -> None:
         while True:
             await connection.request()
@@ -118,10 +120,10 @@ async def test_a_server_that_fails_is_not_one_that_differs(data: bytes, told: st
     async with ScriptedServer(fail) as server:
         report = await _probed(server.url)
     assert told in _told(report)[0]
-    assert report.status == 4
+    assert report.exit_status == 4
 
 
-async def test_every_endpoint_is_asked_and_one_that_fails_only_once() -> None:
+async def test_every_endpoint_is_probed_until_it_fails() -> None:
     models = {"m": MODEL, "n": MODEL}
 
     async def hang_later(connection: Connection) -> None:
@@ -136,7 +138,7 @@ async def test_every_endpoint_is_asked_and_one_that_fails_only_once() -> None:
     ):
         report = await _probed(one.url, two.url, NOWHERE, models=models, time=0.2)
         assert len(two.connections) == 1
-    assert report.status == 3
+    assert report.exit_status == 3
     lines = _lines(report)
     assert [line for line in lines if not line.startswith(" ")] == ["model m:", "model n:"]
     assert lines[1:3] == [
@@ -148,19 +150,19 @@ async def test_every_endpoint_is_asked_and_one_that_fails_only_once() -> None:
     assert lines[6:] == [line.replace("model m", "model n") for line in lines[2:4]]
 
 
-async def test_nothing_that_differs_and_some_that_cannot_be_asked() -> None:
+async def test_unavailable_endpoint_among_matching_ones_is_reported() -> None:
     async with ScriptedServer(Server(m=SAME).play) as server:
-        assert (await _probed(server.url, NOWHERE)).status == 4
+        assert (await _probed(server.url, NOWHERE)).exit_status == 4
 
 
-async def test_tls_and_names(tmp_path: Any) -> None:
+async def test_probe_uses_tls_and_dns(tmp_path: Any) -> None:
     tls = server_context(server_certificate())
     async with ScriptedServer(Server(m=SAME).play, ssl=tls) as server:
         url = server.url.replace("127.0.0.1", "localhost")
         care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": True}
         upstream = {"endpoints": [url], "tls": {"ca": ca_file(tmp_path)}, **care}
         report = await _probed(upstreams={"u": upstream})
-    assert (_told(report), report.status) == ([""], 0)
+    assert (_told(report), report.exit_status) == ([""], 0)
 
 
 ROUTES = [
@@ -190,7 +192,7 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("routes", "asked"), ROUTES)
-async def test_those_are_asked_that_routes_lead_the_model_to(
+async def test_upstreams_that_serve_the_model_are_probed(
     routes: list[dict[str, Any]], asked: str
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -201,6 +203,6 @@ async def test_those_are_asked_that_routes_lead_the_model_to(
         upstreams = {name: {"endpoints": [server.url]} for name, server in servers.items()}
         report = await _probed(upstreams=upstreams, routes=routes)
     assert " ".join(finding.upstream for finding in _findings(report)) == asked
-    assert report.status == (0 if asked else 3)
+    assert report.exit_status == (0 if asked else 3)
     if not asked:
         assert _lines(report) == ["model m: no route leads to it"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.app.preflight import probe as of_probe
-from gateway.app.preflight.probe import probe
+from gateway.app.preflight.probe import probe_servers
 from gateway.app.preflight.report import ProbeResult, Report, Verdict
-from gateway.app.reload.resources import gather
+from gateway.app.reload.resources import load_resources
 from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
 from tests.support.certificates import (
@@ -40,14 +40,14 @@ TENSOR = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3]}]}
 async def _probed(upstreams: dict[str, Any], time: float = 5.0, **more: Any) -> Report:
     settings = Settings.model_validate({"upstreams": upstreams, **more})
     async with no_leaks():
-        return await probe(gather(settings), time)
+        return await probe_servers(load_resources(settings), time)
 
 
 def _to(*names: str) -> list[dict[str, Any]]:
     return [{"upstream": [{"name": name, "weight": 1} for name in names]}]
 
 
-async def test_what_is_printed() -> None:
+async def test_report_lists_servers_and_models() -> None:
     async with DemoServer() as one, ScriptedServer(KSERVE) as two:
         report = await _probed(
             {
@@ -65,10 +65,10 @@ async def test_what_is_printed() -> None:
             f"  {two.url}: ready; dialect kserve, but triton is declared: it names itself "
             "'kserve', version '0.15.0'",
         ]
-    assert report.status == 3
+    assert report.exit_status == 3
 
 
-async def test_what_a_server_says_does_not_reach_the_terminal_as_it_is() -> None:
+async def test_control_characters_of_servers_are_replaced() -> None:
     async with ScriptedServer(
         always_respond(http_response(b"\x1b[2J\n\x00 \xff", status="500 Oh"))
     ) as server:
@@ -91,9 +91,7 @@ async def test_what_a_server_says_does_not_reach_the_terminal_as_it_is() -> None
     ],
     ids=str,
 )
-async def test_upstreams_that_get_requests_are_asked_once(
-    routes: list[dict[str, Any]], asked: str
-) -> None:
+async def test_used_upstreams_are_probed_once(routes: list[dict[str, Any]], asked: str) -> None:
     async with AsyncExitStack() as stack:
         servers = {
             name: await stack.enter_async_context(ScriptedServer(KSERVE))
@@ -103,11 +101,11 @@ async def test_upstreams_that_get_requests_are_asked_once(
         report = await _probed(upstreams, routes=routes)
         assert [name for name, server in servers.items() if server.requests] == asked.split()
     assert [finding.upstream for finding in report.servers] == asked.split()
-    assert report.status == 0
+    assert report.exit_status == 0
 
 
-async def test_many_are_asked_at_once_and_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_probe, "_AT_ONCE", 3)
+async def test_probes_run_concurrently_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_probe, "_MAX_CONCURRENT", 3)
     go_on = asyncio.Event()
 
     async def wait(connection: Connection) -> None:
@@ -126,10 +124,10 @@ async def test_many_are_asked_at_once_and_not_all(monkeypatch: pytest.MonkeyPatc
         report = await probing
         assert len(server.connections) == 9
     assert [finding.url for finding in report.servers] == urls
-    assert report.status == 0
+    assert report.exit_status == 0
 
 
-async def test_one_that_does_not_answer_is_asked_for_no_model() -> None:
+async def test_silent_server_is_not_asked_for_models() -> None:
     async with ScriptedServer(never_respond) as server:
         report = await _probed(
             {"u": {"endpoints": [server.url]}}, time=0.1, models={"m": TENSOR, "n": TENSOR}
@@ -143,19 +141,19 @@ async def test_one_that_does_not_answer_is_asked_for_no_model() -> None:
             "model n:",
             f"  {server.url} (upstream u): no answer within 0.1 s",
         ]
-    assert report.status == 4
+    assert report.exit_status == 4
 
 
-async def test_names_stay_names() -> None:
+async def test_names_are_not_resolved_to_several_endpoints() -> None:
     async with ScriptedServer(KSERVE) as server:
         url = server.url.replace("127.0.0.1", "localhost")
         care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": True}
         report = await _probed({"u": {"endpoints": [url], **care}})
     assert [finding.url for finding in report.servers] == [url]
-    assert report.status == 0
+    assert report.exit_status == 0
 
 
-async def test_faults_of_tls_name_the_endpoint_and_why(tmp_path: Path) -> None:
+async def test_tls_errors_name_endpoint_and_reason(tmp_path: Path) -> None:
     ca = {"ca": ca_file(tmp_path)}
     (tmp_path / "files").mkdir()
     certificate, key = certificate_files(tmp_path / "files")
@@ -180,7 +178,7 @@ async def test_faults_of_tls_name_the_endpoint_and_why(tmp_path: Path) -> None:
             routes=_to("known", "other", "named", "shown", "plain"),
             limits={"connect_timeout": "1s"},
         )
-        told = [finding.told[-1] for finding in report.servers]
+        told = [finding.messages[-1] for finding in report.servers]
     dialect = "dialect kserve: it names itself 'kserve', version '0.15.0'"
     assert told[0] == dialect
     assert told[1] == f"cannot connect to {expired.url}: its certificate has expired"
@@ -189,7 +187,7 @@ async def test_faults_of_tls_name_the_endpoint_and_why(tmp_path: Path) -> None:
     assert told[4] == f"cannot connect to {well.url}: its certificate does not name else.where"
     assert told[5] == dialect
     assert told[6].startswith(f"cannot connect to {no_tls}: ")
-    assert report.status == 4
+    assert report.exit_status == 4
 
 
 def _finding(verdict: Verdict) -> ProbeResult:
@@ -210,8 +208,8 @@ def _finding(verdict: Verdict) -> ProbeResult:
         ([Verdict.AS_DECLARED], {"m": []}, 3),
     ],
 )
-def test_what_it_comes_to(
+def test_exit_status_is_that_of_the_worst_result(
     servers: list[Verdict], models: dict[str, list[Verdict]], status: int
 ) -> None:
     of_models = {name: [_finding(each) for each in found] for name, found in models.items()}
-    assert Report([_finding(each) for each in servers], of_models).status == status
+    assert Report([_finding(each) for each in servers], of_models).exit_status == status

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gateway.app.preflight.self_reference import self_references
+from gateway.app.preflight.self_reference import find_self_references
 from gateway.settings.schema import Settings
 
 
@@ -14,7 +14,7 @@ def _own(listen: object, *endpoints: str) -> list[str]:
     settings = Settings.model_validate(
         {"listen": listen, "upstreams": {"u": {"endpoints": endpoints}}}
     )
-    return [own.endpoint for own in self_references(settings)]
+    return [own.endpoint for own in find_self_references(settings)]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def _own(listen: object, *endpoints: str) -> list[str]:
         ("unix:/run/a", "unix:/run/a"),
     ],
 )
-def test_an_address_that_is_listened_on_is_the_gateways_own(listen: object, endpoint: str) -> None:
+def test_endpoint_at_a_listening_address_is_found(listen: object, endpoint: str) -> None:
     assert _own(listen, "http://other:80", endpoint) == [endpoint]
 
 
@@ -54,5 +54,5 @@ def test_an_address_that_is_listened_on_is_the_gateways_own(listen: object, endp
         ("unix:/run/a", "http://127.0.0.1:80"),
     ],
 )
-def test_another_address_is_none_of_the_gateways(listen: object, endpoint: str) -> None:
+def test_endpoint_at_another_address_is_not_found(listen: object, endpoint: str) -> None:
     assert _own(listen, endpoint) == []

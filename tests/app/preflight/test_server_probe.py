@@ -100,7 +100,7 @@ async def _asked(url: str, declared: str = "auto", time: float = 5.0) -> tuple[V
         ),
     ],
 )
-async def test_what_it_is(
+async def test_dialect_is_compared_with_the_declared_one(
     document: Mapping[str, object], declared: str, verdict: Verdict, told: str
 ) -> None:
     async with ScriptedServer(Server(document).play) as server:
@@ -115,7 +115,7 @@ async def test_what_it_is(
 
 
 @pytest.mark.parametrize("declared", ["triton", "kserve", "openvino", "json"])
-async def test_what_shows_nothing_is_told_and_does_not_differ(declared: str) -> None:
+async def test_dialect_that_the_server_does_not_show_is_no_mismatch(declared: str) -> None:
     async with ScriptedServer(Server(NOTHING, "404 Not Found").play) as server:
         verdict, told = await _asked(server.url, declared)
     assert verdict is WELL
@@ -129,7 +129,7 @@ async def test_what_shows_nothing_is_told_and_does_not_differ(declared: str) -> 
 @pytest.mark.parametrize(
     ("declared", "verdict"), [("auto", Verdict.NOT_READY), ("json", EXIT_MISMATCH)]
 )
-async def test_one_that_is_not_ready_tells_what_it_is(declared: str, verdict: Verdict) -> None:
+async def test_server_that_is_not_ready_shows_its_dialect(declared: str, verdict: Verdict) -> None:
     async with ScriptedServer(Server(KSERVE, ready="503 Oh").play) as server:
         found, told = await _asked(server.url, declared)
     assert found is verdict
@@ -137,13 +137,13 @@ async def test_one_that_is_not_ready_tells_what_it_is(declared: str, verdict: Ve
     assert told[1].startswith("dialect kserve")
 
 
-async def test_one_that_is_ready_and_does_not_tell_what_it_is() -> None:
+async def test_ready_server_may_not_show_its_dialect() -> None:
     async with ScriptedServer(Server(NOTHING, "500 Oh").play) as server:
         told = ["ready", f"{server.url}/v2, which tells how it speaks, answered 500"]
         assert await _asked(server.url) == (Verdict.NOT_READY, told)
 
 
-async def test_one_that_stops_answering() -> None:
+async def test_server_that_stops_answering_is_unavailable() -> None:
     async def once(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response())
@@ -154,13 +154,13 @@ async def test_one_that_stops_answering() -> None:
         assert await _asked(server.url, time=0.2) == (Verdict.NOT_READY, told)
 
 
-async def test_one_that_does_not_answer() -> None:
+async def test_silent_server_is_unavailable() -> None:
     async with ScriptedServer(never_respond) as server:
         told = ["no answer within 0.2 s"]
         assert await _asked(server.url, time=0.2) == (Verdict.UNAVAILABLE, told)
 
 
-async def test_one_that_is_not_there(tmp_path: Path) -> None:
+async def test_missing_server_is_unavailable(tmp_path: Path) -> None:
     for url in (NOWHERE, f"unix:{tmp_path}/none"):
         verdict, (told,) = await _asked(url)
         assert verdict is Verdict.UNAVAILABLE

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
-from gateway.app.reload.diff import changes, keep_startup_settings, settings_needing_restart
-from gateway.app.reload.resources import gather
+from gateway.app.reload.diff import (
+    describe_changes,
+    keep_startup_settings,
+    settings_needing_restart,
+)
+from gateway.app.reload.resources import load_resources
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file
 
@@ -43,30 +47,30 @@ B2 = {"endpoints": ["http://b:2"]}
         (_settings(listen="127.0.0.1:9"), "listen changed"),
     ],
 )
-def test_what_has_changed(now: Settings, told: str) -> None:
-    before = gather(_settings())
-    assert changes(gather(now, before), before) == told
+def test_changes_are_described(now: Settings, told: str) -> None:
+    before = load_resources(_settings())
+    assert describe_changes(load_resources(now, before), before) == told
 
 
-def test_many_upstreams_are_not_all_named() -> None:
+def test_long_list_of_upstreams_is_shortened() -> None:
     many = {f"u{i}": C for i in range(100)}
-    before = gather(_settings())
-    told = changes(gather(_settings({"b": B, **many}), before), before)
+    before = load_resources(_settings())
+    told = describe_changes(load_resources(_settings({"b": B, **many}), before), before)
     assert told.startswith("upstreams +u0 +u1 ")
     assert told.endswith("+u19 and 81 more")
 
 
-def test_a_file_of_certificates_with_another_content(tmp_path: Path) -> None:
+def test_changed_certificate_file_changes_the_upstream(tmp_path: Path) -> None:
     ca = ca_file(tmp_path)
     settings = _settings({"b": {"endpoints": ["https://b:1"], "tls": {"ca": ca}}})
-    before = gather(settings)
-    assert changes(gather(settings, before), before) == "nothing has changed"
+    before = load_resources(settings)
+    assert describe_changes(load_resources(settings, before), before) == "nothing has changed"
     with open(ca, "a") as file:
         file.write("\n")
-    assert changes(gather(settings, before), before) == "upstreams ~b"
+    assert describe_changes(load_resources(settings, before), before) == "upstreams ~b"
 
 
-def test_the_number_of_workers_is_kept() -> None:
+def test_worker_count_needs_a_restart() -> None:
     before, now = _settings(workers=2), _settings(workers="auto", watch=False)
     assert keep_startup_settings(now, before) == _settings(workers=2, watch=False)
     assert settings_needing_restart(now, before) == ["workers"]

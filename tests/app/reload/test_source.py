@@ -25,7 +25,7 @@ def _changed(source: SettingsSource, after_failure: bool = False) -> bool:
     return [source.changed(after_failure) for _ in range(3)].count(True) > 0
 
 
-def test_what_was_read_is_not_new(file: Path) -> None:
+def test_source_has_not_changed_after_read(file: Path) -> None:
     source = SettingsSource(file, {})
     file.write_text(_text(22))
     assert source.read().upstreams["u"].endpoints == ("https://127.0.0.1:22",)
@@ -35,7 +35,7 @@ def test_what_was_read_is_not_new(file: Path) -> None:
     assert not _changed(source)
 
 
-def test_what_changes_before_it_is_first_read_is_not_missed(file: Path) -> None:
+def test_change_before_the_first_read_is_noticed(file: Path) -> None:
     source = SettingsSource(file, {})
     file.write_text("upstreams: {}\n")
     with pytest.raises(SettingsError):
@@ -44,12 +44,12 @@ def test_what_changes_before_it_is_first_read_is_not_missed(file: Path) -> None:
     assert _changed(source)
 
 
-def test_the_environment_is_filled_in(file: Path) -> None:
+def test_environment_variables_are_filled_in(file: Path) -> None:
     file.write_text(_text().replace("127.0.0.1", "${HOST}"))
     assert SettingsSource(file, {"HOST": "h"}).read().upstreams["u"].endpoints == ("https://h:1",)
 
 
-def test_files_of_tls_to_servers_count(file: Path, tmp_path: Path) -> None:
+def test_changed_upstream_certificate_is_noticed(file: Path, tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.write_text("one")
     file.write_text(_text(more=f", tls: {{ca: {ca}}}"))
@@ -65,7 +65,7 @@ def test_files_of_tls_to_servers_count(file: Path, tmp_path: Path) -> None:
     assert not _changed(source)
 
 
-def test_files_of_tls_with_clients_count_after_a_failure(file: Path, tmp_path: Path) -> None:
+def test_changed_server_certificate_is_noticed_after_a_failure(file: Path, tmp_path: Path) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     certificate.write_text("c")
     key.write_text("zero")
@@ -78,7 +78,7 @@ def test_files_of_tls_with_clients_count_after_a_failure(file: Path, tmp_path: P
     assert _changed(source, after_failure=True)
 
 
-def test_a_file_that_has_vanished_is_missed_at_the_start_alone(file: Path, tmp_path: Path) -> None:
+def test_missing_named_file_is_an_error_at_the_start_only(file: Path, tmp_path: Path) -> None:
     key = tmp_path / "key.pem"
     key.write_text("k")
     file.write_text(f"{_text()}tls: {{certificate: {key}, key: {key}}}\n")
@@ -90,7 +90,7 @@ def test_a_file_that_has_vanished_is_missed_at_the_start_alone(file: Path, tmp_p
         SettingsSource(file, {}).read()
 
 
-def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+def test_pipe_is_not_read_again(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, _text().encode())
     os.close(writing)
@@ -104,7 +104,7 @@ def test_a_pipe_is_read_once(tmp_path: Path) -> None:
         os.close(reading)
 
 
-def test_why_not(file: Path) -> None:
+def test_failure_text_has_the_first_problem(file: Path) -> None:
     file.write_text("upstreams: {u: {endpoints: []}}\nlisten: 1\n")
     source = SettingsSource(file, {})
     with pytest.raises(SettingsError) as caught:

@@ -21,7 +21,7 @@ from tests.codec.reference import pack_bytes
 
 
 def decoded(pieces: list[bytes]) -> bytes:
-    """Decode a tensor that is held in such pieces."""
+    """Decode a tensor buffered in such pieces."""
     tensor = TensorDecoder("", DATATYPES["BYTES"])
     tensor.chunks = list(pieces)
     tensor.size = sum(map(len, pieces))
@@ -95,7 +95,7 @@ def surplus(_: int) -> str:
     return "its last character has unused bits that are not zero"
 
 
-# Texts, and what is said of them where so many characters stand before.
+# Texts, and their description with so many characters before them.
 FAULTS: list[tuple[str, Fault]] = [
     ("YW-j", misplaced("-", 2)),
     ("YW_j", misplaced("_", 2)),
@@ -129,7 +129,7 @@ def test_invalid_base64_is_described(text: str, fault: Fault, before: int) -> No
     texts = pack_bytes([b"YQ==", b"", element.encode(), b"-"])
     message = f"input 'x': element 2 is not base64, as its content_type says: {fault(before)}"
     assert refusal([texts]) == message
-    # As the scanner cuts it: where characters end.
+    # Split between characters, as the scanner does.
     half = len(texts) - len(text.encode()) - 5
     assert refusal([texts[:half], texts[half:]]) == message
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from gateway.codec.elements import diagnose
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.array_scanner import ElementRun, StringPart
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, shorten
 from gateway.protocol.datatypes import DATATYPES
+from gateway.sizes import QUOTED_NAME
 from tests.codec import reference, strategies
 from tests.codec.exact_rounding import FORMATS, nearest
 from tests.codec.near_ties import near_ties
@@ -119,7 +120,7 @@ def test_digits_decide_whether_a_number_beside_the_largest_float_fits(datatype: 
         largest = values(datatype, f"[{sign}{limit - 1}.99999999999999999999,0.5]")
         assert largest == [float(f"{sign}{LARGEST[datatype]!r}"), 0.5]
         for beyond in (f"{sign}{limit}", f"{sign}{limit}.0000000000000000000001"):
-            shown = beyond if len(beyond) <= 40 else beyond[:37] + "..."
+            shown = shorten(beyond, QUOTED_NAME)
             message = refusal(datatype, f"[{sign}{limit - 1}.99999999999999999999,{beyond}]")
             assert message == f"input 'x': element 1 ({shown}) does not fit {datatype}"
 
@@ -136,7 +137,7 @@ def test_any_float_is_decoded(datatype: str, value: float) -> None:
     check_rounding(datatype, repr(value))
 
 
-# One below and above the places where rounding by way of another datatype goes wrong.
+# One below and one above where rounding by way of another datatype goes wrong.
 @pytest.mark.parametrize("datatype", FORMATS)
 @pytest.mark.parametrize("significand", [0x80, 0x81, 0xFE, 0xFF])
 @pytest.mark.parametrize("hair", [0, 2.0**-25, -(2.0**-25), 2.0**-30, -(2.0**-30), 2.0**-44])
@@ -219,7 +220,7 @@ def test_doubles_of_any_digits_are_exact(numbers: list[float], digits: int) -> N
     "text", ["1e99999", "-1e400", "1" + "0" * 399, "7" * 400, "7" * 5000, "1e" + "9" * 5000]
 )
 def test_numbers_beyond_the_float_range_are_refused(datatype: str, text: str) -> None:
-    shown = text if len(text) <= 40 else text[:37] + "..."
+    shown = shorten(text, QUOTED_NAME)
     message = refusal(datatype, f"[1,{text}]")
     assert message == f"input 'x': element 1 ({shown}) does not fit {datatype}"
 
@@ -360,19 +361,20 @@ def test_long_string_is_refused_for_numbers(datatype: str) -> None:
     tensor = TensorDecoder("input 'x'", DATATYPES[datatype])
     with pytest.raises(GatewayError) as caught:
         tensor.feed(StringPart(b"a" * 500))
+    shown = '"' + "a" * (QUOTED_NAME - 1) + "..."
     wanted = DATATYPES[datatype].family.value
     assert caught.value.message == (
-        f"input 'x': element 0 (\"{'a' * 36}...) is not {wanted}, as {datatype} needs"
+        f"input 'x': element 0 ({shown}) is not {wanted}, as {datatype} needs"
     )
 
 
-# ---------------------------------------------------------------------------------- the work
+# ---------------------------------------------------------------------------- cost
 
 MANY = 2000
 
 
 def calls(datatype: str, text: str) -> int:
-    """Count the calls that converting takes, those of functions in C and generators too."""
+    """Count the calls of a conversion, those of C functions and generators included."""
     count = 0
 
     def note(_frame: object, event: str, _argument: object) -> None:
@@ -380,7 +382,7 @@ def calls(datatype: str, text: str) -> int:
         count += event in ("call", "c_call")
 
     data = text.encode()
-    convert(datatype, data)  # so that nothing is imported meanwhile
+    convert(datatype, data)  # imports what it needs
     before = sys.getprofile()
     sys.setprofile(note)
     try:

@@ -8,8 +8,9 @@ import pytest
 
 from gateway.codec.elements.diagnose import diagnose_run
 from gateway.codec.json.array_scanner import ElementRun
-from gateway.errors import ErrorKind
+from gateway.errors import ErrorKind, shorten
 from gateway.protocol.datatypes import DATATYPES
+from gateway.sizes import QUOTED_NAME
 from tests.codec.reference import FLOATS, INTEGERS, LARGEST
 
 
@@ -95,7 +96,7 @@ def test_index_counts_elements_of_earlier_runs() -> None:
 @pytest.mark.parametrize("digits", [400, 5000, 60_000])
 def test_thousands_of_digits_are_quoted_in_short(datatype: str, digits: int) -> None:
     message = fault(datatype, "[1," + "7" * digits + "]")
-    assert message == f"input 'x': element 1 ({'7' * 37}...) does not fit {datatype}"
+    assert message == f"input 'x': element 1 ({'7' * QUOTED_NAME}...) does not fit {datatype}"
 
 
 @pytest.mark.parametrize("datatype", INTEGERS)
@@ -113,7 +114,7 @@ def test_floats_beyond_their_limits_are_named(datatype: str) -> None:
         assert "near element" in fault(datatype, "[1.7976931348623157e308,]")
         assert "does not fit FP64" in fault(datatype, "[1.7976931348623159e308]")
         return
-    # Beyond the largest number by half of its last bit.
+    # The largest number plus half of its last bit.
     largest = Fraction(LARGEST[datatype])
     digits = {"FP16": 11, "BF16": 8, "FP32": 24}[datatype]
     limit = int(largest + largest / (2**digits - 1) / 2)
@@ -122,5 +123,5 @@ def test_floats_beyond_their_limits_are_named(datatype: str) -> None:
     )
     assert "near element" in fault(datatype, f"[{limit - 1}.9,-{limit - 1}.9999e0,]")
     for beyond in (f"{limit}", f"-{limit}.0"):
-        shown = beyond if len(beyond) <= 40 else beyond[:37] + "..."
+        shown = shorten(beyond, QUOTED_NAME)
         assert f"({shown}) does not fit {datatype}" in fault(datatype, f"[{beyond}]")

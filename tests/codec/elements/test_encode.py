@@ -101,7 +101,7 @@ def test_floats_survive_a_round_trip(datatype: str, data: bytes, seed: int) -> N
     data = data[: len(data) - len(data) % dtype.itemsize]
     text = convert(datatype, strategies.cut(data, seed))
     back = reference.pack(datatype, json.loads(f"[{text}]", parse_constant=reference.BareToken))
-    # A NaN is a NaN, whatever else its bits say.
+    # Any NaN equals any other, whatever its bits.
     nans = np.isnan(np.frombuffer(data, dtype))
     assert np.array_equal(np.isnan(np.frombuffer(back, dtype)), nans)
     bits = np.dtype(f"u{dtype.itemsize}")

@@ -1,4 +1,4 @@
-"""Arrays of floats read in C: equal to what the usual way makes of them, or left to it."""
+"""The C reader of floats agrees with Python, or leaves the text to it."""
 
 import json
 import math
@@ -24,11 +24,11 @@ floats = import_module("gateway.codec.elements._floats")
 
 FP32, FP64 = DATATYPES["FP32"], DATATYPES["FP64"]
 MIDDLE = 1 + 2**-24
-"""Halfway between two of FP32, the even one of which is 1."""
+"""Halfway between two FP32 numbers; the even one is 1."""
 
 
-def usual(text: bytes, size: int) -> bytes | None:
-    """Convert text as it is done where nothing is compiled."""
+def without_c(text: bytes, size: int) -> bytes | None:
+    """Convert text as a gateway does that is not compiled."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fast_decode, "_read_floats", None)
         result = run_job(ConversionJob(to_json=False, datatype=FP32 if size == 4 else FP64), text)
@@ -60,7 +60,7 @@ def test_c_reader_reads_floats(text: bytes, values: list[float], size: int) -> N
     expected = np.array(values, np.float64).astype(f"<f{size}").tobytes()
     assert floats.read_floats(text, size) == expected
     assert floats.read_floats(memoryview(b"1" + text + b"1")[1:-1], size) == expected
-    assert usual(text, size) == expected
+    assert without_c(text, size) == expected
 
 
 LEFT = [
@@ -123,7 +123,7 @@ def test_c_reader_agrees_with_python(array: list[object], comma: str, data: st.D
         text = text[:at] + data.draw(st.binary(max_size=2), label="with") + text[at + 1 :]
     for size in (4, 8):
         read = floats.read_floats(text, size)
-        assert read is None or read == usual(text, size)
+        assert read is None or read == without_c(text, size)
 
 
 @settings(max_examples=scaled(1000))

@@ -31,7 +31,7 @@ TWICE = {
     "BF16": "257.00000000000000000001",
     "FP32": "2785021513700485228e-19",
 }
-"""Each a hair above a tie, whose lower neighbour is even: rounded twice, it goes down."""
+"""Each is slightly above a tie with an even lower neighbour: rounded twice, it goes down."""
 
 
 def of_request(texts: list[str], datatype: str) -> bytes:

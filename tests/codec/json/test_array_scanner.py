@@ -273,7 +273,7 @@ def test_a_window_of_strings_without_a_comma_is_refused(text: bytes) -> None:
 
 
 def test_runs_of_strings_are_shorter_than_runs_of_numbers() -> None:
-    """Tiny strings take ten times as long as as many bytes of numbers."""
+    """Tiny strings cost ten times as much per byte as numbers."""
     for element, size in ((b"1", WINDOW), (b'""', STRING_WINDOW), (b'[["a"]]', STRING_WINDOW)):
         texts = scan([b"[" + b",".join([element] * 100_000) + b"]" + BEHIND]).texts
         assert {len(text) > size - 16 for text in texts[:-1]} == {True}
@@ -333,7 +333,8 @@ def test_half_a_surrogate_pair_at_the_end_goes_to_the_decoder(window: int) -> No
     assert scanned.texts[-1].endswith(b'\\ud83d"]}]}')
 
 
-# ---------------------------------------------------------------------------------- the law
+# ---------------------------------------------------------------------------- independence of
+# splits
 
 
 def scanned_or_refused(pieces: list[bytes]) -> Scanned | str:

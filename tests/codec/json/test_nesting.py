@@ -1,4 +1,4 @@
-"""How deep forwarded JSON nests: told alike wherever it is cut, and as a plain count tells it."""
+"""Nesting of JSON that passes through: a plain count agrees, wherever the text is split."""
 
 import json
 from typing import Any
@@ -39,14 +39,14 @@ ALLOWED = [
     b'["\\\\\\"[[[[[["]',
     b'["a","[[[[',
     b'"[[[["',
-    b"x[[[[",  # no JSON that nests: a parser ends before it comes to that
+    b"x[[[[",  # a parser stops before the brackets
     b"\x1f\x8b\x08[[[[[[[[",
     b"\x00[[[[",
 ]
 
 
 def _told(parts: list[bytes], cap: int = CAP) -> str:
-    """Give the error of a body that comes in parts, if there is one."""
+    """Return the error of a body that comes in parts, if there is one."""
     walk = NestingCheck(cap)
     try:
         for part in parts:
@@ -80,7 +80,7 @@ def test_too_deep_nesting_is_refused_before_the_end() -> None:
 
 @pytest.mark.parametrize("text", [b"[" * 200_000, b'{"a":' * 40_000, b"[" + b"[]," * 70_000])
 def test_nesting_in_large_bodies(text: bytes) -> None:
-    # Windows of 64 KiB end within them, and what is long and flat is not what is deep.
+    # Longer than a window: long flat text is not deep.
     is_deep = b"]" not in text
     assert bool(_told([text], 64)) is nests_deeper(text, 64) is is_deep
 

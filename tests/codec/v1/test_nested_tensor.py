@@ -12,7 +12,7 @@ from gateway.errors import GatewayError
 from tests.codec import strategies
 
 
-def find(value: Any, pieces: list[bytes] | None = None) -> tuple[int, ...]:
+def find_shape(value: Any, pieces: list[bytes] | None = None) -> tuple[int, ...]:
     finder = ShapeFinder("input 'x'")
     for piece in pieces or [structural_marks(json.dumps(value).encode())]:
         finder.feed(piece)
@@ -23,27 +23,27 @@ def _count(value: Any) -> int:
     return sum(map(_count, value)) if isinstance(value, list) else 1
 
 
-def plain_shape(value: Any) -> tuple[int, ...]:
-    """Give the shape of nested lists; raises ValueError where they are ragged."""
+def reference_shape(value: Any) -> tuple[int, ...]:
+    """Return the shape of nested lists; raises ValueError if they are ragged."""
     if not isinstance(value, list):
         return ()
-    shapes = set(map(plain_shape, value))
+    shapes = set(map(reference_shape, value))
     if len(shapes) > 1:
         raise ValueError("ragged")
     return (len(value), *(shapes.pop() if shapes else ()))
 
 
-def nested(rng: random.Random, depth: int) -> Any:
+def make_nested(rng: random.Random, depth: int) -> Any:
     if not depth or rng.random() < 0.05:
         return rng.choice([1, 'a,["', "\\"])
-    return [nested(rng, depth - 1) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))]
+    return [make_nested(rng, depth - 1) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))]
 
 
-def even(rng: random.Random, shape: list[int]) -> Any:
-    return [even(rng, shape[1:]) for _ in range(shape[0])] if shape else rng.choice([1, "],"])
+def make_even(rng: random.Random, shape: list[int]) -> Any:
+    return [make_even(rng, shape[1:]) for _ in range(shape[0])] if shape else rng.choice([1, "],"])
 
 
-def bent(rng: random.Random, value: Any) -> Any:
+def make_ragged(rng: random.Random, value: Any) -> Any:
     """Make some array longer or shorter."""
     within = value
     while within and isinstance(within[0], list) and rng.random() < 0.7:
@@ -61,20 +61,20 @@ def bent(rng: random.Random, value: Any) -> Any:
 def test_shape_equals_the_reference_however_split(way: str, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(20):
-        value = [nested(rng, 3)]
+        value = [make_nested(rng, 3)]
         if way != "nested":
-            value = even(rng, [rng.randint(0, 3) for _ in range(rng.randint(1, 4))])
+            value = make_even(rng, [rng.randint(0, 3) for _ in range(rng.randint(1, 4))])
         if way == "bent":
-            value = bent(rng, value)
+            value = make_ragged(rng, value)
         marks = structural_marks(json.dumps(value).encode())
         for pieces in ([marks], strategies.bytewise(marks), strategies.cut(marks, seed)):
             try:
-                found = find(value, pieces)
+                found = find_shape(value, pieces)
             except GatewayError:
                 with pytest.raises(ValueError, match="ragged"):
-                    plain_shape(value)
+                    reference_shape(value)
             else:
-                assert found == plain_shape(value)
+                assert found == reference_shape(value)
 
 
 RAGGED = {
@@ -93,13 +93,13 @@ RAGGED = {
 @pytest.mark.parametrize(("text", "why"), RAGGED.items())
 def test_ragged_arrays_are_refused(text: str, why: str) -> None:
     with pytest.raises(GatewayError) as caught:
-        find(json.loads(text))
+        find_shape(json.loads(text))
     expected = f"input 'x' is no tensor, as its arrays are ragged: {why}"
     assert caught.value.message == expected
 
 
 def test_single_value_has_an_empty_shape() -> None:
-    assert find(5) == ()
+    assert find_shape(5) == ()
 
 
 @pytest.mark.parametrize(

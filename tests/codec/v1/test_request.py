@@ -32,7 +32,7 @@ TWO: Declared = {"a": ("FP32", [-1, -1]), "b": ("INT64", [-1])}
 
 @contextmanager
 def windows_of(size: int) -> Iterator[None]:
-    """Have text looked at in windows of so many bytes."""
+    """Scan text in windows of so many bytes."""
     with ExitStack() as stack:
         stack.enter_context(strategies.windows_of(size))
         for module in (text_reader, v1_values):
@@ -58,7 +58,7 @@ def convert(
 
 
 def as_plain(request: PredictRequest, declared: Declared) -> PlainPredict:
-    """Give a request as the plain version does; checks what every header has."""
+    """Return a request as the reference does; checks what every header has."""
     fields = json.loads(request.header)
     assert list(fields) == ["id", "inputs", "parameters"]
     assert fields["id"] == "7"
@@ -77,7 +77,7 @@ def as_plain(request: PredictRequest, declared: Declared) -> PlainPredict:
 
 
 def outcome(pieces: list[bytes], declared: Declared) -> PlainPredict | str:
-    """Give what comes of a request, or the text of its refusal."""
+    """Return a converted request, or the text of its error."""
     try:
         return as_plain(convert(pieces, declared), declared)
     except GatewayError as error:
@@ -85,7 +85,7 @@ def outcome(pieces: list[bytes], declared: Declared) -> PlainPredict | str:
 
 
 def refusal(body: bytes | dict[str, Any], declared: Declared, **caps: Any) -> GatewayError:
-    """Give the error of a request; it must be the same however the body is split."""
+    """Return the error of a request; it must be the same however the body is split."""
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     errors = []
     for pieces in ([text], strategies.bytewise(text), strategies.cut(text, 1)):
@@ -100,7 +100,8 @@ def floats(*values: float) -> bytes:
     return np.array(values, "<f4").tobytes()
 
 
-# ---------------------------------------------------------------------------------- the law
+# ---------------------------------------------------------------------------- independence of
+# splits
 
 
 @pytest.mark.parametrize("window", [96, WINDOW])
@@ -115,7 +116,7 @@ def test_request_equals_the_reference_however_split(
         with windows_of(window):
             found = outcome(pieces, declared)
         if window < WINDOW and isinstance(found, str):
-            assert "bytes" in found  # a name, a value or the way to a comma is too long for it
+            assert "bytes" in found  # a name, a value or the text before a comma is too long
         else:
             assert found == expected
 
@@ -225,7 +226,7 @@ def test_base64_inputs_are_reported(
 @pytest.mark.parametrize(
     ("declared", "instances", "shape", "single"),
     [
-        ([3], [1, 2, 3], [3], False),  # three instances are what the model takes
+        ([3], [1, 2, 3], [3], False),  # three instances, as the model takes
         ([3], [[1, 2, 3]], [3], True),
         ([1], [5], [1], False),
         ([], [5], [], True),
@@ -572,7 +573,7 @@ def test_values_larger_than_a_window_are_converted(
 
 @pytest.mark.parametrize("value", ["b", {"b64": "Yg=="}])
 def test_many_small_elements_become_few_chunks(value: Any) -> None:
-    # The first one has all be read one by one.
+    # The first element has all others read one by one.
     body = json.dumps({"inputs": [{"b64": "YQ=="}, *[value] * 9000]}).encode()
     request = convert([body], TEXT)
     assert b"".join(request.tensors) == pack_bytes([b"a", *[b"b"] * 9000])
@@ -580,7 +581,7 @@ def test_many_small_elements_become_few_chunks(value: Any) -> None:
 
 
 def test_conversion_pauses_between_time_slices() -> None:
-    """No share of the work is larger than a window takes, however much text is there at once."""
+    """No step is larger than a window, however much text is available at once."""
     fields, declared = LARGE["small objects"]()
     body = json.dumps(fields).encode()
     codec = PredictRequestConverter(model(declared), 1000, 64)

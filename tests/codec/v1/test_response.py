@@ -159,10 +159,10 @@ def test_rows_of_several_outputs_are_buffered_up_to_the_cap() -> None:
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
-        ([floats("y")], "output 'y' has shape [], of which there are no rows"),
+        ([floats("y")], "output 'y' has shape [], which has no rows"),
         (
             [floats("y", 2), floats("z", 3)],
-            "output 'y' has 2 rows and output 'z' 3, which make up no common rows",
+            "output 'y' has 2 rows and output 'z' 3, which have no rows in common",
         ),
     ],
 )
@@ -200,7 +200,7 @@ def test_error_tells_v1_clients_how_to_get_refused_values(
 
 @pytest.mark.parametrize("rows", [3, 3000])
 def test_element_index_counts_from_the_first_row(rows: int) -> None:
-    """Be they written one by one, or many together."""
+    """Whether rows are written one by one or many together."""
     values = np.zeros((rows, 60_000 // rows), "<f4")
     values[-1, -1] = math.nan
     wrong = output("y", "FP32", list(values.shape), values.tobytes())
@@ -211,7 +211,7 @@ def test_element_index_counts_from_the_first_row(rows: int) -> None:
 BROKEN: dict[str, tuple[list[Output], str]] = {
     "a name twice": (
         [floats("y", 1), floats("z", 1), floats("y", 1)],
-        "two outputs of the name 'y'",
+        "two outputs named 'y'",
     ),
     "no outputs": ([], "has no outputs"),
     "JSON": (
@@ -236,11 +236,11 @@ def test_broken_responses_are_refused(
 UNFIT: dict[str, tuple[list[Output], str]] = {
     "empty rows": (
         [floats("y", 99_999, 0), output("z", "BYTES", [99_999, 0], b"")],
-        "output 'y' holds more than 65536 empty arrays; ask for it the V2 way",
+        "output 'y' holds more than 65536 empty arrays; request it with the V2 protocol",
     ),
     "dimensions": (
         [floats("y", *[1] * 33)],
-        "output 'y' has 33 dimensions; at most 32 are nested; ask for it the V2 way",
+        "output 'y' has 33 dimensions; at most 32 are nested; request it with the V2 protocol",
     ),
 }
 

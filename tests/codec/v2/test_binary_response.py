@@ -43,7 +43,7 @@ def brought(
     header_cap: int = 1 << 20,
     spool_cap: int = 1 << 24,
 ) -> Brought | Failed:
-    """Bring an answer into a form; `work` tells whether what waits is done between the pieces."""
+    """Convert a response; `work` says whether to convert between the pieces."""
     codec = BinaryResponseConverter(form, header_cap, spool_cap)
     try:
         for piece in pieces:
@@ -66,7 +66,7 @@ def output(datatype: str, data: list[Any], name: str = "y", **more: Any) -> dict
 
 
 def fine(body: bytes, form: OutputEncoding = ALL) -> Brought:
-    """Give what an answer becomes, however it is split."""
+    """Return what a response becomes, however it is split."""
     found = brought([body], form)
     assert brought(strategies.bytewise(body), form) == found
     assert brought(strategies.cut(body, 1), form, work=False) == found
@@ -82,12 +82,13 @@ def fault(body: bytes, form: OutputEncoding = ALL) -> str:
     return found.message
 
 
-# ---------------------------------------------------------------------------------- the law
+# ---------------------------------------------------------------------------- independence of
+# splits
 
 
 @st.composite
 def answers(draw: st.DrawFn, faulty: bool = False) -> bytes:
-    """Generate a JSON answer; a faulty one has perhaps some elements that are none."""
+    """Generate a JSON response; a faulty one may contain invalid elements."""
     rng = random.Random(draw(strategies.SEEDS))
     fields: dict[str, Any] = {"model_name": "m", "id": None}
     fields["outputs"] = draw(st.lists(strategies.inputs(faulty), max_size=3))
@@ -134,7 +135,7 @@ def test_response_is_the_same_however_split(
 
 
 def normal(value: Any) -> Any:
-    """Give fields with NaN that equals itself."""
+    """Return fields whose NaN equals itself."""
     if isinstance(value, dict):
         return {key: normal(below) for key, below in value.items()}
     if isinstance(value, list):
@@ -308,7 +309,7 @@ def test_base64_requested_as_json_keeps_its_text() -> None:
 
 
 def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:
-    """Give the outputs of an answer that is wanted as JSON, however it is split."""
+    """Return the outputs of a response requested as JSON, however it is split."""
     found = []
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
         codec = BinaryResponseConverter(OutputEncoding(False, {}), 1 << 20, 1 << 24, policies)
@@ -370,7 +371,7 @@ def test_content_type_applies_to_bytes_only() -> None:
     assert found.outputs[0]["parameters"]["content_type"] == "base64"
 
 
-# ---------------------------------------------------------------------------------- faults
+# ---------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -431,7 +432,7 @@ def test_response_beyond_the_spool_cap_is_refused() -> None:
     found = brought(strategies.cut(body, 1), spool_cap=999)
     assert found == Failed(
         ErrorKind.BAD_RESPONSE,
-        "an answer that becomes binary is held, and is larger than 999 bytes "
+        "a response that becomes binary must be buffered, and exceeds 999 bytes "
         "(limits.spool_bytes); ask for all outputs as JSON",
     )
     assert isinstance(brought([body], spool_cap=3000), Brought)

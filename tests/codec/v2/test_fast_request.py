@@ -1,4 +1,4 @@
-"""What the straight path for small requests gives is what the incremental codec gives."""
+"""The fast path for requests gives the same result as the streaming path."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.codec import strategies
 DEPTH_CAP = 12
 
 
-def small(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
+def fast_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
     request = fast_convert_request(body, DEPTH_CAP)
     if request is None:
         return None
     return request.body[: request.header_size], request.body[request.header_size :], request.answer
 
 
-def thorough(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
+def streaming_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
     codec = InferRequestConverter(1 << 20, DEPTH_CAP)
     try:
         codec.feed(body)
@@ -40,10 +40,10 @@ def thorough(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
     return request.header, b"".join(chunks), request.answer
 
 
-def agrees(body: bytes) -> bool:
-    """Tell whether the straight path says the same, or leaves it to the other."""
-    found = small(body)
-    return found is None or found == thorough(body)
+def fast_path_agrees(body: bytes) -> bool:
+    """Tell whether the fast path agrees with the streaming path, or leaves the request to it."""
+    found = fast_result(body)
+    return found is None or found == streaming_result(body)
 
 
 def entry(datatype: str, data: Any, shape: list[int] | None = None) -> dict[str, Any]:
@@ -70,13 +70,13 @@ FLOATS = {"FP16": 16, "FP32": 32, "FP64": 64}
 @pytest.mark.parametrize("datatype", RANGES)
 def test_fast_path_converts_integers(datatype: str) -> None:
     body = request(entry(datatype, [*RANGES[datatype], 0, 1]))
-    assert small(body) == thorough(body) is not None
+    assert fast_result(body) == streaming_result(body) is not None
 
 
 @pytest.mark.parametrize("datatype", FLOATS)
 def test_fast_path_converts_floats(datatype: str) -> None:
     body = request(entry(datatype, [0, -1.5, 1e-3, 0.1, -0.0, 65504, 2.0]))
-    assert small(body) == thorough(body) is not None
+    assert fast_result(body) == streaming_result(body) is not None
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_fast_path_converts_floats(datatype: str) -> None:
     ],
 )
 def test_fast_path_converts_plain_requests(body: bytes) -> None:
-    assert small(body) is not None
-    assert agrees(body)
+    assert fast_result(body) is not None
+    assert fast_path_agrees(body)
 
 
 @pytest.mark.parametrize(
@@ -145,48 +145,48 @@ def test_fast_path_converts_plain_requests(body: bytes) -> None:
     ],
 )
 def test_fast_path_leaves_unusual_requests(body: bytes) -> None:
-    assert small(body) is None
+    assert fast_result(body) is None
 
 
 @pytest.mark.parametrize("data", [[float("nan")], [[1, [2]], 3], [], [[], 0.1], [2**70, -0.0]])
 @pytest.mark.parametrize("datatype", FLOATS)
 def test_c_reader_agrees_with_the_streaming_path(datatype: str, data: Any) -> None:
     count = len(json.dumps(data).split(",")) - ([] in data)
-    assert agrees(request(entry(datatype, data, [count if data else 0])))
+    assert fast_path_agrees(request(entry(datatype, data, [count if data else 0])))
 
 
 @pytest.mark.parametrize("depth", [1, DEPTH_CAP, DEPTH_CAP + 1, 100, 2000])
 def test_fast_path_respects_the_depth_cap(depth: int) -> None:
     nested = b"[" * depth + b"1" + b"]" * depth
     body = request(entry("FP32", [1])).replace(b'"data": [1]', b'"data": ' + nested)
-    assert small(body) == thorough(body)
+    assert fast_result(body) == streaming_result(body)
 
 
 @pytest.mark.parametrize("datatype", [*RANGES, *FLOATS])
 def test_fast_path_converts_many_numbers(datatype: str) -> None:
     body = request(entry(datatype, [*range(100)] * 20))
-    assert small(body) == thorough(body) is not None
+    assert fast_result(body) == streaming_result(body) is not None
     for fault in ("1e400", "true", '"1"', "null", "[1]", "", "99999999999999999999999"):
         broken = body.replace(b" 50,", fault.encode() + b",", 1)
-        assert agrees(broken), fault
-    assert small(body.replace(b"[2000]", b"[2001]")) is None
+        assert fast_path_agrees(broken), fault
+    assert fast_result(body.replace(b"[2000]", b"[2001]")) is None
 
 
 @pytest.mark.parametrize("row", [1, 10, 500])
 def test_fast_path_converts_many_nested_numbers(row: int) -> None:
     rows = [[*range(row)]] * (2000 // row)
     body = request(entry("INT16", rows, [len(rows), row]))
-    assert small(body) == thorough(body) is not None
+    assert fast_result(body) == streaming_result(body) is not None
     for fault in (b"[0", b"[]", b"0,,", b"[1],", b"]", b"0,]"):
-        assert agrees(body.replace(b"[0", fault, 1)), fault
+        assert fast_path_agrees(body.replace(b"[0", fault, 1)), fault
 
 
 @pytest.mark.parametrize("depth", [1, DEPTH_CAP - 1, DEPTH_CAP, 100, 2000])
 def test_fast_path_respects_the_depth_cap_among_many_numbers(depth: int) -> None:
     nested = b"[0]," * 1000 + b"[" * depth + b"1" + b"]" * depth
     body = request(entry("FP32", ["@"], [1001])).replace(b'"@"', nested)
-    assert small(body) == thorough(body)
-    assert (small(body) is None) == (depth >= DEPTH_CAP)
+    assert fast_result(body) == streaming_result(body)
+    assert (fast_result(body) is None) == (depth >= DEPTH_CAP)
 
 
 @given(st.data())
@@ -203,14 +203,14 @@ def test_fast_path_agrees_with_the_streaming_path_on_any_number(data: st.DataObj
     element |= st.sampled_from(["-0", "0.0", "-0.0", "1e5", "1E-7", "1e400", "4.9e-324", "0e9"])
     texts = data.draw(st.lists(element, min_size=1, max_size=5))
     body = request(entry(datatype, ["@"], [len(texts)])).replace(b'"@"', ",".join(texts).encode())
-    assert agrees(body)
+    assert fast_path_agrees(body)
 
 
 @strategies.LAW
 @given(strategies.request_bodies(), strategies.SEEDS)
 def test_fast_path_agrees_with_the_streaming_path_on_any_request(body: bytes, seed: int) -> None:
-    assert agrees(body)
-    assert agrees(strategies.mutated(body, seed))
+    assert fast_path_agrees(body)
+    assert fast_path_agrees(strategies.mutated(body, seed))
 
 
 PLAIN = request(
@@ -225,11 +225,11 @@ PLAIN = request(
 def test_fast_path_never_misreads_a_broken_request(seed: int) -> None:
     rng = random.Random(seed)
     body = strategies.mutated(PLAIN.replace(b" ", b"") if rng.random() < 0.5 else PLAIN, seed)
-    assert agrees(body)
+    assert fast_path_agrees(body)
 
 
 def test_plan_cache_does_not_leak_numbers_into_the_next_request() -> None:
-    found = [small(request(entry("FP32", [float(number)]))) for number in range(100)]
+    found = [fast_result(request(entry("FP32", [float(number)]))) for number in range(100)]
     assert len({data for _, data, _ in filter(None, found)}) == 100
 
 

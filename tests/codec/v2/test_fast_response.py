@@ -1,4 +1,4 @@
-"""What the straight path for small answers gives is what the incremental codec gives."""
+"""The fast path for responses gives the same result as the streaming path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.codec.strategies import answer_body, output
 PLAIN = [name for name in DTYPES if name not in ("FP16", "BF16", "BOOL")]
 
 
-def thorough(body: bytes, header_size: int) -> bytes | None:
+def streaming_result(body: bytes, header_size: int) -> bytes | None:
     codec = JsonResponseConverter(header_size, JsonPolicies())
     try:
         text = codec.feed(body)
@@ -30,10 +30,10 @@ def thorough(body: bytes, header_size: int) -> bytes | None:
     return text
 
 
-def agrees(body: bytes, header_size: int) -> bool:
-    """Tell whether the straight path says the same, or leaves it to the other."""
+def fast_path_agrees(body: bytes, header_size: int) -> bool:
+    """Tell whether the fast path agrees with the streaming path, or leaves the response to it."""
     found = fast_convert_response(body, header_size)
-    return found is None or found == thorough(body, header_size)
+    return found is None or found == streaming_result(body, header_size)
 
 
 def values(datatype: str, count: int = 4) -> bytes:
@@ -45,7 +45,7 @@ def test_fast_path_converts_numbers(datatype: str) -> None:
     body, size = answer_body([output("y", datatype, [2, 2], values(datatype))])
     text = fast_convert_response(body, size)
     assert text is not None
-    assert text == thorough(body, size)
+    assert text == streaming_result(body, size)
     assert json.loads(text)["outputs"][0]["data"] == [0, 1, 2, 3]
 
 
@@ -54,7 +54,7 @@ def test_fast_path_converts_several_outputs() -> None:
     body, size = answer_body(outputs, {"id": "i", "parameters": {"a": [1]}})
     text = fast_convert_response(body, size)
     assert text is not None
-    assert text == thorough(body, size)
+    assert text == streaming_result(body, size)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "BOOL"])
@@ -88,9 +88,11 @@ def test_fast_path_agrees_with_the_streaming_path_on_any_response(
     answer: tuple[bytes, int], seed: int
 ) -> None:
     body, size = answer
-    assert agrees(body, size)
+    assert fast_path_agrees(body, size)
     rng = random.Random(seed)
-    assert agrees(strategies.mutated(body, seed), max(0, size + rng.choice([0, 0, -1, 1])))
+    assert fast_path_agrees(
+        strategies.mutated(body, seed), max(0, size + rng.choice([0, 0, -1, 1]))
+    )
 
 
 def test_plan_cache_does_not_leak_numbers_into_the_next_response() -> None:

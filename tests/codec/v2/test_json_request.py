@@ -27,7 +27,7 @@ def entry(datatype: str, shape: list[int], data: bytes, **more: Any) -> dict[str
 
 
 def message(*tensors: tuple[dict[str, Any], bytes], **fields: Any) -> tuple[bytes, int]:
-    """Give a request in binary form, and the size of its header."""
+    """Return a binary request, and the size of its header."""
     header = json.dumps({"inputs": [shown for shown, _ in tensors], **fields}).encode()
     return header + b"".join(data for _, data in tensors), len(header)
 
@@ -59,7 +59,8 @@ def fields_of(text: bytes | Failed) -> Any:
     return json.loads(text)
 
 
-# ---------------------------------------------------------------------------------- the law
+# ---------------------------------------------------------------------------- independence of
+# splits
 
 
 @strategies.LAW
@@ -69,7 +70,7 @@ def test_request_is_the_same_however_split(body: bytes, policies: JsonPolicies, 
     try:
         plain = convert_request(body, 64)
     except RefusedError:
-        return  # it has a shape that its data do not fit
+        return  # its shape does not match its data
     tensors = [rng.randbytes(t) if isinstance(t, int) else t for t in plain.tensors]
     header = json.dumps(plain.header).encode()
     codec = InferRequestConverter(1 << 20, 64)
@@ -94,7 +95,7 @@ def test_request_is_the_same_however_split(body: bytes, policies: JsonPolicies, 
 
 
 def _normal(value: Any) -> Any:
-    """Give fields without what is empty but for it, and with NaN that equals itself."""
+    """Return fields without empty parameters, whose NaN equals itself."""
     if isinstance(value, dict):
         return {k: _normal(v) for k, v in value.items() if k != "parameters" or v}
     if isinstance(value, list):
@@ -102,7 +103,7 @@ def _normal(value: Any) -> Any:
     return "NaN" if value != value else value
 
 
-# ---------------------------------------------------------------------------------- there and back
+# ---------------------------------------------------------------------------- round trips
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
@@ -296,7 +297,7 @@ def test_error_policy_names_the_element() -> None:
     )
 
 
-# ---------------------------------------------------------------------------------- faults
+# ---------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Answers whose outputs come as JSON and in binary form, whichever was asked for."""
+"""Responses with JSON and binary outputs, whichever the client requested."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Output:
-    """An output as the server gives it: in binary form, as JSON, or without a word if it is empty.
+    """An output as the server sends it: in binary form, as JSON, or without data if it is empty.
 
-    ``null`` has NaN written so, as KServe writes it.
+    ``null`` writes NaN so, as KServe does.
     """
 
     name: str
@@ -89,7 +89,7 @@ def all_json(pieces: list[bytes], form: OutputEncoding) -> tuple[bytes, bytes]:
 
 
 def check(brought: tuple[bytes, bytes], outputs: list[Output], form: OutputEncoding) -> None:
-    """Check that each output has its form, and the tensor that the server gave."""
+    """Check that each output has its encoding, and the tensor that the server sent."""
     header, tail = brought
     fields = json.loads(header)
     assert fields["id"] == "7"
@@ -301,7 +301,7 @@ def test_spool_cap_counts_json_and_binary_outputs() -> None:
 
 
 def test_large_json_output_is_converted_in_steps() -> None:
-    """Also where its datatype comes behind its data, so that all of it has to wait."""
+    """Even if the datatype follows the data, so that all of it is queued."""
     numbers = list(range(100_000))
     entry = {"data": numbers, "name": "y", "shape": [len(numbers)], "datatype": "INT32"}
     header = json.dumps({"outputs": [entry, DIFFERENCE.shown]}).encode()

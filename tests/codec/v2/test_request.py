@@ -15,14 +15,16 @@ from hypothesis import given
 from gateway.codec.json import array_scanner
 from gateway.codec.v2.request import InferRequest, InferRequestConverter, header_without_data
 from gateway.errors import ErrorKind, GatewayError
+from gateway.sizes import QUOTED_NAME
 from tests.codec import strategies
 from tests.codec.reference import PlainRequest, RefusedError, convert_request, pack_bytes
+from tests.support.scale import scaled
 
 HEADER_CAP = 1 << 20
 DEPTH_CAP = 12
 WINDOW = array_scanner.WINDOW
 STRING_WINDOW = array_scanner.STRING_WINDOW
-# Small ones, so that there is a window's edge everywhere.
+# Small windows too, so that every place is at the edge of one.
 WINDOWS = (24, 32, 64, WINDOW)
 
 
@@ -57,7 +59,7 @@ def outcome(
     header_cap: int = HEADER_CAP,
     depth_cap: int = DEPTH_CAP,
 ) -> Outcome:
-    """Convert a body; `work` tells whether what has to wait is worked off between the pieces."""
+    """Convert a body; `work` says whether to convert between the pieces."""
     codec = InferRequestConverter(header_cap, depth_cap)
     try:
         for piece in pieces:
@@ -112,7 +114,7 @@ def size(part: bytes | int) -> int:
 
 
 def normal(header: bytes) -> str:
-    """Give a header in one form, with integers as a library of 64 bits reads them."""
+    """Return a header in a normal form, with integers as a 64-bit library parses them."""
 
     def to_int(digits: str) -> int | float:
         value = int(digits)
@@ -131,7 +133,8 @@ def check_law(body: bytes, seed: int, window: int) -> None:
         assert outcome(strategies.bytewise(body)) == found
 
 
-# ---------------------------------------------------------------------------------- the law
+# ---------------------------------------------------------------------------- independence of
+# splits
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -158,8 +161,8 @@ def test_broken_text_is_refused_however_split(window: int, body: bytes, seed: in
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("seeds", range(4))
 def test_broken_arrays_are_refused_however_split(window: int, seeds: int) -> None:
-    # No strategy here: many small bodies with nothing but their array broken.
-    for seed in range(seeds * 500, seeds * 500 + 500):
+    # No strategy here: many small bodies in which only the array is broken.
+    for seed in range(seeds * 500, seeds * 500 + scaled(500)):
         body = strategies.array_body(random.Random(seed))
         check_law(body, seed, window)
 
@@ -369,7 +372,7 @@ def test_invalid_requests_are_refused(body: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("start", ["{", "{ ", "{\n  ", "\n {\n\t "])
 def test_many_tiny_values_beside_the_data_are_accepted(start: str) -> None:
-    """orjson fails on them by itself, if what stands before them looks indented."""
+    """orjson alone fails on them if the text before them looks indented."""
     many = "[" + "1," * 5000 + "1]"
     body = start + f'"parameters":{{"x":{many}}},' + request_body("INT8", "[1]", "[7]")[1:].decode()
     for pieces in ([body.encode()], strategies.cut(body.encode(), 1)):
@@ -451,7 +454,7 @@ def test_classification_and_shared_memory_are_passed_through() -> None:
     ],
 )
 def test_a_server_sees_no_classification_that_the_gateway_does_not(outputs: bytes) -> None:
-    # Triton takes the first of two keys of one name, and the gateway the last.
+    # Triton takes the first of two equal keys, the gateway the last.
     body = b'{"inputs":[{"name":"x","shape":[2],"datatype":"INT8","parameters":{%b}}],%b}' % (
         b'"binary_data_size":2',
         outputs % b'"binary_data":true',
@@ -591,7 +594,7 @@ OTHERS = [
         rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"\u0064ata":0}]}',
         X + "data must be an array, got 0",
     ),
-    # The value of another data would be taken for what the header has in place of an array.
+    # The value of the second data would look like a placeholder.
     *(
         (b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],%b}%b]}' % (members, behind), text)
         for behind in (b"", b',{"name":"y","datatype":"INT8","shape":[1],"data":[1]}')
@@ -673,7 +676,7 @@ FIRST_FAULT = '{"name":"a","shape":[1],"data":["x"],"datatype":"INT8"}'
     ],
 )
 def test_first_of_two_errors_is_reported(behind: str) -> None:
-    # The first waits for its datatype; what stands behind it does not.
+    # The first waits for its datatype; the text behind it does not.
     body = ('{"inputs":[' + FIRST_FAULT + ',{"data":[]},' + behind + "]}").encode()
     found = outcome([body], header_cap=2000)
     assert isinstance(found, Failed)
@@ -684,7 +687,7 @@ def test_first_of_two_errors_is_reported(behind: str) -> None:
 
 
 def test_data_before_its_datatype_is_converted_in_steps() -> None:
-    # Keys in order, as many clients sort them.
+    # Sorted keys, as many clients write them.
     numbers = json.dumps(list(range(100_000)))
     codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
     codec.feed(b'{"inputs":[{"data":' + numbers.encode())
@@ -774,7 +777,7 @@ def test_base64_is_decoded_wherever_the_content_type_stands(order: str) -> None:
     found = converted(keyed(order))
     assert found.tensors == [pack_bytes([b"\xff\xd8\xff\xe0", b""])]
     (entry,) = found.fields["inputs"]
-    # What says that it is base64 does not go with bytes that are none.
+    # The content type of the JSON data does not apply to the bytes.
     assert entry["parameters"] == {"a": 1, "binary_data_size": 12}
     assert outcome(strategies.bytewise(keyed(order)), work=False) == found
 
@@ -915,20 +918,20 @@ def test_shape_of_many_dimensions_is_accepted() -> None:
 
 @pytest.mark.parametrize("digits", [100, 5000, 60_000])
 @pytest.mark.parametrize("datatype", ["INT64", "UINT8", "FP64", "FP32", "BF16"])
-def test_number_of_thousands_of_digits_is_refused(datatype: str, digits: int) -> None:
+def test_thousands_of_digits_are_converted_or_refused(datatype: str, digits: int) -> None:
     found = outcome([request_body(datatype, "[2]", "[1," + "7" * digits + "]")])
     if datatype == "FP64" and digits == 100:
         assert isinstance(found, Accepted)
     else:
         assert found == Failed(
-            ErrorKind.BAD_REQUEST, X + f"element 1 ({'7' * 37}...) does not fit {datatype}"
+            ErrorKind.BAD_REQUEST, X + f"element 1 ({'7' * QUOTED_NAME}...) does not fit {datatype}"
         )
     small = converted(request_body("FP64", "[1]", "[0." + "7" * digits + "]"))
     assert small.tensors == [pack("d", float("0." + "7" * digits))]
 
 
 @pytest.mark.parametrize("exponent", ["308", "-324", "-400", "-99999", "-" + "9" * 5000])
-def test_huge_exponents_are_refused(exponent: str) -> None:
+def test_huge_exponents_are_converted_or_refused(exponent: str) -> None:
     text = f"1e{exponent}"
     assert converted(request_body("FP64", "[1]", f"[{text}]")).tensors == [pack("d", float(text))]
     text = f"1e{exponent.strip('-')}9"

@@ -65,7 +65,7 @@ def as_mixed(
 def plainly(
     body: bytes, header_size: int, policies: JsonPolicies, binary: frozenset[str] = frozenset()
 ) -> tuple[str, bytes] | int:
-    """Give the JSON, the binary part, or the status of the refusal."""
+    """Return the JSON and the binary part, or the status of the error."""
     nonfinite, bytes_encoding = policies.nonfinite.value, policies.bytes_encoding.value
     try:
         fields, tail = convert_answer(
@@ -77,7 +77,7 @@ def plainly(
 
 
 def rewritten(text: str | bytes) -> str:
-    """Give a JSON text in one form, with integers as a library of 64 bits reads them."""
+    """Return JSON in a normal form, with integers as a 64-bit library parses them."""
 
     def to_int(digits: str) -> int | float:
         value = int(digits)
@@ -100,7 +100,8 @@ POLICIES = st.builds(
 )
 
 
-# ---------------------------------------------------------------------------------- the law
+# ---------------------------------------------------------------------------- independence of
+# splits
 
 
 @strategies.LAW
@@ -194,7 +195,7 @@ def test_binary_tensor_replaces_json_data_of_the_same_output() -> None:
 
 
 def test_float_is_written_with_the_shortest_digits() -> None:
-    # Where Triton prints 0.10000000149011612.
+    # Triton prints 0.10000000149011612 here.
     body, size = answer_body([output("y", "FP32", [2], struct.pack("<2f", 0.1, 1e-45))])
     text = as_json([body], size)
     assert isinstance(text, bytes)
@@ -236,7 +237,7 @@ def test_output_requested_as_base64_is_encoded(bytes_encoding: BytesEncoding) ->
         assert list(map(base64.b64decode, y["data"])) == [jpeg, b""]
         assert e["parameters"] == {"content_type": "base64"}
         assert e["data"] == []
-        # The datatype is the model's affair.
+        # The datatype is checked against the model elsewhere.
         assert n == {"name": "n", "datatype": "INT8", "shape": [1], "data": [7]}
         assert z["data"] == ["eg==" if bytes_encoding is BytesEncoding.BASE64 else "z"]
         assert "parameters" not in z
@@ -258,7 +259,7 @@ def test_json_strings_of_the_server_become_base64(policies: JsonPolicies) -> Non
     assert y == {**text, "data": [["YWJjZA=="], ["w6k="]]} | IN_BASE64
     assert z == told
     assert "parameters" not in n
-    # The short way leaves such an answer to the long one.
+    # The fast path leaves such a response to the streaming path.
     assert fast_convert_response(body, size) is None
 
 
@@ -470,7 +471,7 @@ def test_the_spool_cap_counts_text_and_binary() -> None:
         failed = as_mixed(pieces, size, form, spool_cap=held - 1)
         assert failed == Failed(
             ErrorKind.BAD_RESPONSE,
-            f"an answer of JSON and binary outputs is held, and is larger than {held - 1} bytes "
+            f"a response of JSON and binary outputs must be buffered, and exceeds {held - 1} bytes "
             "(limits.spool_bytes); ask for all outputs in one form",
         )
 

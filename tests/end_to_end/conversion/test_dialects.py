@@ -187,7 +187,7 @@ async def test_replaced_server_is_detected_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fast_path_requests: list[str]
 ) -> None:
     """Plans made for the previous server are not used for the next one."""
-    monkeypatch.setattr(upstreams, "_ASK_AGAIN", 0.01)
+    monkeypatch.setattr(upstreams, "_DIALECT_RETRY_INTERVAL", 0.01)
     caplog.set_level(logging.INFO)
     async with ScriptedServer(_Server(TRITON)) as server:
         port = server.port

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.app.build import pools
+from gateway.app.build import upstreams
 from gateway.demo.server.server import DemoServer
 from gateway.upstream.pool import supervisor
 from tests.support.gateway import RunningGateway, running_gateway, until
@@ -107,7 +107,7 @@ RESOLVE: dict[str, Any] = {"dns_refresh": "10ms"}
 def names(monkeypatch: pytest.MonkeyPatch) -> NameService:
     """The gateway's name service."""
     service = NameService(triton=["127.0.0.1"])
-    monkeypatch.setattr(pools, "resolve_host", service)
+    monkeypatch.setattr(upstreams, "resolve_host", service)
     return service
 
 

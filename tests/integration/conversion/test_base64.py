@@ -34,49 +34,49 @@ def request(texts: list[str], *, out: bool = True, **more: Any) -> bytes:
 
 @pytest.mark.parametrize("sizes", [[0], [0, 300], [100_000], [3_000_000, 0, 5_000]])
 @pytest.mark.parametrize("chunked", [False, True])
-def test_pictures_there_and_back(through: Client, sizes: list[int], chunked: bool) -> None:
+def test_pictures_there_and_back(via_gateway: Client, sizes: list[int], chunked: bool) -> None:
     pictures = [*map(jpeg, sizes), b""]
     texts = [base64.b64encode(picture).decode() for picture in pictures]
     body = request(texts)
     pieces = [body[i : i + 99_999] for i in range(0, len(body), 99_999)]
-    answer = through.infer("identity_bytes", iter(pieces) if chunked else body)
-    assert answer.status == 200, answer.body[:1000]
-    (output,) = answer.fields["outputs"]
+    response = via_gateway.infer("identity_bytes", iter(pieces) if chunked else body)
+    assert response.status == 200, response.body[:1000]
+    (output,) = response.fields["outputs"]
     assert output["parameters"] == BASE64
     assert list(map(base64.b64decode, output["data"])) == pictures
     # What came can be sent again as it is.
     assert output["data"] == texts
 
 
-def test_pictures_in_base64_and_back_in_binary(through: Client) -> None:
+def test_pictures_in_base64_and_back_in_binary(via_gateway: Client) -> None:
     picture = jpeg(1000)
     text = base64.b64encode(picture).decode()
-    answer = through.infer("identity_bytes", request([text], binary_data=True))
-    assert answer.body[answer.header_length :] == len(picture).to_bytes(4, "little") + picture
+    response = via_gateway.infer("identity_bytes", request([text], binary_data=True))
+    assert response.body[response.header_length :] == len(picture).to_bytes(4, "little") + picture
 
 
-def test_a_picture_that_nobody_wants_as_base64_is_no_text(through: Client) -> None:
+def test_a_picture_that_nobody_wants_as_base64_is_no_text(via_gateway: Client) -> None:
     text = base64.b64encode(jpeg(1000)).decode()
-    answer = through.infer("identity_bytes", request([text], out=False))
-    assert answer.status == 406
-    assert "content_type base64" in answer.error
+    response = via_gateway.infer("identity_bytes", request([text], out=False))
+    assert response.status == 406
+    assert "content_type base64" in response.error
 
 
-def test_only_bytes_become_base64(through: Client) -> None:
+def test_only_bytes_become_base64(via_gateway: Client) -> None:
     entry = {"name": "INPUT0", "shape": [1], "datatype": "BYTES", "data": ["a"]}
     fields = {"inputs": [entry], "outputs": [{"name": "OUTPUT0", "parameters": BASE64}]}
-    answer = through.infer("bad_bytes", json.dumps(fields).encode())
-    assert answer.fields["outputs"][0]["data"] == ["/2E="]
+    response = via_gateway.infer("bad_bytes", json.dumps(fields).encode())
+    assert response.fields["outputs"][0]["data"] == ["/2E="]
     # An output of numbers is written as ever.
     entry = {"name": "INPUT0", "shape": [2], "datatype": "FP32", "data": [1, 2.5]}
     fields["inputs"] = [entry]
-    answer = through.infer("identity_fp32", json.dumps(fields).encode())
-    (output,) = answer.fields["outputs"]
+    response = via_gateway.infer("identity_fp32", json.dumps(fields).encode())
+    (output,) = response.fields["outputs"]
     assert output["data"] == [1, 2.5]
     assert "parameters" not in output
 
 
-def test_the_server_passes_over_content_types_itself(direct: Client, through: Client) -> None:
+def test_the_server_passes_over_content_types_itself(direct: Client, via_gateway: Client) -> None:
     """Triton refuses none, and obeys none: others than base64 may go to it."""
     entry = {
         "name": "INPUT0",
@@ -87,11 +87,11 @@ def test_the_server_passes_over_content_types_itself(direct: Client, through: Cl
     }
     parameters = {"content_type": "str"}
     fields = {"inputs": [entry], "outputs": [{"name": "OUTPUT0", "parameters": parameters}]}
-    for client in (direct, through):
-        answer = client.infer("identity_bytes", json.dumps(fields).encode())
-        assert answer.fields["outputs"][0]["data"] == ["YQ=="]
-    answer = direct.infer("identity_bytes", request(["YQ=="]))
-    assert answer.fields["outputs"][0]["data"] == ["YQ=="]
+    for client in (direct, via_gateway):
+        response = client.infer("identity_bytes", json.dumps(fields).encode())
+        assert response.fields["outputs"][0]["data"] == ["YQ=="]
+    response = direct.infer("identity_bytes", request(["YQ=="]))
+    assert response.fields["outputs"][0]["data"] == ["YQ=="]
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_the_server_passes_over_content_types_itself(direct: Client, through: Cl
     [("/9g", "multiple of 4"), ("_9g=", "'_'"), ("/9h=", "behind the last byte")],
 )
 def test_what_is_not_base64_does_not_reach_the_server(
-    through: Client, text: str, words: str
+    via_gateway: Client, text: str, words: str
 ) -> None:
-    answer = through.infer("identity_bytes", request(["AA==", text]))
-    assert answer.status == 400
+    response = via_gateway.infer("identity_bytes", request(["AA==", text]))
+    assert response.status == 400
     for word in ("'INPUT0'", "element 1", words):
-        assert word in answer.error
+        assert word in response.error

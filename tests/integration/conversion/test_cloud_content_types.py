@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton_http
 
-from tests.integration.support.client import HEADER_LENGTH, Answer, Client
+from tests.integration.support.client import HEADER_LENGTH, Client, Response
 
 pytestmark = pytest.mark.triton
 
@@ -30,9 +30,9 @@ def asked(prefix: str, *, binary_in: bool, binary_out: bool) -> tuple[bytes, dic
     return body, {"Content-Type": f"{prefix}{len(body) if size is None else size}"}
 
 
-def read(answer: Answer, size: int | None) -> Any:
-    assert answer.status == 200, answer.body
-    return triton_http.InferenceServerClient.parse_response_body(answer.body, header_length=size)
+def read(response: Response, size: int | None) -> Any:
+    assert response.status == 200, response.body
+    return triton_http.InferenceServerClient.parse_response_body(response.body, header_length=size)
 
 
 def check(result: Any) -> None:
@@ -41,44 +41,44 @@ def check(result: Any) -> None:
 
 
 @pytest.mark.parametrize("binary_in", [True, False])
-def test_sagemaker(through: Client, binary_in: bool) -> None:
+def test_sagemaker(via_gateway: Client, binary_in: bool) -> None:
     body, headers = asked(SAGEMAKER, binary_in=binary_in, binary_out=True)
-    answer = through.infer("add", body, headers)
-    content_type = answer.headers["Content-Type"]
+    response = via_gateway.infer("add", body, headers)
+    content_type = response.headers["Content-Type"]
     assert content_type.startswith(SAGEMAKER)
-    assert HEADER_LENGTH not in answer.headers
-    check(read(answer, int(content_type[len(SAGEMAKER) :])))
+    assert HEADER_LENGTH not in response.headers
+    check(read(response, int(content_type[len(SAGEMAKER) :])))
 
 
 @pytest.mark.parametrize("binary_in", [True, False])
-def test_vertex_ai(through: Client, binary_in: bool) -> None:
+def test_vertex_ai(via_gateway: Client, binary_in: bool) -> None:
     body, headers = asked(VERTEX_AI, binary_in=binary_in, binary_out=True)
-    answer = through.infer("add", body, headers)
-    assert answer.headers["Content-Type"] == "application/octet-stream"
-    check(read(answer, int(answer.headers[HEADER_LENGTH])))
+    response = via_gateway.infer("add", body, headers)
+    assert response.headers["Content-Type"] == "application/octet-stream"
+    check(read(response, int(response.headers[HEADER_LENGTH])))
 
 
 @pytest.mark.parametrize("prefix", [SAGEMAKER, VERTEX_AI])
 @pytest.mark.parametrize("binary_in", [True, False])
-def test_answers_in_json(through: Client, prefix: str, binary_in: bool) -> None:
+def test_answers_in_json(via_gateway: Client, prefix: str, binary_in: bool) -> None:
     body, headers = asked(prefix, binary_in=binary_in, binary_out=False)
-    answer = through.infer("add", body, headers)
-    assert answer.headers["Content-Type"] == "application/json"
-    assert HEADER_LENGTH not in answer.headers
-    check(read(answer, None))
+    response = via_gateway.infer("add", body, headers)
+    assert response.headers["Content-Type"] == "application/json"
+    assert HEADER_LENGTH not in response.headers
+    check(read(response, None))
 
 
 @pytest.mark.parametrize("prefix", [SAGEMAKER, VERTEX_AI])
-def test_bare_bytes(through: Client, prefix: str) -> None:
-    answer = through.infer("identity_fp32", LEFT.tobytes(), {"Content-Type": f"{prefix}0"})
-    size = answer.headers[HEADER_LENGTH] or answer.headers["Content-Type"].partition("size=")[2]
-    assert read(answer, int(size)).as_numpy("OUTPUT0").tolist() == LEFT.tolist()
+def test_bare_bytes(via_gateway: Client, prefix: str) -> None:
+    response = via_gateway.infer("identity_fp32", LEFT.tobytes(), {"Content-Type": f"{prefix}0"})
+    size = response.headers[HEADER_LENGTH] or response.headers["Content-Type"].partition("size=")[2]
+    assert read(response, int(size)).as_numpy("OUTPUT0").tolist() == LEFT.tolist()
 
 
 @pytest.mark.parametrize("prefix", [SAGEMAKER, VERTEX_AI])
 @pytest.mark.parametrize("size", ["-123", "12345", "additional-string7", ""])
-def test_sizes_that_cannot_be(through: Client, prefix: str, size: str) -> None:
+def test_sizes_that_cannot_be(via_gateway: Client, prefix: str, size: str) -> None:
     body, _ = asked(prefix, binary_in=True, binary_out=True)
-    answer = through.infer("add", body, {"Content-Type": prefix + size})
-    assert answer.status == 400
-    assert "Content-Type" in answer.error
+    response = via_gateway.infer("add", body, {"Content-Type": prefix + size})
+    assert response.status == 400
+    assert "Content-Type" in response.error

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.http as triton_http
 
 from tests.integration.support.client import HEADER_LENGTH, Client
-from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.support.tap import Tap
 
 pytestmark = pytest.mark.triton
@@ -27,7 +27,7 @@ CODINGS = [None, "gzip", "deflate"]
 def compressing(tap: Tap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway that compresses answers."""
     route = {"compression": ["gzip", "deflate"]}
-    with serving(tmp_path_factory.mktemp("gateway"), tap.url, route=route) as gateway:
+    with running_gateway(tmp_path_factory.mktemp("gateway"), tap.url, route=route) as gateway:
         yield gateway
 
 
@@ -75,11 +75,11 @@ def test_what_the_client_gets(through_it: Client, wanted: dict[str, Any]) -> Non
     like = through_it.infer("identity_fp32", body)
     assert like.headers["Vary"] == "Accept-Encoding"
     for coding, unpack in (("gzip", gzip.decompress), ("deflate", zlib.decompress)):
-        answer = through_it.infer("identity_fp32", body, {"Accept-Encoding": coding})
-        assert answer.headers["Content-Encoding"] == coding
-        assert answer.headers[HEADER_LENGTH] == like.headers[HEADER_LENGTH]
-        assert unpack(answer.body) == like.body
-        assert len(answer.body) < len(like.body)
+        response = through_it.infer("identity_fp32", body, {"Accept-Encoding": coding})
+        assert response.headers["Content-Encoding"] == coding
+        assert response.headers[HEADER_LENGTH] == like.headers[HEADER_LENGTH]
+        assert unpack(response.body) == like.body
+        assert len(response.body) < len(like.body)
 
 
 def test_what_the_server_gets(through_it: Client, tap: Tap) -> None:
@@ -103,18 +103,18 @@ def test_what_says_that_it_is_not_compressed(
     assert direct.infer("identity_fp32", TEXT, headers).status == alone
     like = through_it.infer("identity_fp32", TEXT)
     tap.forget()
-    answer = through_it.infer("identity_fp32", TEXT, headers)
-    assert (answer.status, answer.body) == (200, like.body)
+    response = through_it.infer("identity_fp32", TEXT, headers)
+    assert (response.status, response.body) == (200, like.body)
     assert b"content-encoding" not in tap.sent.lower()
 
 
 def test_a_stream_is_not_held_up(through_it: Client) -> None:
-    answer = through_it.send(
+    response = through_it.send(
         "POST",
         "/v2/models/stream/generate_stream",
         b'{"text_input": "hi"}',
         {"Accept-Encoding": "gzip"},
     )
-    assert answer.headers.get_content_type() == "text/event-stream"
-    assert answer.headers["Content-Encoding"] is None
-    assert answer.body.count(b"data:") == 5
+    assert response.headers.get_content_type() == "text/event-stream"
+    assert response.headers["Content-Encoding"] is None
+    assert response.body.count(b"data:") == 5

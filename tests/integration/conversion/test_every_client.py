@@ -9,7 +9,7 @@ import pytest
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from tests.integration.support.client import Answer, Client
+from tests.integration.support.client import Client, Response
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.infer_messages import Array
 from tests.integration.support.python_server import run_script
@@ -140,13 +140,13 @@ def test_kserve_client(any_gateway: Gateway, any_server: InferenceServer) -> Non
 
 
 @pytest.fixture(scope="module")
-def through(any_gateway: Gateway) -> Iterator[Client]:
+def via_gateway(any_gateway: Gateway) -> Iterator[Client]:
     """A connection to a gateway in front of each of the servers in turn."""
     with Client(any_gateway.host, any_gateway.port) as client:
         yield client
 
 
-def predict(client: Client, model: str, fields: Any) -> Answer:
+def predict(client: Client, model: str, fields: Any) -> Response:
     return client.send("POST", f"/v1/models/{model}:predict", json.dumps(fields).encode())
 
 
@@ -175,24 +175,24 @@ TOLD: dict[str, tuple[str, Any, Any]] = {
 
 
 @pytest.mark.parametrize(("model", "fields", "told"), TOLD.values(), ids=TOLD)
-def test_v1(through: Client, model: str, fields: Any, told: Any) -> None:
-    answer = predict(through, model, fields)
-    assert (answer.status, answer.fields) == (200, told)
+def test_v1(via_gateway: Client, model: str, fields: Any, told: Any) -> None:
+    response = predict(via_gateway, model, fields)
+    assert (response.status, response.fields) == (200, told)
 
 
-def test_half_floats_in_v1(through: Client, any_server: InferenceServer) -> None:
-    answer = predict(through, "identity_fp16", {"instances": [0.5, -2]})
+def test_half_floats_in_v1(via_gateway: Client, any_server: InferenceServer) -> None:
+    response = predict(via_gateway, "identity_fp16", {"instances": [0.5, -2]})
     if any_server.name == "openvino":
-        assert answer.status == 400
-        assert "FP16" in answer.error
+        assert response.status == 400
+        assert "FP16" in response.error
     else:
-        assert (answer.status, answer.fields) == (200, {"predictions": [0.5, -2]})
+        assert (response.status, response.fields) == (200, {"predictions": [0.5, -2]})
 
 
-def test_versions_in_v1(through: Client, any_server: InferenceServer) -> None:
-    answer = predict(through, "identity_fp32/versions/1", {"inputs": [1, 2.5]})
+def test_versions_in_v1(via_gateway: Client, any_server: InferenceServer) -> None:
+    response = predict(via_gateway, "identity_fp32/versions/1", {"inputs": [1, 2.5]})
     if any_server.name == "kserve":
-        assert answer.status == 501
-        assert "has no versions" in answer.error
+        assert response.status == 501
+        assert "has no versions" in response.error
     else:
-        assert (answer.status, answer.fields) == (200, {"outputs": [1, 2.5]})
+        assert (response.status, response.fields) == (200, {"outputs": [1, 2.5]})

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.support.client import HEADER_LENGTH, Answer, Client
+from tests.integration.support.client import HEADER_LENGTH, Client, Response
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.infer_messages import Request, Tensor, read_outputs, tensor
 from tests.integration.support.real_server import InferenceServer
@@ -33,7 +33,7 @@ LISTED = tuple(f"OUT_{datatype}" for datatype in VALUES)
 
 
 @pytest.fixture(scope="module")
-def through(any_gateway: Gateway) -> Iterator[Client]:
+def via_gateway(any_gateway: Gateway) -> Iterator[Client]:
     """A connection to a gateway in front of each of the servers in turn."""
     with Client(any_gateway.host, any_gateway.port) as client:
         yield client
@@ -48,10 +48,10 @@ def mixed(binary: Sequence[bool], **wanted: Any) -> Request:
     return Request("mixed", tuple(inputs), **wanted)
 
 
-def check_mixed(answer: Answer, request: Request, server: InferenceServer) -> None:
+def check_mixed(response: Response, request: Request, server: InferenceServer) -> None:
     """Check that what comes back is what was sent, in the form that was asked for."""
     sent = {each.name.replace("IN_", "OUT_"): each for each in request.inputs}
-    outputs = read_outputs(answer)
+    outputs = read_outputs(response)
     asked = list(dict(request.outputs) or sent)
     names = [output.name for output in outputs]
     if server.name == "openvino":
@@ -86,95 +86,99 @@ REQUESTS: dict[str, Request] = {
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
-def test_forms(through: Client, any_server: InferenceServer, request_: Request) -> None:
-    check_mixed(send(through, request_), request_, any_server)
+def test_forms(via_gateway: Client, any_server: InferenceServer, request_: Request) -> None:
+    check_mixed(send(via_gateway, request_), request_, any_server)
 
 
 @pytest.mark.parametrize(
     "kind", ["application/json", "application/x-www-form-urlencoded", "application/octet-stream"]
 )
 def test_content_types_are_no_matter(
-    through: Client, any_server: InferenceServer, kind: str
+    via_gateway: Client, any_server: InferenceServer, kind: str
 ) -> None:
     """curl says of JSON that it is a form, unless it is told to say something else."""
     for request in (REQUESTS["json"], REQUESTS["binary"]):
-        check_mixed(send(through, request, kind), request, any_server)
+        check_mixed(send(via_gateway, request, kind), request, any_server)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 @pytest.mark.parametrize("form", ["json", "both to both"])
-def test_compressed(through: Client, any_server: InferenceServer, form: str, coding: str) -> None:
+def test_compressed(
+    via_gateway: Client, any_server: InferenceServer, form: str, coding: str
+) -> None:
     request = REQUESTS[form]
     body, headers = request.encoded()
     packed = gzip.compress(body) if coding == "gzip" else zlib.compress(body)
-    answer = through.infer("mixed", packed, headers | {"Content-Encoding": coding})
-    check_mixed(answer, request, any_server)
+    response = via_gateway.infer("mixed", packed, headers | {"Content-Encoding": coding})
+    check_mixed(response, request, any_server)
 
 
 @pytest.mark.parametrize("form", ["json to listed binary", "binary to json", "both to both"])
-def test_sagemaker(through: Client, any_server: InferenceServer, form: str) -> None:
+def test_sagemaker(via_gateway: Client, any_server: InferenceServer, form: str) -> None:
     request = replace(REQUESTS[form], with_length=True)
     body, headers = request.encoded()
     kind = SAGEMAKER + headers.pop(HEADER_LENGTH)
-    answer = through.infer("mixed", body, {"Content-Type": kind})
-    assert HEADER_LENGTH not in answer.headers
-    said, _, size = answer.headers["Content-Type"].partition("json-header-size=")
+    response = via_gateway.infer("mixed", body, {"Content-Type": kind})
+    assert HEADER_LENGTH not in response.headers
+    said, _, size = response.headers["Content-Type"].partition("json-header-size=")
     if form == "binary to json":
         assert said == "application/json"
     else:
         assert said + "json-header-size=" == SAGEMAKER
-        answer.headers[HEADER_LENGTH] = size
-    check_mixed(answer, request, any_server)
+        response.headers[HEADER_LENGTH] = size
+    check_mixed(response, request, any_server)
 
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_half_floats(
-    through: Client, any_server: InferenceServer, binary: bool, wanted: bool
+    via_gateway: Client, any_server: InferenceServer, binary: bool, wanted: bool
 ) -> None:
     sent = tensor("INPUT0", "FP16", [0.1, -2, 65504], binary=binary)
-    answer = send(through, Request("identity_fp16", (sent,), binary_data_output=wanted))
+    response = send(via_gateway, Request("identity_fp16", (sent,), binary_data_output=wanted))
     if any_server.name == "openvino":
         # It takes them, and has no form to give them back in.
-        assert answer.status == 400
-        assert "FP16" in answer.error
+        assert response.status == 400
+        assert "FP16" in response.error
         return
-    (output,) = read_outputs(answer)
+    (output,) = read_outputs(response)
     assert output.binary == wanted
     check_echo((output,), sent)
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_what_is_not_finite(through: Client, any_server: InferenceServer, binary: bool) -> None:
+def test_what_is_not_finite(via_gateway: Client, any_server: InferenceServer, binary: bool) -> None:
     sent = tensor("INPUT0", "FP32", [np.nan, np.inf, -np.inf, 1], binary=binary)
-    answer = send(through, Request("identity_fp32", (sent,), binary_data_output=binary))
+    response = send(via_gateway, Request("identity_fp32", (sent,), binary_data_output=binary))
     if any_server.name == "mlserver":
         # It reads JSON by the letter; with the route's `nonfinite: string`, see test_mlserver.py.
-        assert answer.status == 422
-        assert b"JSON decode error" in answer.body
+        assert response.status == 422
+        assert b"JSON decode error" in response.body
     else:
-        check_echo(read_outputs(answer), sent)
+        check_echo(read_outputs(response), sent)
 
 
 def test_what_is_not_finite_among_several_outputs(
-    through: Client, any_server: InferenceServer
+    via_gateway: Client, any_server: InferenceServer
 ) -> None:
     inputs = tuple(tensor(name, "FP32", [np.nan, 1]) for name in ("INPUT0", "INPUT1"))
-    answer = send(through, Request("add", inputs))
+    response = send(via_gateway, Request("add", inputs))
     if any_server.name == "openvino":
         # It can give one output alone in binary form, and its JSON has no word for such numbers.
-        assert answer.status == 502
-        assert "not valid JSON" in answer.error
+        assert response.status == 502
+        assert "not valid JSON" in response.error
     elif any_server.name == "mlserver":
-        assert answer.status == 422
+        assert response.status == 422
     else:
-        results = [output.elements for output in read_outputs(answer)]
+        results = [output.elements for output in read_outputs(response)]
         np.testing.assert_array_equal(results, [[np.nan, 2], [np.nan, 0]])
 
 
-def test_raw_binary(through: Client) -> None:
+def test_raw_binary(via_gateway: Client) -> None:
     values = np.array([0.1, -2, 3e38], "<f4")
-    (output,) = read_outputs(through.infer("identity_fp32", values.tobytes(), {HEADER_LENGTH: "0"}))
+    (output,) = read_outputs(
+        via_gateway.infer("identity_fp32", values.tobytes(), {HEADER_LENGTH: "0"})
+    )
     assert (output.datatype, output.shape, output.binary) == ("FP32", (3,), True)
     assert output.data == values.tobytes()
 
@@ -190,20 +194,20 @@ def in_base64(data: bytes, *, back: bool) -> bytes:
 
 @pytest.mark.parametrize("back", [True, False], ids=["to base64", "to binary"])
 @pytest.mark.parametrize("data", ["é\0".encode(), NO_TEXT], ids=["text", "no text"])
-def test_base64(through: Client, any_server: InferenceServer, data: bytes, back: bool) -> None:
-    answer = through.infer("identity_bytes", in_base64(data, back=back))
+def test_base64(via_gateway: Client, any_server: InferenceServer, data: bytes, back: bool) -> None:
+    response = via_gateway.infer("identity_bytes", in_base64(data, back=back))
     if any_server.name == "kserve" and data == NO_TEXT:
-        check_no_text_at_kserve(answer)
+        check_no_text_at_kserve(response)
     elif back:
-        (entry,) = answer.fields["outputs"]
+        (entry,) = response.fields["outputs"]
         assert entry["parameters"]["content_type"] == "base64"
         assert (entry["datatype"], entry["shape"]) == ("BYTES", [1])
         assert base64.b64decode(entry["data"][0]) == data
     else:
-        check_echo(read_outputs(answer), tensor("INPUT0", "BYTES", [data], binary=True))
+        check_echo(read_outputs(response), tensor("INPUT0", "BYTES", [data], binary=True))
 
 
-def test_base64_of_text_among_several_outputs(through: Client) -> None:
+def test_base64_of_text_among_several_outputs(via_gateway: Client) -> None:
     """Of text that is valid base64 itself, a client would not see that it came as it was."""
     fields = [
         {"name": f"IN_{datatype}", "datatype": datatype, "shape": [1], "data": data}
@@ -211,61 +215,63 @@ def test_base64_of_text_among_several_outputs(through: Client) -> None:
     ]
     listed = [{"name": name} for name in ("OUT_BYTES", "OUT_FP32", "OUT_BOOL")]
     listed[0]["parameters"] = {"content_type": "base64"}  # type: ignore[assignment]
-    answer = through.infer("mixed", json.dumps({"inputs": fields, "outputs": listed}).encode())
-    (entry,) = (each for each in answer.fields["outputs"] if each["name"] == "OUT_BYTES")
+    response = via_gateway.infer(
+        "mixed", json.dumps({"inputs": fields, "outputs": listed}).encode()
+    )
+    (entry,) = (each for each in response.fields["outputs"] if each["name"] == "OUT_BYTES")
     assert (entry["data"], entry["parameters"]["content_type"]) == (["YWJjZA=="], "base64")
 
 
-def test_bytes_that_are_no_text(through: Client, any_server: InferenceServer) -> None:
+def test_bytes_that_are_no_text(via_gateway: Client, any_server: InferenceServer) -> None:
     sent = tensor("INPUT0", "BYTES", [b"a", NO_TEXT], binary=True)
-    answer = send(through, Request("identity_bytes", (sent,), binary_data_output=True))
+    response = send(via_gateway, Request("identity_bytes", (sent,), binary_data_output=True))
     if any_server.name == "kserve":
-        check_no_text_at_kserve(answer)
+        check_no_text_at_kserve(response)
     elif any_server.name == "mlserver":
         # Which is sent JSON; the error tells the way out.
-        assert answer.status == 400
-        assert "'INPUT0': element 1 is not UTF-8 text" in answer.error
-        assert "bytes: base64" in answer.error
+        assert response.status == 400
+        assert "'INPUT0': element 1 is not UTF-8 text" in response.error
+        assert "bytes: base64" in response.error
     else:
-        check_echo(read_outputs(answer), sent)
+        check_echo(read_outputs(response), sent)
 
 
-def check_no_text_at_kserve(answer: Answer) -> None:
+def check_no_text_at_kserve(response: Response) -> None:
     """It decodes all BYTES as text, whatever form they come in, and says so."""
-    assert answer.status == 500
-    assert "UTF-8" in answer.error
+    assert response.status == 500
+    assert "UTF-8" in response.error
 
 
 PAIR = (tensor("INPUT0", "FP32", [1, 2.5]), tensor("INPUT1", "FP32", [3, 5]))
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_versions(through: Client, any_server: InferenceServer, binary: bool) -> None:
+def test_versions(via_gateway: Client, any_server: InferenceServer, binary: bool) -> None:
     inputs: tuple[Tensor, ...] = tuple(replace(each, binary=binary) for each in PAIR)
-    answer = send(through, Request("add/versions/1", inputs))
+    response = send(via_gateway, Request("add/versions/1", inputs))
     if any_server.name == "kserve":
-        assert answer.status == 501
-        assert "has no versions" in answer.error
-        assert "/v2/models/add/infer" in answer.error
+        assert response.status == 501
+        assert "has no versions" in response.error
+        assert "/v2/models/add/infer" in response.error
         return
-    results = {output.name: output.elements.tolist() for output in read_outputs(answer)}
+    results = {output.name: output.elements.tolist() for output in read_outputs(response)}
     assert results == {"SUM": [4, 7.5], "DIFFERENCE": [-2, -2.5]}
 
 
-def test_the_binary_form_is_listed(through: Client) -> None:
-    assert "binary_tensor_data" in through.get("/v2").fields["extensions"]
+def test_the_binary_form_is_listed(via_gateway: Client) -> None:
+    assert "binary_tensor_data" in via_gateway.get("/v2").fields["extensions"]
 
 
 @pytest.mark.parametrize("path", ["/v2/trace", "/v2/trace/setting", "/v2/models/add/trace"])
-def test_traces(through: Client, any_server: InferenceServer, path: str) -> None:
-    answer = through.get(path)
+def test_traces(via_gateway: Client, any_server: InferenceServer, path: str) -> None:
+    response = via_gateway.get(path)
     if any_server.name == "triton":
-        assert answer.status == 200
-        assert "trace_level" in answer.fields
+        assert response.status == 200
+        assert "trace_level" in response.fields
     else:
-        assert answer.status == 501
+        assert response.status == 501
         told = f"upstream 'server' ({any_server.dialect}) lacks the trace extension"
-        assert answer.error == told
+        assert response.error == told
 
 
 FOUND = {
@@ -277,9 +283,9 @@ FOUND = {
 
 
 def test_it_is_told_once_what_was_found(
-    through: Client, any_gateway: Gateway, any_server: InferenceServer
+    via_gateway: Client, any_gateway: Gateway, any_server: InferenceServer
 ) -> None:
-    assert through.get("/v2").status == 200
+    assert via_gateway.get("/v2").status == 200
     (line,) = [line for line in any_gateway.log.splitlines() if ": dialect " in line]
     assert " INFO tensorgate.upstream: upstream server: " in line
     assert FOUND[any_server.name].format(url=any_server.http_url) in line

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.integration.kserve.models import DATATYPES
 from tests.integration.kserve.server import KServe
 from tests.integration.support.client import Client
-from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.support.infer_messages import (
     FLOATS,
     Output,
@@ -36,12 +36,12 @@ MIXED = ("FP32", "INT64", "BYTES", "BOOL")
 @pytest.fixture(scope="module")
 def gateway(kserve: KServe, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("gateway")
-    with serving(folder, kserve.http_url, dialect=kserve.dialect) as running:
+    with running_gateway(folder, kserve.http_url, dialect=kserve.dialect) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def through(gateway: Gateway) -> Iterator[Client]:
+def via_gateway(gateway: Gateway) -> Iterator[Client]:
     with Client(gateway.host, gateway.port) as client:
         yield client
 
@@ -57,43 +57,47 @@ def as_sent(output: Output) -> Tensor:
     return Tensor(output.name, output.datatype, output.elements, output.shape)
 
 
-def check_same(through: Client, direct: Client, request: Request) -> tuple[Output, ...]:
+def check_same(via_gateway: Client, direct: Client, request: Request) -> tuple[Output, ...]:
     """Check that the gateway answers what the server does to those who know the binary form.
 
     But in the forms that are asked for; what an id is that nobody sent is the server's own affair.
     """
-    answer, like = send(through, request), send(direct, request.all_binary())
-    outputs, others = read_outputs(answer), read_outputs(like)
+    response, like = send(via_gateway, request), send(direct, request.all_binary())
+    outputs, others = read_outputs(response), read_outputs(like)
     for output, other in zip(outputs, others, strict=True):
         assert output.name == other.name
         assert output.binary == request.wants_binary(output.name)
         check_echo((output,), as_sent(other))
-    assert list(answer.fields) == list(like.fields)
+    assert list(response.fields) == list(like.fields)
     kept = {"outputs": None} if request.id else {"outputs": None, "id": None}
-    assert {**answer.fields, **kept} == {**like.fields, **kept}
+    assert {**response.fields, **kept} == {**like.fields, **kept}
     return outputs
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
 @generated(max_examples=scaled(25))
 @given(data=st.data())
-def test_one_tensor(through: Client, direct: Client, datatype: str, data: st.DataObject) -> None:
+def test_one_tensor(
+    via_gateway: Client, direct: Client, datatype: str, data: st.DataObject
+) -> None:
     """FP16 too, which KServe does not take in JSON."""
     flat = data.draw(elements(datatype, data.draw(SIZES)))
     sent = Tensor("INPUT0", datatype, flat, flat.shape)
     sent = replace(sent, data=data.draw(rearranged(sent.values())))
     request = data.draw(requests(f"identity_{datatype.lower()}", (sent,), ("OUTPUT0",)))
-    check_echo(check_same(through, direct, request), sent)
+    check_echo(check_same(via_gateway, direct, request), sent)
 
 
 @generated(max_examples=scaled(50))
 @given(data=st.data())
-def test_several_inputs_and_outputs(through: Client, direct: Client, data: st.DataObject) -> None:
+def test_several_inputs_and_outputs(
+    via_gateway: Client, direct: Client, data: st.DataObject
+) -> None:
     size = data.draw(st.integers(0, 8))
     left, right = (data.draw(elements("FP32", size)) for _ in range(2))
     inputs = Tensor("INPUT0", "FP32", left, (size,)), Tensor("INPUT1", "FP32", right, (size,))
     request = data.draw(requests("add", inputs, ("SUM", "DIFFERENCE")))
-    outputs = check_same(through, direct, request)
+    outputs = check_same(via_gateway, direct, request)
     with np.errstate(over="ignore", invalid="ignore"):
         expected = {"SUM": left + right, "DIFFERENCE": left - right}
     for output in outputs:
@@ -103,7 +107,7 @@ def test_several_inputs_and_outputs(through: Client, direct: Client, data: st.Da
 @generated(max_examples=scaled(80))
 @given(data=st.data())
 def test_several_datatypes_in_mixed_forms(
-    through: Client, direct: Client, data: st.DataObject
+    via_gateway: Client, direct: Client, data: st.DataObject
 ) -> None:
     inputs = []
     for datatype in MIXED:
@@ -112,7 +116,7 @@ def test_several_datatypes_in_mixed_forms(
     names = tuple(f"OUT_{datatype}" for datatype in MIXED)
     request = data.draw(requests("mixed", tuple(inputs), names))
     sent = {each.name.replace("IN_", "OUT_"): each for each in inputs}
-    outputs = check_same(through, direct, request)
+    outputs = check_same(via_gateway, direct, request)
     assert [each.name for each in outputs] == list(dict(request.outputs) or names)
     for output in outputs:
         check_echo((output,), sent[output.name])
@@ -121,7 +125,7 @@ def test_several_datatypes_in_mixed_forms(
 @generated(max_examples=scaled(60))
 @given(data=st.data())
 def test_json_means_what_the_server_itself_says_in_json(
-    through: Client, direct: Client, data: st.DataObject
+    via_gateway: Client, direct: Client, data: st.DataObject
 ) -> None:
     """But for its nulls: members that have no value, and numbers that JSON has no word for."""
     datatype = data.draw(st.sampled_from([each for each in DATATYPES if each != "FP16"]))
@@ -130,10 +134,10 @@ def test_json_means_what_the_server_itself_says_in_json(
         flat = np.nan_to_num(flat, posinf=1, neginf=-1)
     sent = Tensor("INPUT0", datatype, flat, flat.shape)
     request = Request(f"identity_{datatype.lower()}", (sent,), id="7")
-    answer = send(through, request)
+    response = send(via_gateway, request)
     like = send(direct, request, "application/json")
-    assert without_outputs(answer.fields) == without_outputs(like.fields)
-    (output,), (other,) = read_outputs(answer), read_outputs(like)
+    assert without_outputs(response.fields) == without_outputs(like.fields)
+    (output,), (other,) = read_outputs(response), read_outputs(like)
     check_echo((output,), as_sent(other))
 
 
@@ -141,94 +145,96 @@ def without_outputs(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != "outputs" and value is not None}
 
 
-def test_what_is_not_finite_has_a_json_form(through: Client) -> None:
+def test_what_is_not_finite_has_a_json_form(via_gateway: Client) -> None:
     """Where KServe says null for all three."""
     sent = tensor("INPUT0", "FP32", [np.nan, np.inf, -np.inf, 1])
-    answer = send(through, Request("identity_fp32", (sent,)))
-    assert b'"data":[NaN,Infinity,-Infinity,1.0]' in answer.body
+    response = send(via_gateway, Request("identity_fp32", (sent,)))
+    assert b'"data":[NaN,Infinity,-Infinity,1.0]' in response.body
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/json"])
-def test_clients_need_not_say_what_they_send(through: Client, kind: str) -> None:
+def test_clients_need_not_say_what_they_send(via_gateway: Client, kind: str) -> None:
     """KServe refuses JSON without a type, and tensors that come with the type of JSON."""
     for binary in (True, False):
         sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
-        answer = send(through, Request("identity_fp32", (sent,)), kind or None)
-        check_echo(read_outputs(answer), replace(sent, binary=False))
+        response = send(via_gateway, Request("identity_fp32", (sent,)), kind or None)
+        check_echo(read_outputs(response), replace(sent, binary=False))
 
 
-def test_listed_outputs_are_binary_by_the_parameter_of_the_request(through: Client) -> None:
+def test_listed_outputs_are_binary_by_the_parameter_of_the_request(via_gateway: Client) -> None:
     """As the specification says, and KServe does not do."""
     sent = tensor("INPUT0", "FP32", [0.1, 2])
     for binary in (True, False):
         request = Request("identity_fp32", (sent,), (("OUTPUT0", None),), binary_data_output=binary)
-        (output,) = read_outputs(send(through, request))
+        (output,) = read_outputs(send(via_gateway, request))
         assert output.binary == binary
 
 
-def test_surplus_bytes_are_refused(through: Client) -> None:
+def test_surplus_bytes_are_refused(via_gateway: Client) -> None:
     """Which KServe ignores."""
     sent = tensor("INPUT0", "FP32", [0.1, 2], binary=True)
     body, headers = Request("identity_fp32", (sent,)).encoded()
-    assert through.infer("identity_fp32", body + b"....", headers).status == 400
+    assert via_gateway.infer("identity_fp32", body + b"....", headers).status == 400
 
 
-def test_numbers_that_do_not_fit_are_refused(through: Client) -> None:
+def test_numbers_that_do_not_fit_are_refused(via_gateway: Client) -> None:
     """Which KServe cuts off, or makes null, or calls a fault of its own."""
     for datatype, data in (("INT32", "[1.5]"), ("FP32", "[1e40]"), ("UINT8", "[300]")):
         entry = f'{{"name": "INPUT0", "datatype": "{datatype}", "shape": [1], "data": {data}}}'
-        answer = through.infer(f"identity_{datatype.lower()}", b'{"inputs": [%s]}' % entry.encode())
-        assert answer.status == 400
-        assert "INPUT0" in answer.error
+        response = via_gateway.infer(
+            f"identity_{datatype.lower()}", b'{"inputs": [%s]}' % entry.encode()
+        )
+        assert response.status == 400
+        assert "INPUT0" in response.error
 
 
-def test_models_that_tell_nothing_of_themselves(through: Client) -> None:
+def test_models_that_tell_nothing_of_themselves(via_gateway: Client) -> None:
     sent = tensor("INPUT0", "FP32", [0.1, 2])
-    check_echo(read_outputs(send(through, Request("undeclared", (sent,)))), sent)
+    check_echo(read_outputs(send(via_gateway, Request("undeclared", (sent,)))), sent)
 
 
-def test_models_that_answer_in_json_whatever_is_asked_for(through: Client) -> None:
+def test_models_that_answer_in_json_whatever_is_asked_for(via_gateway: Client) -> None:
     sent = tensor("INPUT0", "FP32", [0.1, 2])
-    check_echo(read_outputs(send(through, Request("always_json", (sent,)))), sent)
+    check_echo(read_outputs(send(via_gateway, Request("always_json", (sent,)))), sent)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("binary", [True, False])
-def test_models_that_give_the_id_back(through: Client, binary: bool, wanted: bool) -> None:
+def test_models_that_give_the_id_back(via_gateway: Client, binary: bool, wanted: bool) -> None:
     """Without one, KServe fails by itself too."""
     sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
     request = Request("gives_id_back", (sent,), binary_data_output=wanted, id="7")
-    answer = send(through, request)
-    assert answer.fields["id"] == "7"
-    check_echo(read_outputs(answer), replace(sent, binary=binary and wanted))
-    answer = send(through, replace(request, id=None))
-    assert answer.status == 500
-    assert "InferenceResponse" in answer.error
+    response = send(via_gateway, request)
+    assert response.fields["id"] == "7"
+    check_echo(read_outputs(response), replace(sent, binary=binary and wanted))
+    response = send(via_gateway, replace(request, id=None))
+    assert response.status == 500
+    assert "InferenceResponse" in response.error
 
 
 def test_models_that_give_the_id_back_get_one_from_clients_of_v1(
-    through: Client, direct: Client
+    via_gateway: Client, direct: Client
 ) -> None:
     """These send none, and the server answers them in V1 without."""
     headers = {"Content-Type": "application/json"}
-    for client in (through, direct):
+    for client in (via_gateway, direct):
         target = "/v1/models/gives_id_back:predict"
-        answer = client.send("POST", target, b'{"instances": [0.5, 2]}', headers)
-        assert (answer.status, answer.fields) == (200, {"predictions": [0.5, 2]})
+        response = client.send("POST", target, b'{"instances": [0.5, 2]}', headers)
+        assert (response.status, response.fields) == (200, {"predictions": [0.5, 2]})
 
 
-def test_a_fault_of_the_server_comes_as_it_is(through: Client, direct: Client) -> None:
+def test_a_fault_of_the_server_comes_as_it_is(via_gateway: Client, direct: Client) -> None:
     """And does not hurt the next request, though KServe then closes the connection unannounced."""
     sent = tensor("INPUT0", "FP32", [0.1, 2])
     for _ in range(20):
-        answer = send(through, Request("fails", (sent,)))
-        assert (answer.status, answer.error) == (500, "RuntimeError : this model always fails")
-        check_echo(read_outputs(send(through, Request("identity_fp32", (sent,)))), sent)
+        response = send(via_gateway, Request("fails", (sent,)))
+        assert (response.status, response.error) == (500, "RuntimeError : this model always fails")
+        check_echo(read_outputs(send(via_gateway, Request("identity_fp32", (sent,)))), sent)
 
 
-def test_an_answer_of_many_chunks(through: Client, direct: Client) -> None:
+def test_an_answer_of_many_chunks(via_gateway: Client, direct: Client) -> None:
     sent = tensor("INPUT0", "INT32", [300_000])
-    (output,) = check_same(through, direct, Request("zeros", (sent,)))
+    (output,) = check_same(via_gateway, direct, Request("zeros", (sent,)))
     assert output.data == bytes(4 * 300_000)
 
 
@@ -246,11 +252,11 @@ CALLS = ("binary to binary", "json to json", "json to binary", "both to json", "
 
 @pytest.mark.parametrize("call", CALLS)
 def test_its_own_client_gets_the_same(asked: dict[str, dict[str, Any]], call: str) -> None:
-    answer, like = asked["gateway"][call], asked["server"][call]
-    assert answer["outputs"] == like["outputs"]
-    assert answer["model"] == like["model"] == "mixed"
-    assert len(answer["outputs"]) == (2 if call == "both to both" else 4)
-    assert answer["outputs"]["OUT_FP32"]["values"][2] == float(np.float32(3e38))
+    response, like = asked["gateway"][call], asked["server"][call]
+    assert response["outputs"] == like["outputs"]
+    assert response["model"] == like["model"] == "mixed"
+    assert len(response["outputs"]) == (2 if call == "both to both" else 4)
+    assert response["outputs"]["OUT_FP32"]["values"][2] == float(np.float32(3e38))
 
 
 def test_its_own_client_gets_half_floats_as_numpy(asked: dict[str, dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.integration.support.client import HEADER_LENGTH, Client
-from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.support.infer_messages import Request, read_outputs, tensor
 from tests.integration.support.tap import Tap
 from tests.integration.triton.models import named
@@ -41,15 +41,15 @@ def roomy(server: TritonServer) -> Iterator[TritonServer]:
     with Client(HOST, server.http_port) as client:
         for model in ("zeros", "with_parameters", "identity_fp32"):
             for call in ("unload", "load"):
-                answer = client.send("POST", f"/v2/repository/models/{model}/{call}", b"{}")
-                assert answer.status == 200
+                response = client.send("POST", f"/v2/repository/models/{model}/{call}", b"{}")
+                assert response.status == 200
 
 
 @contextmanager
 def fresh(folder: Path, upstream: str) -> Iterator[tuple[Gateway, Client]]:
     """Run a gateway that has done no more than load what it needs: its peak is still to come."""
     with (
-        serving(folder, upstream, limits=LIMITS) as gateway,
+        running_gateway(folder, upstream, limits=LIMITS) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         for binary in (True, False):
@@ -79,18 +79,18 @@ def pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
         yield piece
 
 
-def check_zeros(answer: Iterator[bytes], count: int) -> None:
+def check_zeros(response: Iterator[bytes], count: int) -> None:
     """Check a JSON answer that is too large to be held here."""
     seen = b""
     while b'"data":[' not in seen:
-        seen += next(answer)
+        seen += next(response)
     head, mark, text = seen.partition(b'"data":[')
     output = {"name": "OUTPUT0", "datatype": "FP32", "shape": [count], "data": []}
     assert json.loads(head + mark + b"]}]}")["outputs"] == [output]
     expected = b"0.0," * (2 * PIECE)
     position, end = 0, count * len("0.0,") - 1
     tail = b""
-    for piece in chain([text], answer):
+    for piece in chain([text], response):
         data = piece[: end - position]
         offset = position % len("0.0,")
         assert data == expected[offset : offset + len(data)]
@@ -99,33 +99,33 @@ def check_zeros(answer: Iterator[bytes], count: int) -> None:
     assert (position, tail) == (end, b"]}]}")
 
 
-def test_a_million_elements(through: Client, direct: Client) -> None:
+def test_a_million_elements(via_gateway: Client, direct: Client) -> None:
     values = np.random.default_rng(1).standard_normal(1_000_000, dtype=np.float32)
     entry = {"name": "INPUT0", "datatype": "FP32", "shape": [values.size]}
     body = json.dumps({"inputs": [{**entry, "data": values.tolist()}]}).encode()
-    (output,) = read_outputs(through.infer("identity_fp32", body))
+    (output,) = read_outputs(via_gateway.infer("identity_fp32", body))
     assert output.keys == ("name", "datatype", "shape", "data")
     assert output.data == values.tobytes()
     (like,) = read_outputs(direct.infer("identity_fp32", body))
     assert output == like
 
 
-def test_a_long_text(through: Client, direct: Client) -> None:
+def test_a_long_text(via_gateway: Client, direct: Client) -> None:
     text = 'a\u00e9\U0001f600"\\\n' * 1_000_000
     entry = {"name": "INPUT0", "datatype": "BYTES", "shape": [2], "data": ["x", text]}
     for ascii_only in (True, False):
         body = json.dumps({"inputs": [entry]}, ensure_ascii=ascii_only).encode()
-        (output,) = read_outputs(through.infer("identity_bytes", body))
+        (output,) = read_outputs(via_gateway.infer("identity_bytes", body))
         assert output.elements.tolist() == [b"x", text.encode()]
     (like,) = read_outputs(direct.infer("identity_bytes", body))
     assert output == like
 
 
-def test_many_texts(through: Client) -> None:
+def test_many_texts(via_gateway: Client) -> None:
     texts = [f"text {number}" for number in range(200_000)]
     entry = {"name": "INPUT0", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
-    answer = through.infer("identity_bytes", json.dumps({"inputs": [entry]}).encode())
-    assert answer.fields["outputs"][0]["data"] == texts
+    response = via_gateway.infer("identity_bytes", json.dumps({"inputs": [entry]}).encode())
+    assert response.fields["outputs"][0]["data"] == texts
 
 
 def test_a_json_answer_is_streamed(server: TritonServer, tmp_path: Path) -> None:
@@ -149,15 +149,15 @@ def test_a_json_answer_is_streamed(server: TritonServer, tmp_path: Path) -> None
         assert gateway.peak_memory() - idle < 64 * MIB
 
 
-def test_a_fault_late_in_a_streamed_answer(through: Client) -> None:
+def test_a_fault_late_in_a_streamed_answer(via_gateway: Client) -> None:
     """What has begun cannot become an error any more, but must not pass for a whole answer."""
     texts = [b"text"] * 200_000
     good = Request("identity_bytes", (tensor("INPUT0", "BYTES", texts, binary=True),))
     bad = Request("identity_bytes", (tensor("INPUT0", "BYTES", [*texts, b"\xff"], binary=True),))
     with pytest.raises((http.client.IncompleteRead, ConnectionError)):
-        through.infer(bad.model, *bad.encoded())
-    answer = through.infer(good.model, *good.encoded())
-    assert answer.fields["outputs"][0]["data"] == ["text"] * 200_000
+        via_gateway.infer(bad.model, *bad.encoded())
+    response = via_gateway.infer(good.model, *good.encoded())
+    assert response.fields["outputs"][0]["data"] == ["text"] * 200_000
 
 
 def test_a_client_that_leaves_early(roomy: TritonServer, tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_memory_for_a_large_json_request(roomy: TritonServer, tmp_path: Path) ->
     assert size > 100_000_000
     with fresh(tmp_path, roomy.http_url) as (gateway, client):
         idle = gateway.memory()
-        answer = client.infer("identity_fp32", iter(chunks), {"Content-Length": str(size)})
+        response = client.infer("identity_fp32", iter(chunks), {"Content-Length": str(size)})
         grown = gateway.peak_memory() - idle
-    (output,) = read_outputs(answer)
+    (output,) = read_outputs(response)
     assert output.data == some.tobytes() * times
     assert grown < 1.3 * 4 * count + 64 * MIB
 
@@ -229,7 +229,7 @@ def test_memory_for_a_large_binary_request(roomy: TritonServer, tmp_path: Path, 
     with fresh(tmp_path, roomy.http_url) as (gateway, client):
         idle = gateway.memory()
         chunks = chain([header] if header else [], repeat(bytes(PIECE), size // PIECE))
-        answer = client.infer("with_parameters", chunks, headers)
-        (output,) = read_outputs(answer)
+        response = client.infer("with_parameters", chunks, headers)
+        (output,) = read_outputs(response)
         assert output.elements.tolist() == [b"{}"]
         assert gateway.peak_memory() - idle < 64 * MIB

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.integration.mlserver.models import DATATYPES
 from tests.integration.mlserver.server import MLServer
 from tests.integration.support.client import HEADER_LENGTH, Client
-from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.support.infer_messages import (
     FLOATS,
     Array,
@@ -37,12 +37,14 @@ LARGE = 300_000
 def gateway(mlserver: MLServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("gateway")
     route = {"nonfinite": "string"}
-    with serving(folder, mlserver.http_url, dialect=mlserver.dialect, route=route) as running:
+    with running_gateway(
+        folder, mlserver.http_url, dialect=mlserver.dialect, route=route
+    ) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def through(gateway: Gateway) -> Iterator[Client]:
+def via_gateway(gateway: Gateway) -> Iterator[Client]:
     with Client(gateway.host, gateway.port) as client:
         yield client
 
@@ -60,21 +62,21 @@ def with_plain_id(request: Request) -> Request:
 @pytest.mark.parametrize("datatype", DATATYPES)
 @generated(max_examples=scaled(25))
 @given(data=st.data())
-def test_one_tensor(through: Client, datatype: str, data: st.DataObject) -> None:
+def test_one_tensor(via_gateway: Client, datatype: str, data: st.DataObject) -> None:
     flat = finite(data.draw(elements(datatype, data.draw(SIZES))), datatype)
     sent = Tensor("INPUT0", datatype, flat, flat.shape)
     sent = replace(sent, data=data.draw(rearranged(sent.values())))
     request = with_plain_id(
         data.draw(requests(f"identity_{datatype.lower()}", (sent,), ("OUTPUT0",)))
     )
-    outputs = read_outputs(send(through, request))
+    outputs = read_outputs(send(via_gateway, request))
     check_echo(outputs, sent)
     assert outputs[0].binary == request.wants_binary("OUTPUT0")
 
 
 @generated(max_examples=scaled(80))
 @given(data=st.data())
-def test_several_datatypes_in_mixed_forms(through: Client, data: st.DataObject) -> None:
+def test_several_datatypes_in_mixed_forms(via_gateway: Client, data: st.DataObject) -> None:
     inputs = []
     for datatype in MIXED:
         flat = finite(data.draw(elements(datatype, data.draw(SIZES))), datatype)
@@ -82,7 +84,7 @@ def test_several_datatypes_in_mixed_forms(through: Client, data: st.DataObject) 
     names = tuple(f"OUT_{datatype}" for datatype in MIXED)
     request = with_plain_id(data.draw(requests("mixed", tuple(inputs), names)))
     sent = {each.name.replace("IN_", "OUT_"): each for each in inputs}
-    outputs = read_outputs(send(through, request))
+    outputs = read_outputs(send(via_gateway, request))
     assert [each.name for each in outputs] == list(dict(request.outputs) or names)
     for output in outputs:
         check_echo((output,), sent[output.name])
@@ -91,56 +93,58 @@ def test_several_datatypes_in_mixed_forms(through: Client, data: st.DataObject) 
 
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("binary", [True, False])
-def test_large_tensors(through: Client, binary: bool, wanted: bool) -> None:
+def test_large_tensors(via_gateway: Client, binary: bool, wanted: bool) -> None:
     values = np.random.default_rng(1).standard_normal(LARGE).astype("<f4")
     sent = Tensor("INPUT0", "FP32", values, (LARGE,), binary=binary)
     request = Request("identity_fp32", (sent,), binary_data_output=wanted)
-    check_echo(read_outputs(send(through, request)), sent)
+    check_echo(read_outputs(send(via_gateway, request)), sent)
 
 
-def test_raw_binary(through: Client) -> None:
+def test_raw_binary(via_gateway: Client) -> None:
     values = np.array([1.5, -2], "<f4")
-    answer = through.infer("identity_fp32", values.tobytes(), {HEADER_LENGTH: "0"})
-    (output,) = read_outputs(answer)
+    response = via_gateway.infer("identity_fp32", values.tobytes(), {HEADER_LENGTH: "0"})
+    (output,) = read_outputs(response)
     assert (output.binary, output.elements.tolist()) == (True, [1.5, -2])
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_what_is_not_finite(through: Client, binary: bool) -> None:
+def test_what_is_not_finite(via_gateway: Client, binary: bool) -> None:
     """It reads strings for such numbers, and has null for all of them."""
     sent = tensor("INPUT0", "FP32", [np.nan, np.inf, 1], binary=binary)
     request = Request("identity_fp32", (sent,), binary_data_output=True)
-    (output,) = read_outputs(send(through, request))
+    (output,) = read_outputs(send(via_gateway, request))
     np.testing.assert_array_equal(output.elements, [np.nan, np.nan, 1])
 
 
-def test_nested_bytes_arrive(through: Client) -> None:
+def test_nested_bytes_arrive(via_gateway: Client) -> None:
     """Which MLServer alone loses without a word."""
     sent = tensor("INPUT0", "BYTES", [b"a", b"b"], [2, 1])
-    check_echo(read_outputs(send(through, Request("identity_bytes", (sent,)))), sent)
+    check_echo(read_outputs(send(via_gateway, Request("identity_bytes", (sent,)))), sent)
 
 
-def test_bytes_that_are_not_text(through: Client, mlserver: MLServer, tmp_path: Path) -> None:
+def test_bytes_that_are_not_text(via_gateway: Client, mlserver: MLServer, tmp_path: Path) -> None:
     sent = tensor("INPUT0", "BYTES", [b"\xff\x00", b"", b"a"], binary=True)
     request = Request("identity_bytes", (sent,), binary_data_output=True)
-    refused = send(through, request)
+    refused = send(via_gateway, request)
     assert refused.status == 400
     assert "input 'INPUT0': element 0 is not UTF-8" in refused.error
     route = {"bytes": "base64"}
     with (
-        serving(tmp_path, mlserver.http_url, dialect=mlserver.dialect, route=route) as gateway,
+        running_gateway(
+            tmp_path, mlserver.http_url, dialect=mlserver.dialect, route=route
+        ) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         check_echo(read_outputs(send(client, request)), sent)
 
 
-def test_clients_need_not_say_what_they_send(through: Client) -> None:
+def test_clients_need_not_say_what_they_send(via_gateway: Client) -> None:
     """MLServer refuses JSON that says it is something else."""
     for binary in (True, False):
         for kind in ("", "text/plain", "application/octet-stream"):
             sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
-            answer = send(through, Request("identity_fp32", (sent,)), kind or None)
-            check_echo(read_outputs(answer), replace(sent, binary=False))
+            response = send(via_gateway, Request("identity_fp32", (sent,)), kind or None)
+            check_echo(read_outputs(response), replace(sent, binary=False))
 
 
 V1: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -164,19 +168,19 @@ V1: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("model", "body", "told"), V1.values(), ids=V1)
 def test_v1_clients(
-    through: Client, model: str, body: dict[str, Any], told: dict[str, Any]
+    via_gateway: Client, model: str, body: dict[str, Any], told: dict[str, Any]
 ) -> None:
-    answer = through.send("POST", f"/v1/models/{model}:predict", json.dumps(body).encode())
-    assert (answer.status, answer.fields) == (200, told)
+    response = via_gateway.send("POST", f"/v1/models/{model}:predict", json.dumps(body).encode())
+    assert (response.status, response.fields) == (200, told)
 
 
-def test_a_model_as_v1_clients_ask_for_it(through: Client) -> None:
-    assert through.get("/v1/models/add").fields == {"name": "add", "ready": True}
-    assert through.get("/v1/models/none").status == 404
+def test_a_model_as_v1_clients_ask_for_it(via_gateway: Client) -> None:
+    assert via_gateway.get("/v1/models/add").fields == {"name": "add", "ready": True}
+    assert via_gateway.get("/v1/models/none").status == 404
 
 
-def test_its_own_errors_pass(through: Client) -> None:
+def test_its_own_errors_pass(via_gateway: Client) -> None:
     sent = tensor("INPUT0", "FP32", [1], binary=True)
-    answer = send(through, Request("unknown", (sent,), binary_data_output=True))
-    assert answer.status == 404
-    assert "unknown" in answer.error
+    response = send(via_gateway, Request("unknown", (sent,), binary_data_output=True))
+    assert response.status == 404
+    assert "unknown" in response.error

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.integration.kserve.server import KServe
 from tests.integration.support.client import Client
-from tests.integration.support.gateway import serving
+from tests.integration.support.gateway import running_gateway
 from tests.integration.support.infer_messages import Output, Request, Tensor, read_outputs, tensor
 from tests.integration.support.round_trip import check_echo, send
 from tests.integration.support.strategies import SIZES, elements, generated, requests
@@ -27,7 +27,7 @@ def before_openvino(
 ) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("gateway")
     with (
-        serving(folder, openvino.http_url, dialect=openvino.dialect) as gateway,
+        running_gateway(folder, openvino.http_url, dialect=openvino.dialect) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         yield client
@@ -37,7 +37,7 @@ def before_openvino(
 def before_kserve(kserve: KServe, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("gateway")
     with (
-        serving(folder, kserve.http_url, dialect=kserve.dialect) as gateway,
+        running_gateway(folder, kserve.http_url, dialect=kserve.dialect) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         yield client
@@ -115,9 +115,9 @@ def test_openvino_what_is_not_finite_is_an_error_beside_another_output(
     """Its JSON is broken then; alone, or listed last, an output comes in binary form."""
     sent = tensor("INPUT0", "FP32", [np.nan, np.inf])
     request = Request("add", (sent, tensor("INPUT1", "FP32", [1, 1])), binary_data_output=binary)
-    answer = send(before_openvino, request)
-    assert answer.status == 502
-    assert answer.error.startswith(openvino.http_url)
+    response = send(before_openvino, request)
+    assert response.status == 502
+    assert response.error.startswith(openvino.http_url)
     alone = Request("identity_fp32", (sent,), binary_data_output=binary)
     check_echo(tuple(answered(before_openvino, alone).values()), sent)
 
@@ -136,17 +136,17 @@ def test_openvino_large_outputs(before_openvino: Client) -> None:
 
 def test_openvino_v1(before_openvino: Client) -> None:
     rows = [{"INPUT0": 3, "INPUT1": 1}, {"INPUT0": 0.5, "INPUT1": 0.25}]
-    answer = before_openvino.send(
+    response = before_openvino.send(
         "POST", "/v1/models/add:predict", json.dumps({"instances": rows}).encode()
     )
     told = [{"SUM": 4, "DIFFERENCE": 2}, {"SUM": 0.75, "DIFFERENCE": 0.25}]
-    assert (answer.status, answer.fields) == (200, {"predictions": told})
+    assert (response.status, response.fields) == (200, {"predictions": told})
     row = {"IN_FP32": 0.5, "IN_INT64": 2**40, "IN_BYTES": "é", "IN_BOOL": True}
-    answer = before_openvino.send(
+    response = before_openvino.send(
         "POST", "/v1/models/mixed:predict", json.dumps({"instances": [row]}).encode()
     )
     told_row = {name.replace("IN_", "OUT_"): value for name, value in row.items()}
-    assert (answer.status, answer.fields) == (200, {"predictions": [told_row]})
+    assert (response.status, response.fields) == (200, {"predictions": [told_row]})
 
 
 @pytest.mark.kserve
@@ -178,5 +178,7 @@ def test_kserve_large_json(before_kserve: Client) -> None:
 
 @pytest.mark.kserve
 def test_kserve_v1(before_kserve: Client) -> None:
-    answer = before_kserve.send("POST", "/v1/models/always_json:predict", b'{"instances":[0.5, 2]}')
-    assert (answer.status, answer.fields) == (200, {"predictions": [0.5, 2]})
+    response = before_kserve.send(
+        "POST", "/v1/models/always_json:predict", b'{"instances":[0.5, 2]}'
+    )
+    assert (response.status, response.fields) == (200, {"predictions": [0.5, 2]})

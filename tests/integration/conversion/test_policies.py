@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.support.client import Client
-from tests.integration.support.gateway import serving
+from tests.integration.support.gateway import running_gateway
 from tests.integration.triton.server import TritonServer
 
 pytestmark = pytest.mark.triton
@@ -23,7 +23,7 @@ TEXTS = b'{"inputs": [{"name": "INPUT0", "datatype": "BYTES", "shape": [2], "dat
 @contextmanager
 def client_of(triton: TritonServer, folder: Path, **route: str) -> Iterator[Client]:
     with (
-        serving(folder, triton.http_url, route=route) as gateway,
+        running_gateway(folder, triton.http_url, route=route) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         yield client
@@ -39,17 +39,17 @@ def client_of(triton: TritonServer, folder: Path, **route: str) -> Iterator[Clie
 )
 def test_nonfinite(triton: TritonServer, tmp_path: Path, policy: str, data: str) -> None:
     with client_of(triton, tmp_path, nonfinite=policy) as client:
-        answer = client.infer("identity_fp32", NONFINITE)
-        assert answer.status == 200
-        assert answer.body.endswith(f'"data":{data}}}]}}'.encode())
+        response = client.infer("identity_fp32", NONFINITE)
+        assert response.status == 200
+        assert response.body.endswith(f'"data":{data}}}]}}'.encode())
 
 
 def test_nonfinite_as_an_error(triton: TritonServer, tmp_path: Path) -> None:
     with client_of(triton, tmp_path, nonfinite="error") as client:
-        answer = client.infer("identity_fp32", NONFINITE)
-        assert answer.status == 406
+        response = client.infer("identity_fp32", NONFINITE)
+        assert response.status == 406
         for words in ("'OUTPUT0'", "element 1", "nan", "binary"):
-            assert words in answer.error
+            assert words in response.error
         # A client that asks for the binary form gets them.
         wanted = NONFINITE[:-1] + b', "parameters": {"binary_data_output": true}}'
         assert client.infer("identity_fp32", wanted).status == 200
@@ -57,11 +57,11 @@ def test_nonfinite_as_an_error(triton: TritonServer, tmp_path: Path) -> None:
 
 def test_bytes_as_base64(triton: TritonServer, tmp_path: Path) -> None:
     with client_of(triton, tmp_path, bytes="base64") as client:
-        answer = client.infer("bad_bytes", TEXTS)
-        assert answer.fields["outputs"][0]["data"] == ["/2E=", "/2Jj"]
-        answer = client.infer("identity_bytes", TEXTS)
-        assert answer.fields["outputs"][0]["data"] == ["YQ==", "YmM="]
+        response = client.infer("bad_bytes", TEXTS)
+        assert response.fields["outputs"][0]["data"] == ["/2E=", "/2Jj"]
+        response = client.infer("identity_bytes", TEXTS)
+        assert response.fields["outputs"][0]["data"] == ["YQ==", "YmM="]
         # Asked for in binary form, they are what they are.
         wanted = json.dumps({**json.loads(TEXTS), "parameters": {"binary_data_output": True}})
-        answer = client.infer("bad_bytes", wanted.encode())
-        assert answer.body.endswith(b"\x02\0\0\0\xffa\x03\0\0\0\xffbc")
+        response = client.infer("bad_bytes", wanted.encode())
+        assert response.body.endswith(b"\x02\0\0\0\xffa\x03\0\0\0\xffbc")

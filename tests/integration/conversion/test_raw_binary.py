@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.support.client import HEADER_LENGTH, Answer, Client
-from tests.integration.support.gateway import serving
+from tests.integration.support.client import HEADER_LENGTH, Client, Response
+from tests.integration.support.gateway import running_gateway
 from tests.integration.support.infer_messages import DTYPES, read_outputs
 from tests.integration.support.tap import Tap
 from tests.integration.triton.server import TritonServer
@@ -23,10 +23,14 @@ def floats(count: int) -> bytes:
     return np.arange(count, dtype="<f4").tobytes()
 
 
-def check_same(answer: Answer, like: Answer) -> None:
-    assert (answer.status, answer.reason, answer.body) == (like.status, like.reason, like.body)
+def check_same(response: Response, like: Response) -> None:
+    assert (response.status, response.reason, response.body) == (
+        like.status,
+        like.reason,
+        like.body,
+    )
     for name in ("Content-Type", "Content-Length", HEADER_LENGTH):
-        assert answer.headers[name] == like.headers[name]
+        assert response.headers[name] == like.headers[name]
 
 
 # Model, body, the output's shape and binary form.
@@ -52,23 +56,23 @@ ACCEPTED: list[tuple[str, bytes, list[int], bytes]] = [
 
 @pytest.mark.parametrize(("model", "body", "shape", "data"), ACCEPTED)
 def test_accepted(
-    through: Client, direct: Client, model: str, body: bytes, shape: list[int], data: bytes
+    via_gateway: Client, direct: Client, model: str, body: bytes, shape: list[int], data: bytes
 ) -> None:
-    answer = through.infer(model, body, RAW)
-    check_same(answer, direct.infer(model, body, RAW))
-    (output,) = read_outputs(answer)
+    response = via_gateway.infer(model, body, RAW)
+    check_same(response, direct.infer(model, body, RAW))
+    (output,) = read_outputs(response)
     assert output.binary
     assert list(output.shape) == shape
     assert output.data == data
 
 
 @pytest.mark.parametrize("datatype", [each for each in DTYPES if each != "BYTES"])
-def test_every_datatype_of_fixed_size(through: Client, direct: Client, datatype: str) -> None:
+def test_every_datatype_of_fixed_size(via_gateway: Client, direct: Client, datatype: str) -> None:
     model = f"identity_{datatype.lower()}"
     body = bytes([0, 1] * 8)
-    answer = through.infer(model, body, RAW)
-    check_same(answer, direct.infer(model, body, RAW))
-    (output,) = read_outputs(answer)
+    response = via_gateway.infer(model, body, RAW)
+    check_same(response, direct.infer(model, body, RAW))
+    (output,) = read_outputs(response)
     assert (output.datatype, output.data) == (datatype, body)
 
 
@@ -97,10 +101,10 @@ def test_refused(
     """As by the server, which is asked for its metadata only."""
     assert direct.infer(model, body, RAW).status == 400
     tap.forget()
-    answer = tapped.infer(model, body, RAW)
-    assert answer.status == 400
+    response = tapped.infer(model, body, RAW)
+    assert response.status == 400
     for words in said:
-        assert words in answer.error
+        assert words in response.error
     connection = tapped.local_port
     assert all(request.startswith("GET ") for request in tap.requests)
     assert tapped.infer("identity_fp32", floats(1), RAW).status == 200
@@ -118,47 +122,47 @@ def test_refused(
     ],
 )
 def test_errors_of_the_server_pass(
-    through: Client, direct: Client, model: str, body: bytes
+    via_gateway: Client, direct: Client, model: str, body: bytes
 ) -> None:
-    answer, like = through.infer(model, body, RAW), direct.infer(model, body, RAW)
+    response, like = via_gateway.infer(model, body, RAW), direct.infer(model, body, RAW)
     assert like.status >= 400
-    assert (answer.status, answer.body) == (like.status, like.body)
+    assert (response.status, response.body) == (like.status, like.body)
 
 
 @pytest.mark.parametrize("sizes", [[8], [1] * 8, [3, 5], [0, 8], []])
-def test_chunked(through: Client, sizes: list[int]) -> None:
+def test_chunked(via_gateway: Client, sizes: list[int]) -> None:
     """The shape needs the length, which is known at the end only."""
     body = floats(2)[: sum(sizes)]
     ends = np.cumsum(sizes).tolist()
     chunks = [body[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    answer = through.infer("identity_fp32", iter([chunk for chunk in chunks if chunk]), RAW)
-    check_same(answer, through.infer("identity_fp32", body, RAW))
-    (output,) = read_outputs(answer)
+    response = via_gateway.infer("identity_fp32", iter([chunk for chunk in chunks if chunk]), RAW)
+    check_same(response, via_gateway.infer("identity_fp32", body, RAW))
+    (output,) = read_outputs(response)
     assert output.data == body
 
 
-def test_chunked_bytes(through: Client) -> None:
-    answer = through.infer("batched_bytes", iter([b"ab", b"c"]), RAW)
-    (output,) = read_outputs(answer)
+def test_chunked_bytes(via_gateway: Client) -> None:
+    response = via_gateway.infer("batched_bytes", iter([b"ab", b"c"]), RAW)
+    (output,) = read_outputs(response)
     assert output.elements.tolist() == [b"abc"]
 
 
-def test_chunked_that_does_not_fit(through: Client) -> None:
-    answer = through.infer("identity_fp32", iter([bytes(4), bytes(3)]), RAW)
-    assert answer.status == 400
-    assert "got 7" in answer.error
+def test_chunked_that_does_not_fit(via_gateway: Client) -> None:
+    response = via_gateway.infer("identity_fp32", iter([bytes(4), bytes(3)]), RAW)
+    assert response.status == 400
+    assert "got 7" in response.error
 
 
 def test_what_is_held_of_a_chunked_body_is_limited(triton: TritonServer, tmp_path: Path) -> None:
     with (
-        serving(tmp_path, triton.http_url, limits={"spool_bytes": "4KiB"}) as gateway,
+        running_gateway(tmp_path, triton.http_url, limits={"spool_bytes": "4KiB"}) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         pieces = [bytes(1024)] * 4
         assert client.infer("identity_fp32", iter(pieces), RAW).status == 200
-        answer = client.infer("identity_fp32", iter([*pieces, bytes(4)]), RAW)
-        assert answer.status == 413
-        assert "limits.spool_bytes" in answer.error
+        response = client.infer("identity_fp32", iter([*pieces, bytes(4)]), RAW)
+        assert response.status == 413
+        assert "limits.spool_bytes" in response.error
         # With a length it need not be held.
         assert client.infer("identity_fp32", bytes(8192), RAW).status == 200
 
@@ -182,58 +186,61 @@ def load(client: Client, model: str, **config: Any) -> None:
         **config,
     }
     body = json.dumps({"parameters": {"config": json.dumps(whole)}}).encode()
-    answer = client.send("POST", f"/v2/repository/models/{model}/load", body)
-    assert answer.status == 200, answer.body
+    response = client.send("POST", f"/v2/repository/models/{model}/load", body)
+    assert response.status == 200, response.body
 
 
 @pytest.fixture
-def changing(through: Client) -> Iterator[str]:
+def changing(via_gateway: Client) -> Iterator[str]:
     """A model that a test may change: batched, of shape [4]."""
     yield "batched_fp32"
     # Loading alone would keep the configuration.
     for call in ("unload", "load"):
         path = f"/v2/repository/models/batched_fp32/{call}"
-        assert through.send("POST", path, b"{}").status == 200
+        assert via_gateway.send("POST", path, b"{}").status == 200
 
 
-def test_a_loaded_model_is_asked_for_again(through: Client, changing: str) -> None:
-    (output,) = read_outputs(through.infer(changing, floats(4), RAW))
+def test_a_loaded_model_is_asked_for_again(via_gateway: Client, changing: str) -> None:
+    (output,) = read_outputs(via_gateway.infer(changing, floats(4), RAW))
     assert output.shape == (1, 4)
-    load(through, changing, tensor={"dims": [2]}, max_batch_size=0)
-    (output,) = read_outputs(through.infer(changing, floats(2), RAW))
+    load(via_gateway, changing, tensor={"dims": [2]}, max_batch_size=0)
+    (output,) = read_outputs(via_gateway.infer(changing, floats(2), RAW))
     assert output.shape == (2,)
-    load(through, changing, tensor={"dims": [3]}, max_batch_size=2)
-    (output,) = read_outputs(through.infer(changing, floats(3), RAW))
+    load(via_gateway, changing, tensor={"dims": [3]}, max_batch_size=2)
+    (output,) = read_outputs(via_gateway.infer(changing, floats(3), RAW))
     assert output.shape == (1, 3)
 
 
-def test_an_unloaded_model_is_gone(through: Client, direct: Client, changing: str) -> None:
-    assert through.infer(changing, floats(4), RAW).status == 200
+def test_an_unloaded_model_is_gone(via_gateway: Client, direct: Client, changing: str) -> None:
+    assert via_gateway.infer(changing, floats(4), RAW).status == 200
     path = f"/v2/repository/models/{changing}"
-    assert through.send("POST", f"{path}/unload", b"{}").status == 200
+    assert via_gateway.send("POST", f"{path}/unload", b"{}").status == 200
     while direct.get(f"/v2/models/{changing}/ready").status == 200:
         pass
-    answer, like = through.infer(changing, floats(4), RAW), direct.infer(changing, floats(4), RAW)
+    response, like = (
+        via_gateway.infer(changing, floats(4), RAW),
+        direct.infer(changing, floats(4), RAW),
+    )
     assert like.status >= 400
-    assert (answer.status, answer.body) == (like.status, like.body)
-    assert through.send("POST", f"{path}/load", b"{}").status == 200
-    assert through.infer(changing, floats(4), RAW).status == 200
+    assert (response.status, response.body) == (like.status, like.body)
+    assert via_gateway.send("POST", f"{path}/load", b"{}").status == 200
+    assert via_gateway.infer(changing, floats(4), RAW).status == 200
 
 
 def test_a_model_changed_elsewhere_is_asked_for_again_when_the_server_refuses(
-    through: Client, direct: Client, changing: str
+    via_gateway: Client, direct: Client, changing: str
 ) -> None:
-    assert through.infer(changing, floats(4), RAW).status == 200
+    assert via_gateway.infer(changing, floats(4), RAW).status == 200
     load(direct, changing, tensor={"dims": [4]}, max_batch_size=0)
-    through.infer(changing, floats(4), RAW)
-    (output,) = read_outputs(through.infer(changing, floats(4), RAW))
+    via_gateway.infer(changing, floats(4), RAW)
+    (output,) = read_outputs(via_gateway.infer(changing, floats(4), RAW))
     assert output.shape == (4,)
 
 
 def test_a_model_changed_elsewhere_is_asked_for_again_before_a_request_is_refused(
-    through: Client, direct: Client, changing: str
+    via_gateway: Client, direct: Client, changing: str
 ) -> None:
-    assert through.infer(changing, floats(4), RAW).status == 200
+    assert via_gateway.infer(changing, floats(4), RAW).status == 200
     load(direct, changing, tensor={"dims": [3]}, max_batch_size=2)
-    (output,) = read_outputs(through.infer(changing, floats(3), RAW))
+    (output,) = read_outputs(via_gateway.infer(changing, floats(3), RAW))
     assert output.shape == (1, 3)

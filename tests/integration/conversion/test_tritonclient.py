@@ -117,17 +117,17 @@ def test_half_floats_binary_to_json(client: Any, plain: Any, datatype: str) -> N
 
 
 @pytest.mark.parametrize("datatype", HALVES)
-def test_half_floats_from_json(through: Client, datatype: str) -> None:
+def test_half_floats_from_json(via_gateway: Client, datatype: str) -> None:
     """The client does not write these, so the request is written by hand."""
     values = ARRAYS[datatype].tolist()
     entry = {"name": "INPUT0", "datatype": datatype, "shape": [len(values)], "data": values}
     body, _ = triton_http.InferenceServerClient.generate_request_body([])
     request = {**json.loads(body), "inputs": [entry]}
-    answer = through.infer(f"identity_{datatype.lower()}", json.dumps(request).encode())
-    assert answer.status == 200
-    length = answer.header_length
+    response = via_gateway.infer(f"identity_{datatype.lower()}", json.dumps(request).encode())
+    assert response.status == 200
+    length = response.header_length
     result = triton_http.InferenceServerClient.parse_response_body(
-        answer.body, header_length=length
+        response.body, header_length=length
     )
     assert result.as_numpy("OUTPUT0").tolist() == values
 

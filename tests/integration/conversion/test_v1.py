@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.support.client import Answer, Client
-from tests.integration.support.gateway import serving
+from tests.integration.support.client import Client, Response
+from tests.integration.support.gateway import running_gateway
 from tests.integration.support.infer_messages import DTYPES
 from tests.integration.triton.server import TritonServer
 
 pytestmark = pytest.mark.triton
 
 
-def predict(client: Client, model: str, body: Any) -> Answer:
+def predict(client: Client, model: str, body: Any) -> Response:
     """Send a V1 request; ``model`` may be NAME/versions/VERSION."""
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = client.send("POST", f"/v1/models/{model}:predict", text)
-    assert answer.headers["Content-Type"] == "application/json"
-    return answer
+    response = client.send("POST", f"/v1/models/{model}:predict", text)
+    assert response.headers["Content-Type"] == "application/json"
+    return response
 
 
 ROWS = [{"INPUT0": 1, "INPUT1": 5}, {"INPUT1": 7.5, "INPUT0": 2}]
@@ -84,24 +84,24 @@ TOLD: dict[str, tuple[str, Any, Any]] = {
 
 
 @pytest.mark.parametrize(("model", "body", "told"), TOLD.values(), ids=TOLD)
-def test_what_is_told(through: Client, model: str, body: Any, told: Any) -> None:
-    answer = predict(through, model, body)
-    assert (answer.status, answer.fields) == (200, told)
+def test_what_is_told(via_gateway: Client, model: str, body: Any, told: Any) -> None:
+    response = predict(via_gateway, model, body)
+    assert (response.status, response.fields) == (200, told)
 
 
 @pytest.mark.parametrize("datatype", [each for each in DTYPES if each not in ("BOOL", "BYTES")])
-def test_every_datatype(through: Client, datatype: str) -> None:
+def test_every_datatype(via_gateway: Client, datatype: str) -> None:
     values = [0, 1, 100]
-    answer = predict(through, f"identity_{datatype.lower()}", {"instances": values})
-    assert answer.fields == {"predictions": values}
+    response = predict(via_gateway, f"identity_{datatype.lower()}", {"instances": values})
+    assert response.fields == {"predictions": values}
 
 
-def test_an_image(through: Client) -> None:
+def test_an_image(via_gateway: Client) -> None:
     image = np.random.default_rng(1).random((2, 3, 224, 224), dtype=np.float32)
     for form, key in (("instances", "predictions"), ("inputs", "outputs")):
-        answer = predict(through, "image", {form: image.tolist()})
-        assert answer.status == 200
-        np.testing.assert_array_equal(np.array(answer.fields[key], np.float32), image)
+        response = predict(via_gateway, "image", {form: image.tolist()})
+        assert response.status == 200
+        np.testing.assert_array_equal(np.array(response.fields[key], np.float32), image)
 
 
 REFUSED: dict[str, tuple[str, Any, int, str]] = {
@@ -125,10 +125,10 @@ REFUSED: dict[str, tuple[str, Any, int, str]] = {
 
 
 @pytest.mark.parametrize(("model", "body", "status", "part"), REFUSED.values(), ids=REFUSED)
-def test_refusals(through: Client, model: str, body: Any, status: int, part: str) -> None:
-    answer = predict(through, model, body)
-    assert answer.status == status, answer.body
-    assert part in answer.error
+def test_refusals(via_gateway: Client, model: str, body: Any, status: int, part: str) -> None:
+    response = predict(via_gateway, model, body)
+    assert response.status == status, response.body
+    assert part in response.error
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def encoding(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> 
     """A connection to a gateway whose answers have BYTES in base64."""
     folder: Path = tmp_path_factory.mktemp("gateway")
     with (
-        serving(folder, triton.http_url, route={"bytes": "base64"}) as gateway,
+        running_gateway(folder, triton.http_url, route={"bytes": "base64"}) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         yield client
@@ -145,13 +145,13 @@ def encoding(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_bytes_that_are_no_text(encoding: Client) -> None:
     data = bytes(range(256)) * 1000
     element = {"b64": base64.b64encode(data).decode()}
-    answer = predict(encoding, "identity_bytes", {"instances": [element, "a"]})
-    assert answer.fields == {"predictions": [element, {"b64": "YQ=="}]}
+    response = predict(encoding, "identity_bytes", {"instances": [element, "a"]})
+    assert response.fields == {"predictions": [element, {"b64": "YQ=="}]}
 
 
-def test_models(through: Client) -> None:
-    assert through.get("/v1/models/add").fields == {"name": "add", "ready": True}
-    assert through.get("/v1/models/versioned/versions/2").status == 200
-    assert {"add", "image", "versioned"} <= set(through.get("/v1/models").fields["models"])
-    unknown = through.get("/v1/models/none")
+def test_models(via_gateway: Client) -> None:
+    assert via_gateway.get("/v1/models/add").fields == {"name": "add", "ready": True}
+    assert via_gateway.get("/v1/models/versioned/versions/2").status == 200
+    assert {"add", "image", "versioned"} <= set(via_gateway.get("/v1/models").fields["models"])
+    unknown = via_gateway.get("/v1/models/none")
     assert (unknown.status, "none" in unknown.error) == (404, True)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.kserve.models import DATATYPES
 from tests.integration.kserve.server import KServe
-from tests.integration.support.client import HEADER_LENGTH, Answer, Client
+from tests.integration.support.client import HEADER_LENGTH, Client, Response
 from tests.integration.support.infer_messages import Request, Tensor, read_outputs, tensor
 from tests.integration.support.real_server import HOST, ServerError
 
@@ -30,12 +30,12 @@ def client(kserve: KServe) -> Iterator[Client]:
         yield client
 
 
-def infer(client: Client, request: Request) -> Answer:
+def infer(client: Client, request: Request) -> Response:
     body, headers = request.encoded()
     return client.infer(request.model, body, {**(BINARY if headers else JSON), **headers})
 
 
-def infer_json(client: Client, datatype: str, data: str) -> Answer:
+def infer_json(client: Client, datatype: str, data: str) -> Response:
     described = f'{{"name": "INPUT0", "datatype": "{datatype}", "shape": [2], "data": {data}}}'
     body = f'{{"inputs": [{described}]}}'.encode()
     return client.infer(f"identity_{datatype.lower()}", body, JSON)
@@ -52,8 +52,8 @@ def test_what_it_says_of_itself(client: Client) -> None:
 
 def test_each_model_is_ready(client: Client, kserve: KServe) -> None:
     for model in kserve.models:
-        answer = client.get(f"/v2/models/{model.name}/ready")
-        assert answer.fields == {"name": model.name, "ready": True}
+        response = client.get(f"/v2/models/{model.name}/ready")
+        assert response.fields == {"name": model.name, "ready": True}
 
 
 def test_metadata(client: Client) -> None:
@@ -80,8 +80,8 @@ def test_identity_in_binary_form(client: Client, datatype: str) -> None:
 def test_identity_in_json(client: Client, datatype: str) -> None:
     values = ["é".encode(), b""] if datatype == "BYTES" else [0, 1]
     sent = tensor("INPUT0", datatype, values)
-    answer = infer(client, Request(f"identity_{datatype.lower()}", (sent,)))
-    assert answer.fields["outputs"][0]["data"] == sent.values()
+    response = infer(client, Request(f"identity_{datatype.lower()}", (sent,)))
+    assert response.fields["outputs"][0]["data"] == sent.values()
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -90,28 +90,28 @@ def test_an_id_is_made_up_in_no_form(client: Client, sent: Tensor, wanted: bool)
     """A model that gives back that of the request needs one."""
     request = Request("gives_id_back", (sent,), binary_data_output=wanted, id="7")
     assert infer(client, request).fields["id"] == "7"
-    answer = infer(client, replace(request, id=None))
-    assert answer.status == 500
-    assert "InferenceResponse" in answer.error
+    response = infer(client, replace(request, id=None))
+    assert response.status == 500
+    assert "InferenceResponse" in response.error
 
 
 def test_frame_of_a_binary_answer(client: Client) -> None:
     """Without Content-Type, and chunked; with a null."""
-    answer = infer(client, Request("identity_fp32", (BINARY_NUMBERS,), binary_data_output=True))
-    assert answer.headers["Content-Type"] is None
-    assert answer.headers["Content-Length"] is None
-    assert answer.headers["Transfer-Encoding"] == "chunked"
-    assert list(answer.fields) == ["id", "model_name", "model_version", "outputs"]
-    assert answer.fields["model_version"] is None
-    assert list(answer.fields["outputs"][0]) == ["name", "shape", "datatype", "parameters"]
+    response = infer(client, Request("identity_fp32", (BINARY_NUMBERS,), binary_data_output=True))
+    assert response.headers["Content-Type"] is None
+    assert response.headers["Content-Length"] is None
+    assert response.headers["Transfer-Encoding"] == "chunked"
+    assert list(response.fields) == ["id", "model_name", "model_version", "outputs"]
+    assert response.fields["model_version"] is None
+    assert list(response.fields["outputs"][0]) == ["name", "shape", "datatype", "parameters"]
 
 
 def test_frame_of_a_json_answer(client: Client) -> None:
     """With nulls, and in another order."""
-    answer = infer(client, Request("identity_fp32", (BINARY_NUMBERS,)))
-    assert answer.headers["Content-Type"] == "application/json"
-    assert answer.headers["Content-Length"] == str(len(answer.body))
-    fields = answer.fields
+    response = infer(client, Request("identity_fp32", (BINARY_NUMBERS,)))
+    assert response.headers["Content-Type"] == "application/json"
+    assert response.headers["Content-Length"] == str(len(response.body))
+    fields = response.fields
     assert list(fields) == ["model_name", "model_version", "id", "parameters", "outputs"]
     assert (fields["model_version"], fields["parameters"]) == (None, None)
     (output,) = fields["outputs"]
@@ -122,9 +122,9 @@ def test_frame_of_a_json_answer(client: Client) -> None:
 def test_an_empty_binary_answer_tells_its_header_length(client: Client) -> None:
     """Unlike Triton's."""
     empty = tensor("INPUT0", "FP32", [], binary=True)
-    answer = infer(client, Request("identity_fp32", (empty,), binary_data_output=True))
-    assert answer.header_length == len(answer.body)
-    assert answer.fields["outputs"][0]["parameters"] == {"binary_data_size": 0}
+    response = infer(client, Request("identity_fp32", (empty,), binary_data_output=True))
+    assert response.header_length == len(response.body)
+    assert response.fields["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
 
 @pytest.mark.parametrize(
@@ -140,15 +140,17 @@ def test_an_empty_binary_answer_tells_its_header_length(client: Client) -> None:
 def test_which_outputs_are_binary(
     client: Client, outputs: tuple[tuple[str, bool | None], ...], wanted: bool | None, binary: bool
 ) -> None:
-    answer = infer(client, Request("identity_fp32", (NUMBERS,), outputs, binary_data_output=wanted))
-    assert (answer.header_length is not None) == binary
-    assert ("data" in answer.fields["outputs"][0]) != binary
+    response = infer(
+        client, Request("identity_fp32", (NUMBERS,), outputs, binary_data_output=wanted)
+    )
+    assert (response.header_length is not None) == binary
+    assert ("data" in response.fields["outputs"][0]) != binary
 
 
 def test_some_models_answer_in_json_whatever_is_asked_for(client: Client) -> None:
-    answer = infer(client, Request("always_json", (BINARY_NUMBERS,), binary_data_output=True))
-    assert answer.header_length is None
-    assert "data" in answer.fields["outputs"][0]
+    response = infer(client, Request("always_json", (BINARY_NUMBERS,), binary_data_output=True))
+    assert response.header_length is None
+    assert "data" in response.fields["outputs"][0]
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -173,9 +175,9 @@ def test_an_id_is_made_up_where_none_was_sent(client: Client, binary: bool) -> N
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/octet-stream"])
 def test_json_must_say_that_it_is_json(client: Client, kind: str) -> None:
     body, _ = Request("identity_fp32", (NUMBERS,)).encoded()
-    answer = client.infer("identity_fp32", body, {"Content-Type": kind} if kind else {})
-    assert answer.status == 400
-    assert "header is missing" in answer.error
+    response = client.infer("identity_fp32", body, {"Content-Type": kind} if kind else {})
+    assert response.status == 400
+    assert "header is missing" in response.error
 
 
 @pytest.mark.parametrize(
@@ -193,17 +195,17 @@ def test_surplus_bytes_are_ignored(client: Client) -> None:
 
 
 def test_raw_binary_is_refused(client: Client) -> None:
-    answer = client.infer("identity_fp32", bytes(8), {**BINARY, HEADER_LENGTH: "0"})
-    assert answer.status == 400
-    assert "Unrecognized request format" in answer.error
+    response = client.infer("identity_fp32", bytes(8), {**BINARY, HEADER_LENGTH: "0"})
+    assert response.status == 400
+    assert "Unrecognized request format" in response.error
 
 
 @pytest.mark.parametrize("path", ["", "/ready", "/infer"])
 def test_there_are_no_versions(client: Client, path: str) -> None:
     body = Request("add", (NUMBERS,)).encoded()[0] if path == "/infer" else None
     method = "POST" if body else "GET"
-    answer = client.send(method, f"/v2/models/add/versions/1{path}", body, JSON)
-    assert (answer.status, answer.error) == (501, "Model versioning not supported yet.")
+    response = client.send(method, f"/v2/models/add/versions/1{path}", body, JSON)
+    assert (response.status, response.error) == (501, "Model versioning not supported yet.")
 
 
 @pytest.mark.parametrize(
@@ -219,8 +221,8 @@ def test_there_are_no_versions(client: Client, path: str) -> None:
 def test_json_data_that_is_taken(
     client: Client, datatype: str, data: str, comes_back: list[Any]
 ) -> None:
-    answer = infer_json(client, datatype, data)
-    assert answer.fields["outputs"][0]["data"] == comes_back
+    response = infer_json(client, datatype, data)
+    assert response.fields["outputs"][0]["data"] == comes_back
 
 
 @pytest.mark.parametrize(
@@ -233,22 +235,22 @@ def test_json_data_that_is_taken(
     ],
 )
 def test_json_data_that_is_refused(client: Client, datatype: str, data: str, status: int) -> None:
-    answer = infer_json(client, datatype, data)
-    assert answer.status == status
-    assert answer.error
+    response = infer_json(client, datatype, data)
+    assert response.status == status
+    assert response.error
 
 
 def test_what_is_not_finite_is_null_in_json(client: Client) -> None:
     sent = tensor("INPUT0", "FP32", [np.inf, -np.inf, np.nan, 1], binary=True)
-    answer = infer(client, Request("identity_fp32", (sent,)))
-    assert answer.fields["outputs"][0]["data"] == [None, None, None, 1]
+    response = infer(client, Request("identity_fp32", (sent,)))
+    assert response.fields["outputs"][0]["data"] == [None, None, None, 1]
 
 
 def test_half_floats_have_no_json_form(client: Client) -> None:
     sent = tensor("INPUT0", "FP16", [1, 2], binary=True)
-    answer = infer(client, Request("identity_fp16", (sent,)))
-    assert answer.status == 400
-    assert "FP16 data via JSON is not supported" in answer.error
+    response = infer(client, Request("identity_fp16", (sent,)))
+    assert response.status == 400
+    assert "FP16 data via JSON is not supported" in response.error
 
 
 @pytest.mark.parametrize(("element", "status"), [("é\0a".encode(), 200), (b"\xff", 500)])
@@ -256,37 +258,37 @@ def test_bytes_have_to_be_text_even_in_binary_form(
     client: Client, element: bytes, status: int
 ) -> None:
     sent = tensor("INPUT0", "BYTES", [element], binary=True)
-    answer = infer(client, Request("identity_bytes", (sent,), binary_data_output=True))
-    assert answer.status == status
+    response = infer(client, Request("identity_bytes", (sent,), binary_data_output=True))
+    assert response.status == status
 
 
 def test_bf16_is_unknown(client: Client) -> None:
     sent = tensor("INPUT0", "BF16", [1, 2], binary=True)
-    answer = infer(client, Request("identity_fp16", (sent,), binary_data_output=True))
-    assert (answer.status, answer.error) == (400, "invalid datatype None in the input")
+    response = infer(client, Request("identity_fp16", (sent,), binary_data_output=True))
+    assert (response.status, response.error) == (400, "invalid datatype None in the input")
 
 
 def test_compressed_bodies_are_refused(client: Client) -> None:
     body, _ = Request("identity_fp32", (NUMBERS,)).encoded()
     packed = gzip.compress(body)
-    answer = client.infer("identity_fp32", packed, {**JSON, "Content-Encoding": "gzip"})
-    assert (answer.status, list(answer.fields)) == (400, ["detail"])
+    response = client.infer("identity_fp32", packed, {**JSON, "Content-Encoding": "gzip"})
+    assert (response.status, list(response.fields)) == (400, ["detail"])
 
 
 def test_errors(client: Client) -> None:
-    answer = infer(client, Request("nope", (NUMBERS,)))
-    assert (answer.status, answer.error) == (404, "Model with name nope does not exist.")
-    answer = infer(client, Request("identity_fp32", (NUMBERS,), (("NOPE", True),)))
-    assert answer.status == 400
-    assert "Unexpected inference output 'NOPE'" in answer.error
-    answer = client.infer("identity_fp32", b'{"inputs":', JSON)
-    assert (answer.status, list(answer.fields)) == (422, ["detail"])
+    response = infer(client, Request("nope", (NUMBERS,)))
+    assert (response.status, response.error) == (404, "Model with name nope does not exist.")
+    response = infer(client, Request("identity_fp32", (NUMBERS,), (("NOPE", True),)))
+    assert response.status == 400
+    assert "Unexpected inference output 'NOPE'" in response.error
+    response = client.infer("identity_fp32", b'{"inputs":', JSON)
+    assert (response.status, list(response.fields)) == (422, ["detail"])
 
 
 def test_after_an_unforeseen_fault_it_closes_the_connection_without_a_word(client: Client) -> None:
-    answer = infer(client, Request("fails", (NUMBERS,)))
-    assert (answer.status, answer.error) == (500, "RuntimeError : this model always fails")
-    assert answer.headers["Connection"] is None
+    response = infer(client, Request("fails", (NUMBERS,)))
+    assert (response.status, response.error) == (500, "RuntimeError : this model always fails")
+    assert response.headers["Connection"] is None
     assert client.is_closed_by_server()
 
 
@@ -294,8 +296,8 @@ def test_after_an_unforeseen_fault_it_closes_the_connection_without_a_word(clien
     "path", ["/v2/models/add/config", "/v2/models/add/stats", "/v2/trace/setting", "/v2/logging"]
 )
 def test_what_it_does_not_serve(client: Client, path: str) -> None:
-    answer = client.get(path)
-    assert (answer.status, answer.fields) == (404, {"detail": "Not Found"})
+    response = client.get(path)
+    assert (response.status, response.fields) == (404, {"detail": "Not Found"})
 
 
 def test_zeros(client: Client) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.mlserver.models import DATATYPES
 from tests.integration.mlserver.server import MLServer
-from tests.integration.support.client import HEADER_LENGTH, Answer, Client
+from tests.integration.support.client import HEADER_LENGTH, Client, Response
 from tests.integration.support.infer_messages import Request, read_outputs, tensor
 from tests.integration.support.real_server import HOST
 
@@ -30,12 +30,12 @@ def client(mlserver: MLServer) -> Iterator[Client]:
         yield client
 
 
-def infer(client: Client, request: Request) -> Answer:
+def infer(client: Client, request: Request) -> Response:
     body, headers = request.encoded()
     return client.infer(request.model, body, {**(BINARY if headers else JSON), **headers})
 
 
-def infer_json(client: Client, datatype: str, data: str) -> Answer:
+def infer_json(client: Client, datatype: str, data: str) -> Response:
     described = f'{{"name": "INPUT0", "datatype": "{datatype}", "shape": [2], "data": {data}}}'
     body = f'{{"inputs": [{described}]}}'.encode()
     return client.infer(f"identity_{datatype.lower()}", body, JSON)
@@ -54,8 +54,8 @@ def test_each_model_version_is_ready(client: Client, mlserver: MLServer) -> None
 
 def test_health_has_no_body(client: Client) -> None:
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/add/ready"):
-        answer = client.get(path)
-        assert (answer.status, answer.body) == (200, b"")
+        response = client.get(path)
+        assert (response.status, response.body) == (200, b"")
 
 
 def test_metadata(client: Client) -> None:
@@ -93,11 +93,11 @@ def test_nested_bytes_are_lost_without_a_word(client: Client, datatype: str, fla
 
 def test_frame_of_an_answer(client: Client) -> None:
     """With members and headers of MLServer's own."""
-    answer = infer(client, Request("identity_fp32", (NUMBERS,)))
-    assert answer.headers["Content-Type"] == "application/json"
-    assert answer.headers["Content-Length"] == str(len(answer.body))
-    assert answer.headers["Ce-Modelid"] == "identity_fp32"
-    fields = answer.fields
+    response = infer(client, Request("identity_fp32", (NUMBERS,)))
+    assert response.headers["Content-Type"] == "application/json"
+    assert response.headers["Content-Length"] == str(len(response.body))
+    assert response.headers["Ce-Modelid"] == "identity_fp32"
+    fields = response.fields
     assert list(fields) == ["model_name", "model_version", "id", "parameters", "outputs"]
     assert (fields["model_version"], fields["parameters"]) == ("1", {})
     (output,) = fields["outputs"]
@@ -117,9 +117,11 @@ def test_no_output_is_binary(
     client: Client, outputs: tuple[tuple[str, bool | None], ...], wanted: bool | None
 ) -> None:
     """Whoever asks for that is not even told."""
-    answer = infer(client, Request("identity_fp32", (NUMBERS,), outputs, binary_data_output=wanted))
-    assert answer.status == 200
-    assert answer.header_length is None
+    response = infer(
+        client, Request("identity_fp32", (NUMBERS,), outputs, binary_data_output=wanted)
+    )
+    assert response.status == 200
+    assert response.header_length is None
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/octet-stream"])
@@ -128,14 +130,14 @@ def test_binary_inputs_are_refused(client: Client, kind: str, value: float, stat
     """With 500 where the bytes are not UTF-8, as they are then not JSON for the error either."""
     sent = tensor("INPUT0", "FP32", [value], binary=True)
     body, headers = Request("identity_fp32", (sent,)).encoded()
-    answer = client.infer("identity_fp32", body, {**headers, "Content-Type": kind})
-    assert answer.status == (422 if kind == "application/json" else status)
+    response = client.infer("identity_fp32", body, {**headers, "Content-Type": kind})
+    assert response.status == (422 if kind == "application/json" else status)
 
 
 @pytest.mark.parametrize(("body", "status"), [(bytes(8), 422), (b"\xff" * 8, 500)])
 def test_raw_binary_is_refused(client: Client, body: bytes, status: int) -> None:
-    answer = client.infer("identity_fp32", body, {**BINARY, HEADER_LENGTH: "0"})
-    assert answer.status == status
+    response = client.infer("identity_fp32", body, {**BINARY, HEADER_LENGTH: "0"})
+    assert response.status == status
 
 
 @pytest.mark.parametrize(
@@ -152,8 +154,8 @@ def test_json_must_not_say_that_it_is_something_else(
     client: Client, kind: str, status: int
 ) -> None:
     body, _ = Request("identity_fp32", (NUMBERS,)).encoded()
-    answer = client.infer("identity_fp32", body, {"Content-Type": kind} if kind else {})
-    assert answer.status == status
+    response = client.infer("identity_fp32", body, {"Content-Type": kind} if kind else {})
+    assert response.status == status
 
 
 def test_an_id_is_made_up_where_none_was_sent(client: Client) -> None:
@@ -164,10 +166,10 @@ def test_an_id_is_made_up_where_none_was_sent(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("version", "answers"), [("", 2), ("/versions/1", 1), ("/versions/2", 2)])
-def test_versions(client: Client, version: str, answers: int) -> None:
+def test_versions(client: Client, version: str, responses: int) -> None:
     fields = infer(client, Request(f"versioned{version}", (NUMBERS,))).fields
-    assert fields["outputs"][0]["data"] == [answers]
-    assert fields["model_version"] == str(answers)
+    assert fields["outputs"][0]["data"] == [responses]
+    assert fields["model_version"] == str(responses)
 
 
 def test_outputs_come_in_the_order_of_the_request(client: Client) -> None:
@@ -191,8 +193,8 @@ def test_outputs_come_in_the_order_of_the_request(client: Client) -> None:
 def test_json_data_that_is_taken(
     client: Client, datatype: str, data: str, comes_back: list[Any]
 ) -> None:
-    answer = infer_json(client, datatype, data)
-    assert answer.fields["outputs"][0]["data"] == comes_back
+    response = infer_json(client, datatype, data)
+    assert response.fields["outputs"][0]["data"] == comes_back
 
 
 @pytest.mark.parametrize(
@@ -228,31 +230,31 @@ def test_bytes_in_base64(client: Client) -> None:
 )
 def test_compressed_bodies(client: Client, coding: str, pack: Any, status: int) -> None:
     body, _ = Request("identity_fp32", (NUMBERS,)).encoded()
-    answer = client.infer("identity_fp32", pack(body), {**JSON, "Content-Encoding": coding})
-    assert answer.status == status
+    response = client.infer("identity_fp32", pack(body), {**JSON, "Content-Encoding": coding})
+    assert response.status == status
 
 
 def test_answers_are_compressed_where_that_is_accepted(client: Client) -> None:
     body, _ = Request("identity_fp32", (tensor("INPUT0", "FP32", range(500)),)).encoded()
-    answer = client.infer("identity_fp32", body, {**JSON, "Accept-Encoding": "gzip"})
-    assert answer.headers["Content-Encoding"] == "gzip"
-    assert json.loads(gzip.decompress(answer.body))["outputs"][0]["data"] == list(range(500))
+    response = client.infer("identity_fp32", body, {**JSON, "Accept-Encoding": "gzip"})
+    assert response.headers["Content-Encoding"] == "gzip"
+    assert json.loads(gzip.decompress(response.body))["outputs"][0]["data"] == list(range(500))
 
 
 def test_errors(client: Client) -> None:
     """In three forms."""
-    answer = infer(client, Request("nope", (NUMBERS,)))
-    assert (answer.status, answer.error) == (404, "Model nope not found")
-    answer = client.infer("identity_fp32", b'{"inputs":', JSON)
-    assert (answer.status, list(answer.fields)) == (422, ["detail"])
-    answer = infer(client, Request("fails", (NUMBERS,)))
-    assert (answer.status, answer.body) == (500, b"Internal Server Error")
-    assert answer.headers["Content-Type"] == "text/plain; charset=utf-8"
+    response = infer(client, Request("nope", (NUMBERS,)))
+    assert (response.status, response.error) == (404, "Model nope not found")
+    response = client.infer("identity_fp32", b'{"inputs":', JSON)
+    assert (response.status, list(response.fields)) == (422, ["detail"])
+    response = infer(client, Request("fails", (NUMBERS,)))
+    assert (response.status, response.body) == (500, b"Internal Server Error")
+    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
 
 
 def test_after_an_unforeseen_fault_it_closes_the_connection_without_a_word(client: Client) -> None:
-    answer = infer(client, Request("fails", (NUMBERS,)))
-    assert answer.headers["Connection"] is None
+    response = infer(client, Request("fails", (NUMBERS,)))
+    assert response.headers["Connection"] is None
     assert client.is_closed_by_server(within=4)
 
 
@@ -266,8 +268,8 @@ def test_an_idle_connection_is_closed_soon(client: Client) -> None:
     "path", ["/v2/models/add/config", "/v2/models/add/stats", "/v2/trace/setting", "/v2/logging"]
 )
 def test_what_it_does_not_serve(client: Client, path: str) -> None:
-    answer = client.get(path)
-    assert (answer.status, answer.fields) == (404, {"detail": "Not Found"})
+    response = client.get(path)
+    assert (response.status, response.fields) == (404, {"detail": "Not Found"})
 
 
 def test_mixed(client: Client) -> None:

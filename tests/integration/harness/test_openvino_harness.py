@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.integration.support.client import HEADER_LENGTH, Answer, Client
+from tests.integration.support.client import HEADER_LENGTH, Client, Response
 from tests.integration.support.infer_messages import Request, Tensor, read_outputs, tensor
 from tests.support.servers.openvino.server import DATATYPES, HOST, OpenVino
 
@@ -22,7 +22,7 @@ def client(openvino: OpenVino) -> Iterator[Client]:
         yield client
 
 
-def infer(client: Client, request: Request) -> Answer:
+def infer(client: Client, request: Request) -> Response:
     return client.infer(request.model, *request.encoded())
 
 
@@ -42,8 +42,8 @@ def test_what_it_says_of_itself(client: Client) -> None:
 
 def test_health_and_metadata(client: Client, openvino: OpenVino) -> None:
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/add/versions/1/ready"):
-        answer = client.get(path)
-        assert (answer.status, answer.body) == (200, b"")
+        response = client.get(path)
+        assert (response.status, response.body) == (200, b"")
     for model in openvino.models:
         fields = client.get(f"/v2/models/{model.name}").fields
         assert fields["inputs"] == [each.metadata() for each in model.inputs]
@@ -75,9 +75,9 @@ def test_which_outputs_are_binary(
     client: Client, outputs: tuple[tuple[str, bool | None], ...], wanted: bool | None, binary: bool
 ) -> None:
     request = Request("identity_fp32", (NUMBERS,), outputs, binary_data_output=wanted)
-    answer = infer(client, request)
-    assert (answer.header_length is not None) == binary
-    assert answer.headers["Content-Type"] == "application/json"
+    response = infer(client, request)
+    assert (response.header_length is not None) == binary
+    assert response.headers["Content-Type"] == "application/json"
 
 
 @pytest.mark.parametrize("names", [("SUM", "DIFFERENCE"), ("DIFFERENCE", "SUM")])
@@ -94,17 +94,17 @@ def test_of_the_outputs_listed_the_last_alone_is_binary(
 
 def test_an_empty_binary_output_is_not_told(client: Client) -> None:
     empty = tensor("INPUT0", "FP32", [], binary=True)
-    answer = infer(client, Request("identity_fp32", (empty,), (("OUTPUT0", True),)))
-    assert answer.header_length is None
-    assert list(answer.fields["outputs"][0]) == ["name", "shape", "datatype"]
+    response = infer(client, Request("identity_fp32", (empty,), (("OUTPUT0", True),)))
+    assert response.header_length is None
+    assert list(response.fields["outputs"][0]) == ["name", "shape", "datatype"]
 
 
 def test_inputs_are_all_binary_or_none(client: Client) -> None:
     for left, right in ((True, True), (False, False)):
         assert infer(client, Request("add", pair(left=left, right=right))).status == 200
-    answer = infer(client, Request("add", pair(left=True, right=False)))
-    assert answer.status == 400
-    assert "Passing buffers both" in answer.error
+    response = infer(client, Request("add", pair(left=True, right=False)))
+    assert response.status == 400
+    assert "Passing buffers both" in response.error
 
 
 def test_surplus_bytes_are_ignored(client: Client) -> None:
@@ -114,9 +114,9 @@ def test_surplus_bytes_are_ignored(client: Client) -> None:
 
 
 def test_raw_binary_is_refused(client: Client) -> None:
-    answer = client.infer("identity_fp32", bytes(8), {HEADER_LENGTH: "0"})
-    assert answer.status == 412
-    assert "not valid json" in answer.error
+    response = client.infer("identity_fp32", bytes(8), {HEADER_LENGTH: "0"})
+    assert response.status == 412
+    assert "not valid json" in response.error
 
 
 def test_compressed_bodies_are_refused(client: Client) -> None:
@@ -141,8 +141,8 @@ def test_texts_in_json_end_at_a_nul(client: Client, binary: bool) -> None:
 
 def test_what_is_not_finite_breaks_json(client: Client) -> None:
     sent = tensor("INPUT0", "FP32", [np.nan, 1, np.inf], binary=True)
-    answer = infer(client, Request("identity_fp32", (sent,)))
-    assert b'"data": [, 1.0, ]' in answer.body
+    response = infer(client, Request("identity_fp32", (sent,)))
+    assert b'"data": [, 1.0, ]' in response.body
 
 
 @pytest.mark.parametrize(
@@ -157,23 +157,23 @@ def test_what_is_not_finite_breaks_json(client: Client) -> None:
 )
 def test_json_data_that_is_refused(client: Client, datatype: str, data: str) -> None:
     entry = f'{{"name": "INPUT0", "datatype": "{datatype}", "shape": [1], "data": {data}}}'
-    answer = client.infer(f"identity_{datatype.lower()}", b'{"inputs": [%s]}' % entry.encode())
-    assert answer.status == 400
-    assert "Could not parse input content" in answer.error
+    response = client.infer(f"identity_{datatype.lower()}", b'{"inputs": [%s]}' % entry.encode())
+    assert response.status == 400
+    assert "Could not parse input content" in response.error
 
 
 def test_half_floats_cannot_come_back(client: Client) -> None:
     sent = tensor("INPUT0", "FP16", [1], binary=True)
-    answer = infer(client, Request("identity_fp16", (sent,), (("OUTPUT0", True),)))
-    assert answer.status == 400
+    response = infer(client, Request("identity_fp16", (sent,), (("OUTPUT0", True),)))
+    assert response.status == 400
 
 
 @pytest.mark.parametrize("value", [None, 0.5, 2**31, [1]])
 def test_parameters_are_texts_or_small(client: Client, value: Any) -> None:
     body, _ = Request("identity_fp32", (NUMBERS,)).encoded()
     fields = json.loads(body) | {"parameters": {"x": value}}
-    answer = client.infer("identity_fp32", json.dumps(fields).encode())
-    assert (answer.status, answer.error) == (400, "Could not parse request parameters")
+    response = client.infer("identity_fp32", json.dumps(fields).encode())
+    assert (response.status, response.error) == (400, "Could not parse request parameters")
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_parameters_are_texts_or_small(client: Client, value: Any) -> None:
     ],
 )
 def test_what_it_does_not_serve(client: Client, path: str, status: int) -> None:
-    answer = client.get(path)
-    assert answer.status == status
-    assert answer.error
+    response = client.get(path)
+    assert response.status == status
+    assert response.error
 
 
 def test_chunked_bodies(client: Client) -> None:

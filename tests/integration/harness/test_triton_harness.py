@@ -49,8 +49,8 @@ def post(
 
 def infer(server: TritonServer, model: str, *inputs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     body = json.dumps({"inputs": list(inputs)}).encode()
-    status, _headers, answer = post(server, f"/v2/models/{model}/infer", body)
-    return status, json.loads(answer)
+    status, _headers, response = post(server, f"/v2/models/{model}/infer", body)
+    return status, json.loads(response)
 
 
 def json_tensor(datatype: str, data: list[Any], name: str = "INPUT0") -> dict[str, Any]:
@@ -66,9 +66,9 @@ def infer_binary(
     asked = {"inputs": [spec], "parameters": {"binary_data_output": True}}
     header = json.dumps(asked).encode()
     length = {"Inference-Header-Content-Length": str(len(header))}
-    status, headers, answer = post(server, f"/v2/models/{model}/infer", header + tensor, length)
-    assert status == 200, answer
-    return answer[int(headers["Inference-Header-Content-Length"]) :]
+    status, headers, response = post(server, f"/v2/models/{model}/infer", header + tensor, length)
+    assert status == 200, response
+    return response[int(headers["Inference-Header-Content-Length"]) :]
 
 
 def regions(server: TritonServer) -> list[Path]:
@@ -98,9 +98,9 @@ def test_identity_by_tritonclient(client: Any, datatype: str) -> None:
     sent = np.array([b"", b"a\x00\xff"] if datatype == "BYTES" else [0, 1, 1], dtype=dtype)
     tensor = triton_http.InferInput("INPUT0", list(sent.shape), datatype)
     tensor.set_data_from_numpy(sent)
-    answer = client.infer(f"identity_{datatype.lower()}", [tensor]).as_numpy("OUTPUT0")
-    assert answer.dtype == sent.dtype
-    assert answer.tolist() == sent.tolist()
+    response = client.infer(f"identity_{datatype.lower()}", [tensor]).as_numpy("OUTPUT0")
+    assert response.dtype == sent.dtype
+    assert response.tolist() == sent.tolist()
 
 
 def test_identity_bf16_as_plain_bytes(triton: TritonServer) -> None:
@@ -120,9 +120,9 @@ def test_image(triton: TritonServer) -> None:
 
 def test_add(triton: TritonServer) -> None:
     inputs = json_tensor("FP32", [3, 4]), json_tensor("FP32", [1, 1], "INPUT1")
-    status, answer = infer(triton, "add", *inputs)
+    status, response = infer(triton, "add", *inputs)
     assert status == 200
-    assert {each["name"]: each["data"] for each in answer["outputs"]} == {
+    assert {each["name"]: each["data"] for each in response["outputs"]} == {
         "SUM": [4.0, 5.0],
         "DIFFERENCE": [2.0, 3.0],
     }
@@ -135,11 +135,11 @@ def test_mixed(triton: TritonServer) -> None:
         "BYTES": ["a", "é", ""],
         "BOOL": [True, False],
     }
-    status, answer = infer(
+    status, response = infer(
         triton, "mixed", *(json_tensor(key, value, f"IN_{key}") for key, value in sent.items())
     )
     assert status == 200
-    assert [(each["name"], each["data"]) for each in answer["outputs"]] == [
+    assert [(each["name"], each["data"]) for each in response["outputs"]] == [
         (f"OUT_{key}", value) for key, value in sent.items()
     ]
 
@@ -150,8 +150,8 @@ def test_zeros(triton: TritonServer) -> None:
 
 
 def test_bad_bytes(triton: TritonServer) -> None:
-    answer = infer_binary(triton, "bad_bytes", "BYTES", [1], b"\x01\0\0\0a")
-    assert answer == b"\x02\0\0\0\xffa"
+    response = infer_binary(triton, "bad_bytes", "BYTES", [1], b"\x01\0\0\0a")
+    assert response == b"\x02\0\0\0\xffa"
 
 
 def test_slow(triton: TritonServer) -> None:
@@ -161,24 +161,24 @@ def test_slow(triton: TritonServer) -> None:
 
 
 def test_fails(triton: TritonServer) -> None:
-    status, answer = infer(triton, "fails", json_tensor("FP32", [1]))
+    status, response = infer(triton, "fails", json_tensor("FP32", [1]))
     assert status == 500
-    assert "this model always fails" in answer["error"]
+    assert "this model always fails" in response["error"]
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_versioned(triton: TritonServer, version: int) -> None:
-    status, answer = infer(triton, f"versioned/versions/{version}", json_tensor("FP32", [1]))
+    status, response = infer(triton, f"versioned/versions/{version}", json_tensor("FP32", [1]))
     assert status == 200
-    assert answer["outputs"][0]["data"] == [version]
+    assert response["outputs"][0]["data"] == [version]
 
 
 def test_with_parameters(triton: TritonServer) -> None:
     parameters = {"text": "a", "number": 2, "flag": True}
     asked = {"parameters": parameters, "inputs": [json_tensor("FP32", [1])]}
     path = "/v2/models/with_parameters/infer"
-    _status, _headers, answer = post(triton, path, json.dumps(asked).encode())
-    assert json.loads(json.loads(answer)["outputs"][0]["data"][0]) == parameters
+    _status, _headers, response = post(triton, path, json.dumps(asked).encode())
+    assert json.loads(json.loads(response)["outputs"][0]["data"][0]) == parameters
 
 
 def test_stream_sends_events_one_by_one(triton: TritonServer) -> None:

@@ -76,15 +76,15 @@ async def _asked(client: InferenceRESTClient, url: str, request: InferRequest) -
 
 async def _ask(url: str) -> dict[str, Any]:
     async with InferenceRESTClient(RESTConfig(protocol="v2", timeout=30)) as client:
-        answers: dict[str, Any] = {
+        responses: dict[str, Any] = {
             "live": await client.is_server_live(url),
             "ready": await client.is_server_ready(url),
             "model ready": await client.is_model_ready(url, "mixed"),
             "other model ready": await client.is_model_ready(url, "nope"),
         }
         for name, request in _requests().items():
-            answers[name] = await _asked(client, url, request)
-        return answers
+            responses[name] = await _asked(client, url, request)
+        return responses
 
 
 def main(words: Sequence[str]) -> None:

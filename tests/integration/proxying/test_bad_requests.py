@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.support.client import HEADER_LENGTH, Answer, Client
-from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.client import HEADER_LENGTH, Client, Response
+from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.support.tap import Tap
 from tests.integration.triton.server import TritonServer
 from tests.support.addresses import free_address
@@ -21,20 +21,20 @@ GOOD = b'{"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [2], "data"
 
 
 def send_good(client: Client) -> None:
-    answer = client.infer("identity_fp32", GOOD)
-    assert answer.status == 200
-    assert answer.fields["outputs"][0]["data"] == [1.0, 2.0]
+    response = client.infer("identity_fp32", GOOD)
+    assert response.status == 200
+    assert response.fields["outputs"][0]["data"] == [1.0, 2.0]
 
 
-def check_refused(client: Client, tap: Tap, send: Callable[[], Answer], status: int = 400) -> str:
+def check_refused(client: Client, tap: Tap, send: Callable[[], Response], status: int = 400) -> str:
     """Check that the gateway refuses by itself, and that the connection goes on to work."""
     send_good(client)
     connection = client.local_port
     tap.forget()
-    answer = send()
-    assert answer.status == status, answer.body[:1000]
-    assert answer.headers["Content-Type"] == "application/json"
-    message = answer.error
+    response = send()
+    assert response.status == status, response.body[:1000]
+    assert response.headers["Content-Type"] == "application/json"
+    message = response.error
     send_good(client)
     assert client.local_port == connection
     assert tap.requests == ["POST /v2/models/identity_fp32/infer"]
@@ -279,9 +279,9 @@ def test_a_deeply_nested_header_does_not_kill_the_server(
     assert triton.is_alive()
 
 
-def test_nesting_up_to_the_cap_is_fine(through: Client) -> None:
+def test_nesting_up_to_the_cap_is_fine(via_gateway: Client) -> None:
     body = one_input("FP32", "[1]", "[" * 64 + "1" + "]" * 64).encode()
-    assert through.infer("identity_fp32", body).status == 200
+    assert via_gateway.infer("identity_fp32", body).status == 200
 
 
 def test_an_empty_body(tapped: Client, tap: Tap) -> None:
@@ -361,26 +361,26 @@ def inference_count(client: Client, model: str) -> int:
 
 @pytest.mark.parametrize("data", [b"1234567", b"123456789"])
 def test_a_chunked_binary_part_of_another_size_is_not_run(
-    through: Client, direct: Client, data: bytes
+    via_gateway: Client, direct: Client, data: bytes
 ) -> None:
     """Its length is not known beforehand: the server may see a part, but never a whole request."""
     header = fields(shape=[2], data=None, parameters={"binary_data_size": 8}).encode()
     before = inference_count(direct, "identity_fp32")
     chunks = iter([header, data])
-    answer = through.infer("identity_fp32", chunks, {HEADER_LENGTH: str(len(header))})
-    assert answer.status == 400
-    assert "the body" in answer.error
+    response = via_gateway.infer("identity_fp32", chunks, {HEADER_LENGTH: str(len(header))})
+    assert response.status == 400
+    assert "the body" in response.error
     assert inference_count(direct, "identity_fp32") == before
-    send_good(through)
+    send_good(via_gateway)
 
 
-def test_none_of_it_is_run(through: Client, direct: Client) -> None:
+def test_none_of_it_is_run(via_gateway: Client, direct: Client) -> None:
     """By the server's own count, for all rows above of one model."""
     before = inference_count(direct, "identity_fp32")
     for _, body, _ in STRUCTURES:
-        assert through.infer("identity_fp32", body.encode()).status == 400
+        assert via_gateway.infer("identity_fp32", body.encode()).status == 400
     assert inference_count(direct, "identity_fp32") == before
-    send_good(through)
+    send_good(via_gateway)
     assert inference_count(direct, "identity_fp32") == before + 1
 
 
@@ -413,41 +413,45 @@ SERVER_ERRORS = {
 
 
 @pytest.mark.parametrize("case", SERVER_ERRORS)
-def test_errors_of_the_server_pass(through: Client, direct: Client, case: str) -> None:
+def test_errors_of_the_server_pass(via_gateway: Client, direct: Client, case: str) -> None:
     model, body = SERVER_ERRORS[case]
-    send_good(through)
-    connection = through.local_port
-    answer, like = through.infer(model, body), direct.infer(model, body)
+    send_good(via_gateway)
+    connection = via_gateway.local_port
+    response, like = via_gateway.infer(model, body), direct.infer(model, body)
     assert like.status >= 400
-    assert (answer.status, answer.reason, answer.body) == (like.status, like.reason, like.body)
+    assert (response.status, response.reason, response.body) == (
+        like.status,
+        like.reason,
+        like.body,
+    )
     for name in ("Content-Type", "Content-Length", HEADER_LENGTH):
-        assert answer.headers[name] == like.headers[name]
-    send_good(through)
-    assert through.local_port == connection
+        assert response.headers[name] == like.headers[name]
+    send_good(via_gateway)
+    assert via_gateway.local_port == connection
 
 
-def test_what_is_unknown_in_a_request_passes(through: Client, direct: Client) -> None:
+def test_what_is_unknown_in_a_request_passes(via_gateway: Client, direct: Client) -> None:
     extra = {"model_name": "other", "more": {"data": 1, "list": [1, {"data": "x"}]}}
     body = request_with(**extra).encode()
-    answer, like = through.infer("identity_fp32", body), direct.infer("identity_fp32", body)
-    assert (answer.status, answer.body) == (like.status, like.body)
-    assert answer.status == 200
+    response, like = via_gateway.infer("identity_fp32", body), direct.infer("identity_fp32", body)
+    assert (response.status, response.body) == (like.status, like.body)
+    assert response.status == 200
 
 
-def test_parameters_reach_the_model(through: Client, direct: Client) -> None:
+def test_parameters_reach_the_model(via_gateway: Client, direct: Client) -> None:
     parameters = {"a": 2**63 - 1, "b": -(2**63), "c": 'é\n"', "d": True, "e": 1.5, "data": "x"}
     body = request_with(parameters=parameters).encode()
-    answer, like = (client.infer("with_parameters", body) for client in (through, direct))
-    assert json.loads(answer.fields["outputs"][0]["data"][0]) == parameters
-    assert answer.body == like.body
+    response, like = (client.infer("with_parameters", body) for client in (via_gateway, direct))
+    assert json.loads(response.fields["outputs"][0]["data"][0]) == parameters
+    assert response.body == like.body
 
 
-def test_output_that_is_not_text(through: Client) -> None:
+def test_output_that_is_not_text(via_gateway: Client) -> None:
     body = one_input("BYTES", "[2]", '["a", "b"]').encode()
-    answer = through.infer("bad_bytes", body)
-    assert answer.status == 406
+    response = via_gateway.infer("bad_bytes", body)
+    assert response.status == 406
     for words in ("'OUTPUT0'", "element 0", "not UTF-8", "binary", "base64"):
-        assert words in answer.error
+        assert words in response.error
 
 
 LIMITS = {
@@ -461,7 +465,7 @@ LIMITS = {
 @pytest.fixture(scope="module")
 def limited(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("limited")
-    with serving(folder, triton.http_url, limits=LIMITS) as gateway:
+    with running_gateway(folder, triton.http_url, limits=LIMITS) as gateway:
         yield gateway
 
 
@@ -490,9 +494,9 @@ def test_larger_than_the_limit(strict: Client, chunked: bool, path: str, raw: bo
     text = b'{"INPUT0": [' + b"1," * 40_000 + b"1]}"
     body = iter([text]) if chunked else text
     headers = {HEADER_LENGTH: "0"} if raw else {}
-    answer = strict.send("POST", f"/v2/models/identity_fp32/{path}", body, headers)
-    assert answer.status == 413
-    assert "limits." in answer.error
+    response = strict.send("POST", f"/v2/models/identity_fp32/{path}", body, headers)
+    assert response.status == 413
+    assert "limits." in response.error
     assert strict.infer("identity_fp32", GOOD).status == 200
 
 
@@ -502,9 +506,9 @@ def test_much_larger_than_the_limit(strict: Client, chunked: bool) -> None:
     data = b"1," * 2**19
     text = one_input("FP32", "[2]", "[").removesuffix("}]}").encode()
     body = iter([text, *[data] * 32]) if chunked else text + data * 32
-    answer = strict.infer("identity_fp32", body)
-    assert answer.status == 413
-    assert "limits.request_bytes" in answer.error
+    response = strict.infer("identity_fp32", body)
+    assert response.status == 413
+    assert "limits.request_bytes" in response.error
     assert strict.infer("identity_fp32", GOOD).status == 200
 
 
@@ -520,9 +524,9 @@ def test_a_client_that_waits_to_be_told_to_continue(limited: Gateway) -> None:
 
 def test_a_header_over_the_limit(strict: Client) -> None:
     body = request_with(more="x" * 5000).encode()
-    answer = strict.infer("identity_fp32", body)
-    assert answer.status == 413
-    assert "limits.header_bytes" in answer.error
+    response = strict.infer("identity_fp32", body)
+    assert response.status == 413
+    assert "limits.header_bytes" in response.error
     # The data itself does not count.
     body = one_input("FP32", "[5000]", str([1] * 5000)).encode()
     assert strict.infer("identity_fp32", body).status == 200
@@ -530,9 +534,9 @@ def test_a_header_over_the_limit(strict: Client) -> None:
 
 def test_deeper_than_the_limit(strict: Client) -> None:
     body = one_input("FP32", "[1]", "[[[[[[1]]]]]]").encode()
-    answer = strict.infer("identity_fp32", body)
-    assert answer.status == 400
-    assert "nested deeper than 5" in answer.error
+    response = strict.infer("identity_fp32", body)
+    assert response.status == 400
+    assert "nested deeper than 5" in response.error
 
 
 def test_a_mixed_answer_over_the_limit(strict: Client) -> None:
@@ -543,25 +547,25 @@ def test_a_mixed_answer_over_the_limit(strict: Client) -> None:
         for name in ("INPUT0", "INPUT1")
     ]
     outputs = [{"name": "SUM", "parameters": {"binary_data": True}}, {"name": "DIFFERENCE"}]
-    answer = strict.infer("add", json.dumps({"inputs": inputs, "outputs": outputs}).encode())
-    assert answer.status == 502
-    assert "limits.spool_bytes" in answer.error
+    response = strict.infer("add", json.dumps({"inputs": inputs, "outputs": outputs}).encode())
+    assert response.status == 502
+    assert "limits.spool_bytes" in response.error
 
 
 def test_a_body_that_does_not_come(triton: TritonServer, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.mktemp("impatient")
-    with serving(folder, triton.http_url, limits={"idle_timeout": "200ms"}) as gateway:
+    with running_gateway(folder, triton.http_url, limits={"idle_timeout": "200ms"}) as gateway:
         with socket.create_connection((gateway.host, gateway.port), 10) as sock:
             sock.sendall(
                 b"POST /v2/models/identity_fp32/infer HTTP/1.1\r\nHost: x\r\n"
                 b"Content-Length: 100\r\n\r\n{"
             )
-            answer = b""
-            while b"limits.idle_timeout" not in answer:
+            response = b""
+            while b"limits.idle_timeout" not in response:
                 piece = sock.recv(65536)
                 assert piece
-                answer += piece
-        assert answer.startswith(b"HTTP/1.1 408 ")
+                response += piece
+        assert response.startswith(b"HTTP/1.1 408 ")
         with Client(gateway.host, gateway.port) as client:
             body = one_input("FP32", "[1]", "[1.0]").encode()
             answer_from_slow = client.infer("slow", body)
@@ -572,12 +576,12 @@ def test_a_body_that_does_not_come(triton: TritonServer, tmp_path_factory: Any) 
 def test_a_server_that_is_not_there(tmp_path_factory: Any) -> None:
     url = f"http://{free_address()}"
     with (
-        serving(tmp_path_factory.mktemp("alone"), url) as gateway,
+        running_gateway(tmp_path_factory.mktemp("alone"), url) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
-        for answer in (client.infer("identity_fp32", GOOD), client.get("/v2/health/ready")):
-            assert answer.status == 503
-            assert url in answer.error
+        for response in (client.infer("identity_fp32", GOOD), client.get("/v2/health/ready")):
+            assert response.status == 503
+            assert url in response.error
         # An answer to HEAD has no body: it would be taken for the next answer.
         assert client.send("HEAD", "/v2/health/ready").status == 503
         assert client.get("/v2/health/ready").status == 503

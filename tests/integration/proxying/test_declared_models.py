@@ -79,8 +79,8 @@ def test_requests_are_held_to_it(triton: TritonServer, tmp_path: Path) -> None:
     ):
         for rows, status in ((8, 200), (9, 400), (1, 200)):
             tensor = {**_tensor("INPUT0", "FP32", rows, 4), "data": [1.5] * 4 * rows}
-            answer = client.infer("batched_fp32", json.dumps({"inputs": [tensor]}).encode())
-            assert answer.status == status
+            response = client.infer("batched_fp32", json.dumps({"inputs": [tensor]}).encode())
+            assert response.status == status
         raw = client.infer("batched_fp32", bytes(16), {HEADER_LENGTH: "0"})
         assert raw.status == 200
         assert raw.fields["outputs"][0]["shape"] == [1, 4]

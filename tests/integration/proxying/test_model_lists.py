@@ -7,7 +7,7 @@ import pytest
 from tests.integration.kserve.server import KServe
 from tests.integration.mlserver.server import MLServer
 from tests.integration.support.client import Client
-from tests.integration.support.gateway import serving_by
+from tests.integration.support.gateway import gateway_with_settings
 from tests.integration.support.real_server import InferenceServer
 from tests.integration.triton.server import TritonServer
 from tests.support.servers.openvino.server import OpenVino
@@ -29,7 +29,7 @@ def servers(
 
 
 @pytest.fixture(scope="module")
-def through(
+def via_gateway(
     servers: dict[str, InferenceServer], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Client]:
     """A connection to a gateway in front of all of them, which finds out what each is."""
@@ -39,7 +39,7 @@ def through(
         "routes": [{"upstream": [{"name": name, "weight": 1} for name in servers]}],
     }
     with (
-        serving_by(tmp_path_factory.mktemp("gateway"), settings) as gateway,
+        gateway_with_settings(tmp_path_factory.mktemp("gateway"), settings) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         yield client
@@ -61,11 +61,11 @@ def listed_by(server: InferenceServer) -> Listed:
 
 @pytest.mark.parametrize("body", [None, b"", b"{}", b'{"ready": true}'])
 def test_the_index_is_that_of_all_who_list_their_models(
-    through: Client, servers: dict[str, InferenceServer], body: bytes | None
+    via_gateway: Client, servers: dict[str, InferenceServer], body: bytes | None
 ) -> None:
-    answer = through.send("POST", INDEX, body)
-    assert answer.status == 200, answer.body
-    entries = answer.fields
+    response = via_gateway.send("POST", INDEX, body)
+    assert response.status == 200, response.body
+    entries = response.fields
     for entry in entries:
         of_kserve = entry["upstream"] == "kserve"
         assert set(entry) == {"name", "upstream"} if of_kserve else entry["state"] == "READY"
@@ -73,26 +73,26 @@ def test_the_index_is_that_of_all_who_list_their_models(
     lists = [listed_by(server) for server in has_list(servers)]
     assert all(lists)
     assert sorted(listed, key=str) == sorted(set().union(*lists), key=str)
-    assert answer.headers[FAILED] == "upstream openvino"
+    assert response.headers[FAILED] == "upstream openvino"
 
 
 def test_the_v1_list_is_that_of_all_who_list_their_models(
-    through: Client, servers: dict[str, InferenceServer]
+    via_gateway: Client, servers: dict[str, InferenceServer]
 ) -> None:
-    answer = through.get("/v1/models")
-    assert answer.status == 200, answer.body
-    models = answer.fields["models"]
+    response = via_gateway.get("/v1/models")
+    assert response.status == 200, response.body
+    models = response.fields["models"]
     assert len(models) == len(set(models))
     expected = {name for server in has_list(servers) for _, name, _ in listed_by(server)}
     assert set(models) == expected
     for server in has_list(servers):
         assert {model.name for model in server.models} <= expected
-    assert answer.headers[FAILED] == "upstream openvino"
+    assert response.headers[FAILED] == "upstream openvino"
 
 
-def test_no_server_has_its_index_under_get(through: Client) -> None:
+def test_no_server_has_its_index_under_get(via_gateway: Client) -> None:
     """So that it says nothing of who has one."""
-    answer = through.get(INDEX)
-    assert answer.status == 502
+    response = via_gateway.get(INDEX)
+    assert response.status == 502
     for part in ("upstream kserve", "upstream triton answered 405", "upstream mlserver answered"):
-        assert part in answer.error
+        assert part in response.error

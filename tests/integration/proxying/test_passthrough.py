@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.integration.support.client import HEADER_LENGTH, Answer, Client
+from tests.integration.support.client import HEADER_LENGTH, Client, Response
 from tests.integration.support.gateway import Gateway
 from tests.integration.triton.server import TritonServer
 
@@ -18,15 +18,19 @@ pytestmark = pytest.mark.triton
 OF_THE_HOP = ("Server", "Date", "Connection", "Keep-Alive", "Transfer-Encoding")
 
 
-def check_same(answer: Answer, like: Answer) -> None:
-    assert (answer.status, answer.reason, answer.body) == (like.status, like.reason, like.body)
-    assert passed(answer) == passed(like)
-    assert ("Transfer-Encoding" in answer.headers) == ("Transfer-Encoding" in like.headers)
+def check_same(response: Response, like: Response) -> None:
+    assert (response.status, response.reason, response.body) == (
+        like.status,
+        like.reason,
+        like.body,
+    )
+    assert passed(response) == passed(like)
+    assert ("Transfer-Encoding" in response.headers) == ("Transfer-Encoding" in like.headers)
 
 
-def passed(answer: Answer) -> dict[str, str]:
+def passed(response: Response) -> dict[str, str]:
     """Give the headers that have to be the same."""
-    return {name: value for name, value in answer.headers.items() if name not in OF_THE_HOP}
+    return {name: value for name, value in response.headers.items() if name not in OF_THE_HOP}
 
 
 GETS = [
@@ -75,22 +79,22 @@ GETS = [
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_get(through: Client, direct: Client, path: str) -> None:
-    check_same(through.get(path), direct.get(path))
+def test_get(via_gateway: Client, direct: Client, path: str) -> None:
+    check_same(via_gateway.get(path), direct.get(path))
 
 
-def test_the_metadata_tells_of_the_binary_form(through: Client) -> None:
-    assert "binary_tensor_data" in through.get("/v2").fields["extensions"]
+def test_the_metadata_tells_of_the_binary_form(via_gateway: Client) -> None:
+    assert "binary_tensor_data" in via_gateway.get("/v2").fields["extensions"]
 
 
-def test_again_and_again_on_one_connection(through: Client) -> None:
+def test_again_and_again_on_one_connection(via_gateway: Client) -> None:
     """With answers that have no body in between."""
-    assert through.get("/v2/health/live").status == 200
-    connection = through.local_port
+    assert via_gateway.get("/v2/health/live").status == 200
+    connection = via_gateway.local_port
     for _ in range(20):
-        assert through.get("/v2/health/ready").fields == {"ready": True}
-        assert through.send("POST", "/v2/systemsharedmemory/unregister", b"").status == 200
-    assert through.local_port == connection
+        assert via_gateway.get("/v2/health/ready").fields == {"ready": True}
+        assert via_gateway.send("POST", "/v2/systemsharedmemory/unregister", b"").status == 200
+    assert via_gateway.local_port == connection
 
 
 POSTS = [
@@ -135,14 +139,14 @@ POSTS = [
 
 
 @pytest.mark.parametrize(("path", "body"), POSTS)
-def test_post(through: Client, direct: Client, path: str, body: bytes) -> None:
-    check_same(through.send("POST", path, body), direct.send("POST", path, body))
+def test_post(via_gateway: Client, direct: Client, path: str, body: bytes) -> None:
+    check_same(via_gateway.send("POST", path, body), direct.send("POST", path, body))
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS", "POST"])
 @pytest.mark.parametrize("path", ["/v2", "/v2/health/ready", "/v2/models/add", "/nope"])
-def test_other_methods(through: Client, direct: Client, method: str, path: str) -> None:
-    check_same(through.send(method, path), direct.send(method, path))
+def test_other_methods(via_gateway: Client, direct: Client, method: str, path: str) -> None:
+    check_same(via_gateway.send(method, path), direct.send(method, path))
 
 
 @pytest.mark.parametrize(
@@ -153,48 +157,48 @@ def test_other_methods(through: Client, direct: Client, method: str, path: str) 
         ("/v2/health/live?x=y", b'{"live":true}'),
     ],
 )
-def test_health_is_the_gateways_own(through: Client, path: str, body: bytes) -> None:
+def test_health_is_the_gateways_own(via_gateway: Client, path: str, body: bytes) -> None:
     for method, expected in (("GET", body), ("HEAD", b"")):
-        answer = through.send(method, path)
-        assert (answer.status, answer.body) == (200, expected)
-        assert answer.headers["Content-Length"] == str(len(body))
-        assert answer.headers["Content-Type"] == "application/json"
+        response = via_gateway.send(method, path)
+        assert (response.status, response.body) == (200, expected)
+        assert response.headers["Content-Length"] == str(len(body))
+        assert response.headers["Content-Type"] == "application/json"
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/models/add", "/v2/models/add/ready", "/nope"])
-def test_head(through: Client, gateway: Gateway, triton: TritonServer, path: str) -> None:
+def test_head(via_gateway: Client, gateway: Gateway, triton: TritonServer, path: str) -> None:
     with Client("127.0.0.1", triton.http_port) as direct:
-        check_same(through.send("HEAD", path), direct.send("HEAD", path))
+        check_same(via_gateway.send("HEAD", path), direct.send("HEAD", path))
     # A body that ought not to be there must not be taken for the next answer.
-    assert through.get("/v2/health/live").status == 200
+    assert via_gateway.get("/v2/health/live").status == 200
 
 
 @pytest.mark.parametrize("path", ["/v2/repository/index", "/nope"])
-def test_chunked_requests(through: Client, direct: Client, path: str) -> None:
-    answer = through.send("POST", path, iter([b'{"ready"', b": true}"]))
-    check_same(answer, direct.send("POST", path, b'{"ready": true}'))
+def test_chunked_requests(via_gateway: Client, direct: Client, path: str) -> None:
+    response = via_gateway.send("POST", path, iter([b'{"ready"', b": true}"]))
+    check_same(response, direct.send("POST", path, b'{"ready": true}'))
 
 
-def test_logging_settings(through: Client, direct: Client) -> None:
+def test_logging_settings(via_gateway: Client, direct: Client) -> None:
     before = direct.get("/v2/logging").fields
     try:
-        answer = through.send("POST", "/v2/logging", b'{"log_info": false}')
-        assert answer.fields == {**before, "log_info": False}
-        assert direct.get("/v2/logging").fields == answer.fields
+        response = via_gateway.send("POST", "/v2/logging", b'{"log_info": false}')
+        assert response.fields == {**before, "log_info": False}
+        assert direct.get("/v2/logging").fields == response.fields
     finally:
         direct.send("POST", "/v2/logging", b'{"log_info": true}')
 
 
-def test_unload_and_load(through: Client, direct: Client) -> None:
+def test_unload_and_load(via_gateway: Client, direct: Client) -> None:
     path = "/v2/repository/models/versioned"
-    answer = through.send("POST", f"{path}/unload", b"{}")
-    assert (answer.status, answer.body) == (200, b"")
+    response = via_gateway.send("POST", f"{path}/unload", b"{}")
+    assert (response.status, response.body) == (200, b"")
     while direct.get("/v2/models/versioned/ready").status == 200:
         pass
-    check_same(*(each.get("/v2/models/versioned/ready") for each in (through, direct)))
-    answer = through.send("POST", f"{path}/load", b"{}")
-    assert (answer.status, answer.body) == (200, b"")
-    assert through.get("/v2/models/versioned/ready").status == 200
+    check_same(*(each.get("/v2/models/versioned/ready") for each in (via_gateway, direct)))
+    response = via_gateway.send("POST", f"{path}/load", b"{}")
+    assert (response.status, response.body) == (200, b"")
+    assert via_gateway.get("/v2/models/versioned/ready").status == 200
 
 
 INFER = b'{"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}'
@@ -216,30 +220,30 @@ def _bare_deflate(data: bytes) -> bytes:
 )
 @pytest.mark.parametrize("body", [INFER, WANTED])
 def test_encoded_requests(
-    through: Client, direct: Client, coding: str, pack: Callable[[bytes], bytes], body: bytes
+    via_gateway: Client, direct: Client, coding: str, pack: Callable[[bytes], bytes], body: bytes
 ) -> None:
     headers = {"Content-Encoding": coding}
-    answer = through.infer("identity_fp32", pack(body), headers)
-    check_same(answer, direct.infer("identity_fp32", pack(body), headers))
+    response = via_gateway.infer("identity_fp32", pack(body), headers)
+    check_same(response, direct.infer("identity_fp32", pack(body), headers))
 
 
-def test_bare_deflate(through: Client, direct: Client) -> None:
+def test_bare_deflate(via_gateway: Client, direct: Client) -> None:
     """Which the server alone takes for an empty tensor."""
     headers = {"Content-Encoding": "deflate"}
-    answer = through.infer("identity_fp32", _bare_deflate(INFER), headers)
-    check_same(answer, direct.infer("identity_fp32", INFER))
+    response = via_gateway.infer("identity_fp32", _bare_deflate(INFER), headers)
+    check_same(response, direct.infer("identity_fp32", INFER))
     alone = direct.infer("identity_fp32", _bare_deflate(INFER), headers)
     assert alone.fields["outputs"][0]["shape"] == [0]
 
 
 @pytest.mark.parametrize("coding", ["br", "gzip, gzip"])
-def test_other_codings(through: Client, direct: Client, coding: str) -> None:
+def test_other_codings(via_gateway: Client, direct: Client, coding: str) -> None:
     headers = {"Content-Encoding": coding}
-    answer = through.infer("identity_fp32", INFER, headers)
+    response = via_gateway.infer("identity_fp32", INFER, headers)
     like = direct.infer("identity_fp32", INFER, headers)
-    assert (answer.status, like.status) == (415, 501)
-    assert answer.headers["Accept-Encoding"] == like.headers["Accept-Encoding"]
-    assert repr(coding) in answer.error
+    assert (response.status, like.status) == (415, 501)
+    assert response.headers["Accept-Encoding"] == like.headers["Accept-Encoding"]
+    assert repr(coding) in response.error
 
 
 @pytest.mark.parametrize(
@@ -253,38 +257,44 @@ def test_other_codings(through: Client, direct: Client, coding: str) -> None:
     ],
 )
 def test_encoded_requests_of_other_kinds(
-    through: Client, direct: Client, path: str, body: bytes
+    via_gateway: Client, direct: Client, path: str, body: bytes
 ) -> None:
     """Which the server alone does not understand."""
     headers = {"Content-Encoding": "gzip"}
     packed = gzip.compress(body)
     assert direct.send("POST", path, packed, headers).status in (400, 500)
-    answer = through.send("POST", path, packed, headers)
-    check_same(answer, direct.send("POST", path, body))
-    assert answer.status == 200
+    response = via_gateway.send("POST", path, packed, headers)
+    check_same(response, direct.send("POST", path, body))
+    assert response.status == 200
 
 
-def test_encoded_binary_requests(through: Client, direct: Client) -> None:
+def test_encoded_binary_requests(via_gateway: Client, direct: Client) -> None:
     header = INFER.replace(b'"data": [1, 2]', b'"parameters": {"binary_data_size": 8}')
     body = gzip.compress(header + bytes(8))
     headers = {"Content-Encoding": "gzip", HEADER_LENGTH: str(len(header))}
-    answer = through.infer("identity_fp32", body, headers)
-    assert answer.status == 200
-    check_same(answer, direct.infer("identity_fp32", body, headers))
+    response = via_gateway.infer("identity_fp32", body, headers)
+    assert response.status == 200
+    check_same(response, direct.infer("identity_fp32", body, headers))
 
 
 @pytest.mark.parametrize("accepted", ["gzip", "deflate", "identity", "br", "gzip;q=0", "*"])
-def test_encoded_answers(through: Client, direct: Client, accepted: str) -> None:
+def test_encoded_answers(via_gateway: Client, direct: Client, accepted: str) -> None:
     """An answer that the gateway need not read may be encoded, any other need not be."""
     headers = {"Accept-Encoding": accepted}
-    answer, like = (each.infer("identity_fp32", WANTED, headers) for each in (through, direct))
-    check_same(answer, like)
-    answer = through.infer("identity_fp32", INFER, headers)
-    assert answer.status == 200
-    assert answer.headers.get("Content-Encoding", "identity") == "identity"
-    assert answer.fields["outputs"][0]["data"] == [1.0, 2.0]
-    check_same(*(each.send("GET", "/v2/models/add", headers=headers) for each in (through, direct)))
-    assert "binary_tensor_data" in through.send("GET", "/v2", headers=headers).fields["extensions"]
+    response, like = (
+        each.infer("identity_fp32", WANTED, headers) for each in (via_gateway, direct)
+    )
+    check_same(response, like)
+    response = via_gateway.infer("identity_fp32", INFER, headers)
+    assert response.status == 200
+    assert response.headers.get("Content-Encoding", "identity") == "identity"
+    assert response.fields["outputs"][0]["data"] == [1.0, 2.0]
+    check_same(
+        *(each.send("GET", "/v2/models/add", headers=headers) for each in (via_gateway, direct))
+    )
+    assert (
+        "binary_tensor_data" in via_gateway.send("GET", "/v2", headers=headers).fields["extensions"]
+    )
 
 
 def events(gateway: Gateway, text: str) -> Iterator[bytes]:
@@ -315,20 +325,20 @@ def test_events_come_one_by_one(gateway: Gateway) -> None:
     assert any(came_one_by_one(gateway) for _ in range(5))
 
 
-def test_all_events_come(gateway: Gateway, through: Client) -> None:
-    answer = through.send(
+def test_all_events_come(gateway: Gateway, via_gateway: Client) -> None:
+    response = via_gateway.send(
         "POST", "/v2/models/stream/generate_stream", b'{"text_input": "caf\xc3\xa9"}'
     )
-    assert answer.headers.get_content_type() == "text/event-stream"
-    lines = [line for line in answer.body.split(b"\n\n") if line]
+    assert response.headers.get_content_type() == "text/event-stream"
+    lines = [line for line in response.body.split(b"\n\n") if line]
     texts = [json.loads(line.removeprefix(b"data:"))["text_output"] for line in lines]
     assert texts == [f"café {number}" for number in range(5)]
 
 
-def test_a_client_that_leaves_a_stream_does_no_harm(gateway: Gateway, through: Client) -> None:
+def test_a_client_that_leaves_a_stream_does_no_harm(gateway: Gateway, via_gateway: Client) -> None:
     for _ in range(3):
         assert next(events(gateway, "hi")).startswith(b"HTTP/1.1 200 ")
-    assert through.get("/v2/health/live").status == 200
+    assert via_gateway.get("/v2/health/live").status == 200
 
 
 def test_pipelined_requests(gateway: Gateway) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.support.client import Client
-from tests.integration.support.gateway import Gateway, serving_by
+from tests.integration.support.gateway import Gateway, gateway_with_settings
 from tests.integration.support.real_server import HOST, InferenceServer
 
 BODY = json.dumps(
@@ -99,12 +99,12 @@ def gateway(
             {"upstream": "server"},
         ],
     }
-    with serving_by(folder, settings) as running:
+    with gateway_with_settings(folder, settings) as running:
         yield running
 
 
 @pytest.fixture
-def through(gateway: Gateway) -> Iterator[Client]:
+def via_gateway(gateway: Gateway) -> Iterator[Client]:
     with Client(gateway.host, gateway.port) as client:
         yield client
 
@@ -121,25 +121,25 @@ def decodes(server: InferenceServer) -> bool:
 
 @pytest.mark.parametrize("path", DECODED)
 def test_what_servers_decode_is_denied(
-    path: str, through: Client, direct: Client, any_server: InferenceServer
+    path: str, via_gateway: Client, direct: Client, any_server: InferenceServer
 ) -> None:
     assert (direct.send("POST", path, BODY, TYPE).status == 200) is decodes(any_server)
-    assert through.send("POST", path, BODY, TYPE).status in (401, 403)
+    assert via_gateway.send("POST", path, BODY, TYPE).status in (401, 403)
 
 
 @pytest.mark.parametrize("path", ODD)
-def test_no_other_spelling_gets_through(path: str, through: Client) -> None:
-    assert through.send("POST", path, BODY, TYPE).status >= 400
+def test_no_other_spelling_gets_through(path: str, via_gateway: Client) -> None:
+    assert via_gateway.send("POST", path, BODY, TYPE).status >= 400
 
 
 @pytest.mark.parametrize("path", SECRET)
-def test_what_wants_a_key_wants_one_in_every_spelling(path: str, through: Client) -> None:
-    assert through.get(path).status == 401
+def test_what_wants_a_key_wants_one_in_every_spelling(path: str, via_gateway: Client) -> None:
+    assert via_gateway.get(path).status == 401
 
 
-def test_who_may_ask_may_encode(through: Client, any_server: InferenceServer) -> None:
+def test_who_may_ask_may_encode(via_gateway: Client, any_server: InferenceServer) -> None:
     """More than has to be: it counts as the server sees it."""
     status = 200 if decodes(any_server) else 404
     path = "/v2/models/identity%5Ffp32"
-    assert through.get(path).status == status
-    assert through.send("GET", "/v2/models/%61dd", b"", KEY).status == status
+    assert via_gateway.get(path).status == status
+    assert via_gateway.send("GET", "/v2/models/%61dd", b"", KEY).status == status

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.environment import CACHE
 from tests.integration.perf_analyzer.install import environment, program
-from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.triton.server import TritonServer
 
 pytestmark = pytest.mark.triton
@@ -33,7 +33,7 @@ class Report:
 
 @pytest.fixture
 def gateway(triton: TritonServer, tmp_path: Path) -> Iterator[Gateway]:
-    with serving(tmp_path, triton.http_url) as running:
+    with running_gateway(tmp_path, triton.http_url) as running:
         yield running
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.support.client import Client
-from tests.integration.support.gateway import serving
+from tests.integration.support.gateway import running_gateway
 from tests.integration.support.tap import Tap
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
@@ -35,8 +35,8 @@ def folder(parent: Path, name: str) -> Path:
 def test_a_server_that_dies_and_comes_back(server: TritonServer, tmp_path: Path) -> None:
     with (
         Tap(server.http_port) as tap,
-        serving(tmp_path, server.http_url) as gateway,
-        serving(folder(tmp_path, "tapped"), tap.url) as tapped,
+        running_gateway(tmp_path, server.http_url) as gateway,
+        running_gateway(folder(tmp_path, "tapped"), tap.url) as tapped,
         Client(gateway.host, gateway.port) as client,
         Client(tapped.host, tapped.port) as waiting,
         ThreadPoolExecutor(1) as thread,
@@ -55,17 +55,17 @@ def test_a_server_that_dies_and_comes_back(server: TritonServer, tmp_path: Path)
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             begun.read()
         connection.close()
-        answer = running.result(30)
-        assert answer.status == 502
-        assert tap.url in answer.error
+        response = running.result(30)
+        assert response.status == 502
+        assert tap.url in response.error
 
-        answer = client.infer("zeros", ZEROS % 1)
-        assert answer.status == 503
-        assert server.http_url in answer.error
+        response = client.infer("zeros", ZEROS % 1)
+        assert response.status == 503
+        assert server.http_url in response.error
         assert client.get("/v2/health/ready").status == 503
 
         server.start()
         while client.get("/v2/health/ready").status != 200:  # for a second, what was found holds
             pass
-        answer = client.infer("zeros", ZEROS % 2)
-        assert answer.fields["outputs"][0]["data"] == [0.0, 0.0]
+        response = client.infer("zeros", ZEROS % 2)
+        assert response.fields["outputs"][0]["data"] == [0.0, 0.0]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.support.client import Answer, Client
-from tests.integration.support.gateway import ROOT, TENSORGATE, Gateway, assert_no_fault
+from tests.integration.support.client import Client, Response
+from tests.integration.support.gateway import ROOT, TENSORGATE, Gateway, assert_no_errors_logged
 from tests.integration.support.tap import Tap
 from tests.integration.triton.server import HOST, TritonServer
 
@@ -43,16 +43,16 @@ def tap(triton: TritonServer) -> Iterator[Tap]:
 class Background:
     """Makes a call in a thread of its own; ``answer`` waits for what it gives."""
 
-    def __init__(self, call: Callable[[], Answer]) -> None:
+    def __init__(self, call: Callable[[], Response]) -> None:
         self._call = call
-        self._answer: Answer | None = None
+        self._answer: Response | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         self._answer = self._call()
 
-    def answer(self) -> Answer:
+    def response(self) -> Response:
         self._thread.join(60)
         assert self._answer is not None
         return self._answer
@@ -71,12 +71,12 @@ def test_the_example_of_the_readme(triton: TritonServer, tmp_path: Path) -> None
         sidecar(tmp_path, triton.http_url) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
-        answer = client.infer("identity_fp16", body, headers)
-        assert answer.status == 200
-        assert answer.fields["outputs"][0]["data"] == [1, 2.5, -3]
+        response = client.infer("identity_fp16", body, headers)
+        assert response.status == 200
+        assert response.fields["outputs"][0]["data"] == [1, 2.5, -3]
         assert gateway.stop() == 0
         assert "POST /v2/models/identity_fp16/infer 200" in gateway.log
-        assert_no_fault(gateway.log)
+        assert_no_errors_logged(gateway.log)
 
 
 def test_what_runs_at_sigterm_may_finish(tap: Tap, tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_what_runs_at_sigterm_may_finish(tap: Tap, tmp_path: Path) -> None:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((gateway.host, gateway.port), 5)
         assert gateway.is_alive()
-        answer = running.answer()
-        assert answer.status == 200
-        assert answer.fields["outputs"][0]["data"] == [1.5]
+        response = running.response()
+        assert response.status == 200
+        assert response.fields["outputs"][0]["data"] == [1.5]
         assert gateway.wait(WELL_BEFORE_DRAIN_TIME) == 0
         assert "stopped" in gateway.log
         assert "dropped" not in gateway.log
-        assert_no_fault(gateway.log)
+        assert_no_errors_logged(gateway.log)
 
 
 def _answers(client: Client) -> bool:
@@ -117,14 +117,14 @@ def test_a_stream_that_runs_at_sigterm_may_finish(tap: Tap, tmp_path: Path) -> N
         running = Background(lambda: client.send("POST", path, b'{"text_input": "hi"}'))
         tap.wait_for_request(STREAM)
         gateway.terminate()
-        assert running.answer().body.count(b"data:") == 5
+        assert running.response().body.count(b"data:") == 5
         assert gateway.wait(WELL_BEFORE_DRAIN_TIME) == 0
-        assert_no_fault(gateway.log)
+        assert_no_errors_logged(gateway.log)
 
 
 def test_what_takes_longer_than_the_drain_time_is_dropped(tap: Tap, tmp_path: Path) -> None:
     with (
-        sidecar(tmp_path, tap.url, DRAIN_TIME="200ms") as gateway,
+        sidecar(tmp_path, tap.url, DRAIN_TIMEOUT="200ms") as gateway,
         socket.create_connection((gateway.host, gateway.port), 30) as sock,
     ):
         body = slow_body(2)
@@ -134,7 +134,7 @@ def test_what_takes_longer_than_the_drain_time_is_dropped(tap: Tap, tmp_path: Pa
         assert gateway.stop() == 0
         assert b"200 OK" not in _rest(sock)
         assert "1 exchanges" in gateway.log or "1 exchange " in gateway.log
-        assert_no_fault(gateway.log)
+        assert_no_errors_logged(gateway.log)
 
 
 def _rest(sock: socket.socket) -> bytes:
@@ -149,7 +149,7 @@ def _rest(sock: socket.socket) -> bytes:
 
 def test_a_connection_without_a_request_does_not_hold_it_up(tap: Tap, tmp_path: Path) -> None:
     with (
-        sidecar(tmp_path, tap.url, DRAIN_TIME="24h") as gateway,
+        sidecar(tmp_path, tap.url, DRAIN_TIMEOUT="24h") as gateway,
         socket.create_connection((gateway.host, gateway.port), 30) as silent,
         socket.create_connection((gateway.host, gateway.port), 30) as begun,
     ):

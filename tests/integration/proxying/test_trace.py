@@ -9,8 +9,8 @@ import pytest
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from tests.integration.support.client import Answer, Client
-from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.client import Client, Response
+from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.triton.server import TritonServer
 
 pytestmark = pytest.mark.triton
@@ -34,40 +34,44 @@ def unchanged(direct: Client) -> Iterator[None]:
         assert direct.send("POST", path, clear).status == 200
 
 
-def check_same(answer: Answer, like: Answer) -> None:
-    assert (answer.status, answer.reason, answer.body) == (like.status, like.reason, like.body)
-    assert answer.headers["Content-Type"] == like.headers["Content-Type"]
-    assert answer.headers["Content-Length"] == like.headers["Content-Length"]
+def check_same(response: Response, like: Response) -> None:
+    assert (response.status, response.reason, response.body) == (
+        like.status,
+        like.reason,
+        like.body,
+    )
+    assert response.headers["Content-Type"] == like.headers["Content-Type"]
+    assert response.headers["Content-Length"] == like.headers["Content-Length"]
 
 
 @pytest.mark.parametrize(("path", "own"), GLOBAL + MODEL)
-def test_read(through: Client, direct: Client, path: str, own: str) -> None:
-    answer = through.get(path)
-    assert answer.status == 200
-    assert {"trace_level", "trace_rate", "trace_count", "log_frequency"} <= set(answer.fields)
-    check_same(answer, direct.get(own))
+def test_read(via_gateway: Client, direct: Client, path: str, own: str) -> None:
+    response = via_gateway.get(path)
+    assert response.status == 200
+    assert {"trace_level", "trace_rate", "trace_count", "log_frequency"} <= set(response.fields)
+    check_same(response, direct.get(own))
 
 
 @pytest.mark.parametrize(("path", "own"), GLOBAL + MODEL)
-def test_update(through: Client, direct: Client, path: str, own: str) -> None:
+def test_update(via_gateway: Client, direct: Client, path: str, own: str) -> None:
     before = direct.get(own).fields
     changes = {"trace_level": ["OFF"], "trace_rate": "77", "trace_count": "5"}
-    answer = through.send("POST", path, json.dumps(changes).encode())
-    assert answer.status == 200
-    assert answer.fields == {**before, **changes}
-    check_same(through.get(path), direct.get(own))
-    assert direct.get(own).fields == answer.fields
+    response = via_gateway.send("POST", path, json.dumps(changes).encode())
+    assert response.status == 200
+    assert response.fields == {**before, **changes}
+    check_same(via_gateway.get(path), direct.get(own))
+    assert direct.get(own).fields == response.fields
 
 
-def test_a_model_has_settings_of_its_own(through: Client) -> None:
-    everywhere = through.get("/v2/trace").fields
-    through.send("POST", "/v2/models/add/trace", b'{"trace_rate": "78"}')
-    assert through.get("/v2/models/add/trace").fields == {**everywhere, "trace_rate": "78"}
-    assert through.get("/v2/trace").fields == everywhere
-    assert through.get("/v2/models/mixed/trace").fields == everywhere
-    cleared = through.send("POST", "/v2/models/add/trace", b'{"trace_rate": null}')
+def test_a_model_has_settings_of_its_own(via_gateway: Client) -> None:
+    everywhere = via_gateway.get("/v2/trace").fields
+    via_gateway.send("POST", "/v2/models/add/trace", b'{"trace_rate": "78"}')
+    assert via_gateway.get("/v2/models/add/trace").fields == {**everywhere, "trace_rate": "78"}
+    assert via_gateway.get("/v2/trace").fields == everywhere
+    assert via_gateway.get("/v2/models/mixed/trace").fields == everywhere
+    cleared = via_gateway.send("POST", "/v2/models/add/trace", b'{"trace_rate": null}')
     assert cleared.fields == everywhere
-    unchanged = through.send("POST", "/v2/models/add/trace", b"{}")
+    unchanged = via_gateway.send("POST", "/v2/models/add/trace", b"{}")
     assert unchanged.fields == everywhere
 
 
@@ -87,40 +91,40 @@ def test_a_model_has_settings_of_its_own(through: Client) -> None:
     ],
 )
 def test_whatever_the_server_says_passes(
-    through: Client, direct: Client, path: str, body: bytes
+    via_gateway: Client, direct: Client, path: str, body: bytes
 ) -> None:
     own = path.removesuffix("/setting") + "/setting"
-    check_same(through.send("POST", path, body), direct.send("POST", own, body))
+    check_same(via_gateway.send("POST", path, body), direct.send("POST", own, body))
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("trace", ["trace", "trace/setting"])
-def test_an_unknown_model(through: Client, direct: Client, method: str, trace: str) -> None:
+def test_an_unknown_model(via_gateway: Client, direct: Client, method: str, trace: str) -> None:
     body = b"{}" if method == "POST" else None
-    answer = through.send(method, f"/v2/models/nope/{trace}", body)
+    response = via_gateway.send(method, f"/v2/models/nope/{trace}", body)
     like = direct.send(method, "/v2/models/nope/trace/setting", body)
     assert like.status == 400
-    assert "nope" in answer.error
-    check_same(answer, like)
+    assert "nope" in response.error
+    check_same(response, like)
 
 
 @pytest.mark.parametrize(
     "path", ["/v2/trace/", "/v2/trace/other", "/v2/models/add/trace/", "/v2/tracer", "/v2/Trace"]
 )
-def test_what_is_no_trace_path(through: Client, direct: Client, path: str) -> None:
+def test_what_is_no_trace_path(via_gateway: Client, direct: Client, path: str) -> None:
     like = direct.get(path)
     assert like.status == 404
-    check_same(through.get(path), like)
+    check_same(via_gateway.get(path), like)
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
-def test_other_methods_pass_as_they_are(through: Client, direct: Client, method: str) -> None:
-    check_same(through.send(method, "/v2/trace"), direct.send(method, "/v2/trace"))
+def test_other_methods_pass_as_they_are(via_gateway: Client, direct: Client, method: str) -> None:
+    check_same(via_gateway.send(method, "/v2/trace"), direct.send(method, "/v2/trace"))
 
 
 def test_that_versions_share_their_settings_is_logged(triton: TritonServer, tmp_path: Path) -> None:
     with (
-        serving(tmp_path, triton.http_url) as gateway,
+        running_gateway(tmp_path, triton.http_url) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         assert client.get("/v2/models/versioned/trace").status == 200

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.support.client import HEADER_LENGTH, Answer, Client
+from tests.integration.support.client import HEADER_LENGTH, Client, Response
 from tests.integration.support.tap import Tap
 from tests.integration.triton.server import HOST, TritonServer
 
@@ -39,23 +39,23 @@ def check_refused(
     client: Client,
     tap: Tap,
     triton: TritonServer,
-    send: Callable[[], Answer],
+    send: Callable[[], Response],
     status: int = 400,
 ) -> str:
     """Check that the gateway refuses, that the server gets no body, and that it goes on."""
     tap.forget()
-    answer = send()
-    assert answer.status == status, answer.body[:1000]
+    response = send()
+    assert response.status == status, response.body[:1000]
     assert b"}" not in tap.sent
     assert b"[" not in tap.sent
     assert client.get("/v2/models/identity_fp32/ready").status == 200
     assert triton.is_alive()
-    return answer.error
+    return response.error
 
 
 def _post(
     client: Client, path: str, body: bytes, headers: Mapping[str, str] | None = None
-) -> Callable[[], Answer]:
+) -> Callable[[], Response]:
     return lambda: client.send("POST", path, body, headers)
 
 
@@ -141,11 +141,15 @@ def test_classification_that_is_hidden(
         b'{"inputs":[{"name":"INPUT0","datatype":"BYTES","shape":[1],'
         b'"parameters":{"binary_data_size":5}}],%b}'
     ) % (outputs.replace(b"%b", binary))
-    answer = tapped.infer("identity_bytes", header + element, {HEADER_LENGTH: str(len(header))})
+    response = tapped.infer("identity_bytes", header + element, {HEADER_LENGTH: str(len(header))})
     # What the server gets is what was looked at: the last of them.
-    assert answer.status == 200, answer.body
+    assert response.status == 200, response.body
     assert triton.is_alive()
-    assert b"a" in answer.body[answer.header_length :] if answer.header_length else answer.fields
+    assert (
+        b"a" in response.body[response.header_length :]
+        if response.header_length
+        else response.fields
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,9 +177,9 @@ def test_parameters_that_triton_answers_with_500(
 
 def test_classification_of_numbers_is_the_servers(tapped: Client, direct: Client) -> None:
     body = json.dumps(_request("FP32", [1, 3, 2], [_classified(2)])).encode()
-    answers = [client.infer("identity_fp32", body) for client in (tapped, direct)]
-    assert [answer.status for answer in answers] == [200, 200]
-    data = [answer.fields["outputs"][0]["data"] for answer in answers]
+    responses = [client.infer("identity_fp32", body) for client in (tapped, direct)]
+    assert [response.status for response in responses] == [200, 200]
+    data = [response.fields["outputs"][0]["data"] for response in responses]
     assert data[0] == data[1] == ["3.000000:1", "2.000000:2"]
 
 
@@ -198,8 +202,8 @@ def test_heads_that_it_does_not_answer(
         check_refused(tapped, tap, triton, lambda: tapped.send("GET", target, None, headers))
         assert tap.requests == ["GET /v2/models/identity_fp32/ready"]
     else:
-        answer = tapped.send("GET", target, None, headers)
-        assert answer.status == (404 if part == "path" else 200)
+        response = tapped.send("GET", target, None, headers)
+        assert response.status == (404 if part == "path" else 200)
 
 
 def test_a_long_target_in_segments(triton: TritonServer) -> None:

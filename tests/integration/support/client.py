@@ -13,7 +13,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A whole answer."""
 
     status: int
@@ -77,18 +77,18 @@ class Client:
         path: str,
         body: bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> Response:
         """Send a request and read the whole answer; an iterable body goes out chunked."""
         try:
             self._connection.request(method, path, body, dict(headers or {}))
             response = self._connection.getresponse()
-            return Answer(response.status, response.reason, response.headers, response.read())
+            return Response(response.status, response.reason, response.headers, response.read())
         except (OSError, http.client.HTTPException):
             # Else the next request would fail too, whatever this one was.
             self._connection.close()
             raise
 
-    def get(self, path: str) -> Answer:
+    def get(self, path: str) -> Response:
         """GET."""
         return self.send("GET", path)
 
@@ -97,6 +97,6 @@ class Client:
         model: str,
         body: bytes | Iterable[bytes],
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> Response:
         """POST to a model's infer endpoint; ``model`` may be NAME/versions/VERSION."""
         return self.send("POST", f"/v2/models/{model}/infer", body, headers)

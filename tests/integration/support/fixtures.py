@@ -9,7 +9,7 @@ import pytest
 from tests.integration.environment import MissingServerError
 from tests.integration.kserve.server import KServe
 from tests.integration.mlserver.server import MLServer
-from tests.integration.support.gateway import Gateway, serving
+from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.support.real_server import InferenceServer, RealServer
 from tests.integration.triton.server import TritonServer
 from tests.support.servers.openvino.server import OpenVino
@@ -66,7 +66,7 @@ def any_gateway(
 ) -> Iterator[Gateway]:
     """A gateway in front of each of the servers in turn, which finds out what that one is."""
     folder = tmp_path_factory.mktemp("gateway")
-    with serving(folder, any_server.http_url, dialect="auto") as running:
+    with running_gateway(folder, any_server.http_url, dialect="auto") as running:
         yield running
 
 

@@ -137,7 +137,7 @@ class Gateway:
 
 
 @contextmanager
-def serving(
+def running_gateway(
     folder: Path,
     upstream: str,
     *,
@@ -155,12 +155,12 @@ def serving(
         "routes": [{"upstream": "server", **(route or {})}],
         "limits": dict(limits or {}),
     }
-    with serving_by(folder, settings) as gateway:
+    with gateway_with_settings(folder, settings) as gateway:
         yield gateway
 
 
 @contextmanager
-def serving_by(folder: Path, settings: Mapping[str, Any]) -> Iterator[Gateway]:
+def gateway_with_settings(folder: Path, settings: Mapping[str, Any]) -> Iterator[Gateway]:
     """Run a gateway by these settings; then stop it as it should be.
 
     Fails unless it ends well and has logged no fault of its own.
@@ -170,10 +170,10 @@ def serving_by(folder: Path, settings: Mapping[str, Any]) -> Iterator[Gateway]:
     with Gateway(config, folder / "log", {}) as gateway:
         yield gateway
         assert gateway.stop() == 0, gateway.log
-        assert_no_fault(gateway.log)
+        assert_no_errors_logged(gateway.log)
 
 
-def assert_no_fault(log: str) -> None:
+def assert_no_errors_logged(log: str) -> None:
     """Fail where a log tells of an error that nothing in the gateway was made to handle."""
     assert "Traceback" not in log, log[log.index("Traceback") - 1000 :][:4000]
     assert " ERROR " not in log

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from tests.integration.support.client import HEADER_LENGTH, Answer
+from tests.integration.support.client import HEADER_LENGTH, Response
 
 Array = npt.NDArray[Any]
 
@@ -170,11 +170,11 @@ class Output:
         return decode(self.datatype, self.data)
 
 
-def read_outputs(answer: Answer) -> tuple[Output, ...]:
+def read_outputs(response: Response) -> tuple[Output, ...]:
     """Read the outputs of an answer; fails where the answer is not what it says it is."""
-    assert answer.status == 200, answer.body[:1000]
-    fields = json.loads(answer.body[: answer.header_length], object_pairs_hook=_no_twins)
-    binary = b"" if answer.header_length is None else answer.body[answer.header_length :]
+    assert response.status == 200, response.body[:1000]
+    fields = json.loads(response.body[: response.header_length], object_pairs_hook=_no_twins)
+    binary = b"" if response.header_length is None else response.body[response.header_length :]
     outputs = []
     for entry in fields["outputs"]:
         size = (entry.get("parameters") or {}).get("binary_data_size")

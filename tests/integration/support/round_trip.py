@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from tests.integration.support.client import Answer, Client
+from tests.integration.support.client import Client, Response
 from tests.integration.support.infer_messages import FLOATS, Output, Request, Tensor
 
 
-def send(client: Client, request: Request, content_type: str | None = None) -> Answer:
+def send(client: Client, request: Request, content_type: str | None = None) -> Response:
     """Send a request as it is, with a Content-Type only where one is given."""
     body, headers = request.encoded()
     if content_type is not None:

@@ -109,7 +109,7 @@ def test_an_address_reads_back_as_it_was_written(written: str, address: Address)
 
 
 @pytest.mark.parametrize(("written", "message"), NOT_ADDRESSES)
-def test_what_is_no_address(written: object, message: str) -> None:
+def test_an_invalid_address_is_an_error(written: object, message: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_address(written)
     assert str(error.value) == message
@@ -133,12 +133,12 @@ NOT_HOSTS = [
 
 
 @pytest.mark.parametrize(("written", "host"), HOSTS)
-def test_a_host(written: str, host: str) -> None:
+def test_a_host_is_a_name_or_an_address(written: str, host: str) -> None:
     assert parse_host(written) == host
 
 
 @pytest.mark.parametrize(("written", "message"), NOT_HOSTS)
-def test_what_is_no_host(written: object, message: str) -> None:
+def test_an_invalid_host_is_an_error(written: object, message: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_host(written)
     assert str(error.value) == message
@@ -150,14 +150,14 @@ def test_an_endpoint_is_a_url_in_one_form(written: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(("written", "message"), NOT_ENDPOINTS)
-def test_what_is_no_endpoint(written: object, message: str) -> None:
+def test_an_invalid_endpoint_is_an_error(written: object, message: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_endpoint(written)
     assert str(error.value) == message
 
 
 @pytest.mark.parametrize("written", ["/", "/v2/health/ready", "/a?b=c&d", "/%20", "/" + "a" * 1023])
-def test_a_path(written: str) -> None:
+def test_a_path_stays_as_it_is(written: str) -> None:
     assert parse_path(written) == written
 
 
@@ -165,7 +165,7 @@ def test_a_path(written: str) -> None:
     "written",
     ["", "v2", "http://h/", "/two words", "/a\nb", "/a#b", "/é", "/" + "a" * 1024, 7, None, ["/"]],
 )
-def test_what_is_no_path(written: object) -> None:
+def test_an_invalid_path_is_an_error(written: object) -> None:
     with pytest.raises(ValueError, match=r"^expected a path such as /v2/health/ready, got "):
         parse_path(written)
 
@@ -181,5 +181,5 @@ def test_what_is_no_path(written: object) -> None:
         ("what?", False),
     ],
 )
-def test_which_endpoints_have_a_host_name(endpoint: str, has_name: bool) -> None:
+def test_has_host_name_is_false_for_ip_addresses_and_sockets(endpoint: str, has_name: bool) -> None:
     assert has_host_name(endpoint) is has_name

@@ -65,7 +65,7 @@ def test_sizes_are_bytes(written: object, size: int) -> None:
 
 
 @pytest.mark.parametrize("written", NOT_SIZES)
-def test_what_is_no_size_is_told_in_plain_words(written: object) -> None:
+def test_an_invalid_size_is_an_error_with_an_example(written: object) -> None:
     with pytest.raises(ValueError, match=r"^expected a size such as 64MiB, got "):
         parse_size(written)
 
@@ -78,7 +78,7 @@ def test_durations_are_seconds(written: object, duration: float) -> None:
 
 
 @pytest.mark.parametrize("written", NOT_DURATIONS)
-def test_what_is_no_duration_is_told_in_plain_words(written: object) -> None:
+def test_an_invalid_duration_is_an_error_with_an_example(written: object) -> None:
     with pytest.raises(ValueError, match=r"^expected a duration such as 30s, got "):
         parse_duration(written)
 
@@ -89,25 +89,25 @@ def test_counts_are_whole_numbers_or_their_digits() -> None:
 
 
 @pytest.mark.parametrize("written", NOT_COUNTS)
-def test_what_is_no_count_is_told_in_plain_words(written: object) -> None:
+def test_an_invalid_count_is_an_error(written: object) -> None:
     with pytest.raises(ValueError, match=r"^expected a whole number, got "):
         parse_count(written)
 
 
-def test_both_bounds_are_allowed() -> None:
+def test_both_bounds_are_inclusive() -> None:
     within = Bounded(parse_size, "1KiB", "1MiB")
     assert within("1KiB") == 1024
     assert within(2**20) == 2**20
 
 
 @pytest.mark.parametrize("written", [0, 1023, -5, "2MiB"])
-def test_beyond_a_bound_the_message_names_both_as_they_are_written(written: object) -> None:
+def test_a_value_beyond_a_bound_is_an_error_that_names_both(written: object) -> None:
     with pytest.raises(ValueError, match=r"^expected 1KiB to 1MiB, got "):
         Bounded(parse_size, "1KiB", "1MiB")(written)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_no_bound_lets_a_nonfinite_number_through(number: float) -> None:
+def test_a_nonfinite_number_is_beyond_all_bounds(number: float) -> None:
     with pytest.raises(ValueError, match=r"^expected 1ms to 1h, got "):
         Bounded(parse_duration, "1ms", "1h")(number)
 
@@ -134,7 +134,7 @@ def test_no_bound_lets_a_nonfinite_number_through(number: float) -> None:
         (parse_percent, "7 percent", "7%"),
     ],
 )
-def test_what_was_meant_is_proposed_as_it_is_written(
+def test_an_error_proposes_the_value_that_was_meant(
     parse: Callable[[object], float], written: object, meant: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"; did you mean {meant}\?$"):
@@ -158,7 +158,7 @@ def test_what_was_meant_is_proposed_as_it_is_written(
         (parse_percent, True),
     ],
 )
-def test_nothing_is_proposed_for_what_nobody_can_tell(
+def test_an_error_proposes_nothing_where_the_meaning_is_unclear(
     parse: Callable[[object], float], written: object
 ) -> None:
     with pytest.raises(ValueError) as error:
@@ -173,6 +173,6 @@ def test_a_percentage_has_its_sign_or_is_a_number_from_1(written: object, percen
 
 
 @pytest.mark.parametrize("written", NOT_PERCENTAGES)
-def test_what_is_no_percentage_is_told_in_plain_words(written: object) -> None:
+def test_an_invalid_percentage_is_an_error_with_an_example(written: object) -> None:
     with pytest.raises(ValueError, match=r"^expected a percentage such as 50%, got "):
         parse_percent(written)

@@ -1,8 +1,7 @@
 import pytest
 
 from gateway.settings.problems import UnreadableError
-from gateway.settings.yaml.loader import INVALID, Position, parse_yaml
-from gateway.settings.yaml.nodes import MAX_NODES
+from gateway.settings.yaml.loader import INVALID, MAX_NODES, Position, expand, parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_keys_are_text_and_are_not_expanded() -> None:
     }
 
 
-def test_values_are_placed_at_their_keys_and_items_at_themselves() -> None:
+def test_values_have_the_positions_of_their_keys_and_items_their_own() -> None:
     source = parse_yaml("a:\n  b: [1,\n    {c: 2}]\n", {})
     assert source.positions == {
         ("a",): Position(1, 1),
@@ -66,14 +65,14 @@ def test_values_are_placed_at_their_keys_and_items_at_themselves() -> None:
     }
 
 
-def test_an_alias_is_placed_where_it_is_used() -> None:
+def test_an_alias_has_the_position_of_its_use() -> None:
     source = parse_yaml("a: &x {b: 1}\nc: *x\n", {})
     assert source.value == {"a": {"b": 1}, "c": {"b": 1}}
     assert source.positions["c",] == Position(2, 1)
     assert source.positions["c", "b"] == Position(1, 8)
 
 
-def test_merged_entries_rank_below_the_mappings_own_and_in_their_order() -> None:
+def test_merged_entries_rank_below_own_entries_and_in_their_order() -> None:
     source = parse_yaml(
         "a: &a {x: a, y: a, z: a}\n"
         "b: &b {x: b, w: b}\n"
@@ -91,7 +90,7 @@ def test_a_quoted_merge_key_is_a_key() -> None:
     assert parse_yaml("'<<': {a: 1}", {}).value == {"<<": {"a": 1}}
 
 
-def test_a_value_with_a_problem_is_marked_and_the_rest_is_read() -> None:
+def test_a_value_with_a_problem_is_invalid_and_the_rest_is_read() -> None:
     source = parse_yaml("a: ${NONE}\nb: 1\nb: 2\nc: ${EMPTY}\n", {"EMPTY": ""})
     assert source.value == {"a": INVALID, "b": 1, "c": INVALID}
     assert [(each.setting, each.line, each.column) for each in source.problems] == [
@@ -101,7 +100,7 @@ def test_a_value_with_a_problem_is_marked_and_the_rest_is_read() -> None:
     ]
 
 
-def test_a_fault_that_aliases_repeat_is_told_once() -> None:
+def test_an_error_that_aliases_repeat_is_reported_once() -> None:
     source = parse_yaml("a: &a {b: '${NONE}', b: 1}\nc: *a\nd: {<<: *a}\n", {})
     assert [each.line for each in source.problems] == [1, 1]
 
@@ -134,8 +133,56 @@ LONG_MERGE_CHAIN = "a0: &a0 {x: 1}\n" + "".join(
     ],
     ids=lambda text: text[:12],
 )
-def test_no_file_grows_beyond_its_caps(text: str, message: str) -> None:
+def test_a_file_beyond_the_caps_is_unreadable(text: str, message: str) -> None:
     with pytest.raises(UnreadableError) as error:
         parse_yaml(text, {})
     assert error.value.problem.message == message
     assert error.value.problem.line is not None
+
+
+ENVIRON = {"HOST": "triton", "PORT": "8000", "EMPTY": "", "TRICK": "${HOST}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("", ""),
+        ("$HOST costs $5", "$HOST costs $5"),
+        ("${HOST}", "triton"),
+        ("http://${HOST}:${PORT}", "http://triton:8000"),
+        ("${HOST:-other}", "triton"),
+        ("${NONE:-other}", "other"),
+        ("${NONE:-http://a:1/}", "http://a:1/"),
+        ("${NONE:-:-}", ":-"),
+        ("${NONE:-}", ""),
+        ("${EMPTY}", ""),
+        ("${EMPTY:-other}", "other"),
+        ("$${HOST}", "${HOST}"),
+        ("$$${HOST}", "$${HOST}"),
+        ("$${HOST} ${HOST}", "${HOST} triton"),
+        ("${TRICK}", "${HOST}"),
+    ],
+)
+def test_references_are_replaced_from_the_environment(text: str, expanded: str) -> None:
+    assert expand(text, ENVIRON) == expanded
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("${NONE}", "NONE is not set in the environment, and no default is given"),
+        ("${NONE}${NONE}", "NONE is not set in the environment, and no default is given"),
+        ("${A}:${HOST}:${B}", "A, B are not set in the environment, and no default is given"),
+        ("${", "a ${ without its }; write $${ for the characters themselves"),
+        ("${HOST", "a ${ without its }; write $${ for the characters themselves"),
+        ("${}", "expected ${NAME} or ${NAME:-default}, got '${}'"),
+        ("${1X}", "expected ${NAME} or ${NAME:-default}, got '${1X}'"),
+        ("${A-b}", "expected ${NAME} or ${NAME:-default}, got '${A-b}'"),
+        ("${ HOST }", "expected ${NAME} or ${NAME:-default}, got '${ HOST }'"),
+        ("${A:-${HOST}}", "one ${...} cannot stand inside another"),
+    ],
+)
+def test_invalid_references_are_errors(text: str, message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        expand(text, ENVIRON)
+    assert str(error.value) == message

@@ -222,7 +222,7 @@ async def test_a_connection_is_not_kept_for_ever() -> None:
         await connection.wait_for_close()
 
     async with ScriptedServer(script) as server:
-        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5, keep_alive=0.01)
+        endpoint = HttpEndpoint(parse_server_url(server.url), connect_timeout=5, idle_timeout=0.01)
         for number in range(2):
             assert await _get(endpoint) == b""
             async with asyncio.timeout(5):

@@ -162,7 +162,7 @@ async def test_what_was_answered_in_part_is_not_sent_again(
 async def test_a_server_that_takes_its_time_has_taken_the_request_up(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_SOON", 0.0)
+    monkeypatch.setattr(connection, "_STALE_WINDOW", 0.0)
     async with ScriptedServer(closing, always_respond(http_response())) as server:
         endpoint, receiver = endpoint_at(server.url), NotingReceiver()
         await _ask(endpoint)

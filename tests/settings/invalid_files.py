@@ -1,0 +1,38 @@
+"""Read the invalid settings files in ``invalid/``, each with the errors that it gives.
+
+A case begins with ``=== NAME``. The file's text follows, then its errors, each behind ``=> ``.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidFile:
+    """A settings file, and all that is wrong with it."""
+
+    text: str
+    errors: str
+
+
+def read_invalid_files() -> dict[str, InvalidFile]:
+    """Return all cases by name."""
+    return {
+        name: case
+        for file in sorted(FOLDER.glob("*.cases"))
+        for name, case in _cases(file.read_bytes().decode())
+    }
+
+
+def _cases(text: str) -> list[tuple[str, InvalidFile]]:
+    cases = []
+    for part in text.removeprefix("=== ").split("\n=== "):
+        name, _, rest = part.partition("\n")
+        lines = rest.split("\n")
+        first = next(i for i, line in enumerate(lines) if line.startswith("=> "))
+        errors = [line.removeprefix("=> ") for line in lines[first:] if line]
+        file = "".join(f"{line}\n" for line in lines[:first])
+        cases.append((name, InvalidFile(file, "\n".join(errors))))
+    return cases
