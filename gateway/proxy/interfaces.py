@@ -1,4 +1,4 @@
-"""What a listener gives the proxy, what a call is, and where calls may go."""
+"""Interfaces between listeners and the proxy, and the parts of a call: route, upstream, limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNBOUNDED = 2**63
 
 
 class ClientRequest(ABC):
-    """A client's request, of which the body is still to come.
+    """A client's request, whose body is still to come.
 
     ``target`` is the raw request target. ``content_length`` is in bytes: None for a chunked body,
     0 without a body. The router replaces target and headers by those for the server.
@@ -186,9 +186,9 @@ class Route:
     memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(_UNBOUNDED))
     retry_policy: RetryPolicy = SAFE_RETRIES_ONLY
     concurrency_limits: tuple[ConcurrencyLimit, ...] = ()
-    """Limits of which a call takes a slot while it is at a server, in this order.
+    """A call takes a slot of each while it is at a server, in this order.
 
-    That of the upstream comes first, then those that upstreams share.
+    The limit of the upstream comes first, then limits that upstreams share.
     """
     declared_models: Mapping[str, DeclaredModel] = field(default_factory=dict)
     """Models of the settings, by their names at the servers."""

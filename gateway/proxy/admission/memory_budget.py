@@ -41,7 +41,7 @@ class MemoryBudget:
             raise self._full()
 
     def set_limit(self, limit: int) -> None:
-        """Set another limit; what is reserved stays, even above it."""
+        """Set another limit; existing reservations stay, even above it."""
         self.buffers.set_limit(limit)
 
     def _full(self) -> GatewayError:

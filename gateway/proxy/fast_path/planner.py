@@ -139,7 +139,7 @@ class FastPath:
 
     @property
     def in_flight(self) -> int:
-        """Return the number of calls that wait for a server; those that a task ends not counted."""
+        """Return the number of calls that wait for a server, but for those in a task."""
         return sum(timeouts.size for timeouts in self._timeouts.values())
 
     def close(self) -> None:

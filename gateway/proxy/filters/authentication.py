@@ -105,7 +105,7 @@ class Authenticator:
 
 
 def parse_keys(lines: Iterable[str], word: str = "line") -> tuple[str, ...]:
-    """Parse keys, one on each line; empty lines and those that begin with # are skipped.
+    """Parse keys, one on each line; empty lines and comments that begin with # are skipped.
 
     Raises ValueError with the number of the invalid key, as a ``word``; it never quotes the key.
     """

@@ -1,4 +1,4 @@
-"""HTTP content codings: that of a body, and those that a client accepts."""
+"""HTTP content codings: of a request body, and accepted by a client."""
 
 from __future__ import annotations
 
