@@ -26,7 +26,7 @@ from benchmarks.report import Row, at_least, at_most, milliseconds
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.request import InferRequestConverter
 from gateway.codec.v2.response import JsonResponseConverter
-from gateway.proxy.body_io import CHUNK_SIZE
+from gateway.sizes import CONVERT_CHUNK
 
 _IMAGE = (1, 3, 224, 224)
 IMAGE_COUNT = 150_528
@@ -238,8 +238,8 @@ def _parse(body: bytes) -> Values:
 def _convert_request(body: bytes) -> None:
     """Convert a request body as the gateway does."""
     codec = InferRequestConverter(_HEADER_CAP, _DEPTH_CAP)
-    for start in range(0, len(body), CHUNK_SIZE):
-        codec.feed(body[start : start + CHUNK_SIZE])
+    for start in range(0, len(body), CONVERT_CHUNK):
+        codec.feed(body[start : start + CONVERT_CHUNK])
     codec.feed(b"", last=True)
     codec.finish()
 
@@ -248,8 +248,8 @@ def _convert_response(response: Response) -> None:
     """Convert a binary response body as the gateway does."""
     assert response.json_length is not None
     codec = JsonResponseConverter(response.json_length, JsonPolicies())
-    for start in range(0, len(response.body), CHUNK_SIZE):
-        codec.feed(response.body[start : start + CHUNK_SIZE])
+    for start in range(0, len(response.body), CONVERT_CHUNK):
+        codec.feed(response.body[start : start + CONVERT_CHUNK])
     codec.finish()
 
 

@@ -80,4 +80,4 @@ def _dialect(upstream: Upstream) -> dict[str, str | None]:
 
 
 def _concurrency(limit: ConcurrencyLimit | None) -> dict[str, int] | None:
-    return None if limit is None else {"taken": limit.active, "waiting": limit.waiting}
+    return None if limit is None else {"taken": limit.active, "waiting": limit.queued}

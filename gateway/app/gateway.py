@@ -116,7 +116,7 @@ class Gateway:
 
     async def not_ready_reason(self) -> str:
         """Return why the gateway is not ready, or an empty text."""
-        return await self.runtime.router.readiness.missing()
+        return await self.runtime.router.readiness.check()
 
     async def __aenter__(self) -> Self:
         settings = self._settings

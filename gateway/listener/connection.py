@@ -187,7 +187,7 @@ class ClientConnection(Connection):
             self._idle_since = self.loop.time()
             self._linger_timer = self.loop.call_later(_LINGER_TIMEOUT, self.close)
 
-    def answer(
+    def respond(
         self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
     ) -> None:
         """Send the response of the current call; see FastPathClient."""
@@ -310,7 +310,7 @@ class ClientConnection(Connection):
         version = "1.0" if head.http_1_0 else "1.1"
         if self._forwarded_headers.forwarding is not self._host.forwarding:
             self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
-        self.added_headers, self.request_id = self._forwarded_headers.of(head.headers, version)
+        self.added_headers, self.request_id = self._forwarded_headers.make(head.headers, version)
         fully_buffered = len(data) == head.length and is_small and not head.http_1_0
         if fully_buffered and not self.write_blocked:
             self._call = self._host.start_fast_path(self, head, data)

@@ -74,7 +74,7 @@ class RequestDispatcher(ConnectionHost):
             plan = self._cached_plan(head)
             if plan is None:
                 return None
-            call = self._fast_path.begin(plan, bytes(body), connection)
+            call = self._fast_path.start(plan, bytes(body), connection)
         except Exception:
             where = (connection.request_id or "-", head.method, head.target)
             _log.exception("request %s: %s %s failed on the fast path", *where)

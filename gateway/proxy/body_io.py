@@ -1,28 +1,32 @@
-"""Moves bodies in chunks: counted, in time, and never holding the event loop for long."""
+"""Moves bodies between client and server: in chunks, counted, and within the deadline."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from typing import TypeVar
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import UpstreamResponse
 
-CHUNK_SIZE = 64 * 1024
-"""Bytes converted before other exchanges get their turn."""
+Chunks = AsyncIterator[bytes | memoryview]
+
+_Data = TypeVar("_Data", bytes, memoryview, bytes | memoryview)
 
 
 class ClientBody:
-    """Reads a client's body in pieces of the reader's choice.
+    """Reads a client's body in pieces of the size that the reader wants.
 
     ``size_cap`` is in bytes. Raises GatewayError: 413 over the cap, 400 for a broken body.
     """
 
     def __init__(self, request: ClientRequest, size_cap: int, deadline: Deadline) -> None:
         self.size = request.content_length
-        """Bytes of the whole body, None where it is chunked."""
+        """Bytes of the whole body, None if it is chunked."""
         self._size_cap = size_cap
         self._deadline = deadline
         self._request = request
@@ -31,33 +35,33 @@ class ClientBody:
         self._received = 0
         self._check_size(self.size or 0)
 
-    async def read(self, most: int = CHUNK_SIZE) -> bytes | memoryview:
-        """Give the next bytes, at most so many; none at the end of the body."""
+    async def read(self, max_size: int = CONVERT_CHUNK) -> bytes | memoryview:
+        """Return the next bytes, at most ``max_size``; empty at the end of the body."""
         if self._position == len(self._chunk):
             await self._next_chunk()
-        piece = self._chunk[self._position : self._position + most]
+        piece = self._chunk[self._position : self._position + max_size]
         self._position += len(piece)
         return piece
 
-    async def whole(self, holding: Reservation) -> bytes:
-        """Give the whole of a body that has a size, which is held; it can be read again.
+    async def read_all(self, reservation: Reservation) -> bytes:
+        """Return the whole body, which must have a size; it can be read again afterwards.
 
-        Raises GatewayError (503) where too much is held.
+        Raises GatewayError (503) if too much is buffered.
         """
         await self._next_chunk()
-        holding.more(len(self._chunk))
+        reservation.grow(len(self._chunk))
         if len(self._chunk) != self.size:
             pieces = [self._chunk]
             while self._chunk:
                 await self._next_chunk()
-                holding.more(len(self._chunk))
+                reservation.grow(len(self._chunk))
                 pieces.append(self._chunk)
             self._chunk = b"".join(pieces)
         self._chunk = bytes(self._chunk)
         return self._chunk
 
-    async def read_exactly(self, size: int) -> AsyncIterator[bytes | memoryview]:
-        """Yield pieces that make up ``size`` bytes; raises GatewayError (400) if the body ends."""
+    async def read_exactly(self, size: int) -> Chunks:
+        """Yield pieces of ``size`` bytes in all; raises GatewayError (400) if the body ends."""
         while size:
             piece = await self.read(size)
             if not piece:
@@ -65,8 +69,8 @@ class ClientBody:
             size -= len(piece)
             yield piece
 
-    async def rest(self) -> AsyncIterator[bytes | memoryview]:
-        """Yield what is left of the body."""
+    async def read_rest(self) -> Chunks:
+        """Yield the rest of the body."""
         while piece := await self.read(self._size_cap):
             yield piece
 
@@ -84,46 +88,7 @@ class ClientBody:
             )
 
 
-async def joined(pieces: AsyncIterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
-    """Yield a body in pieces of a chunk at least, but for the last."""
-    held = bytearray()
-    async for piece in pieces:
-        if not held and len(piece) >= CHUNK_SIZE:
-            yield piece
-            continue
-        held += piece
-        if len(held) >= CHUNK_SIZE:
-            yield bytes(held)
-            held.clear()
-    if held:
-        yield bytes(held)
-
-
-async def kept(pieces: AsyncIterable[bytes | memoryview]) -> AsyncIterator[bytes]:
-    """Yield a body that is to be held, in pieces that keep little more memory than they show.
-
-    Each of a byte would take dozens, and a view keeps all of the memory that was read into.
-    """
-    async for piece in joined(pieces):
-        yield bytes(piece)
-
-
-async def whole_response(response: UpstreamResponse, url: str, deadline: Deadline) -> bytes:
-    """Give the whole body of a server's response."""
-    deadline.expect_server(url)
-    body = await response.read()
-    if len(body) == response.content_length:
-        return bytes(body)
-    pieces = [body]
-    while pieces[-1]:
-        deadline.expect_server(url)
-        pieces.append(await response.read())
-    return b"".join(pieces)
-
-
-async def response_chunks(
-    response: UpstreamResponse, url: str, deadline: Deadline
-) -> AsyncIterator[bytes | memoryview]:
+async def response_chunks(response: UpstreamResponse, url: str, deadline: Deadline) -> Chunks:
     """Yield the body of a server's response as it arrives."""
     while True:
         deadline.expect_server(url)
@@ -133,7 +98,85 @@ async def response_chunks(
         yield chunk
 
 
-async def write(answer: ClientResponse, data: bytes | memoryview, deadline: Deadline) -> None:
-    """Write to the client, whose turn it is to read."""
+async def read_response(response: UpstreamResponse, url: str, deadline: Deadline) -> bytes:
+    """Return the whole body of a server's response."""
+    deadline.expect_server(url)
+    body = await response.read()
+    if len(body) == response.content_length:
+        return bytes(body)
+    if not body:
+        return b""
+    rest = [chunk async for chunk in response_chunks(response, url, deadline)]
+    return b"".join((body, *rest))
+
+
+async def write(response: ClientResponse, data: bytes | memoryview, deadline: Deadline) -> None:
+    """Write to the client, which is expected to read."""
     deadline.expect_client()
-    await answer.write(data)
+    await response.write(data)
+
+
+async def write_all(
+    response: ClientResponse, pieces: Iterable[bytes | memoryview], deadline: Deadline
+) -> None:
+    """Write buffered pieces of a body to the client."""
+    for piece in pieces:
+        await write(response, piece, deadline)
+
+
+async def pump(chunks: Chunks, response: ClientResponse, deadline: Deadline) -> None:
+    """Write a body to the client chunk by chunk, and end the response."""
+    async for chunk in chunks:
+        await write(response, chunk, deadline)
+    await response.finish()
+
+
+def split(data: _Data, size: int) -> Iterator[_Data]:
+    """Yield data in slices of at most ``size`` bytes."""
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+async def slices(chunks: Chunks, size: int, scheduler: ConversionScheduler) -> Chunks:
+    """Yield a body in slices of at most ``size`` bytes, with a time slice after each."""
+    async for chunk in chunks:
+        for piece in split(chunk, size):
+            yield piece
+            await scheduler.next_slice()
+
+
+async def coalesce(chunks: AsyncIterable[bytes | memoryview]) -> Chunks:
+    """Yield a body in pieces of at least one chunk, but for the last."""
+    joined = bytearray()
+    async for chunk in chunks:
+        if not joined and len(chunk) >= CONVERT_CHUNK:
+            yield chunk
+            continue
+        joined += chunk
+        if len(joined) >= CONVERT_CHUNK:
+            yield bytes(joined)
+            joined.clear()
+    if joined:
+        yield bytes(joined)
+
+
+async def buffer_chunks(
+    chunks: AsyncIterable[bytes | memoryview],
+    reservation: Reservation,
+    cap: int,
+    too_large: Callable[[int], GatewayError],
+) -> list[bytes]:
+    """Buffer a body; raises ``too_large(cap)`` above ``cap`` bytes, and GatewayError (503).
+
+    Small pieces are joined and views are copied: each piece of a byte would take dozens, and a
+    memoryview pins its whole slab.
+    """
+    buffered: list[bytes] = []
+    size = 0
+    async for chunk in coalesce(chunks):
+        size += len(chunk)
+        if size > cap:
+            raise too_large(cap)
+        reservation.grow(len(chunk))
+        buffered.append(bytes(chunk))
+    return buffered

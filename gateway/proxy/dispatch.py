@@ -1,4 +1,4 @@
-"""Which exchange a request becomes, and what its failure looks like to the client."""
+"""Serves a call: finds its route, runs the handler of its operation, and sends errors."""
 
 from __future__ import annotations
 
@@ -10,185 +10,168 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, escape_for_log, strip_tracebacks
 from gateway.observe.failure_log import FAILURE_LOG
-from gateway.protocol.operations import OPERATION_KINDS, Operation, OperationKind, model_name_of
+from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.aggregate import repository_index, statistics
 from gateway.proxy.cluster.broadcast import load
 from gateway.proxy.cluster.health import Readiness, live, ready
 from gateway.proxy.cluster.server_metadata import server_metadata
-from gateway.proxy.cluster.server_settings import log_setting
-from gateway.proxy.cluster.trace import trace_setting
+from gateway.proxy.cluster.server_settings import log_settings, trace_settings
 from gateway.proxy.cluster.v1_models import v1_models
 from gateway.proxy.filters.authentication import UnauthenticatedError
-from gateway.proxy.filters.compression import compressed
+from gateway.proxy.filters.compression import compress_response
 from gateway.proxy.filters.content_codings import CODINGS
-from gateway.proxy.filters.decompression import decoded
+from gateway.proxy.filters.decompression import decompress_request
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import to_server
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines, Route
-from gateway.proxy.passthrough import forward
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines, Upstream
+from gateway.proxy.passthrough import passthrough
 from gateway.proxy.router import RouteMatch, Router
-from gateway.proxy.server_dialect import understand
+from gateway.proxy.server_dialect import prepare_dialect
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
 _JSON: HeaderLines = (("Content-Type", "application/json"),)
 
 INTERNAL_ERROR = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
 
-_OF_ONE_SERVER = OPERATION_KINDS["infer"]
-"""What one server answers, and yet is not forwarded as it is."""
+_ONE_SERVER_KINDS = OPERATION_KINDS["infer"]
+"""Operations that one server serves although they do not pass through."""
 
-_OF_THE_GATEWAY = OPERATION_KINDS["health"]
-"""What is answered also where no memory is left: who asks would think the gateway dead."""
+_ALWAYS_ADMITTED_KINDS = OPERATION_KINDS["health"]
+"""Operations that need no memory budget: a probe would take an overloaded gateway for dead."""
 
-_log = logging.getLogger("tensorgate.exchange")
+_log = logging.getLogger("tensorgate.proxy")
 
 
-async def handle_request(request: ClientRequest, answer: ClientResponse, routes: Router) -> None:
-    """Answer one request, with ``{"error": ...}`` where that fails."""
+async def handle_request(request: ClientRequest, response: ClientResponse, router: Router) -> None:
+    """Serve one request; an error becomes the response ``{"error": ...}``."""
     try:
-        found = routes.find(request.method, request.target, request.headers)
+        route_match = router.find(request.method, request.target, request.headers)
     except GatewayError as error:
-        await send_error(answer, strip_tracebacks(error))
+        await send_error(response, strip_tracebacks(error))
         return
-    answer = compressed(answer, request, found)
-    # From here on, it asks for what the server is asked for.
-    request.target = found.target
-    request.headers = to_server(request.headers, found.dropped_headers, request.added_headers)
-    if found.mirror is None:
-        await _answer(request, answer, found, routes.readiness)
+    scheduler = route_match.choice.next.scheduler
+    response = compress_response(response, request, route_match.codings, scheduler)
+    # From here on, the request is the one for the server.
+    request.target = route_match.target
+    request.headers = to_server(request.headers, route_match.dropped_headers, request.added_headers)
+    if route_match.mirror is None:
+        await _serve(request, response, route_match, router.readiness)
         return
-    with found.mirror.tee(request, found.asked) as copied:
-        await _answer(copied, answer, found, routes.readiness)
+    with route_match.mirror.tee(request, route_match.operation) as mirrored:
+        await _serve(mirrored, response, route_match, router.readiness)
 
 
-async def _answer(
-    request: ClientRequest, answer: ClientResponse, found: RouteMatch, readiness: Readiness
+async def _serve(
+    request: ClientRequest, response: ClientResponse, route_match: RouteMatch, readiness: Readiness
 ) -> None:
-    route = found.choice.take()
+    operation, route = route_match.operation, route_match.choice.take()
 
-    async def run(turns: Deadline) -> None:
+    async def run(deadline: Deadline) -> None:
+        call = Call(request, response, operation, route, deadline)
         try:
-            if found.asked.kind not in _OF_THE_GATEWAY:
-                route.held.admit()
-            if found.is_passthrough or found.asked.kind in _OF_ONE_SERVER:
-                await proxy_call(request, answer, found.asked, route, turns)
+            if operation.kind not in _ALWAYS_ADMITTED_KINDS:
+                route.memory_budget.check_admission()
+            if route_match.is_passthrough or operation.kind in _ONE_SERVER_KINDS:
+                await proxy_call(call)
             else:
-                await _dispatch(request, answer, found, route, readiness, turns)
-        except UpstreamResponseError as refusal:
-            strip_tracebacks(refusal)
-            turns.expect_client()
-            headers = CIMultiDict({"Content-Type": refusal.content_type})
-            await answer.send(refusal.status, "", headers, refusal.body)
+                await _serve_from_all(call, route_match.upstreams, readiness)
+        except UpstreamResponseError as error:
+            strip_tracebacks(error)
+            deadline.expect_client()
+            headers = CIMultiDict({"Content-Type": error.content_type})
+            await response.send(error.status, "", headers, error.body)
 
-    await run_with_deadline(run, answer, route.limits.deadline())
+    await run_with_deadline(run, response, route.limits.new_deadline())
 
 
 async def run_with_deadline(
-    run: Callable[[Deadline], Awaitable[None]], answer: ClientResponse, deadline: Deadline
+    run: Callable[[Deadline], Awaitable[None]], response: ClientResponse, deadline: Deadline
 ) -> None:
-    """Answer a request by its deadline, with ``{"error": ...}`` where that fails.
+    """Run a call within its deadline and send its error.
 
-    Where an answer has begun already, it is aborted so that the client sees that it is not whole.
+    A response that has started is aborted, so that the client sees that it is incomplete.
     """
     try:
         with deadline:
             await run(deadline)
     except GatewayError as error:
         strip_tracebacks(error)
-        if answer.started:
+        if response.started:
             why = escape_for_log(error.message)
-            _log.warning("request %s: answer aborted: %s", answer.request_id or "-", why)
-            answer.abort()
+            _log.warning("request %s: response aborted: %s", response.request_id or "-", why)
+            response.abort()
         else:
-            await send_error(answer, error)
+            await send_error(response, error)
 
 
-async def proxy_call(
-    request: ClientRequest, answer: ClientResponse, asked: Operation, route: Route, turns: Deadline
-) -> None:
-    """Make the exchange of a request that one server answers.
+async def proxy_call(call: Call) -> None:
+    """Serve a call from one server: inference, a V1 prediction, or untouched.
 
-    Raises GatewayError, and UpstreamResponseError with the answer to a question of the gateway's
-    own.
+    Raises GatewayError, and UpstreamResponseError with a server's response to a request of the
+    gateway's own.
     """
-    await understand(request, asked, route.upstream, turns)
-    with route.held.reserve() as holding:
-        request = await decoded(request, asked, route, turns, holding)
-        if asked.kind is OperationKind.INFER:
-            await infer(request, answer, asked, route, turns)
-        elif asked.kind is OperationKind.PREDICT:
-            await predict(request, answer, asked, route, turns)
+    await prepare_dialect(call)
+    with call.route.memory_budget.reserve() as reservation:
+        call = await decompress_request(call, reservation)
+        if call.operation.kind is OperationKind.INFER:
+            await infer(call)
+        elif call.operation.kind is OperationKind.PREDICT:
+            await predict(call)
         else:
-            await forward(request, answer, route, turns, model=model_name_of(asked))
+            await passthrough(call, model=model_name_of(call.operation))
 
 
-async def _dispatch(
-    request: ClientRequest,
-    answer: ClientResponse,
-    found: RouteMatch,
-    route: Route,
-    readiness: Readiness,
-    turns: Deadline,
+async def _serve_from_all(
+    call: Call, upstreams: tuple[Upstream, ...], readiness: Readiness
 ) -> None:
-    with route.held.reserve() as holding:
-        request = await decoded(request, found.asked, route, turns, holding)
-        await _by_kind(request, answer, found, route, readiness, turns)
+    """Serve an operation of the gateway itself, or over several servers."""
+    with call.route.memory_budget.reserve() as reservation:
+        call = await decompress_request(call, reservation)
+        match call.operation.kind:
+            case OperationKind.LIVENESS:
+                await live(call.response)
+            case OperationKind.READINESS:
+                await ready(call.response, readiness, call.deadline)
+            case OperationKind.SERVER_METADATA:
+                await server_metadata(call, upstreams)
+            case OperationKind.TRACE_SETTING:
+                await trace_settings(call, upstreams)
+            case OperationKind.LOGGING:
+                await log_settings(call, upstreams)
+            case OperationKind.LOAD:
+                await load(call, upstreams)
+            case OperationKind.INDEX:
+                await repository_index(call, upstreams)
+            case OperationKind.V1_MODEL | OperationKind.V1_MODELS:
+                await v1_models(call, upstreams)
+            case OperationKind.ALL_STATISTICS:
+                await statistics(call, upstreams)
+            case kind:
+                raise AssertionError(f"{kind} has no handler")
 
 
-async def _by_kind(
-    request: ClientRequest,
-    answer: ClientResponse,
-    found: RouteMatch,
-    route: Route,
-    readiness: Readiness,
-    turns: Deadline,
-) -> None:
-    asked, upstreams = found.asked, found.upstreams
-    match asked.kind:
-        case OperationKind.LIVENESS:
-            await live(answer)
-        case OperationKind.READINESS:
-            await ready(answer, readiness, turns)
-        case OperationKind.SERVER_METADATA:
-            await server_metadata(request, answer, route, upstreams, turns)
-        case OperationKind.TRACE_SETTING:
-            await trace_setting(request, answer, asked, route, upstreams, turns)
-        case OperationKind.LOGGING:
-            await log_setting(request, answer, route, upstreams, turns)
-        case OperationKind.LOAD:
-            await load(request, answer, asked, route, upstreams, turns)
-        case OperationKind.INDEX:
-            await repository_index(request, answer, route, upstreams, turns)
-        case OperationKind.V1_MODEL | OperationKind.V1_MODELS:
-            await v1_models(request, answer, asked, route, upstreams, turns)
-        case OperationKind.ALL_STATISTICS:
-            await statistics(request, answer, route, upstreams, turns)
-        case _:
-            raise AssertionError(f"{asked.kind} is neither forwarded nor known here")
-
-
-async def send_error(answer: ClientResponse, error: GatewayError) -> None:
-    """Answer with an error in the protocol's form."""
-    FAILURE_LOG.write(error, answer.request_id)
-    headers = CIMultiDict(error_headers(answer.request_id))
+async def send_error(response: ClientResponse, error: GatewayError) -> None:
+    """Send an error in the protocol's format."""
+    FAILURE_LOG.write(error, response.request_id)
+    headers = CIMultiDict(error_headers(response.request_id))
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, UnauthenticatedError):
         headers["WWW-Authenticate"] = error.challenge
     if error.kind is ErrorKind.UNSUPPORTED_ENCODING:
         headers["Accept-Encoding"] = ", ".join(CODINGS)  # RFC 9110, section 15.5.16
-    await answer.send(error.kind.value.status, "", headers, error_body(error.message))
+    await response.send(error.kind.value.status, "", headers, error_body(error.message))
 
 
 def error_headers(request_id: str) -> HeaderLines:
-    """Give the headers of an error: with the id, a client can ask what the log says of it."""
+    """Return the headers of an error, with the request id that finds the call in the log."""
     return (*_JSON, (REQUEST_ID, request_id)) if request_id else _JSON
 
 
 def error_body(message: str) -> bytes:
-    """Write an error in the protocol's form."""
+    """Write an error in the protocol's format."""
     # What a message quotes of an HTTP header need not have been UTF-8.
     return orjson.dumps({"error": message.encode(errors="replace").decode()})

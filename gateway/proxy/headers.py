@@ -1,4 +1,4 @@
-"""Which HTTP headers pass through."""
+"""HTTP headers that pass through, and the header length of binary messages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import bad_request
 from gateway.protocol.dialects import Dialect
+from gateway.sizes import QUOTED_NAME
 from gateway.upstream.transport import HeaderLines, UpstreamRequest
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
-# RFC 9110, section 7.6.1, and what older proxies speak; Expect is answered by the listener.
+# RFC 9110, section 7.6.1, and those of older proxies; the listener handles Expect.
 _HOP_BY_HOP = frozenset(
     (
         "connection",
@@ -30,26 +31,26 @@ _HOP_BY_HOP = frozenset(
         "upgrade",
     )
 )
-# RFC 9110, section 7.6.1: Connection cannot name what is meant for all. Without these, the other
-# end would not read the message as it is read here.
-_OF_THE_MESSAGE = frozenset(
+# RFC 9110, section 7.6.1: Connection must not name headers for all recipients. Without these, the
+# other end would read another message than the gateway.
+_MESSAGE_HEADERS = frozenset(
     ("host", "content-length", "content-type", "content-encoding", HEADER_LENGTH.lower())
 )
-_OF_THE_BODY = frozenset(("content-length", HEADER_LENGTH.lower()))
+_BODY_HEADERS = frozenset(("content-length", HEADER_LENGTH.lower()))
 _DIGITS = re.compile(r"[0-9]+")
 
 
 def end_to_end(
     headers: CIMultiDictProxy[str], dropped_headers: frozenset[str] = frozenset()
 ) -> CIMultiDict[str]:
-    """Copy the headers that are meant for the other end, without those ``withheld``, lower case."""
+    """Copy the end-to-end headers, without ``dropped_headers``, which are in lower case."""
     return CIMultiDict(_without(headers, _HOP_BY_HOP | dropped_headers))
 
 
 def to_server(
     headers: CIMultiDictProxy[str], dropped_headers: frozenset[str], added_headers: HeaderLines = ()
 ) -> CIMultiDictProxy[str]:
-    """Copy the headers that pass to a server, with those that the gateway adds behind them."""
+    """Copy the headers that pass to a server, and append those that the gateway adds."""
     passed = end_to_end(headers, dropped_headers)
     passed.extend(added_headers)
     return CIMultiDictProxy(passed)
@@ -58,31 +59,31 @@ def to_server(
 def with_body(
     headers: CIMultiDictProxy[str], changed: Mapping[str, str | None]
 ) -> CIMultiDict[str]:
-    """Copy the headers that pass, for a body that was made anew.
+    """Copy the end-to-end headers for a new body.
 
-    What is said of the old body gives way to ``changed``, in which None leaves a header out.
+    Headers of the old body are dropped. ``changed`` replaces headers; None drops one.
     """
-    passed = _without(headers, _replaced_by(tuple(changed)))
+    passed = _without(headers, _names_to_drop(tuple(changed)))
     passed += [(name, value) for name, value in changed.items() if value is not None]
     return CIMultiDict(passed)
 
 
 @lru_cache
-def _replaced_by(changed: tuple[str, ...]) -> frozenset[str]:
-    return _HOP_BY_HOP | _OF_THE_BODY | {name.lower() for name in changed}
+def _names_to_drop(changed: tuple[str, ...]) -> frozenset[str]:
+    return _HOP_BY_HOP | _BODY_HEADERS | {name.lower() for name in changed}
 
 
 def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
     if "Connection" in headers:
         named = ",".join(headers.getall("Connection")).lower().split(",")
-        dropped |= {name.strip() for name in named} - _OF_THE_MESSAGE
+        dropped |= {name.strip() for name in named} - _MESSAGE_HEADERS
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
 
 
 def check_lengths(request: UpstreamRequest, dialect: Dialect | None) -> None:
-    """Refuse a head that a server would not answer: it would seem to have failed.
+    """Refuse a head that the server would close the connection for, as if it had failed.
 
-    Raises GatewayError (400) that names the part which is too long.
+    Raises GatewayError (400) that names the part that is too long.
     """
     longest = None if dialect is None else dialect.max_head_part
     if longest is None or not has_longer_part(request.target, request.headers, longest):
@@ -97,14 +98,14 @@ def check_lengths(request: UpstreamRequest, dialect: Dialect | None) -> None:
 def has_longer_part(
     target: str, headers: CIMultiDictProxy[str] | CIMultiDict[str], longest: int
 ) -> bool:
-    """Tell whether a target, or a header's name or value, has more bytes."""
+    """Tell whether the target, or a header's name or value, has more bytes than ``longest``."""
     if len(target) > longest:
         return True
     return any(len(name) > longest or len(value) > longest for name, value in headers.items())
 
 
 def header_length(headers: CIMultiDictProxy[str]) -> int | None:
-    """Give the Inference-Header-Content-Length, None where there is none.
+    """Return the Inference-Header-Content-Length, None if it is missing.
 
     Raises GatewayError (400) unless it is one or more ASCII digits, once.
     """
@@ -113,6 +114,6 @@ def header_length(headers: CIMultiDictProxy[str]) -> int | None:
         return None
     if len(values) > 1 or len(values[0]) > 19 or not _DIGITS.fullmatch(values[0]):
         raise bad_request(
-            f"{HEADER_LENGTH} must be one number of bytes, got {', '.join(values)[:60]!r}"
+            f"{HEADER_LENGTH} must be one number of bytes, got {', '.join(values)[:QUOTED_NAME]!r}"
         )
     return int(values[0])

@@ -1,4 +1,4 @@
-"""What a listener gives an exchange, and what an exchange is told of its surroundings."""
+"""Interfaces between listeners and the proxy, and the parts of a call: route, upstream, limits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gateway.codec.policies import JsonPolicies
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.dialects import Dialect
+from gateway.protocol.operations import Operation
 from gateway.protocol.tensors import MAX_TENSORS
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
@@ -25,17 +26,17 @@ from gateway.upstream.pool.dialect import DialectState
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.transport import HeaderLines as HeaderLines
 
-_WORTH_DIVIDING = 192 * 1024
-"""Bytes of a body of which parts are converted elsewhere."""
+_MIN_OFFLOADED_BODY = 192 * 1024
+"""Bytes of the smallest body of which parts are offloaded."""
 
 _UNBOUNDED = 2**63
 
 
 class ClientRequest(ABC):
-    """A client's request, of which the body is still to come.
+    """A client's request, whose body is still to come.
 
-    ``target`` is the raw request target. ``content_length`` is in bytes, None for a chunked body,
-    0 where there is none. Once its rule is known, target and headers are those for the server.
+    ``target`` is the raw request target. ``content_length`` is in bytes: None for a chunked body,
+    0 without a body. The router replaces target and headers by those for the server.
     """
 
     method: str
@@ -43,34 +44,34 @@ class ClientRequest(ABC):
     headers: CIMultiDictProxy[str]
     content_length: int | None
     added_headers: HeaderLines = ()
-    """What the gateway adds to the headers for the server."""
+    """Headers that the gateway adds for the server."""
 
     @abstractmethod
     async def read(self) -> bytes | memoryview:
-        """Give what came next of the body, none at its end; raises GatewayError (400) if broken."""
+        """Return the next piece of the body, empty at its end; raises GatewayError (400)."""
 
     async def read_within(self, deadline: Deadline) -> bytes | memoryview:
-        """Give what came next, as ``read`` does, in the client's turn.
+        """Read as ``read`` does, with the client expected.
 
-        Raises GatewayError (408) where it comes too slowly.
+        Raises GatewayError (408) if the body arrives too slowly.
         """
         deadline.expect_client()
         piece = await self.read()
-        deadline.received(len(piece))
+        deadline.count_received(len(piece))
         return piece
 
 
 class ClientResponse(ABC):
-    """The answer to a client, written as it becomes known."""
+    """The response to a client, written as it becomes known."""
 
     started: bool = False
     """Whether the client may have seen a part of it."""
     request_id: str = ""
-    """That of the request, by which the log and the client name the exchange; may be empty."""
+    """The id by which log and client name the call; may be empty."""
 
     @abstractmethod
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
-        """Begin the answer; without a Content-Length its body goes out chunked."""
+        """Start the response; without a Content-Length its body is sent chunked."""
 
     @abstractmethod
     async def write(self, data: bytes | memoryview) -> None:
@@ -78,10 +79,10 @@ class ClientResponse(ABC):
 
     @abstractmethod
     async def finish(self) -> None:
-        """End the answer."""
+        """End the response."""
 
     async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
-        """Give a whole answer, of which the body is at hand."""
+        """Send a whole response with a body that is fully buffered."""
         headers["Content-Length"] = str(len(body))
         await self.start(status, reason, headers)
         await self.write(body)
@@ -89,35 +90,37 @@ class ClientResponse(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Drop the connection, so that the client sees that the answer is not whole."""
+        """Drop the connection, so that the client sees that the response is incomplete."""
 
 
 class FastPathClient(Protocol):
-    """A client with a request at hand as a whole, which one call answers.
+    """A client whose request is fully buffered.
 
-    ``added`` and ``request_id`` are that request's: see ClientRequest and ClientResponse.
+    ``added_headers`` and ``request_id`` are as in ClientRequest and ClientResponse.
     """
 
     added_headers: HeaderLines
     request_id: str
 
-    def answer(
+    def respond(
         self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
     ) -> None:
-        """Give the whole answer; ``last`` closes the connection behind it.
+        """Send the whole response; ``last`` closes the connection after it.
 
-        A Content-Length is added to ``headers`` that have none.
+        A missing Content-Length is added.
         """
 
     def continue_in_task(
-        self, rest: Callable[[ClientResponse], Awaitable[None]], over: Callable[[], None]
+        self,
+        continuation: Callable[[ClientResponse], Awaitable[None]],
+        on_done: Callable[[], None],
     ) -> None:
-        """Have the exchange end in a task; ``over`` is called when that has ended, however."""
+        """Continue the call in a task; ``on_done`` is called when it has ended, however."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Caps of one exchange: sizes in bytes, times in seconds, rates in bytes a second."""
+    """Limits of one call: sizes in bytes, times in seconds, rates in bytes a second."""
 
     request_bytes: int
     header_bytes: int
@@ -128,12 +131,12 @@ class Limits:
     min_body_rate: int = 0
     min_body_rate_grace: float = 0.0
     max_decompression_ratio: int = 100
-    """How many times larger than it came a compressed body may become."""
+    """How many times larger than received a compressed body may become."""
     max_tensors: int = MAX_TENSORS
-    """The most inputs of a request, and the most outputs that it asks for."""
+    """Inputs of a request, and outputs that it lists."""
 
-    def deadline(self, spent: float = 0.0) -> Deadline:
-        """Make the deadline of an exchange that has taken ``spent`` seconds already."""
+    def new_deadline(self, spent: float = 0.0) -> Deadline:
+        """Return the deadline of a call that has taken ``spent`` seconds already."""
         return Deadline(
             self.idle_timeout,
             self.request_timeout,
@@ -153,43 +156,54 @@ class Upstream:
     metadata: MetadataCache
     retry_budget: RetryBudget = field(default_factory=RetryBudget)
     concurrency_limit: ConcurrencyLimit | None = None
-    """Where an exchange has a place for as long as it is at a server."""
     required: bool = True
-    """Whether the gateway is ready only if this is."""
+    """Whether the gateway is ready only if this upstream is."""
 
     @property
     def dialect(self) -> Dialect:
-        """Give the dialect, for which an exchange that needs it has waited (``until_known``).
+        """Return the dialect; a call that needs it waits first (``wait_for_dialects``).
 
-        Raises GatewayError (503) where it is not known.
+        Raises GatewayError (503) if it is not known.
         """
         if (dialect := self.dialect_state.dialect) is None:
             raise GatewayError(
                 ErrorKind.NOT_READY,
-                f"it is not known how upstream '{self.name}' speaks: {self.dialect_state.reason}",
+                f"the dialect of upstream '{self.name}' is not known: {self.dialect_state.reason}",
             )
         return dialect
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where requests go, and what is done with them on the way."""
+    """Where calls go, and what applies to them on the way."""
 
     upstream: Upstream
     policies: JsonPolicies
     limits: Limits
     offloader: Offloader | None = None
-    """Who converts numbers elsewhere, if anybody does."""
+    """Converts numbers on another core, if there is one."""
     scheduler: ConversionScheduler = field(default_factory=ConversionScheduler)
-    held: MemoryBudget = field(default_factory=lambda: MemoryBudget(_UNBOUNDED))
-    """What all routes' exchanges hold of bodies."""
-    retry: RetryPolicy = SAFE_RETRIES_ONLY
+    memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(_UNBOUNDED))
+    retry_policy: RetryPolicy = SAFE_RETRIES_ONLY
     concurrency_limits: tuple[ConcurrencyLimit, ...] = ()
-    """Where an exchange takes places, in order, for as long as it is at a server: its upstream's
-    first, then those that upstreams share."""
-    models: Mapping[str, DeclaredModel] = field(default_factory=dict)
-    """What is declared of models, by the names that servers know."""
+    """A call takes a slot of each while it is at a server, in this order.
+
+    The limit of the upstream comes first, then limits that upstreams share.
+    """
+    declared_models: Mapping[str, DeclaredModel] = field(default_factory=dict)
+    """Models of the settings, by their names at the servers."""
 
     def offloader_for(self, size: int | None) -> Offloader | None:
-        """Give the lender for a body of so many bytes, None where it is too small to be divided."""
-        return None if size is not None and size < _WORTH_DIVIDING else self.offloader
+        """Return the offloader for a body of ``size`` bytes; None if the body is too small."""
+        return None if size is not None and size < _MIN_OFFLOADED_BODY else self.offloader
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request with its response, and what decides how it is served."""
+
+    request: ClientRequest
+    response: ClientResponse
+    operation: Operation
+    route: Route
+    deadline: Deadline

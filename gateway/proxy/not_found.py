@@ -1,4 +1,4 @@
-"""What a request is told that takes no route."""
+"""The error message for a request that matches no route."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from gateway.routing.matcher import Match
 from gateway.sizes import LISTED_NAMES, QUOTED_TEXT
 
 
-def unmatched(method: str, target: str, matches: Iterable[Match], with_key: bool) -> str:
-    """Say that there is no route, and what the routes with these matches take.
+def not_found_text(method: str, target: str, matches: Iterable[Match], with_key: bool) -> str:
+    """Say that there is no route, and list what the routes with these matches serve.
 
-    The words are the same where there is none for who shows a key.
+    The text is the same if there is a route that the client's key does not open.
     """
-    path = target.partition("?")[0]
-    shown = shorten(path, QUOTED_TEXT)
+    path = shorten(target.partition("?")[0], QUOTED_TEXT)
     key = " with this key" if with_key else ""
-    several = len(parse_operation_variants(method, target)) > 1
-    odd = "; its path can be read in more than one way" if several else ""
-    return f"no route for {method} {shown}{key}{odd}{_listed(matches)}"
+    is_ambiguous = len(parse_operation_variants(method, target)) > 1
+    ambiguous = "; its path can be read in more than one way" if is_ambiguous else ""
+    return f"no route for {method} {path}{key}{ambiguous}{_list_served(matches)}"
 
 
-def _listed(matches: Iterable[Match]) -> str:
-    served = [_served(match) for match in matches if match.model or match.version or match.kinds]
-    served = list(dict.fromkeys(served))
+def _list_served(matches: Iterable[Match]) -> str:
+    texts = [_describe(match) for match in matches if match.model or match.version or match.kinds]
+    served = list(dict.fromkeys(texts))
     if not served:
         return ""
     more = f" and {len(served) - LISTED_NAMES} more" if len(served) > LISTED_NAMES else ""
     return f"; models that are served: {', '.join(served[:LISTED_NAMES])}{more}"
 
 
-def _served(match: Match) -> str:
-    """Say of what models which requests match; of headers, that there have to be some."""
+def _describe(match: Match) -> str:
+    """Describe the requests that match; of headers, only that some are required."""
     parts = [match.model.text if match.model else "any"]
     if match.version:
         parts.append(f"version {match.version.text}")

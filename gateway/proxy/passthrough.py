@@ -1,87 +1,118 @@
-"""Requests and answers that pass through untouched, streamed in both directions."""
+"""Passes requests and responses through untouched, streamed in both directions."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 
 from gateway.codec.json.nesting import NestingCheck
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import CHUNK_SIZE, ClientBody, joined, response_chunks, write
-from gateway.proxy.headers import end_to_end
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route
+from gateway.proxy.body_io import Chunks, ClientBody, coalesce, pump, response_chunks, write_all
+from gateway.proxy.headers import end_to_end, with_body
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Route
 from gateway.proxy.retry import UpstreamCall
-from gateway.proxy.server_dialect import typed
+from gateway.proxy.server_dialect import headers_with_type
+from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
 
-async def forward(
-    request: ClientRequest,
-    answer: ClientResponse,
-    route: Route,
-    deadline: Deadline,
-    target: str | None = None,
-    model: ModelName | None = None,
+async def passthrough(
+    call: Call, target: str | None = None, model: ModelName | None = None
 ) -> None:
-    """Pass a request on as it is, and the answer back; ``target`` takes the place of its own.
+    """Pass a request to a server and the response back; ``target`` replaces the request's own.
 
-    ``model`` is the one that it names.
+    The server has ``model``, as far as is known.
     """
+    request, route, deadline = call.request, call.route, call.deadline
     body = ClientBody(request, route.limits.request_bytes, deadline)
     dialect = route.upstream.dialect_state.dialect
     limits_chunks = dialect is None or dialect.limits_chunks
-    headers = await typed(request, route.upstream, deadline)
-    depth_cap = route.limits.json_depth
-    with route.held.reserve() as holding:
-        passed = await forwarded_body(
-            request, body, depth_cap, holding, limits_chunks=limits_chunks
+    headers = await headers_with_type(request, route.upstream, deadline)
+    max_depth = route.limits.json_depth
+    with route.memory_budget.reserve() as reservation:
+        checked = await checked_body(
+            request, body, max_depth, reservation, limits_chunks=limits_chunks
         )
-        asked = UpstreamRequest(request.method, target or request.target, headers, passed)
-        async with UpstreamCall(route, asked, deadline, model=model) as attempt:
-            await forward_answer(attempt.response, answer, attempt.url, deadline)
+        upstream_request = UpstreamRequest(
+            request.method, target or request.target, headers, checked
+        )
+        async with UpstreamCall(route, upstream_request, deadline, model=model) as upstream_call:
+            await relay_response(upstream_call.response, call.response, upstream_call.url, deadline)
 
 
-async def forwarded_body(
+async def checked_body(
     request: ClientRequest,
     body: ClientBody,
-    depth_cap: int,
-    holding: Reservation,
+    max_depth: int,
+    reservation: Reservation,
     *,
     limits_chunks: bool,
 ) -> Body:
-    """Give the body to send: none where the client sent none, a small one as a whole.
+    """Return the body to send: None without a body, fully buffered if small, else as it arrives.
 
-    What is at hand as a whole can be sent again. A body that does not say its size is given as it
-    comes, or in ``limits_chunks``. Raises GatewayError (400), before the server has it, for JSON
-    that
-    nests deeper than the cap, and 503 where too much is held.
+    A buffered body can be retried. A chunked body is coalesced if the server ``limits_chunks``.
+    Raises GatewayError: 400 for JSON nested too deep, before the server has all of it, and 503 if
+    too much is buffered.
     """
     if body.size == 0:
         # A Content-Length of 0 is passed on with an empty body, its absence with none.
         return (b"",) if "Content-Length" in request.headers else None
-    if body.size is not None and body.size <= CHUNK_SIZE:
-        whole = await body.whole(holding)
-        NestingCheck(depth_cap).feed(whole)
-        return (whole,)
-    pieces = _as_deep_as_allowed(body, depth_cap)
-    return joined(pieces) if limits_chunks and body.size is None else pieces
+    if body.size is not None and body.size <= CONVERT_CHUNK:
+        buffered = await body.read_all(reservation)
+        NestingCheck(max_depth).feed(buffered)
+        return (buffered,)
+    chunks = _check_nesting(body, max_depth)
+    return coalesce(chunks) if limits_chunks and body.size is None else chunks
 
 
-async def _as_deep_as_allowed(
-    body: ClientBody, depth_cap: int
-) -> AsyncIterator[bytes | memoryview]:
-    walk = NestingCheck(depth_cap)
-    async for chunk in body.rest():
-        walk.feed(chunk)
+async def _check_nesting(body: ClientBody, max_depth: int) -> Chunks:
+    check = NestingCheck(max_depth)
+    async for chunk in body.read_rest():
+        check.feed(chunk)
         yield chunk
 
 
-async def forward_answer(
-    response: UpstreamResponse, answer: ClientResponse, url: str, deadline: Deadline
+async def relay_response(
+    upstream_response: UpstreamResponse,
+    response: ClientResponse,
+    url: str,
+    deadline: Deadline,
+    chunks: Chunks | None = None,
 ) -> None:
-    """Pass an answer back as it is, each chunk when it comes."""
-    await answer.start(response.status, response.reason, end_to_end(response.headers))
-    async for chunk in response_chunks(response, url, deadline):
-        await write(answer, chunk, deadline)
-    await answer.finish()
+    """Pass a response to the client as it arrives; ``chunks`` replace its body."""
+    await response.start(
+        upstream_response.status, upstream_response.reason, end_to_end(upstream_response.headers)
+    )
+    await pump(chunks or response_chunks(upstream_response, url, deadline), response, deadline)
+
+
+async def relay_rewritten(
+    upstream_response: UpstreamResponse,
+    chunks: Chunks,
+    response: ClientResponse,
+    rewrite: Callable[[bytes], bytes],
+    cap: int,
+    route: Route,
+    deadline: Deadline,
+) -> None:
+    """Pass a response of status 200 with its body rewritten; untouched if larger than ``cap``."""
+    buffered: list[bytes | memoryview] = []
+    size = 0
+    with route.memory_budget.reserve() as reservation:
+        async for chunk in chunks:
+            buffered.append(chunk)
+            size += len(chunk)
+            if size > cap:
+                break
+            reservation.resize(size)
+        else:
+            document = rewrite(b"".join(buffered))
+            deadline.expect_client()
+            headers = with_body(upstream_response.headers, {})
+            await response.send(200, upstream_response.reason, headers, document)
+            return
+        headers = end_to_end(upstream_response.headers)
+        await response.start(upstream_response.status, upstream_response.reason, headers)
+        await write_all(response, buffered, deadline)
+    await pump(chunks, response, deadline)

@@ -1,4 +1,4 @@
-"""Which endpoint answers: another one, where the first cannot be reached."""
+"""Sends a request to an endpoint, and to another one if that fails and a retry is allowed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.protocol.operations import ModelName
-from gateway.proxy.admission.concurrency_limit import enter, leave
+from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.headers import check_lengths
 from gateway.proxy.interfaces import Route, Upstream
@@ -21,14 +21,15 @@ _T = TypeVar("_T")
 
 
 class UpstreamCall:
-    """Gives a request to an endpoint of a route, and the answer while its context is open.
+    """Sends a request to an endpoint of a route; holds the response while its context is open.
 
-    Where an endpoint cannot be reached, which has no effect on any server, another one is tried;
-    where it fails in other ways, if the route says so. Either only while all of the body is at
-    hand: of one that comes but once, nothing may have been taken. Each is tried once, and no more
-    than the upstream's budget allows. ``but`` are those that were tried before; ``model`` is the
-    one that the request names. Raises GatewayError as the last of the endpoints does, 503 where
-    too much is under way, and 400 for a head that no server there takes.
+    If an endpoint is unreachable, no server has seen the request: another endpoint is tried. After
+    other failures that depends on the route's retry policy. A retry needs a body that is buffered,
+    or of which nothing was read. Each endpoint is tried once, within the upstream's retry budget.
+
+    ``tried`` are endpoints that have failed before; ``model`` is the one that the request names.
+    Raises GatewayError: that of the last endpoint, 503 for overload, 400 for a head that no server
+    of the upstream accepts.
     """
 
     response: UpstreamResponse
@@ -39,25 +40,25 @@ class UpstreamCall:
         route: Route,
         request: UpstreamRequest,
         deadline: Deadline,
-        but: tuple[UpstreamEndpoint, ...] = (),
+        tried: tuple[UpstreamEndpoint, ...] = (),
         model: ModelName | None = None,
     ) -> None:
-        self._gates = route.concurrency_limits
+        self._limits = route.concurrency_limits
         self._request = request
         self._deadline = deadline
-        key = route.upstream.pool.hash_key_of(request.headers)
-        self._again = RetryState(route.upstream, route.retry, list(but), model, key)
+        hash_key = route.upstream.pool.hash_key_of(request.headers)
+        self._retry = RetryState(route.upstream, route.retry_policy, list(tried), model, hash_key)
 
     async def __aenter__(self) -> Self:
-        """Send the request; the head of an answer is there then."""
-        check_lengths(self._request, self._again.upstream.dialect_state.dialect)
-        await enter(self._gates, self._deadline)
+        """Send the request; return once the head of a response is there."""
+        check_lengths(self._request, self._retry.upstream.dialect_state.dialect)
+        await acquire_all(self._limits, self._deadline)
         try:
-            await self._attempt()
+            await self._send_with_retries()
         except BaseException:
-            leave(self._gates)
+            release_all(self._limits)
             raise
-        self.url = self._loan.endpoint.url
+        self.url = self._lease.endpoint.url
         return self
 
     async def __aexit__(
@@ -66,45 +67,44 @@ class UpstreamCall:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Let the endpoint go."""
+        """Release the connection, the endpoint and the slots."""
         self.response.close()
         if error is None:
-            self._loan.release(*self._loan.classify_status(self.response.status))
+            self._lease.release(*self._lease.classify_status(self.response.status))
         else:
-            self._loan.finish(self._deadline.cause(error))
-        leave(self._gates)
+            self._lease.finish(self._deadline.translate(error))
+        release_all(self._limits)
 
-    async def _attempt(self) -> None:
-        """Send the request until there is an answer for the client."""
-        again = self._again
-        self._loan, self.response = await self._reach()
-        while again.should_retry_status(self.response.status, self._loan.endpoint):
+    async def _send_with_retries(self) -> None:
+        """Send the request until there is a response for the client."""
+        self._lease, self.response = await self._reach()
+        while self._retry.should_retry_status(self.response.status, self._lease.endpoint):
             self.response.close()
-            self._loan.release(*self._loan.classify_retried(self.response.status))
-            self._loan, self.response = await self._reach()
+            self._lease.release(*self._lease.classify_retried(self.response.status))
+            self._lease, self.response = await self._reach()
 
     async def _reach(self) -> tuple[Lease, UpstreamResponse]:
-        return await _reach(self._again, self._send, self._deadline)
+        return await _reach(self._retry, self._send, self._deadline)
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         self._deadline.expect_server(endpoint.url)
         request = self._request
         if isinstance(request.body, AsyncIterable):
-            body = _ServerNext(request.body, endpoint.url, self._deadline, self._again)
-            once = isinstance(request.body, AsyncIterator)
-            request = replace(request, body=aiter(body) if once else body)
+            body = _TimedBody(request.body, endpoint.url, self._deadline, self._retry)
+            is_read_once = isinstance(request.body, AsyncIterator)
+            request = replace(request, body=aiter(body) if is_read_once else body)
         return await endpoint.send(request)
 
 
 class RetryState:
-    """Tells whether a request may be sent to another endpoint, which counts it as a retry.
+    """Decides whether a request may go to another endpoint, and counts that as a retry.
 
-    ``tried`` are those that it was sent to; ``model`` is the one that it names, ``key`` what its
-    endpoint is chosen by.
+    ``tried`` are the endpoints that it was sent to; ``model`` is the one that it names; the load
+    balancer chooses by ``hash_key``.
     """
 
-    repeatable: bool = True
-    """All of it is at hand; to be unset when what was taken of it is gone."""
+    is_repeatable: bool = True
+    """Whether the whole body can be sent again."""
 
     def __init__(
         self,
@@ -112,30 +112,30 @@ class RetryState:
         policy: RetryPolicy,
         tried: list[UpstreamEndpoint],
         model: ModelName | None = None,
-        key: str | None = None,
+        hash_key: str | None = None,
     ) -> None:
         self.upstream = upstream
-        self.key = key
+        self.hash_key = hash_key
         self.model = model
         self.tried = tried
         self._policy = policy
 
     def should_retry_error(self, error: BaseException, endpoint: UpstreamEndpoint) -> bool:
-        """Tell it of one that has failed at an endpoint."""
+        """Record that an endpoint failed; tell whether to try another one."""
         self.tried.append(endpoint)
         if not isinstance(error, GatewayError):
             return False
-        return self._policy.allows(error.kind, self.repeatable) and self._allowed()
+        return self._policy.allows(error.kind, self.is_repeatable) and self._may_retry()
 
     def should_retry_status(self, status: int, endpoint: UpstreamEndpoint) -> bool:
-        """Tell it of one that an endpoint has answered with this status."""
-        if status not in self._policy.statuses or not self.repeatable:
+        """Record the status of a response; tell whether to try another endpoint for it."""
+        if status not in self._policy.statuses or not self.is_repeatable:
             return False
         self.tried.append(endpoint)
-        return self._allowed()
+        return self._may_retry()
 
-    def _allowed(self) -> bool:
-        """Tell whether there is another endpoint, and the budget allows to ask it."""
+    def _may_retry(self) -> bool:
+        """Tell whether there is another endpoint, and room in the retry budget."""
         pool = self.upstream.pool
         if not pool.has_alternative(self.tried, self.model):
             return False
@@ -148,32 +148,32 @@ async def use_reachable_endpoint(
     deadline: Deadline,
     model: ModelName | None = None,
 ) -> tuple[Lease, _T]:
-    """Use an endpoint that can be reached; give it, taken, and what came of it.
+    """Call ``use`` with a reachable endpoint; return its lease and the result.
 
-    It has ``model``, as far as is known.
+    The endpoint has ``model``, as far as is known.
     """
     return await _reach(RetryState(upstream, SAFE_RETRIES_ONLY, [], model), use, deadline)
 
 
 async def _reach(
-    again: RetryState, use: Callable[[UpstreamEndpoint], Awaitable[_T]], deadline: Deadline
+    retry: RetryState, use: Callable[[UpstreamEndpoint], Awaitable[_T]], deadline: Deadline
 ) -> tuple[Lease, _T]:
     while True:
-        loan = again.upstream.pool.lease(again.tried, again.model, again.key)
-        endpoint = loan.acquire()
+        lease = retry.upstream.pool.lease(retry.tried, retry.model, retry.hash_key)
+        endpoint = lease.acquire()
         try:
-            return loan, await use(endpoint)
+            return lease, await use(endpoint)
         except BaseException as error:
-            loan.finish(deadline.cause(error))
-            if not again.should_retry_error(error, endpoint):
+            lease.finish(deadline.translate(error))
+            if not retry.should_retry_error(error, endpoint):
                 raise
             strip_tracebacks(error)
 
 
-class _ServerNext(AsyncIterable[bytes | memoryview]):
-    """Chunks to come of a body; with each of them it is the server's turn.
+class _TimedBody(AsyncIterable[bytes | memoryview]):
+    """A streamed request body; the deadline expects the server after each chunk.
 
-    ``again`` is told when it is begun to be taken, if it comes but once.
+    The request cannot be retried once a body that is read only once was started.
     """
 
     def __init__(
@@ -181,17 +181,17 @@ class _ServerNext(AsyncIterable[bytes | memoryview]):
         body: AsyncIterable[bytes | memoryview],
         url: str,
         deadline: Deadline,
-        again: RetryState,
+        retry: RetryState,
     ) -> None:
         self._body = body
         self._url = url
         self._deadline = deadline
-        self._again = again
+        self._retry = retry
 
     async def __aiter__(self) -> AsyncIterator[bytes | memoryview]:
-        """Yield the chunks, from the start."""
-        # Even the wait for a first chunk cannot be begun anew: it is cancelled with the attempt.
-        self._again.repeatable = not isinstance(self._body, AsyncIterator)
+        """Yield the chunks from the start."""
+        # Even the wait for a first chunk cannot be repeated: it is cancelled with the attempt.
+        self._retry.is_repeatable = not isinstance(self._body, AsyncIterator)
         async for chunk in self._body:
             self._deadline.expect_server(self._url)
             yield chunk

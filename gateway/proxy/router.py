@@ -1,4 +1,4 @@
-"""Which route a request takes: the first rule that it matches tells."""
+"""Finds the route of a request: the first rule that matches decides."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from gateway.protocol.operations import (
     replace_model,
 )
 from gateway.proxy.cluster.health import Readiness
-from gateway.proxy.cluster.scatter_gather import endpoints_of
+from gateway.proxy.cluster.scatter_gather import count_endpoints
 from gateway.proxy.filters.authentication import Authenticator, KeyGroup
 from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror, MirrorSampler
 from gateway.proxy.interfaces import Limits, Route, Upstream
-from gateway.proxy.not_found import unmatched
+from gateway.proxy.not_found import not_found_text
 from gateway.routing.matcher import Match, find_first_match
 from gateway.routing.weights import CumulativeWeights, hash_to_fraction
 
 _AUTHORIZATION = frozenset(("authorization",))
 
-_OF_ALL_RULES = frozenset(
+_ALL_RULES_KINDS = frozenset(
     (OperationKind.INDEX, OperationKind.V1_MODELS, OperationKind.ALL_STATISTICS)
 )
-"""Kinds for which the gateway is one server, whichever rule the request matches."""
+"""Operations over the upstreams of all rules, whichever rule the request matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """The model that a server is asked for instead, and its version if there is one."""
+    """The model that servers get instead, and its version if there is one."""
 
     model: str
     version: str | None = None
@@ -48,48 +48,48 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What becomes of requests that match.
+    """What applies to requests that match.
 
-    ``routes`` differ in their upstreams alone, and have a weight each. ``sticky`` is the header of
-    which every value stays with one route. Kinds in ``deny`` are refused. ``mirror`` sends copies.
-    The headers ``withheld``, named in lower case, do not go to servers. Where there are ``keys``, a
-    request has to show one. Answers are compressed for clients that accept one of the codings in
-    ``compress``, of which the first of equals is taken.
+    ``routes`` differ in their upstreams alone, and have a weight each. Every value of
+    ``sticky_header`` stays with one route. Operations in ``denied_kinds`` are refused. ``mirror``
+    gets copies of requests. ``dropped_headers``, in lower case, do not go to servers. If there are
+    ``keys``, a request needs one. Responses are compressed with one of ``codings`` that the client
+    accepts; the first wins among equals.
     """
 
     match: Match
     routes: tuple[Route, ...]
     weights: tuple[int, ...] = (1,)
-    sticky: str | None = None
+    sticky_header: str | None = None
     rewrite: Rewrite | None = None
-    deny: frozenset[OperationKind] = frozenset()
+    denied_kinds: frozenset[OperationKind] = frozenset()
     mirror: Mirror | None = None
     dropped_headers: frozenset[str] = frozenset()
     keys: tuple[KeyGroup, ...] = ()
-    compress: tuple[str, ...] = ()
+    codings: tuple[str, ...] = ()
 
-    def admits(self, known: frozenset[KeyGroup]) -> bool:
-        """Tell whether it is open to who shows keys of these groups."""
-        return not self.keys or not known.isdisjoint(self.keys)
+    def admits(self, authenticated: frozenset[KeyGroup]) -> bool:
+        """Tell whether the rule is open to a client with keys of these groups."""
+        return not self.keys or not authenticated.isdisjoint(self.keys)
 
-    def lists(self, kind: OperationKind, known: frozenset[KeyGroup]) -> bool:
-        """Tell whether what its upstreams have is in answers of this kind to who shows such keys.
+    def lists(self, kind: OperationKind, authenticated: frozenset[KeyGroup]) -> bool:
+        """Tell whether responses of this kind include the rule's upstreams for such a client.
 
         A rule for health alone leads to no model: it is open to probes, which have no key.
         """
         is_for_health = (
             self.match.kinds is not None and self.match.kinds <= OPERATION_KINDS["health"]
         )
-        return kind not in self.deny and not is_for_health and self.admits(known)
+        return kind not in self.denied_kinds and not is_for_health and self.admits(authenticated)
 
     @property
     def limits(self) -> Limits:
-        """Give the limits of all its routes."""
+        """Return the limits, which are the same for all routes of the rule."""
         return self.routes[0].limits
 
 
 def collect_upstreams(rules: Iterable[Rule]) -> tuple[Upstream, ...]:
-    """Give the upstreams that rules lead to, each once and in order; those of no weight are not."""
+    """Return the upstreams of rules in order, each once; upstreams of no weight are left out."""
     upstreams = [
         route.upstream
         for rule in rules
@@ -100,10 +100,10 @@ def collect_upstreams(rules: Iterable[Rule]) -> tuple[Upstream, ...]:
 
 
 class WeightedChoice:
-    """Chooses the routes of requests, one after the other, by weight.
+    """Chooses the routes of successive requests by weight.
 
-    ``next`` stands until it is taken. So what is chosen for a request that the straight way leaves,
-    as no connection is free there, is not lost: all that is chosen is used, in the weights' shares.
+    ``next`` stays until it is taken. So a choice that the fast path leaves, as no connection is
+    idle there, is not lost, and the shares are those of the weights.
     """
 
     __slots__ = ("_draw", "next")
@@ -113,7 +113,7 @@ class WeightedChoice:
         self.next = first
 
     def take(self) -> Route:
-        """Give the route for a request, and choose that of the next one."""
+        """Return the route for a request, and choose that of the next one."""
         route = self.next
         if self._draw is not None:
             self.next = self._draw()
@@ -122,156 +122,154 @@ class WeightedChoice:
 
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
-    """Where requests with the same head go, what the server is asked for, and is not shown.
+    """Where requests with the same head go, and what the server gets.
 
-    ``upstreams`` are all that answer for a request which is for more than one server: those that
-    its rule chooses from, or those of all rules that are open to it.
+    ``operation`` and ``target`` are those for the server. ``upstreams`` are all that serve an
+    operation over several servers: those of the rule, or those of all rules open to the client.
     """
 
     choice: WeightedChoice
-    asked: Operation
+    operation: Operation
     target: str
     upstreams: tuple[Upstream, ...]
     dropped_headers: frozenset[str]
     mirror: MirrorSampler | None = None
-    compress: tuple[str, ...] = ()
+    codings: tuple[str, ...] = ()
 
     @property
     def is_passthrough(self) -> bool:
-        """Tell whether the request goes to one server, as it is."""
-        kind = self.asked.kind
+        """Tell whether the request passes untouched to one server."""
+        kind = self.operation.kind
         if kind not in PASSTHROUGH_IF_SINGLE:
             return kind in PASSTHROUGH
         if any(upstream.pool.is_dynamic for upstream in self.upstreams):
-            return False  # what is found for a head is remembered, for longer than that
-        # Of most upstreams, the servers have the same models.
+            return False  # plans of the fast path are cached for longer than that
+        # The servers of an upstream have the same models, unless models are discovered.
         if kind is OperationKind.INDEX and not self.upstreams[0].pool.discovers_models:
             return len(self.upstreams) == 1
-        return endpoints_of(self.upstreams) == 1
+        return count_endpoints(self.upstreams) == 1
 
 
 class Router:
     """Finds the rule for a request.
 
-    ``random`` gives numbers in [0, 1); ``forwarding`` knows a request that has been here before.
+    ``random`` returns numbers in [0, 1). ``forwarded`` recognizes a request that has been here
+    before.
     """
 
     def __init__(
         self,
         rules: Sequence[Rule],
         random: Callable[[], float] = random.random,
-        forwarding: ForwardedPolicy = NO_FORWARDED_HEADERS,
+        forwarded: ForwardedPolicy = NO_FORWARDED_HEADERS,
     ) -> None:
         self.rules = tuple(rules)
-        self._forwarding = forwarding
+        self._forwarded = forwarded
         self._matches = [rule.match for rule in rules]
-        self._ways = [_Ways(rule, random) for rule in rules]
+        self._targets = [_RuleTargets(rule, random) for rule in rules]
         self.readiness = Readiness(collect_upstreams(rules))
-        self._doorkeeper = Authenticator(group for rule in rules for group in rule.keys)
+        self._authenticator = Authenticator(group for rule in rules for group in rule.keys)
 
     def find(self, method: str, target: str, headers: CIMultiDictProxy[str]) -> RouteMatch:
-        """Tell where a request goes: a pure function of its head, but for the choice by weight.
+        """Find where a request goes: a pure function of its head, but for the weighted choice.
 
-        Raises GatewayError: 508 for a request that has been here before, 401 where no key is shown
-        that there has to be, 404 where no rule matches that is open to the key, 403 for what is
-        denied. A path that servers read in more than one way matches where each of them leads to
-        the same rule, and none is denied.
+        Raises GatewayError: 508 for a request that has been here before, 401 without a key, 404
+        without a rule that is open to the client, 403 for a denied operation. A path that servers
+        read in several ways matches only if all readings match the same rule, and none is denied.
         """
-        if self._forwarding.is_loop(headers):
-            # RFC 9110, section 7.6.3: else it would go round until all connections are taken.
+        if self._forwarded.is_loop(headers):
+            # RFC 9110, section 7.6.3: else it would go round until all connections are in use.
             raise GatewayError(
                 ErrorKind.LOOP, "loop: the request came back from an upstream of this gateway"
             )
         readings = parse_operation_variants(method, target)
-        index = self._followed(readings, method, target, headers)
+        index = self._find_rule(readings, method, target, headers)
         rule = self.rules[index]
         for reading in readings:
-            if reading.kind in rule.deny:
-                word = operation_name(reading.kind)
-                raise GatewayError(
-                    ErrorKind.FORBIDDEN, f"what is asked for ({word}) is not served here"
-                )
-        asked = parse_operation(method, target)
-        ways = self._ways[index]
-        upstreams = ways.upstreams
-        if asked.kind in _OF_ALL_RULES:
-            known = self._doorkeeper.known(headers)
+            if reading.kind in rule.denied_kinds:
+                name = operation_name(reading.kind)
+                raise GatewayError(ErrorKind.FORBIDDEN, f"operation '{name}' is not served here")
+        operation = parse_operation(method, target)
+        targets = self._targets[index]
+        upstreams = targets.upstreams
+        if operation.kind in _ALL_RULES_KINDS:
+            keys = self._authenticator.authenticated_groups(headers)
             upstreams = collect_upstreams(
-                each for each in self.rules if each.lists(asked.kind, known)
+                each for each in self.rules if each.lists(operation.kind, keys)
             )
         if rule.rewrite is not None:
-            target = self._rewritten(rule.rewrite, method, target, headers)
-            asked = parse_operation(method, target)
-        dropped_headers = ways.dropped_headers
-        if self._doorkeeper and self._doorkeeper.is_in_authorization(headers):
+            target = self._rewrite(rule.rewrite, method, target, headers)
+            operation = parse_operation(method, target)
+        dropped_headers = targets.dropped_headers
+        if self._authenticator and self._authenticator.uses_authorization(headers):
             dropped_headers |= _AUTHORIZATION
-        mirror = ways.mirror if asked.kind in MIRRORED_KINDS else None
-        choice = ways.choice(headers)
-        return RouteMatch(choice, asked, target, upstreams, dropped_headers, mirror, rule.compress)
+        mirror = targets.mirror if operation.kind in MIRRORED_KINDS else None
+        choice = targets.choice(headers)
+        return RouteMatch(
+            choice, operation, target, upstreams, dropped_headers, mirror, rule.codings
+        )
 
-    def _followed(
+    def _find_rule(
         self,
         readings: tuple[Operation, ...],
         method: str,
         target: str,
         headers: CIMultiDictProxy[str],
     ) -> int:
-        """Give the number of the first rule that matches, if it is open to the request."""
+        """Return the number of the first rule that matches, if it is open to the client."""
         index, *others = {find_first_match(self._matches, each, headers) for each in readings}
         if others:
             index = None
         if index is not None and not self.rules[index].keys:
             return index
-        known = self._doorkeeper.known(headers)
-        if index is not None and self.rules[index].admits(known):
+        keys = self._authenticator.authenticated_groups(headers)
+        if index is not None and self.rules[index].admits(keys):
             return index
-        if self._doorkeeper and not known:
-            raise self._doorkeeper.unauthenticated_error(headers)
-        raise self._unmatched(method, target, known)
+        if self._authenticator and not keys:
+            raise self._authenticator.unauthenticated_error(headers)
+        raise self._not_found(method, target, keys)
 
-    def _rewritten(
+    def _rewrite(
         self, rewrite: Rewrite, method: str, target: str, headers: CIMultiDictProxy[str]
     ) -> str:
-        """Put the other model into a target; raises GatewayError (404) where one is still named."""
+        """Replace the model in a target; raises GatewayError (404) if another reading remains."""
         rewritten = replace_model(target, rewrite.model, rewrite.version)
-        models = {
-            (each.model, each.version) for each in parse_operation_variants(method, rewritten)
-        }
-        if len(models) > 1:
-            raise self._unmatched(method, target, self._doorkeeper.known(headers))
+        readings = parse_operation_variants(method, rewritten)
+        if len({(each.model, each.version) for each in readings}) > 1:
+            raise self._not_found(method, target, self._authenticator.authenticated_groups(headers))
         return rewritten
 
-    def _unmatched(self, method: str, target: str, known: frozenset[KeyGroup]) -> GatewayError:
-        matches = [rule.match for rule in self.rules if rule.admits(known)]
+    def _not_found(self, method: str, target: str, keys: frozenset[KeyGroup]) -> GatewayError:
+        matches = [rule.match for rule in self.rules if rule.admits(keys)]
         return GatewayError(
-            ErrorKind.NOT_FOUND, unmatched(method, target, matches, with_key=bool(known))
+            ErrorKind.NOT_FOUND, not_found_text(method, target, matches, with_key=bool(keys))
         )
 
 
-class _Ways:
-    """The choices that a rule leaves."""
+class _RuleTargets:
+    """The choices of routes, and what else a rule computes once for all its requests."""
 
     def __init__(self, rule: Rule, random: Callable[[], float]) -> None:
         self.upstreams = collect_upstreams([rule])
         shares = self._shares = CumulativeWeights.of(rule.weights)
-        # What is compressed here is not asked for in that form.
-        own = frozenset(("accept-encoding",)) if rule.compress else frozenset()
+        # Servers must not compress what the gateway compresses.
+        own = frozenset(("accept-encoding",)) if rule.codings else frozenset()
         self.dropped_headers = rule.dropped_headers | own
-        self._sticky = rule.sticky
+        self._sticky_header = rule.sticky_header
         self.mirror = None if rule.mirror is None else MirrorSampler(rule.mirror, random)
-        self._settled = [WeightedChoice(None, route) for route in rule.routes]
+        self._fixed = [WeightedChoice(None, route) for route in rule.routes]
         if len(rule.routes) == 1:
-            self._free = self._settled[0]
+            self._weighted = self._fixed[0]
         else:
 
             def draw() -> Route:
                 return rule.routes[shares.at(random())]
 
-            self._free = WeightedChoice(draw, draw())
+            self._weighted = WeightedChoice(draw, draw())
 
     def choice(self, headers: CIMultiDictProxy[str]) -> WeightedChoice:
-        """Give the choice for requests with these headers."""
-        value = None if self._sticky is None else headers.get(self._sticky)
-        return (
-            self._free if value is None else self._settled[self._shares.at(hash_to_fraction(value))]
-        )
+        """Return the choice for requests with these headers."""
+        value = None if self._sticky_header is None else headers.get(self._sticky_header)
+        if value is None:
+            return self._weighted
+        return self._fixed[self._shares.at(hash_to_fraction(value))]

@@ -1,4 +1,4 @@
-"""What an exchange has to know of how its server speaks, before it begins."""
+"""What a call must know of its server's dialect before it starts."""
 
 from __future__ import annotations
 
@@ -7,76 +7,80 @@ from collections.abc import Iterable
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.operations import OPERATION_KINDS, Operation, strip_version
+from gateway.protocol.operations import OPERATION_KINDS, strip_version
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.headers import HEADER_LENGTH
-from gateway.proxy.interfaces import ClientRequest, Upstream
+from gateway.proxy.interfaces import Call, ClientRequest, Upstream
 from gateway.upstream.pool.member import Outcome
 
-_OF_FORMS = "application/x-www-form-urlencoded"
+_FORM_TYPE = "application/x-www-form-urlencoded"
 
 
-async def understand(
-    request: ClientRequest, asked: Operation, upstream: Upstream, deadline: Deadline
-) -> None:
-    """Wait until it is known how a server is spoken to, where that matters to the request.
+async def prepare_dialect(call: Call) -> None:
+    """Wait until the dialect is known, if the operation depends on it.
 
-    Raises GatewayError: 501 for a version where the server knows none, and as ``until_known``.
+    Raises GatewayError: 501 for a version at a server without versions, and as
+    ``wait_for_dialects``.
     """
-    if asked.kind in OPERATION_KINDS["infer"] or asked.version is not None:
-        await until_known([upstream], deadline)
-    if asked.version is not None and not upstream.dialect.versioned_paths:
+    operation, upstream = call.operation, call.route.upstream
+    if operation.kind in OPERATION_KINDS["infer"] or operation.version is not None:
+        await wait_for_dialects([upstream], call.deadline)
+    if operation.version is not None and not upstream.dialect.versioned_paths:
         raise GatewayError(
             ErrorKind.UNSUPPORTED,
             f"upstream '{upstream.name}' ({upstream.dialect.name}) has no versions of models; "
-            f"without one, this is {strip_version(request.target)}",
+            f"without one, this is {strip_version(call.request.target)}",
         )
 
 
-async def until_known(upstreams: Iterable[Upstream], deadline: Deadline) -> None:
-    """Wait until it is known how the servers of upstreams speak; they are asked if need be.
+async def wait_for_dialects(upstreams: Iterable[Upstream], deadline: Deadline) -> None:
+    """Wait until the dialects of all upstreams are known; servers are queried if need be.
 
-    Raises GatewayError as an exchange does whose server cannot be reached (503), does not answer
-    in time (504), or answers what makes no sense (502).
+    Raises GatewayError as a call does whose server is unreachable (503), is late (504) or sends an
+    invalid response (502).
     """
     for upstream in upstreams:
         if upstream.dialect_state.dialect is None:
-            await _ask(upstream, deadline)
+            await _detect(upstream, deadline)
             deadline.expect_client()
 
 
-async def _ask(upstream: Upstream, deadline: Deadline) -> None:
-    """Wait until the dialect is known; a call that fails for it counts as one of an endpoint."""
-    loan = upstream.pool.lease()
-    deadline.expect_server(loan.acquire().url)
+async def _detect(upstream: Upstream, deadline: Deadline) -> None:
+    """Wait for the detection of a dialect; its failure counts as a failed call of an endpoint."""
+    lease = upstream.pool.lease()
+    deadline.expect_server(lease.acquire().url)
     try:
         await upstream.dialect_state.wait_until_known()
     except BaseException as error:
-        loan.finish(error)
+        lease.finish(error)
         raise
-    loan.release(Outcome.UNKNOWN)  # another endpoint may have told it
+    lease.release(Outcome.UNKNOWN)  # the dialect may come from another endpoint
 
 
-def _says_type(request: ClientRequest) -> bool:
-    """Tell whether a request says of what type its body is.
+def _has_content_type(request: ClientRequest) -> bool:
+    """Tell whether a request states the type of its body.
 
-    Nothing of either protocol is a form: so curl calls whatever it is not told the type of.
+    A form is no body of either protocol: curl calls every body a form unless told otherwise.
     """
-    said = request.headers.get("Content-Type")
-    is_ours = request.target.startswith(("/v1/", "/v2/"))
-    return said is not None and not (is_ours and said.startswith(_OF_FORMS))
+    content_type = request.headers.get("Content-Type")
+    is_inference_path = request.target.startswith(("/v1/", "/v2/"))
+    return content_type is not None and not (
+        is_inference_path and content_type.startswith(_FORM_TYPE)
+    )
 
 
-async def typed(request: ClientRequest, upstream: Upstream, deadline: Deadline) -> CIMultiDict[str]:
-    """Give the headers of a request that passes as it is.
+async def headers_with_type(
+    request: ClientRequest, upstream: Upstream, deadline: Deadline
+) -> CIMultiDict[str]:
+    """Return the headers of a request that passes through.
 
-    Where it does not say of what type its body is, servers are told that want to be.
+    A Content-Type is added if the request has none and the dialect requires one.
     """
     headers = CIMultiDict(request.headers)
-    if request.content_length == 0 or _says_type(request):
+    if request.content_length == 0 or _has_content_type(request):
         return headers
-    await until_known([upstream], deadline)
+    await wait_for_dialects([upstream], deadline)
     if upstream.dialect.requires_json_type:
-        binary = HEADER_LENGTH in headers
-        headers["Content-Type"] = "application/octet-stream" if binary else "application/json"
+        is_binary = HEADER_LENGTH in headers
+        headers["Content-Type"] = "application/octet-stream" if is_binary else "application/json"
     return headers

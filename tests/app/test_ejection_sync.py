@@ -133,7 +133,7 @@ async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
             await until(lambda: all(pool.any_healthy for pool in pools))
         assert 503 in await _ask(await _client(stack, one), 4)
         await until(lambda: pools[1].unreachable)
-        missing = await other.runtime.router.readiness.missing()
+        missing = await other.runtime.router.readiness.check()
         assert missing == "upstream u (another worker cannot connect to upstream u)"
         async with ScriptedServer(port=port):
             await until(lambda: not any(pool.unreachable for pool in pools))

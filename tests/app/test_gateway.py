@@ -145,7 +145,7 @@ async def test_route_applies_its_nonfinite_policy() -> None:
 async def test_routes_share_a_conversion_scheduler() -> None:
     routes = [{"upstream": "u", "match": {"model": "m"}}, {"upstream": "u"}]
     async with Gateway(_settings(routes=routes)) as gateway:
-        first, second = gateway.runtime.fast_path._routes.rules
+        first, second = gateway.runtime.fast_path._router.rules
         assert first.routes[0].scheduler is second.routes[0].scheduler
 
 
@@ -156,7 +156,7 @@ async def test_route_without_limits_has_those_of_all_routes() -> None:
     ]
     settings = _settings(routes=routes, limits={"json_depth": 9, "request_timeout": 7})
     async with Gateway(settings) as gateway:
-        first, second = gateway.runtime.fast_path._routes.rules
+        first, second = gateway.runtime.fast_path._router.rules
     assert (
         second.limits.json_depth,
         second.limits.idle_timeout,
@@ -203,11 +203,11 @@ async def test_mirror_has_the_policies_of_its_route_and_limits_of_its_own() -> N
         # Copies share a budget of their own.
         assert copied.scheduler is second.mirror.route.scheduler
         assert copied.scheduler is not own.scheduler
-        assert copied.held is second.mirror.route.held
-        assert copied.held is not own.held
-        copied.held.change(2**19)
-        with pytest.raises(GatewayError, match="at most 524288 are held"):
-            copied.held.change(1)
+        assert copied.memory_budget is second.mirror.route.memory_budget
+        assert copied.memory_budget is not own.memory_budget
+        copied.memory_budget.adjust(2**19)
+        with pytest.raises(GatewayError, match="at most 524288 bytes may be buffered"):
+            copied.memory_budget.adjust(1)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ async def test_example_settings_route_several_models(
 ) -> None:
     settings = load(CONFIG / "models.yaml", {"LISTEN": "127.0.0.1:0"})
     async with Gateway(settings) as gateway:
-        routes = gateway.runtime.fast_path._routes
+        routes = gateway.runtime.fast_path._router
         try:
             way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
         except GatewayError as error:

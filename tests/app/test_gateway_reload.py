@@ -258,7 +258,7 @@ async def test_running_calls_keep_their_slots(of_upstream: bool) -> None:
                 gateway.runtime.upstreams["u"].concurrency_limit,
             )
             (concurrency_limit,) = filter(None, concurrency_limits)
-            return concurrency_limit.active, concurrency_limit.waiting
+            return concurrency_limit.active, concurrency_limit.queued
 
         for other in (2, 3):
             await gateway.reload(settings(2, other))

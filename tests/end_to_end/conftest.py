@@ -21,7 +21,7 @@ async def clean(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
 
 @pytest.fixture
 def one_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All gateways name themselves alike to servers: what differs is not that."""
+    """All gateways have the same identity, so that recorded requests do not differ by it."""
     monkeypatch.setattr(resources, "new_identity", lambda: "0" * 16)
 
 

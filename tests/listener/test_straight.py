@@ -754,7 +754,7 @@ async def test_a_fault_within_an_answer_closes_the_connection_behind_it(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(straight_module, "whole_as_json", fails)
+    monkeypatch.setattr(straight_module, "convert_to_json", fails)
     async with (
         ScriptedServer(always_respond(binary_response(bytes(4)))) as server,
         _listening(server) as here,

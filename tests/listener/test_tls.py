@@ -120,7 +120,7 @@ def test_file_deleted_during_loading_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = certificate_files(tmp_path)
-    monkeypatch.setattr(certificates, "_look_into", lambda *_: None)
+    monkeypatch.setattr(certificates, "_check_readable", lambda *_: None)
     os.unlink(key)
     with pytest.raises(TlsFileError, match="a file cannot be read: No such file or directory"):
         ReloadingTlsContext(TlsFiles(certificate, key))

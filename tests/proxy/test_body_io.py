@@ -5,7 +5,9 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.body_io import CHUNK_SIZE, ClientBody, kept, response_chunks, write
+from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.body_io import ClientBody, buffer_chunks, response_chunks, write
+from gateway.sizes import CONVERT_CHUNK
 from tests.support.doubles.streaming import (
     URL,
     BodyStep,
@@ -23,12 +25,12 @@ def _request(*body: BodyStep, headers: dict[str, str] | None = None) -> Scripted
 
 
 async def _all(body: ClientBody) -> list[bytes]:
-    return [bytes(piece) async for piece in body.rest()]
+    return [bytes(piece) async for piece in body.read_rest()]
 
 
 async def test_client_body_arrives_in_pieces() -> None:
-    with Deadline(9, 9) as turns:
-        body = ClientBody(_request(b"one", b"two"), 100, turns)
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(b"one", b"two"), 100, deadline)
         assert body.size == 6
         assert await _all(body) == [b"one", b"two"]
         assert await body.read() == b""
@@ -40,22 +42,22 @@ async def test_client_body_below_the_minimum_rate_is_refused() -> None:
     asyncio.get_running_loop().call_later(0.02, late.set)
     with (
         pytest.raises(GatewayError, match=r"limits\.min_body_rate") as caught,
-        Deadline(9, 9, min_body_rate=1_000_000) as turns,
+        Deadline(9, 9, min_body_rate=1_000_000) as deadline,
     ):
-        await _all(ClientBody(_request(late, b"one", headers=CHUNKED), 100, turns))
+        await _all(ClientBody(_request(late, b"one", headers=CHUNKED), 100, deadline))
     assert caught.value.kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_client_body_is_read_in_the_size_that_the_reader_wants() -> None:
-    with Deadline(9, 9) as turns:
-        body = ClientBody(_request(b"onetwo", b"three"), 100, turns)
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(b"onetwo", b"three"), 100, deadline)
         assert [await body.read(4) for _ in range(5)] == [b"onet", b"wo", b"thre", b"e", b""]
 
 
 async def test_client_body_is_read_in_chunks_by_default() -> None:
-    with Deadline(9, 9) as turns:
-        body = ClientBody(_request(bytes(CHUNK_SIZE + 1)), 2 * CHUNK_SIZE, turns)
-        assert len(await body.read()) == CHUNK_SIZE
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(bytes(CONVERT_CHUNK + 1)), 2 * CONVERT_CHUNK, deadline)
+        assert len(await body.read()) == CONVERT_CHUNK
         assert len(await body.read()) == 1
 
 
@@ -63,30 +65,35 @@ async def _one(piece: memoryview) -> AsyncIterator[memoryview]:
     yield piece
 
 
-async def test_copied_chunks_pin_no_extra_memory() -> None:
-    large = memoryview(bytes(3 * CHUNK_SIZE))[:CHUNK_SIZE]
+async def _buffer(chunks: AsyncIterator[bytes | memoryview]) -> list[bytes]:
+    with MemoryBudget(10**9).reserve() as reservation:
+        return await buffer_chunks(chunks, reservation, 10**9, lambda cap: bad_request("too large"))
+
+
+async def test_buffered_chunks_pin_no_extra_memory() -> None:
+    large = memoryview(bytes(3 * CONVERT_CHUNK))[:CONVERT_CHUNK]
 
     async def pieces() -> AsyncIterator[bytes | memoryview]:
         for _ in range(1000):
             yield memoryview(b"one and more")[:3]
         yield large
 
-    held = [piece async for piece in kept(pieces())]
-    assert [len(piece) for piece in held] == [3000 + CHUNK_SIZE]
-    assert [type(piece) async for piece in kept(_one(large))] == [bytes]
+    buffered = await _buffer(pieces())
+    assert [len(piece) for piece in buffered] == [3000 + CONVERT_CHUNK]
+    assert [type(piece) for piece in await _buffer(_one(large))] == [bytes]
 
 
 async def test_read_exactly_yields_the_given_size() -> None:
-    with Deadline(9, 9) as turns:
-        body = ClientBody(_request(b"onetwo", b"three"), 100, turns)
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(b"onetwo", b"three"), 100, deadline)
         assert b"".join([piece async for piece in body.read_exactly(0)]) == b""
         assert b"".join([piece async for piece in body.read_exactly(7)]) == b"onetwot"
         assert await _all(body) == [b"hree"]
 
 
 async def test_read_exactly_refuses_a_body_that_ends_early() -> None:
-    with Deadline(9, 9) as turns:
-        body = ClientBody(_request(b"one", headers=CHUNKED), 100, turns)
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(b"one", headers=CHUNKED), 100, deadline)
         with pytest.raises(GatewayError, match="ends 2 bytes before") as caught:
             assert [piece async for piece in body.read_exactly(5)] == []
     assert caught.value.kind is ErrorKind.BAD_REQUEST
@@ -94,17 +101,17 @@ async def test_read_exactly_refuses_a_body_that_ends_early() -> None:
 
 async def test_content_length_over_the_cap_is_refused_before_reading() -> None:
     log = EventLog()
-    with Deadline(9, 9) as turns:
+    with Deadline(9, 9) as deadline:
         request = ScriptedRequest(log, "POST", "/", {"Content-Length": "101"}, [b"x"])
         with pytest.raises(GatewayError, match=r"larger than 100 bytes") as caught:
-            ClientBody(request, 100, turns)
+            ClientBody(request, 100, deadline)
     assert caught.value.kind is ErrorKind.TOO_LARGE
     assert log == []
 
 
 async def test_body_over_the_cap_is_refused_while_reading() -> None:
-    with Deadline(9, 9) as turns:
-        body = ClientBody(_request(bytes(60), bytes(40), b"x", headers=CHUNKED), 100, turns)
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(bytes(60), bytes(40), b"x", headers=CHUNKED), 100, deadline)
         assert body.size is None
         assert len(await body.read()) + len(await body.read()) == 100
         with pytest.raises(GatewayError) as caught:
@@ -113,32 +120,32 @@ async def test_body_over_the_cap_is_refused_while_reading() -> None:
 
 
 async def test_broken_body_raises_its_error() -> None:
-    with Deadline(9, 9) as turns:
-        body = ClientBody(_request(b"one", bad_request("broken"), headers=CHUNKED), 100, turns)
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(b"one", bad_request("broken"), headers=CHUNKED), 100, deadline)
         assert await body.read() == b"one"
         with pytest.raises(GatewayError, match="broken"):
             await body.read()
 
 
 async def test_client_is_expected_while_reading_its_body() -> None:
-    with Deadline(9, 9) as turns:
-        turns.expect_server(URL)
-        await ClientBody(_request(b"x"), 100, turns).read()
-        assert turns.error("").kind is ErrorKind.CLIENT_TIMEOUT
+    with Deadline(9, 9) as deadline:
+        deadline.expect_server(URL)
+        await ClientBody(_request(b"x"), 100, deadline).read()
+        assert deadline.timeout_error("").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_server_is_expected_while_reading_its_response() -> None:
-    with Deadline(9, 9) as turns:
-        chunks = response_chunks(ScriptedUpstreamResponse(body=[b"one", b"two"]), URL, turns)
+    with Deadline(9, 9) as deadline:
+        chunks = response_chunks(ScriptedUpstreamResponse(body=[b"one", b"two"]), URL, deadline)
         assert [chunk async for chunk in chunks] == [b"one", b"two"]
-        assert turns.error("").kind is ErrorKind.SERVER_TIMEOUT
+        assert deadline.timeout_error("").kind is ErrorKind.SERVER_TIMEOUT
 
 
 async def test_client_is_expected_while_writing_to_it() -> None:
-    with Deadline(9, 9) as turns:
-        turns.expect_server(URL)
-        answer = ScriptedClientResponse(EventLog())
-        await answer.start(200, "OK", answer.headers)
-        await write(answer, b"x", turns)
-        assert answer.body == b"x"
-        assert turns.error("").kind is ErrorKind.CLIENT_TIMEOUT
+    with Deadline(9, 9) as deadline:
+        deadline.expect_server(URL)
+        response = ScriptedClientResponse(EventLog())
+        await response.start(200, "OK", response.headers)
+        await write(response, b"x", deadline)
+        assert response.body == b"x"
+        assert deadline.timeout_error("").kind is ErrorKind.CLIENT_TIMEOUT

@@ -42,11 +42,11 @@ async def _exchange(
     route: Route, method: str, target: str, *body: BodyStep, headers: dict[str, str] | None = None
 ) -> tuple[ScriptedClientResponse, EventLog]:
     log = EventLog()
-    answer = ScriptedClientResponse(log)
+    response = ScriptedClientResponse(log)
     await handle_request(
-        ScriptedRequest(log, method, target, headers, body), answer, single_route(route)
+        ScriptedRequest(log, method, target, headers, body), response, single_route(route)
     )
-    return answer, log
+    return response, log
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ async def _exchange(
 )
 async def test_each_operation_has_its_handler(method: str, target: str, sent: str) -> None:
     endpoint = ScriptedEndpoint(EventLog(), OK)
-    answer, _ = await _exchange(make_route(endpoint), method, target)
-    assert answer.status == 200
+    response, _ = await _exchange(make_route(endpoint), method, target)
+    assert response.status == 200
     assert [f"{r.method} {r.target}" for r in endpoint.requests] == [sent]
 
 
@@ -83,47 +83,49 @@ async def test_infer_request_is_converted() -> None:
 @pytest.mark.parametrize("kind", list(ErrorKind))
 async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
     endpoint = ScriptedEndpoint(EventLog(), GatewayError(kind, "what “went” wrong"))
-    answer, log = await _exchange(make_route(endpoint), "GET", "/v2/x")
-    assert answer.status == kind.value.status
-    assert answer.body.decode() == '{"error":"what “went” wrong"}'
+    response, log = await _exchange(make_route(endpoint), "GET", "/v2/x")
+    assert response.status == kind.value.status
+    assert response.body.decode() == '{"error":"what “went” wrong"}'
     accepted = kind is ErrorKind.UNSUPPORTED_ENCODING
-    assert dict(answer.headers) == {
+    assert dict(response.headers) == {
         "Content-Type": "application/json",
-        "Content-Length": str(len(answer.body)),
+        "Content-Length": str(len(response.body)),
         **({"Accept-Encoding": "gzip, deflate"} if accepted else {}),
     }
     assert log[-1] == "client has got all"
 
 
 async def test_client_error_becomes_an_error_response() -> None:
-    answer, _ = await _exchange(make_route(ScriptedEndpoint(EventLog())), "POST", INFER, b"no")
-    assert answer.status == 400
+    response, _ = await _exchange(make_route(ScriptedEndpoint(EventLog())), "POST", INFER, b"no")
+    assert response.status == 400
 
 
 async def test_error_within_a_response_aborts_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell\nover")])
-    answer, log = await _exchange(make_route(ScriptedEndpoint(EventLog(), broken)), "GET", "/v2/x")
-    assert answer.body == b"begun"
+    response, log = await _exchange(
+        make_route(ScriptedEndpoint(EventLog(), broken)), "GET", "/v2/x"
+    )
+    assert response.body == b"begun"
     assert log[-1] == "client is cut off"
     assert "client has got all" not in log
-    assert caplog.messages == [rf"request -: answer aborted: {URL} fell\nover"]
+    assert caplog.messages == [rf"request -: response aborted: {URL} fell\nover"]
 
 
 async def test_upstream_error_response_passes_to_the_client() -> None:
     refusal = ScriptedUpstreamResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
     route = make_route(ScriptedEndpoint(EventLog(), refusal))
-    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
-    assert (answer.status, answer.body) == (404, b"no such model")
-    assert dict(answer.headers) == {"Content-Type": "text/x", "Content-Length": "13"}
+    response, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+    assert (response.status, response.body) == (404, b"no such model")
+    assert dict(response.headers) == {"Content-Type": "text/x", "Content-Length": "13"}
 
 
 async def test_client_disconnect_is_no_error_response() -> None:
     log = EventLog()
-    answer = ScriptedClientResponse(log, fault=ConnectionResetError())
+    response = ScriptedClientResponse(log, fault=ConnectionResetError())
     request = ScriptedRequest(log, "GET", "/v2/x")
     with pytest.raises(ConnectionResetError):
-        await handle_request(request, answer, single_route(make_route(ScriptedEndpoint(log, OK))))
+        await handle_request(request, response, single_route(make_route(ScriptedEndpoint(log, OK))))
     assert "client is cut off" not in log
 
 
@@ -132,66 +134,68 @@ SHORT = replace(LIMITS, idle_timeout=0.02)
 
 async def test_client_that_does_not_send_is_a_408() -> None:
     route = make_route(ScriptedEndpoint(EventLog()), limits=SHORT)
-    answer, _ = await _exchange(route, "POST", INFER, b"{", asyncio.Event())
-    assert answer.status == 408
-    assert b"waiting for the client" in answer.body
+    response, _ = await _exchange(route, "POST", INFER, b"{", asyncio.Event())
+    assert response.status == 408
+    assert b"waiting for the client" in response.body
 
 
 async def test_server_that_does_not_respond_is_a_504() -> None:
     route = make_route(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
-    answer, _ = await _exchange(route, "POST", INFER, json_request())
-    assert answer.status == 504
-    assert URL.encode() in answer.body
+    response, _ = await _exchange(route, "POST", INFER, json_request())
+    assert response.status == 504
+    assert URL.encode() in response.body
 
 
 async def test_server_that_gives_no_metadata_is_a_504() -> None:
     route = make_route(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
-    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+    response, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     await route.upstream.metadata.close()
-    assert answer.status == 504
-    assert URL.encode() in answer.body
+    assert response.status == 504
+    assert URL.encode() in response.body
 
 
 async def test_client_that_stops_streaming_to_a_server_is_a_408() -> None:
     route = make_route(ScriptedEndpoint(EventLog()), limits=SHORT)
     chunked = {"Transfer-Encoding": "chunked"}
-    answer, _ = await _exchange(route, "POST", "/v2/x", b"begun", asyncio.Event(), headers=chunked)
-    assert answer.status == 408
+    response, _ = await _exchange(
+        route, "POST", "/v2/x", b"begun", asyncio.Event(), headers=chunked
+    )
+    assert response.status == 408
 
 
 async def test_client_that_does_not_read_is_aborted() -> None:
     log = EventLog()
-    answer = ScriptedClientResponse(log, ready=asyncio.Event())
+    response = ScriptedClientResponse(log, ready=asyncio.Event())
     request = ScriptedRequest(log, "GET", "/v2/x")
     await handle_request(
-        request, answer, single_route(make_route(ScriptedEndpoint(log, OK), limits=SHORT))
+        request, response, single_route(make_route(ScriptedEndpoint(log, OK), limits=SHORT))
     )
     assert log[-1] == "client is cut off"
 
 
 async def test_client_that_does_not_read_an_error_is_aborted() -> None:
     log = EventLog()
-    answer = ScriptedClientResponse(log, ready=asyncio.Event())
+    response = ScriptedClientResponse(log, ready=asyncio.Event())
     refusal = ScriptedEndpoint(log, ScriptedUpstreamResponse(404, {}, [bytes(1000)]))
     request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(4)])
-    await handle_request(request, answer, single_route(make_route(refusal, limits=SHORT)))
+    await handle_request(request, response, single_route(make_route(refusal, limits=SHORT)))
     assert log[-2:] == ["client gets 404", "client is cut off"]
 
 
 async def _raw(route: Route) -> int:
-    answer, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
-    return answer.status
+    response, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+    return response.status
 
 
 @pytest.mark.parametrize("room", ["/v2/repository", "/v2/repository/r"])
 @pytest.mark.parametrize("verb", ["load", "unload"])
-@pytest.mark.parametrize("turn", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
+@pytest.mark.parametrize("step", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
 async def test_load_and_unload_drop_cached_metadata(
-    room: str, verb: str, turn: ScriptedUpstreamResponse | GatewayError
+    room: str, verb: str, step: ScriptedUpstreamResponse | GatewayError
 ) -> None:
-    """Whether or not the server says that it worked."""
+    """Whatever the status of the server."""
     endpoint = ScriptedEndpoint(
-        EventLog(), METADATA, NO_CONFIG, OK, OK, turn, METADATA, NO_CONFIG, OK
+        EventLog(), METADATA, NO_CONFIG, OK, OK, step, METADATA, NO_CONFIG, OK
     )
     route = make_route(endpoint)
     assert [await _raw(route), await _raw(route)] == [200, 200]
@@ -251,25 +255,25 @@ async def test_call_for_a_version_goes_to_an_endpoint_that_has_it(
 async def _goes_to_the_second(
     models: Sequence[str], method: str, target: str, body: bytes, headers: dict[str, str]
 ) -> None:
-    """Check that requests reach that one alone of three endpoints, which have a model each."""
-    answers = [METADATA, NO_CONFIG] if headers.get(HEADER_LENGTH) == "0" else []
+    """Check that requests reach only the one of three endpoints that has the model."""
+    responses = [METADATA, NO_CONFIG] if headers.get(HEADER_LENGTH) == "0" else []
     endpoints = [
-        ScriptedEndpoint(EventLog(), *answers, *[OK] * 3, url=f"http://{i}") for i in range(3)
+        ScriptedEndpoint(EventLog(), *responses, *[OK] * 3, url=f"http://{i}") for i in range(3)
     ]
     route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
     for member, model in zip(route.upstream.pool.members, models, strict=True):
         member.models = ready(model)
     steps = (body,) if body else ()
     for _ in range(3):
-        answer, _ = await _exchange(route, method, target, *steps, headers=headers)
-        assert answer.status == 200
+        response, _ = await _exchange(route, method, target, *steps, headers=headers)
+        assert response.status == 200
     assert not endpoints[0].requests
     assert not endpoints[2].requests
 
 
-@pytest.mark.parametrize("turn", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
+@pytest.mark.parametrize("step", [OK, ScriptedUpstreamResponse(400), bad_response("fell over")])
 async def test_load_and_unload_refresh_the_model_discovery(
-    turn: ScriptedUpstreamResponse | GatewayError,
+    step: ScriptedUpstreamResponse | GatewayError,
 ) -> None:
     asked: list[str] = []
 
@@ -278,7 +282,7 @@ async def test_load_and_unload_refresh_the_model_discovery(
             asked.append("again")
 
     route = make_route(
-        ScriptedEndpoint(EventLog(), turn, OK),
+        ScriptedEndpoint(EventLog(), step, OK),
         supervisor=PoolSupervisor(model_discovery=Noting(60)),
     )
     await _exchange(route, "POST", "/v2/repository/models/m/load")
@@ -289,14 +293,14 @@ async def test_load_and_unload_refresh_the_model_discovery(
 
 async def test_send_error_writes_status_headers_and_body() -> None:
     log = EventLog()
-    answer = ScriptedClientResponse(log)
-    await send_error(answer, bad_request('say "what"'))
-    assert answer.body == b'{"error":"say \\"what\\""}'
-    assert isinstance(answer.headers, CIMultiDict)
-    assert log == ["client gets 400", f"client gets {len(answer.body)}", "client has got all"]
+    response = ScriptedClientResponse(log)
+    await send_error(response, bad_request('say "what"'))
+    assert response.body == b'{"error":"say \\"what\\""}'
+    assert isinstance(response.headers, CIMultiDict)
+    assert log == ["client gets 400", f"client gets {len(response.body)}", "client has got all"]
 
 
 def test_error_body_is_a_json_object() -> None:
     assert error_body("say “what”\n") == '{"error":"say “what”\\n"}'.encode()
-    # As aiohttp gives a header that is not UTF-8.
+    # How aiohttp decodes a header that is not UTF-8.
     assert error_body("caf\udce9") == b'{"error":"caf?"}'

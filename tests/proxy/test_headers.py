@@ -131,13 +131,18 @@ def test_repeated_header_length_is_refused(values: tuple[str, str]) -> None:
 LONGEST = TRITON.max_head_part or 0
 
 
-def _asked(target: str = "/v2", **headers: str) -> UpstreamRequest:
+def _received(target: str = "/v2", **headers: str) -> UpstreamRequest:
     return UpstreamRequest("GET", target, CIMultiDict({"Host": "x", **headers}))
 
 
 @pytest.mark.parametrize(
     "request_",
-    [_asked(), _asked("/" * LONGEST), _asked(a="x" * LONGEST), _asked(**{"a" * 999: ""})],
+    [
+        _received(),
+        _received("/" * LONGEST),
+        _received(a="x" * LONGEST),
+        _received(**{"a" * 999: ""}),
+    ],
 )
 def test_head_within_the_limit_of_a_server_passes(request_: UpstreamRequest) -> None:
     check_lengths(request_, TRITON)
@@ -146,9 +151,9 @@ def test_head_within_the_limit_of_a_server_passes(request_: UpstreamRequest) -> 
 @pytest.mark.parametrize(
     ("request_", "part"),
     [
-        (_asked("/" * (LONGEST + 1)), "the path and query has 8177 bytes"),
-        (_asked(a="x" * (LONGEST + 1)), "header a has 8177 bytes"),
-        (_asked(**{"a" * 9000: ""}), "the name of a header has 9000 bytes"),
+        (_received("/" * (LONGEST + 1)), "the path and query has 8177 bytes"),
+        (_received(a="x" * (LONGEST + 1)), "header a has 8177 bytes"),
+        (_received(**{"a" * 9000: ""}), "the name of a header has 9000 bytes"),
     ],
 )
 def test_head_beyond_the_limit_of_a_server_is_refused(request_: UpstreamRequest, part: str) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.protocol.operations import OPERATION_KINDS
-from gateway.proxy.not_found import unmatched
+from gateway.proxy.not_found import not_found_text
 from gateway.routing.matcher import Match, Pattern
 
 
@@ -29,7 +29,7 @@ def _match(
         ([_match("m", None, "generate", "infer")], "m (infer, generate)"),
         ([_match(None, None, "health", "metadata")], "any (health, metadata)"),
         ([_match(None, "1", "infer")], "any version 1 (infer)"),
-        # Neither the names nor the values of headers are for everybody.
+        # Names and values of headers are not public.
         ([_match("m", tenant="secret")], "m with certain headers"),
         ([_match(None, None, "infer", tenant="secret")], "any with certain headers (infer)"),
         ([_match(tenant="secret")], ""),
@@ -43,7 +43,7 @@ def _match(
 def test_served_models_are_listed(matches: list[Match], served: str) -> None:
     listed = f"; models that are served: {served}" if served else ""
     for with_key, key in ((False, ""), (True, " with this key")):
-        message = unmatched("GET", "/v2/models/m", matches, with_key)
+        message = not_found_text("GET", "/v2/models/m", matches, with_key)
         assert message == f"no route for GET /v2/models/m{key}{listed}"
 
 
@@ -60,5 +60,5 @@ def test_served_models_are_listed(matches: list[Match], served: str) -> None:
     ],
 )
 def test_path_is_quoted(target: str, shown: str) -> None:
-    message = unmatched("POST", target, [_match("m")], with_key=False)
+    message = not_found_text("POST", target, [_match("m")], with_key=False)
     assert message == f"no route for POST {shown}; models that are served: m"

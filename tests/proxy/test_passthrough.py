@@ -5,9 +5,11 @@ import pytest
 
 from gateway.errors import GatewayError, bad_response
 from gateway.protocol.dialects import KSERVE, TRITON, Dialect
+from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.body_io import CHUNK_SIZE
-from gateway.proxy.passthrough import forward
+from gateway.proxy.interfaces import Call
+from gateway.proxy.passthrough import passthrough
+from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.time_slices import cancelled_after
 from tests.support.doubles.streaming import (
     BodyStep,
@@ -23,11 +25,11 @@ CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
 class _Scene:
-    """One exchange, its log, and what it ended with."""
+    """One call and its log."""
 
     def __init__(
         self,
-        *turns: ScriptedUpstreamResponse | BaseException,
+        *steps: ScriptedUpstreamResponse | BaseException,
         method: str = "POST",
         headers: dict[str, str] | None = None,
         body: Sequence[BodyStep] = (),
@@ -37,13 +39,15 @@ class _Scene:
     ) -> None:
         self.log = EventLog()
         self.request = ScriptedRequest(self.log, method, "/v2/x?y", headers, body)
-        self.answer = ScriptedClientResponse(self.log, fault, ready)
-        self.endpoint = ScriptedEndpoint(self.log, *turns)
+        self.response = ScriptedClientResponse(self.log, fault, ready)
+        self.endpoint = ScriptedEndpoint(self.log, *steps)
         self.route = make_route(self.endpoint, dialect=dialect)
 
     async def run(self, target: str | None = None) -> None:
-        with Deadline(9, 9) as turns:
-            await forward(self.request, self.answer, self.route, turns, target)
+        with Deadline(9, 9) as deadline:
+            operation = parse_operation(self.request.method, self.request.target)
+            call = Call(self.request, self.response, operation, self.route, deadline)
+            await passthrough(call, target)
 
     @property
     def outstanding(self) -> int:
@@ -62,7 +66,7 @@ async def test_request_without_a_body_passes() -> None:
     ]
     assert scene.endpoint.requests[0].body is None
     assert dict(scene.endpoint.requests[0].headers) == {"X": "2"}
-    assert dict(scene.answer.headers) == {"X": "1"}
+    assert dict(scene.response.headers) == {"X": "1"}
 
 
 async def test_body_passes_chunk_by_chunk() -> None:
@@ -86,19 +90,19 @@ async def test_body_passes_chunk_by_chunk() -> None:
         "server is let go",
     ]
     assert scene.endpoint.bodies == [b"".join(body)]
-    assert scene.answer.body == b"abc"
+    assert scene.response.body == b"abc"
 
 
 @pytest.mark.parametrize("steps", [[b"x"] * 200_000, [b"x", b"y" * 199_999], [b"z" * 200_000]])
 async def test_small_chunks_are_joined_for_a_server_that_limits_chunks(
     steps: list[BodyStep],
 ) -> None:
-    """Triton keeps a place on its stack for each chunk of a body."""
+    """Triton recurses for each chunk of a body."""
     scene = _Scene(ScriptedUpstreamResponse(), headers=CHUNKED, body=steps)
     await scene.run()
     sizes = [int(entry.split()[-1]) for entry in scene.log if entry.startswith("server gets")]
-    assert len(sizes) <= 1 + 200_000 // CHUNK_SIZE
-    assert all(size >= CHUNK_SIZE for size in sizes[:-1])
+    assert len(sizes) <= 1 + 200_000 // CONVERT_CHUNK
+    assert all(size >= CONVERT_CHUNK for size in sizes[:-1])
     assert scene.endpoint.bodies == [b"".join(step for step in steps if isinstance(step, bytes))]
 
 
@@ -156,7 +160,7 @@ async def test_next_chunk_is_not_read_while_the_client_does_not_read() -> None:
     assert scene.log.count_of("server sends") == 1
     ready.set()
     await task
-    assert scene.answer.body == b"onetwothree"
+    assert scene.response.body == b"onetwothree"
 
 
 async def test_server_that_fails_before_its_response() -> None:
@@ -164,7 +168,7 @@ async def test_server_that_fails_before_its_response() -> None:
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
     assert scene.log == ["server is asked POST /v2/x?y"]
-    assert not scene.answer.started
+    assert not scene.response.started
     assert scene.outstanding == 0
 
 

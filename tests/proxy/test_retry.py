@@ -41,14 +41,14 @@ def _fault(kind: ErrorKind, message: str = "") -> GatewayError:
     return GatewayError(kind, message)
 
 
-def _servers(log: EventLog, *turns: ServerStep) -> tuple[Upstream, list[ScriptedEndpoint]]:
-    """Make an upstream whose endpoints have a turn each."""
-    endpoints = [ScriptedEndpoint(log, turn, url=f"http://{i}") for i, turn in enumerate(turns)]
+def _servers(log: EventLog, *steps: ServerStep) -> tuple[Upstream, list[ScriptedEndpoint]]:
+    """Return an upstream whose endpoints have one scripted step each."""
+    endpoints = [ScriptedEndpoint(log, turn, url=f"http://{i}") for i, turn in enumerate(steps)]
     return make_route(*endpoints).upstream, endpoints
 
 
 def _to(upstream: Upstream, policy: RetryPolicy = SAFE_RETRIES_ONLY) -> Route:
-    return replace(make_route(), upstream=upstream, retry=policy)
+    return replace(make_route(), upstream=upstream, retry_policy=policy)
 
 
 async def _ask(
@@ -57,7 +57,7 @@ async def _ask(
     policy: RetryPolicy = SAFE_RETRIES_ONLY,
     body: Body = REQUEST.body,
 ) -> str:
-    """Give who answered."""
+    """Return the URL of the endpoint that responded."""
     request = replace(REQUEST, body=body)
     with Deadline(5, 5) as deadline:
         async with UpstreamCall(_to(upstream, policy), request, deadline, but) as attempt:
@@ -68,10 +68,10 @@ async def _ask(
 
 @pytest.mark.parametrize("up", range(3))
 async def test_call_goes_to_the_next_endpoint_if_one_is_unreachable(up: int) -> None:
-    turns: list[ServerStep] = [_fault(ErrorKind.UNREACHABLE) for _ in range(3)]
-    turns[up] = OK
+    steps: list[ServerStep] = [_fault(ErrorKind.UNREACHABLE) for _ in range(3)]
+    steps[up] = OK
     log = EventLog()
-    upstream, endpoints = _servers(log, *turns)
+    upstream, endpoints = _servers(log, *steps)
     assert await _ask(upstream) == f"http://{up}"
     assert all(len(each.requests) <= 1 for each in endpoints)
     assert endpoints[up].bodies == [b"body"]
@@ -157,7 +157,7 @@ async def test_body_that_nothing_was_read_of_is_retried(endpoint_at: EndpointAt)
 
 
 async def test_error_of_a_streaming_client_body_is_raised(endpoint_at: EndpointAt) -> None:
-    """By TLS 1.3, which looks at certificates when requests have begun already."""
+    """TLS 1.3 checks client certificates after the request was started."""
     context = server_context(clients=authority())
     with refusing_server(context) as refusing:
         async with ScriptedServer(always_respond(http_response(b"yes"))) as good:
@@ -171,13 +171,13 @@ async def test_error_of_a_streaming_client_body_is_raised(endpoint_at: EndpointA
 
 
 async def _slow_body() -> AsyncIterator[bytes]:
-    """Give a body of which the first piece takes long to come."""
+    """Yield a body whose first piece arrives late."""
     await asyncio.Event().wait()
     yield b"body"
 
 
 class Rereadable(AsyncIterable[bytes]):
-    """Pieces that come anew each time they are asked for."""
+    """A body that can be iterated repeatedly."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         yield b"bo"
@@ -259,7 +259,7 @@ async def test_response_status_is_recorded_for_its_endpoint(status: int, ejectio
 
 
 async def test_call_goes_to_an_endpoint_that_has_the_model() -> None:
-    """The server there would answer that there is no such model."""
+    """The other server would respond that there is no such model."""
     error = _fault(ErrorKind.UNREACHABLE, "nobody there")
     endpoints = [ScriptedEndpoint(EventLog(), turn, url="http://x") for turn in (error, error, OK)]
     upstream = make_route(
@@ -312,10 +312,10 @@ async def test_any_function_can_use_a_reachable_endpoint() -> None:
 
     upstream, endpoints = _servers(EventLog(), OK, OK)
     with Deadline(5, 5) as deadline:
-        loan, url = await use_reachable_endpoint(upstream, use, deadline)
+        lease, url = await use_reachable_endpoint(upstream, use, deadline)
     assert url == "http://1"
     assert upstream.pool.outstanding == [0, 1]
-    loan.release(Outcome.SUCCEEDED)
+    lease.release(Outcome.SUCCEEDED)
     assert upstream.pool.outstanding == [0, 0]
 
 

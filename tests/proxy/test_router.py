@@ -1,4 +1,4 @@
-"""Which route a request takes, and what it is refused with."""
+"""Which route a request takes, and the errors of requests without one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _kinds(*words: str) -> frozenset[OperationKind]:
     return frozenset(kind for word in words for kind in OPERATION_KINDS[word])
 
 
-def _refusal(routes: Router, method: str, target: str) -> GatewayError:
+def _find_error(routes: Router, method: str, target: str) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
         routes.find(method, target, _headers())
     return caught.value
@@ -57,7 +57,7 @@ def _scripted(numbers: Iterable[float]) -> Callable[[], float]:
     return iter(numbers).__next__
 
 
-# ------------------------------------------------------------------------------ the first match
+# -------------------------------------------------------------------------------------- first match
 
 
 async def test_first_matching_rule_decides() -> None:
@@ -87,20 +87,22 @@ async def test_unmatched_request_gets_the_served_models() -> None:
     route = make_route(ScriptedEndpoint(EventLog()))
     matches = (Match(Pattern.of("m"), Pattern.of("2")), Match(kinds=_kinds("health")))
     routes = Router([Rule(match, (route,)) for match in matches])
-    error = _refusal(routes, "GET", "/v2/models/m?token=secret")
+    error = _find_error(routes, "GET", "/v2/models/m?token=secret")
     assert error.kind is ErrorKind.NOT_FOUND
     assert error.message == (
         "no route for GET /v2/models/m; models that are served: m version 2, any (health)"
     )
 
 
-# ---------------------------------------------------------------------------------------- deny
+# -------------------------------------------------------------------------------- denied operations
 
 
 async def test_denied_operation_is_not_matched_by_later_rules() -> None:
     route = make_route(ScriptedEndpoint(EventLog()))
     deny = _kinds("repository", "shared_memory")
-    routes = Router([Rule(_model("m"), (route,), deny=deny), Rule(Match(), (route,), deny=deny)])
+    routes = Router(
+        [Rule(_model("m"), (route,), denied_kinds=deny), Rule(Match(), (route,), denied_kinds=deny)]
+    )
     for method, target, word in [
         ("POST", "/v2/repository/models/m/load", "repository"),
         ("POST", "/v2/repository/index", "repository"),
@@ -108,14 +110,14 @@ async def test_denied_operation_is_not_matched_by_later_rules() -> None:
         ("GET", "/v2/repository/index", "repository"),
         ("PUT", "/v2/repository/index", "repository"),
         ("GET", "/v2/cudasharedmemory/status", "shared_memory"),
-        # As a server that decodes paths reads it.
+        # The reading of a server that decodes paths.
         ("POST", "/v2/%72epository/index", "repository"),
         ("POST", "/v2/repository/models/x/%6Coad?x", "repository"),
         ("GET", "/v2%2Fcudasharedmemory/status", "shared_memory"),
     ]:
-        error = _refusal(routes, method, target)
+        error = _find_error(routes, method, target)
         assert error.kind is ErrorKind.FORBIDDEN
-        assert error.message == f"what is asked for ({word}) is not served here"
+        assert error.message == f"operation '{word}' is not served here"
     assert routes.find("POST", INFER, _headers()).target == INFER
 
 
@@ -129,16 +131,16 @@ def _outcome(routes: Router, method: str, target: str, key: str | None = None) -
 
 
 def _guarded() -> Router:
-    """Deny, ask for a key, and be open last; or open first, for what says nothing of a model."""
+    """Rules that deny, need a key, and are open last; or open first without a model."""
     names = ("denying", "keyed", "metadata", "named", "open")
     to = {name: (make_route(ReadyEndpoint(), name=name),) for name in names}
     return Router(
         [
-            Rule(_model("d*"), to["denying"], deny=_kinds("infer")),
+            Rule(_model("d*"), to["denying"], denied_kinds=_kinds("infer")),
             Rule(_model("k"), to["keyed"], keys=(KeyGroup("g", None, ["key"]),)),
             Rule(Match(kinds=_kinds("metadata")), to["metadata"]),
             Rule(_model("[!k]* é"), to["named"]),
-            Rule(Match(), to["open"], deny=_kinds("repository")),
+            Rule(Match(), to["open"], denied_kinds=_kinds("repository")),
         ]
     )
 
@@ -152,7 +154,7 @@ def _guarded() -> Router:
         ("GET", "/v2/models/%6B", "401", "keyed"),
         ("POST", "/v2/models/x%20%C3%A9/infer", "named", "named"),
         ("POST", "/v2/models/%C3%A9/infer", "open", "open"),
-        # One way leads to the model with a key, another one elsewhere.
+        # One reading is the model with a key, another is elsewhere.
         ("POST", "/v2/models/k%2Finfer", "401", "404"),
         ("GET", "/v2/models/k%2Fconfig", "401", "404"),
         ("POST", "/v2%2Fmodels/k/infer", "401", "404"),
@@ -160,16 +162,16 @@ def _guarded() -> Router:
         ("POST", "/v2/models/x/../k/infer", "401", "404"),
         ("POST", "/v2/models/%2e/k/infer", "401", "404"),
         ("POST", "//v2/models/k/infer", "401", "404"),
-        # All lead to one rule, and one of them to what that denies.
+        # All readings match one rule, and one of them is denied.
         ("POST", "/v2/models/d%2Finfer", "403", "403"),
         ("POST", "/v2/models/d/%69nfer", "403", "403"),
         ("POST", "/v2/models/d/infer%0A", "403", "403"),
         ("POST", "/v2/models/d/infer/", "403", "403"),
         ("POST", "/v1/models/d%3Apredict", "403", "403"),
-        # Nothing but metadata is had by way of a rule for metadata.
+        # A rule for metadata serves only metadata.
         ("GET", "/v2/models/x%2Fconfig", "401", "404"),
         ("POST", "/v2/models/x%2Finfer", "open", "open"),
-        # What leads to one rule, and is not denied, passes as it is.
+        # Readings of one rule, none denied, pass untouched.
         ("GET", "/v2/models/x/%63onfig", "open", "open"),
         ("POST", "/v2//x/", "open", "open"),
     ],
@@ -183,8 +185,11 @@ async def test_ambiguous_path_matches_only_if_all_readings_agree(
 
 
 async def test_error_for_an_ambiguous_path_says_why() -> None:
-    rules = [Rule(_model("m"), _pair()[:1], deny=_kinds("infer")), Rule(_model("n*"), _pair()[:1])]
-    error = _refusal(Router(rules), "POST", "/v2/models/n/../m/infer")
+    rules = [
+        Rule(_model("m"), _pair()[:1], denied_kinds=_kinds("infer")),
+        Rule(_model("n*"), _pair()[:1]),
+    ]
+    error = _find_error(Router(rules), "POST", "/v2/models/n/../m/infer")
     assert error.message == (
         "no route for POST /v2/models/n/../m/infer; its path can be read in more than one way;"
         " models that are served: m, n*"
@@ -196,26 +201,26 @@ async def test_error_for_an_ambiguous_path_says_why() -> None:
 )
 async def test_unmatched_request_is_an_error_response(target: str, status: int) -> None:
     endpoint = ScriptedEndpoint(EventLog())
-    rule = Rule(_model("m"), (make_route(endpoint),), deny=_kinds("infer"))
+    rule = Rule(_model("m"), (make_route(endpoint),), denied_kinds=_kinds("infer"))
     log = EventLog()
-    answer = ScriptedClientResponse(log)
+    response = ScriptedClientResponse(log)
     request = ScriptedRequest(log, "POST", target, {}, [json_request()])
-    await handle_request(request, answer, Router([rule]))
-    assert answer.status == status
-    assert answer.body.startswith(b'{"error":"')
-    assert answer.headers["Content-Type"] == "application/json"
+    await handle_request(request, response, Router([rule]))
+    assert response.status == status
+    assert response.body.startswith(b'{"error":"')
+    assert response.headers["Content-Type"] == "application/json"
     assert endpoint.requests == []
     assert log.count_of("client sends") == 0
 
 
 @pytest.mark.parametrize("target", ["/v2/models/vgg/infer", "/v2/models/m/infer"])
 async def test_unmatched_request_takes_the_streaming_path(target: str) -> None:
-    rule = Rule(_model("m"), (make_route(ReadyEndpoint()),), deny=_kinds("infer"))
-    straight = FastPath(Router([rule]))
-    assert straight.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
+    rule = Rule(_model("m"), (make_route(ReadyEndpoint()),), denied_kinds=_kinds("infer"))
+    fast_path = FastPath(Router([rule]))
+    assert fast_path.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
 
 
-# ------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 
 def _pair(route: Route | None = None) -> tuple[Route, Route]:
@@ -238,7 +243,7 @@ async def test_each_request_has_its_own_weighted_choice() -> None:
 
 async def test_sticky_header_keeps_a_client_on_one_upstream() -> None:
     one, two = _pair()
-    rule = Rule(Match(), (one, two), (50, 50), sticky="X-User")
+    rule = Rule(Match(), (one, two), (50, 50), sticky_header="X-User")
     routes = Router([rule], _scripted([0.0, 0.9, 0.0, 0.9]))
     shares = CumulativeWeights.of((50, 50))
     for user in map(str, range(100)):
@@ -246,54 +251,54 @@ async def test_sticky_header_keeps_a_client_on_one_upstream() -> None:
         for name, target in (("x-user", INFER), ("X-USER", "/v2/x")):
             choice = routes.find("POST", target, _headers({name: user})).choice
             assert [choice.take(), choice.take()] == [expected] * 2
-    # Without the header, each request is a choice of its own.
+    # Without the header, each request is chosen anew.
     found = routes.find("POST", INFER, _headers())
     assert [found.choice.take() for _ in range(3)] == [one, two, one]
 
 
-def _plan(straight: FastPath, headers: dict[str, str] | None = None) -> CallPlan:
-    plan = straight.plan("GET", "/v2/x", _headers(headers), 0)
+def _plan(fast_path: FastPath, headers: dict[str, str] | None = None) -> CallPlan:
+    plan = fast_path.plan("GET", "/v2/x", _headers(headers), 0)
     assert plan is not None
     return plan
 
 
-def _begin(straight: FastPath, plan: CallPlan) -> bool:
-    return straight.begin(plan, b"", ScriptedClient()) is not None
+def _start(fast_path: FastPath, plan: CallPlan) -> bool:
+    return fast_path.start(plan, b"", ScriptedClient()) is not None
 
 
 async def test_plan_chooses_an_upstream_for_each_request() -> None:
     one, two = ReadyEndpoint(), ReadyEndpoint()
-    rule = Rule(Match(), (make_route(one), make_route(two)), (3, 1), sticky="x-user")
-    straight = FastPath(Router([rule], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
-    plan = _plan(straight)
+    rule = Rule(Match(), (make_route(one), make_route(two)), (3, 1), sticky_header="x-user")
+    fast_path = FastPath(Router([rule], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
+    plan = _plan(fast_path)
     asked = []
     for _ in range(4):
-        assert _begin(straight, plan)
+        assert _start(fast_path, plan)
         asked.append((len(one.asked), len(two.asked)))
     assert asked == [(1, 0), (1, 1), (2, 1), (2, 2)]
     users = [str(i) for i in range(20)]
     for user in users:
-        plan = _plan(straight, {"X-User": user})
+        plan = _plan(fast_path, {"X-User": user})
         before = len(one.asked), len(two.asked)
         for _ in range(2):
-            assert _begin(straight, plan)
+            assert _start(fast_path, plan)
         after = len(one.asked), len(two.asked)
         stays = CumulativeWeights.of((3, 1)).at(hash_to_fraction(user))
         assert after[stays] == before[stays] + 2
 
 
 async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
-    """What is chosen for a request that leaves the straight way holds on the ordinary one."""
+    """The choice for a call that leaves the fast path holds on the streaming path."""
     ready, unready = ReadyEndpoint(), ReadyEndpoint()
     unready.ready = False
     one, two = make_route(ready), make_route(unready)
     numbers = [hash_to_fraction(str(i)) for i in range(10_000)]
     routes = Router([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
-    straight = FastPath(routes)
-    plan = _plan(straight)
+    fast_path = FastPath(routes)
+    plan = _plan(fast_path)
     taken: Counter[str] = Counter()
     for _ in range(5000):
-        if _begin(straight, plan):
+        if _start(fast_path, plan):
             taken["one"] += 1
         else:
             chosen = routes.find("GET", "/v2/x", _headers()).choice.take()
@@ -304,13 +309,13 @@ async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
     assert taken == expected
 
 
-# ------------------------------------------------------------------------------------- rewrite
+# ------------------------------------------------------------------------------------------ rewrite
 
 
 def _alias(
-    *turns: ScriptedUpstreamResponse, version: str | None = None
+    *steps: ScriptedUpstreamResponse, version: str | None = None
 ) -> tuple[ScriptedEndpoint, Router]:
-    endpoint = ScriptedEndpoint(EventLog(), *turns)
+    endpoint = ScriptedEndpoint(EventLog(), *steps)
     rule = Rule(Match(), (make_route(endpoint),), rewrite=Rewrite("resnet50", version))
     return endpoint, Router([rule])
 
@@ -356,15 +361,15 @@ async def test_rewrite_replaces_the_model(
 ) -> None:
     endpoint, routes = _alias(OK, version=version)
     body = [json_request()] if target.partition("?")[0].endswith("/infer") else []
-    answer = ScriptedClientResponse(EventLog())
-    await handle_request(ScriptedRequest(EventLog(), method, target, {}, body), answer, routes)
-    assert answer.status == 200
+    response = ScriptedClientResponse(EventLog())
+    await handle_request(ScriptedRequest(EventLog(), method, target, {}, body), response, routes)
+    assert response.status == 200
     assert [each.target for each in endpoint.requests] == [sent_with_version if version else sent]
 
 
 async def test_rewrite_fetches_metadata_of_the_new_model() -> None:
-    turns = ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), OK
-    endpoint, routes = _alias(*turns, version="3")
+    steps = ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), OK
+    endpoint, routes = _alias(*steps, version="3")
     request = ScriptedRequest(EventLog(), "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(4)])
     await handle_request(request, ScriptedClientResponse(EventLog()), routes)
     assert [each.target for each in endpoint.requests] == [
@@ -378,12 +383,12 @@ async def test_rewrite_fetches_metadata_of_the_new_model() -> None:
 async def test_rewrite_replaces_the_model_on_the_fast_path(target: str, below: str) -> None:
     endpoint = ReadyEndpoint()
     rule = Rule(_model("m"), (make_route(endpoint),), rewrite=Rewrite("resnet50", "3"))
-    straight = FastPath(Router([rule]))
+    fast_path = FastPath(Router([rule]))
     body = json_request()
-    plan = straight.plan("POST", target, _headers({"Content-Length": str(len(body))}), len(body))
+    plan = fast_path.plan("POST", target, _headers({"Content-Length": str(len(body))}), len(body))
     assert plan is not None
     assert plan.converts is (target == INFER)
-    assert straight.begin(plan, body, ScriptedClient()) is not None
+    assert fast_path.start(plan, body, ScriptedClient()) is not None
     assert endpoint.asked[0].start.target == f"/v2/models/resnet50/versions/3{below}"
 
 
@@ -400,7 +405,7 @@ async def test_rewrite_replaces_the_model_on_the_fast_path(target: str, below: s
 )
 async def test_rewrite_replaces_the_model_in_every_spelling(target: str) -> None:
     _, routes = _alias(version="3")
-    assert _refusal(routes, "POST", target).kind is ErrorKind.NOT_FOUND
+    assert _find_error(routes, "POST", target).kind is ErrorKind.NOT_FOUND
     assert routes.find("POST", "/v2/models/%6D%2Fx/infer", _headers()).target == (
         "/v2/models/resnet50/versions/3/infer"
     )
@@ -409,10 +414,10 @@ async def test_rewrite_replaces_the_model_in_every_spelling(target: str) -> None
 async def test_route_match_has_the_rewritten_operation_and_target() -> None:
     _, routes = _alias(version="3")
     found = routes.find("POST", "/v2/models/m/infer", _headers())
-    assert found.asked == Operation(OperationKind.INFER, "resnet50", "3")
+    assert found.operation == Operation(OperationKind.INFER, "resnet50", "3")
 
 
-# ------------------------------------------------------------------------------ who is concerned
+# ------------------------------------------------------------------------ upstreams and passthrough
 
 
 async def test_route_match_has_the_upstreams_of_its_operation() -> None:
@@ -422,7 +427,7 @@ async def test_route_match_has_the_upstreams_of_its_operation() -> None:
     routes = Router(
         [
             Rule(_model("m"), (two, one, two), (1, 1, 1)),
-            Rule(_model("n"), (three,), deny=_kinds("repository")),
+            Rule(_model("n"), (three,), denied_kinds=_kinds("repository")),
             Rule(Match(), (one, four), (1, 0)),
         ],
         lambda: 0.0,
@@ -473,16 +478,16 @@ async def test_route_match_tells_what_passes_through(
     assert ", ".join(told) == forwarded
 
 
-# -------------------------------------------------------------------------------------- limits
+# ------------------------------------------------------------------------------------------- limits
 
 
 async def test_fast_path_uses_the_size_limits_of_each_route() -> None:
     small = make_route(ReadyEndpoint(), limits=replace(LIMITS, request_bytes=1000))
     routes = Router([Rule(_model("small"), (small,)), Rule(Match(), _pair()[:1])])
-    straight = FastPath(routes)
+    fast_path = FastPath(routes)
     headers = _headers({"Content-Length": "1001"})
-    assert straight.plan("POST", "/v2/models/small/generate", headers, 1001) is None
-    assert straight.plan("POST", "/v2/models/large/generate", headers, 1001) is not None
+    assert fast_path.plan("POST", "/v2/models/small/generate", headers, 1001) is None
+    assert fast_path.plan("POST", "/v2/models/large/generate", headers, 1001) is not None
 
 
 async def test_fast_path_uses_the_timeouts_of_each_route() -> None:
@@ -493,16 +498,16 @@ async def test_fast_path_uses_the_timeouts_of_each_route() -> None:
             Rule(Match(), (make_route(patient),)),
         ]
     )
-    straight = FastPath(routes)
+    fast_path = FastPath(routes)
     clients = [ScriptedClient(), ScriptedClient()]
     for client, target in zip(clients, ("/v2/x", "/v2/models/hasty"), strict=True):
-        plan = straight.plan("GET", target, _headers(), 0)
+        plan = fast_path.plan("GET", target, _headers(), 0)
         assert plan is not None
-        assert straight.begin(plan, b"", client) is not None
+        assert fast_path.start(plan, b"", client) is not None
     await until(lambda: clients[1].responses)
     assert clients[1].responses[0].status == 504
     assert b"limits.idle_timeout" in clients[1].responses[0].body
     assert clients[0].responses == []
     patient.asked[0].receiver.on_complete(response_head(), b"")
     assert clients[0].responses[0].status == 200
-    straight.close()
+    fast_path.close()

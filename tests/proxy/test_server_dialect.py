@@ -3,18 +3,21 @@ import asyncio
 import pytest
 from multidict import CIMultiDict
 
+from gateway.codec.policies import JsonPolicies
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.interfaces import Upstream
-from gateway.proxy.server_dialect import typed, understand, until_known
+from gateway.proxy.interfaces import Call, Route, Upstream
+from gateway.proxy.server_dialect import headers_with_type, prepare_dialect, wait_for_dialects
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectState
 from gateway.upstream.pool.pool import Pool
 from tests.support.doubles.streaming import (
+    LIMITS,
     URL,
     EventLog,
+    ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
     make_route,
@@ -22,8 +25,8 @@ from tests.support.doubles.streaming import (
 from tests.support.inference_messages import HEADER_LENGTH, INFER
 
 
-class _Learning(DialectState):
-    """It is known when the test says so."""
+class UndetectedState(DialectState):
+    """A dialect that becomes known when the test says so."""
 
     def __init__(self, fault: GatewayError | None = None) -> None:
         super().__init__(None, "it was not asked")
@@ -55,15 +58,18 @@ def _request(method: str, target: str, **headers: str) -> ScriptedRequest:
     return ScriptedRequest(EventLog(), method, target, named, body)
 
 
-async def _understand(method: str, target: str, upstream: Upstream) -> None:
+async def _prepare(method: str, target: str, upstream: Upstream) -> None:
     with Deadline(9, 9) as deadline:
-        asked = parse_operation(method, target)
-        await understand(_request(method, target), asked, upstream, deadline)
+        route = Route(upstream, JsonPolicies(), LIMITS)
+        response, operation = ScriptedClientResponse(EventLog()), parse_operation(method, target)
+        await prepare_dialect(Call(_request(method, target), response, operation, route, deadline))
 
 
 def test_unknown_dialect_is_never_guessed() -> None:
-    with pytest.raises(GatewayError, match="how upstream 'servers' speaks: it was not") as caught:
-        _ = _upstream(_Learning()).dialect
+    with pytest.raises(
+        GatewayError, match="the dialect of upstream 'servers' is not known: it was not"
+    ) as caught:
+        _ = _upstream(UndetectedState()).dialect
     assert caught.value.kind is ErrorKind.NOT_READY
 
 
@@ -81,8 +87,8 @@ def test_unknown_dialect_is_never_guessed() -> None:
 async def test_call_that_needs_the_dialect_waits_for_it(
     method: str, target: str, waits: bool
 ) -> None:
-    dialect_state = _Learning()
-    task = asyncio.create_task(_understand(method, target, _upstream(dialect_state)))
+    dialect_state = UndetectedState()
+    task = asyncio.create_task(_prepare(method, target, _upstream(dialect_state)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert task.done() is not waits
@@ -94,7 +100,7 @@ async def test_call_that_needs_the_dialect_waits_for_it(
 async def test_wait_for_the_dialect_ends_with_the_deadline() -> None:
     async def wait() -> None:
         with Deadline(9, 0.01) as deadline:
-            await until_known([_upstream(_Learning())], deadline)
+            await wait_for_dialects([_upstream(UndetectedState())], deadline)
 
     with pytest.raises(GatewayError, match=f"waiting for {URL}: not done in 0.01 s") as caught:
         await wait()
@@ -102,12 +108,12 @@ async def test_wait_for_the_dialect_ends_with_the_deadline() -> None:
 
 
 async def test_client_is_expected_after_the_wait() -> None:
-    dialect_state = _Learning()
+    dialect_state = UndetectedState()
     dialect_state.told.set()
 
     async def wait() -> None:
         with Deadline(9, 0.01) as deadline:
-            await until_known([_upstream(dialect_state)], deadline)
+            await wait_for_dialects([_upstream(dialect_state)], deadline)
             await asyncio.sleep(9)
 
     with pytest.raises(GatewayError, match="waiting for the client") as caught:
@@ -118,25 +124,25 @@ async def test_client_is_expected_after_the_wait() -> None:
 async def test_server_that_cannot_be_queried_fails_the_call() -> None:
     fault = GatewayError(ErrorKind.UNREACHABLE, f"{URL}: Connection refused")
     with pytest.raises(GatewayError) as caught:
-        await _understand("POST", INFER, _upstream(_Learning(fault)))
+        await _prepare("POST", INFER, _upstream(UndetectedState(fault)))
     assert caught.value is fault
 
 
 async def test_detected_dialect_does_not_reset_the_failures_of_an_endpoint() -> None:
-    """Of several endpoints, it may be another one that has told it."""
-    dialect_state = _Learning()
+    """The dialect may come from another endpoint."""
+    dialect_state = UndetectedState()
     dialect_state.told.set()
     upstream = _upstream(dialect_state)
     upstream.pool.members[0].calls.failures = 2
-    await _understand("POST", INFER, upstream)
+    await _prepare("POST", INFER, upstream)
     state = upstream.pool.snapshot()[0]
     assert (state.failures, state.outstanding) == (2, 0)
 
 
 async def test_upstream_without_endpoints_is_a_503() -> None:
-    upstream = Upstream("u", _Learning(), Pool([]), MetadataCache(60, 10, 30, lambda: 0.0))
+    upstream = Upstream("u", UndetectedState(), Pool([]), MetadataCache(60, 10, 30, lambda: 0.0))
     with pytest.raises(GatewayError, match="the upstream has no endpoint"):
-        await _understand("POST", INFER, upstream)
+        await _prepare("POST", INFER, upstream)
 
 
 @pytest.mark.parametrize(
@@ -154,13 +160,13 @@ async def test_model_version_is_refused_by_a_server_without_versions(
     method = "POST" if target.endswith("infer") else "GET"
     upstream = make_route(ScriptedEndpoint(EventLog()), name="models", dialect=KSERVE).upstream
     with pytest.raises(GatewayError) as caught:
-        await _understand(method, target, upstream)
+        await _prepare(method, target, upstream)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
     said = f"upstream 'models' (kserve) has no versions of models; without one, this is {path}"
     assert caught.value.message == said
-    await _understand(method, path, upstream)
+    await _prepare(method, path, upstream)
     for dialect in (TRITON, OPENVINO, JSON):
-        await _understand(
+        await _prepare(
             method, target, make_route(ScriptedEndpoint(EventLog()), dialect=dialect).upstream
         )
 
@@ -188,7 +194,7 @@ async def test_server_that_requires_a_json_type_gets_one(
     upstream = make_route(ScriptedEndpoint(EventLog()), dialect=dialect).upstream
     before = CIMultiDict(request_.headers)
     with Deadline(9, 9) as deadline:
-        headers = await typed(request_, upstream, deadline)
+        headers = await headers_with_type(request_, upstream, deadline)
     assert headers.getall("Content-Type", []) == ([expected] if expected else [])
     headers.popall("Content-Type", None)
     before.popall("Content-Type", None)

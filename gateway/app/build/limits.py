@@ -67,7 +67,7 @@ def apply_concurrency(limit: ConcurrencyLimit | None, declared: Concurrency, wor
     """Change a concurrency limit, if there is one, to what is declared."""
     numbers = _numbers(declared, workers)
     if limit is not None and numbers is not None:
-        limit.change(*numbers)
+        limit.reconfigure(*numbers)
 
 
 def _numbers(declared: Concurrency, workers: int) -> tuple[int, int, float] | None:

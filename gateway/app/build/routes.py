@@ -80,7 +80,7 @@ def build_routes(
                 declared.compression,
             )
         )
-    return Router(rules, forwarding=forwarding)
+    return Router(rules, forwarded=forwarding)
 
 
 def _present(*limits: ConcurrencyLimit | None) -> tuple[ConcurrencyLimit, ...]:
@@ -119,9 +119,11 @@ class _MirrorBuilder:
             self._memory_budget,
             # Copies take no slot of the gateway's own limit.
             concurrency_limits=_present(upstream.concurrency_limit),
-            models=self._models,
+            declared_models=self._models,
         )
-        return Mirror(route, declared.percent / 100, proxy_call, most=declared.max_concurrent)
+        return Mirror(
+            route, declared.percent / 100, proxy_call, max_concurrent=declared.max_concurrent
+        )
 
 
 def _match(declared: MatchSettings) -> Match:

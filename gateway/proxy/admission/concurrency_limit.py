@@ -1,4 +1,4 @@
-"""Lets so many exchanges go to servers at a time; a few more wait for a short while."""
+"""Concurrency limits: so many calls at servers at a time, a short queue behind them, else 503."""
 
 from __future__ import annotations
 
@@ -12,116 +12,117 @@ from gateway.proxy.admission.deadline import Deadline
 
 
 class ConcurrencyLimit:
-    """Has ``most`` places; for one of them ``waiting`` exchanges may wait, ``patience`` seconds.
+    """Admits ``max_requests`` calls at a time; ``max_queue`` more may wait ``queue_timeout`` s.
 
-    Who has less time left waits for that long. Who comes first is let in first. ``place`` tells of
-    what these are the places: ``upstream 'triton'``.
+    The queue is first in, first out. A call with less time left waits only that long. ``name`` is
+    what the slots belong to, for errors: ``upstream 'triton'``.
     """
 
-    def __init__(self, place: str, most: int, waiting: int, patience: float) -> None:
+    def __init__(self, name: str, max_requests: int, max_queue: int, queue_timeout: float) -> None:
         self.active = 0
-        """Exchanges that were let in and have not left."""
-        self._place = place
-        self._most = most
-        self._most_waiting = waiting
-        self._patience = patience
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        """Calls that have a slot."""
+        self._name = name
+        self._max_requests = max_requests
+        self._max_queue = max_queue
+        self._queue_timeout = queue_timeout
+        self._queue: deque[asyncio.Future[None]] = deque()
 
     @property
-    def waiting(self) -> int:
-        """Give the exchanges that wait."""
-        return len(self._waiting)
+    def queued(self) -> int:
+        """Return the number of calls that wait for a slot."""
+        return len(self._queue)
 
     def try_acquire(self) -> bool:
-        """Take a place if one is free, and nobody waits for it."""
-        if self.active >= self._most:
-            return False  # only then does anybody wait
+        """Take a slot if one is free."""
+        if self.active >= self._max_requests:
+            return False  # calls are queued only then, so that none is overtaken
         self.active += 1
         return True
 
-    async def enter(self, deadline: Deadline) -> None:
-        """Take a place, or wait for one; raises GatewayError (503) where that takes too long.
+    async def acquire(self, deadline: Deadline) -> None:
+        """Take a slot, or wait for one; raises GatewayError (503) if that takes too long.
 
-        That is where the deadline would come, too: it is no server that has not answered.
+        The error is the same if the deadline ends the wait: no server was late.
         """
         if self.try_acquire():
             return
-        if len(self._waiting) >= self._most_waiting:
-            raise self._full(f"and {self._most_waiting} more wait")
+        if len(self._queue) >= self._max_queue:
+            raise self._full(f"and {self._max_queue} more wait")
         with deadline.suspended() as left:
-            await self._wait(min(self._patience, left))
+            await self._wait(min(self._queue_timeout, left))
 
-    def leave(self) -> None:
-        """Give the place to who has waited longest, or back."""
+    def release(self) -> None:
+        """Give the slot to the first call of the queue, or back."""
         self.active -= 1
-        if self._waiting:
-            self._let_in()
+        if self._queue:
+            self._admit_queued()
 
-    def change(self, most: int, waiting: int, patience: float) -> None:
-        """Have other numbers from now on; who is inside stays, and who waits does as it began."""
-        self._most = most
-        self._most_waiting = waiting
-        self._patience = patience
-        self._let_in()
+    def reconfigure(self, max_requests: int, max_queue: int, queue_timeout: float) -> None:
+        """Set other limits; calls that have a slot keep it, queued calls wait as they began."""
+        self._max_requests = max_requests
+        self._max_queue = max_queue
+        self._queue_timeout = queue_timeout
+        self._admit_queued()
 
-    def _let_in(self) -> None:
-        """Give the places that are free to those who have waited longest."""
-        while self._waiting and self.active < self._most:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+    def _admit_queued(self) -> None:
+        while self._queue and self.active < self._max_requests:
+            admitted = self._queue.popleft()
+            if not admitted.done():
+                admitted.set_result(None)
                 self.active += 1
 
     async def _wait(self, seconds: float) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(admitted)
         try:
             async with asyncio.timeout(seconds):
-                await turn
+                await admitted
         except BaseException as error:
-            self._give_up(turn)
+            self._leave_queue(admitted)
             if isinstance(error, TimeoutError):
                 raise self._full(f"and none ended within {round(seconds, 3):g} s") from None
             raise
 
-    def _give_up(self, turn: asyncio.Future[None]) -> None:
-        if turn.done() and not turn.cancelled():
-            self.leave()  # its turn had come just before
+    def _leave_queue(self, admitted: asyncio.Future[None]) -> None:
+        if admitted.done() and not admitted.cancelled():
+            self.release()  # it was admitted just before it gave up
         else:
             with suppress(ValueError):
-                self._waiting.remove(turn)
+                self._queue.remove(admitted)
 
     def _full(self, why: str) -> GatewayError:
-        return overloaded(f"{self._place} is busy: {self._most} requests are under way, {why}")
+        return overload_error(
+            f"{self._name} is busy: {self._max_requests} requests are under way, {why}"
+        )
 
 
-def try_acquire(concurrency_limits: Sequence[ConcurrencyLimit]) -> bool:
-    """Take a place at each, or at none."""
-    for number, concurrency_limit in enumerate(concurrency_limits):
-        if not concurrency_limit.try_acquire():
-            leave(concurrency_limits[:number])
+def try_acquire_all(limits: Sequence[ConcurrencyLimit]) -> bool:
+    """Take a slot of each limit if all have one free, else none."""
+    for number, limit in enumerate(limits):
+        if not limit.try_acquire():
+            release_all(limits[:number])
             return False
     return True
 
 
-async def enter(concurrency_limits: Sequence[ConcurrencyLimit], deadline: Deadline) -> None:
-    """Take a place at each, one after the other, or at none; raises GatewayError (503)."""
-    entered = 0
+async def acquire_all(limits: Sequence[ConcurrencyLimit], deadline: Deadline) -> None:
+    """Take a slot of each limit in order, or none; raises GatewayError (503)."""
+    acquired = 0
     try:
-        for concurrency_limit in concurrency_limits:
-            await concurrency_limit.enter(deadline)
-            entered += 1
+        for limit in limits:
+            await limit.acquire(deadline)
+            acquired += 1
     except BaseException:
-        leave(concurrency_limits[:entered])
+        release_all(limits[:acquired])
         raise
 
 
-def leave(concurrency_limits: Sequence[ConcurrencyLimit]) -> None:
-    """Give the places back."""
-    for concurrency_limit in concurrency_limits:
-        concurrency_limit.leave()
+def release_all(limits: Sequence[ConcurrencyLimit]) -> None:
+    """Give the slots back."""
+    for limit in limits:
+        limit.release()
 
 
-def overloaded(message: str) -> GatewayError:
-    """Make the error of a request that comes when too much is under way."""
+def overload_error(message: str) -> GatewayError:
+    """Return the error of a call that the gateway has no room for."""
     return GatewayError(ErrorKind.OVERLOADED, message, retry_after=RETRY_AFTER)

@@ -1,4 +1,4 @@
-"""Large conversions take turns: a small request waits for one chunk of theirs at a time."""
+"""Shares the event loop among conversions: at most one chunk is converted per time slice."""
 
 from __future__ import annotations
 
@@ -6,40 +6,43 @@ import asyncio
 from collections import deque
 
 MAX_UNSCHEDULED = 32 * 1024
-"""Bytes of a request that need no turn: they are converted in little time."""
+"""Bytes of a request that is converted without a time slice, as that takes little time."""
 
 
 class ConversionScheduler:
-    """Lets one exchange convert a chunk in each turn of the event loop."""
+    """Lets one call convert one chunk in each iteration of the event loop.
+
+    So a small request waits for one chunk of the large ones at a time.
+    """
 
     def __init__(self) -> None:
         self._taken = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def next(self) -> None:
-        """Let others have their turn, and wait for the next one; comes between two chunks."""
-        if self.take():
+    async def next_slice(self) -> None:
+        """Yield to other calls and wait for the next time slice; call it between two chunks."""
+        if self.try_take_slice():
             await asyncio.sleep(0)
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        await turn
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting.append(granted)
+        await granted
 
-    def take(self) -> bool:
-        """Take this turn for a chunk that is converted at once; tell whether it was free."""
+    def try_take_slice(self) -> bool:
+        """Take the current time slice if it is free, for a chunk that is converted at once."""
         if self._taken:
             return False
         self._taken = True
-        asyncio.get_running_loop().call_soon(self._pass_on)
+        asyncio.get_running_loop().call_soon(self._grant_next)
         return True
 
-    def _pass_on(self) -> None:
-        """Give the turn to who has waited longest."""
+    def _grant_next(self) -> None:
+        """Grant the next time slice to the call that has waited longest."""
         self._taken = False
         while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():  # its exchange was cancelled
+            granted = self._waiting.popleft()
+            if not granted.done():  # else its call was cancelled
                 self._taken = True
-                turn.set_result(None)
-                turn.get_loop().call_soon(self._pass_on)
+                granted.set_result(None)
+                granted.get_loop().call_soon(self._grant_next)
                 return

@@ -1,4 +1,4 @@
-"""Ends an exchange that takes too long, or in which nothing moves any more."""
+"""Time limits of one call: the request timeout, the idle timeout and the minimum body rate."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Self
 
 from gateway.errors import ErrorKind, GatewayError
 
-_FOR_THE_ANSWER = 5.0
-"""Seconds at least in which an answer is made of what came of parts, and the client takes it."""
+_TIME_FOR_RESPONSE = 5.0
+"""Seconds at least to make a response of what the parts brought, and for the client to read it."""
 
 
 class Deadline:
-    """Gives what runs in its context ``request_timeout`` seconds, and each turn ``idle_timeout``.
+    """Cancels the task inside its context when a call takes too long, and names who was late.
 
-    Of the former, ``spent`` seconds are over already. A client's body has to come at
-    ``min_body_rate``
-    bytes a second on average; ``min_body_rate_grace`` seconds of the time that it takes do not
-    count. Knows
-    whose turn it is. Raises GatewayError where the time runs out: 408 if it was the client's turn,
-    504 if a server's.
+    A call has ``request_timeout`` seconds, of which ``spent`` are over already. It fails earlier if
+    nothing moves for ``idle_timeout`` seconds. A client's body must arrive at ``min_body_rate``
+    bytes a second on average; the first ``min_body_rate_grace`` seconds of waiting do not count.
+
+    The deadline knows which side is expected to move next. It raises GatewayError: 408 if that is
+    the client, 504 if it is a server.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class Deadline:
         min_body_rate_grace: float = 0.0,
     ) -> None:
         self._spent = spent
-        self._body_rate = min_body_rate
-        self._body_grace = min_body_rate_grace
-        self._received = 0
-        self._receiving = 0.0
-        self._idle_time = idle_timeout
-        self._total_time = request_timeout
+        self._min_body_rate = min_body_rate
+        self._min_body_rate_grace = min_body_rate_grace
+        self._received_bytes = 0
+        self._receiving_seconds = 0.0
+        self._idle_timeout = idle_timeout
+        self._request_timeout = request_timeout
         self._loop = asyncio.get_running_loop()
         self._server: str | None = None
-        self._missed = ""
+        self._expired = ""
         self._task: asyncio.Task[object] | None = None
 
     def __enter__(self) -> Self:
@@ -51,9 +51,9 @@ class Deadline:
         assert task is not None
         self._task = task
         self._cancelled_before = task.cancelling()
-        self._moved = self._loop.time()
-        self._end = self._last = self._moved + self._total_time - self._spent
-        self._look_again()
+        self._last_progress = self._loop.time()
+        self._end = self._hard_end = self._last_progress + self._request_timeout - self._spent
+        self._start_timer()
         return self
 
     def __exit__(
@@ -66,50 +66,51 @@ class Deadline:
         self._timer.cancel()
         # The task may keep the exception that ends it, whose frames hold this.
         task, self._task = self._task, None
-        if not self._missed:
+        if not self._expired:
             return
         assert task is not None
-        left = task.uncancel() > self._cancelled_before
-        if isinstance(error, asyncio.CancelledError) and not left:
-            raise self.error(self._missed) from None
+        client_left = task.uncancel() > self._cancelled_before
+        if isinstance(error, asyncio.CancelledError) and not client_left:
+            raise self.timeout_error(self._expired) from None
 
-    def cause(self, error: BaseException | None) -> BaseException | None:
-        """Give what is behind an error inside: running out of time looks like being cancelled."""
-        if self._missed and isinstance(error, asyncio.CancelledError):
-            return self.error(self._missed)
+    def translate(self, error: BaseException | None) -> BaseException | None:
+        """Return the timeout error behind a cancellation by this deadline, or the error itself."""
+        if self._expired and isinstance(error, asyncio.CancelledError):
+            return self.timeout_error(self._expired)
         return error
 
     def expect_client(self) -> None:
-        """Note that something moved, and that it is the client's turn."""
+        """Record progress; from now on the client is expected to move."""
         self._server = None
-        self._moved = self._loop.time()
+        self._last_progress = self._loop.time()
 
-    def received(self, size: int) -> None:
-        """Note that so many bytes of the client's body came in its turn.
+    def count_received(self, size: int) -> None:
+        """Count bytes of the client's body.
 
-        Raises GatewayError (408) where they come too slowly.
+        Raises GatewayError (408) if the body arrives more slowly than the minimum rate.
         """
-        self._received += size
-        self._receiving += self._loop.time() - self._moved
-        late = self._receiving - self._body_grace
-        if late > 0 and self._received < late * self._body_rate:
+        self._received_bytes += size
+        self._receiving_seconds += self._loop.time() - self._last_progress
+        counted = self._receiving_seconds - self._min_body_rate_grace
+        if counted > 0 and self._received_bytes < counted * self._min_body_rate:
             raise GatewayError(
                 ErrorKind.CLIENT_TIMEOUT,
-                f"the request's body comes too slowly: {self._received} bytes in "
-                f"{self._receiving:.0f} s (limits.min_body_rate: {self._body_rate} bytes a second)",
+                f"the request's body comes too slowly: {self._received_bytes} bytes in "
+                f"{self._receiving_seconds:.0f} s "
+                f"(limits.min_body_rate: {self._min_body_rate} bytes a second)",
             )
 
     def expect_server(self, url: str) -> None:
-        """Note that something moved, and that it is the turn of the server at ``url``."""
+        """Record progress; from now on the server at ``url`` is expected to move."""
         self._server = url
-        self._moved = self._loop.time()
+        self._last_progress = self._loop.time()
 
     @contextmanager
     def suspended_for_parts(self) -> Iterator[None]:
-        """Leave the time to tasks that run inside, each of which keeps a ``part`` of its own.
+        """Pause while tasks run inside that have a ``part`` of this deadline each.
 
-        So what one of them waits for in vain does not end the others. It is the client's turn then,
-        for a while also where they took all the time: what the others did is to be told.
+        A part that times out does not end the others. Afterwards the client is expected, with a few
+        seconds at least: it must hear what the other parts did.
         """
         try:
             with self.suspended():
@@ -117,65 +118,64 @@ class Deadline:
         finally:
             self._timer.cancel()
             self.expect_client()
-            self._last = max(self._end, self._moved + _FOR_THE_ANSWER)
-            self._look_again()
+            self._hard_end = max(self._end, self._last_progress + _TIME_FOR_RESPONSE)
+            self._start_timer()
 
     @contextmanager
     def suspended(self) -> Iterator[float]:
-        """Leave the time to what runs inside and ends by itself; give the seconds that it has.
+        """Pause for something with a time limit of its own; yield the seconds that it may take.
 
-        So it can say on its own what it has waited for. Something has moved before and behind it.
+        What runs inside raises its own error for its own wait.
         """
         self._timer.cancel()
-        now = self._moved = self._loop.time()
+        now = self._last_progress = self._loop.time()
         try:
-            yield max(0.0, min(self._idle_time, self._end - now))
+            yield max(0.0, min(self._idle_timeout, self._end - now))
         finally:
-            self._moved = self._loop.time()
-            self._look_again()
+            self._last_progress = self._loop.time()
+            self._start_timer()
 
     def part(self, share: float = 1.0) -> Deadline:
-        """Make the deadline of one of several tasks that wait at once: what is left of this one.
-
-        Or a share of it, where something is to come behind them.
-        """
+        """Return a deadline for one of several parallel tasks, with the time left or a share."""
         left = self._end - self._loop.time()
-        return Deadline(self._idle_time, self._total_time, self._total_time - share * left)
+        return Deadline(
+            self._idle_timeout, self._request_timeout, self._request_timeout - share * left
+        )
 
-    def error(self, what: str) -> GatewayError:
-        """Make the error that tells whom the exchange was waiting for."""
+    def timeout_error(self, expired: str) -> GatewayError:
+        """Return the error that names the side that the call was waiting for."""
         if self._server is None:
-            return GatewayError(ErrorKind.CLIENT_TIMEOUT, f"waiting for the client: {what}")
-        return server_timeout(self._server, what)
+            return GatewayError(ErrorKind.CLIENT_TIMEOUT, f"waiting for the client: {expired}")
+        return server_timeout(self._server, expired)
 
-    def _look(self) -> None:
-        """End the exchange if its time is over, or look again when it may be."""
+    def _check(self) -> None:
+        """Cancel the task if its time is over, else check again when it may be."""
         now = self._loop.time()
-        if now >= self._last:
-            self._missed = not_done(self._total_time)
-        elif now >= self._moved + self._idle_time:
-            self._missed = nothing_moved(self._idle_time)
+        if now >= self._hard_end:
+            self._expired = request_timeout_text(self._request_timeout)
+        elif now >= self._last_progress + self._idle_timeout:
+            self._expired = idle_timeout_text(self._idle_timeout)
         else:
-            self._look_again()
+            self._start_timer()
             return
         assert self._task is not None
         self._task.cancel()
 
-    def _look_again(self) -> None:
-        """Look when the time may be over."""
-        self._timer = self._loop.call_at(min(self._moved + self._idle_time, self._last), self._look)
+    def _start_timer(self) -> None:
+        due = min(self._last_progress + self._idle_timeout, self._hard_end)
+        self._timer = self._loop.call_at(due, self._check)
 
 
-def server_timeout(url: str, what: str) -> GatewayError:
-    """Make the error that tells that an exchange was waiting for the server at ``url``."""
-    return GatewayError(ErrorKind.SERVER_TIMEOUT, f"waiting for {url}: {what}")
+def server_timeout(url: str, expired: str) -> GatewayError:
+    """Return the error of a call that was waiting for the server at ``url``."""
+    return GatewayError(ErrorKind.SERVER_TIMEOUT, f"waiting for {url}: {expired}")
 
 
-def nothing_moved(idle_timeout: float) -> str:
-    """Say that this time was over."""
+def idle_timeout_text(idle_timeout: float) -> str:
+    """Say that the idle timeout is over."""
     return f"nothing moved for {idle_timeout:g} s (limits.idle_timeout)"
 
 
-def not_done(request_timeout: float) -> str:
-    """Say that this time was over."""
+def request_timeout_text(request_timeout: float) -> str:
+    """Say that the request timeout is over."""
     return f"not done in {request_timeout:g} s (limits.request_timeout)"

@@ -1,4 +1,4 @@
-"""What all exchanges together hold of bodies."""
+"""The memory budget: bytes of bodies that all calls together may buffer, else 503."""
 
 from __future__ import annotations
 
@@ -6,76 +6,76 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from gateway.errors import GatewayError
-from gateway.proxy.admission.concurrency_limit import overloaded
+from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.system.buffers import MIN_STREAM_BYTES, BufferAccount
 
 
 class MemoryBudget:
-    """Counts the bytes that calls hold of bodies; together with ``buffers``, ``most`` at a time.
+    """Counts what calls reserve for bodies and what connections buffer, up to ``limit`` bytes.
 
-    Those are what connections buffer of bodies in transit, which have their share of the memory.
+    ``buffers`` counts for connections: the bytes of bodies in transit.
     """
 
-    def __init__(self, most: int) -> None:
-        self.buffers = BufferAccount(most)
+    def __init__(self, limit: int) -> None:
+        self.buffers = BufferAccount(limit)
 
     @property
     def total(self) -> int:
-        """Give the bytes that are held and buffered."""
+        """Return the bytes that are reserved and buffered."""
         return self.buffers.total
 
     def reserve(self) -> Reservation:
-        """Begin to count for an exchange; nothing of it counts any more once that is closed."""
+        """Return an empty reservation for one call, which is released when its context ends."""
         return Reservation(self)
 
-    def change(self, size: int) -> None:
-        """Count so many bytes more, or fewer; raises GatewayError (503) over the cap."""
+    def adjust(self, size: int) -> None:
+        """Reserve so many bytes more, or fewer; raises GatewayError (503) over the limit."""
         if size > 0 and size > self.buffers.free:
             raise self._full()
         self.buffers.reserved += size
 
-    def admit(self) -> None:
-        """Check that there is room for one more call; raises GatewayError (503) if not."""
+    def check_admission(self) -> None:
+        """Raise GatewayError (503) if there is no room for one more call."""
         if self.buffers.free < MIN_STREAM_BYTES:
             raise self._full()
 
-    def set_limit(self, most: int) -> None:
-        """Have another cap from now on; what is held stays, even where that is more."""
-        self.buffers.set_limit(most)
+    def set_limit(self, limit: int) -> None:
+        """Set another limit; existing reservations stay, even above it."""
+        self.buffers.set_limit(limit)
 
     def _full(self) -> GatewayError:
         buffers = self.buffers
-        return overloaded(
-            f"the gateway holds {buffers.total} bytes of other requests and answers already, "
-            f"and {buffers.streams} bodies are in transit; at most {buffers.limit} are held "
-            "(limits.max_buffered_bytes)"
+        return overload_error(
+            f"the gateway buffers {buffers.total} bytes of other requests and responses already, "
+            f"and {buffers.streams} bodies are in transit; at most {buffers.limit} bytes may be "
+            "buffered (limits.max_buffered_bytes)"
         )
 
 
 class Reservation:
-    """What one exchange holds, while its context is open."""
+    """The bytes that one call has reserved, while its context is open."""
 
-    def __init__(self, held: MemoryBudget) -> None:
-        self._held = held
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
         self._size = 0
 
     def resize(self, size: int) -> None:
-        """Note how many bytes it holds now; raises GatewayError (503) where those are too many."""
-        self._held.change(size - self._size)
+        """Reserve ``size`` bytes in all; raises GatewayError (503) over the limit."""
+        self._budget.adjust(size - self._size)
         self._size = size
 
-    def note(self, size: int) -> None:
-        """Note how many bytes it holds now, even too many: what is under way is not broken off."""
-        self._held.buffers.reserved += size - self._size
+    def resize_unchecked(self, size: int) -> None:
+        """Reserve ``size`` bytes in all, even over the limit, for a response that has started."""
+        self._budget.buffers.reserved += size - self._size
         self._size = size
 
-    def more(self, size: int) -> None:
-        """Note that it holds so many bytes more; raises GatewayError (503) as ``resize`` does."""
+    def grow(self, size: int) -> None:
+        """Reserve so many bytes more; raises GatewayError (503) over the limit."""
         self.resize(self._size + size)
 
     def __enter__(self) -> Self:
-        """Hold nothing yet."""
+        """Return the reservation."""
         return self
 
     def __exit__(
@@ -84,23 +84,25 @@ class Reservation:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Hold nothing any more."""
+        """Release all bytes."""
         self.resize(0)
 
 
 class BufferingCodec(Protocol):
-    """A codec with work that it does piece by piece, and what it holds of a body, in bytes."""
+    """A codec that converts step by step and buffers a part of a body."""
 
     @property
     def buffered_bytes(self) -> int:
-        """Give the bytes that are held."""
+        """Return the bytes that it buffers."""
 
     def step(self) -> bool:
-        """Do a piece; tell whether there was one."""
+        """Do one step; tell whether there was one."""
 
 
-async def work_off(codec: BufferingCodec, holding: Reservation, turns: ConversionScheduler) -> None:
-    """Do what a codec has to do, with a turn for others after each piece."""
+async def run_steps(
+    codec: BufferingCodec, reservation: Reservation, scheduler: ConversionScheduler
+) -> None:
+    """Do all steps that a codec has to do, one per time slice."""
     while codec.step():
-        holding.resize(codec.buffered_bytes)
-        await turns.next()
+        reservation.resize(codec.buffered_bytes)
+        await scheduler.next_slice()

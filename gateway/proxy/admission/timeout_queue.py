@@ -1,4 +1,4 @@
-"""Ends exchanges of the straight way that take too long."""
+"""Times out calls of the fast path with a single timer for all calls of one timeout."""
 
 from __future__ import annotations
 
@@ -7,54 +7,53 @@ from typing import Protocol
 
 
 class Timed(Protocol):
-    """What is to be over in time."""
+    """What a TimeoutQueue times out."""
 
-    def late(self) -> None:
+    def on_timeout(self) -> None:
         """End, as the time is over."""
 
 
 class TimeoutQueue:
-    """Gives each of many the same time, in seconds, by one timer for all.
+    """Gives every entry the same timeout, in seconds.
 
-    What began first is late first, so that the timer is that of the first: an exchange costs no
-    timer of its own.
+    The entry that was added first is due first. So one timer, for the first entry, is enough.
     """
 
-    def __init__(self, time: float) -> None:
-        self._time = time
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._due: dict[Timed, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def watched(self) -> int:
-        """Give how many there are."""
+    def size(self) -> int:
+        """Return the number of entries."""
         return len(self._due)
 
-    def add(self, watched: Timed) -> None:
-        """Begin to count its time."""
-        due = self._due[watched] = self._loop.time() + self._time
+    def add(self, entry: Timed) -> None:
+        """Start the time of an entry."""
+        due = self._due[entry] = self._loop.time() + self._timeout
         if self._timer is None:
-            self._timer = self._loop.call_at(due, self._look)
+            self._timer = self._loop.call_at(due, self._check)
 
-    def remove(self, watched: Timed) -> float:
-        """Watch it no more; give the seconds that it has taken."""
-        due = self._due.pop(watched, None)
-        return 0.0 if due is None else self._loop.time() - (due - self._time)
+    def remove(self, entry: Timed) -> float:
+        """Stop the time of an entry; return the seconds that it has taken."""
+        due = self._due.pop(entry, None)
+        return 0.0 if due is None else self._loop.time() - (due - self._timeout)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Drop all entries and the timer."""
         if self._timer is not None:
             self._timer.cancel()
         self._due.clear()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
         while self._due:
-            watched, due = next(iter(self._due.items()))
+            entry, due = next(iter(self._due.items()))
             if due > now:
-                self._timer = self._loop.call_at(due, self._look)
+                self._timer = self._loop.call_at(due, self._check)
                 return
-            del self._due[watched]
-            watched.late()
+            del self._due[entry]
+            entry.on_timeout()
         self._timer = None

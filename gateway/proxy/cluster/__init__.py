@@ -1,1 +1,1 @@
-"""Several servers asked as one."""
+"""Operations over several servers: broadcasts, merged responses, model lists, settings, health."""

@@ -1,106 +1,81 @@
-"""What changes a server goes to every server, so that all of them go on answering alike."""
+"""Sends what changes servers to every server, so that all of them stay alike."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Sequence
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.operations import Operation
-from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import ClientBody, kept
+from gateway.proxy.body_io import ClientBody, buffer_chunks
 from gateway.proxy.cluster.scatter_gather import (
-    agreed,
-    ask_every_endpoint,
-    endpoints_of,
-    pass_on,
-    question,
+    count_endpoints,
+    make_sub_request,
+    merge_responses,
+    query_every_endpoint,
+    send_buffered,
 )
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Limits, Route, Upstream
-from gateway.proxy.passthrough import forward, forwarded_body
+from gateway.proxy.interfaces import Call, Upstream
+from gateway.proxy.passthrough import checked_body, passthrough
 from gateway.upstream.transport import Body
 
-TargetAt = Callable[[Upstream], str]
-"""Gives the raw target under which the servers of an upstream have what is asked for."""
+TargetFor = Callable[[Upstream], str]
+"""Returns the raw target of an operation at the servers of an upstream."""
 
 
-async def to_every_endpoint(
-    request: ClientRequest,
-    answer: ClientResponse,
-    route: Route,
-    upstreams: Sequence[Upstream],
-    deadline: Deadline,
-    target_at: TargetAt,
-    model: str | None = None,
+async def broadcast(
+    call: Call, upstreams: Sequence[Upstream], target_for: TargetFor, model: str | None = None
 ) -> None:
-    """Send a request to every endpoint, and answer as all of them did.
+    """Send a request to every endpoint, and the response that all agree on to the client.
 
-    ``model`` is one that they have to have, where they differ in their models.
-    Raises GatewayError (502) where only some did it, which tells which, and why the others did not.
+    Under model discovery only endpoints that have ``model`` get it. Raises GatewayError (502) if
+    only some succeeded, with the names of all and the errors.
     """
-    if endpoints_of(upstreams) == 1:
-        await forward(request, answer, route, deadline, target_at(route.upstream))
+    if count_endpoints(upstreams) == 1:
+        await passthrough(call, target_for(call.route.upstream))
         return
-    with route.held.reserve() as holding:
-        body = await whole_body(request, route.limits, deadline, holding)
-        asked = await ask_every_endpoint(
-            route,
+    with call.route.memory_budget.reserve() as reservation:
+        body = await buffer_body(call, reservation)
+        sub_responses = await query_every_endpoint(
+            call,
             upstreams,
-            lambda upstream: question(request, target_at(upstream), body),
-            deadline,
-            holding,
+            lambda upstream: make_sub_request(call.request, target_for(upstream), body),
+            reservation,
             model,
         )
-        await pass_on(agreed(request, asked), answer, deadline)
+        await send_buffered(call, merge_responses(call.request, sub_responses))
 
 
-async def load(
-    request: ClientRequest,
-    answer: ClientResponse,
-    asked: Operation,
-    route: Route,
-    upstreams: Sequence[Upstream],
-    deadline: Deadline,
-) -> None:
-    """Have a model loaded or unloaded everywhere; whatever comes of it, its metadata is old."""
+async def load(call: Call, upstreams: Sequence[Upstream]) -> None:
+    """Load or unload a model everywhere, and drop its cached metadata, whatever comes of it."""
+    request, model = call.request, call.operation.model
     is_unload = request.target.partition("?")[0].endswith("/unload")
-    model = asked.model if is_unload else None  # it is loaded where it is not yet
     try:
-        await to_every_endpoint(
-            request, answer, route, upstreams, deadline, lambda _: request.target, model
-        )
+        # An unload needs the model; a load goes where it is not yet.
+        await broadcast(call, upstreams, lambda _: request.target, model if is_unload else None)
     finally:
         for upstream in upstreams:
-            upstream.metadata.invalidate(asked.model or "")
+            upstream.metadata.invalidate(model or "")
             upstream.pool.refresh_models()
 
 
-async def whole_body(
-    request: ClientRequest, limits: Limits, deadline: Deadline, holding: Reservation
-) -> Body:
-    """Give all of a client's body, which several servers are to have; None where there is none.
+async def buffer_body(call: Call, reservation: Reservation) -> Body:
+    """Buffer the client's body for several servers; None without a body.
 
-    Raises GatewayError: 413 over the caps, 400 for a broken body, 503 where too much is held.
+    Raises GatewayError: 413 over the caps, 400 for a broken body, 503 for overload.
     """
-    body = ClientBody(request, limits.request_bytes, deadline)
-    _check_held(body.size or 0, limits)
-    passed = await forwarded_body(request, body, limits.json_depth, holding, limits_chunks=False)
-    if not isinstance(passed, AsyncIterable):
-        return passed
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in kept(passed):
-        size += len(chunk)
-        _check_held(size, limits)
-        holding.more(len(chunk))
-        chunks.append(chunk)
-    return chunks
+    request, limits = call.request, call.route.limits
+    body = ClientBody(request, limits.request_bytes, call.deadline)
+    if (body.size or 0) > limits.spool_bytes:
+        raise _too_large(limits.spool_bytes)
+    checked = await checked_body(request, body, limits.json_depth, reservation, limits_chunks=False)
+    if not isinstance(checked, AsyncIterable):
+        return checked
+    return await buffer_chunks(checked, reservation, limits.spool_bytes, _too_large)
 
 
-def _check_held(size: int, limits: Limits) -> None:
-    if size > limits.spool_bytes:
-        raise GatewayError(
-            ErrorKind.TOO_LARGE,
-            "a request that goes to several servers is held, and is larger than "
-            f"{limits.spool_bytes} bytes (limits.spool_bytes)",
-        )
+def _too_large(cap: int) -> GatewayError:
+    return GatewayError(
+        ErrorKind.TOO_LARGE,
+        "a request that goes to several servers is buffered, and is larger than "
+        f"{cap} bytes (limits.spool_bytes)",
+    )

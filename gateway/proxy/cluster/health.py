@@ -1,4 +1,4 @@
-"""The gateway's own health: it lives if it answers, and is ready if it can reach its servers."""
+"""The gateway's own health: live if it responds, ready if its upstreams are."""
 
 from __future__ import annotations
 
@@ -14,113 +14,113 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.interfaces import ClientResponse, Upstream
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest
 
-PROBE_TIME = 2.0
-"""Seconds within which an endpoint has to say that it is ready."""
+READINESS_TIMEOUT = 2.0
+"""Seconds for an endpoint to report that it is ready."""
 
 CACHE_SECONDS = 1.0
-"""Seconds for which an outcome holds, so that probes of the gateway do not multiply."""
+"""Seconds for which an outcome is cached, so that probes of the gateway do not multiply."""
 
 _READY = "/v2/health/ready"
 
-# The protocol wants an object as the body. Triton sends none, and its clients look at the status;
-# KServe's client looks into the object.
+# The protocol requires an object as the body. Triton sends none, and its clients read the status;
+# KServe's client reads the object.
 _JSON = {"Content-Type": "application/json"}
 
-Check = Callable[[Upstream], Awaitable[tuple[str, ...]]]
-"""Tells of each endpoint of an upstream why it cannot be used, or nothing if one of them can."""
+FindUnready = Callable[[Upstream], Awaitable[tuple[str, ...]]]
+"""Returns why each endpoint of an upstream is not ready; nothing if one of them is."""
 
 
-async def live(answer: ClientResponse) -> None:
-    """Answer that the gateway lives, whatever its servers do."""
-    await answer.send(200, "", CIMultiDict(_JSON), b'{"live":true}')
+async def live(response: ClientResponse) -> None:
+    """Report that the gateway is live, whatever its servers do."""
+    await response.send(200, "", CIMultiDict(_JSON), b'{"live":true}')
 
 
-async def ready(answer: ClientResponse, readiness: Readiness, deadline: Deadline) -> None:
-    """Answer that the gateway is ready; raises GatewayError (503) that tells what is not."""
+async def ready(response: ClientResponse, readiness: Readiness, deadline: Deadline) -> None:
+    """Report that the gateway is ready; raises GatewayError (503) that tells what is not."""
     deadline.expect_server(f"the endpoints of {', '.join(readiness.names)}")
-    missing = await readiness.missing()
-    if missing:
-        raise GatewayError(ErrorKind.NOT_READY, f"not ready: {missing}")
+    unready = await readiness.check()
+    if unready:
+        raise GatewayError(ErrorKind.NOT_READY, f"not ready: {unready}")
     deadline.expect_client()
-    await answer.send(200, "", CIMultiDict(_JSON), b'{"ready":true}')
+    await response.send(200, "", CIMultiDict(_JSON), b'{"ready":true}')
 
 
 class Readiness:
-    """Finds out whether each of the upstreams that are required has an endpoint to be used.
+    """Checks whether every required upstream has an endpoint that is ready.
 
-    One check at a time is made, which all wait for who ask meanwhile, and its outcome is kept for a
-    while. ``clock`` gives seconds.
+    There is one check at a time, which concurrent clients share. Its outcome is cached for a while.
+    ``clock`` returns seconds.
     """
 
     def __init__(
         self,
         upstreams: Iterable[Upstream],
-        check: Check | None = None,
+        find_unready: FindUnready | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._upstreams = [upstream for upstream in upstreams if upstream.required]
-        self._check = check or unusable
+        self._find_unready = find_unready or unready_endpoints
         self._clock = clock
         self.draining = False
-        """The gateway is about to end, whatever its upstreams do."""
-        self._missing = ""
+        """Whether the gateway is about to stop, whatever its upstreams do."""
+        self._unready = ""
         self._expires = float("-inf")
-        self._look: asyncio.Task[str] | None = None
+        self._check: asyncio.Task[str] | None = None
 
     @property
     def names(self) -> list[str]:
-        """Give the names of the upstreams."""
+        """Return the names of the required upstreams."""
         return [upstream.name for upstream in self._upstreams]
 
-    async def missing(self) -> str:
-        """Tell which upstreams cannot be used, and why; nothing if all can.
+    async def check(self) -> str:
+        """Describe the upstreams that are not ready, and why; empty if all are.
 
-        While the gateway drains, that it does is all there is to tell.
+        A draining gateway is not ready for that reason alone.
         """
         if self.draining:
             return "draining"
-        if self._look is None:
-            if self._clock() < self._expires and not self._is_lost:
-                return self._missing
-            self._look = asyncio.create_task(self._look_at_all())
-            self._look.add_done_callback(self._looked)
-        # One client that leaves must not take the outcome from the others.
-        return await asyncio.shield(self._look)
+        if self._check is None:
+            if self._clock() < self._expires and not self._became_unreachable:
+                return self._unready
+            self._check = asyncio.create_task(self._check_all())
+            self._check.add_done_callback(self._on_checked)
+        # A client that disconnects must not cancel the check for the others.
+        return await asyncio.shield(self._check)
 
     @property
-    def _is_lost(self) -> bool:
+    def _became_unreachable(self) -> bool:
         """Tell whether calls have found an upstream unreachable since all were ready."""
-        return not self._missing and any(each.pool.unreachable for each in self._upstreams)
+        return not self._unready and any(each.pool.unreachable for each in self._upstreams)
 
     async def close(self) -> None:
-        """End the check under way."""
-        if self._look is not None:
-            self._look.cancel()
-            await asyncio.gather(self._look, return_exceptions=True)
+        """Cancel the check under way."""
+        if self._check is not None:
+            self._check.cancel()
+            await asyncio.gather(self._check, return_exceptions=True)
 
-    async def _look_at_all(self) -> str:
+    async def _check_all(self) -> str:
         async with asyncio.TaskGroup() as group:
-            looks = [group.create_task(self._look_at(upstream)) for upstream in self._upstreams]
-        self._missing = ", ".join(filter(None, (look.result() for look in looks)))
+            checks = [group.create_task(self._check_one(upstream)) for upstream in self._upstreams]
+        self._unready = ", ".join(filter(None, (each.result() for each in checks)))
         self._expires = self._clock() + CACHE_SECONDS
-        return self._missing
+        return self._unready
 
-    async def _look_at(self, upstream: Upstream) -> str:
-        whys = await self._check(upstream)
+    async def _check_one(self, upstream: Upstream) -> str:
+        whys = await self._find_unready(upstream)
         return f"upstream {upstream.name} ({'; '.join(whys)})" if whys else ""
 
-    def _looked(self, look: asyncio.Task[str]) -> None:
-        self._look = None
-        if not look.cancelled():
-            look.exception()  # seen, even where every client that waited has left
+    def _on_checked(self, check: asyncio.Task[str]) -> None:
+        self._check = None
+        if not check.cancelled():
+            check.exception()  # retrieved, even if every client has disconnected
 
 
-async def unusable(upstream: Upstream) -> tuple[str, ...]:
-    """Tell why no endpoint of an upstream is ready, or nothing if one is.
+async def unready_endpoints(upstream: Upstream) -> tuple[str, ...]:
+    """Return why no endpoint of an upstream is ready; nothing if one is.
 
-    None is while recent calls could not connect to any. Else its probes know, if there are any; the
-    first ones are waited for, but not for long. Without probes all endpoints are asked at once, and
-    the first that is ready settles it.
+    No endpoint is ready while recent calls could not connect to any. Else the health checks decide,
+    if there are any; the first ones are awaited for a short time. Without health checks all
+    endpoints are queried in parallel, and the first that is ready ends the check.
     """
     pool = upstream.pool
     if not pool.endpoints:
@@ -131,7 +131,7 @@ async def unusable(upstream: Upstream) -> tuple[str, ...]:
         return tuple(dict.fromkeys(why or pool.unreachable for why in whys))
     if pool.any_healthy is not None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(PROBE_TIME):
+            async with asyncio.timeout(READINESS_TIMEOUT):
                 await pool.wait_until_probed()
         states = () if pool.any_healthy else pool.snapshot()
         return tuple(f"{state.url}: {state.reason or 'not probed yet'}" for state in states)
@@ -148,19 +148,19 @@ async def unusable(upstream: Upstream) -> tuple[str, ...]:
 
 
 async def _why_not_ready(endpoint: UpstreamEndpoint) -> str | None:
-    """Tell why an endpoint is not ready; None if it is."""
+    """Return why an endpoint is not ready; None if it is."""
     try:
-        async with asyncio.timeout(PROBE_TIME):
+        async with asyncio.timeout(READINESS_TIMEOUT):
             headers = CIMultiDict(endpoint.own_request_headers)
             response = await endpoint.send(UpstreamRequest("GET", _READY, headers))
             try:
                 while await response.read():
-                    pass  # so that the connection can be kept
+                    pass  # a body read to its end lets the connection be reused
             finally:
                 response.close()
     except GatewayError as error:
         strip_tracebacks(error)
         return error.message
     except TimeoutError:
-        return f"{endpoint.url} did not say in {PROBE_TIME:g} s that it is ready"
+        return f"{endpoint.url} did not say in {READINESS_TIMEOUT:g} s that it is ready"
     return None if response.status == 200 else f"{endpoint.url} answered {response.status}"

@@ -1,4 +1,4 @@
-"""Which models there are: servers are asked for them, each in the way in which it lists them."""
+"""Lists the models of several servers, each by the list that its dialect has."""
 
 from __future__ import annotations
 
@@ -15,111 +15,107 @@ from gateway.proxy.cluster.scatter_gather import (
     FAILED_ENDPOINTS,
     BufferedResponse,
     SubResponse,
-    agreed,
-    ask_where_they_differ,
-    question,
+    make_sub_request,
+    merge_responses,
+    query_model_holders,
 )
-from gateway.proxy.interfaces import ClientRequest, Route, Upstream
-from gateway.proxy.server_dialect import until_known
+from gateway.proxy.interfaces import Call, ClientRequest, Upstream
+from gateway.proxy.server_dialect import wait_for_dialects
 from gateway.upstream.transport import UpstreamRequest
 
-_TO_BE_KNOWN = 0.5
-"""The share of the time in which servers may tell how they speak; the rest is for their lists."""
-_HAS_NONE = frozenset((404, 405, 501))
-"""Statuses that say of a list that there is none. Others may mean the client, or the moment."""
+_DETECTION_SHARE = 0.5
+"""The share of the time for the detection of dialects; the rest is for the lists."""
+_NO_LIST_STATUSES = frozenset((404, 405, 501))
+"""Statuses of a server without a list. Others may be about the client, or temporary."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLists:
-    """What came of asking for lists of models.
+    """The lists of models, errors among them, and the servers that have no list."""
 
-    ``given`` are the answers of who has a list, be they errors; ``lacking`` those of who has none.
-    """
-
-    given: list[SubResponse]
-    lacking: list[SubResponse]
+    lists: list[SubResponse]
+    without_list: list[SubResponse]
 
     @property
-    def are_good(self) -> bool:
-        """Tell whether all that there is was listed, and there is any."""
-        return bool(self.given) and all(each.good for each in self.given)
+    def are_complete(self) -> bool:
+        """Tell whether there is a list, and none failed."""
+        return bool(self.lists) and all(each.success for each in self.lists)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Give the header of an answer that names whose models it lacks, if it does any's."""
-        lacking = ", ".join(each.name for each in self.lacking)
-        return {FAILED_ENDPOINTS: lacking} if lacking else {}
+        """Return the response header that names the servers without a list, if there are any."""
+        names = ", ".join(each.name for each in self.without_list)
+        return {FAILED_ENDPOINTS: names} if names else {}
 
     def error(self, request: ClientRequest) -> BufferedResponse:
-        """Give the servers' own error, where lists are not good; raises GatewayError as agreed."""
-        return agreed(request, self.given or self.lacking)
+        """Return the servers' own error; raises GatewayError as ``merge_responses``."""
+        return merge_responses(request, self.lists or self.without_list)
 
 
-async def model_lists(
-    request: ClientRequest,
-    index: UpstreamRequest,
-    route: Route,
+async def query_model_lists(
+    call: Call,
+    index_request: UpstreamRequest,
     upstreams: Sequence[Upstream],
-    deadline: Deadline,
-    holding: Reservation,
+    reservation: Reservation,
 ) -> ModelLists:
-    """Ask one endpoint of each upstream, or all where those differ, for the models there.
+    """Query one endpoint of each upstream, or all under model discovery, for its models.
 
-    KServe has no repository index and is asked for its V1 list, all others are sent ``index``; so
-    is who does not tell what it is, as it is likely to fail, and is named with what it fails with.
-    Raises GatewayError as ``ask_where_they_differ``.
+    KServe has no repository index and is queried for its V1 list. All others get the
+    ``index_request``, servers of unknown dialect too: they are named with their error. Raises
+    GatewayError as ``query_model_holders``.
     """
-    await _wait_until_known(upstreams, deadline)
-    v1_list = _v1_list(request)
-    asked = await ask_where_they_differ(
-        route,
+    await _wait_for_dialects(upstreams, call.deadline)
+    v1_request = _v1_list_request(call.request)
+    sub_responses = await query_model_holders(
+        call,
         upstreams,
-        lambda upstream: v1_list if _speaks_v1(upstream) else index,
-        deadline,
-        holding,
+        lambda upstream: v1_request if _speaks_v1(upstream) else index_request,
+        reservation,
     )
     by_name = {upstream.name: upstream for upstream in upstreams}
-    lists = ModelLists([], [])
-    for each in asked:
-        has_none = _has_none(each, by_name[each.upstream], index)
-        (lists.lacking if has_none else lists.given).append(each)
-    return lists
+    result = ModelLists([], [])
+    for each in sub_responses:
+        has_none = _has_no_list(each, by_name[each.upstream], index_request)
+        (result.without_list if has_none else result.lists).append(each)
+    return result
 
 
-async def _wait_until_known(upstreams: Sequence[Upstream], deadline: Deadline) -> None:
-    """Wait until it is known how servers speak, or that this cannot be found out in time.
+async def _wait_for_dialects(upstreams: Sequence[Upstream], deadline: Deadline) -> None:
+    """Wait until each dialect is known, or its detection failed.
 
-    So one that hangs leaves the others time for what they are asked.
+    A server that hangs leaves the others time for their lists.
     """
 
     async def wait_for(upstream: Upstream, part: Deadline) -> None:
         with contextlib.suppress(GatewayError), part:
-            await until_known([upstream], part)
+            await wait_for_dialects([upstream], part)
 
     unknown = [upstream for upstream in upstreams if upstream.dialect_state.dialect is None]
     if unknown:
         with deadline.suspended_for_parts():
             async with asyncio.TaskGroup() as group:
                 for upstream in unknown:
-                    group.create_task(wait_for(upstream, deadline.part(_TO_BE_KNOWN)))
+                    group.create_task(wait_for(upstream, deadline.part(_DETECTION_SHARE)))
 
 
-def _v1_list(request: ClientRequest) -> UpstreamRequest:
-    asked = replace(question(request, MODELS_PATH), method="GET")
-    asked.headers.popall("Content-Type", None)  # that of a body for the index
-    return asked
+def _v1_list_request(request: ClientRequest) -> UpstreamRequest:
+    v1_request = replace(make_sub_request(request, MODELS_PATH), method="GET")
+    v1_request.headers.popall("Content-Type", None)  # that of a body for the index
+    return v1_request
 
 
 def _speaks_v1(upstream: Upstream) -> bool:
     return upstream.dialect_state.dialect is not None and upstream.dialect.speaks_v1
 
 
-def _has_none(asked: SubResponse, upstream: Upstream, index: UpstreamRequest) -> bool:
-    """Tell whether who was asked says that it has no list, and never will."""
-    if not isinstance(asked.outcome, BufferedResponse):
+def _has_no_list(
+    sub_response: SubResponse, upstream: Upstream, index_request: UpstreamRequest
+) -> bool:
+    """Tell whether a server says that it has no list, and never will."""
+    if not isinstance(sub_response.outcome, BufferedResponse):
         return False
-    dialect, status = upstream.dialect_state.dialect, asked.outcome.status
+    dialect, status = upstream.dialect_state.dialect, sub_response.outcome.status
     if dialect is not None and not dialect.has_model_list:
-        return status == 400 or status in _HAS_NONE
-    # By GET, an index is refused also where there is one: the specification has POST.
-    return status in _HAS_NONE and (index.method == "POST" or _speaks_v1(upstream))
+        return status == 400 or status in _NO_LIST_STATUSES
+    # Servers with an index refuse GET as well: the specification has POST.
+    return status in _NO_LIST_STATUSES and (index_request.method == "POST" or _speaks_v1(upstream))

@@ -1,4 +1,4 @@
-"""Asks several servers the same at once, and tells what came of it at each of them."""
+"""Sends one request to several servers in parallel, and collects what came of it at each."""
 
 from __future__ import annotations
 
@@ -8,30 +8,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import orjson
-from multidict import CIMultiDictProxy
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, bad_response, shorten, strip_tracebacks
-from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, enter, leave
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import response_chunks, write
+from gateway.proxy.body_io import buffer_chunks, response_chunks, write
 from gateway.proxy.headers import check_lengths, end_to_end
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
+from gateway.proxy.interfaces import Call, ClientRequest, Route, Upstream
 from gateway.proxy.retry import UpstreamCall
-from gateway.sizes import QUOTED_TEXT
+from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
-LARGEST_REPLY = 4 * 1024 * 1024
-"""Bytes that are held of one server's response."""
-
 FAILED_ENDPOINTS = "Tensorgate-Failed-Endpoints"
-"""The header of an answer that lacks what these endpoints would have said."""
+"""The response header that names endpoints whose part is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedResponse:
-    """A server's response, whole."""
+    """A server's response, fully buffered."""
 
     status: int
     reason: str
@@ -39,11 +36,19 @@ class BufferedResponse:
     body: bytes
 
 
+def json_response(status: int, document: bytes, reason: str = "") -> BufferedResponse:
+    """Return a response of the gateway's own with a JSON document."""
+    headers = CIMultiDict(
+        {"Content-Type": "application/json", "Content-Length": str(len(document))}
+    )
+    return BufferedResponse(status, reason, CIMultiDictProxy(headers), document)
+
+
 @dataclass(frozen=True, slots=True)
 class SubResponse:
-    """One who was asked, and what came of it.
+    """What came of the request at one server.
 
-    ``name`` is an endpoint's URL, or says which upstream it is if any of its endpoints would do.
+    ``name`` is the URL of an endpoint, or the upstream if any of its endpoints could respond.
     """
 
     upstream: str
@@ -51,15 +56,15 @@ class SubResponse:
     outcome: BufferedResponse | GatewayError
 
     @property
-    def good(self) -> BufferedResponse | None:
-        """Give the answer, if it tells of no error."""
+    def success(self) -> BufferedResponse | None:
+        """Return the response if it is no error."""
         if isinstance(self.outcome, BufferedResponse) and 200 <= self.outcome.status < 300:
             return self.outcome
         return None
 
     @property
-    def why(self) -> str:
-        """Tell who failed, and why."""
+    def failure(self) -> str:
+        """Describe an error, with the name of the server."""
         if isinstance(self.outcome, GatewayError):
             message = self.outcome.message
             return message if self.name in message else f"{self.name}: {message}"
@@ -67,239 +72,230 @@ class SubResponse:
         return f"{self.name} answered {self.outcome.status}" + (f": {text}" if text else "")
 
 
-def endpoints_of(upstreams: Iterable[Upstream]) -> int:
+def count_endpoints(upstreams: Iterable[Upstream]) -> int:
     """Count the endpoints of upstreams."""
     return sum(len(upstream.pool.endpoints) for upstream in upstreams)
 
 
-def question(request: ClientRequest, target: str, body: Body = None) -> UpstreamRequest:
-    """Make what servers are asked of a client's request; without ``body`` its own is left out."""
+def make_sub_request(request: ClientRequest, target: str, body: Body = None) -> UpstreamRequest:
+    """Return the request for servers; the client's own body is left out without ``body``."""
     headers = end_to_end(request.headers)
-    headers.popall("Accept-Encoding", None)  # the answers have to be read here
+    headers.popall("Accept-Encoding", None)  # the gateway reads the responses
     if body is None:
         headers.popall("Content-Length", None)
     else:
-        # What several servers are told is JSON, and some of them want to be told that too.
+        # Bodies for several servers are JSON, and some servers require its type.
         headers.setdefault("Content-Type", "application/json")
     return UpstreamRequest(request.method, target, headers, body)
 
 
-async def ask_every_endpoint(
-    route: Route,
+RequestFor = Callable[[Upstream], UpstreamRequest]
+"""Returns the request for the servers of an upstream."""
+
+
+async def query_every_endpoint(
+    call: Call,
     upstreams: Sequence[Upstream],
-    question_to: Callable[[Upstream], UpstreamRequest],
-    deadline: Deadline,
-    holding: Reservation,
+    request_for: RequestFor,
+    reservation: Reservation,
     model: str | None = None,
 ) -> list[SubResponse]:
-    """Ask every endpoint, those that are left out too; one that is in two upstreams, once.
+    """Query every endpoint, ejected ones too; an endpoint of two upstreams is queried once.
 
-    Where endpoints differ in their models, those are asked that have ``model`` now, if any has, and
-    those that do not say. ``route`` is the one that the request takes; ``holding`` counts what is
-    held of the answers. Raises GatewayError, before anybody is asked: 503 where too much is under
-    way, 400 for a head that an upstream does not take.
+    Under model discovery only the endpoints that have ``model``, or do not list their models, are
+    queried; all if none is left. ``reservation`` counts the buffered responses. Raises GatewayError
+    before any server is queried: 503 for overload, 400 for a head that an upstream does not accept.
     """
 
-    async def ask(having: str | None) -> list[SubResponse]:
-        asks: dict[str, _Ask] = {}
+    async def query(wanted: str | None) -> list[SubResponse]:
+        queries: dict[str, _Query] = {}
         for upstream in upstreams:
-            _add_every_endpoint(asks, upstream, question_to(upstream), holding, having)
-        return await _all(asks.values(), _gates(route, upstreams), deadline)
+            _add_every_endpoint(queries, upstream, request_for(upstream), reservation, wanted)
+        return await _run_all(queries.values(), _limits_of(call.route, upstreams), call.deadline)
 
-    return await ask(model) or await ask(None)
+    return await query(model) or await query(None)
 
 
-async def ask_one_of_each(
-    route: Route,
-    upstreams: Sequence[Upstream],
-    request: UpstreamRequest,
-    deadline: Deadline,
-    holding: Reservation,
+async def query_one_of_each(
+    call: Call, upstreams: Sequence[Upstream], request: UpstreamRequest, reservation: Reservation
 ) -> list[SubResponse]:
-    """Ask one endpoint of each upstream: another one, where the first cannot be reached.
+    """Query one endpoint of each upstream, and another one if it is unreachable.
 
-    The route tells where else. The rest is as with ``ask_every_endpoint``.
+    The rest is as with ``query_every_endpoint``.
     """
-    asks = [_ask_of_one(route, upstream, request, holding) for upstream in upstreams]
-    return await _all(asks, _gates(route, upstreams), deadline)
+    queries = [_query_of_any(call.route, upstream, request, reservation) for upstream in upstreams]
+    return await _run_all(queries, _limits_of(call.route, upstreams), call.deadline)
 
 
-async def ask_where_they_differ(
-    route: Route,
-    upstreams: Sequence[Upstream],
-    question_to: Callable[[Upstream], UpstreamRequest],
-    deadline: Deadline,
-    holding: Reservation,
+async def query_model_holders(
+    call: Call, upstreams: Sequence[Upstream], request_for: RequestFor, reservation: Reservation
 ) -> list[SubResponse]:
-    """Ask one endpoint of each upstream; of one whose endpoints differ in their models, every one.
+    """Query one endpoint of each upstream, but every endpoint of one under model discovery.
 
-    The rest is as with ``ask_one_of_each`` and ``ask_every_endpoint``.
+    The rest is as with ``query_one_of_each`` and ``query_every_endpoint``.
     """
-    asks: dict[str, _Ask] = {}
+    queries: dict[str, _Query] = {}
     for upstream in upstreams:
-        request = question_to(upstream)
+        request = request_for(upstream)
         if upstream.pool.discovers_models:
-            _add_every_endpoint(asks, upstream, request, holding)
+            _add_every_endpoint(queries, upstream, request, reservation)
         else:
-            asks[upstream.name] = _ask_of_one(route, upstream, request, holding)
-    return await _all(asks.values(), _gates(route, upstreams), deadline)
+            queries[upstream.name] = _query_of_any(call.route, upstream, request, reservation)
+    return await _run_all(queries.values(), _limits_of(call.route, upstreams), call.deadline)
 
 
-def agreed(request: ClientRequest, asked: Sequence[SubResponse]) -> BufferedResponse:
-    """Give the first answer, if all went well, or all were answered with the same error.
+def merge_responses(
+    request: ClientRequest, sub_responses: Sequence[SubResponse]
+) -> BufferedResponse:
+    """Return the first response if all succeeded, or if all failed with the same status.
 
-    Else raises GatewayError (502) that tells where it went well, and who failed and why. Where all
-    failed in the same way without an answer, it is of that kind (503, 504).
+    Else raises GatewayError (502) that names the servers that succeeded, those that failed and why.
+    If no server responded and all failed alike, the error is of that kind (503, 504).
     """
-    replies = [each.outcome for each in asked if isinstance(each.outcome, BufferedResponse)]
-    done = [each.name for each in asked if each.good]
-    if len(replies) == len(asked):
-        alike = len({reply.status for reply in replies}) == 1
-        if alike or len(done) == len(asked):
-            return replies[0]
-    errors = [each.outcome for each in asked if isinstance(each.outcome, GatewayError)]
-    kind, again = ErrorKind.BAD_RESPONSE, None
-    if not replies and len({error.kind for error in errors}) == 1:
-        kind, again = errors[0].kind, errors[0].retry_after
+    outcomes = [each.outcome for each in sub_responses]
+    responses = [each for each in outcomes if isinstance(each, BufferedResponse)]
+    succeeded = [each.name for each in sub_responses if each.success]
+    if len(responses) == len(sub_responses):
+        is_same_status = len({response.status for response in responses}) == 1
+        if is_same_status or len(succeeded) == len(sub_responses):
+            return responses[0]
+    errors = [each for each in outcomes if isinstance(each, GatewayError)]
+    kind, retry_after = ErrorKind.BAD_RESPONSE, None
+    if not responses and len({error.kind for error in errors}) == 1:
+        kind, retry_after = errors[0].kind, errors[0].retry_after
     what = f"{request.method} {shorten(request.target.partition('?')[0], QUOTED_TEXT)}"
-    well = f"went well at {', '.join(done)}, but failed" if done else "failed"
-    whys = "; ".join(each.why for each in asked if not each.good)
-    raise GatewayError(kind, f"{what} {well}: {whys}", again)
+    result = f"went well at {', '.join(succeeded)}, but failed" if succeeded else "failed"
+    failures = "; ".join(each.failure for each in sub_responses if not each.success)
+    raise GatewayError(kind, f"{what} {result}: {failures}", retry_after)
 
 
-async def pass_on(
-    reply: BufferedResponse,
-    answer: ClientResponse,
-    deadline: Deadline,
-    added_headers: Mapping[str, str] | None = None,
+async def send_buffered(
+    call: Call, buffered: BufferedResponse, added_headers: Mapping[str, str] | None = None
 ) -> None:
-    """Give the client a server's response as it is, but for the headers in ``added``."""
-    headers = end_to_end(reply.headers)
+    """Send a buffered response to the client, with ``added_headers``."""
+    headers = end_to_end(buffered.headers)
     headers.update(added_headers or {})
-    deadline.expect_client()
-    await answer.start(reply.status, reply.reason, headers)
-    await write(answer, reply.body, deadline)
-    await answer.finish()
+    call.deadline.expect_client()
+    await call.response.start(buffered.status, buffered.reason, headers)
+    await write(call.response, buffered.body, call.deadline)
+    await call.response.finish()
 
 
-_Ask = Callable[[Deadline], Coroutine[None, None, SubResponse | None]]
-"""Asks somebody; None where there was nothing to ask."""
+async def buffer_response(
+    response: UpstreamResponse, url: str, deadline: Deadline, reservation: Reservation
+) -> BufferedResponse:
+    """Read a server's whole response; raises GatewayError: 502 over the cap, 503 for overload."""
+    chunks = await buffer_chunks(
+        response_chunks(response, url, deadline),
+        reservation,
+        MAX_MODEL_DOCUMENT,
+        lambda cap: bad_response(f"{url} answered more than {cap} bytes"),
+    )
+    return BufferedResponse(response.status, response.reason, response.headers, b"".join(chunks))
+
+
+_Query = Callable[[Deadline], Coroutine[None, None, SubResponse | None]]
+"""Queries one server; None if it was left out."""
 
 
 def _add_every_endpoint(
-    asks: dict[str, _Ask],
+    queries: dict[str, _Query],
     upstream: Upstream,
     request: UpstreamRequest,
-    holding: Reservation,
+    reservation: Reservation,
     model: str | None = None,
 ) -> None:
     check_lengths(request, upstream.dialect_state.dialect)
-    for loan in upstream.pool.lease_all():
-        ask = partial(_ask_endpoint, upstream.name, loan, request, holding, model)
-        asks.setdefault(loan.endpoint.url, ask)
+    for lease in upstream.pool.lease_all():
+        query = partial(_query_endpoint, upstream.name, lease, request, reservation, model)
+        queries.setdefault(lease.endpoint.url, query)
 
 
-def _ask_of_one(
-    route: Route, upstream: Upstream, request: UpstreamRequest, holding: Reservation
-) -> _Ask:
-    # The places of all who are asked are taken already.
-    return partial(
-        _ask_upstream, replace(route, upstream=upstream, concurrency_limits=()), request, holding
-    )
+def _query_of_any(
+    route: Route, upstream: Upstream, request: UpstreamRequest, reservation: Reservation
+) -> _Query:
+    # The slots of all servers are taken already.
+    route = replace(route, upstream=upstream, concurrency_limits=())
+    return partial(_query_upstream, route, request, reservation)
 
 
-async def _all(
-    asks: Iterable[_Ask], concurrency_limits: Sequence[ConcurrencyLimit], deadline: Deadline
+async def _run_all(
+    queries: Iterable[_Query], limits: Sequence[ConcurrencyLimit], deadline: Deadline
 ) -> list[SubResponse]:
-    """Ask all at once; one who does not answer in time does not keep the others from it."""
-    await enter(concurrency_limits, deadline)
+    """Run all queries in parallel; a server that is late does not end the others."""
+    await acquire_all(limits, deadline)
     try:
         with deadline.suspended_for_parts():
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(ask(deadline.part())) for ask in asks]
+                tasks = [group.create_task(query(deadline.part())) for query in queries]
     finally:
-        leave(concurrency_limits)
-    return [asked for task in tasks if (asked := task.result()) is not None]
+        release_all(limits)
+    results = [task.result() for task in tasks]
+    return [result for result in results if result is not None]
 
 
-def _gates(route: Route, upstreams: Sequence[Upstream]) -> list[ConcurrencyLimit]:
-    """Give the gates of a route and of all upstreams, each once: all of it is one exchange.
+def _limits_of(route: Route, upstreams: Sequence[Upstream]) -> list[ConcurrencyLimit]:
+    """Return the concurrency limits of a route and of all upstreams, each once: it is one call.
 
-    They are in the same order for all, so that no two exchanges wait for each other's places:
-    those of upstreams come first, as with a route's.
+    The order is the same for all calls, so that no two calls wait for each other's slots. Those of
+    upstreams come first, as with a route's.
     """
-    common = [
-        concurrency_limit
-        for concurrency_limit in route.concurrency_limits
-        if concurrency_limit is not route.upstream.concurrency_limit
+    shared = [
+        limit for limit in route.concurrency_limits if limit is not route.upstream.concurrency_limit
     ]
     by_name = sorted(upstreams, key=lambda upstream: upstream.name)
-    return [
-        upstream.concurrency_limit for upstream in by_name if upstream.concurrency_limit is not None
-    ] + common
+    own = [upstream.concurrency_limit for upstream in by_name]
+    return [limit for limit in own if limit is not None] + shared
 
 
-async def _ask_endpoint(
+async def _query_endpoint(
     upstream: str,
-    loan: Lease,
+    lease: Lease,
     request: UpstreamRequest,
-    holding: Reservation,
+    reservation: Reservation,
     model: str | None,
     deadline: Deadline,
 ) -> SubResponse | None:
-    """Ask an endpoint, unless it says that it does not have ``model``."""
-    url = loan.endpoint.url
+    """Query an endpoint, unless it reports that it does not have ``model``."""
+    url = lease.endpoint.url
     try:
-        with loan as endpoint, deadline:
+        with lease as endpoint, deadline:
             deadline.expect_server(url)
-            if model is not None and not await loan.may_have_model(model):
+            if model is not None and not await lease.may_have_model(model):
                 return None
             deadline.expect_server(url)
             response = await endpoint.send(request)
-            loan.classify_status(response.status)
+            lease.classify_status(response.status)
             try:
-                return SubResponse(
-                    upstream, url, await whole_reply(response, url, deadline, holding)
-                )
+                buffered = await buffer_response(response, url, deadline, reservation)
+                return SubResponse(upstream, url, buffered)
             finally:
                 response.close()
     except GatewayError as error:
         return SubResponse(upstream, url, strip_tracebacks(error))
 
 
-async def _ask_upstream(
-    route: Route, request: UpstreamRequest, holding: Reservation, deadline: Deadline
+async def _query_upstream(
+    route: Route, request: UpstreamRequest, reservation: Reservation, deadline: Deadline
 ) -> SubResponse:
     upstream = route.upstream.name
     name = f"upstream {upstream}"
     try:
         with deadline:
-            async with UpstreamCall(route, request, deadline) as attempt:
-                reply = await whole_reply(attempt.response, attempt.url, deadline, holding)
-                return SubResponse(upstream, name, reply)
+            async with UpstreamCall(route, request, deadline) as call:
+                buffered = await buffer_response(call.response, call.url, deadline, reservation)
+                return SubResponse(upstream, name, buffered)
     except GatewayError as error:
         return SubResponse(upstream, name, strip_tracebacks(error))
 
 
-async def whole_reply(
-    response: UpstreamResponse, url: str, deadline: Deadline, holding: Reservation
-) -> BufferedResponse:
-    """Read a server's response; raises GatewayError: 502 over the cap, 503 if too much is held."""
-    body = bytearray()
-    async for chunk in response_chunks(response, url, deadline):
-        holding.more(len(chunk))
-        body += chunk
-        if len(body) > LARGEST_REPLY:
-            raise bad_response(f"{url} answered more than {LARGEST_REPLY} bytes")
-    return BufferedResponse(response.status, response.reason, response.headers, bytes(body))
-
-
 def _error_text(body: bytes) -> str:
-    """Give what a server's response says of its error, in short."""
+    """Return the error message of a server's response, shortened."""
     try:
         fields = orjson.loads(body)
     except ValueError:
         fields = None
-    said = fields.get("error") or fields.get("detail") if isinstance(fields, dict) else None
-    text = said if isinstance(said, str) else body[: 2 * QUOTED_TEXT].decode(errors="replace")
-    return shorten(" ".join(text.split()), QUOTED_TEXT)
+    message = fields.get("error") or fields.get("detail") if isinstance(fields, dict) else None
+    if not isinstance(message, str):
+        message = body[: 2 * QUOTED_TEXT].decode(errors="replace")
+    return shorten(" ".join(message.split()), QUOTED_TEXT)

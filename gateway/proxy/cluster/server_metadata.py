@@ -1,4 +1,4 @@
-"""``GET /v2``: what the servers say of themselves, and what the gateway adds to it."""
+"""Server metadata (``GET /v2``): that of the servers, with the gateway's own extension."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from typing import Any
 import orjson
 
 from gateway.errors import bad_response
-from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.body_io import response_chunks
 from gateway.proxy.cluster.scatter_gather import (
     BufferedResponse,
     SubResponse,
-    agreed,
-    ask_one_of_each,
-    pass_on,
-    question,
+    make_sub_request,
+    merge_responses,
+    query_one_of_each,
+    send_buffered,
 )
 from gateway.proxy.headers import with_body
-from gateway.proxy.infer.convert_response import relay_document
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
-from gateway.proxy.passthrough import forward_answer
+from gateway.proxy.interfaces import Call, Upstream
+from gateway.proxy.passthrough import relay_response, relay_rewritten
 from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.transport import UpstreamRequest
@@ -29,48 +27,43 @@ from gateway.upstream.transport import UpstreamRequest
 _EXTENSION = "binary_tensor_data"
 
 
-async def server_metadata(
-    request: ClientRequest,
-    answer: ClientResponse,
-    route: Route,
-    upstreams: Sequence[Upstream],
-    deadline: Deadline,
-) -> None:
-    """Pass the server's metadata on, with the binary form among its extensions.
+async def server_metadata(call: Call, upstreams: Sequence[Upstream]) -> None:
+    """Send the server's metadata, with the binary extension added.
 
-    Of several upstreams, it is that of the first one, with the extensions that all of them have.
+    With several upstreams it is that of the first one, with the extensions that all share.
     """
-    asked = question(request, request.target)
+    request = make_sub_request(call.request, call.request.target)
     if len(upstreams) == 1:
-        await _of_one(asked, answer, route, deadline)
+        await _relay_metadata(call, request)
         return
-    with route.held.reserve() as holding:
-        replies = await ask_one_of_each(route, upstreams, asked, deadline, holding)
-        first = agreed(request, replies)
-        good = [(each, each.good) for each in replies if each.good]
-        if not good:
-            await pass_on(first, answer, deadline)
+    with call.route.memory_budget.reserve() as reservation:
+        sub_responses = await query_one_of_each(call, upstreams, request, reservation)
+        first = merge_responses(call.request, sub_responses)
+        succeeded = [(each, each.success) for each in sub_responses if each.success]
+        if not succeeded:
+            await send_buffered(call, first)
             return
-        document = orjson.dumps(_shared([_fields(each, reply) for each, reply in good]))
-        deadline.expect_client()
-        await answer.send(first.status, first.reason, with_body(first.headers, {}), document)
+        servers = [_parse_metadata(each, response) for each, response in succeeded]
+        document = orjson.dumps(_share_extensions(servers))
+        call.deadline.expect_client()
+        headers = with_body(first.headers, {})
+        await call.response.send(first.status, first.reason, headers, document)
 
 
-async def _of_one(
-    asked: UpstreamRequest, answer: ClientResponse, route: Route, deadline: Deadline
-) -> None:
-    async with UpstreamCall(route, asked, deadline) as attempt:
-        response, url = attempt.response, attempt.url
+async def _relay_metadata(call: Call, request: UpstreamRequest) -> None:
+    route, deadline = call.route, call.deadline
+    async with UpstreamCall(route, request, deadline) as upstream_call:
+        response, url = upstream_call.response, upstream_call.url
         if response.status != 200:
-            await forward_answer(response, answer, url, deadline)
+            await relay_response(response, call.response, url, deadline)
             return
         chunks = response_chunks(response, url, deadline)
-        await relay_document(
-            response, chunks, answer, _with_extension, MAX_SERVER_DOCUMENT, route, deadline
+        await relay_rewritten(
+            response, chunks, call.response, _add_extension, MAX_SERVER_DOCUMENT, route, deadline
         )
 
 
-def _with_extension(document: bytes) -> bytes:
+def _add_extension(document: bytes) -> bytes:
     try:
         fields = orjson.loads(document)
         extensions = fields.setdefault("extensions", [])
@@ -82,18 +75,18 @@ def _with_extension(document: bytes) -> bytes:
     return orjson.dumps(fields)
 
 
-def _fields(asked: SubResponse, reply: BufferedResponse) -> dict[str, Any]:
+def _parse_metadata(sub_response: SubResponse, response: BufferedResponse) -> dict[str, Any]:
     try:
-        fields = orjson.loads(reply.body)
+        fields = orjson.loads(response.body)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise bad_response(f"{asked.name} answered what is no server metadata")
+        raise bad_response(f"{sub_response.name} sent no valid server metadata")
     return fields
 
 
-def _shared(servers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Give the first server's metadata, with the extensions that all have, and the gateway's."""
+def _share_extensions(servers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first server's metadata with the extensions of all, and the gateway's."""
     first, *others = [_extensions(fields) for fields in servers]
     shared = [name for name in first if all(name in extensions for extensions in others)]
     if _EXTENSION not in shared:
@@ -102,6 +95,6 @@ def _shared(servers: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _extensions(fields: dict[str, Any]) -> list[Any]:
-    """Give what a server says that it can do; some say nothing."""
+    """Return a server's extensions; some servers name none."""
     extensions = fields.get("extensions")
     return extensions if isinstance(extensions, list) else []

@@ -1,96 +1,123 @@
-"""The servers' own settings: written at every server, and compared where they are read."""
+"""Log and trace settings of servers: written at every server, compared when they are read."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import orjson
 
-from gateway.proxy.admission.deadline import Deadline
+from gateway.errors import ErrorKind, GatewayError
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.cluster.broadcast import TargetAt, to_every_endpoint
+from gateway.proxy.cluster.broadcast import TargetFor, broadcast
 from gateway.proxy.cluster.scatter_gather import (
     FAILED_ENDPOINTS,
     BufferedResponse,
-    agreed,
-    ask_every_endpoint,
-    endpoints_of,
-    pass_on,
-    question,
+    count_endpoints,
+    make_sub_request,
+    merge_responses,
+    query_every_endpoint,
+    send_buffered,
 )
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
-from gateway.proxy.passthrough import forward
+from gateway.proxy.interfaces import Call, Upstream
+from gateway.proxy.passthrough import passthrough
+from gateway.proxy.server_dialect import wait_for_dialects
 
 DIFFERING_ENDPOINTS = "Tensorgate-Differing-Endpoints"
-"""The header that names the endpoints whose settings differ from those of the answer."""
+"""The response header that names endpoints with other settings than those of the response."""
+
+_log = logging.getLogger("tensorgate.trace")
 
 
-async def server_settings(
-    request: ClientRequest,
-    answer: ClientResponse,
-    route: Route,
-    upstreams: Sequence[Upstream],
-    deadline: Deadline,
-    target_at: TargetAt,
-    model: str | None = None,
+async def log_settings(call: Call, upstreams: Sequence[Upstream]) -> None:
+    """Read or write the log settings of servers."""
+    await _server_settings(call, upstreams, lambda _: call.request.target)
+
+
+async def trace_settings(call: Call, upstreams: Sequence[Upstream]) -> None:
+    """Read or write trace settings, at the path that each server has for them.
+
+    Raises GatewayError (501), before any server is queried, that names upstreams without the
+    extension.
+    """
+    await wait_for_dialects(upstreams, call.deadline)
+    unsupported = [each for each in upstreams if each.dialect.trace is None]
+    if unsupported:
+        raise _no_trace_extension(unsupported)
+    operation = call.operation
+    query = "".join(call.request.target.partition("?")[1:])
+
+    def target_for(upstream: Upstream) -> str:
+        dialect = upstream.dialect
+        if dialect.trace is None:
+            raise _no_trace_extension([upstream])  # another server was detected meanwhile
+        if operation.version is not None and not dialect.trace.per_version:
+            _log.info(
+                "trace settings of version %s of model %s: %s keeps them per model, "
+                "all versions share",
+                operation.version,
+                operation.model,
+                dialect.name,
+            )
+        return dialect.trace.path(operation.model, operation.version) + query
+
+    await _server_settings(call, upstreams, target_for, operation.model)
+
+
+async def _server_settings(
+    call: Call, upstreams: Sequence[Upstream], target_for: TargetFor, model: str | None = None
 ) -> None:
-    """Read settings of servers, or write them: those of ``model``, or their own."""
-    if request.method == "POST":
-        await to_every_endpoint(request, answer, route, upstreams, deadline, target_at, model)
-    elif request.method == "GET" and endpoints_of(upstreams) > 1:
-        with route.held.reserve() as holding:
-            await _read(request, answer, route, upstreams, deadline, target_at, holding, model)
+    """Read or write settings of servers: their own, or those of ``model``."""
+    if call.request.method == "POST":
+        await broadcast(call, upstreams, target_for, model)
+    elif call.request.method == "GET" and count_endpoints(upstreams) > 1:
+        with call.route.memory_budget.reserve() as reservation:
+            await _compare_settings(call, upstreams, target_for, reservation, model)
     else:
-        await forward(request, answer, route, deadline, target_at(route.upstream))
+        await passthrough(call, target_for(call.route.upstream))
 
 
-async def log_setting(
-    request: ClientRequest,
-    answer: ClientResponse,
-    route: Route,
+async def _compare_settings(
+    call: Call,
     upstreams: Sequence[Upstream],
-    deadline: Deadline,
-) -> None:
-    """Read what servers log, or tell them what to log."""
-    await server_settings(request, answer, route, upstreams, deadline, lambda _: request.target)
-
-
-async def _read(
-    request: ClientRequest,
-    answer: ClientResponse,
-    route: Route,
-    upstreams: Sequence[Upstream],
-    deadline: Deadline,
-    target_at: TargetAt,
-    holding: Reservation,
+    target_for: TargetFor,
+    reservation: Reservation,
     model: str | None,
 ) -> None:
-    """Answer with the first endpoint's settings, and tell where they are others."""
-    asked = await ask_every_endpoint(
-        route,
+    """Send the first endpoint's settings, with headers that name endpoints that differ or fail."""
+    sub_responses = await query_every_endpoint(
+        call,
         upstreams,
-        lambda upstream: question(request, target_at(upstream)),
-        deadline,
-        holding,
+        lambda upstream: make_sub_request(call.request, target_for(upstream)),
+        reservation,
         model,
     )
-    found = {each.name: each.good for each in asked}
-    first = next(filter(None, found.values()), None)
+    responses = {each.name: each.success for each in sub_responses}
+    first = next(filter(None, responses.values()), None)
     if first is None:
-        await pass_on(agreed(request, asked), answer, deadline)
+        await send_buffered(call, merge_responses(call.request, sub_responses))
         return
-    wanted = _settings(first)
-    differing = [url for url, reply in found.items() if reply and _settings(reply) != wanted]
-    failed = [url for url, reply in found.items() if reply is None]
-    named = {DIFFERING_ENDPOINTS: differing, FAILED_ENDPOINTS: failed}
-    await pass_on(
-        first, answer, deadline, {name: ", ".join(urls) for name, urls in named.items() if urls}
-    )
+    settings = _parse_settings(first)
+    differing = [
+        url
+        for url, response in responses.items()
+        if response and _parse_settings(response) != settings
+    ]
+    failed = [url for url, response in responses.items() if response is None]
+    endpoints = {DIFFERING_ENDPOINTS: differing, FAILED_ENDPOINTS: failed}
+    headers = {name: ", ".join(urls) for name, urls in endpoints.items() if urls}
+    await send_buffered(call, first, headers)
 
 
-def _settings(reply: BufferedResponse) -> object:
-    """Read settings, in which the order of the names does not count."""
+def _parse_settings(response: BufferedResponse) -> object:
+    """Parse settings, so that the order of their names does not count."""
     try:
-        return orjson.loads(reply.body)
+        return orjson.loads(response.body)
     except ValueError:
-        return reply.body
+        return response.body
+
+
+def _no_trace_extension(upstreams: Sequence[Upstream]) -> GatewayError:
+    names = [f"upstream '{each.name}' ({each.dialect.name})" for each in upstreams]
+    verb = "lacks" if len(names) == 1 else "lack"
+    return GatewayError(ErrorKind.UNSUPPORTED, f"{' and '.join(names)} {verb} the trace extension")

@@ -1,14 +1,13 @@
-"""The models as V1 clients ask for them, in KServe's form: which there are, and whether ready."""
+"""Models for V1 clients in KServe's format: the list of models, and the readiness of one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import orjson
-from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
-from gateway.protocol.operations import Operation, model_name_of, model_path
+from gateway.protocol.operations import model_name_of, model_path
 from gateway.protocol.v1 import (
     error_document,
     models_document,
@@ -16,158 +15,122 @@ from gateway.protocol.v1 import (
     ready_model_names,
     reports_ready,
 )
-from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.cluster.model_lists import ModelLists, model_lists
+from gateway.proxy.cluster.model_lists import ModelLists, query_model_lists
 from gateway.proxy.cluster.scatter_gather import (
     BufferedResponse,
     SubResponse,
-    pass_on,
-    question,
-    whole_reply,
+    buffer_response,
+    json_response,
+    make_sub_request,
+    send_buffered,
 )
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route, Upstream
-from gateway.proxy.passthrough import forward
+from gateway.proxy.interfaces import Call, ClientRequest, Upstream
+from gateway.proxy.passthrough import passthrough
 from gateway.proxy.retry import UpstreamCall
-from gateway.proxy.server_dialect import understand, until_known
+from gateway.proxy.server_dialect import prepare_dialect, wait_for_dialects
 from gateway.upstream.transport import UpstreamRequest
 
 _INDEX = "/v2/repository/index"
 
-_NO_INDEX = frozenset((400, 401, 403, 404, 405, 501))
-"""Statuses with which a server says that it has no index, or none for this client.
+_NO_INDEX_STATUSES = frozenset((400, 401, 403, 404, 405, 501))
+"""Statuses of a server that has no index, or none for this client.
 
-One that is alone has the request then, and may answer it in a way of its own.
+A single server then gets the request itself, and may have a response of its own.
 """
 
 
-async def v1_models(
-    request: ClientRequest,
-    answer: ClientResponse,
-    asked: Operation,
-    route: Route,
-    upstreams: Sequence[Upstream],
-    deadline: Deadline,
-) -> None:
-    """List the models that are ready at any of the upstreams, or tell whether one is ready.
+async def v1_models(call: Call, upstreams: Sequence[Upstream]) -> None:
+    """List the models that are ready at any upstream, or tell whether one model is ready.
 
-    A header names those that have no list. A server's own error is passed on. Raises GatewayError:
-    502 that names who fails, as a list without its models would say that there are none; 503 for a
-    model that is not ready; and as ``understand`` where one model is asked for.
+    A header names servers without a list. A server's own error passes to the client. Raises
+    GatewayError: 502 that names servers that fail, as a list without their models would say that
+    there are none; 503 for a model that is not ready; as ``prepare_dialect`` for one model.
     """
-    if asked.model is not None:
-        await _tell_of_model(request, answer, asked, asked.model, route, deadline)
+    if call.operation.model is not None:
+        await _model_readiness(call, call.operation.model)
     else:
-        await _tell_of_all(request, answer, route, upstreams, deadline)
+        await _model_list(call, upstreams)
 
 
-async def _tell_of_model(
-    request: ClientRequest,
-    answer: ClientResponse,
-    asked: Operation,
-    model: str,
-    route: Route,
-    deadline: Deadline,
-) -> None:
-    await understand(request, asked, route.upstream, deadline)
-    await until_known([route.upstream], deadline)
-    if route.upstream.dialect.speaks_v1:
-        await forward(request, answer, route, deadline, model=model_name_of(asked))
+async def _model_readiness(call: Call, model: str) -> None:
+    upstream = call.route.upstream
+    await prepare_dialect(call)
+    await wait_for_dialects([upstream], call.deadline)
+    if upstream.dialect.speaks_v1:
+        await passthrough(call, model=model_name_of(call.operation))
         return
-    with route.held.reserve() as holding:
-        reply = await _readiness(request, asked, model, route, deadline, holding)
-        await pass_on(reply, answer, deadline)
+    with call.route.memory_budget.reserve() as reservation:
+        await send_buffered(call, await _query_readiness(call, model, reservation))
 
 
-async def _readiness(
-    request: ClientRequest,
-    asked: Operation,
-    model: str,
-    route: Route,
-    deadline: Deadline,
-    holding: Reservation,
-) -> BufferedResponse:
-    path = model_path(model, asked.version)
-    reply = await _ask(request, path + "/ready", asked, route, deadline, holding)
-    if reply.status == 200 and reports_ready(reply.body):
-        return _reply(200, ready_document(model))
-    # Servers answer alike for models that are not ready and those that they do not have.
-    reply = await _ask(request, path, asked, route, deadline, holding)
-    if reply.status == 200:
+async def _query_readiness(call: Call, model: str, reservation: Reservation) -> BufferedResponse:
+    path = model_path(model, call.operation.version)
+    response = await _query(call, path + "/ready", reservation)
+    if response.status == 200 and reports_ready(response.body):
+        return json_response(200, ready_document(model))
+    # Servers respond alike for models that are not ready and models that they do not have.
+    response = await _query(call, path, reservation)
+    if response.status == 200:
         raise GatewayError(ErrorKind.NOT_READY, f"model '{model}' is not ready")
-    return _error(reply)
+    return _in_v1_format(response)
 
 
-async def _tell_of_all(
-    request: ClientRequest,
-    answer: ClientResponse,
-    route: Route,
-    upstreams: Sequence[Upstream],
-    deadline: Deadline,
-) -> None:
-    with route.held.reserve() as holding:
-        index = _index(request)
-        lists = await model_lists(request, index, route, upstreams, deadline, holding)
-        asked = (*lists.given, *lists.lacking)
-        if lists.are_good:
-            await pass_on(await _list(lists, route), answer, deadline, lists.headers)
+async def _model_list(call: Call, upstreams: Sequence[Upstream]) -> None:
+    with call.route.memory_budget.reserve() as reservation:
+        index_request = _index_request(call.request)
+        result = await query_model_lists(call, index_request, upstreams, reservation)
+        if result.are_complete:
+            await send_buffered(call, await _merge_lists(call, result), result.headers)
             return
-        if len(upstreams) > 1 or not all(map(_has_no_index, asked)):
-            await pass_on(_error(lists.error(request)), answer, deadline)
+        sub_responses = (*result.lists, *result.without_list)
+        if len(upstreams) > 1 or not all(map(_has_no_index, sub_responses)):
+            await send_buffered(call, _in_v1_format(result.error(call.request)))
             return
-    # V2 is not what is spoken there, or its index is closed: the list may be another one, as
-    # servers that follow OpenAI's API have it under the same path.
-    await forward(request, answer, route, deadline)
+    # The server speaks no V2, or its index is closed. It may have another list under the same path,
+    # as servers of OpenAI's API do.
+    await passthrough(call)
 
 
-def _has_no_index(asked: SubResponse) -> bool:
-    return isinstance(asked.outcome, BufferedResponse) and asked.outcome.status in _NO_INDEX
+def _has_no_index(sub_response: SubResponse) -> bool:
+    outcome = sub_response.outcome
+    return isinstance(outcome, BufferedResponse) and outcome.status in _NO_INDEX_STATUSES
 
 
-async def _list(lists: ModelLists, route: Route) -> BufferedResponse:
+async def _merge_lists(call: Call, result: ModelLists) -> BufferedResponse:
     names: list[str] = []
-    for each in lists.given:
-        names += _models(each)
-        await route.scheduler.next()
-    return _reply(200, models_document(names))
+    for each in result.lists:
+        names += _parse_list(each)
+        await call.route.scheduler.next_slice()
+    return json_response(200, models_document(names))
 
 
-def _index(request: ClientRequest) -> UpstreamRequest:
+def _index_request(request: ClientRequest) -> UpstreamRequest:
     body = b'{"ready":true}'
-    headers = question(request, _INDEX).headers
+    headers = make_sub_request(request, _INDEX).headers
     headers["Content-Type"] = "application/json"
     headers["Content-Length"] = str(len(body))
     return UpstreamRequest("POST", _INDEX, headers, (body,))
 
 
-async def _ask(
-    request: ClientRequest,
-    target: str,
-    asked: Operation,
-    route: Route,
-    deadline: Deadline,
-    holding: Reservation,
-) -> BufferedResponse:
-    model = model_name_of(asked)
-    async with UpstreamCall(route, question(request, target), deadline, model=model) as attempt:
-        return await whole_reply(attempt.response, attempt.url, deadline, holding)
+async def _query(call: Call, target: str, reservation: Reservation) -> BufferedResponse:
+    request = make_sub_request(call.request, target)
+    model = model_name_of(call.operation)
+    async with UpstreamCall(call.route, request, call.deadline, model=model) as upstream_call:
+        return await buffer_response(
+            upstream_call.response, upstream_call.url, call.deadline, reservation
+        )
 
 
-def _models(asked: SubResponse) -> list[str]:
+def _parse_list(sub_response: SubResponse) -> list[str]:
     try:
-        assert asked.good is not None
-        return ready_model_names(orjson.loads(asked.good.body))
+        assert sub_response.success is not None
+        return ready_model_names(orjson.loads(sub_response.success.body))
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise bad_response(f"{asked.name} did not answer with a list of models") from None
+        raise bad_response(f"{sub_response.name} sent no list of models") from None
 
 
-def _error(reply: BufferedResponse) -> BufferedResponse:
-    """Say a server's error as V1 clients expect it."""
-    return _reply(reply.status, error_document(reply.body, reply.reason), reply.reason)
-
-
-def _reply(status: int, document: bytes, reason: str = "") -> BufferedResponse:
-    headers = CIMultiDict(
-        {"Content-Type": "application/json", "Content-Length": str(len(document))}
-    )
-    return BufferedResponse(status, reason, CIMultiDictProxy(headers), document)
+def _in_v1_format(response: BufferedResponse) -> BufferedResponse:
+    """Convert a server's error into the format of V1."""
+    document = error_document(response.body, response.reason)
+    return json_response(response.status, document, response.reason)

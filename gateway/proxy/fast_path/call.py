@@ -1,4 +1,4 @@
-"""A request of the straight way, from when it was sent until its client has the answer."""
+"""A call of the fast path, from its request to the server until the client has the response."""
 
 from __future__ import annotations
 
@@ -16,21 +16,27 @@ from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.operations import ModelName
 from gateway.protocol.request_header import OutputEncoding
-from gateway.proxy.admission.concurrency_limit import leave
-from gateway.proxy.admission.deadline import Deadline, not_done, nothing_moved, server_timeout
+from gateway.proxy.admission.concurrency_limit import release_all
+from gateway.proxy.admission.deadline import (
+    Deadline,
+    idle_timeout_text,
+    request_timeout_text,
+    server_timeout,
+)
 from gateway.proxy.admission.timeout_queue import TimeoutQueue
 from gateway.proxy.dispatch import INTERNAL_ERROR, error_body, error_headers, run_with_deadline
-from gateway.proxy.filters.compression import CompressedAnswer, varying
+from gateway.proxy.filters.compression import CompressedResponse, with_vary
 from gateway.proxy.headers import end_to_end, with_body
+from gateway.proxy.infer.buffered_response import ResponseRelay
 from gateway.proxy.infer.convert_response import (
-    answer_header_size,
-    naming,
-    relay_answer,
-    whole_as_json,
+    convert_response,
+    convert_to_json,
+    name_endpoint,
+    response_header_size,
     with_empty_data,
 )
 from gateway.proxy.interfaces import ClientResponse, FastPathClient, Route
-from gateway.proxy.passthrough import forward_answer
+from gateway.proxy.passthrough import relay_response
 from gateway.proxy.retry import RetryState, UpstreamCall
 from gateway.proxy.router import WeightedChoice
 from gateway.sizes import CACHED_HEADS
@@ -46,57 +52,56 @@ from gateway.upstream.transport import (
     UpstreamResponseHead,
 )
 
-COPIES = 2
-"""How often a request's body is there while it is under way: as it is, and as it was sent."""
-
+BODY_COPIES = 2
+"""Copies of a request's body during the call: as received, and as sent."""
 
 _ALL_JSON = OutputEncoding(binary_by_default=False, binary_by_output={})
 
-_log = logging.getLogger("tensorgate.exchange")
+_log = logging.getLogger("tensorgate.proxy")
 
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """What becomes of requests with the same head."""
+    """How requests with the same head are served."""
 
-    start: RequestTemplate
-    passed: CIMultiDictProxy[str]
+    template: RequestTemplate
+    headers: CIMultiDictProxy[str]
     """The client's headers that go to the server."""
     choice: WeightedChoice
-    watch: TimeoutQueue
+    timeouts: TimeoutQueue
     converts: bool
-    """Whether JSON becomes binary, and the answer JSON; else both pass as they are."""
+    """Whether JSON becomes binary, and the response JSON; else both pass untouched."""
     model: ModelName | None = None
-    """The one that they name."""
+    """The model that the requests name."""
     mirror: Callable[[bytes, HeaderLines], None] | None = None
-    """Takes the bodies that were sent, and headers added to them, where requests are mirrored."""
-    varies: bool = False
-    """Whether answers say that they are compressed for clients that accept it; these do not."""
-    versioned: bool = False
-    """Whether they name a version of the model."""
-    untyped: bool = False
-    """Whether they have a body, which passes as it is, and do not say of what type."""
+    """Takes the bodies that were sent, and headers added to them, if requests are mirrored."""
+    adds_vary: bool = False
+    """Whether the route compresses for other clients, so that responses need Vary."""
+    has_version: bool = False
+    """Whether the requests name a version of the model."""
+    is_untyped: bool = False
+    """Whether the requests have a body that passes untouched, and no Content-Type."""
     declared: DeclaredModel | None = None
-    """What is declared of that model, if anything is."""
+    """The declaration of the model, if there is one."""
     dialect: Dialect | None = None
-    """One that it suits, so that this need not be looked at again."""
+    """A dialect that the plan fits, so that this need not be checked for each call."""
 
-    def suits(self, dialect: Dialect | None) -> bool:
-        """Tell whether servers of a dialect, or of one not known yet, take what it makes."""
+    def fits(self, dialect: Dialect | None) -> bool:
+        """Tell whether servers of a dialect, None if unknown, accept the plan's requests."""
         if dialect is None:
-            return not (self.converts or self.versioned or self.untyped)
+            return not (self.converts or self.has_version or self.is_untyped)
         if self.converts and (dialect.binary_only_if_listed or not dialect.binary):
             return False
         return not (
-            (self.versioned and not dialect.versioned_paths)
-            or (self.untyped and dialect.requires_json_type)
+            (self.has_version and not dialect.versioned_paths)
+            or (self.is_untyped and dialect.requires_json_type)
         )
 
 
 class FastPathCall:
-    """A request that was sent, until its client has the answer, or a task sees to that.
+    """A call whose request was sent, until its client has the response or a task continues it.
 
-    It is the Receiver of that answer, and Watched until then.
+    It is the ResponseReceiver of its response, and Timed until then.
     """
 
     def __init__(
@@ -105,213 +110,218 @@ class FastPathCall:
         route: Route,
         headers: HeaderLines,
         body: bytes,
-        loan: Lease,
+        lease: Lease,
         client: FastPathClient,
     ) -> None:
         self._plan = plan
         self._route = route
         self._headers = headers
         self._body = body
-        self._loan = loan
-        self._watch = plan.watch
+        self._lease = lease
+        self._timeouts = plan.timeouts
         self._client = client
-        self._sent: PendingRequest | None = None
+        self._pending: PendingRequest | None = None
 
-    def in_flight(self, sent: PendingRequest) -> None:
-        """Note that the server has been asked."""
-        self._sent = sent
-        self._loan.acquire()
-        self._watch.add(self)
-        self._route.held.buffers.reserved += COPIES * len(self._body)
+    def start(self, pending: PendingRequest) -> None:
+        """Start to count the call: its request was sent."""
+        self._pending = pending
+        self._lease.acquire()
+        self._timeouts.add(self)
+        self._route.memory_budget.buffers.reserved += BODY_COPIES * len(self._body)
 
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
-        """Answer the client."""
-        if self._is_unwanted(head.status):
+        """Send a complete response to the client."""
+        if self._retry_status(head.status):
             return
         try:
-            headers, data = self._answer(head, bytes(body))
+            headers, data = self._convert(head, bytes(body))
         except Exception as error:
             outcome, why = outcome_of(error)
-            # The server has answered well if it is the client's form that its answer does not fit.
+            # If the response does not fit the client's encoding, the server has succeeded.
             self._end(Outcome.SUCCEEDED if outcome is Outcome.UNKNOWN else outcome, why)
-            self._answer_failure(error)
+            self._send_failure(error)
             return
         if head.status < FIRST_ERROR_STATUS:
             self._end(Outcome.SUCCEEDED)
         else:
-            self._end(*self._loan.classify_status(head.status))
-        if self._plan.varies:
-            headers = varying(headers)
-        self._client.answer(head.status, head.reason, headers, data)
+            self._end(*self._lease.classify_status(head.status))
+        if self._plan.adds_vary:
+            headers = with_vary(headers)
+        self._client.respond(head.status, head.reason, headers, data)
 
     def on_headers(self, response: UpstreamResponse) -> None:
-        """Have a task pass the answer on as it comes."""
-        if self._is_unwanted(response.status):
+        """Continue in a task that passes a partial response on as it arrives."""
+        if self._retry_status(response.status):
             return
-        spent = self._watch.remove(self)
-        over = partial(self._end, *self._loan.classify_status(response.status))
-        self._client.continue_in_task(partial(self._relay, response, spent), over)
+        spent = self._timeouts.remove(self)
+        on_done = partial(self._end, *self._lease.classify_status(response.status))
+        self._client.continue_in_task(partial(self._relay, response, spent), on_done)
 
     def on_error(self, error: Exception) -> None:
-        """Have a task ask another endpoint if this one cannot be reached, or tell the client."""
+        """Continue in a task at another endpoint if a retry is allowed, else send the error."""
         outcome, why = outcome_of(error)
-        if self._again.should_retry_error(error, self._loan.endpoint):
+        if self._retry_state.should_retry_error(error, self._lease.endpoint):
             strip_tracebacks(error)
-            self._go_on_elsewhere(outcome, why)
+            self._continue_elsewhere(outcome, why)
         else:
             self._end(outcome, why)
-            self._answer_failure(error)
+            self._send_failure(error)
 
-    def _is_unwanted(self, status: int) -> bool:
-        """Tell whether another endpoint is asked, as this one answered so; have a task do it."""
-        statuses = self._route.retry.statuses
-        if not statuses or not self._again.should_retry_status(status, self._loan.endpoint):
+    def _retry_status(self, status: int) -> bool:
+        """Retry at another endpoint in a task if the status demands it; tell whether it does."""
+        statuses = self._route.retry_policy.statuses
+        if not statuses or not self._retry_state.should_retry_status(status, self._lease.endpoint):
             return False
-        self._go_on_elsewhere(*self._loan.classify_retried(status))
+        self._continue_elsewhere(*self._lease.classify_retried(status))
         return True
 
-    def _go_on_elsewhere(self, outcome: Outcome, why: str) -> None:
-        """Have a task ask another endpoint: it is one exchange, with its places and its time."""
-        spent = self._let_go(outcome, why)
-        self._client.continue_in_task(partial(self._ask_another, spent), self._leave)
+    def _continue_elsewhere(self, outcome: Outcome, why: str) -> None:
+        """Retry in a task: it is the same call, with its slots and its time."""
+        spent = self._release_endpoint(outcome, why)
+        self._client.continue_in_task(partial(self._retry, spent), self._release)
 
     @property
-    def _again(self) -> RetryState:
-        return RetryState(self._route.upstream, self._route.retry, [], self._plan.model)
+    def _retry_state(self) -> RetryState:
+        return RetryState(self._route.upstream, self._route.retry_policy, [], self._plan.model)
 
-    def late(self) -> None:
-        """Tell the client that the server did not answer in time."""
+    def on_timeout(self) -> None:
+        """Tell the client that the server did not respond in time."""
         limits = self._route.limits
-        in_idle_time = limits.idle_timeout < limits.request_timeout
-        what = (
-            nothing_moved(limits.idle_timeout) if in_idle_time else not_done(limits.request_timeout)
+        is_idle_timeout = limits.idle_timeout < limits.request_timeout
+        expired = (
+            idle_timeout_text(limits.idle_timeout)
+            if is_idle_timeout
+            else request_timeout_text(limits.request_timeout)
         )
-        error = server_timeout(self._loan.endpoint.url, what)
+        error = server_timeout(self._lease.endpoint.url, expired)
         self._end(Outcome.FAILED, str(error))
-        self._answer_failure(error)
+        self._send_failure(error)
 
     def cancel(self) -> None:
-        """End, as the client is gone."""
+        """End the call, as its client has disconnected."""
         self._end(Outcome.UNKNOWN)
 
     def _end(self, outcome: Outcome, why: str = "") -> None:
-        if self._sent is not None:
-            self._let_go(outcome, why)
-            self._leave()
+        if self._pending is not None:
+            self._release_endpoint(outcome, why)
+            self._release()
 
-    def _leave(self) -> None:
-        """Give back the places and the memory."""
-        leave(self._route.concurrency_limits)
-        self._route.held.buffers.reserved -= COPIES * len(self._body)
+    def _release(self) -> None:
+        """Release the slots and the memory."""
+        release_all(self._route.concurrency_limits)
+        self._route.memory_budget.buffers.reserved -= BODY_COPIES * len(self._body)
 
-    def _let_go(self, outcome: Outcome, why: str) -> float:
-        """Give the server back; give the seconds that it has taken."""
-        assert self._sent is not None
-        sent, self._sent = self._sent, None
-        spent = self._watch.remove(self)
-        sent.close()
-        self._loan.release(outcome, why)
+    def _release_endpoint(self, outcome: Outcome, why: str) -> float:
+        """Release the endpoint; return the seconds that it has taken."""
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        spent = self._timeouts.remove(self)
+        pending.close()
+        self._lease.release(outcome, why)
         return spent
 
-    def _answer(self, head: UpstreamResponseHead, body: bytes) -> tuple[HeaderLines, bytes]:
-        """Give headers and body of the client's answer; raises GatewayError."""
+    def _convert(self, head: UpstreamResponseHead, body: bytes) -> tuple[HeaderLines, bytes]:
+        """Return headers and body of the client's response; raises GatewayError."""
         if not self._plan.converts or head.status != 200:
-            return _passed(head), body
+            return _end_to_end_lines(head), body
         cap = self._route.limits.header_bytes
         try:
-            header_size, headers = _as_json(head, cap)
+            header_size, headers = _json_head(head, cap)
             if header_size is not None:
-                return headers, whole_as_json(body, header_size, self._route)
+                return headers, convert_to_json(body, header_size, self._route)
             check_header_length(body)
             if len(body) <= cap:
                 body = with_empty_data(body, _ALL_JSON, self._route)
         except GatewayError as error:
-            raise naming(self._loan.endpoint.url, error) from error
+            raise name_endpoint(self._lease.endpoint.url, error) from error
         return headers, body
 
-    def _answer_failure(self, error: Exception) -> None:
-        fault = not isinstance(error, GatewayError)
+    def _send_failure(self, error: Exception) -> None:
+        is_internal = not isinstance(error, GatewayError)
         request_id = self._client.request_id
-        if fault:
-            # A fault of our own: never a silent one.
-            start = self._plan.start
-            where = (request_id or "-", start.method, start.target)
+        if is_internal:
+            # An error in the gateway itself must never be silent.
+            template = self._plan.template
+            where = (request_id or "-", template.method, template.target)
             _log.error("request %s: %s %s failed", *where, exc_info=error)
         strip_tracebacks(error)
-        told = error if isinstance(error, GatewayError) else INTERNAL_ERROR
-        FAILURE_LOG.write(told, request_id)
+        reported = error if isinstance(error, GatewayError) else INTERNAL_ERROR
+        FAILURE_LOG.write(reported, request_id)
         headers = error_headers(request_id)
-        if self._plan.varies:
-            headers = varying(headers)
-        body = error_body(told.message)
-        self._client.answer(told.kind.value.status, "", headers, body, last=fault)
+        if self._plan.adds_vary:
+            headers = with_vary(headers)
+        body = error_body(reported.message)
+        self._client.respond(reported.kind.value.status, "", headers, body, last=is_internal)
 
     async def _relay(
-        self, response: UpstreamResponse, spent: float, answer: ClientResponse
+        self, upstream_response: UpstreamResponse, spent: float, response: ClientResponse
     ) -> None:
-        url = self._loan.endpoint.url
-        answer = self._varying(answer)
+        url = self._lease.endpoint.url
+        response = self._with_vary(response)
 
         async def run(deadline: Deadline) -> None:
             deadline.expect_server(url)
             try:
-                await self._pass_on(response, url, answer, deadline)
+                await self._pass_on(upstream_response, url, response, deadline)
             except BaseException as error:
-                self._end(*outcome_of(deadline.cause(error)))
+                self._end(*outcome_of(deadline.translate(error)))
                 raise
 
         try:
-            await run_with_deadline(run, answer, self._deadline(spent))
+            await run_with_deadline(run, response, self._route.limits.new_deadline(spent))
         finally:
-            response.close()
+            upstream_response.close()
 
-    async def _ask_another(self, spent: float, answer: ClientResponse) -> None:
-        start = self._plan.start
-        headers = CIMultiDict([*start.headers, *self._headers])
+    async def _retry(self, spent: float, response: ClientResponse) -> None:
+        template = self._plan.template
+        headers = CIMultiDict([*template.headers, *self._headers])
         has_body = bool(self._body) or "Content-Length" in headers
         body = (self._body,) if has_body else None
-        asked = UpstreamRequest(start.method, start.target, headers, body)
-        answer = self._varying(answer)
-        inside = replace(self._route, concurrency_limits=())  # it has its places already
+        request = UpstreamRequest(template.method, template.target, headers, body)
+        response = self._with_vary(response)
+        route = replace(self._route, concurrency_limits=())  # the call has its slots already
 
         async def run(deadline: Deadline) -> None:
-            tried = (self._loan.endpoint,)
+            tried = (self._lease.endpoint,)
             model = self._plan.model
-            async with UpstreamCall(inside, asked, deadline, tried, model) as attempt:
-                await self._pass_on(attempt.response, attempt.url, answer, deadline)
+            async with UpstreamCall(route, request, deadline, tried, model) as upstream_call:
+                await self._pass_on(upstream_call.response, upstream_call.url, response, deadline)
 
-        await run_with_deadline(run, answer, self._deadline(spent))
+        await run_with_deadline(run, response, self._route.limits.new_deadline(spent))
 
     async def _pass_on(
-        self, response: UpstreamResponse, url: str, answer: ClientResponse, deadline: Deadline
+        self,
+        upstream_response: UpstreamResponse,
+        url: str,
+        response: ClientResponse,
+        deadline: Deadline,
     ) -> None:
         if self._plan.converts:
-            await relay_answer(response, answer, _ALL_JSON, self._route, url, deadline)
+            await convert_response(
+                ResponseRelay(upstream_response, url, response, _ALL_JSON, self._route, deadline)
+            )
         else:
-            await forward_answer(response, answer, url, deadline)
+            await relay_response(upstream_response, response, url, deadline)
 
-    def _varying(self, answer: ClientResponse) -> ClientResponse:
-        return (
-            CompressedAnswer(answer, None, self._route.scheduler) if self._plan.varies else answer
-        )
-
-    def _deadline(self, spent: float) -> Deadline:
-        return self._route.limits.deadline(spent)
+    def _with_vary(self, response: ClientResponse) -> ClientResponse:
+        if not self._plan.adds_vary:
+            return response
+        return CompressedResponse(response, None, self._route.scheduler)
 
 
 def header_lines(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> HeaderLines:
-    """Give headers as lines."""
+    """Return headers as lines."""
     return tuple(headers.items())
 
 
 @lru_cache(maxsize=CACHED_HEADS)
-def _passed(head: UpstreamResponseHead) -> HeaderLines:
+def _end_to_end_lines(head: UpstreamResponseHead) -> HeaderLines:
     return header_lines(end_to_end(head.headers))
 
 
 @lru_cache(maxsize=CACHED_HEADS)
-def _as_json(head: UpstreamResponseHead, cap: int) -> tuple[int | None, HeaderLines]:
-    """Give the size of the JSON part, None if there are no tensors behind it, and the headers."""
-    header_size = answer_header_size(head, cap)
+def _json_head(head: UpstreamResponseHead, cap: int) -> tuple[int | None, HeaderLines]:
+    """Return the size of the JSON part, None without tensors behind it, and the headers."""
+    header_size = response_header_size(head, cap)
     changed = {} if header_size is None else {"Content-Type": "application/json"}
     return header_size, header_lines(with_body(head.headers, changed))

@@ -1,8 +1,8 @@
-"""The straight way: a request at hand as a whole, whose answer comes as a whole too.
+"""The fast path: calls whose request and response are fully buffered, served without a task.
 
-Most exchanges are such. They take two calls, one when the request is there and one when the answer
-is, and no task between them. Whatever is not plain goes the ordinary way (dispatch.py): from the
-start, or from where its answer begins. Both give the client the same.
+Most calls are such. They take two function calls, one when the request is there and one when the
+response is. Every other call takes the streaming path (dispatch.py), from the start or from where
+its response begins. Clients get the same on both.
 """
 
 from __future__ import annotations
@@ -17,93 +17,94 @@ from gateway.codec.json.nesting import nests_deeper
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, FastRequest, fast_convert_request
 from gateway.errors import GatewayError
 from gateway.protocol.operations import OperationKind, model_name_of
-from gateway.proxy.admission.concurrency_limit import leave, try_acquire
+from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.timeout_queue import TimeoutQueue
-from gateway.proxy.fast_path.call import COPIES, CallPlan, FastPathCall, header_lines
+from gateway.proxy.fast_path.call import BODY_COPIES, CallPlan, FastPathCall, header_lines
 from gateway.proxy.filters.content_codings import accepted_coding
 from gateway.proxy.filters.mirror import MirroredHead
 from gateway.proxy.headers import HEADER_LENGTH, has_longer_part, to_server, with_body
-from gateway.proxy.infer.cloud_content_types import is_cloud_form
+from gateway.proxy.infer.cloud_content_types import may_have_cloud_type
 from gateway.proxy.interfaces import FastPathClient, Limits, Route
 from gateway.proxy.router import RouteMatch, Router
 from gateway.upstream.transport import HeaderLines, RequestTemplate
 
-LARGEST = 64 * 1024
-"""Bytes of a request that passes as it is."""
+MAX_PASSTHROUGH = 64 * 1024
+"""Bytes of the largest request that passes untouched."""
 
-_LONG = 4 * 1024
-"""Bytes of a part of a head, above which the ordinary way looks whether the server takes it."""
+_LONG_HEAD_PART = 4 * 1024
+"""Bytes of a part of a head above which the streaming path checks whether the server takes it."""
 
 
 class FastPath:
-    """Makes exchanges of requests at hand."""
+    """Plans and starts calls of the fast path."""
 
-    def __init__(self, routes: Router) -> None:
-        self._routes = routes
-        patiences = {_patience(rule.limits) for rule in routes.rules}
-        self._watches = {patience: TimeoutQueue(patience) for patience in patiences}
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        timeouts = {_server_timeout(rule.limits) for rule in router.rules}
+        self._timeouts = {timeout: TimeoutQueue(timeout) for timeout in timeouts}
 
     def plan(
         self, method: str, target: str, headers: CIMultiDictProxy[str], length: int
     ) -> CallPlan | None:
-        """Tell what becomes of requests with this head; None if they go the ordinary way."""
-        if method == "HEAD" or "Expect" in headers or has_longer_part(target, headers, _LONG):
+        """Return the plan for requests with this head; None if they take the streaming path."""
+        if (
+            method == "HEAD"
+            or "Expect" in headers
+            or has_longer_part(target, headers, _LONG_HEAD_PART)
+        ):
             return None
         try:
-            found = self._routes.find(method, target, headers)
+            route_match = self._router.find(method, target, headers)
         except GatewayError:
-            return None  # the ordinary way says why it is refused
-        # The routes of a choice have the same limits: what differs is where they lead.
-        limits = found.choice.next.limits
-        varies = bool(found.compress)
-        if varies and accepted_coding(headers, found.compress):
+            return None  # the streaming path sends the error
+        # The routes of a choice have the same limits: they differ in their upstreams alone.
+        limits = route_match.choice.next.limits
+        if route_match.codings and accepted_coding(headers, route_match.codings):
             return None
-        largest = LARGEST if found.is_passthrough else MAX_FAST_REQUEST
-        if length > min(largest, limits.request_bytes):
+        max_size = MAX_PASSTHROUGH if route_match.is_passthrough else MAX_FAST_REQUEST
+        if length > min(max_size, limits.request_bytes):
             return None
-        watch = self._watches[_patience(limits)]
-        target, kind, model = found.target, found.asked.kind, found.asked.model
-        versioned = found.asked.version is not None
-        passed = to_server(headers, found.dropped_headers)
-        mirror = _mirror(found, method, passed, length)
-        if "Content-Encoding" in headers and kind is not OperationKind.OTHER:
-            return None  # a header that says of none is not passed on either
-        if found.is_passthrough:
+        operation = route_match.operation
+        passed = to_server(headers, route_match.dropped_headers)
+        if "Content-Encoding" in headers and operation.kind is not OperationKind.OTHER:
+            return None  # the streaming path decompresses, and drops an empty header
+        if route_match.is_passthrough:
             if "Content-Length" not in passed and (length or method != "GET"):
-                return None  # the transport tells how the body is framed
-            sent = header_lines(passed)
-        elif kind is OperationKind.INFER and _may_be_json(headers, length, limits):
-            # The answer has to be read here: none that is compressed is asked for.
+                return None  # the transport must state how the body is framed
+            lines = header_lines(passed)
+        elif operation.kind is OperationKind.INFER and _may_be_json(headers, length, limits):
+            # The gateway reads the response, so that it must not be compressed.
             changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
-            sent = header_lines(with_body(passed, changed))
+            lines = header_lines(with_body(passed, changed))
         else:
             return None
+        is_passthrough = route_match.is_passthrough
         plan = CallPlan(
-            RequestTemplate(method, target, sent),
+            RequestTemplate(method, route_match.target, lines),
             passed,
-            found.choice,
-            watch,
-            not found.is_passthrough,
-            model_name_of(found.asked),
-            mirror,
-            varies=varies,
-            versioned=versioned,
-            untyped=found.is_passthrough and length > 0 and "Content-Type" not in passed,
-            declared=found.choice.next.models.get(model or ""),
+            route_match.choice,
+            self._timeouts[_server_timeout(limits)],
+            not is_passthrough,
+            model_name_of(operation),
+            _mirror_of(route_match, method, passed, length),
+            adds_vary=bool(route_match.codings),
+            has_version=operation.version is not None,
+            is_untyped=is_passthrough and length > 0 and "Content-Type" not in passed,
+            declared=route_match.choice.next.declared_models.get(operation.model or ""),
         )
-        return _made_for_now(plan)
+        return _with_current_dialect(plan)
 
-    def begin(self, plan: CallPlan, body: bytes, client: FastPathClient) -> FastPathCall | None:
-        """Send a request to a server; None if it goes the ordinary way."""
+    def start(self, plan: CallPlan, body: bytes, client: FastPathClient) -> FastPathCall | None:
+        """Send a request to a server; None if it takes the streaming path."""
         headers = client.added_headers
         received = body
         route = plan.choice.next
         dialect = route.upstream.dialect_state.dialect
-        if (dialect is None or dialect is not plan.dialect) and not plan.suits(dialect):
+        if (dialect is None or dialect is not plan.dialect) and not plan.fits(dialect):
             return None
         if plan.converts:
-            request = _converted(plan, body, route)
+            request = _convert(plan, body, route)
             if request is None:
                 return None
             body = request.body
@@ -114,81 +115,81 @@ class FastPath:
             )
         elif body and nests_deeper(body, route.limits.json_depth):
             return None
-        if not _admitted(route, COPIES * len(body)):
+        if not _try_admit(route, BODY_COPIES * len(body)):
             return None
-        sent = None
+        pending = None
         try:
             pool = route.upstream.pool
-            loan = pool.lease((), plan.model, pool.hash_key_of(plan.passed, client.added_headers))
-            exchange = FastPathCall(plan, route, headers, body, loan, client)
-            sent = loan.endpoint.try_send_nowait(plan.start, headers, body, exchange)
+            hash_key = pool.hash_key_of(plan.headers, client.added_headers)
+            lease = pool.lease((), plan.model, hash_key)
+            call = FastPathCall(plan, route, headers, body, lease, client)
+            pending = lease.endpoint.try_send_nowait(plan.template, headers, body, call)
         except GatewayError:
-            return None  # the ordinary way says that there is none
+            return None  # the streaming path sends the error
         finally:
-            if sent is None:
-                leave(route.concurrency_limits)
-        if sent is None:
+            if pending is None:
+                release_all(route.concurrency_limits)
+        if pending is None:
             return None
         plan.choice.take()
-        exchange.in_flight(sent)
+        call.start(pending)
         if plan.mirror is not None:
             plan.mirror(received, client.added_headers)
-        return exchange
+        return call
 
     @property
     def in_flight(self) -> int:
-        """Give how many exchanges wait for a server; those that a task ends are not counted."""
-        return sum(watch.watched for watch in self._watches.values())
+        """Return the number of calls that wait for a server, but for those in a task."""
+        return sum(timeouts.size for timeouts in self._timeouts.values())
 
     def close(self) -> None:
-        """Let go of what is left, when no exchange is."""
-        for watch in self._watches.values():
-            watch.close()
+        """Drop the timers, when no call is left."""
+        for timeouts in self._timeouts.values():
+            timeouts.close()
 
 
-def _admitted(route: Route, size: int) -> bool:
-    """Tell whether there is room for a request that takes ``size`` bytes, and take its places."""
-    if size > route.held.buffers.free:
-        return False  # the ordinary way says that too much is held
-    return try_acquire(route.concurrency_limits)  # it may wait, as a task
+def _try_admit(route: Route, size: int) -> bool:
+    """Take the route's slots if they and ``size`` bytes of memory are free."""
+    if size > route.memory_budget.buffers.free:
+        return False  # the streaming path sends the error
+    return try_acquire_all(route.concurrency_limits)  # the streaming path may wait in the queue
 
 
 def _may_be_json(headers: CIMultiDictProxy[str], length: int, limits: Limits) -> bool:
     """Tell whether an infer request may be all JSON, of a size that is converted here."""
-    if HEADER_LENGTH in headers or is_cloud_form(headers):
+    if HEADER_LENGTH in headers or may_have_cloud_type(headers):
         return False
     return 0 < length <= limits.header_bytes
 
 
-def _converted(plan: CallPlan, body: bytes, route: Route) -> FastRequest | None:
-    """Convert a request whose answer is all JSON; None where the ordinary way looks closer."""
-    if len(body) > MAX_UNSCHEDULED and not route.scheduler.take():
-        return None  # those of many clients may come in the same turn of the event loop
+def _convert(plan: CallPlan, body: bytes, route: Route) -> FastRequest | None:
+    """Convert a request for JSON outputs; None if the streaming path has to inspect it."""
+    if len(body) > MAX_UNSCHEDULED and not route.scheduler.try_take_slice():
+        return None  # requests of many clients may come in the same time slice
     request = fast_convert_request(body, route.limits.json_depth, route.limits.max_tensors)
     if request is None or not request.output_encoding.all_json or request.output_encoding.as_base64:
         return None
     if plan.declared is not None and not plan.declared.accepts(request.features.inputs):
-        return None  # the ordinary way says why not
+        return None  # the streaming path sends the error
     return request
 
 
-def _made_for_now(plan: CallPlan) -> CallPlan:
-    """Note a dialect that the plan suits: it is that of most requests, or of all."""
+def _with_current_dialect(plan: CallPlan) -> CallPlan:
+    """Store the current dialect in a plan that fits it: it is that of most calls, or of all."""
     dialect = plan.choice.next.upstream.dialect_state.dialect
-    return replace(plan, dialect=dialect) if plan.suits(dialect) else plan
+    return replace(plan, dialect=dialect) if plan.fits(dialect) else plan
 
 
-def _mirror(
-    found: RouteMatch, method: str, headers: CIMultiDictProxy[str], length: int
+def _mirror_of(
+    route_match: RouteMatch, method: str, headers: CIMultiDictProxy[str], length: int
 ) -> Callable[[bytes, HeaderLines], None] | None:
-    """Give what takes the bodies of requests with the same head, where they are mirrored."""
-    if found.mirror is None:
+    """Return what mirrors requests with the same head; None without a mirror."""
+    if route_match.mirror is None:
         return None
-    return partial(
-        found.mirror.sample, MirroredHead(method, found.target, headers, length, found.asked)
-    )
+    head = MirroredHead(method, route_match.target, headers, length, route_match.operation)
+    return partial(route_match.mirror.sample, head)
 
 
-def _patience(limits: Limits) -> float:
-    """Give the seconds after which a server that has not answered is late."""
+def _server_timeout(limits: Limits) -> float:
+    """Return the seconds after which a server without a response is late."""
     return min(limits.idle_timeout, limits.request_timeout)

@@ -1,157 +1,163 @@
-"""Answers that are compressed on the way to clients which accept that."""
+"""Compresses responses for clients that accept it."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict
 
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
-from gateway.proxy.filters.content_codings import accepted_coding, encoded
+from gateway.proxy.body_io import split
+from gateway.proxy.filters.content_codings import accepted_coding, is_encoded
 from gateway.proxy.headers import HEADER_LENGTH
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
-from gateway.proxy.router import RouteMatch
 from gateway.sizes import CACHED_HEADS
 
 if TYPE_CHECKING:
     from zlib import _Compress
 
-LEAST = 1024
-"""Bytes of a body that is compressed, at least: a smaller one gains nothing."""
+MIN_SIZE = 1024
+"""Bytes of the smallest body that is compressed; smaller ones gain nothing."""
 
 _SLICE = 16 * 1024
-"""Bytes that are compressed before others have their turn; takes as long as a chunk elsewhere."""
+"""Bytes that are compressed in one time slice; as much work as a chunk elsewhere."""
 
 _LEVEL = 1
-_FORMATS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""How zlib is told what to put around the compressed data; RFC 9110, section 8.4.1."""
+_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""zlib's parameter for the format of each coding; RFC 9110, section 8.4.1."""
 
-_AS_THEY_ARE = frozenset((204, 205, 206, 304))
-"""Statuses of answers without a body, or with a part of one."""
+_UNCOMPRESSED_STATUSES = frozenset((204, 205, 206, 304))
+"""Statuses of responses without a body, or with a part of one."""
 
 
-def compressed(answer: ClientResponse, request: ClientRequest, found: RouteMatch) -> ClientResponse:
-    """Give the answer to write to, where the request's route compresses answers: see below."""
-    if not found.compress:
-        return answer
+def compress_response(
+    response: ClientResponse,
+    request: ClientRequest,
+    codings: Sequence[str],
+    scheduler: ConversionScheduler,
+) -> ClientResponse:
+    """Wrap a response if its route compresses with ``codings``, else return it."""
+    if not codings:
+        return response
     coding = None
     if request.method != "HEAD":
-        coding = accepted_coding(request.headers, found.compress)
-    return CompressedAnswer(answer, coding, found.choice.next.scheduler)
+        coding = accepted_coding(request.headers, codings)
+    return CompressedResponse(response, coding, scheduler)
 
 
-class CompressedAnswer(ClientResponse):
-    """Compresses what is written; without a ``coding``, says that another client might see that.
+class CompressedResponse(ClientResponse):
+    """Compresses a response; without a ``coding`` it only adds Vary.
 
-    What is too small, encoded already or not to be transformed stays as it is, and so do
-    server-sent events, which are not to be held up. What comes without a length is not either: each
-    write goes out as a whole.
+    Bodies that are small, encoded already or must not be transformed stay as they are. So do
+    server-sent events, which must not be delayed. A response without a length is not delayed
+    either: each write is flushed.
     """
 
     def __init__(
-        self, answer: ClientResponse, coding: str | None, turns: ConversionScheduler
+        self, response: ClientResponse, coding: str | None, scheduler: ConversionScheduler
     ) -> None:
-        self.request_id = answer.request_id
-        self._answer = answer
+        self.request_id = response.request_id
+        self._response = response
         self._coding = coding
-        self._turns = turns
+        self._scheduler = scheduler
         self._compressor: _Compress | None = None
-        self._sized = False
+        self._has_length = False
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
-        """Begin the answer."""
+        """Start the response."""
         length = headers.get("Content-Length", "")
-        self._begin(status, headers, int(length) if length.isdecimal() else None)
+        self._prepare(status, headers, int(length) if length.isdecimal() else None)
         self.started = True
-        await self._answer.start(status, reason, headers)
+        await self._response.start(status, reason, headers)
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Write a part of the body; others have their turn in between."""
+        """Write a part of the body, in one time slice for each slice of it."""
         if self._compressor is None:
-            await self._answer.write(data)
+            await self._response.write(data)
             return
-        view = memoryview(data)
-        for start in range(0, len(view), _SLICE):
-            if start:
-                await self._turns.next()
-            await self._pass_on(self._compressor.compress(view[start : start + _SLICE]))
-        if not self._sized:
-            await self._pass_on(self._compressor.flush(zlib.Z_SYNC_FLUSH))
+        for number, piece in enumerate(split(memoryview(data), _SLICE)):
+            if number:
+                await self._scheduler.next_slice()
+            await self._write(self._compressor.compress(piece))
+        if not self._has_length:
+            await self._write(self._compressor.flush(zlib.Z_SYNC_FLUSH))
 
     async def finish(self) -> None:
-        """End the answer."""
+        """End the response."""
         if self._compressor is not None:
-            await self._pass_on(self._compressor.flush())
-        await self._answer.finish()
+            await self._write(self._compressor.flush())
+        await self._response.finish()
 
     async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
-        """Give a whole answer."""
-        self._begin(status, headers, len(body))
+        """Send a whole response."""
+        self._prepare(status, headers, len(body))
         if self._compressor is not None:
-            body = await self._whole(self._compressor, body)
+            body = await self._compress(self._compressor, body)
         self.started = True
-        await self._answer.send(status, reason, headers, body)
+        await self._response.send(status, reason, headers, body)
 
     def abort(self) -> None:
         """Drop the connection."""
-        self._answer.abort()
+        self._response.abort()
 
-    def _begin(self, status: int, headers: CIMultiDict[str], size: int | None) -> None:
-        """Say in the headers of an answer how its body will be; ``size`` in bytes, if known."""
+    def _prepare(self, status: int, headers: CIMultiDict[str], size: int | None) -> None:
+        """Adapt the headers; ``size`` is that of the body in bytes, if known."""
         self._compressor = None
-        self._sized = size is not None
-        _vary(headers)
-        if self._coding is None or not _gains(status, headers, size):
+        self._has_length = size is not None
+        _add_vary(headers)
+        if self._coding is None or not _is_worthwhile(status, headers, size):
             return
         headers.popall("Content-Length", None)
         headers["Content-Encoding"] = self._coding
         if etag := headers.get("ETag"):
-            # RFC 9110, section 8.8.1: the same bytes are no longer promised.
+            # RFC 9110, section 8.8.1: a strong ETag would promise the same bytes.
             headers["ETag"] = etag if etag.startswith("W/") else f"W/{etag}"
-        # Numbers in binary form repeat themselves too little for it to be worth a search: 107 MB/s
-        # instead of 22 for random FP32, and no larger. 80 MB/s for their JSON.
-        how = zlib.Z_RLE if HEADER_LENGTH in headers else zlib.Z_DEFAULT_STRATEGY
-        form = _FORMATS[self._coding]
-        self._compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, form, zlib.DEF_MEM_LEVEL, how)
+        # Binary tensors repeat too little for a search to pay: 107 MB/s instead of 22 for random
+        # FP32, and no larger. Their JSON compresses at 80 MB/s.
+        strategy = zlib.Z_RLE if HEADER_LENGTH in headers else zlib.Z_DEFAULT_STRATEGY
+        self._compressor = zlib.compressobj(
+            _LEVEL, zlib.DEFLATED, _WINDOW_BITS[self._coding], zlib.DEF_MEM_LEVEL, strategy
+        )
 
-    async def _whole(self, compressor: _Compress, body: bytes) -> bytes:
+    async def _compress(self, compressor: _Compress, body: bytes) -> bytes:
         parts = []
-        for start in range(0, len(body), _SLICE):
-            if start:
-                await self._turns.next()
-            parts.append(compressor.compress(body[start : start + _SLICE]))
+        for number, piece in enumerate(split(body, _SLICE)):
+            if number:
+                await self._scheduler.next_slice()
+            parts.append(compressor.compress(piece))
         return b"".join((*parts, compressor.flush()))
 
-    async def _pass_on(self, data: bytes) -> None:
+    async def _write(self, data: bytes) -> None:
         if data:
-            await self._answer.write(data)
+            await self._response.write(data)
 
 
 @lru_cache(maxsize=CACHED_HEADS)
-def varying(lines: HeaderLines) -> HeaderLines:
-    """Give an answer's headers with a word on what it depends on."""
+def with_vary(lines: HeaderLines) -> HeaderLines:
+    """Return a response's headers with Vary for Accept-Encoding."""
     headers = CIMultiDict(lines)
-    _vary(headers)
+    _add_vary(headers)
     return tuple(headers.items())
 
 
-def _vary(headers: CIMultiDict[str]) -> None:
-    """Say that other clients may be answered in another form; RFC 9110, section 12.5.5."""
-    said = [value for value in headers.getall("Vary", ()) if value]
-    names = {name.strip().lower() for value in said for name in value.split(",")}
+def _add_vary(headers: CIMultiDict[str]) -> None:
+    """Say that the response depends on Accept-Encoding; RFC 9110, section 12.5.5."""
+    values = [value for value in headers.getall("Vary", ()) if value]
+    names = {name.strip().lower() for value in values for name in value.split(",")}
     if names.isdisjoint(("*", "accept-encoding")):
-        headers["Vary"] = ", ".join([*said, "Accept-Encoding"])
+        headers["Vary"] = ", ".join([*values, "Accept-Encoding"])
 
 
-def _gains(status: int, headers: CIMultiDict[str], size: int | None) -> bool:
-    """Tell whether an answer's body may be compressed, and is worth it."""
-    if status in _AS_THEY_ARE or "Content-Range" in headers or encoded(headers):
+def _is_worthwhile(status: int, headers: CIMultiDict[str], size: int | None) -> bool:
+    """Tell whether a body may be compressed, and gains by it."""
+    if status in _UNCOMPRESSED_STATUSES or "Content-Range" in headers or is_encoded(headers):
         return False
-    if size is not None and size < LEAST:
+    if size is not None and size < MIN_SIZE:
         return False
     media_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    said = ",".join(headers.getall("Cache-Control", ())).lower().split(",")
+    directives = ",".join(headers.getall("Cache-Control", ())).lower().split(",")
     # RFC 9110, section 7.7.
-    return media_type != "text/event-stream" and "no-transform" not in map(str.strip, said)
+    return media_type != "text/event-stream" and "no-transform" not in map(str.strip, directives)

@@ -1,4 +1,4 @@
-"""The content codings of HTTP: which one a body has, and which one a client takes."""
+"""HTTP content codings: of a request body, and accepted by a client."""
 
 from __future__ import annotations
 
@@ -11,73 +11,73 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.sizes import QUOTED_NAME
 
 CODINGS = ("gzip", "deflate")
-"""The content codings that are known here; RFC 9110, section 8.4.1."""
+"""The supported content codings; RFC 9110, section 8.4.1."""
 
-_LOOKED_AT = 32
-"""Elements of a client's list that count."""
+_MAX_ELEMENTS = 32
+"""Elements of an Accept-Encoding that count."""
 
 # RFC 9110, section 12.4.2.
 _WEIGHT = re.compile(r"[qQ]=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)")
 
 
-def encoded(headers: MultiMapping[str]) -> bool:
-    """Tell whether a body is compressed."""
-    return "Content-Encoding" in headers and bool(_applied(headers))
+def is_encoded(headers: MultiMapping[str]) -> bool:
+    """Tell whether a body has a content coding."""
+    return "Content-Encoding" in headers and bool(_applied_codings(headers))
 
 
 def content_coding(headers: MultiMapping[str]) -> str | None:
-    """Give the coding of a body; None where it has none.
+    """Return the content coding of a body; None without one.
 
-    Raises GatewayError (415) for one that is not known, and for several, one in the other.
+    Raises GatewayError (415) for an unknown coding, and for several codings.
     """
-    applied = _applied(headers)
+    applied = _applied_codings(headers)
     if not applied:
         return None
-    coding = _known_as(applied[0])
+    coding = _canonical_name(applied[0])
     if len(applied) == 1 and coding in CODINGS:
         return coding
-    said = ", ".join(headers.getall("Content-Encoding"))[:QUOTED_NAME]
+    quoted = ", ".join(headers.getall("Content-Encoding"))[:QUOTED_NAME]
     raise GatewayError(
         ErrorKind.UNSUPPORTED_ENCODING,
-        f"the request's Content-Encoding is {said!r}; one of {', '.join(CODINGS)} is taken, "
+        f"the request's Content-Encoding is {quoted!r}; one of {', '.join(CODINGS)} is taken, "
         "or none",
     )
 
 
 def accepted_coding(headers: MultiMapping[str], offered: Sequence[str]) -> str | None:
-    """Give the coding that a client likes best of those offered, the first of equals; or None.
+    """Return the offered coding that a client prefers, the first of equals; None for no coding.
 
-    None is for the body as it is: also where nothing that is offered is accepted, and where the
-    client says nothing. RFC 9110, section 12.5.3.
+    None also if the client accepts none of them, or has no Accept-Encoding: RFC 9110, section
+    12.5.3.
     """
     if "Accept-Encoding" not in headers:
         return None
     weights: dict[str, float] = {}
-    said = ",".join(headers.getall("Accept-Encoding"))
-    for element in said.split(",", _LOOKED_AT)[:_LOOKED_AT]:
+    elements = ",".join(headers.getall("Accept-Encoding")).split(",", _MAX_ELEMENTS)
+    for element in elements[:_MAX_ELEMENTS]:
         name, _, weight = element.partition(";")
         if name := name.strip().lower():
-            weights[_known_as(name)] = _weight(weight.strip())
-    of_others = weights.get("*", 0.0)
-    best = max(offered, key=lambda coding: weights.get(coding, of_others), default="identity")
-    weight_of_best = weights.get(best, of_others)
+            weights[_canonical_name(name)] = _parse_weight(weight.strip())
+    default = weights.get("*", 0.0)
+    best = max(offered, key=lambda coding: weights.get(coding, default), default="identity")
+    weight_of_best = weights.get(best, default)
     return best if weight_of_best > 0 and weight_of_best >= weights.get("identity", 0.0) else None
 
 
-def _applied(headers: MultiMapping[str]) -> list[str]:
-    """Name the codings that a body has, in order and lower case; no coding is not named alone."""
-    said = ",".join(headers.getall("Content-Encoding", ()))
-    names = [name for each in said.split(",") if (name := each.strip().lower())]
+def _applied_codings(headers: MultiMapping[str]) -> list[str]:
+    """List the codings of a body in order, in lower case; "identity" alone is none."""
+    value = ",".join(headers.getall("Content-Encoding", ()))
+    names = [name for each in value.split(",") if (name := each.strip().lower())]
     return [] if names == ["identity"] else names
 
 
-def _known_as(name: str) -> str:
-    """Give the name of a coding; RFC 9110, section 8.4.1.3, has an older one for gzip."""
+def _canonical_name(name: str) -> str:
+    """Return the name of a coding; RFC 9110, section 8.4.1.3, has an older one for gzip."""
     return "gzip" if name == "x-gzip" else name
 
 
-def _weight(text: str) -> float:
-    """Read a weight; one that is none is that of a coding which is not taken."""
+def _parse_weight(text: str) -> float:
+    """Parse a weight; an invalid one means that the coding is not accepted."""
     if not text:
         return 1.0
     match = _WEIGHT.fullmatch(text)

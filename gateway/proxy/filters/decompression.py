@@ -1,54 +1,52 @@
-"""Compressed request bodies, decoded as they are read."""
+"""Decompresses request bodies as they are read."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.decompress import Decompressor
-from gateway.protocol.operations import Operation, OperationKind
+from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import CHUNK_SIZE, ClientBody
-from gateway.proxy.filters.content_codings import content_coding, encoded
-from gateway.proxy.interfaces import ClientRequest, Route
+from gateway.proxy.body_io import ClientBody
+from gateway.proxy.filters.content_codings import content_coding, is_encoded
+from gateway.proxy.interfaces import Call, ClientRequest, Route
+from gateway.sizes import CONVERT_CHUNK
 
-_OF_THE_CODED = ("Content-Encoding", "Content-Length")
+_CODED_BODY_HEADERS = ("Content-Encoding", "Content-Length")
 
 
-async def decoded(
-    request: ClientRequest,
-    asked: Operation,
-    route: Route,
-    deadline: Deadline,
-    holding: Reservation,
-) -> ClientRequest:
-    """Give a request as it would have come without a content coding, and without saying of one.
+async def decompress_request(call: Call, reservation: Reservation) -> Call:
+    """Return the call with a request that has no content coding.
 
-    ``holding`` counts what is held for that, while the request is used. What is asked for in ways
-    that are not known here passes as it is. Raises GatewayError: 415 for a coding that is not
-    known; for what is read at once, as reading what is left does.
+    Bodies of unknown operations pass as they are. ``reservation`` counts the buffered bytes while
+    the request is used. Raises GatewayError: 415 for an unknown coding, and what reading raises for
+    the part that is read at once.
     """
-    if asked.kind is OperationKind.OTHER or "Content-Encoding" not in request.headers:
-        return request
-    if not encoded(request.headers):
-        # Triton answers 501 where such a header is empty.
+    request = call.request
+    if call.operation.kind is OperationKind.OTHER or "Content-Encoding" not in request.headers:
+        return call
+    if not is_encoded(request.headers):
+        # Triton responds with 501 to an empty Content-Encoding.
         request.headers = CIMultiDictProxy(_without(request.headers, "Content-Encoding"))
-        return request
+        return call
     if request.content_length == 0:
-        return request
+        return call
     coding = content_coding(request.headers)
     assert coding is not None
-    made = DecodedRequest(request, coding, route, deadline, holding)
-    await made.begin()
-    return made
+    decompressed = DecompressedRequest(request, coding, call.route, call.deadline, reservation)
+    await decompressed.start()
+    return replace(call, request=decompressed)
 
 
-class DecodedRequest(ClientRequest):
-    """A request whose body is decoded while it comes.
+class DecompressedRequest(ClientRequest):
+    """A request whose body is decompressed as it arrives.
 
-    Received and decoded, it is at most ``limits.request_bytes`` large. Reading raises GatewayError:
-    413 over the caps, 400 for what is not of the coding, 408 where it comes too slowly, 503 where
-    too much is held.
+    It has at most ``limits.request_bytes``, both as received and decompressed. Reading raises
+    GatewayError: 413 over the caps, 400 for invalid data, 408 if the body arrives too slowly, 503
+    if too much is buffered.
     """
 
     def __init__(
@@ -57,61 +55,61 @@ class DecodedRequest(ClientRequest):
         coding: str,
         route: Route,
         deadline: Deadline,
-        holding: Reservation,
+        reservation: Reservation,
     ) -> None:
         self.method = request.method
         self.target = request.target
         self.headers = request.headers
         self.content_length: int | None = None
-        self._received = ClientBody(request, route.limits.request_bytes, deadline)
-        self._inflater = Decompressor(coding, route.limits.max_decompression_ratio)
-        self._turns = route.scheduler
-        self._holding = holding
+        self._body = ClientBody(request, route.limits.request_bytes, deadline)
+        self._decompressor = Decompressor(coding, route.limits.max_decompression_ratio)
+        self._scheduler = route.scheduler
+        self._reservation = reservation
         self._first = b""
         self._ended = False
 
-    async def begin(self) -> None:
-        """Decode the first chunk: where that is all, the body has a length, as others do."""
+    async def start(self) -> None:
+        """Decompress the first chunk; if that is the whole body, the request gets a length."""
         pieces = []
         size = 0
-        while size <= CHUNK_SIZE and (piece := await self._next()):
+        while size <= CONVERT_CHUNK and (piece := await self._next_piece()):
             pieces.append(piece)
             size += len(piece)
-            self._holding.resize(self._inflater.buffered_bytes + size)
+            self._reservation.resize(self._decompressor.buffered_bytes + size)
         self._first = b"".join(pieces)
-        headers = _without(self.headers, *_OF_THE_CODED)
+        headers = _without(self.headers, *_CODED_BODY_HEADERS)
         if self._ended:
             self.content_length = size
             headers["Content-Length"] = str(size)
         self.headers = CIMultiDictProxy(headers)
 
     async def read(self) -> bytes:
-        """Give the next piece of the decoded body."""
+        """Return the next piece of the decompressed body."""
         first, self._first = self._first, b""
-        return first or await self._next()
+        return first or await self._next_piece()
 
     async def read_within(self, deadline: Deadline) -> bytes:
-        """Give the next piece: time is kept where it comes, as that is not what is read here."""
+        """Return the next piece; the deadline counts compressed bytes, in the inner body."""
         return await self.read()
 
-    async def _next(self) -> bytes:
+    async def _next_piece(self) -> bytes:
         while not self._ended:
-            piece = self._inflater.step()
+            piece = self._decompressor.step()
             if piece is None:
                 await self._receive()
                 continue
-            await self._turns.next()
+            await self._scheduler.next_slice()
             if piece:
                 return piece
         return b""
 
     async def _receive(self) -> None:
-        if self._inflater.last:
+        if self._decompressor.last:
             self._ended = True
             return
-        data = await self._received.read()
-        self._inflater.feed(data, last=not data)
-        self._holding.resize(self._inflater.buffered_bytes)
+        data = await self._body.read()
+        self._decompressor.feed(data, last=not data)
+        self._reservation.resize(self._decompressor.buffered_bytes)
 
 
 def _without(headers: CIMultiDictProxy[str], *names: str) -> CIMultiDict[str]:

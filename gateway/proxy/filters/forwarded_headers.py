@@ -1,4 +1,4 @@
-"""What servers are told of a request beside what the client says: who asks, and by which way."""
+"""Headers that the gateway adds for servers: forwarded address, Via, loop detection, request id."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _PSEUDONYM = "tensorgate"
 
 _IDENTITY_BYTES = 8
 _ID_BYTES = 16
-_AHEAD = 256
-"""Ids that are made at once: to ask the system for each costs 3 µs, for many next to nothing."""
-_unused: list[str] = []
-# Two processes must not use the same.
-os.register_at_fork(after_in_child=_unused.clear)
+_BATCH = 256
+"""Ids that are generated together: one urandom call for each id costs 3 µs."""
+_unused_ids: list[str] = []
+# Two processes must not use the same ids.
+os.register_at_fork(after_in_child=_unused_ids.clear)
 
-# What stands in a line of the log between spaces.
-_SANE_ID = re.compile(r"[!-~]{1,128}")
+# Fits between spaces in a log line.
+_VALID_ID = re.compile(r"[!-~]{1,128}")
 # RFC 9110, section 5.6.2.
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end of a connection.
+    """The other end of a client's connection.
 
-    ``address`` is an IP address as text, None where there is none: on a Unix socket (``is_unix``),
-    or where the client was gone before it could be asked for.
+    ``address`` is an IP address as text. It is None on a Unix socket (``is_unix``), or if the
+    client disconnected before its address was read.
     """
 
     address: str | None = None
@@ -50,12 +50,12 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class ForwardedPolicy:
-    """Say what servers are told.
+    """Which headers the gateway adds.
 
-    ``headers`` is for X-Forwarded-For, -Proto and -Host, and for Forwarded where it is in use. What
-    a client says in them is kept, and added to, if its address is in a ``trusted`` network or it
-    comes by a Unix socket, and else replaced. ``identity`` is what tells this gateway from all
-    others: with it, a request that comes back is recognized.
+    ``headers`` switches X-Forwarded-For, -Proto and -Host, and Forwarded if the client uses it.
+    Those of a client in a ``trusted`` network or on a Unix socket are extended, others are
+    replaced. ``identity`` is unique to this gateway: with it, a request that comes back is
+    recognized as a loop.
     """
 
     headers: bool
@@ -66,7 +66,7 @@ class ForwardedPolicy:
 
     @property
     def replaced_headers(self) -> frozenset[str]:
-        """Name, in lower case, the client's headers that those made here take the place of."""
+        """Return the names, in lower case, of the client's headers that are replaced."""
         names = [_FOR, _PROTO, _HOST, _FORWARDED] if self.headers else []
         names += [name for name, _ in self.own_request_headers]
         names += [REQUEST_ID] if self.request_id else []
@@ -74,30 +74,30 @@ class ForwardedPolicy:
 
     @property
     def pseudonym(self) -> str:
-        """Give the name of this gateway among the proxies of a request."""
+        """Return the gateway's name in Via and CDN-Loop."""
         return f"{_PSEUDONYM}-{self.identity}" if self.identity else _PSEUDONYM
 
     @property
     def own_request_headers(self) -> HeaderLines:
-        """Give the header that names this gateway, as a request that it makes itself has it.
+        """Return the header that names the gateway in requests of its own.
 
-        Without Via, which some servers take for a reason not to compress, CDN-Loop does it: a
-        header that has no other use (RFC 8586, section 2).
+        Some servers do not compress if there is a Via. Without it, CDN-Loop is used, which serves
+        loop detection only (RFC 8586, section 2).
         """
         if self.via:
             return ((_VIA, f"1.1 {self.pseudonym}"),)
         return ((_CDN_LOOP, self.pseudonym),) if self.identity else ()
 
     def is_loop(self, headers: CIMultiDictProxy[str]) -> bool:
-        """Tell whether a request has been through this gateway before."""
+        """Tell whether a request has passed this gateway before."""
         if not self.identity:
             return False
         name = _VIA if self.via else _CDN_LOOP
-        # The identity is random: what contains it names this gateway.
+        # The identity is random: a value that contains it names this gateway.
         return name in headers and any(self.pseudonym in each for each in headers.getall(name))
 
     def trusts(self, peer: Peer) -> bool:
-        """Tell whether what a peer says of those before it is to be believed."""
+        """Tell whether the forwarded headers of a peer are trusted."""
         if peer.address is None:
             return peer.is_unix
         address = ip_address(peer.address)
@@ -105,61 +105,61 @@ class ForwardedPolicy:
 
 
 NO_FORWARDED_HEADERS = ForwardedPolicy(headers=False, trusted=(), via=False, request_id=False)
-"""Servers are told what the client says, and no more."""
+"""Adds nothing."""
 
 
 class ForwardedHeaders:
-    """Makes the headers that go to servers beside the client's, for the requests of a connection.
+    """Makes the added headers for the requests of one connection.
 
-    Requests with the same head differ in their id alone.
+    For requests with the same head they differ in the request id alone, so the rest is cached.
     """
 
     def __init__(self, forwarding: ForwardedPolicy, peer: Peer) -> None:
         self.forwarding = forwarding
         self._peer = peer
-        self._gives_ids = forwarding.request_id
+        self._adds_request_id = forwarding.request_id
         self._trusted = forwarding.headers and forwarding.trusts(peer)
-        self._from_peer = _lines((_FOR, peer.address or ""), (_PROTO, _scheme(peer)))
+        self._peer_lines = _lines((_FOR, peer.address or ""), (_PROTO, _scheme(peer)))
         self._headers: CIMultiDictProxy[str] | None = None
         self._lines: HeaderLines = ()
-        self._given_id: str | None = None
+        self._client_id: str | None = None
 
-    def of(self, headers: CIMultiDictProxy[str], version: str) -> tuple[HeaderLines, str]:
-        """Give the headers for the next request, and its id, which is empty where none is given.
+    def make(self, headers: CIMultiDictProxy[str], version: str) -> tuple[HeaderLines, str]:
+        """Return the headers for the next request, and its id, which is empty if ids are off.
 
-        ``version`` is that of the request's HTTP: 1.1, or 1.0.
+        ``version`` is the HTTP version of the request: 1.1 or 1.0.
         """
         if headers is not self._headers:
             self._headers = headers
-            self._lines = self._make(headers, version)
-            self._given_id = _sane_id(headers)
-        if not self._gives_ids:
+            self._lines = self._make_lines(headers, version)
+            self._client_id = _valid_id(headers)
+        if not self._adds_request_id:
             return self._lines, ""
-        request_id = self._given_id or _new_id()
+        request_id = self._client_id or _new_id()
         return (*self._lines, (REQUEST_ID, request_id)), request_id
 
-    def _make(self, headers: CIMultiDictProxy[str], version: str) -> HeaderLines:
+    def _make_lines(self, headers: CIMultiDictProxy[str], version: str) -> HeaderLines:
         lines: HeaderLines = ()
         if self.forwarding.headers:
-            lines = self._way(headers)
+            lines = self._x_forwarded(headers)
             if _FORWARDED in headers:
                 element = forwarded_element(self._peer, headers.get("Host", ""))
-                said = _appended(headers, _FORWARDED, element) if self._trusted else element
-                lines += ((_FORWARDED, said),)
+                value = _appended(headers, _FORWARDED, element) if self._trusted else element
+                lines += ((_FORWARDED, value),)
         if self.forwarding.via:
-            # RFC 9110, section 7.6.3: a gateway must on requests, and may on answers.
-            said = f"{version} {self.forwarding.pseudonym}"
-            lines += ((_VIA, _appended(headers, _VIA, said)),)
+            # RFC 9110, section 7.6.3: a gateway must add Via to requests, and may to responses.
+            via = f"{version} {self.forwarding.pseudonym}"
+            lines += ((_VIA, _appended(headers, _VIA, via)),)
         elif self.forwarding.identity:
-            said = self.forwarding.pseudonym
-            lines += ((_CDN_LOOP, _appended(headers, _CDN_LOOP, said)),)
+            name = self.forwarding.pseudonym
+            lines += ((_CDN_LOOP, _appended(headers, _CDN_LOOP, name)),)
         return lines
 
-    def _way(self, headers: CIMultiDictProxy[str]) -> HeaderLines:
-        """Give the lines of X-Forwarded: what the client says of them, if it is to be believed."""
+    def _x_forwarded(self, headers: CIMultiDictProxy[str]) -> HeaderLines:
+        """Return the X-Forwarded lines, which extend those of a trusted client."""
         host = headers.get("Host", "")
         if not self._trusted:
-            return self._from_peer + _lines((_HOST, host))
+            return self._peer_lines + _lines((_HOST, host))
         return _lines(
             (_FOR, _appended(headers, _FOR, self._peer.address or "")),
             (_PROTO, headers.get(_PROTO) or _scheme(self._peer)),
@@ -168,18 +168,18 @@ class ForwardedHeaders:
 
 
 def new_identity() -> str:
-    """Make what tells one gateway from all others, as part of a token (RFC 9110, 5.6.2)."""
+    """Return a random identity for a gateway, which fits into a token (RFC 9110, 5.6.2)."""
     return secrets.token_hex(_IDENTITY_BYTES)
 
 
 def forwarded_element(peer: Peer, host: str) -> str:
-    """Write what one proxy says in Forwarded: RFC 7239, section 4."""
+    """Write the element of one proxy in Forwarded: RFC 7239, section 4."""
     pairs = {"for": _node(peer), "host": host, "proto": _scheme(peer)}
     return ";".join(f"{name}={_value(value)}" for name, value in pairs.items() if value)
 
 
 def _node(peer: Peer) -> str:
-    """Name a client: RFC 7239, section 6."""
+    """Write a node identifier: RFC 7239, section 6."""
     if peer.address is None:
         return "unknown"
     is_ipv6 = isinstance(ip_address(peer.address), IPv6Address)
@@ -194,7 +194,7 @@ def _value(text: str) -> str:
 
 
 def _lines(*lines: tuple[str, str]) -> HeaderLines:
-    """Give the lines that say something."""
+    """Return the lines that have a value."""
     return tuple([line for line in lines if line[1]])
 
 
@@ -203,24 +203,24 @@ def _scheme(peer: Peer) -> str:
 
 
 def _appended(headers: CIMultiDictProxy[str], name: str, value: str) -> str:
-    """Add to the end of a header's list, which may be spread over several lines."""
+    """Append to the list of a header, which may span several lines."""
     if name not in headers:
         return value
     return ", ".join([each for each in (*headers.getall(name), value) if each])
 
 
 def _new_id() -> str:
-    """Give an id that no other process has, and that nobody can guess."""
-    if not _unused:
-        digits = os.urandom(_AHEAD * _ID_BYTES).hex()
+    """Return an id that is unique among processes and cannot be guessed."""
+    if not _unused_ids:
+        digits = os.urandom(_BATCH * _ID_BYTES).hex()
         size = 2 * _ID_BYTES
-        _unused.extend(digits[at : at + size] for at in range(0, len(digits), size))
-    return _unused.pop()
+        _unused_ids.extend(digits[at : at + size] for at in range(0, len(digits), size))
+    return _unused_ids.pop()
 
 
-def _sane_id(headers: CIMultiDictProxy[str]) -> str | None:
-    """Give the id that a client gave its request, if it is one, and such as can be logged."""
+def _valid_id(headers: CIMultiDictProxy[str]) -> str | None:
+    """Return the client's own request id, if there is one that can be logged."""
     if REQUEST_ID not in headers:
         return None
     given = headers.getall(REQUEST_ID)
-    return given[0] if len(given) == 1 and _SANE_ID.fullmatch(given[0]) else None
+    return given[0] if len(given) == 1 and _VALID_ID.fullmatch(given[0]) else None

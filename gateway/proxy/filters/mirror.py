@@ -1,8 +1,8 @@
-"""Copies of a share of the requests for another upstream, whose answers nobody sees.
+"""Mirrors a share of the requests to another upstream and discards the responses.
 
-A mirrored request is an exchange like any other, but for its client, who is nobody: its body is at
-hand, and its answer is dropped. It begins when the client's own request has been read to its end,
-and nothing of the client's exchange waits for it or learns of it.
+A mirrored request is a call like any other, with a buffered body and a client that discards the
+response. It starts once the client's own request was read to its end. The client's call neither
+waits for it nor learns of it.
 """
 
 from __future__ import annotations
@@ -20,120 +20,119 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.protocol.operations import OPERATION_KINDS, Operation
-from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.filters.mirror_stats import MirrorStats
-from gateway.proxy.filters.nobody import DiscardResponse, answered
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines, Route
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines, Route
+from gateway.sizes import QUOTED_TEXT
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
 MIRRORED_KINDS = OPERATION_KINDS["infer"] | OPERATION_KINDS["generate"]
-"""The kinds of which there are copies: they change nothing at a server."""
+"""Operations that are mirrored: they change nothing at a server."""
 
-_OF_THE_CLIENT = frozenset(
+_CLIENT_ERRORS = frozenset(
     (ErrorKind.BAD_REQUEST, ErrorKind.TOO_LARGE, ErrorKind.UNSUPPORTED_ENCODING)
 )
-"""What a request is refused with that no server has seen; its client is told."""
+"""Errors of the request itself, which no server has seen; its client gets the same error."""
 
 _log = logging.getLogger("tensorgate.mirror")
-
-Dispatch = Callable[[ClientRequest, ClientResponse, Operation, Route, Deadline], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MirroredHead:
-    """What is copied of a request but for its body; see ClientRequest."""
+    """The head of a request that is mirrored; see ClientRequest."""
 
     method: str
     target: str
     headers: CIMultiDictProxy[str]
     content_length: int | None
-    asked: Operation
+    operation: Operation
 
 
 class Mirror:
-    """Sends copies of requests by way of ``route``, and drops the answers.
+    """Sends copies of requests along ``route`` and discards the responses.
 
-    ``share`` of all requests, 0 to 1, is to be copied. ``dispatch`` makes an exchange of a request;
-    ``clock`` gives seconds. Copies beyond ``most`` under way at a time are not sent.
+    ``share`` is the part of all requests to mirror, 0 to 1. ``serve`` serves a call; ``clock``
+    returns seconds. At most ``max_concurrent`` copies are in flight; others are skipped.
     """
 
     def __init__(
         self,
         route: Route,
         share: float,
-        dispatch: Dispatch,
+        serve: Callable[[Call], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
-        most: int = 64,
+        max_concurrent: int = 64,
     ) -> None:
         self.route = route
         self.share = share
         self.stats = MirrorStats(route.upstream.name, clock)
-        self._dispatch = dispatch
-        self._most = most
+        self._serve = serve
+        self._max_concurrent = max_concurrent
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
     def in_flight(self) -> int:
-        """Give the number of copies under way."""
+        """Return the number of copies in flight."""
         return len(self._tasks)
 
-    def admits(self) -> bool:
-        """Tell whether one more may be under way; where it may not, that is counted."""
+    def has_room(self) -> bool:
+        """Tell whether one more copy may be in flight; count it as skipped if not."""
         if self._closed:
             return False
-        if self.in_flight >= self._most:
-            self.stats.left_out(f"{self._most} are under way (mirror.max_concurrent)")
+        if self.in_flight >= self._max_concurrent:
+            self.stats.count_skipped(
+                f"{self._max_concurrent} are under way (mirror.max_concurrent)"
+            )
             return False
         return True
 
     def send(self, copy: MirroredRequest) -> None:
-        """Have a task send a copy; it is dropped where too many are under way."""
-        if not self.admits():
+        """Send a copy in a task; it is dropped if too many are in flight."""
+        if not self.has_room():
             copy.drop()
             return
-        task = asyncio.get_running_loop().create_task(self._exchange(copy))
+        task = asyncio.get_running_loop().create_task(self._run(copy))
         self._tasks.add(task)
-        task.add_done_callback(partial(self._over, copy))
+        task.add_done_callback(partial(self._on_done, copy))
 
     async def close(self) -> None:
-        """Cancel what is under way, and send nothing more."""
+        """Cancel the copies in flight, and send no more."""
         self._closed = True
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.stats.tell()
+        self.stats.flush()
 
-    async def _exchange(self, copy: MirroredRequest) -> None:
-        answer = DiscardResponse()
+    async def _run(self, copy: MirroredRequest) -> None:
+        response = DiscardResponse()
         try:
-            with self.route.limits.deadline() as deadline:
-                await self._dispatch(copy, answer, copy.asked, self.route, deadline)
-            why = answer.failure
-        except UpstreamResponseError as refusal:
-            strip_tracebacks(refusal)
-            why = answered(refusal.status, refusal.body)
+            with self.route.limits.new_deadline() as deadline:
+                await self._serve(Call(copy, response, copy.operation, self.route, deadline))
+            failure = response.failure
+        except UpstreamResponseError as error:
+            strip_tracebacks(error)
+            failure = _describe_response(error.status, error.body)
         except GatewayError as error:
             strip_tracebacks(error)
-            if error.kind in _OF_THE_CLIENT:
+            if error.kind in _CLIENT_ERRORS:
                 return
-            why = error.message
+            failure = error.message
         except Exception:
-            # A fault of our own: never a silent one.
+            # An error in the gateway itself must never be silent.
             _log.exception("mirroring %s %s failed", copy.method, copy.target)
-            why = "the gateway failed"
-        self.stats.sent(why)
+            failure = "the gateway failed"
+        self.stats.count_sent(failure)
 
-    def _over(self, copy: MirroredRequest, task: asyncio.Task[None]) -> None:
+    def _on_done(self, copy: MirroredRequest, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         copy.drop()
 
 
 class MirroredRequest(ClientRequest):
-    """A request whose body is taken piece by piece, and which is sent once all of it is there.
+    """A copy of a request, which buffers the body and is sent once the body is complete.
 
-    What it holds counts until it is dropped.
+    Its memory is reserved until it is dropped.
     """
 
     def __init__(self, head: MirroredHead, mirror: Mirror) -> None:
@@ -141,95 +140,95 @@ class MirroredRequest(ClientRequest):
         self.target = head.target
         self.headers = head.headers
         self.content_length = head.content_length
-        self.asked = head.asked
+        self.operation = head.operation
         self._mirror = mirror
-        self._holding = mirror.route.held.reserve()
+        self._reservation = mirror.route.memory_budget.reserve()
         self._pieces: deque[bytes] = deque()
         self._size = 0
         self._collecting = True
 
     def add(self, piece: bytes | memoryview) -> None:
-        """Take what came next of the body, none at its end."""
+        """Add the next piece of the body, empty at its end."""
         if not self._collecting:
             return
         self._size += len(piece)
         cap = self._mirror.route.limits.spool_bytes
         if max(self._size, self.content_length or 0) > cap:
-            self._give_up(f"its body is larger than {cap} bytes (limits.spool_bytes)")
+            self._skip(f"its body is larger than {cap} bytes (limits.spool_bytes)")
             return
         try:
-            self._holding.resize(self._size)
+            self._reservation.resize(self._size)
         except GatewayError as error:
-            self._give_up(error.message)
+            self._skip(error.message)
             return
         if piece:
-            self._pieces.append(bytes(piece))  # a view may keep much more memory than it shows
+            self._pieces.append(bytes(piece))  # a memoryview would pin its whole slab
         if self._size == self.content_length or not piece:
             self._collecting = False
             self._mirror.send(self)
 
     async def read(self) -> bytes | memoryview:
-        """Give the next piece, none at the end; others get their turn in between."""
+        """Return the next piece, empty at the end; yields to other tasks in between."""
         if not self._pieces:
             return b""
         piece = self._pieces.popleft()
         self._size -= len(piece)
-        self._holding.resize(self._size)
+        self._reservation.resize(self._size)
         await asyncio.sleep(0)
         return piece
 
     def drop(self) -> None:
-        """Hold nothing any more."""
+        """Release the buffered body."""
         self._collecting = False
         self._pieces.clear()
         self._size = 0
-        self._holding.resize(0)
+        self._reservation.resize(0)
 
     def end(self) -> None:
-        """Take it that nothing more comes; what is not whole by now is not sent."""
+        """Drop a body that is incomplete when the client's call ends."""
         if self._collecting:
             self.drop()
 
-    def _give_up(self, why: str) -> None:
-        self._mirror.stats.left_out(why)
+    def _skip(self, why: str) -> None:
+        self._mirror.stats.count_skipped(why)
         self.drop()
 
 
 class MirrorSampler:
-    """Chooses the requests of which there are copies; ``random`` gives numbers in [0, 1)."""
+    """Chooses the requests to mirror; ``random`` returns numbers in [0, 1)."""
 
     def __init__(self, mirror: Mirror, random: Callable[[], float]) -> None:
         self._mirror = mirror
         self._random = random
 
     def sample(self, head: MirroredHead, body: bytes, added_headers: HeaderLines = ()) -> None:
-        """Copy a request at hand as a whole, with headers that are added to its own, or not."""
+        """Mirror a buffered request, if it is chosen; ``added_headers`` go with the copy."""
         if self._is_chosen():
             headers = CIMultiDictProxy(CIMultiDict([*head.headers.items(), *added_headers]))
             MirroredRequest(replace(head, headers=headers), self._mirror).add(body)
 
     @contextmanager
-    def tee(self, request: ClientRequest, asked: Operation) -> Iterator[ClientRequest]:
-        """Give a request of which there will be a copy if it is read to its end, or not."""
+    def tee(self, request: ClientRequest, operation: Operation) -> Iterator[ClientRequest]:
+        """Yield the request to read; if it is chosen, its body goes to the mirror too."""
         if not self._is_chosen():
             yield request
             return
         length = request.content_length
-        head = MirroredHead(request.method, request.target, request.headers, length, asked)
+        head = MirroredHead(request.method, request.target, request.headers, length, operation)
         copy = MirroredRequest(head, self._mirror)
         if length == 0:
-            copy.add(b"")  # nobody reads what is not there
+            copy.add(b"")  # an absent body is never read
         try:
-            yield _Copied(request, copy)
+            yield _TeedRequest(request, copy)
         finally:
             copy.end()
 
     def _is_chosen(self) -> bool:
-        return self._random() < self._mirror.share and self._mirror.admits()
+        return self._random() < self._mirror.share and self._mirror.has_room()
 
 
-class _Copied(ClientRequest):
-    """A client's request; what is read of it goes into the copy too."""
+class _TeedRequest(ClientRequest):
+    """A client's request whose body is copied as it is read."""
 
     def __init__(self, request: ClientRequest, copy: MirroredRequest) -> None:
         self.method = request.method
@@ -240,7 +239,39 @@ class _Copied(ClientRequest):
         self._copy = copy
 
     async def read(self) -> bytes | memoryview:
-        """Give the next piece of the body."""
+        """Return the next piece of the body."""
         piece = await self._request.read()
         self._copy.add(piece)
         return piece
+
+
+class DiscardResponse(ClientResponse):
+    """Discards a response, but for the start of an error."""
+
+    def __init__(self) -> None:
+        self._status = 0
+        self._quoted = b""
+
+    @property
+    def failure(self) -> str:
+        """Describe a response that is an error; empty if all is well."""
+        return _describe_response(self._status, self._quoted) if self._status >= 400 else ""
+
+    async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
+        """Keep the status."""
+        self.started = True
+        self._status = status
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Discard a part of the body, but for its first characters."""
+        self._quoted += data[: QUOTED_TEXT - len(self._quoted)]
+
+    async def finish(self) -> None:
+        """Do nothing."""
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+
+def _describe_response(status: int, body: bytes) -> str:
+    return f"the response was {status}: {body[:QUOTED_TEXT].decode(errors='replace')!r}"

@@ -1,4 +1,4 @@
-"""How the requests to a mirror do, told in one line a minute at most."""
+"""Counts mirrored requests and logs their failures, in one line a minute at most."""
 
 from __future__ import annotations
 
@@ -15,57 +15,57 @@ _log = logging.getLogger("tensorgate.mirror")
 
 
 class MirrorStats:
-    """Counts the requests to the upstream ``name``; ``clock`` gives seconds.
+    """Counts the requests to the upstream ``name``; ``clock`` returns seconds.
 
-    The first failure is told at once. Those that follow are told with the first request that ends a
-    minute later, be it well or not.
+    The first failure is logged at once. Later failures are logged with the first request that ends
+    a minute later, whether that failed or not.
     """
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self._name = name
         self._clock = clock
-        self._sent = self._failed = self._left_out = 0
-        self._last = ""
+        self._sent = self._failed = self._skipped = 0
+        self._last_failure = ""
         self._quiet_until = -math.inf
 
-    def sent(self, failure: str) -> None:
-        """Count a request that was sent, and why it failed, if it did."""
+    def count_sent(self, failure: str) -> None:
+        """Count a request that was sent; ``failure`` tells why it failed, if it did."""
         self._sent += 1
         if failure:
             self._failed += 1
             self._note("failed", failure)
-        self._tell_in_time()
+        self._flush_if_due()
 
-    def left_out(self, why: str) -> None:
+    def count_skipped(self, why: str) -> None:
         """Count a request that was not sent."""
-        self._left_out += 1
+        self._skipped += 1
         self._note("was not sent", why)
-        self._tell_in_time()
+        self._flush_if_due()
 
-    def tell(self) -> None:
-        """Tell what has not been told yet, if there is anything."""
-        if not self._has_news:
+    def flush(self) -> None:
+        """Log the failures since the last line, if there are any."""
+        if not self._has_failures:
             return
-        left_out = f", {self._left_out} were not sent" if self._left_out else ""
+        skipped = f", {self._skipped} were not sent" if self._skipped else ""
         _log.warning(
             "mirror to '%s': %d of %d requests failed%s, last: %s",
             self._name,
             self._failed,
             self._sent,
-            left_out,
-            self._last,
+            skipped,
+            self._last_failure,
         )
-        self._sent = self._failed = self._left_out = 0
+        self._sent = self._failed = self._skipped = 0
 
     @property
-    def _has_news(self) -> bool:
-        return bool(self._failed or self._left_out)
+    def _has_failures(self) -> bool:
+        return bool(self._failed or self._skipped)
 
-    def _note(self, how: str, why: str) -> None:
-        self._last = escape_for_log(why)
-        _log.debug("a request to the mirror '%s' %s: %s", self._name, how, self._last)
+    def _note(self, what: str, why: str) -> None:
+        self._last_failure = escape_for_log(why)
+        _log.debug("a request to the mirror '%s' %s: %s", self._name, what, self._last_failure)
 
-    def _tell_in_time(self) -> None:
-        if self._has_news and (now := self._clock()) >= self._quiet_until:
+    def _flush_if_due(self) -> None:
+        if self._has_failures and (now := self._clock()) >= self._quiet_until:
             self._quiet_until = now + LOG_INTERVAL
-            self.tell()
+            self.flush()

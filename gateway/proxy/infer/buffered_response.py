@@ -1,89 +1,149 @@
-"""Answers of an infer exchange that are held, as their header must hold what comes later."""
+"""Infer responses that must be buffered: their header depends on what comes after it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
+from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.binary_response import BinaryResponseConverter
-from gateway.codec.v2.response import MixedResponseConverter
+from gateway.codec.v2.response import MixedResponseConverter, has_text_for_base64
+from gateway.errors import GatewayError
 from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.response_header import has_encoding, parse_response_header
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import work_off
-from gateway.proxy.body_io import write
+from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
+from gateway.proxy.body_io import Chunks, response_chunks, slices, write_all
 from gateway.proxy.headers import HEADER_LENGTH, with_body
 from gateway.proxy.interfaces import ClientResponse, Route
+from gateway.proxy.passthrough import relay_response
 from gateway.sizes import ENCODE_CHUNK
 from gateway.upstream.transport import UpstreamResponse
 
-_Chunks = AsyncIterator[bytes | memoryview]
+
+@dataclass(frozen=True, slots=True)
+class ResponseRelay:
+    """A server's response on its way to the client, with the encoding that the client wants."""
+
+    upstream_response: UpstreamResponse
+    url: str
+    response: ClientResponse
+    encoding: OutputEncoding
+    route: Route
+    deadline: Deadline
+
+    def chunks(self) -> Chunks:
+        """Yield the body of the server's response."""
+        return response_chunks(self.upstream_response, self.url, self.deadline)
+
+    async def pass_untouched(self, chunks: Chunks | None = None) -> None:
+        """Pass the response to the client as it arrives; ``chunks`` replace its body."""
+        await relay_response(self.upstream_response, self.response, self.url, self.deadline, chunks)
 
 
-async def relay_in_binary(
-    response: UpstreamResponse,
-    chunks: _Chunks,
-    answer: ClientResponse,
-    form: OutputEncoding,
-    route: Route,
-    deadline: Deadline,
-) -> None:
-    """Pass on an answer that is all JSON, with the outputs wanted in binary form behind it.
+async def relay_json_as_binary(relay: ResponseRelay, chunks: Chunks) -> None:
+    """Convert a response that is all JSON: requested outputs become binary.
 
-    BYTES that are wanted as base64 become that.
+    BYTES outputs become base64 if that is requested.
     """
-    limits = route.limits
-    codec = BinaryResponseConverter(form, limits.header_bytes, limits.spool_bytes, route.policies)
-    with route.held.reserve() as holding:
-        async for chunk in chunks:
-            for start in range(0, len(chunk), ENCODE_CHUNK):
-                codec.feed(chunk[start : start + ENCODE_CHUNK])
-                holding.resize(codec.buffered_bytes)
-                await route.scheduler.next()
-                await work_off(codec, holding, route.scheduler)
-        codec.feed(b"", last=True)
-        await work_off(codec, holding, route.scheduler)
-        header, tensors = codec.finish()
-        await _send(response, answer, header, tensors, deadline)
-
-
-async def relay_mixed(
-    response: UpstreamResponse,
-    chunks: _Chunks,
-    header_size: int,
-    answer: ClientResponse,
-    form: OutputEncoding,
-    route: Route,
-    deadline: Deadline,
-) -> None:
-    """Pass on an answer of JSON with tensors behind it, each output in the form that is wanted."""
-    limits = route.limits
-    codec = MixedResponseConverter(
-        header_size, form, route.policies, limits.header_bytes, limits.spool_bytes
+    limits, policies = relay.route.limits, relay.route.policies
+    codec = BinaryResponseConverter(
+        relay.encoding, limits.header_bytes, limits.spool_bytes, policies
     )
-    with route.held.reserve() as holding:
-        async for chunk in chunks:
-            for start in range(0, len(chunk), ENCODE_CHUNK):
-                codec.feed(chunk[start : start + ENCODE_CHUNK])
-                holding.resize(codec.buffered_bytes)
-                await route.scheduler.next()
-                await work_off(codec, holding, route.scheduler)
-        header, tensors = codec.finish()
-        await _send(response, answer, header, tensors, deadline)
+    with relay.route.memory_budget.reserve() as reservation:
+        await _convert(relay, chunks, codec, reservation)
+        codec.feed(b"", last=True)
+        await run_steps(codec, reservation, relay.route.scheduler)
+        await _send(relay, *codec.finish())
 
 
-async def _send(
-    response: UpstreamResponse,
-    answer: ClientResponse,
-    header: bytes,
-    tensors: Sequence[bytes | memoryview],
-    deadline: Deadline,
+async def relay_mixed(relay: ResponseRelay, chunks: Chunks, header_size: int) -> None:
+    """Convert a response of JSON with tensors behind it: each output as requested."""
+    limits, policies = relay.route.limits, relay.route.policies
+    codec = MixedResponseConverter(
+        header_size, relay.encoding, policies, limits.header_bytes, limits.spool_bytes
+    )
+    with relay.route.memory_budget.reserve() as reservation:
+        await _convert(relay, chunks, codec, reservation)
+        await _send(relay, *codec.finish())
+
+
+async def relay_in_encoding(relay: ResponseRelay, chunks: Chunks, header_size: int | None) -> None:
+    """Pass a response of status 200, converted unless it is in the requested encoding already.
+
+    ``header_size`` is the size of the JSON before its tensors, None without tensors. Up to
+    ``limits.header_bytes`` of it are inspected before the client gets anything.
+    """
+    if header_size is None:
+        await relay_json_as_binary(relay, chunks)
+        return
+    route = relay.route
+    with route.memory_budget.reserve() as reservation:
+        if header_size <= route.limits.header_bytes:
+            first = await _read_first(chunks, header_size, reservation)
+            chunks = _prepend(first, chunks)
+            header = b"".join(first)[:header_size]
+            if _has_requested_encoding(header, relay.encoding, route.policies):
+                await relay.pass_untouched(chunks)
+                return
+        await relay_mixed(relay, chunks, header_size)
+
+
+class _ResponseConverter(BufferingCodec, Protocol):
+    def feed(self, data: bytes | memoryview, /) -> None:
+        """Take the next bytes of the response."""
+
+
+async def _convert(
+    relay: ResponseRelay, chunks: Chunks, codec: _ResponseConverter, reservation: Reservation
 ) -> None:
-    """Give an answer of a header, and tensors in binary form if there are any behind it."""
+    scheduler = relay.route.scheduler
+    async for piece in slices(chunks, ENCODE_CHUNK, scheduler):
+        codec.feed(piece)
+        reservation.resize(codec.buffered_bytes)
+        await run_steps(codec, reservation, scheduler)
+
+
+async def _send(relay: ResponseRelay, header: bytes, tensors: Sequence[bytes | memoryview]) -> None:
+    """Send a header, with binary tensors behind it if there are any."""
     changed = {"Content-Type": "application/json"}
     if any(tensors):
         changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
-    headers = with_body(response.headers, changed)
+    headers = with_body(relay.upstream_response.headers, changed)
     headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
-    await answer.start(200, response.reason, headers)
-    for part in (header, *tensors):
-        await write(answer, part, deadline)
-    await answer.finish()
+    await relay.response.start(200, relay.upstream_response.reason, headers)
+    await write_all(relay.response, (header, *tensors), relay.deadline)
+    await relay.response.finish()
+
+
+async def _read_first(
+    chunks: Chunks, size: int, reservation: Reservation
+) -> list[bytes | memoryview]:
+    """Read the first chunks, ``size`` bytes or more if there are so many."""
+    first: list[bytes | memoryview] = []
+    while size > 0 and (chunk := await anext(chunks, b"")):
+        first.append(chunk)
+        size -= len(chunk)
+        reservation.grow(len(chunk))
+    return first
+
+
+async def _prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks:
+    for chunk in first:
+        yield chunk
+    async for chunk in chunks:
+        yield chunk
+
+
+def _has_requested_encoding(
+    header: bytes, encoding: OutputEncoding, policies: JsonPolicies
+) -> bool:
+    """Tell whether a response is as requested; False for an invalid one, which gets converted."""
+    try:
+        fields = parse_response_header(header)
+    except GatewayError:
+        return False
+    return has_encoding(fields, encoding) and not any(
+        has_text_for_base64(entry, policies) for entry in fields.get("outputs", ())
+    )

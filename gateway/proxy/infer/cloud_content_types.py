@@ -1,4 +1,4 @@
-"""Requests in a cloud's form, brought into the ordinary one, and their answers back."""
+"""Header lengths in the Content-Type, as clouds have them, ↔ the header of the protocol."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ from gateway.proxy.headers import HEADER_LENGTH, header_length
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 
 
-def is_cloud_form(headers: CIMultiDictProxy[str]) -> bool:
-    """Tell whether the content type may be one that tells the header length."""
+def may_have_cloud_type(headers: CIMultiDictProxy[str]) -> bool:
+    """Tell whether the Content-Type may state a header length."""
     return any(map(is_cloud_type, headers.getall("Content-Type", ())))
 
 
-def in_ordinary_form(request: ClientRequest, answer: ClientResponse) -> ClientResponse:
-    """Have a request say its header length as servers know it; give who takes the answer.
+def translate_cloud_type(request: ClientRequest, response: ClientResponse) -> ClientResponse:
+    """Move a request's header length from its Content-Type to the header; return the response.
 
-    Raises GatewayError (400) for a length that is none, is larger than the body, or is not the one
-    that Inference-Header-Content-Length says.
+    The response has its header length in the Content-Type if the cloud expects that. Raises
+    GatewayError (400) for a length that is invalid, larger than the body, or not the one of
+    Inference-Header-Content-Length.
     """
     headers = request.headers
-    # Two types are none that can be read.
-    found = parse_cloud_type(", ".join(headers.getall("Content-Type", ())))
-    if found is None:
-        return answer
-    size, said = found.header_size, header_length(headers)
+    # Two types cannot be parsed, so that they are no cloud type.
+    cloud_type = parse_cloud_type(", ".join(headers.getall("Content-Type", ())))
+    if cloud_type is None:
+        return response
+    size, stated = cloud_type.header_size, header_length(headers)
     if size is None:
-        size = said
-    elif said is not None and size != said:
+        size = stated
+    elif stated is not None and size != stated:
         raise bad_request(
-            f"{HEADER_LENGTH} is {said}, but {HEADER_SIZE_PARAMETER} of the Content-Type {size}"
+            f"{HEADER_LENGTH} is {stated}, but {HEADER_SIZE_PARAMETER} of the Content-Type {size}"
         )
     _check_size(request, size)
-    ordinary = CIMultiDict(headers)
-    ordinary["Content-Type"] = "application/json" if size is None else "application/octet-stream"
+    translated = CIMultiDict(headers)
+    translated["Content-Type"] = "application/json" if size is None else "application/octet-stream"
     if size is not None:
-        ordinary[HEADER_LENGTH] = str(size)
-    request.headers = CIMultiDictProxy(ordinary)
-    return _TypedAnswer(answer, found.cloud) if found.cloud.length_in_response_type else answer
+        translated[HEADER_LENGTH] = str(size)
+    request.headers = CIMultiDictProxy(translated)
+    cloud = cloud_type.cloud
+    return _CloudTypedResponse(response, cloud) if cloud.length_in_response_type else response
 
 
 def _check_size(request: ClientRequest, size: int | None) -> None:
@@ -56,39 +58,39 @@ def _check_size(request: ClientRequest, size: int | None) -> None:
         )
 
 
-class _TypedAnswer(ClientResponse):
-    """Passes an answer on, with its header length in its type, where it has one."""
+class _CloudTypedResponse(ClientResponse):
+    """Moves the header length of a response into its Content-Type."""
 
-    def __init__(self, answer: ClientResponse, cloud: Cloud) -> None:
-        self.request_id = answer.request_id
-        self._answer = answer
+    def __init__(self, response: ClientResponse, cloud: Cloud) -> None:
+        self.request_id = response.request_id
+        self._response = response
         self._cloud = cloud
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
-        """Begin the answer."""
+        """Start the response."""
         self.started = True
-        self._retype(status, headers)
-        await self._answer.start(status, reason, headers)
+        self._set_type(status, headers)
+        await self._response.start(status, reason, headers)
 
     async def write(self, data: bytes | memoryview) -> None:
         """Write a part of the body."""
-        await self._answer.write(data)
+        await self._response.write(data)
 
     async def finish(self) -> None:
-        """End the answer."""
-        await self._answer.finish()
+        """End the response."""
+        await self._response.finish()
 
     async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
-        """Give a whole answer."""
+        """Send a whole response."""
         self.started = True
-        self._retype(status, headers)
-        await self._answer.send(status, reason, headers, body)
+        self._set_type(status, headers)
+        await self._response.send(status, reason, headers, body)
 
     def abort(self) -> None:
         """Drop the connection."""
-        self._answer.abort()
+        self._response.abort()
 
-    def _retype(self, status: int, headers: CIMultiDict[str]) -> None:
+    def _set_type(self, status: int, headers: CIMultiDict[str]) -> None:
         size = headers.get(HEADER_LENGTH, "")
         if status == 200 and size.isascii() and size.isdigit():
             del headers[HEADER_LENGTH]

@@ -1,9 +1,9 @@
-"""An infer request of any form, brought into the binary form and checked."""
+"""Converts infer requests of every encoding into the binary form, and checks them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gateway.codec.policies import BytesEncoding
@@ -15,110 +15,90 @@ from gateway.codec.v2.request import (
     header_without_data,
 )
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.protocol.operations import Operation
+from gateway.protocol.declared_model import complete_metadata
+from gateway.protocol.operations import model_name_of
 from gateway.protocol.raw_binary import make_raw_binary_preamble
 from gateway.protocol.request_features import RequestFeatures
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.request_header import OutputEncoding, list_outputs
+from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
-from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Reservation, work_off
-from gateway.proxy.body_io import CHUNK_SIZE, ClientBody, kept
+from gateway.proxy.admission.memory_budget import Reservation, run_steps
+from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks
 from gateway.proxy.headers import HEADER_LENGTH, header_length
-from gateway.proxy.infer.listed_outputs import listing_outputs
-from gateway.proxy.infer.metadata import model_metadata
-from gateway.proxy.interfaces import ClientRequest, Route
-from gateway.upstream.transport import Body
+from gateway.proxy.interfaces import Call, Route
+from gateway.proxy.retry import use_reachable_endpoint
+from gateway.sizes import CONVERT_CHUNK
+from gateway.upstream.metadata_cache import UpstreamResponseError
+from gateway.upstream.pool.member import Outcome
+from gateway.upstream.transport import Body, UpstreamEndpoint
 
 ALL_BINARY = OutputEncoding(binary_by_default=True, binary_by_output={})
-_NO_FACTS = RequestFeatures(())
+_NO_FEATURES = RequestFeatures(())
 
-_UNKNOWN = sys.maxsize
-"""The bytes of a body that does not say how many there are."""
+_UNKNOWN_SIZE = sys.maxsize
+"""The size of a body without a length."""
+
+_FIRST_SERVER_ERROR = 500
+_NOT_IMPLEMENTED = 501
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
-    """A request in binary form; ``size`` in bytes is the whole body's. See also InferRequest.
+class ConvertedRequest:
+    """A request in binary form; ``size`` is that of the whole body. See also InferRequest.
 
-    ``facts`` are what the client's form says, of raw bytes nothing; ``by_metadata`` tells that the
-    header was made by what a model's metadata says.
+    ``encoding`` is what the client wants of the outputs. ``features`` are empty for raw binary.
+    ``uses_metadata`` tells whether the header was made from the model's metadata.
     """
 
     body: Body
     size: int
     header_size: int
-    output_encoding: OutputEncoding
+    encoding: OutputEncoding
     features: RequestFeatures
     input_encodings: Mapping[int, BytesEncoding] = field(default_factory=dict)
-    by_metadata: bool = False
+    uses_metadata: bool = False
 
     @property
-    def held(self) -> int:
-        """Give the bytes of it that are at hand."""
+    def buffered_size(self) -> int:
+        """Return the bytes that are buffered."""
         return self.header_size if isinstance(self.body, AsyncIterable) else self.size
 
 
-async def convert(
-    request: ClientRequest, asked: Operation, route: Route, deadline: Deadline, holding: Reservation
-) -> Converted:
-    """Bring a request into binary form; binary tensors at its end may be still to come.
+async def convert_request(call: Call, reservation: Reservation) -> ConvertedRequest:
+    """Convert a request into binary form; binary tensors at its end may still be to come.
 
-    Raises GatewayError: 400 for what is wrong with it, 413 over a cap.
+    Raises GatewayError: 400 for an invalid request, 413 over a cap.
     """
-    length = header_length(request.headers)
-    body = ClientBody(request, route.limits.request_bytes, deadline)
+    length = header_length(call.request.headers)
+    body = ClientBody(call.request, call.route.limits.request_bytes, call.deadline)
     if length == 0:
-        return await _convert_raw(body, asked, route, deadline, holding)
-    return await _convert_json(body, length, asked, route, deadline, holding)
+        return await _convert_raw_binary(call, body, reservation)
+    return await _convert_json(call, body, length, reservation)
 
 
 async def _convert_json(
-    body: ClientBody,
-    length: int | None,
-    asked: Operation,
-    route: Route,
-    deadline: Deadline,
-    holding: Reservation,
-) -> Converted:
-    """Convert a request whose JSON part has this length, or is all of the body."""
+    call: Call, body: ClientBody, length: int | None, reservation: Reservation
+) -> ConvertedRequest:
+    """Convert a request whose JSON has this length, or is the whole body."""
     if length is None and body.size == 0:
         raise bad_request("the request has no body")
     if length is not None and body.size is not None and length > body.size:
         raise bad_request(f"{HEADER_LENGTH} is {length}, but the body has {body.size} bytes")
-    largest = min(MAX_FAST_REQUEST, route.limits.header_bytes)
-    if length is None and body.size is not None and body.size <= largest:
-        text = await body.whole(holding)
-        if len(text) > MAX_UNSCHEDULED:
-            await route.scheduler.next()
-        small = fast_convert_request(text, route.limits.json_depth, route.limits.max_tensors)
-        if small is not None:
-            old = small.body[: small.header_size]
-            header = await listing_outputs(old, small.output_encoding, asked, route, deadline)
-            whole = small.body if header is old else header + small.body[len(old) :]
-            return Converted(
-                (whole,), len(whole), len(header), small.output_encoding, small.features
-            )
-    request = await _read_json(body, length, route, holding)
-    surplus = None if length is None or body.size is None else body.size - length
-    if surplus is not None and surplus != request.expected_size:
-        raise bad_request(
-            f"{surplus} bytes follow the request's JSON, "
-            f"its binary_data_size parameters add up to {request.expected_size}"
-        )
-    if length is None and request.expected_size:
-        raise bad_request(
-            f"an input has binary_data_size, but the request has no {HEADER_LENGTH} header"
-        )
+    if length is None:
+        converted = await _convert_small(call, body, reservation)
+        if converted is not None:
+            return converted
+    request = await _read_json(body, length, call.route, reservation)
+    _check_binary_size(request, body, length)
     if body.size is None and not request.expected_size:
         await _check_end(body)
-    header = await listing_outputs(request.header, request.output_encoding, asked, route, deadline)
+    header = await list_all_outputs(call, request.header, request.output_encoding)
     if header is not request.header:
         request = replace(request, header=header)
-    length = request.content_length
-    held = _held_body(request) or await _whole(_streamed_body(request, body), length)
-    return Converted(
-        held,
-        length,
+    size = request.content_length
+    return ConvertedRequest(
+        _buffered_body(request) or await _join_if_small(_stream_body(request, body), size),
+        size,
         len(header),
         request.output_encoding,
         request.features,
@@ -126,47 +106,83 @@ async def _convert_json(
     )
 
 
+async def _convert_small(
+    call: Call, body: ClientBody, reservation: Reservation
+) -> ConvertedRequest | None:
+    """Convert a small request that is all JSON in one go; None if that is not possible."""
+    limits, scheduler = call.route.limits, call.route.scheduler
+    if body.size is None or body.size > min(MAX_FAST_REQUEST, limits.header_bytes):
+        return None
+    text = await body.read_all(reservation)
+    if len(text) > MAX_UNSCHEDULED:
+        await scheduler.next_slice()
+    request = fast_convert_request(text, limits.json_depth, limits.max_tensors)
+    if request is None:
+        return None
+    old = request.body[: request.header_size]
+    header = await list_all_outputs(call, old, request.output_encoding)
+    binary = request.body if header is old else header + request.body[len(old) :]
+    return ConvertedRequest(
+        (binary,), len(binary), len(header), request.output_encoding, request.features
+    )
+
+
+def _check_binary_size(request: InferRequest, body: ClientBody, length: int | None) -> None:
+    """Compare the bytes after the JSON with the sizes that the JSON states."""
+    following = None if length is None or body.size is None else body.size - length
+    if following is not None and following != request.expected_size:
+        raise bad_request(
+            f"{following} bytes follow the request's JSON, "
+            f"its binary_data_size parameters add up to {request.expected_size}"
+        )
+    if length is None and request.expected_size:
+        raise bad_request(
+            f"an input has binary_data_size, but the request has no {HEADER_LENGTH} header"
+        )
+
+
 async def _read_json(
-    body: ClientBody, length: int | None, route: Route, holding: Reservation
+    body: ClientBody, length: int | None, route: Route, reservation: Reservation
 ) -> InferRequest:
-    missing = _UNKNOWN if length is None else length
-    text = await body.read(min(CHUNK_SIZE, missing))
-    if len(text) == length and length <= min(MAX_CACHED_HEADER, route.limits.header_bytes):
-        alone = header_without_data(bytes(text), route.limits.json_depth, route.limits.max_tensors)
-        if alone is not None:
-            return alone
+    limits = route.limits
+    missing = _UNKNOWN_SIZE if length is None else length
+    text = await body.read(min(CONVERT_CHUNK, missing))
+    if len(text) == length and length <= min(MAX_CACHED_HEADER, limits.header_bytes):
+        request = header_without_data(bytes(text), limits.json_depth, limits.max_tensors)
+        if request is not None:
+            return request
     codec = InferRequestConverter(
-        route.limits.header_bytes,
-        route.limits.json_depth,
+        limits.header_bytes,
+        limits.json_depth,
         route.offloader_for(body.size),
-        route.limits.max_tensors,
+        limits.max_tensors,
     )
     size = body.size if length is None else length
-    is_small = size is not None and size <= MAX_UNSCHEDULED
-    taken = 0
+    may_skip_slice = size is not None and size <= MAX_UNSCHEDULED
+    unscheduled = 0
     while text:
         codec.feed(text)
         missing -= len(text)
-        taken += len(text)
-        while codec.step() or taken >= CHUNK_SIZE:
-            if not is_small:
-                taken = 0
-                holding.resize(codec.buffered_bytes)
-                await route.scheduler.next()
-            is_small = False  # what there is to do beyond a share is too much at once
+        unscheduled += len(text)
+        while codec.step() or unscheduled >= CONVERT_CHUNK:
+            if not may_skip_slice:
+                unscheduled = 0
+                reservation.resize(codec.buffered_bytes)
+                await route.scheduler.next_slice()
+            may_skip_slice = False  # even a small request gets no second step for free
         text = await body.read(min(codec.preferred_read_size, missing)) if missing else b""
     if missing and length is not None:
         raise bad_request(f"the body ends {missing} bytes before {HEADER_LENGTH} says")
     codec.feed(b"", last=True)
     while True:
-        await work_off(codec, holding, route.scheduler)
+        await run_steps(codec, reservation, route.scheduler)
         if codec.future is None:
             return codec.finish()
         await codec.future.wait()
 
 
-def _held_body(request: InferRequest) -> Body:
-    """Give the whole body, where nothing of it is still to come from the client."""
+def _buffered_body(request: InferRequest) -> Body:
+    """Return the whole body if none of it is still to come from the client."""
     chunks = [request.header]
     for part in request.tensors:
         if isinstance(part, int):
@@ -174,12 +190,10 @@ def _held_body(request: InferRequest) -> Body:
                 return None
         else:
             chunks += part
-    return [b"".join(chunks)] if request.content_length <= CHUNK_SIZE else chunks
+    return [b"".join(chunks)] if request.content_length <= CONVERT_CHUNK else chunks
 
 
-async def _streamed_body(
-    request: InferRequest, body: ClientBody
-) -> AsyncIterator[bytes | memoryview]:
+async def _stream_body(request: InferRequest, body: ClientBody) -> Chunks:
     yield request.header
     missing = request.expected_size
     for part in request.tensors:
@@ -190,14 +204,14 @@ async def _streamed_body(
         async for piece in body.read_exactly(part):
             missing -= len(piece)
             if not missing:
-                # Said before the server has the whole request.
+                # Checked before the server has the whole request.
                 await _check_end(body)
             yield piece
 
 
-async def _whole(chunks: AsyncIterator[bytes | memoryview], length: int) -> Body:
-    """Make one of a small body's chunks: what is at hand as a whole can be sent again."""
-    return chunks if length > CHUNK_SIZE else [b"".join([chunk async for chunk in chunks])]
+async def _join_if_small(chunks: Chunks, size: int) -> Body:
+    """Join the chunks of a small body: a buffered body can be retried."""
+    return chunks if size > CONVERT_CHUNK else [b"".join([chunk async for chunk in chunks])]
 
 
 async def _check_end(body: ClientBody) -> None:
@@ -205,47 +219,92 @@ async def _check_end(body: ClientBody) -> None:
         raise bad_request("the body goes on after all that its header says")
 
 
-async def _convert_raw(
-    body: ClientBody, asked: Operation, route: Route, deadline: Deadline, holding: Reservation
-) -> Converted:
-    """Put the header that a raw binary request lacks before its bytes."""
-    model = await model_metadata(asked, route, deadline)
+async def _convert_raw_binary(
+    call: Call, body: ClientBody, reservation: Reservation
+) -> ConvertedRequest:
+    """Put the missing header before the bytes of a raw binary request."""
+    model = await model_metadata(call)
     chunks: list[bytes] | None = None
     size = body.size
     if size is None:
-        chunks = await _spool(body, route.limits.spool_bytes, holding)
+        cap = call.route.limits.spool_bytes
+        chunks = await buffer_chunks(body.read_rest(), reservation, cap, _raw_binary_too_large)
         size = sum(map(len, chunks))
     try:
         preamble = make_raw_binary_preamble(model, size)
     except GatewayError:
-        # The model may have changed since: only what it takes now is a reason to refuse.
-        route.upstream.metadata.invalidate(asked.model or "")
-        model = await model_metadata(asked, route, deadline)
+        # The model may have changed: only its current metadata is a reason to refuse.
+        call.route.upstream.metadata.invalidate(call.operation.model or "")
+        model = await model_metadata(call)
         preamble = make_raw_binary_preamble(model, size)
-    header = await listing_outputs(preamble.header, ALL_BINARY, asked, route, deadline)
+    header = await list_all_outputs(call, preamble.header, ALL_BINARY)
     start = header + preamble.prefix
-    length = len(start) + size
-    held = [start, *chunks] if chunks is not None else await _whole(_after(start, body), length)
-    return Converted(held, length, len(header), ALL_BINARY, _NO_FACTS, by_metadata=True)
+    size += len(start)
+    if chunks is not None:
+        content: Body = [start, *chunks]
+    else:
+        content = await _join_if_small(_prepend(start, body), size)
+    return ConvertedRequest(
+        content, size, len(header), ALL_BINARY, _NO_FEATURES, uses_metadata=True
+    )
 
 
-async def _spool(body: ClientBody, cap: int, holding: Reservation) -> list[bytes]:
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in kept(body.rest()):
-        size += len(chunk)
-        if size > cap:
-            raise GatewayError(
-                ErrorKind.TOO_LARGE,
-                f"a raw binary request without Content-Length, or compressed, is held, and is "
-                f"larger than {cap} bytes (limits.spool_bytes); send a Content-Length",
-            )
-        holding.resize(size)
-        chunks.append(chunk)
-    return chunks
+def _raw_binary_too_large(cap: int) -> GatewayError:
+    return GatewayError(
+        ErrorKind.TOO_LARGE,
+        f"a raw binary request without Content-Length, or compressed, is buffered, and is "
+        f"larger than {cap} bytes (limits.spool_bytes); send a Content-Length",
+    )
 
 
-async def _after(start: bytes, body: ClientBody) -> AsyncIterator[bytes | memoryview]:
+async def _prepend(start: bytes, body: ClientBody) -> Chunks:
     yield start
-    async for chunk in body.rest():
+    async for chunk in body.read_rest():
         yield chunk
+
+
+async def model_metadata(call: Call) -> ModelMetadata:
+    """Return the metadata of the call's model, from the cache or a server.
+
+    The declared metadata fills what the server leaves out. Raises UpstreamResponseError if the
+    server refuses and nothing is declared, and GatewayError if it fails.
+    """
+    upstream, operation, deadline = call.route.upstream, call.operation, call.deadline
+    name = operation.model or ""
+    has_config = upstream.dialect.has_config
+    declared = call.route.declared_models.get(name)
+
+    async def fetch(endpoint: UpstreamEndpoint) -> ModelMetadata:
+        deadline.expect_server(endpoint.url)
+        try:
+            return await upstream.metadata.get(name, operation.version, endpoint, has_config)
+        except UpstreamResponseError as error:
+            is_failure = error.status >= _FIRST_SERVER_ERROR and error.status != _NOT_IMPLEMENTED
+            if declared is None or is_failure:
+                raise
+            return declared.metadata
+
+    model = model_name_of(operation)
+    lease, metadata = await use_reachable_endpoint(upstream, fetch, deadline, model)
+    lease.release(Outcome.SUCCEEDED)
+    return complete_metadata(metadata, declared)
+
+
+async def list_all_outputs(call: Call, header: bytes, encoding: OutputEncoding) -> bytes:
+    """Return a request's header with all outputs listed, if the server needs that for binary.
+
+    The header stays as it is if the client lists outputs itself. It also stays if the server does
+    not tell its outputs: then they come as JSON.
+    """
+    if not call.route.upstream.dialect.binary_only_if_listed or encoding.binary_by_output:
+        return header
+    try:
+        outputs = (await model_metadata(call)).outputs
+    except UpstreamResponseError:
+        outputs = ()  # the server's response to the request itself tells what is wrong
+    except GatewayError as error:
+        if error.kind is not ErrorKind.BAD_RESPONSE:
+            raise
+        outputs = ()
+    names = [output.name for output in outputs]
+    return list_outputs(header, names) if names else header

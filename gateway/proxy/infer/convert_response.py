@@ -1,10 +1,10 @@
-"""The answer of an infer exchange, brought into the form that the client wants."""
+"""Converts the responses of servers that speak binary into the encoding that the client wants."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,161 +23,153 @@ from gateway.protocol.response_header import (
     parse_response_header,
     read_outputs,
 )
-from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.body_io import CHUNK_SIZE, response_chunks, whole_response, write
-from gateway.proxy.headers import HEADER_LENGTH, end_to_end, with_body
-from gateway.proxy.infer.asked_form import relay_in_form
-from gateway.proxy.infer.buffered_response import relay_mixed
-from gateway.proxy.interfaces import ClientResponse, Route
-from gateway.proxy.passthrough import forward_answer
+from gateway.proxy.body_io import Chunks, read_response, slices, write
+from gateway.proxy.headers import HEADER_LENGTH, with_body
+from gateway.proxy.infer.buffered_response import ResponseRelay, relay_in_encoding, relay_mixed
+from gateway.proxy.interfaces import Route
+from gateway.proxy.passthrough import relay_rewritten
 from gateway.sizes import CONVERT_CHUNK
-from gateway.upstream.transport import UpstreamResponse, UpstreamResponseHead
+from gateway.upstream.transport import UpstreamResponseHead
 
-_EMPTY = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
+_EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
 
-_MOST_WAITING = 10
-"""Parts of an answer, and commas, that wait, at most, for one before them converted elsewhere."""
+_MAX_QUEUED_PARTS = 10
+"""Parts of a response, and commas, that wait for an offloaded part before them."""
 
 
-async def relay_answer(
-    response: UpstreamResponse,
-    answer: ClientResponse,
-    form: OutputEncoding,
-    route: Route,
-    url: str,
-    deadline: Deadline,
-) -> None:
-    """Pass a server's response on in the client's form; errors of its own pass as they are.
+async def convert_response(relay: ResponseRelay) -> None:
+    """Convert a server's response into the client's encoding; errors pass untouched.
 
-    An answer passes untouched where it surely is, or is seen to be, in that form already.
+    A response that is in that encoding already passes untouched, too.
     """
-    route = with_wishes(route, form)
-    as_asked = route.upstream.dialect.honors_output_encoding
-    with naming_endpoint(url):
-        if response.status != 200 or (form.all_binary and as_asked):
-            await _forward_binary(response, answer, route, url, deadline)
-        elif as_asked:
-            await _relay_binary(response, answer, form, route, url, deadline)
+    relay = with_requested_base64(relay)
+    honors_encoding = relay.route.upstream.dialect.honors_output_encoding
+    with name_endpoint_in_errors(relay.url):
+        is_error = relay.upstream_response.status != 200
+        if is_error or (relay.encoding.all_binary and honors_encoding):
+            await _pass_binary(relay)
+        elif honors_encoding:
+            await _convert_binary(relay)
         else:
-            await _relay_doubted(response, answer, form, route, url, deadline)
+            await _convert_unsure(relay)
 
 
-async def _forward_binary(
-    response: UpstreamResponse, answer: ClientResponse, route: Route, url: str, deadline: Deadline
-) -> None:
-    """Pass on, as it is, an error or an answer whose outputs the client wants in binary form."""
-    headers = response.headers
-    # What is compressed is for the client alone to read.
-    if response.status != 200 or HEADER_LENGTH in headers or "Content-Encoding" in headers:
-        await forward_answer(response, answer, url, deadline)
+async def _pass_binary(relay: ResponseRelay) -> None:
+    """Pass an error, or a response that the client wants in binary."""
+    headers = relay.upstream_response.headers
+    # The gateway cannot inspect a compressed response.
+    is_opaque = HEADER_LENGTH in headers or "Content-Encoding" in headers
+    if relay.upstream_response.status != 200 or is_opaque:
+        await relay.pass_untouched()
         return
-    chunks = json_alone(response_chunks(response, url, deadline))
-    cap = route.limits.header_bytes
-    await relay_document(response, chunks, answer, _as_promised, cap, route, deadline)
+    await relay_rewritten(
+        relay.upstream_response,
+        check_all_json(relay.chunks()),
+        relay.response,
+        _check_document,
+        relay.route.limits.header_bytes,
+        relay.route,
+        relay.deadline,
+    )
 
 
-def _as_promised(document: bytes) -> bytes:
-    """Give an answer as it is; raises GatewayError (502) for one that promises tensors."""
+def _check_document(document: bytes) -> bytes:
+    """Return a response untouched; raises GatewayError (502) if it promises binary tensors."""
     check_no_binary_promised(document)
     return document
 
 
-async def json_alone(
-    chunks: AsyncIterator[bytes | memoryview],
-) -> AsyncIterator[bytes | memoryview]:
-    """Pass on an answer without a header length; raises GatewayError (502) if tensors follow."""
+async def check_all_json(chunks: Chunks) -> Chunks:
+    """Yield a response without a header length; raises GatewayError (502) if tensors follow."""
     check = HeaderLengthCheck()
     async for chunk in chunks:
         check.feed(chunk)
         yield chunk
 
 
-def with_wishes(route: Route, form: OutputEncoding) -> Route:
-    """Have the policies know which outputs a request wants as base64."""
-    if not form.as_base64:
+def with_requested_base64(relay: ResponseRelay) -> ResponseRelay:
+    """Add the outputs that a request wants as base64 to the policies."""
+    route = route_with_base64(relay.route, relay.encoding)
+    return relay if route is relay.route else replace(relay, route=route)
+
+
+def route_with_base64(route: Route, encoding: OutputEncoding) -> Route:
+    """Return the route with the requested base64 outputs in its policies."""
+    if not encoding.as_base64:
         return route
-    return replace(route, policies=replace(route.policies, as_base64=form.as_base64))
+    return replace(route, policies=replace(route.policies, as_base64=encoding.as_base64))
 
 
-async def _relay_binary(
-    response: UpstreamResponse,
-    answer: ClientResponse,
-    form: OutputEncoding,
-    route: Route,
-    url: str,
-    deadline: Deadline,
-) -> None:
-    """Pass on an answer whose outputs are in binary form."""
-    cap = route.limits.header_bytes
-    header_size = answer_header_size(response, cap)
-    if form.all_json and header_size is not None:
-        await _relay_as_json(response, header_size, answer, route, url, deadline)
-        return
-    chunks = response_chunks(response, url, deadline)
+async def _convert_binary(relay: ResponseRelay) -> None:
+    """Convert a response whose outputs are binary."""
+    cap = relay.route.limits.header_bytes
+    header_size = response_header_size(relay.upstream_response, cap)
     if header_size is None:
-        change = partial(with_empty_data, form=form, route=route)
-        document = json_alone(chunks)
-        await relay_document(response, document, answer, change, cap, route, deadline)
+        await relay_rewritten(
+            relay.upstream_response,
+            check_all_json(relay.chunks()),
+            relay.response,
+            partial(with_empty_data, encoding=relay.encoding, route=relay.route),
+            cap,
+            relay.route,
+            relay.deadline,
+        )
+    elif relay.encoding.all_json:
+        await _relay_as_json(relay, header_size)
     else:
-        await relay_mixed(response, chunks, header_size, answer, form, route, deadline)
+        await relay_mixed(relay, relay.chunks(), header_size)
 
 
-async def _relay_doubted(
-    response: UpstreamResponse,
-    answer: ClientResponse,
-    form: OutputEncoding,
-    route: Route,
-    url: str,
-    deadline: Deadline,
-) -> None:
-    """Pass on an answer whose outputs may be JSON although they were asked for in binary form."""
-    # Data may stand in the header: they count as what is held.
-    header_size = answer_header_size(response, None)
-    text_is_fine = header_size is not None or not route.policies.any_base64
-    if form.all_json and text_is_fine and (header_size or 0) <= route.limits.header_bytes:
-        await _relay_binary(response, answer, form, route, url, deadline)
+async def _convert_unsure(relay: ResponseRelay) -> None:
+    """Convert a response whose outputs may be JSON although binary was requested."""
+    # The header may contain data, which counts as buffered rather than as header.
+    header_size = response_header_size(relay.upstream_response, None)
+    text_is_fine = header_size is not None or not relay.route.policies.any_base64
+    is_within_cap = (header_size or 0) <= relay.route.limits.header_bytes
+    if relay.encoding.all_json and text_is_fine and is_within_cap:
+        await _convert_binary(relay)
         return
-    chunks = response_chunks(response, url, deadline)
+    chunks = relay.chunks()
     if header_size is None:
-        chunks = json_alone(chunks)
-    await relay_in_form(response, chunks, header_size, answer, form, route, deadline)
+        chunks = check_all_json(chunks)
+    await relay_in_encoding(relay, chunks, header_size)
 
 
-def naming(url: str, error: GatewayError) -> GatewayError:
-    """Name the endpoint in an error of its answer: the codecs, which know of none, do not."""
+def name_endpoint(url: str, error: GatewayError) -> GatewayError:
+    """Add the endpoint to the error of an invalid response: codecs do not know it."""
     if error.kind is ErrorKind.BAD_RESPONSE and url not in error.message:
         return bad_response(f"{url}: {error.message}")
     return error
 
 
 @contextmanager
-def naming_endpoint(url: str) -> Iterator[None]:
-    """Name the endpoint in what is raised of its answer; see ``naming``."""
+def name_endpoint_in_errors(url: str) -> Iterator[None]:
+    """Add the endpoint to errors raised inside; see ``name_endpoint``."""
     try:
         yield
     except GatewayError as error:
-        named = naming(url, error)
+        named = name_endpoint(url, error)
         if named is error:
             raise
         raise named from error
 
 
-def answer_header_size(head: UpstreamResponseHead, cap: int | None) -> int | None:
-    """Give the size of the JSON before an answer's tensors; None where there are none.
+def response_header_size(head: UpstreamResponseHead, cap: int | None) -> int | None:
+    """Return the size of the JSON before a response's tensors; None without tensors.
 
-    Raises GatewayError (502) for one that is no number or above the cap, if there is one.
+    Raises GatewayError (502) for an invalid size, and above the cap if there is one.
     """
-    return stated_header_size(head.headers, cap)
+    return parse_header_size(head.headers, cap)
 
 
-def stated_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int | None:
-    """Give the size of the JSON before an answer's tensors, by the answer's headers."""
-    # Servers differ in Content-Type: a binary answer is known by this header alone.
+def parse_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int | None:
+    """Parse the header length of a response, as ``response_header_size``."""
+    # Servers differ in Content-Type: only this header identifies a binary response.
     values = headers.getall(HEADER_LENGTH, [])
     if not values:
         return None
-    value = ", ".join(values)  # which is no number where there are two
+    value = ", ".join(values)  # two values are no number
     if not (value.isascii() and value.isdigit() and len(value) < 20):
         raise bad_response(f"the server's response has {HEADER_LENGTH}: {value[:40]!r}")
     if cap is not None and int(value) > cap:
@@ -188,65 +180,56 @@ def stated_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int |
     return int(value)
 
 
-async def _relay_as_json(
-    response: UpstreamResponse,
-    header_size: int,
-    answer: ClientResponse,
-    route: Route,
-    url: str,
-    deadline: Deadline,
-) -> None:
-    headers = with_body(response.headers, {"Content-Type": "application/json"})
-    size = response.content_length
-    if size is not None and size <= CHUNK_SIZE:
-        body = await whole_response(response, url, deadline)
-        text = whole_as_json(body, header_size, route)
+async def _relay_as_json(relay: ResponseRelay, header_size: int) -> None:
+    """Write all binary outputs as JSON, while the response arrives unless it is small."""
+    response, route, deadline = relay.response, relay.route, relay.deadline
+    upstream_response = relay.upstream_response
+    headers = with_body(upstream_response.headers, {"Content-Type": "application/json"})
+    size = upstream_response.content_length
+    if size is not None and size <= CONVERT_CHUNK:
+        body = await read_response(upstream_response, relay.url, deadline)
+        text = convert_to_json(body, header_size, route)
         deadline.expect_client()
-        await answer.send(200, response.reason, headers, text)
+        await response.send(200, upstream_response.reason, headers, text)
         return
     codec = JsonResponseConverter(header_size, route.policies)
     offloader = route.offloader_for(size)
-    waiting: deque[TextChunk | OffloadedText] = deque()
-    with route.held.reserve() as holding:
-        async for chunk in response_chunks(response, url, deadline):
-            for start in range(0, len(chunk), CONVERT_CHUNK):
-                waiting.extend(codec.parts(chunk[start : start + CONVERT_CHUNK], offloader))
-                holding.note(codec.buffered_bytes + sum(map(_size_of, waiting)))
-                if waiting and not answer.started:
-                    await answer.start(200, response.reason, headers)
-                await _write_parts(waiting, answer, deadline, _MOST_WAITING)
-                await route.scheduler.next()
+    parts: deque[TextChunk | OffloadedText] = deque()
+    with route.memory_budget.reserve() as reservation:
+        async for piece in slices(relay.chunks(), CONVERT_CHUNK, route.scheduler):
+            parts.extend(codec.parts(piece, offloader))
+            reservation.resize_unchecked(codec.buffered_bytes + sum(map(_size_of, parts)))
+            if parts and not response.started:
+                await response.start(200, upstream_response.reason, headers)
+            await _write_parts(relay, parts, _MAX_QUEUED_PARTS)
         codec.finish()
-        await _write_parts(waiting, answer, deadline, 0)
-    await answer.finish()
+        await _write_parts(relay, parts, 0)
+    await response.finish()
 
 
 def _size_of(part: TextChunk | OffloadedText) -> int:
-    """Give the bytes of a part of an answer, about; what is lent is in memory of its own."""
+    """Estimate the bytes of a part; an offloaded part is in shared memory."""
     return CONVERT_CHUNK if isinstance(part, OffloadedText) else len(part)
 
 
 async def _write_parts(
-    parts: deque[TextChunk | OffloadedText],
-    answer: ClientResponse,
-    deadline: Deadline,
-    most_left: int,
+    relay: ResponseRelay, parts: deque[TextChunk | OffloadedText], max_left: int
 ) -> None:
-    """Write, in order, the parts that are there, and wait for those beyond ``most_left``."""
+    """Write the finished parts in order, and wait for parts beyond ``max_left``."""
     while parts:
         part = parts[0]
         if isinstance(part, OffloadedText):
-            if not part.future.done and len(parts) <= most_left:
+            if not part.future.done and len(parts) <= max_left:
                 return
             await part.future.wait()
             part = part.text()
         parts.popleft()
         if part:
-            await write(answer, part, deadline)
+            await write(relay.response, part, relay.deadline)
 
 
-def whole_as_json(body: bytes, header_size: int, route: Route) -> bytes:
-    """Write a whole answer as JSON; raises GatewayError."""
+def convert_to_json(body: bytes, header_size: int, route: Route) -> bytes:
+    """Write a buffered binary response as JSON; raises GatewayError."""
     text = fast_convert_response(body, header_size)
     if text is None:
         codec = JsonResponseConverter(header_size, route.policies)
@@ -255,70 +238,39 @@ def whole_as_json(body: bytes, header_size: int, route: Route) -> bytes:
     return text
 
 
-async def relay_document(
-    response: UpstreamResponse,
-    chunks: AsyncIterator[bytes | memoryview],
-    answer: ClientResponse,
-    change: Callable[[bytes], bytes],
-    cap: int,
-    route: Route,
-    deadline: Deadline,
-) -> None:
-    """Pass on an answer of status 200, changed as a whole; as it is where it exceeds the cap."""
-    first: list[bytes | memoryview] = []
-    size = 0
-    with route.held.reserve() as holding:
-        async for chunk in chunks:
-            first.append(chunk)
-            size += len(chunk)
-            if size > cap:
-                break
-            holding.resize(size)
-        else:
-            document = change(b"".join(first))
-            deadline.expect_client()
-            await answer.send(200, response.reason, with_body(response.headers, {}), document)
-            return
-        await answer.start(response.status, response.reason, end_to_end(response.headers))
-        for chunk in first:
-            await write(answer, chunk, deadline)
-    async for chunk in chunks:
-        await write(answer, chunk, deadline)
-    await answer.finish()
+def with_empty_data(document: bytes, encoding: OutputEncoding, route: Route) -> bytes:
+    """Return a response without tensors behind it, with the empty data that the client wants.
 
-
-def with_empty_data(document: bytes, form: OutputEncoding, route: Route) -> bytes:
-    """Give an answer without tensors behind it the data that the client wants as JSON.
-
-    Triton sends such a one where every binary output is empty: with sizes of 0, and no data;
-    OpenVINO Model Server without any size. What servers give as text although it was asked for in
-    binary form may have to become base64. Raises GatewayError (502) for one that promises tensors.
+    If every binary output is empty, Triton sends sizes of 0 and no data; OpenVINO Model Server
+    sends no sizes either. A server may send text although binary was requested; it becomes base64
+    if that is wanted. Raises GatewayError (502) if the response promises binary tensors.
     """
     check_no_binary_promised(document)
-    may_be_text = not route.upstream.dialect.honors_output_encoding
-    convert = _with_base64 if route.policies.any_base64 and may_be_text else _with_data
+    may_have_text = not route.upstream.dialect.honors_output_encoding
+    rewrite = _with_base64 if route.policies.any_base64 and may_have_text else _with_data
     try:
-        return convert(document, form, route)
+        return rewrite(document, encoding, route)
     except GatewayError:
-        return document  # not what we know: the client shall see what the server said
+        return document  # unknown to the gateway: the client gets what the server sent
 
 
-def _with_data(document: bytes, form: OutputEncoding, route: Route) -> bytes:
-    if b'"binary_data_size"' not in document and not _EMPTY.search(document):
+def _with_data(document: bytes, encoding: OutputEncoding, route: Route) -> bytes:
+    if b'"binary_data_size"' not in document and not _EMPTY_SHAPE.search(document):
         return document
-    if all(output.binary_size is None for output in read_outputs(parse_response_header(document))):
+    outputs = read_outputs(parse_response_header(document))
+    if all(output.binary_size is None for output in outputs):
         return document
-    if form.all_json:
-        return whole_as_json(document, len(document), route)
+    if encoding.all_json:
+        return convert_to_json(document, len(document), route)
     caps = route.limits.header_bytes, route.limits.spool_bytes
-    mixed = MixedResponseConverter(len(document), form, route.policies, *caps)
-    mixed.feed(document)
-    return mixed.finish()[0]
+    codec = MixedResponseConverter(len(document), encoding, route.policies, *caps)
+    codec.feed(document)
+    return codec.finish()[0]
 
 
-def _with_base64(document: bytes, form: OutputEncoding, route: Route) -> bytes:
+def _with_base64(document: bytes, encoding: OutputEncoding, route: Route) -> bytes:
     codec = BinaryResponseConverter(
-        form, route.limits.header_bytes, route.limits.spool_bytes, route.policies
+        encoding, route.limits.header_bytes, route.limits.spool_bytes, route.policies
     )
     codec.feed(document, last=True)
     return codec.finish()[0]

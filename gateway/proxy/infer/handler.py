@@ -1,67 +1,67 @@
-"""An infer exchange: the request into the server's form, the answer into the client's."""
+"""Serves infer calls: the request in the server's encoding, the response in the client's."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.codec.v2.json_request import JsonRequestConverter
+from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.protocol.datatypes import Family
 from gateway.protocol.dialects import Dialect
-from gateway.protocol.operations import Operation, model_name_of
-from gateway.proxy.admission.deadline import Deadline
+from gateway.protocol.operations import model_name_of
+from gateway.protocol.request_features import RequestFeatures
 from gateway.proxy.headers import HEADER_LENGTH, with_body
-from gateway.proxy.infer.cloud_content_types import in_ordinary_form
-from gateway.proxy.infer.convert_request import Converted, convert
-from gateway.proxy.infer.convert_response import relay_answer
-from gateway.proxy.infer.json_upstream import json_body, passes_as_it_is, relay_json_answer
-from gateway.proxy.infer.upstream_guards import check_infer
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route
+from gateway.proxy.infer.buffered_response import ResponseRelay
+from gateway.proxy.infer.cloud_content_types import translate_cloud_type
+from gateway.proxy.infer.convert_request import (
+    ConvertedRequest,
+    convert_request,
+    model_metadata,
+)
+from gateway.proxy.infer.convert_response import convert_response
+from gateway.proxy.infer.json_upstream import convert_json_response, json_body, passes_as_json
+from gateway.proxy.interfaces import Call, ClientRequest, Route
 from gateway.proxy.retry import UpstreamCall
 from gateway.upstream.transport import UpstreamRequest
 
 
-async def infer(
-    request: ClientRequest,
-    answer: ClientResponse,
-    asked: Operation,
-    route: Route,
-    deadline: Deadline,
-) -> None:
-    """Answer an infer request of any form: JSON, binary, mixed or raw binary."""
-    answer = in_ordinary_form(request, answer)
-    with route.held.reserve() as holding:
-        converted = await convert(request, asked, route, deadline, holding)
-        holding.resize(converted.held)
-        await send_converted(request, answer, asked, converted, route, deadline)
+async def infer(call: Call) -> None:
+    """Serve an infer request of any encoding: JSON, binary, mixed or raw binary."""
+    call = replace(call, response=translate_cloud_type(call.request, call.response))
+    with call.route.memory_budget.reserve() as reservation:
+        converted = await convert_request(call, reservation)
+        reservation.resize(converted.buffered_size)
+        await send_converted(call, converted)
 
 
-async def send_converted(
-    request: ClientRequest,
-    answer: ClientResponse,
-    asked: Operation,
-    converted: Converted,
-    route: Route,
-    deadline: Deadline,
-) -> None:
-    """Have a server answer a request that was converted; ``request`` gives its head.
+async def send_converted(call: Call, converted: ConvertedRequest) -> None:
+    """Send a converted request to a server, and the response to the client.
 
-    Raises GatewayError (400), before any server sees it, as ``check_infer`` does.
+    Raises GatewayError (400), before any server sees the request, as ``check_request``.
     """
-    await check_infer(converted.features, asked, route, deadline)
+    await check_request(call, converted.features)
+    route = call.route
     dialect = route.upstream.dialect
     if dialect.binary:
-        upstream_request, relay = _binary_request(request, converted, dialect), relay_answer
+        upstream_request = _binary_request(call.request, converted, dialect)
+        convert = convert_response
     else:
-        upstream_request, relay = _json_request(request, converted, route), relay_json_answer
-    async with UpstreamCall(
-        route, upstream_request, deadline, model=model_name_of(asked)
-    ) as attempt:
-        response = attempt.response
-        if response.status != 200 and (converted.by_metadata or dialect.binary_only_if_listed):
-            # The header may have been made from metadata that is no longer true.
-            route.upstream.metadata.invalidate(asked.model or "")
-        await relay(response, answer, converted.output_encoding, route, attempt.url, deadline)
+        upstream_request = _json_request(call.request, converted, route)
+        convert = convert_json_response
+    model = model_name_of(call.operation)
+    async with UpstreamCall(route, upstream_request, call.deadline, model=model) as upstream_call:
+        response = upstream_call.response
+        if response.status != 200 and (converted.uses_metadata or dialect.binary_only_if_listed):
+            # The header may have been made from outdated metadata.
+            route.upstream.metadata.invalidate(call.operation.model or "")
+        relay = ResponseRelay(
+            response, upstream_call.url, call.response, converted.encoding, route, call.deadline
+        )
+        await convert(relay)
 
 
 def _binary_request(
-    request: ClientRequest, converted: Converted, dialect: Dialect
+    request: ClientRequest, converted: ConvertedRequest, dialect: Dialect
 ) -> UpstreamRequest:
     changed = {
         "Content-Type": "application/octet-stream",
@@ -69,24 +69,75 @@ def _binary_request(
         HEADER_LENGTH: str(converted.header_size),
     }
     headers = with_body(request.headers, changed)
-    if not (converted.output_encoding.all_binary and dialect.honors_output_encoding):
-        # The answer has to be read here.
+    if not (converted.encoding.all_binary and dialect.honors_output_encoding):
+        # The gateway reads the response.
         headers.popall("Accept-Encoding", None)
     return UpstreamRequest(request.method, request.target, headers, converted.body)
 
 
-def _json_request(request: ClientRequest, converted: Converted, route: Route) -> UpstreamRequest:
-    """Make the request for a server that takes JSON only."""
+def _json_request(
+    request: ClientRequest, converted: ConvertedRequest, route: Route
+) -> UpstreamRequest:
+    """Return the request for a server that accepts only JSON."""
 
-    def writer() -> JsonRequestConverter:
-        input_encodings, as_base64 = converted.input_encodings, converted.output_encoding.as_base64
+    def new_codec() -> JsonRequestConverter:
         return JsonRequestConverter(
-            converted.header_size, route.policies, input_encodings, as_base64
+            converted.header_size,
+            route.policies,
+            converted.input_encodings,
+            converted.encoding.as_base64,
         )
 
     headers = with_body(request.headers, {"Content-Type": "application/json"})
-    if not passes_as_it_is(converted.output_encoding, route):
-        # The answer has to be read here.
+    if not passes_as_json(converted.encoding, route):
+        # The gateway reads the response.
         headers.popall("Accept-Encoding", None)
-    body = json_body(converted.body, converted.size, writer, route.scheduler)
+    body = json_body(converted.body, converted.size, new_codec, route.scheduler)
     return UpstreamRequest(request.method, request.target, headers, body)
+
+
+async def check_request(call: Call, features: RequestFeatures) -> None:
+    """Refuse a request that its model does not accept, or that would crash its server.
+
+    Raises GatewayError (400) that names the input, output or parameter, and what ``model_metadata``
+    raises if that is needed.
+    """
+    declared = call.route.declared_models.get(call.operation.model or "")
+    if declared is not None:
+        declared.check(features.inputs)
+    if features.is_plain or not call.route.upstream.dialect.triton_extensions:
+        return
+    if features.error:
+        raise bad_request(features.error)
+    _check_classification_inputs(features)
+    await _check_classified_outputs(call, features)
+
+
+def _check_classification_inputs(features: RequestFeatures) -> None:
+    """Refuse classification without elements: Triton divides by their number, and crashes."""
+    for tensor in features.inputs:
+        if 0 in tensor.shape:
+            raise bad_request(
+                f"output '{features.classified_outputs[0]}': classification needs elements, and "
+                f"input '{tensor.name}' of shape {list(tensor.shape)} has none"
+            )
+
+
+async def _check_classified_outputs(call: Call, features: RequestFeatures) -> None:
+    """Refuse classification of strings: Triton crashes as it compares them."""
+    model = call.operation.model
+    outputs = (await model_metadata(call)).outputs
+    if not outputs:
+        raise GatewayError(
+            ErrorKind.UNSUPPORTED,
+            f"classification of output '{features.classified_outputs[0]}': the server does not "
+            f"say what outputs model '{model}' has",
+        )
+    datatypes = {output.name: output.datatype for output in outputs}
+    for name in features.classified_outputs:
+        # The server refuses an output that the model does not have.
+        if name in datatypes and datatypes[name].family is Family.TEXT:
+            raise bad_request(
+                f"output '{name}' of model '{model}' is {datatypes[name].name}, of which "
+                "there is no classification"
+            )

@@ -1,4 +1,4 @@
-"""Servers that take JSON only: what clients send becomes JSON, and the answer what they want."""
+"""Servers that accept only JSON: requests become JSON, responses what the client wants."""
 
 from __future__ import annotations
 
@@ -7,92 +7,83 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from gateway.codec.v2.json_request import JsonRequestConverter
 from gateway.protocol.request_header import OutputEncoding
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
-from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.body_io import response_chunks
-from gateway.proxy.infer.buffered_response import relay_in_binary
-from gateway.proxy.infer.convert_response import naming_endpoint, with_wishes
-from gateway.proxy.interfaces import ClientResponse, Route
-from gateway.proxy.passthrough import forward_answer
+from gateway.proxy.body_io import Chunks, slices
+from gateway.proxy.infer.buffered_response import ResponseRelay, relay_json_as_binary
+from gateway.proxy.infer.convert_response import (
+    name_endpoint_in_errors,
+    route_with_base64,
+    with_requested_base64,
+)
+from gateway.proxy.interfaces import Route
 from gateway.sizes import ENCODE_CHUNK
-from gateway.upstream.transport import Body, UpstreamResponse
+from gateway.upstream.transport import Body
 
-_AT_ONCE = 16 * 1024
-"""Bytes of a request in binary form that are written at once, mostly as four times as many."""
+_MAX_BUFFERED = 16 * 1024
+"""Bytes of a binary request that is written in one go; its JSON is mostly four times as large."""
+
+NewCodec = Callable[[], JsonRequestConverter]
 
 
-def json_body(
-    body: Body, size: int, writer: Callable[[], JsonRequestConverter], turns: ConversionScheduler
-) -> Body:
-    """Write a request in binary form, of so many bytes, as JSON.
+def json_body(body: Body, size: int, new_codec: NewCodec, scheduler: ConversionScheduler) -> Body:
+    """Write a binary request of ``size`` bytes as JSON.
 
-    A small one at hand is written as a whole; raises GatewayError (400) for what JSON cannot hold.
-    A larger one is written while it is sent, anew each time that is done. What is still to come
-    from the client is written as it comes.
+    A small buffered request is written in one go; raises GatewayError (400) for what JSON cannot
+    hold. A larger one is written while it is sent, anew for each attempt. A streamed request is
+    written as it arrives.
     """
     assert body is not None
     if isinstance(body, AsyncIterator):
-        return _written(body, writer(), turns)
+        return _write_json(body, new_codec(), scheduler)
     assert not isinstance(body, AsyncIterable)
-    if size > _AT_ONCE:
-        return _WrittenAnew(body, writer, turns)
-    codec = writer()
+    if size > _MAX_BUFFERED:
+        return _RepeatableJson(body, new_codec, scheduler)
+    codec = new_codec()
     text = b"".join([codec.feed(data) for data in body])
     codec.finish()
     return [text]
 
 
-class _WrittenAnew(AsyncIterable[bytes]):
-    """A request in binary form at hand, as JSON: it can be sent more than once."""
+class _RepeatableJson(AsyncIterable[bytes]):
+    """A buffered binary request as JSON, which can be sent more than once."""
 
     def __init__(
         self,
         body: Sequence[bytes | memoryview],
-        writer: Callable[[], JsonRequestConverter],
-        turns: ConversionScheduler,
+        new_codec: NewCodec,
+        scheduler: ConversionScheduler,
     ) -> None:
         self._body = body
-        self._writer = writer
-        self._turns = turns
+        self._new_codec = new_codec
+        self._scheduler = scheduler
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Write it from the start."""
-        return _written(_each(self._body), self._writer(), self._turns)
+        """Write the request from the start."""
+        return _write_json(_views(self._body), self._new_codec(), self._scheduler)
 
 
-async def _each(chunks: Sequence[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+async def _views(chunks: Sequence[bytes | memoryview]) -> Chunks:
     for chunk in chunks:
-        yield chunk
+        yield memoryview(chunk)
 
 
-async def _written(
-    body: AsyncIterator[bytes | memoryview], codec: JsonRequestConverter, turns: ConversionScheduler
+async def _write_json(
+    body: Chunks, codec: JsonRequestConverter, scheduler: ConversionScheduler
 ) -> AsyncIterator[bytes]:
-    async for chunk in body:
-        data = memoryview(chunk)
-        for start in range(0, len(data), ENCODE_CHUNK):
-            yield codec.feed(data[start : start + ENCODE_CHUNK])
-            await turns.next()
+    async for piece in slices(body, ENCODE_CHUNK, scheduler):
+        yield codec.feed(piece)
     codec.finish()
 
 
-def passes_as_it_is(form: OutputEncoding, route: Route) -> bool:
-    """Tell whether a client gets the JSON that the server writes."""
-    return form.all_json and not with_wishes(route, form).policies.any_base64
+def passes_as_json(encoding: OutputEncoding, route: Route) -> bool:
+    """Tell whether the client gets the JSON of the server untouched."""
+    return encoding.all_json and not route_with_base64(route, encoding).policies.any_base64
 
 
-async def relay_json_answer(
-    response: UpstreamResponse,
-    answer: ClientResponse,
-    form: OutputEncoding,
-    route: Route,
-    url: str,
-    deadline: Deadline,
-) -> None:
-    """Pass a JSON answer on in the client's form; errors of the server's own pass as they are."""
-    if response.status != 200 or passes_as_it_is(form, route):
-        await forward_answer(response, answer, url, deadline)
+async def convert_json_response(relay: ResponseRelay) -> None:
+    """Convert a JSON response into the client's encoding; errors pass untouched."""
+    is_error = relay.upstream_response.status != 200
+    if is_error or passes_as_json(relay.encoding, relay.route):
+        await relay.pass_untouched()
         return
-    route = with_wishes(route, form)
-    with naming_endpoint(url):
-        chunks = response_chunks(response, url, deadline)
-        await relay_in_binary(response, chunks, answer, form, route, deadline)
+    with name_endpoint_in_errors(relay.url):
+        await relay_json_as_binary(with_requested_base64(relay), relay.chunks())

@@ -1,128 +1,228 @@
-"""A predict exchange: a V1 request becomes an infer request, and the answer is told the V1 way."""
+"""V1 predictions: the request becomes an infer request, its response a V1 response."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
-from multidict import CIMultiDictProxy
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
-from gateway.errors import GatewayError, bad_request
+from gateway.codec.v1.response import PredictResponseConverter
+from gateway.errors import GatewayError, bad_request, bad_response
 from gateway.protocol.operations import Operation, model_name_of
 from gateway.protocol.tensors import ModelMetadata
-from gateway.protocol.v1 import error_document, infer_path
-from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import Reservation, work_off
-from gateway.proxy.body_io import CHUNK_SIZE, ClientBody
+from gateway.protocol.v1 import V1ResponseLayout, error_document, infer_path
+from gateway.proxy.admission.memory_budget import Reservation, run_steps
+from gateway.proxy.body_io import ClientBody, split, write
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
-from gateway.proxy.headers import end_to_end
-from gateway.proxy.infer.convert_request import ALL_BINARY, Converted
+from gateway.proxy.headers import end_to_end, with_body
+from gateway.proxy.infer.convert_request import (
+    ALL_BINARY,
+    ConvertedRequest,
+    list_all_outputs,
+    model_metadata,
+)
+from gateway.proxy.infer.convert_response import parse_header_size
 from gateway.proxy.infer.handler import send_converted
-from gateway.proxy.infer.listed_outputs import listing_outputs
-from gateway.proxy.infer.metadata import model_metadata
-from gateway.proxy.infer.predict_answer import PredictAnswer
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Route
-from gateway.proxy.passthrough import forward
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Route
+from gateway.proxy.passthrough import passthrough
+from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
 
-async def predict(
-    request: ClientRequest,
-    answer: ClientResponse,
-    asked: Operation,
-    route: Route,
-    deadline: Deadline,
-) -> None:
-    """Answer a V1 predict request; one that nobody can convert passes to a server of V1."""
-    model = await _metadata(asked, route, deadline)
+async def predict(call: Call) -> None:
+    """Serve a V1 prediction; one that cannot be converted passes to a server of V1."""
+    request, route, operation = call.request, call.route, call.operation
+    model = await _model_metadata(call)
     if not model.inputs:
         if not route.upstream.dialect.speaks_v1:
             raise bad_request(
                 f"model '{model.name}' does not say what inputs it takes, by which a V1 request "
                 "is converted"
             )
-        await forward(request, answer, route, deadline, model=model_name_of(asked))
+        await passthrough(call, model=model_name_of(operation))
         return
-    body = ClientBody(request, route.limits.request_bytes, deadline)
-    with route.held.reserve() as holding, route.held.reserve() as answer_holding:
+    body = ClientBody(request, route.limits.request_bytes, call.deadline)
+    budget = route.memory_budget
+    with budget.reserve() as reservation, budget.reserve() as response_reservation:
         try:
-            converted = await _convert(body, model, route, holding, _id_of(request))
+            converted = await _convert(call, body, model, reservation)
         except GatewayError:
-            # The model may have changed since: the next request is judged by what it takes then.
-            route.upstream.metadata.invalidate(asked.model or "")
+            # The model may have changed: the next request is checked against its new metadata.
+            route.upstream.metadata.invalidate(operation.model or "")
             raise
-        header = await listing_outputs(converted.header, ALL_BINARY, asked, route, deadline)
-        ready = _as_converted(header, converted)
-        holding.resize(ready.held)
-        told = PredictAnswer(answer, converted.predicted, route, deadline, answer_holding)
-        await send_converted(
-            _AsInfer(request, asked),
-            told,
-            asked,
-            ready,
-            route,
-            deadline,
-        )
+        header = await list_all_outputs(call, converted.header, ALL_BINARY)
+        infer_request = _to_infer_request(header, converted)
+        reservation.resize(infer_request.buffered_size)
+        response = PredictResponse(call, converted.predicted, response_reservation)
+        infer_call = replace(call, request=_InferHead(request, operation), response=response)
+        await send_converted(infer_call, infer_request)
 
 
-def _id_of(request: ClientRequest) -> str:
-    """Give the id by which the log names a request, which its copies share; empty without one."""
-    given = request.headers.get(REQUEST_ID, "")
-    return given if given.isascii() else ""
+def _request_id(request: ClientRequest) -> str:
+    """Return the request id, which goes into the infer request; empty without one."""
+    request_id = request.headers.get(REQUEST_ID, "")
+    return request_id if request_id.isascii() else ""
 
 
-async def _metadata(asked: Operation, route: Route, deadline: Deadline) -> ModelMetadata:
+async def _model_metadata(call: Call) -> ModelMetadata:
     try:
-        return await model_metadata(asked, route, deadline)
-    except UpstreamResponseError as refusal:
-        document = error_document(refusal.body, "the server does not tell of this model")
-        raise UpstreamResponseError(refusal.status, "application/json", document) from None
+        return await model_metadata(call)
+    except UpstreamResponseError as error:
+        document = error_document(error.body, "the server does not tell of this model")
+        raise UpstreamResponseError(error.status, "application/json", document) from None
 
 
-class _AsInfer(ClientRequest):
-    """The head of the infer request that a predict request becomes; its body has been read."""
+class _InferHead(ClientRequest):
+    """The head of the infer request that a predict request becomes; its body was read."""
 
-    def __init__(self, request: ClientRequest, asked: Operation) -> None:
+    def __init__(self, request: ClientRequest, operation: Operation) -> None:
         self.method = request.method
-        self.target = infer_path(asked) + "".join(request.target.partition("?")[1:])
+        self.target = infer_path(operation) + "".join(request.target.partition("?")[1:])
         headers = end_to_end(request.headers)
-        headers.popall("Accept-Encoding", None)  # the answer has to be read here
+        headers.popall("Accept-Encoding", None)  # the gateway reads the response
         self.headers = CIMultiDictProxy(headers)
         self.content_length = 0
 
     async def read(self) -> bytes:
-        """Give nothing more."""
+        """Return nothing more."""
         return b""
 
 
 async def _convert(
-    body: ClientBody, model: ModelMetadata, route: Route, holding: Reservation, request_id: str
+    call: Call, body: ClientBody, model: ModelMetadata, reservation: Reservation
 ) -> PredictRequest:
+    limits, scheduler = call.route.limits, call.route.scheduler
     if body.size == 0:
         raise bad_request("the request has no body")
-    limits = route.limits
     codec = PredictRequestConverter(
         model, limits.header_bytes, limits.json_depth, limits.max_tensors
     )
     with closing(codec):
-        worked = 0
+        unscheduled = 0
         while text := await body.read(codec.preferred_read_size):
             codec.feed(text)
-            worked += len(text)
-            while codec.step() or worked >= CHUNK_SIZE:
-                worked = 0
-                holding.resize(codec.buffered_bytes)
-                await route.scheduler.next()
+            unscheduled += len(text)
+            while codec.step() or unscheduled >= CONVERT_CHUNK:
+                unscheduled = 0
+                reservation.resize(codec.buffered_bytes)
+                await scheduler.next_slice()
         codec.feed(b"", last=True)
-        await work_off(codec, holding, route.scheduler)
-        return codec.finish(request_id)
+        await run_steps(codec, reservation, scheduler)
+        return codec.finish(_request_id(call.request))
 
 
-def _as_converted(header: bytes, request: PredictRequest) -> Converted:
+def _to_infer_request(header: bytes, request: PredictRequest) -> ConvertedRequest:
     chunks = [header, *request.tensors]
     size = sum(map(len, chunks))
-    held = [b"".join(chunks)] if size <= CHUNK_SIZE else chunks
-    features, input_encodings = request.features, request.input_encodings
-    return Converted(
-        held, size, len(header), ALL_BINARY, features, input_encodings, by_metadata=True
+    return ConvertedRequest(
+        [b"".join(chunks)] if size <= CONVERT_CHUNK else chunks,
+        size,
+        len(header),
+        ALL_BINARY,
+        request.features,
+        request.input_encodings,
+        uses_metadata=True,
     )
+
+
+class PredictResponse(ClientResponse):
+    """Takes a binary infer response, or a server's error, and sends it in V1 format.
+
+    A small response is sent fully buffered, a larger one as it is converted. ``reservation`` counts
+    the buffered bytes.
+    """
+
+    def __init__(self, call: Call, layout: V1ResponseLayout, reservation: Reservation) -> None:
+        self.request_id = call.response.request_id
+        self._response = call.response
+        self._layout = layout
+        self._route: Route = call.route
+        self._deadline = call.deadline
+        self._reservation = reservation
+        self._codec: PredictResponseConverter | None = None
+        self._buffer = bytearray()
+        self._unscheduled = 0
+        self._status = 0
+        self._reason = ""
+        self._headers = CIMultiDict[str]()
+
+    async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
+        """Read the head; the client's response starts once there is text for it."""
+        self.started = True
+        self._status, self._reason = status, reason
+        received = CIMultiDictProxy(headers)
+        self._headers = with_body(received, {"Content-Type": "application/json"})
+        if status == 200:
+            header_size = parse_header_size(received, self._route.limits.header_bytes)
+            if header_size is not None:
+                self._codec = self._new_codec(header_size)
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Convert the next bytes of the response."""
+        if self._codec is None:
+            # A server's error, or a response without tensors, as all of them are empty.
+            self._buffer += data
+            self._reservation.resize(len(self._buffer))
+            cap = self._route.limits.header_bytes
+            if self._status == 200 and len(self._buffer) > cap:
+                raise bad_response(
+                    f"the server's response has more than {cap} bytes of JSON "
+                    "(limits.header_bytes) and no binary tensors behind it"
+                )
+            del self._buffer[cap:]
+            return
+        for piece in split(data, ENCODE_CHUNK):
+            text = self._codec.feed(piece)
+            self._reservation.resize(self._codec.buffered_bytes + len(self._buffer))
+            await self._write_text(text, len(piece))
+
+    async def finish(self) -> None:
+        """Send the rest to the client."""
+        if self._status != 200:
+            await self._send(error_document(bytes(self._buffer), self._reason))
+            return
+        codec = self._codec
+        if codec is None:
+            document = bytes(self._buffer)
+            self._buffer.clear()
+            codec = self._codec = self._new_codec(len(document))
+            await self.write(document)
+        for text in codec.finish():
+            await self._write_text(text, len(text))
+        if not self._response.started:
+            await self._send(bytes(self._buffer))
+            return
+        await write(self._response, bytes(self._buffer), self._deadline)
+        await self._response.finish()
+
+    def abort(self) -> None:
+        """Drop the client's connection."""
+        self._response.abort()
+
+    def _new_codec(self, header_size: int) -> PredictResponseConverter:
+        cap = self._route.limits.spool_bytes
+        return PredictResponseConverter(header_size, self._layout, self._route.policies, cap)
+
+    async def _write_text(self, text: bytes, converted: int) -> None:
+        """Write text once there is more than is sent fully buffered.
+
+        Time slices are taken by the bytes ``converted``, not by the text: buffered rows give no
+        text for a long time, and a server's data may all be there without a pause.
+        """
+        self._buffer += text
+        if len(self._buffer) > CONVERT_CHUNK:
+            if not self._response.started:
+                await self._response.start(self._status, self._reason, self._headers)
+            text = bytes(self._buffer)
+            self._buffer.clear()
+            await write(self._response, text, self._deadline)
+        self._unscheduled += converted
+        if self._unscheduled >= ENCODE_CHUNK:
+            self._unscheduled = 0
+            await self._route.scheduler.next_slice()
+
+    async def _send(self, body: bytes) -> None:
+        self._deadline.expect_client()
+        await self._response.send(self._status, self._reason, self._headers, body)

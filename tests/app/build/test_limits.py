@@ -25,7 +25,7 @@ def test_workers_share_the_limits_equally() -> None:
         copy.resize(1 * MIB)
         for each in (body, copy):
             with pytest.raises(GatewayError):
-                each.more(1)
+                each.grow(1)
     assert limits.concurrency_limit is not None
     assert [limits.concurrency_limit.try_acquire() for _ in range(3)] == [True, True, False]
 
@@ -47,7 +47,7 @@ def test_buffered_bytes_count_on_through_a_reload() -> None:
             next_copy.resize(1 * MIB)
             for each in (next_body, next_copy):
                 with pytest.raises(GatewayError):
-                    each.more(1)
+                    each.grow(1)
 
 
 def test_running_calls_count_on_through_a_reload() -> None:

@@ -1,7 +1,7 @@
-"""Client and server cannot tell whether an exchange goes the straight way or the ordinary one.
+"""Client and server cannot tell whether a call takes the fast path or the streaming path.
 
-A request in one write goes straight, if it is plain and there is a connection to the server; one
-whose body comes later, or for which a connection is to be made first, goes the ordinary way.
+A plain request in one write takes the fast path if there is an idle connection to the server. A
+request whose body arrives later, or that needs a new connection, takes the streaming path.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ LEFT = (asyncio.IncompleteReadError, ConnectionResetError)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """What the server sends, part by part, and if it then goes on, closes or hangs."""
+class ServerScript:
+    """What the server sends, part by part, and whether it then continues, closes or hangs."""
 
     parts: Sequence[bytes]
     then: str = "goes on"
@@ -70,7 +70,7 @@ class Turn:
                     continue
                 for part in self.parts:
                     await connection.send(part)
-                    await _let_it_arrive()
+                    await _wait_for_arrival()
                 if self.then == "closes":
                     return
                 if self.then == "hangs":
@@ -79,21 +79,21 @@ class Turn:
         return script
 
 
-async def _let_it_arrive() -> None:
+async def _wait_for_arrival() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that a client and a server see of an exchange, and what is logged of it."""
+    """What client and server see of a call, and what is logged."""
 
     first: str
     headers: tuple[tuple[str, str], ...]
     body: bytes | None
-    """None where it was cut short."""
+    """None if it was truncated."""
     goes_on: bool
-    """Whether the client may ask again on its connection."""
+    """Whether the client may reuse its connection."""
     received: tuple[tuple[str, tuple[tuple[str, str], ...], bytes], ...]
     logged: tuple[str, ...]
 
@@ -125,7 +125,7 @@ def _seen(received: ReceivedRequest) -> tuple[str, tuple[tuple[str, str], ...], 
 
 
 def _comparable(head: Head) -> Iterator[tuple[str, str]]:
-    """Give the headers that do not differ between exchanges that are alike."""
+    """Return the headers that are the same for equal calls."""
     for name, value in head.headers:
         if name == "x-request-id":
             assert re.fullmatch("[0-9a-f]{32}", value)
@@ -133,38 +133,43 @@ def _comparable(head: Head) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-class Ways:
-    """Has the same exchange go either way, with the same server."""
+class BothPaths:
+    """Sends the same call on either path, to the same server."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]) -> None:
         caplog.set_level(logging.INFO, "tensorgate.access")
         self._caplog = caplog
-        self._went_straight = fast_path_requests
+        self._fast_path_requests = fast_path_requests
 
-    async def straight(
+    async def fast_path(
         self, data: bytes, server: ScriptedServer, settings: dict[str, Any]
     ) -> tuple[Outcome, bool]:
-        """Send a request in one write; tell also if it did go straight."""
+        """Send a request in one write; tell also whether it took the fast path."""
         return await self._outcome([data], server, settings, warm=True)
 
-    async def ordinary(
+    async def streaming_path(
         self, data: bytes, server: ScriptedServer, settings: dict[str, Any]
     ) -> Outcome:
         """Send a request in two writes; without a body, while no server is connected."""
         head, end, body = data.partition(b"\r\n\r\n")
         parts = [head + end, body] if body else [data]
-        outcome, straight = await self._outcome(parts, server, settings, warm=bool(body))
-        assert not straight
+        outcome, fast_path = await self._outcome(parts, server, settings, warm=bool(body))
+        assert not fast_path
         return outcome
 
     async def both(
-        self, data: bytes, turn: Turn, settings: dict[str, Any] | None = None, *, straight: bool
+        self,
+        data: bytes,
+        step: ServerScript,
+        settings: dict[str, Any] | None = None,
+        *,
+        fast_path: bool,
     ) -> Outcome:
-        """Send a request both ways, check that nobody can tell, and give what they see."""
-        async with ScriptedServer(turn.script) as server:
-            one, fast_path_requests = await self.straight(data, server, settings or {})
-            assert fast_path_requests is straight
-            other = await self.ordinary(data, server, settings or {})
+        """Send a request on both paths, check that they look alike, and return what was seen."""
+        async with ScriptedServer(step.script) as server:
+            one, fast_path_requests = await self.fast_path(data, server, settings or {})
+            assert fast_path_requests is fast_path
+            other = await self.streaming_path(data, server, settings or {})
         assert one == other
         return one
 
@@ -173,27 +178,27 @@ class Ways:
     ) -> tuple[Outcome, bool]:
         asked = len(server.requests)
         logged = len(self._caplog.records)
-        before = len(self._went_straight)
+        before = len(self._fast_path_requests)
         async with running_gateway(server.url, **settings) as gateway, gateway.client() as client:
             if warm:
                 assert await _goes_on(client)
             await _send(client, parts, gateway)
             head, body = await _reply(client)
-            straight = len(self._went_straight) > before
+            fast_path = len(self._fast_path_requests) > before
             goes_on = body is not None and await _goes_on(client)
         received = [each for each in server.requests[asked:] if each.head.target != WARM]
         if body is None:
-            head = Head("", ())  # of an answer that is cut, the head comes or not
+            head = Head("", ())  # the head of a truncated response may arrive or not
         outcome = Outcome(
             head.first,
             tuple(sorted(_comparable(head))),
             body,
             goes_on,
-            # Once: what crossed the close of a kept connection is sent again.
+            # Once: a request that crossed the close of an idle connection is retried.
             tuple(dict.fromkeys(map(_seen, received))),
             self._logged(logged, with_size=body is not None),
         )
-        return outcome, straight
+        return outcome, fast_path
 
     def _logged(self, start: int, *, with_size: bool) -> tuple[str, ...]:
         records = self._caplog.records[start:]
@@ -203,7 +208,7 @@ class Ways:
 
 
 async def _send(client: RawClient, parts: list[bytes], gateway: RunningGateway) -> None:
-    """Send a request; where the body comes on its own, the head is taken before."""
+    """Send a request; a body of its own is sent once the head was read."""
     *head, rest = parts
     if head:
         (connection,) = gateway.gateway._listener._connections
@@ -214,11 +219,11 @@ async def _send(client: RawClient, parts: list[bytes], gateway: RunningGateway) 
 
 
 @pytest.fixture
-def ways(caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]) -> Ways:
-    return Ways(caplog, fast_path_requests)
+def both_paths(caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]) -> BothPaths:
+    return BothPaths(caplog, fast_path_requests)
 
 
-# ---------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 def _with_headers(data: bytes, headers: bytes) -> bytes:
@@ -251,73 +256,73 @@ TWO_INPUTS = [
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request, and if it goes straight when it comes in one write."""
+class Case:
+    """A request, and whether it takes the fast path in one write."""
 
     data: bytes
-    straight: bool = True
+    fast_path: bool = True
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 REQUESTS = {
-    "infer": Asked(infer_json()),
-    "two inputs": Asked(_with(inputs=TWO_INPUTS)),
-    "numbers that need a turn": Asked(_tensor(shape=[6_000], data=[1.25, -2.5e3] * 3_000)),
-    "no inputs": Asked(infer_json(b'{"inputs":[]}')),
-    "an id and parameters": Asked(_with(id="x", parameters={"priority": 1, "x": "y"})),
-    "an output as JSON": Asked(_with(outputs=[{"name": "O"}])),
-    "no binary outputs": Asked(_with(parameters={"binary_data_output": False})),
-    "a version and a query": Asked(
+    "infer": Case(infer_json()),
+    "two inputs": Case(_with(inputs=TWO_INPUTS)),
+    "numbers that need a turn": Case(_tensor(shape=[6_000], data=[1.25, -2.5e3] * 3_000)),
+    "no inputs": Case(infer_json(b'{"inputs":[]}')),
+    "an id and parameters": Case(_with(id="x", parameters={"priority": 1, "x": "y"})),
+    "an output as JSON": Case(_with(outputs=[{"name": "O"}])),
+    "no binary outputs": Case(_with(parameters={"binary_data_output": False})),
+    "a version and a query": Case(
         request("POST", "/v2/models/m/versions/2/infer?x=%20", json_request())
     ),
-    "many headers": Asked(_with_headers(infer_json(), MANY_HEADERS)),
-    "not compressed": Asked(infer_json(headers={"Content-Encoding": "identity"}), False),
-    "compressed by nothing": Asked(infer_json(headers={"Content-Encoding": ""}), False),
-    "GET, not compressed": Asked(
+    "many headers": Case(_with_headers(infer_json(), MANY_HEADERS)),
+    "not compressed": Case(infer_json(headers={"Content-Encoding": "identity"}), False),
+    "compressed by nothing": Case(infer_json(headers={"Content-Encoding": ""}), False),
+    "GET, not compressed": Case(
         request("GET", "/v2/models/m/stats", headers={"Content-Encoding": "identity"}), False
     ),
-    "not compressed, to who knows where": Asked(
+    "not compressed, to who knows where": Case(
         request("POST", "/v2/x", b"x", {"Content-Encoding": "identity"})
     ),
-    "the last": Asked(infer_json(headers={"Connection": "close"})),
-    "an absolute target": Asked(request("POST", f"http://x{INFER}", json_request())),
-    "an absolute target alone": Asked(request("POST", "http://x?y", b"z")),
-    "all that may be held": Asked(_of_size(2048), settings={"header_bytes": 2048}),
-    "more than may be held": Asked(_of_size(2049), False, {"header_bytes": 2048}),
-    "all that may be sent": Asked(_of_size(2048), settings={"request_bytes": 2048}),
-    "more than may be sent": Asked(_of_size(2049), False, {"request_bytes": 2048}),
-    "more than may be forwarded": Asked(
+    "the last": Case(infer_json(headers={"Connection": "close"})),
+    "an absolute target": Case(request("POST", f"http://x{INFER}", json_request())),
+    "an absolute target alone": Case(request("POST", "http://x?y", b"z")),
+    "all that may be held": Case(_of_size(2048), settings={"header_bytes": 2048}),
+    "more than may be held": Case(_of_size(2049), False, {"header_bytes": 2048}),
+    "all that may be sent": Case(_of_size(2048), settings={"request_bytes": 2048}),
+    "more than may be sent": Case(_of_size(2049), False, {"request_bytes": 2048}),
+    "more than may be forwarded": Case(
         request("POST", "/v2/x", bytes(2049)), False, {"request_bytes": 2048}
     ),
-    "nested as deep as may be": Asked(_tensor(shape=[1], data=[[[1]]]), settings={"json_depth": 6}),
-    "nested too deep": Asked(_tensor(shape=[1], data=[[[[[[[1]]]]]]]), False, {"json_depth": 6}),
-    "no JSON": Asked(infer_json(b"what?"), False),
-    "JSON cut short": Asked(infer_json(json_request()[:-1]), False),
-    "no object": Asked(infer_json(b"[1]"), False),
-    "nothing": Asked(request("POST", INFER, b""), False),
-    "a text among numbers": Asked(_tensor(data=[1, "2"]), False),
-    "does not fit": Asked(_tensor(datatype="UINT8", data=[1, 300]), False),
-    "bare NaN": Asked(infer_json(json_request().replace(b"1.5", b"NaN")), True),
-    "wrong shape": Asked(_tensor(shape=[3]), False),
-    "negative shape": Asked(_tensor(shape=[-1]), False),
-    "unknown datatype": Asked(_tensor(datatype="FP31"), False),
-    "BYTES": Asked(_tensor(datatype="BYTES", data=["a", "\xe9"]), False),
-    "BOOL": Asked(_tensor(datatype="BOOL", data=[True, False]), False),
-    "binary outputs": Asked(_with(parameters={"binary_data_output": True}), False),
-    "outputs of both forms": Asked(
+    "nested as deep as may be": Case(_tensor(shape=[1], data=[[[1]]]), settings={"json_depth": 6}),
+    "nested too deep": Case(_tensor(shape=[1], data=[[[[[[[1]]]]]]]), False, {"json_depth": 6}),
+    "no JSON": Case(infer_json(b"what?"), False),
+    "JSON cut short": Case(infer_json(json_request()[:-1]), False),
+    "no object": Case(infer_json(b"[1]"), False),
+    "nothing": Case(request("POST", INFER, b""), False),
+    "a text among numbers": Case(_tensor(data=[1, "2"]), False),
+    "does not fit": Case(_tensor(datatype="UINT8", data=[1, 300]), False),
+    "bare NaN": Case(infer_json(json_request().replace(b"1.5", b"NaN")), True),
+    "wrong shape": Case(_tensor(shape=[3]), False),
+    "negative shape": Case(_tensor(shape=[-1]), False),
+    "unknown datatype": Case(_tensor(datatype="FP31"), False),
+    "BYTES": Case(_tensor(datatype="BYTES", data=["a", "\xe9"]), False),
+    "BOOL": Case(_tensor(datatype="BOOL", data=[True, False]), False),
+    "binary outputs": Case(_with(parameters={"binary_data_output": True}), False),
+    "outputs of both forms": Case(
         _with(outputs=[{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]),
         False,
     ),
-    "an output as base64": Asked(
+    "an output as base64": Case(
         _with(outputs=[{"name": "OUT0", "parameters": {"content_type": "base64"}}]), False
     ),
-    "numbers said to be base64": Asked(_tensor(parameters={"content_type": "base64"}), False),
-    "BYTES as base64": Asked(
+    "numbers said to be base64": Case(_tensor(parameters={"content_type": "base64"}), False),
+    "BYTES as base64": Case(
         _tensor(datatype="BYTES", data=["/9g=", ""], parameters={"content_type": "base64"}), False
     ),
-    "another content type": Asked(_tensor(parameters={"content_type": "np"})),
-    "a cloud's type": Asked(infer_json(headers={"Content-Type": CLOUD_TYPE}), False),
-    "a size in a cloud's type": Asked(
+    "another content type": Case(_tensor(parameters={"content_type": "np"})),
+    "a cloud's type": Case(infer_json(headers={"Content-Type": CLOUD_TYPE}), False),
+    "a size in a cloud's type": Case(
         request(
             "POST",
             INFER,
@@ -326,53 +331,53 @@ REQUESTS = {
         ),
         False,
     ),
-    "binary inputs": Asked(infer_binary(binary_header(12), FLOATS.tobytes()), False),
-    "compressed": Asked(infer_json(b"\x1f\x8b", {"Content-Encoding": "gzip"}), False),
-    "generate, compressed": Asked(
+    "binary inputs": Case(infer_binary(binary_header(12), FLOATS.tobytes()), False),
+    "compressed": Case(infer_json(b"\x1f\x8b", {"Content-Encoding": "gzip"}), False),
+    "generate, compressed": Case(
         request(
             "POST", "/v2/models/m/generate", gzip.compress(b"{}"), {"Content-Encoding": "gzip"}
         ),
         False,
     ),
-    "compressed in an unknown way": Asked(
+    "compressed in an unknown way": Case(
         request("POST", "/v2/models/m/generate", b"x", {"Content-Encoding": "br"}), False
     ),
-    "compressed, to who knows where": Asked(
+    "compressed, to who knows where": Case(
         request("POST", "/v2/x", b"x", {"Content-Encoding": "br"})
     ),
-    "GET": Asked(request("GET", "/v2/models/m/stats?x=1")),
-    "GET with headers": Asked(_with_headers(request("GET", "/v2/x"), MANY_HEADERS)),
-    "GET with a body": Asked(request("GET", "/v2/x", b"hello")),
-    "GET with an empty body": Asked(request("GET", "/v2/x", b"")),
-    "an empty Host": Asked(b"GET /v2/x HTTP/1.1\r\nHost:\r\n\r\n"),
-    "GET, the last": Asked(request("GET", "/v2/x", headers={"Connection": "close"})),
-    "POST": Asked(request("POST", "/v2/x", b"hello")),
-    "POST with headers": Asked(_with_headers(request("POST", "/v2/x", b"hello"), MANY_HEADERS)),
-    "POST with an empty body": Asked(request("POST", "/v2/x", b"")),
-    "POST without a length": Asked(request("POST", "/v2/x"), False),
-    "PUT": Asked(request("PUT", "/v2/x", b"\r\n\r\n")),
-    "DELETE without a length": Asked(request("DELETE", "/v2/x"), False),
-    "server metadata": Asked(request("GET", "/v2"), False),
-    "trace settings": Asked(request("POST", "/v2/models/m/trace", b"{}"), False),
-    "load": Asked(request("POST", "/v2/repository/models/m/load", b"{}"), False),
-    "a target with a fragment": Asked(request("POST", "/v2/x#y", b"hello"), False),
-    "a target without a path": Asked(request("OPTIONS", "*"), False),
-    "HTTP/1.0": Asked(request("GET", "/v2/x").replace(b"/1.1", b"/1.0"), False),
-    "a large head": Asked(request("GET", "/v2/x", headers={"X": "x" * 2048}), False),
+    "GET": Case(request("GET", "/v2/models/m/stats?x=1")),
+    "GET with headers": Case(_with_headers(request("GET", "/v2/x"), MANY_HEADERS)),
+    "GET with a body": Case(request("GET", "/v2/x", b"hello")),
+    "GET with an empty body": Case(request("GET", "/v2/x", b"")),
+    "an empty Host": Case(b"GET /v2/x HTTP/1.1\r\nHost:\r\n\r\n"),
+    "GET, the last": Case(request("GET", "/v2/x", headers={"Connection": "close"})),
+    "POST": Case(request("POST", "/v2/x", b"hello")),
+    "POST with headers": Case(_with_headers(request("POST", "/v2/x", b"hello"), MANY_HEADERS)),
+    "POST with an empty body": Case(request("POST", "/v2/x", b"")),
+    "POST without a length": Case(request("POST", "/v2/x"), False),
+    "PUT": Case(request("PUT", "/v2/x", b"\r\n\r\n")),
+    "DELETE without a length": Case(request("DELETE", "/v2/x"), False),
+    "server metadata": Case(request("GET", "/v2"), False),
+    "trace settings": Case(request("POST", "/v2/models/m/trace", b"{}"), False),
+    "load": Case(request("POST", "/v2/repository/models/m/load", b"{}"), False),
+    "a target with a fragment": Case(request("POST", "/v2/x#y", b"hello"), False),
+    "a target without a path": Case(request("OPTIONS", "*"), False),
+    "HTTP/1.0": Case(request("GET", "/v2/x").replace(b"/1.1", b"/1.0"), False),
+    "a large head": Case(request("GET", "/v2/x", headers={"X": "x" * 2048}), False),
 }
 
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=REQUESTS)
-async def test_request_is_the_same_on_both_paths(ways: Ways, asked: Asked) -> None:
-    turn = Turn([binary_response(bytes(8), FLOATS.tobytes())])
-    await ways.both(asked.data, turn, asked.settings, straight=asked.straight)
+async def test_request_is_the_same_on_both_paths(both_paths: BothPaths, asked: Case) -> None:
+    step = ServerScript([binary_response(bytes(8), FLOATS.tobytes())])
+    await both_paths.both(asked.data, step, asked.settings, fast_path=asked.fast_path)
 
 
-# ---------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------------------------- responses
 
 
 def _typed(datatype: str, data: bytes, count: int) -> bytes:
-    """Write an answer of one output of a datatype."""
+    """Return a response with one output of a datatype."""
     output = {
         "name": "OUT0",
         "shape": [count],
@@ -383,7 +388,7 @@ def _typed(datatype: str, data: bytes, count: int) -> bytes:
     return http_response(header + data, {HEADER_LENGTH: str(len(header))})
 
 
-def _lying(**headers: str) -> bytes:
+def _inconsistent(**headers: str) -> bytes:
     return http_response(binary_response_header(8) + bytes(8), headers)
 
 
@@ -397,76 +402,96 @@ ANSWER_HEADERS = (
     b"Keep-Alive: timeout=5\r\nX-Latin: caf\xe9\r\nUpgrade: h2c\r\n"
 )
 
-TURNS = {
-    "tensors": Turn([binary_response(FLOATS.tobytes())]),
-    "two tensors": Turn([binary_response(bytes(4), bytes(range(8)))]),
-    "NaN": Turn([binary_response(np.array([1, np.nan, np.inf, -np.inf], "<f4").tobytes())]),
-    "INT64": Turn([_typed("INT64", np.array([1, -(2**63)], "<i8").tobytes(), 2)]),
-    "FP16": Turn([_typed("FP16", np.array([1.5, 65504], "<f2").tobytes(), 2)]),
-    "BF16": Turn([_typed("BF16", b"\x80\x3f\xc0\x3f", 2)]),
-    "BOOL": Turn([_typed("BOOL", b"\1\0", 2)]),
-    "BYTES": Turn([_typed("BYTES", b"\2\0\0\0\xc3\xa9", 1)]),
-    "BYTES that are no text": Turn([_typed("BYTES", b"\1\0\0\0\xff", 1)]),
-    "empty outputs": Turn([http_response(EMPTY)]),
-    "empty outputs with a length": Turn([http_response(EMPTY, {HEADER_LENGTH: str(len(EMPTY))})]),
-    "JSON": Turn([http_response(b'{"outputs": [{"name":"O","shape":[1],"data":[ 1.50 ]}]}')]),
-    "no JSON": Turn([http_response(b"<html>", {"Content-Type": "text/html"})]),
-    "nothing": Turn([http_response(b"")]),
-    "compressed": Turn([http_response(b"\x1f\x8b", {"Content-Encoding": "gzip"})]),
-    "headers": Turn([_with_headers(http_response(b"{}"), ANSWER_HEADERS)]),
-    "tensors with headers": Turn([_with_headers(binary_response(bytes(4)), ANSWER_HEADERS)]),
-    "a Date of its own": Turn([http_response(b"{}", {"Date": "then"})]),
-    "no reason": Turn([http_response(b"{}").replace(b"200 OK", b"200 ")]),
-    "an unknown status": Turn([http_response(b"{}", status="799 So So")]),
-    "201": Turn([http_response(WITH_TENSORS, SIZED, "201 Made")]),
-    "204": Turn([message("HTTP/1.1 204 No Content")]),
-    "204 with a length": Turn([message("HTTP/1.1 204 No Content", {"Content-Length": "5"})]),
-    "302": Turn([http_response(b"", {"Location": "/else"}, "302 Found")]),
-    "304": Turn([message("HTTP/1.1 304 Not Modified", {"ETag": '"x"'})]),
-    "304 with a length": Turn([message("HTTP/1.1 304 Not Modified", {"Content-Length": "5"})]),
-    "400": Turn([http_response(b'{"error":"no"}', status="400 Bad Request")]),
-    "404": Turn([http_response(b"no such model", {"Content-Type": "text/x"}, "404 Not Here")]),
-    "500": Turn([http_response(WITH_TENSORS, SIZED, "500 Oh")]),
-    "503 and closes": Turn([http_response(b"", {"Connection": "close"}, "503 Busy")], "closes"),
-    "the last": Turn([http_response(b"{}", {"Connection": "close"})], "closes"),
-    "closes behind it": Turn([http_response(b"{}")], "closes"),
-    "HTTP/1.0": Turn([http_response(b"{}").replace(b"/1.1", b"/1.0")], "closes"),
-    "a length that is no number": Turn([_lying(**{HEADER_LENGTH: "x"})]),
-    "a length above the cap": Turn([_lying(**{HEADER_LENGTH: "9" * 12})]),
-    "a length beyond the body": Turn([_lying(**{HEADER_LENGTH: "999"})]),
-    "a length into the tensors": Turn(
-        [_lying(**{HEADER_LENGTH: str(len(binary_response_header(8)) + 1)})]
+SERVER_SCRIPTS = {
+    "tensors": ServerScript([binary_response(FLOATS.tobytes())]),
+    "two tensors": ServerScript([binary_response(bytes(4), bytes(range(8)))]),
+    "NaN": ServerScript([binary_response(np.array([1, np.nan, np.inf, -np.inf], "<f4").tobytes())]),
+    "INT64": ServerScript([_typed("INT64", np.array([1, -(2**63)], "<i8").tobytes(), 2)]),
+    "FP16": ServerScript([_typed("FP16", np.array([1.5, 65504], "<f2").tobytes(), 2)]),
+    "BF16": ServerScript([_typed("BF16", b"\x80\x3f\xc0\x3f", 2)]),
+    "BOOL": ServerScript([_typed("BOOL", b"\1\0", 2)]),
+    "BYTES": ServerScript([_typed("BYTES", b"\2\0\0\0\xc3\xa9", 1)]),
+    "BYTES that are no text": ServerScript([_typed("BYTES", b"\1\0\0\0\xff", 1)]),
+    "empty outputs": ServerScript([http_response(EMPTY)]),
+    "empty outputs with a length": ServerScript(
+        [http_response(EMPTY, {HEADER_LENGTH: str(len(EMPTY))})]
     ),
-    "tensors too short": Turn([http_response(WITH_TENSORS[:-1], SIZED)]),
-    "tensors too long": Turn([http_response(WITH_TENSORS + b"x", SIZED)]),
-    "chunked": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunked(b'{"a":', b"1}"))]),
-    "chunked tensors": Turn(
+    "JSON": ServerScript(
+        [http_response(b'{"outputs": [{"name":"O","shape":[1],"data":[ 1.50 ]}]}')]
+    ),
+    "no JSON": ServerScript([http_response(b"<html>", {"Content-Type": "text/html"})]),
+    "nothing": ServerScript([http_response(b"")]),
+    "compressed": ServerScript([http_response(b"\x1f\x8b", {"Content-Encoding": "gzip"})]),
+    "headers": ServerScript([_with_headers(http_response(b"{}"), ANSWER_HEADERS)]),
+    "tensors with headers": ServerScript(
+        [_with_headers(binary_response(bytes(4)), ANSWER_HEADERS)]
+    ),
+    "a Date of its own": ServerScript([http_response(b"{}", {"Date": "then"})]),
+    "no reason": ServerScript([http_response(b"{}").replace(b"200 OK", b"200 ")]),
+    "an unknown status": ServerScript([http_response(b"{}", status="799 So So")]),
+    "201": ServerScript([http_response(WITH_TENSORS, SIZED, "201 Made")]),
+    "204": ServerScript([message("HTTP/1.1 204 No Content")]),
+    "204 with a length": ServerScript(
+        [message("HTTP/1.1 204 No Content", {"Content-Length": "5"})]
+    ),
+    "302": ServerScript([http_response(b"", {"Location": "/else"}, "302 Found")]),
+    "304": ServerScript([message("HTTP/1.1 304 Not Modified", {"ETag": '"x"'})]),
+    "304 with a length": ServerScript(
+        [message("HTTP/1.1 304 Not Modified", {"Content-Length": "5"})]
+    ),
+    "400": ServerScript([http_response(b'{"error":"no"}', status="400 Bad Request")]),
+    "404": ServerScript(
+        [http_response(b"no such model", {"Content-Type": "text/x"}, "404 Not Here")]
+    ),
+    "500": ServerScript([http_response(WITH_TENSORS, SIZED, "500 Oh")]),
+    "503 and closes": ServerScript(
+        [http_response(b"", {"Connection": "close"}, "503 Busy")], "closes"
+    ),
+    "the last": ServerScript([http_response(b"{}", {"Connection": "close"})], "closes"),
+    "closes behind it": ServerScript([http_response(b"{}")], "closes"),
+    "HTTP/1.0": ServerScript([http_response(b"{}").replace(b"/1.1", b"/1.0")], "closes"),
+    "a length that is no number": ServerScript([_inconsistent(**{HEADER_LENGTH: "x"})]),
+    "a length above the cap": ServerScript([_inconsistent(**{HEADER_LENGTH: "9" * 12})]),
+    "a length beyond the body": ServerScript([_inconsistent(**{HEADER_LENGTH: "999"})]),
+    "a length into the tensors": ServerScript(
+        [_inconsistent(**{HEADER_LENGTH: str(len(binary_response_header(8)) + 1)})]
+    ),
+    "tensors too short": ServerScript([http_response(WITH_TENSORS[:-1], SIZED)]),
+    "tensors too long": ServerScript([http_response(WITH_TENSORS + b"x", SIZED)]),
+    "chunked": ServerScript([message("HTTP/1.1 200 OK", CHUNKED, chunked(b'{"a":', b"1}"))]),
+    "chunked tensors": ServerScript(
         [message("HTTP/1.1 200 OK", {**CHUNKED, **SIZED}, chunked(WITH_TENSORS))]
     ),
-    "chunks one by one": Turn(
+    "chunks one by one": ServerScript(
         [message("HTTP/1.1 200 OK", CHUNKED), chunk(b"a"), chunk(b"b"), chunk(b"")]
     ),
-    "a chunked error": Turn([message("HTTP/1.1 500 Oh", CHUNKED, chunked(b"no"))]),
-    "chunked and empty": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunked())]),
-    "a broken chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a") + b"what\r\n")]),
-    "until close": Turn([message("HTTP/1.1 200 OK", {}, b"{}")], "closes"),
-    "until close, and empty": Turn([message("HTTP/1.1 200 OK")], "closes"),
-    "tensors until close": Turn([message("HTTP/1.1 200 OK", SIZED, WITH_TENSORS)], "closes"),
-    "an error until close": Turn([message("HTTP/1.1 404 No", {}, b"no")], "closes"),
-    "a large body": Turn([http_response(b"x" * 70_000)]),
-    "many tensors": Turn([binary_response(bytes(40_000), bytes(40_000))]),
-    "a large head": Turn([binary_response(bytes(4), headers={"X": "x" * 2048})]),
-    "an interim answer": Turn([INTERIM + http_response(b"{}")]),
-    "an interim answer before it": Turn([INTERIM, binary_response(bytes(4))]),
-    "more than an answer": Turn([http_response(b"{}") * 2]),
-    "101": Turn([message("HTTP/1.1 101 Switching Protocols")]),
-    "no HTTP": Turn([b"what?\r\n\r\n"]),
-    "no answer": Turn([], "closes"),
-    "half a head": Turn([b"HTTP/1.1 200 OK\r\nX:"], "closes"),
-    "half a body": Turn([http_response(b"abc")[:-1]], "closes"),
-    "half of the tensors": Turn([binary_response(bytes(8))[:-4]], "closes"),
-    "half of many tensors": Turn([binary_response(bytes(80_000))[:-4]], "closes"),
-    "half of a chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"abc")[:-3])], "closes"),
+    "a chunked error": ServerScript([message("HTTP/1.1 500 Oh", CHUNKED, chunked(b"no"))]),
+    "chunked and empty": ServerScript([message("HTTP/1.1 200 OK", CHUNKED, chunked())]),
+    "a broken chunk": ServerScript(
+        [message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a") + b"what\r\n")]
+    ),
+    "until close": ServerScript([message("HTTP/1.1 200 OK", {}, b"{}")], "closes"),
+    "until close, and empty": ServerScript([message("HTTP/1.1 200 OK")], "closes"),
+    "tensors until close": ServerScript(
+        [message("HTTP/1.1 200 OK", SIZED, WITH_TENSORS)], "closes"
+    ),
+    "an error until close": ServerScript([message("HTTP/1.1 404 No", {}, b"no")], "closes"),
+    "a large body": ServerScript([http_response(b"x" * 70_000)]),
+    "many tensors": ServerScript([binary_response(bytes(40_000), bytes(40_000))]),
+    "a large head": ServerScript([binary_response(bytes(4), headers={"X": "x" * 2048})]),
+    "an interim answer": ServerScript([INTERIM + http_response(b"{}")]),
+    "an interim answer before it": ServerScript([INTERIM, binary_response(bytes(4))]),
+    "more than an answer": ServerScript([http_response(b"{}") * 2]),
+    "101": ServerScript([message("HTTP/1.1 101 Switching Protocols")]),
+    "no HTTP": ServerScript([b"what?\r\n\r\n"]),
+    "no answer": ServerScript([], "closes"),
+    "half a head": ServerScript([b"HTTP/1.1 200 OK\r\nX:"], "closes"),
+    "half a body": ServerScript([http_response(b"abc")[:-1]], "closes"),
+    "half of the tensors": ServerScript([binary_response(bytes(8))[:-4]], "closes"),
+    "half of many tensors": ServerScript([binary_response(bytes(80_000))[:-4]], "closes"),
+    "half of a chunk": ServerScript(
+        [message("HTTP/1.1 200 OK", CHUNKED, chunk(b"abc")[:-3])], "closes"
+    ),
 }
 ASKING = {
     "infer": infer_json(),
@@ -475,53 +500,63 @@ ASKING = {
 }
 
 
-@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+@pytest.mark.parametrize("step", SERVER_SCRIPTS.values(), ids=SERVER_SCRIPTS)
 @pytest.mark.parametrize("data", ASKING.values(), ids=ASKING)
-async def test_response_is_the_same_on_both_paths(ways: Ways, data: bytes, turn: Turn) -> None:
-    await ways.both(data, turn, straight=True)
+async def test_response_is_the_same_on_both_paths(
+    both_paths: BothPaths, data: bytes, step: ServerScript
+) -> None:
+    await both_paths.both(data, step, fast_path=True)
 
 
-@pytest.mark.parametrize("turn", TURNS.values(), ids=TURNS)
+@pytest.mark.parametrize("step", SERVER_SCRIPTS.values(), ids=SERVER_SCRIPTS)
 @pytest.mark.parametrize("data", [ASKING["infer"], ASKING["GET"]], ids=["infer", "GET"])
 async def test_response_of_a_route_with_compression_is_the_same_on_both_paths(
-    ways: Ways, data: bytes, turn: Turn
+    both_paths: BothPaths, data: bytes, step: ServerScript
 ) -> None:
-    """A client that does not accept it still goes straight, and is told that others might."""
+    """A client that accepts no coding still takes the fast path, and its response has Vary."""
     settings = {"route": {"compression": "gzip"}}
-    outcome = await ways.both(data, turn, settings, straight=True)
+    outcome = await both_paths.both(data, step, settings, fast_path=True)
     if outcome.body is not None:
         assert ("vary", "Accept-Encoding") in outcome.headers
     assert ("content-encoding", "gzip") not in outcome.headers or outcome.body == b"\x1f\x8b"
 
 
 @pytest.mark.parametrize("data", ASKING.values(), ids=ASKING)
-async def test_response_to_be_compressed_takes_the_streaming_path(ways: Ways, data: bytes) -> None:
+async def test_response_to_be_compressed_takes_the_streaming_path(
+    both_paths: BothPaths, data: bytes
+) -> None:
     asked = _with_headers(data, b"Accept-Encoding: gzip\r\n")
-    turn = Turn([http_response(b"x" * 2000)])
-    outcome = await ways.both(asked, turn, {"route": {"compression": "gzip"}}, straight=False)
+    step = ServerScript([http_response(b"x" * 2000)])
+    outcome = await both_paths.both(
+        asked, step, {"route": {"compression": "gzip"}}, fast_path=False
+    )
     assert ("content-encoding", "gzip") in outcome.headers
 
 
 @pytest.mark.parametrize("nonfinite", ["literal", "null", "string", "error"])
-async def test_json_policies_are_the_same_on_both_paths(ways: Ways, nonfinite: str) -> None:
+async def test_json_policies_are_the_same_on_both_paths(
+    both_paths: BothPaths, nonfinite: str
+) -> None:
     route = {"route": {"nonfinite": nonfinite}}
-    outcome = await ways.both(infer_json(), TURNS["NaN"], route, straight=True)
+    outcome = await both_paths.both(infer_json(), SERVER_SCRIPTS["NaN"], route, fast_path=True)
     assert (" 406 " in outcome.first) is (nonfinite == "error")
 
 
 @pytest.mark.parametrize("size", [2047, 2048, 2049])
 @pytest.mark.parametrize("body", [EMPTY, b"{}"])
 async def test_response_near_the_buffer_cap_is_the_same_on_both_paths(
-    ways: Ways, body: bytes, size: int
+    both_paths: BothPaths, body: bytes, size: int
 ) -> None:
-    turn = Turn([http_response(body.ljust(size))])
-    outcome = await ways.both(infer_json(), turn, {"header_bytes": 2048}, straight=True)
+    step = ServerScript([http_response(body.ljust(size))])
+    outcome = await both_paths.both(infer_json(), step, {"header_bytes": 2048}, fast_path=True)
     assert outcome.body is not None
     assert (b'"data":[]' in outcome.body) is (body is EMPTY and size <= 2048)
 
 
-async def test_reason_phrase_is_the_same_on_both_paths(ways: Ways) -> None:
-    await ways.both(infer_json(), Turn([http_response(b"{}", status="200 Fine")]), straight=True)
+async def test_reason_phrase_is_the_same_on_both_paths(both_paths: BothPaths) -> None:
+    await both_paths.both(
+        infer_json(), ServerScript([http_response(b"{}", status="200 Fine")]), fast_path=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -536,7 +571,7 @@ async def test_reason_phrase_is_the_same_on_both_paths(ways: Ways) -> None:
     ids=["tensors", "empty outputs", "an error", "an interim answer", "chunked"],
 )
 async def test_response_may_be_cut_at_every_byte(
-    ways: Ways, data: bytes, whole: bytes, fast_path_requests: list[str]
+    both_paths: BothPaths, data: bytes, whole: bytes, fast_path_requests: list[str]
 ) -> None:
     at = 0
 
@@ -544,11 +579,11 @@ async def test_response_may_be_cut_at_every_byte(
         while True:
             await connection.request()
             await connection.send(whole[:at])
-            await _let_it_arrive()
+            await _wait_for_arrival()
             await connection.send(whole[at:])
 
     async with ScriptedServer(script) as server:
-        expected = await ways.ordinary(data, server, {})
+        expected = await both_paths.streaming_path(data, server, {})
         async with gateway_client(server.url) as client:
             await client.ask(data)
             fast_path_requests.clear()
@@ -562,16 +597,16 @@ async def test_response_may_be_cut_at_every_byte(
             assert len(fast_path_requests) == len(whole) - 1
 
 
-# ---------------------------------------------------------------------------------- in time
+# ----------------------------------------------------------------------------------------- timeouts
 
-SHORT = 1.0  # in which half of an answer can come, however busy the machine is
+SHORT = 1.0  # enough for half a response on a busy machine
 STALLS = {
-    "silent": Turn([], "hangs"),
-    "half a head": Turn([INTERIM + b"HTTP/1.1 200 OK\r\nX:"], "hangs"),
-    "half a body": Turn([http_response(b"abc")[:-1]], "hangs"),
-    "half of the tensors": Turn([binary_response(bytes(8))[:-4]], "hangs"),
-    "half of many tensors": Turn([binary_response(bytes(80_000))[:-4]], "hangs"),
-    "a chunk": Turn([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a"))], "hangs"),
+    "silent": ServerScript([], "hangs"),
+    "half a head": ServerScript([INTERIM + b"HTTP/1.1 200 OK\r\nX:"], "hangs"),
+    "half a body": ServerScript([http_response(b"abc")[:-1]], "hangs"),
+    "half of the tensors": ServerScript([binary_response(bytes(8))[:-4]], "hangs"),
+    "half of many tensors": ServerScript([binary_response(bytes(80_000))[:-4]], "hangs"),
+    "a chunk": ServerScript([message("HTTP/1.1 200 OK", CHUNKED, chunk(b"a"))], "hangs"),
 }
 LIMITED = [("idle_timeout", stall) for stall in STALLS]
 LIMITED += [("request_timeout", stall) for stall in ("silent", "half a body")]
@@ -581,9 +616,9 @@ LIMITED += [("request_timeout", stall) for stall in ("silent", "half a body")]
 @pytest.mark.parametrize(("limit", "stall"), LIMITED)
 @pytest.mark.parametrize("kind", ["infer", "GET"])
 async def test_stalled_server_is_the_same_on_both_paths(
-    ways: Ways, kind: str, stall: str, limit: str
+    both_paths: BothPaths, kind: str, stall: str, limit: str
 ) -> None:
-    outcome = await ways.both(ASKING[kind], STALLS[stall], {limit: SHORT}, straight=True)
+    outcome = await both_paths.both(ASKING[kind], STALLS[stall], {limit: SHORT}, fast_path=True)
     if outcome.body is not None:
         assert " 504 " in outcome.first
         assert f"limits.{limit}".encode() in outcome.body
@@ -592,18 +627,20 @@ async def test_stalled_server_is_the_same_on_both_paths(
         assert stall not in ("silent", "half a head")
 
 
-# ---------------------------------------------------------------------------------- and beyond
+# --------------------------------------------------------------------------------- several requests
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
 @pytest.mark.parametrize("connection", ["Content-Length", "keep-alive, content-length"])
-async def test_body_is_never_taken_for_a_request(ways: Ways, method: str, connection: str) -> None:
-    """A client may not slip a request of its own making past the gateway."""
+async def test_body_is_never_taken_for_a_request(
+    both_paths: BothPaths, method: str, connection: str
+) -> None:
+    """A client must not smuggle a request past the gateway."""
     hidden = request("GET", "/v2/hidden")
     data = request(method, "/v2/x", hidden, {"Connection": connection})
     async with ScriptedServer() as server:
-        outcomes = [await ways.ordinary(data, server, {})]
-        outcomes.append((await ways.straight(data, server, {}))[0])
+        outcomes = [await both_paths.streaming_path(data, server, {})]
+        outcomes.append((await both_paths.fast_path(data, server, {}))[0])
         for outcome in outcomes:
             ((first, _, body),) = outcome.received
             assert first == f"{method} /v2/x HTTP/1.1"

@@ -1,4 +1,4 @@
-"""Requests that are not HTTP, or only just: a 4xx that says why, and no server sees them."""
+"""Requests that are invalid or unusual HTTP: a 4xx that says why, or the right request."""
 
 import asyncio
 
@@ -276,7 +276,7 @@ async def test_client_that_expects_100_continue_gets_the_error(
         await client.send(request("POST", INFER, headers={"Expect": "100-continue", **headers}))
         reply = await client.read_response()
         assert reply.status == status
-        # The client may send the body or not: only the end of the connection is clear to both.
+        # The client may send the body or not: closing the connection is the only clear end.
         assert reply.head.get("Connection") == "close"
         assert server.requests == []
 

@@ -1,4 +1,4 @@
-"""What the gateway changes of a request and of an answer, and what it leaves alone."""
+"""What the gateway changes in requests and responses, and what passes untouched."""
 
 import json
 
@@ -62,7 +62,7 @@ async def test_end_to_end_request_headers_pass(data: bytes) -> None:
         assert head.get("Authorization") == "Bearer t"
         assert head.get("Host") == "gateway"
         for name in ("User-Agent", "Accept", "Accept-Encoding"):
-            assert head.get(name) is None  # nothing that the client did not say
+            assert head.get(name) is None  # no Content-Type that the client did not send
 
 
 async def test_end_to_end_response_headers_pass() -> None:
@@ -130,7 +130,7 @@ async def test_json_request_reaches_the_server_in_binary() -> None:
         size = int(received.head.get(HEADER_LENGTH) or 0)
         assert received.head.get("Content-Type") == "application/octet-stream"
         assert received.head.get("Content-Length") == str(len(received.body))
-        assert received.head.get("Accept-Encoding") is None  # the answer is read here
+        assert received.head.get("Accept-Encoding") is None  # the gateway reads the response
         assert received.body[size:] == FLOATS.tobytes()
         fields = json.loads(received.body[:size])
         assert fields["parameters"] == {"binary_data_output": True}

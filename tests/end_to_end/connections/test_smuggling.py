@@ -1,8 +1,7 @@
-"""Requests that two readers could read differently: one within another's body is never taken up.
+"""Requests that two readers could parse differently: no request hides in a body.
 
-Each form is sent in one write and byte by byte. What is refused reaches no server, and nothing
-behind it is answered; what is accepted reaches the server as one message, in a form that can be
-read in one way only.
+Each request is sent in one write and byte by byte. A refused request reaches no server, and nothing
+behind it gets a response. An accepted request reaches the server as one unambiguous message.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 INNER = b"GET /v2/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
-"""What somebody would like to have taken for a request."""
+"""What an attacker wants to be taken for a request."""
 SIZE = len(INNER)
 
 GONE = (asyncio.IncompleteReadError, ConnectionError)
@@ -31,14 +30,14 @@ def _post(*lines: bytes, body: bytes = b"", target: bytes = b"/v2/x") -> bytes:
 
 
 def _get(*lines: bytes, first: bytes = b"GET /v2/x HTTP/1.1") -> bytes:
-    """Write a request behind which another one stands, whatever becomes of the first."""
+    """Return a request with another one behind it."""
     return b"\r\n".join((first, b"Host: x", *lines, b"", INNER))
 
 
 def _both(length: bytes, coding: bytes) -> dict[str, bytes]:
-    """Give a length and a coding in either order, with the inner request behind an empty body.
+    """Return requests with a length and a coding in either order, and another one behind them.
 
-    Who goes by the length sees a body that holds it; who goes by the coding, a request of its own.
+    A reader of the length sees a body that contains it; a reader of the coding sees two requests.
     """
     body = b"0\r\n\r\n" + INNER
     sized = length.replace(b"N", b"%d" % len(body))
@@ -49,7 +48,7 @@ def _both(length: bytes, coding: bytes) -> dict[str, bytes]:
     }
 
 
-# What obscures a coding, so that one reader knows it and another does not.
+# Spellings of a coding that one reader knows and another does not.
 CODINGS = [
     *(b"Transfer-Encoding: chunked", b"Transfer-Encoding : chunked"),
     *(b"Transfer-Encoding\t: chunked", b" Transfer-Encoding: chunked"),
@@ -211,7 +210,7 @@ REFUSED = {
 
 
 async def _send(client: RawClient, data: bytes, way: str) -> None:
-    with suppress(ConnectionError):  # the gateway may have had enough
+    with suppress(ConnectionError):  # the gateway may have closed the connection
         if way == "whole":
             await client.send(data)
         else:
@@ -219,7 +218,7 @@ async def _send(client: RawClient, data: bytes, way: str) -> None:
 
 
 async def _replies(client: RawClient) -> list[ReceivedResponse]:
-    """Read all answers up to the end of the connection."""
+    """Read all responses up to the end of the connection."""
     replies = []
     with suppress(*GONE):
         while True:
@@ -246,7 +245,7 @@ class Accepted:
     first: str = "POST /v2/x HTTP/1.1"
     body: bytes = INNER
     headers: tuple[tuple[str, str | None], ...] = ()
-    """Of the server's headers, those that matter; None for one that is not there."""
+    """The relevant headers at the server; None for a missing one."""
 
 
 CHUNKED = (("transfer-encoding", "chunked"), ("content-length", None))
@@ -342,7 +341,7 @@ ACCEPTED = {
 @pytest.mark.parametrize("case", ACCEPTED.values(), ids=ACCEPTED)
 async def test_accepted_request_is_one_request(case: Accepted, way: str) -> None:
     async with ScriptedServer() as server, gateway_client(server.url) as client:
-        # With a connection to the server and without one: the straight way and the ordinary one.
+        # With an idle connection and without one: the fast path and the streaming path.
         for number in range(2):
             await _send(client, case.data, way)
             reply = await client.read_response()
@@ -354,7 +353,7 @@ async def test_accepted_request_is_one_request(case: Accepted, way: str) -> None
             assert (received.head.first, received.body) == (case.first, case.body)
             for name, value in case.headers:
                 assert received.head.get(name) == value
-        # The next answer is to what is really asked next.
+        # The next response is to the request that really comes next.
         assert (await client.call("GET", "/v2/next")).status == 200
         assert server.requests[-1].head.target == "/v2/next"
         assert len(server.requests) == 3
@@ -386,7 +385,7 @@ async def test_bytes_after_a_huge_chunk_size_belong_to_the_chunk(size: bytes) ->
             while piece := await read_chunk(connection.reader):
                 received += piece
 
-    upstream = {"dialect": "kserve"}  # which gets chunks as they come
+    upstream = {"dialect": "kserve"}  # the server gets chunks as they arrive
     async with (
         ScriptedServer(script) as server,
         gateway_client(server.url, upstream=upstream) as client,
@@ -397,7 +396,7 @@ async def test_bytes_after_a_huge_chunk_size_belong_to_the_chunk(size: bytes) ->
 
 
 async def test_ambiguous_request_after_a_valid_one_is_refused() -> None:
-    """The first is answered, and what cannot be read ends the connection."""
+    """The first request gets a response; the ambiguous one ends the connection."""
     for data in REFUSED.values():
         async with ScriptedServer() as server, gateway_client(server.url) as client:
             await client.send(_sized() + data)

@@ -1,4 +1,4 @@
-"""Bodies flow in both directions, and no faster than whoever reads them."""
+"""Bodies stream in both directions, no faster than they are read."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer, ne
 
 MIB = 2**20
 
-# What the system and the event loops hold on the way, for both connections, at the most.
+# What the kernel and the event loops may buffer for both connections.
 ON_THE_WAY = 80 * MIB
 MUCH_MORE = 100 * MIB
 
@@ -80,7 +80,7 @@ async def test_json_starts_before_the_binary_answer_is_complete() -> None:
 
 
 async def _knows_a_model(connection: Connection) -> bytes:
-    """Answer what the gateway asks of a model; give the infer request's head and first bytes."""
+    """Serve model metadata; return the infer request's head and first bytes."""
     while (head := await connection.head()).target in ("/v2/models/m", "/v2/models/m/config"):
         await connection.send(http_response(metadata(-1)))
     return await connection.reader.readexactly(int(head.get(HEADER_LENGTH) or 0) + 8)
@@ -88,7 +88,7 @@ async def _knows_a_model(connection: Connection) -> bytes:
 
 @pytest.mark.parametrize("form", ["forward", "binary", "raw"])
 async def test_body_reaches_the_server_before_it_is_complete(form: str) -> None:
-    body = bytes(range(256)) * 400  # a small one is sent when it is complete
+    body = bytes(range(256)) * 400  # a small request is sent when it is complete
     data = {
         "forward": request("POST", "/v2/x", body),
         "binary": infer_binary(binary_header(len(body)), body),
@@ -123,7 +123,7 @@ async def test_json_request_reaches_the_server_when_complete() -> None:
 
 
 class _Flow:
-    """Counts what one end hands over, until the other lets it stand."""
+    """Counts what one end sends until the other stops reading."""
 
     def __init__(self) -> None:
         self.sent = 0
@@ -161,7 +161,7 @@ async def test_server_is_paused_while_the_client_does_not_read(data: bytes) -> N
         await client.head()
         await flow.until_it_stands()
         assert 0 < flow.sent < ON_THE_WAY
-        # It goes on as soon as the client does.
+        # It resumes as soon as the client does.
         stood = flow.sent
         await client.reader.readexactly(8 * MIB)
         await flow.until_it_stands()
@@ -232,7 +232,7 @@ async def test_server_that_pauses_misses_nothing() -> None:
 
 
 async def test_both_directions_stream_at_once() -> None:
-    """The server answers while it reads, as a model that works on a stream may."""
+    """The server responds while it reads, as a streaming model may."""
     size = 12 * MIB
 
     async def script(connection: Connection) -> None:

@@ -46,10 +46,10 @@ async def _client(url: str, **tls: object) -> AsyncIterator[RawClient]:
         yield client
 
 
-async def _infer_both_ways(client: RawClient, server: ScriptedServer, straight: list[str]) -> None:
+async def _infer_both_ways(client: RawClient, server: ScriptedServer, fast_path: list[str]) -> None:
     data = infer_json()
     for number, parts in enumerate(([data[:-9], data[-9:]], [data])):
-        assert straight == []
+        assert fast_path == []
         await client.send(*parts)
         reply = await client.read_response()
         assert reply.status == 200
@@ -57,12 +57,12 @@ async def _infer_both_ways(client: RawClient, server: ScriptedServer, straight: 
         received = server.requests[number]
         assert received.body.endswith(FLOATS.tobytes())
         assert received.head.get(HEADER_LENGTH) is not None
-    assert straight == [INFER]
+    assert fast_path == [INFER]
     assert len(server.connections) == 1
 
 
 async def _infer_large(client: RawClient, server: ScriptedServer) -> None:
-    """Send what neither comes nor goes in one piece."""
+    """Send a request that neither arrives nor leaves in one piece."""
     values = np.arange(100_000, dtype="<f4")
     reply = await client.ask(infer_json(json_request(*values.tolist())))
     assert reply.status == 200
@@ -80,7 +80,7 @@ async def test_json_infer_over_https(tmp_path: Path, fast_path_requests: list[st
         async with _client(server.url, **tls) as client:
             await _infer_both_ways(client, server, fast_path_requests)
             await _infer_large(client, server)
-        # Who says nothing of TLS trusts whom the system trusts.
+        # Without TLS settings, the certificates of the system are trusted.
         async with _client(server.url) as client:
             reply = await client.ask(infer_json())
             assert reply.status == 503

@@ -1,4 +1,4 @@
-"""Infer requests that break the protocol: a 400 that names the culprit, and no server sees them."""
+"""Invalid infer requests: a 400 that names the invalid element, and no server sees them."""
 
 import asyncio
 import json
@@ -209,7 +209,7 @@ async def test_request_shorter_than_its_length_reaches_no_server() -> None:
 
 
 def _metadata_server(document: bytes, config: bytes | None = None) -> ScriptedServer:
-    """Make a server of a model with this metadata, which accepts every request."""
+    """Return a server with a model of this metadata that accepts every request."""
 
     async def script(connection: Connection) -> None:
         while True:

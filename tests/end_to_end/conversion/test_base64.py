@@ -22,7 +22,7 @@ def pack(*elements: bytes) -> bytes:
 
 
 async def echoing(connection: Connection) -> None:
-    """Answer with the BYTES that came, or with one that is no text."""
+    """Respond with the received BYTES, or with bytes that are not UTF-8."""
     while True:
         received = await connection.request()
         size = int(received.head.get(HEADER_LENGTH) or 0)
@@ -41,7 +41,7 @@ async def echoing(connection: Connection) -> None:
 
 
 def body(data: list[Any], datatype: str = "BYTES", **parameters: object) -> bytes:
-    """Write a request of one input; ``parameters`` are those of its output."""
+    """Return a request with one input; ``parameters`` are those of its output."""
     entry: dict[str, Any] = {"name": "IN", "shape": [len(data)], "datatype": datatype}
     if datatype == "BYTES":
         entry["parameters"] = BASE64
@@ -81,7 +81,7 @@ async def test_base64_round_trip(elements: list[bytes]) -> None:
 
 
 async def test_base64_output_of_a_request_with_numbers(fast_path_requests: list[str]) -> None:
-    """A request that could go straight, but for what it wants of the answer."""
+    """A request that only its requested output keeps from the fast path."""
     async with ScriptedServer(echoing) as server, gateway_client(server.url) as client:
         for _ in range(3):
             output = await output_of(
@@ -90,7 +90,7 @@ async def test_base64_output_of_a_request_with_numbers(fast_path_requests: list[
             assert output["data"] == ["//4="]
             assert output["parameters"] == BASE64
         assert fast_path_requests == []
-        # Without the wish, the same request is answered as the route's policy has it.
+        # Without the parameter, the response follows the route's policy.
         reply = await client.call("POST", INFER, body([1.5, 2], "FP32"))
         assert reply.status == 406
         assert "content_type base64" in reply.error
@@ -123,7 +123,7 @@ async def test_text_of_a_server_becomes_base64(
         ScriptedServer(script) as server,
         gateway_client(server.url, upstream=upstream, route=route) as client,
     ):
-        for _ in range(2):  # the second one on a connection that is kept
+        for _ in range(2):  # the second one on the kept connection
             output = await output_of(client, request("POST", INFER, body([1.5], "FP32")))
             assert (output["data"], output["parameters"]) == (["YWJjZA=="], BASE64)
         assert fast_path_requests == [INFER]

@@ -1,4 +1,4 @@
-"""Header lengths in the content type, over real connections."""
+"""Header lengths in the Content-Type, over real connections."""
 
 import pytest
 
@@ -27,9 +27,9 @@ ANSWER_SIZE = len(binary_response_header(12))
 async def test_header_length_in_the_content_type_works_sized_and_chunked(tensor: bytes) -> None:
     header = binary_header(len(tensor), binary_output=True)
     types = {"Content-Type": f'{SAGEMAKER}; json-header-size="{len(header)}"'}
-    answer = binary_response(tensor)
+    response = binary_response(tensor)
     async with (
-        ScriptedServer(always_respond(answer)) as server,
+        ScriptedServer(always_respond(response)) as server,
         gateway_client(server.url) as client,
     ):
         sized = request("POST", INFER, header + tensor, types)
@@ -59,7 +59,7 @@ async def test_request_with_a_cloud_type_is_not_taken_for_plain_json(
             reply = await client.call("POST", INFER, BODY, TYPE)
             assert reply.status == 200
             assert reply.body[ANSWER_SIZE:] == FLOATS.tobytes()
-        # A type of which all that follows is JSON, too, is for its answer's sake.
+        # A type whose size covers the whole JSON body only selects the response type.
         body = json_request()[:-1] + b',"parameters":{"binary_data_output":true}}'
         reply = await client.call("POST", INFER, body, {"Content-Type": SAGEMAKER})
         assert reply.head.get("Content-Type") == f"{SAGEMAKER};json-header-size={ANSWER_SIZE}"
@@ -75,7 +75,7 @@ async def test_invalid_cloud_type_keeps_the_connection_open() -> None:
             reply = await client.call("POST", INFER, BODY, {"Content-Type": value})
             assert reply.status == 400
             assert "Content-Type" in reply.error
-        # Where there are two types it is refused, be all of it JSON.
+        # Two types are refused, even if the whole body is JSON.
         for body in (BODY, json_request()):
             twice = request("POST", INFER, body, TYPE)
             twice = twice.replace(b"\r\n", b"\r\nContent-Type: a/b\r\n", 1)

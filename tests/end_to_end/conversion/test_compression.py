@@ -1,4 +1,4 @@
-"""Compressed requests and answers over real sockets."""
+"""Compressed requests and responses over real sockets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEADER = binary_header(FLOATS.nbytes)
 
 
 async def model(connection: Connection) -> None:
-    """Answer as a server does that has a model."""
+    """Respond as a server with a model."""
     while True:
         target = (await connection.request()).head.target
         if target == INFER:
@@ -45,7 +45,7 @@ async def model(connection: Connection) -> None:
             await connection.send(http_response(metadata(-1)))
 
 
-# ------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 FORMS: dict[str, tuple[dict[str, str], bytes]] = {
     "JSON": ({}, json_request()),
@@ -106,7 +106,7 @@ async def test_invalid_compressed_body_is_refused(target: str) -> None:
         status, why = await _status(client, gzip.compress(b"") * 50_000 + body, target)
         assert (status, "too many tiny members" in why) == (400, True)
         assert server.requests == []
-        # The connection goes on.
+        # The connection stays open.
         assert (await client.call("POST", target, json_request())).status == 200
 
 
@@ -135,7 +135,7 @@ async def test_unknown_content_coding_is_refused() -> None:
 # On one loop only: it waits.
 @pytest.mark.asyncio(loop_factories=["uvloop"])
 async def test_broken_compressed_body_is_refused() -> None:
-    """Whatever it is, it is answered, and not with a fault of ours."""
+    """Every request gets a response, and never a 500."""
     chance = random.Random(7)
     whole = gzip.compress(json_request(*range(30)))
     async with ScriptedServer(model) as server, gateway_client(server.url) as client:
@@ -161,7 +161,7 @@ async def test_compressed_request_may_be_cut_at_every_byte() -> None:
         assert len({received.body for received in server.requests}) == 1
 
 
-# ------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------------------------- responses
 
 
 def _plain(reply: ReceivedResponse) -> bytes:
@@ -261,7 +261,7 @@ async def test_slow_chunks_are_passed_on_at_once() -> None:
         assert (await client.head()).get("Content-Encoding") == "gzip"
         unpack = zlib.decompressobj(31)
         seen = b""
-        while not seen:  # what stands before the data comes on its own
+        while not seen:  # the JSON before the data arrives first
             seen += unpack.decompress(await client.chunk())
         assert seen == b"first"
         go_on.set()

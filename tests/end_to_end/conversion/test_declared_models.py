@@ -1,4 +1,4 @@
-"""Declared models: what requests for them may bring, and raw binary where a server is silent."""
+"""Declared models: requests must match them, and they replace missing metadata."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ FILLED = b'{"name":"m","inputs":[{"name":"X","datatype":"INT8","shape":[-1]}],"o
 
 
 class Server:
-    """A server whose answer for the metadata of any model is what the test says."""
+    """A server whose model metadata the test sets."""
 
     def __init__(self, metadata: bytes = SILENT, status: str = "200 OK") -> None:
         self._metadata = http_response(metadata, status=status)
@@ -146,13 +146,13 @@ async def test_request_must_match_the_declaration(form: Any) -> None:
             for message, entry in wrong.items():
                 reply = await client.ask(form(entry))
                 assert (reply.status, reply.error) == (400, message)
-        # What is declared is known: nothing else is asked of the server.
+        # The declaration is enough: nothing else is fetched from the server.
         assert len(running.requests) == len(server.asked) == 2
 
 
 @pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [{"IN": [1, 2]}, {"IN": [3, 4]}]])
 async def test_predict_request_must_match_the_declaration(rows: list[Any]) -> None:
-    """A server may take more than what is declared; datatypes are those that it says."""
+    """The server's own metadata decides the datatypes."""
     server = Server(b'{"name":"m","inputs":[{"name":"IN","datatype":"FP32","shape":[-1,-1]}]}')
     declared = {
         "m": {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [2, 2]}]},
@@ -181,7 +181,7 @@ async def test_valid_request_takes_the_fast_path(fast_path_requests: list[str]) 
         ScriptedServer(server.play) as running,
         gateway_client(running.url, models=MODELS) as client,
     ):
-        for rows in (1, 1, 2):  # the first one opens the connection
+        for rows in (1, 1, 2):  # the first request opens the connection
             assert (await client.ask(_json(_entry("IN", "FP32", rows, 2)))).status == 200
         assert (await client.ask(_json(_entry("IN", "FP32", 2, 9)))).status == 400
         assert fast_path_requests == [INFER] * 2

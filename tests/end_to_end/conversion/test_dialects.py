@@ -1,4 +1,4 @@
-"""Servers that tell by themselves how they speak, and what their clients get of that."""
+"""Servers whose dialect is detected, and what their clients get."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ VERSIONED = "/v2/models/m/versions/1"
 
 
 class _Server:
-    """Says of itself what it is, and answers infer requests in the form in which they come."""
+    """Identifies itself, and responds to infer requests in their own encoding."""
 
     def __init__(self, itself: dict[str, Any] | None, status: str = "200 OK") -> None:
         self.itself = itself
@@ -68,7 +68,7 @@ class _Server:
                 await connection.send(http_response(b"{}"))
 
 
-def _asked(server: ScriptedServer) -> list[str]:
+def _received(server: ScriptedServer) -> list[str]:
     return [received.head.target for received in server.requests]
 
 
@@ -105,7 +105,7 @@ async def test_detected_dialect_is_used(itself: dict[str, Any], name: str, in_bi
         assert [each.head.get(HEADER_LENGTH) is not None for each in infers] == [in_binary] * 3
         expected_type = "application/octet-stream" if in_binary else "application/json"
         assert {each.head.get("Content-Type") for each in infers} == {expected_type}
-        assert _asked(server).count("/v2") == 1
+        assert _received(server).count("/v2") == 1
 
 
 async def test_requests_wait_for_the_dialect_and_then_take_the_fast_path(
@@ -122,8 +122,8 @@ async def test_requests_wait_for_the_dialect_and_then_take_the_fast_path(
         await one.send(infer_json())
         await two.send(infer_raw(FLOATS.tobytes()))
         await until(lambda: gateway.gateway.listener.requests == 2)
-        await until(lambda: _asked(server) == ["/v2"])
-        # What needs no dialect does not wait for it.
+        await until(lambda: _received(server) == ["/v2"])
+        # A request that needs no dialect does not wait for it.
         async with gateway.client() as other:
             assert (await other.call("GET", "/v2/models/m")).status == 200
         script.go_on.set()
@@ -131,7 +131,7 @@ async def test_requests_wait_for_the_dialect_and_then_take_the_fast_path(
         assert fast_path_requests == []
         assert (await one.ask(infer_json())).status == 200
         assert fast_path_requests == [INFER]
-        assert _asked(server).count("/v2") == 1
+        assert _received(server).count("/v2") == 1
 
 
 @pytest.mark.parametrize("data", [infer_json(), infer_raw(b"1234")], ids=["JSON", "raw"])
@@ -148,7 +148,7 @@ async def test_server_that_is_down_is_a_503_without_a_dialect_too(data: bytes) -
                 reply = await client.ask(data)
                 errors.add((reply.status, reply.error))
             if dialect == "auto":
-                # Once it is there, the next request is answered.
+                # Once the server is there, the next request succeeds.
                 async with ScriptedServer(_Server(TRITON), host=HOST, port=port):
                     assert (await client.ask(infer_json())).status == 200
     ((status, error),) = errors
@@ -178,7 +178,7 @@ async def test_server_that_does_not_identify_itself_is_not_guessed(
         reply = await client.ask(infer_json())
         assert reply.status == 502
         assert f"{server.url}/v2" in reply.error
-        assert INFER not in _asked(server)
+        assert INFER not in _received(server)
         assert _dialect(gateway) is None
         assert any(f"{server.url}/v2" in message for message in caplog.messages)
 
@@ -186,7 +186,7 @@ async def test_server_that_does_not_identify_itself_is_not_guessed(
 async def test_replaced_server_is_detected_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fast_path_requests: list[str]
 ) -> None:
-    """The plans of requests that were made for the one before are not used for the other."""
+    """Plans made for the previous server are not used for the next one."""
     monkeypatch.setattr(upstreams, "_DIALECT_RETRY_INTERVAL", 0.01)
     caplog.set_level(logging.INFO)
     async with ScriptedServer(_Server(TRITON)) as server:
@@ -198,7 +198,7 @@ async def test_replaced_server_is_detected_again(
                 assert (await client.ask(infer_json())).status == 200
                 assert (await client.call("POST", f"{VERSIONED}/generate", b"{}")).status == 200
             assert fast_path_requests[-2:] == [INFER, f"{VERSIONED}/generate"]
-    straight = len(fast_path_requests)
+    fast_path = len(fast_path_requests)
     async with gateway.client() as client:
         assert (await client.ask(infer_json())).status == 503
         async with ScriptedServer(_Server(KSERVE), port=port) as other:
@@ -206,9 +206,9 @@ async def test_replaced_server_is_detected_again(
             assert (await client.call("POST", f"{VERSIONED}/generate", b"{}")).status == 501
             assert (await client.call("POST", "/v2/models/m/generate", b"{}")).status == 200
             assert other.requests[-1].head.get("Content-Type") == "application/json"
-            assert fast_path_requests[straight:] == []
+            assert fast_path_requests[fast_path:] == []
             assert (await client.ask(infer_json())).status == 200
-            assert fast_path_requests[straight:] == [INFER]
+            assert fast_path_requests[fast_path:] == [INFER]
         await gateway_.__aexit__(None, None, None)
     told = [message for message in caplog.messages if ": dialect " in message]
     assert [message.split()[3] for message in told] == ["triton:", "kserve:"]
@@ -238,7 +238,7 @@ async def test_version_is_refused_by_a_server_without_versions(
             assert error.startswith("upstream 'servers' (kserve) has no versions of models")
             assert error.endswith(f" /v2/models/m{path}")
             assert (await client.call(method, f"/v2/models/m{path}", body)).status == 200
-        assert not [target for target in _asked(server) if "versions" in target]
+        assert not [target for target in _received(server) if "versions" in target]
         assert (await client.ask(infer_json())).status == 200
         assert fast_path_requests[-1] == INFER
         assert not [target for target in fast_path_requests if "versions" in target]
@@ -262,8 +262,8 @@ async def test_outputs_are_listed_for_a_server_that_needs_it(
         for each in infers:
             fields = json.loads(each.body[: int(each.head.get(HEADER_LENGTH) or 0)])
             assert fields["outputs"] == [{"name": "OUT0", "parameters": {"binary_data": True}}]
-        assert _asked(server).count("/v2/models/m") == 1
-        assert "/v2/models/m/config" not in _asked(server)
+        assert _received(server).count("/v2/models/m") == 1
+        assert "/v2/models/m/config" not in _received(server)
         assert fast_path_requests == []
 
 
@@ -280,7 +280,7 @@ async def test_body_without_a_content_type_gets_one(dialect: str, sent: str | No
             request("POST", "/v2/models/m/generate", b"{}"),
         ):
             assert (await client.ask(data)).status == 200
-            # The same in two writes, which never goes straight.
+            # The same in two writes, which never takes the fast path.
             await client.send(data[:-1])
             await asyncio.sleep(0)
             await client.send(data[-1:])

@@ -1,4 +1,4 @@
-"""Servers that take JSON only: clients of every form get the same tensors from them."""
+"""Servers that accept only JSON: clients of every encoding get the same tensors."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def _elements(count: int) -> bytes:
 
 
 def _tensors(count: int) -> dict[str, tuple[str, bytes]]:
-    """Give inputs by name: their datatypes and bytes."""
+    """Return inputs by name: their datatypes and bytes."""
     rng = np.random.default_rng(count)
     return {
         "IN0": ("FP32", rng.standard_normal(count).astype("<f4").tobytes()),
@@ -53,7 +53,7 @@ def _values(datatype: str, data: bytes, count: int) -> list[Any]:
 
 
 def _request(count: int, binary: set[str], wanted: dict[str, bool] | bool, *, by: int = 0) -> bytes:
-    """Write a request of which some inputs are binary; `by` is the size of its chunks, if any."""
+    """Return a request with some binary inputs; `by` is the size of its chunks, if any."""
     inputs, tail = [], b""
     for name, (datatype, data) in _tensors(count).items():
         entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": [count]}
@@ -82,7 +82,7 @@ def _request(count: int, binary: set[str], wanted: dict[str, bool] | bool, *, by
 
 
 def _outputs(reply: ReceivedResponse) -> dict[str, Any]:
-    """Give what an answer holds, by name: bytes of binary outputs, values of others."""
+    """Return the outputs of a response by name: bytes of binary outputs, values of others."""
     size = int(reply.head.get(HEADER_LENGTH) or len(reply.body))
     tail = reply.body[size:]
     found: dict[str, Any] = {}
@@ -128,7 +128,7 @@ async def test_every_encoding_round_trips(
                 in_binary = wanted if isinstance(wanted, bool) else wanted[output]
                 expected = data if in_binary else _values(datatype, data, count)
                 assert outputs[output] == expected, name
-        # Large ones are never held as text, so that their length is not known.
+        # Large requests are never buffered as text, so that their length is unknown.
         (first, second) = server.requests
         assert first.body == second.body
         assert (first.head.get("Transfer-Encoding") == "chunked") is (count > 3)
@@ -271,7 +271,7 @@ async def test_stale_connection_is_retried(binary: set[str], count: int) -> None
         assert (await client.ask(_request(3, set(), False))).status == 200
         reply = await client.ask(_request(count, binary, True))
         if binary and count > 3:
-            # What came from the client is gone.
+            # The client's body was consumed.
             assert reply.status == 502
             return
         assert reply.status == 200

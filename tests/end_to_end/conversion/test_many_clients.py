@@ -1,4 +1,4 @@
-"""Many exchanges at once, in every form: each client gets its own answer and no other's."""
+"""Many calls at once, in every encoding: each client gets its own response."""
 
 import asyncio
 import json
@@ -58,10 +58,10 @@ async def test_every_client_gets_its_own_numbers_back() -> None:
     async def run(number: int) -> None:
         rng = np.random.default_rng(number)
         async with gateway.client() as client:
-            for turn in range(ROUNDS):
+            for step in range(ROUNDS):
                 size = int(rng.integers(1, 20)) * 10 ** int(rng.integers(0, 4))
                 values = rng.random(size, dtype="<f4")
-                got = await ways[(number + turn) % len(ways)](client, values)
+                got = await ways[(number + step) % len(ways)](client, values)
                 assert np.array_equal(got, values)
 
     async with DemoServer() as server, running_gateway(server.url) as gateway:
@@ -80,20 +80,20 @@ async def test_responses_out_of_order_reach_their_clients() -> None:
 
     async def run(number: int) -> None:
         async with gateway.client() as client:
-            for turn in range(ROUNDS):
-                target = f"/v2/client/{number}/{turn}"
-                reply = await client.call("POST", target, b"?" * (number + turn))
-                assert reply.body == target.encode() + b"?" * (number + turn)
+            for step in range(ROUNDS):
+                target = f"/v2/client/{number}/{step}"
+                reply = await client.call("POST", target, b"?" * (number + step))
+                assert reply.body == target.encode() + b"?" * (number + step)
 
     async with ScriptedServer(script) as server, running_gateway(server.url) as gateway:
         await asyncio.gather(*map(run, range(CLIENTS)))
 
 
-async def _stay(gateway: RunningGateway, number: int) -> None:
+async def _keep_connection(gateway: RunningGateway, number: int) -> None:
     async with gateway.client() as client:
-        for turn in range(ROUNDS):
-            reply = await client.call("GET", f"/v2/stay/{number}/{turn}")
-            assert reply.body == f"/v2/stay/{number}/{turn}".encode()
+        for step in range(ROUNDS):
+            reply = await client.call("GET", f"/v2/stay/{number}/{step}")
+            assert reply.body == f"/v2/stay/{number}/{step}".encode()
 
 
 async def _fail(gateway: RunningGateway, number: int) -> None:
@@ -104,10 +104,10 @@ async def _fail(gateway: RunningGateway, number: int) -> None:
 
 
 async def _leave(gateway: RunningGateway, number: int) -> None:
-    for turn in range(ROUNDS):
+    for step in range(ROUNDS):
         async with gateway.client() as client:
-            await client.send(request("POST", f"/v2/leave/{number}", b"xyz")[: -(turn % 3)])
-            if turn % 2:
+            await client.send(request("POST", f"/v2/leave/{number}", b"xyz")[: -(step % 3)])
+            if step % 2:
                 client.reset()
 
 
@@ -123,7 +123,7 @@ async def test_failing_and_disconnecting_clients_disturb_nobody() -> None:
     async with ScriptedServer(script) as server, running_gateway(server.url) as gateway:
         some = range(CLIENTS // 3)
         await asyncio.gather(
-            *(_stay(gateway, number) for number in some),
+            *(_keep_connection(gateway, number) for number in some),
             *(_fail(gateway, number) for number in some),
             *(_leave(gateway, number) for number in some),
         )

@@ -46,7 +46,7 @@ def _framed(body: bytes, form: str) -> bytes:
 
 
 def _server(body: bytes, form: str = "sized") -> ScriptedServer:
-    """Make a server that answers every infer request with this body, without a header length."""
+    """Return a server that responds to infer requests with this body, without a header length."""
     outputs = [{"name": f"OUT{i}", "datatype": "FP32", "shape": [-1]} for i in range(2)]
     document = {**json.loads(metadata(-1)), "outputs": outputs}
 
@@ -88,7 +88,7 @@ async def test_tensors_without_a_header_length_are_a_502(
 async def test_tensors_after_json_that_was_sent_already_end_the_connection(
     data: bytes, form: str
 ) -> None:
-    """JSON above limits.header_bytes is not held: its client has the beginning of it."""
+    """JSON above limits.header_bytes is not buffered: the client has its start already."""
     fields = json.loads(binary_response_header(8, 4))
     entry = {"name": "OUT0", "shape": [200_000], "datatype": "FP32", "data": [0] * 200_000}
     fields["outputs"][0] = entry
@@ -122,7 +122,7 @@ async def test_promised_tensors_that_are_missing_are_a_502(form: str) -> None:
 @pytest.mark.parametrize("form", ["sized", "chunked"])
 @pytest.mark.parametrize("space", [b"", b"\r\n \t", b" " * 300_000], ids=["", "few", "many"])
 async def test_empty_tensors_need_no_header_length(data: bytes, form: str, space: bytes) -> None:
-    """Triton sends none where every output is empty."""
+    """Triton sends none if every output is empty."""
     body = binary_response_header(0, 0) + space
     async with (
         _server(body, form) as server,
@@ -130,7 +130,7 @@ async def test_empty_tensors_need_no_header_length(data: bytes, form: str, space
     ):
         reply = await client.ask(data)
         if data == CLIENTS["V1"] and len(space) > 1000:
-            assert reply.status == 502  # it is more than what is held of an answer for it
+            assert reply.status == 502  # more than is buffered of a response
             return
         assert reply.status == 200
         assert reply.head.get(HEADER_LENGTH) is None

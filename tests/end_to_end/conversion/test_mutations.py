@@ -1,4 +1,4 @@
-"""Good requests with something broken by chance: whatever it is, nothing of ours breaks."""
+"""Valid messages with random mutations: the gateway never fails."""
 
 import asyncio
 import random
@@ -51,7 +51,7 @@ ANSWERS = [
 
 
 def _broken(chance: random.Random, data: bytes) -> bytes:
-    """Change, leave out, repeat or put in some bytes."""
+    """Change, drop, repeat or insert some bytes."""
     mutated = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 5))):
         at = chance.randrange(len(mutated))
@@ -62,7 +62,7 @@ def _broken(chance: random.Random, data: bytes) -> bytes:
 
 
 async def _statuses(gateway: RunningGateway, data: bytes) -> list[int]:
-    """Send a request; give the statuses of what comes back."""
+    """Send a request; return the statuses of the responses."""
     async with gateway.client() as client:
         client.send_nowait(data)
         statuses = []

@@ -1,4 +1,4 @@
-"""However a request is cut into pieces, the server gets the same, and so does the client."""
+"""Server and client get the same, however a request is cut into pieces."""
 
 import asyncio
 import json
@@ -70,7 +70,7 @@ async def _script(connection: Connection) -> None:
             await connection.send(http_response(metadata(-1)))
 
 
-async def _let_it_arrive() -> None:
+async def _wait_for_arrival() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -79,11 +79,11 @@ Outcome = tuple[int, bytes, list[bytes]]
 
 
 async def _outcome(client: RawClient, server: ScriptedServer, *parts: bytes) -> Outcome:
-    """Send a request in parts; give what the client got and what the server got."""
+    """Send a request in parts; return what the client got and what the server got."""
     seen = len(server.requests)
     for part in parts:
         await client.send(part)
-        await _let_it_arrive()
+        await _wait_for_arrival()
     reply = await client.read_response()
     infers = [r.body for r in server.requests[seen:] if r.head.target == INFER]
     return reply.status, reply.body, infers
@@ -132,7 +132,7 @@ async def test_response_may_be_cut_at_every_byte() -> None:
         while True:
             await connection.request()
             await connection.send(data[:at])
-            await _let_it_arrive()
+            await _wait_for_arrival()
             await connection.send(data[at:])
 
     length, body = CASES["mixed"]

@@ -1,4 +1,4 @@
-"""What a server would not survive, or answer as its own fault, is a 400 of the gateway's."""
+"""Requests that would crash a server, or look like its failure, are a 400 of the gateway."""
 
 import json
 from contextlib import suppress
@@ -33,7 +33,7 @@ FLAT = b'{"a":"' + b"[" * 99 + b'","b":[' + b"[]," * 99 + b"0]}"
 
 
 class Server:
-    """A server of one model, whose metadata is what the test says."""
+    """A server of one model, whose metadata the test sets."""
 
     def __init__(self, metadata: bytes, status: str = "200 OK") -> None:
         self._metadata = http_response(metadata, status=status)
@@ -78,7 +78,7 @@ def _binary(fields: dict[str, Any], *, surplus: dict[str, Any] | None = None) ->
 
 
 def _mixed(fields: dict[str, Any]) -> bytes:
-    """Ask for an output in each form."""
+    """Return requests for an output in each encoding."""
     outputs = [dict(output) for output in fields["outputs"]]
     outputs.append({"name": "MORE", "parameters": {"binary_data": True}})
     return _json({**fields, "outputs": outputs})
@@ -104,11 +104,11 @@ async def test_classification_of_strings_is_refused(form: Any) -> None:
 async def test_classification_of_numbers_passes(form: Any) -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
-        # What the model does not have is the server's to refuse; 0 asks for no classes.
+        # The server refuses outputs that the model lacks; 0 requests no classes.
         for outputs in ([("SCORES", 2)], [("SCORES", 2), ("NONE", 1)], [("LABELS", 0)]):
             assert (await client.ask(form(_fields(*outputs)))).status == 200
         assert len(server.asked) == 3
-        # Once for all of them.
+        # Fetched once for all of them.
         assert [each.head.target for each in running.requests].count("/v2/models/m") == 1
 
 
@@ -250,7 +250,7 @@ async def test_large_body_is_cut_before_it_nests_too_deep(body: bytes) -> None:
 async def test_broadcast_nested_too_deep_reaches_no_server(kind: str) -> None:
     server = Server(metadata())
     async with ScriptedServer(server.play) as one, ScriptedServer(server.play) as two:
-        # An endpoint for each, so that all of them are asked.
+        # An endpoint for each, so that all of them are queried.
         async with gateway_client(one.url, two.url, upstream={"model_discovery": True}) as client:
             reply = await client.call("POST", OTHERS[kind], DEEP)
         assert (reply.status, reply.error) == (400, TOO_DEEP)

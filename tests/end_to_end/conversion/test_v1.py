@@ -1,4 +1,4 @@
-"""V1 clients before a V2 server: what they get, whatever happens, and which rules hold for them."""
+"""V1 clients of a V2 server: their responses, their errors and their routes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOLD = b'{"predictions":[1.5,-2.0,3e+30]}'
 
 
 async def model(connection: Connection) -> None:
-    """Answer as a server does that has a model m."""
+    """Respond as a server with a model m."""
     while True:
         target = (await connection.request()).head.target
         if target == INFER:
@@ -43,13 +43,13 @@ async def model(connection: Connection) -> None:
 
 @pytest.fixture
 async def demo() -> AsyncIterator[RawClient]:
-    """A client of a gateway before the demo server."""
+    """A client of a gateway in front of the demo server."""
     async with DemoServer() as server, gateway_client(server.url) as client:
         yield client
 
 
 async def predict(client: RawClient, name: str, body: Any) -> Any:
-    """Have something predicted that is in order."""
+    """Send a valid prediction."""
     reply = await client.call("POST", f"/v1/models/{name}:predict", json.dumps(body).encode())
     assert reply.status == 200, reply.body
     assert reply.head.get("Content-Type") == "application/json"
@@ -179,7 +179,7 @@ async def test_denied_operation_is_a_403(word: str, method: str, target: str) ->
     ):
         reply = await client.call(method, target, BODY if method == "POST" else None)
         assert reply.status == 403
-        assert f"({word})" in reply.error
+        assert f"'{word}'" in reply.error
     assert not server.requests
 
 

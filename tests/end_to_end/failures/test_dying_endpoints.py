@@ -1,4 +1,4 @@
-"""Several endpoints of an upstream, of which some die."""
+"""Upstreams with several endpoints, some of which die."""
 
 import asyncio
 import json
@@ -62,15 +62,15 @@ async def test_endpoint_that_dies_on_a_reused_connection_is_retried_elsewhere() 
 
 
 async def test_one_of_three_endpoints_dies_under_load(caplog: pytest.LogCaptureFixture) -> None:
-    """No client notices: what the server had been sent had crossed its end."""
+    """No client notices: the requests crossed the end of the server."""
     count, callers = 60, 6
     names: list[str] = []
     failures: list[str] = []
 
     async def call(number: int) -> None:
         async with gateway.client() as client:
-            for turn in range(count):
-                reply = await client.ask(POST if (turn + number) % 2 else GET)
+            for step in range(count):
+                reply = await client.ask(POST if (step + number) % 2 else GET)
                 if reply.status == 200:
                     names.append(reply.json["name"])
                 else:
@@ -99,7 +99,7 @@ async def test_one_of_three_endpoints_dies_under_load(caplog: pytest.LogCaptureF
 
 
 async def test_endpoint_that_sends_invalid_http_is_ejected() -> None:
-    """What it did with a request is not known, so that its client is told; but not many are."""
+    """A client whose request may have had an effect gets an error; few clients do."""
     async with (
         ScriptedServer(always_respond(b"what?\r\n\r\n")) as bad,
         ScriptedServer(_named(b"good")) as good,

@@ -1,4 +1,4 @@
-"""A server that fails: the client is told which one, and never takes a part for the whole."""
+"""A server that fails: errors name it, and truncated responses are recognizable."""
 
 import asyncio
 import socket
@@ -56,7 +56,7 @@ async def reset_after_request(connection: Connection) -> None:
 
 
 def says(*parts: bytes) -> Script:
-    """Make a script that takes a request, sends this, and closes."""
+    """Return a script that reads a request, sends this, and closes."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -66,7 +66,7 @@ def says(*parts: bytes) -> Script:
 
 
 def says_and_waits(*parts: bytes) -> Script:
-    """Make a script that takes a request, sends this, and leaves the connection open."""
+    """Return a script that reads a request, sends this, and keeps the connection open."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -152,13 +152,13 @@ async def test_truncated_passthrough_response_is_truncated_for_the_client(
             reply = await client.read_response()
         except (ConnectionResetError, asyncio.IncompleteReadError):
             return
-        # Where it came in one piece with the fault, nothing was passed on.
+        # If the error came in one piece with the start, nothing was sent.
         assert reply.status == 502
         assert server.url in reply.error
 
 
 async def test_truncated_response_is_visible_to_an_http_1_0_client() -> None:
-    # Nothing but the end of the connection tells such a client where a body ends.
+    # Such a client knows the end of a body only by the end of the connection.
     script = CUT_SHORT["closes between chunks"]
     async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         await client.send(b"GET /v2/models/m HTTP/1.0\r\n\r\n")
@@ -259,7 +259,7 @@ async def test_inconsistent_response_is_a_502(data: bytes, form: str) -> None:
         try:
             reply = await client.read_response()
         except (ConnectionResetError, asyncio.IncompleteReadError):
-            assert form == "chunked"  # the beginning was right, and is sent
+            assert form == "chunked"  # the start was valid, and was sent
         else:
             assert reply.status == 502
             assert server.url in reply.error
@@ -369,7 +369,7 @@ async def test_endless_interim_responses_are_a_502_that_names_the_server(data: b
 
     async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         assert (await client.ask(data)).status == 200
-        reply = await client.ask(data)  # over the same connection, and so at once
+        reply = await client.ask(data)  # over the same connection, so at once
         assert reply.status == 502
         what = "sent more than 100 interim (1xx) responses to one request"
         assert reply.error == f"{server.url} {what}"
@@ -423,12 +423,12 @@ async def test_head_response_passes() -> None:
             head = await client.head()
             assert head.status == 200
             assert head.get("Content-Length") == "123"
-        # Some servers send a body all the same, which must not answer the next request.
+        # Some servers send a body anyway, which must not become the next response.
         assert len(server.connections) == 3
 
 
 async def test_error_response_to_head_has_no_body() -> None:
-    # It would be taken for the next answer.
+    # It would be taken for the next response.
     async with ScriptedServer(close_after_request) as server, gateway_client(server.url) as client:
         for _ in range(2):
             await client.send(request("HEAD", "/v2/models/m"))
@@ -476,7 +476,7 @@ async def test_response_on_an_idle_connection_is_never_taken_for_another() -> No
         while True:
             received = await connection.request()
             await connection.send(http_response(b'"%s"' % received.head.target.encode()))
-            await asyncio.sleep(0.05)  # in which the connection comes to be idle
+            await asyncio.sleep(0.05)  # until the connection is idle
             await connection.send(http_response(b'"unasked"'))
             sent.append(connection)
 
@@ -603,7 +603,7 @@ async def test_lack_of_file_descriptors_ejects_no_server() -> None:
                 assert reply.error.startswith("the gateway has no means to connect to http://")
         assert [member.ejection for member in gateway.pool.members] == [NOT_EJECTED, NOT_EJECTED]
         assert (await client.ask(GET)).body == b"fine"
-        # One server has a connection at hand now, which takes what cannot go to the other.
+        # One server has an idle connection now, which takes what cannot go to the other.
         with no_descriptors():
             assert [(await client.ask(GET)).status for _ in range(8)] == [200] * 8
         assert sorted((len(one.requests), len(other.requests))) == [0, 9]

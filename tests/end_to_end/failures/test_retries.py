@@ -1,4 +1,4 @@
-"""What fails at one server is asked of another, as far as the route allows it."""
+"""Failed requests are retried at another server, as far as the route allows."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -35,12 +35,12 @@ STREAMED = {
 
 
 async def closes(connection: Connection) -> None:
-    """Read a request, and close without an answer."""
+    """Read a request, and close without a response."""
     await connection.request()
 
 
 def _then(faulty: Script) -> Script:
-    """Make the script that answers once, and then does something else."""
+    """Return a script that responds once, and then does something else."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -55,7 +55,7 @@ FAULTS = {"unanswered": closes, "503": always_respond(UNWANTED)}
 
 
 async def _warm(client: RawClient) -> None:
-    """Have the gateway keep a connection to either server, so that it can go straight."""
+    """Give the gateway an idle connection to either server, so that it uses the fast path."""
     for _ in range(2):
         assert (await client.ask(request("GET", "/v2/warm"))).status == 200
 
@@ -136,7 +136,7 @@ async def test_retry_budget_caps_the_retries() -> None:
 
 
 async def test_all_requests_of_one_of_three_servers_may_be_retried() -> None:
-    """Also where that is more than the reserve."""
+    """Even if that is more than the minimum of the budget."""
     gone, free = asyncio.Event(), asyncio.Event()
 
     async def dies(connection: Connection) -> None:

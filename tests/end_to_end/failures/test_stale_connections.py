@@ -1,4 +1,4 @@
-"""A server that closes every connection just as it is used again is not noticed by its clients."""
+"""Clients do not notice a server that closes every idle connection as it is reused."""
 
 from tests.support.gateway import gateway_client
 from tests.support.http_messages import http_response, request
@@ -18,5 +18,5 @@ async def test_closed_idle_connection_is_not_noticed_by_clients(
             reply = await client.ask(data)
             assert (reply.status, reply.body) == (200, b"{}")
         assert len(server.connections) == len(asked)
-    # The first one found no connection.
+    # The first request found no connection.
     assert len(fast_path_requests) == len(asked) - 1

@@ -1,4 +1,4 @@
-"""Endpoints that are probed, looked up and asked for their models, under a gateway's clients."""
+"""Health checks, DNS and model discovery while a gateway serves clients."""
 
 import asyncio
 import json
@@ -27,14 +27,14 @@ def _named(name: str) -> Script:
 
 
 async def _names(gateway: RunningGateway, data: bytes = GET, count: int = 6) -> list[str]:
-    """Give who answers the next requests of one client."""
+    """Return the servers that respond to the next requests of one client."""
     async with gateway.client() as client:
         replies = [await client.ask(data) for _ in range(count)]
     return [reply.json["name"] if reply.status == 200 else reply.error for reply in replies]
 
 
-class _Well:
-    """Answers probes as it is told to, and all else with its name."""
+class HealthyServer:
+    """Responds to health checks as the test says, and to all else with its name."""
 
     def __init__(self, name: str) -> None:
         self.is_well = True
@@ -53,7 +53,7 @@ HEALTH: dict[str, Any] = {"health_check": {"interval": "10ms", "timeout": "5s"}}
 
 
 async def test_unhealthy_endpoint_gets_no_requests_until_it_recovers() -> None:
-    well, other = _Well("a"), _Well("b")
+    well, other = HealthyServer("a"), HealthyServer("b")
     async with (
         ScriptedServer(well) as a,
         ScriptedServer(other) as b,
@@ -68,7 +68,7 @@ async def test_unhealthy_endpoint_gets_no_requests_until_it_recovers() -> None:
         assert pool.any_healthy
         other.is_well = False
         await until(lambda: not pool.any_healthy)
-        # All are: an exchange may still succeed.
+        # All are ejected: a call may still succeed.
         assert set(await _names(gateway)) == {"a", "b"}
         well.is_well = True
         await until(lambda: pool.any_healthy)
@@ -126,7 +126,7 @@ async def test_dns_changes_add_and_remove_endpoints(names: NameService) -> None:
             await until(lambda: len(gateway.pool.endpoints) == 1)
             assert await _names(gateway) == ["b"] * 6
             await until(lambda: all(each.left.is_set() for each in a.connections))
-        # The Host header is the client's, as ever.
+        # The Host header is the client's, as always.
         assert {each.head.get("Host") for each in b.requests} == {"gateway"}
 
 
@@ -173,10 +173,10 @@ async def test_unresolved_name_is_used_once_it_resolves(
 
 
 async def test_new_addresses_are_health_checked(names: NameService) -> None:
-    ill = _Well("b")
+    ill = HealthyServer("b")
     ill.is_well = False
     async with (
-        ScriptedServer(_Well("a")) as a,
+        ScriptedServer(HealthyServer("a")) as a,
         ScriptedServer(ill, host="127.0.0.2", port=a.port) as b,
         running_gateway(f"http://triton:{a.port}", upstream=RESOLVE | HEALTH) as gateway,
     ):
@@ -203,7 +203,7 @@ MODEL = "add"
 
 
 async def test_requests_follow_their_model() -> None:
-    """Models are unloaded and loaded at servers, and requests find them."""
+    """Models are unloaded and loaded at servers, and requests follow."""
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(DemoServer()) for _ in range(2)]
         gateway = await stack.enter_async_context(
@@ -224,7 +224,7 @@ async def test_requests_follow_their_model() -> None:
         await until(lambda: having() == [False, True])
         statuses = [(await client.ask(metadata)).status for _ in range(10)]
         assert statuses == [200] * 10
-        # It is unloaded where it still is; then none has it, and any server says so.
+        # It is unloaded where it still is; then any server says that it is missing.
         assert (await client.ask(unload)).status == 200
         await until(lambda: having() == [False, False])
         assert (await client.ask(metadata)).status == 404

@@ -1,4 +1,4 @@
-"""A client that leaves: the server is let go at once, and nothing of the exchange remains."""
+"""Client disconnects: the server is released at once, and nothing of the call remains."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -42,7 +42,7 @@ async def resets(client: RawClient) -> None:
 
 
 async def half_closes(client: RawClient) -> None:
-    # Seen as leaving, as by most servers: nobody else would notice a client that is gone.
+    # A half-closed connection counts as a disconnect: nothing else would show it.
     client.shutdown_write()
 
 
@@ -93,7 +93,7 @@ ENDLESS_BINARY = message(
 
 
 async def endless(connection: Connection) -> None:
-    """Answer with a body that does not end."""
+    """Respond with an endless body."""
     await connection.request()
     await connection.send(ENDLESS_BINARY)
     while True:
@@ -112,11 +112,11 @@ async def test_client_disconnects_while_the_response_streams(data: bytes, leave:
         assert (await client.head()).status == 200
         await client.reader.readexactly(100_000)
         await leave(client)
-        await _until_left(await server.connection())
+        await _until_disconnect(await server.connection())
         await gateway.until_idle()
 
 
-async def _until_left(connection: Connection) -> None:
+async def _until_disconnect(connection: Connection) -> None:
     async with asyncio.timeout(5):
         await connection.left.wait()
 
@@ -137,7 +137,7 @@ async def test_client_disconnects_between_events() -> None:
         await client.head()
         assert await client.chunk() == b"data: 1\n\n"
         await client.close()
-        await _until_left(await server.connection())
+        await _until_disconnect(await server.connection())
         await gateway.until_idle()
 
 
@@ -162,7 +162,7 @@ async def test_client_disconnects_with_pipelined_requests() -> None:
     async with ScriptedServer(never_respond) as server:
         async with running_gateway(server.url) as gateway, gateway.client() as client:
             await client.send(GET * 10)
-            # An exchange is under way before the server has accepted its connection.
+            # The call starts before the server has accepted its connection.
             await until(lambda: gateway.outstanding == 1 and bool(server.connections))
             await client.close()
             await gateway.until_idle()
@@ -185,7 +185,7 @@ async def test_client_disconnects_with_a_large_response_unread() -> None:
         await client.send(GET)
         await client.head()
         client.reset()
-        await _until_left(await server.connection())
+        await _until_disconnect(await server.connection())
         await gateway.until_idle()
 
 
@@ -222,17 +222,17 @@ async def test_client_is_served_after_others_disconnected() -> None:
 
 
 async def never_reads(connection: Connection) -> None:
-    """Leave what comes where it is."""
+    """Read nothing."""
     connection.stop_reading()
     await asyncio.sleep(60)
 
 
 async def _fill(client: RawClient, gateway: RunningGateway) -> None:
-    """Send until the gateway reads no more, and all that was sent has left the client's host."""
+    """Send until the gateway stops reading, and all that was sent has left the client's host."""
     (connection,) = gateway.gateway._listener._connections
     seen = 0
     async with asyncio.timeout(20):
-        while seen < 5 or client.unsent:  # in a row: a pause may also be a short one
+        while seen < 5 or client.unsent:  # several times: a single pause may be short
             seen = seen + 1 if connection.read_flow.paused else 0
             if not seen and not client.unsent:
                 client.send_nowait(bytes(50_000))

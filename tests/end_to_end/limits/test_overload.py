@@ -1,4 +1,4 @@
-"""What comes when too much is under way waits for a while, or is turned away with 503."""
+"""Overload: requests are queued for a while, or refused with 503."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ from tests.support.inference_messages import INFER, binary_response, infer_json,
 from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
 
-# In one write it is at hand as a whole and goes straight; in two it takes a task.
-WAYS = {"straight": 10_000, "ordinary": 40}
+# In one write it takes the fast path; in two it takes a task.
+WAYS = {"fast path": 10_000, "streaming path": 40}
 
 
 def _once(free: asyncio.Event) -> Script:
-    """Make the script that answers when a test says so."""
+    """Return a script that responds when the test says so."""
 
     async def script(connection: Connection) -> None:
         while True:
@@ -42,16 +42,16 @@ async def _ask(client: RawClient, first: int) -> ReceivedResponse:
     return await client.read_response()
 
 
-def _gates(gateway: RunningGateway) -> tuple[ConcurrencyLimit, ...]:
+def _limits(gateway: RunningGateway) -> tuple[ConcurrencyLimit, ...]:
     return gateway.gateway.runtime.router.rules[0].routes[0].concurrency_limits
 
 
-def _inside(gateway: RunningGateway) -> list[int]:
-    return [concurrency_limit.active for concurrency_limit in _gates(gateway)]
+def _active_calls_per_limit(gateway: RunningGateway) -> list[int]:
+    return [concurrency_limit.active for concurrency_limit in _limits(gateway)]
 
 
 def _waiting(gateway: RunningGateway) -> int:
-    return sum(concurrency_limit.waiting for concurrency_limit in _gates(gateway))
+    return sum(concurrency_limit.queued for concurrency_limit in _limits(gateway))
 
 
 @pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
@@ -68,11 +68,13 @@ async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: i
         asyncio.TaskGroup() as tasks,
     ):
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(6)]
-        assert (await _ask(clients[0], first)).status == 200  # a connection is at hand from now on
+        assert (
+            await _ask(clients[0], first)
+        ).status == 200  # there is an idle connection from now on
         free.clear()
         asked = [tasks.create_task(_ask(client, first)) for client in clients[:5]]
         await until(lambda: _waiting(gateway) == 3)
-        assert _inside(gateway) == [2]
+        assert _active_calls_per_limit(gateway) == [2]
         reply = await _ask(clients[5], first)
         assert reply.status == 503
         assert reply.head.get("Retry-After") == "1"
@@ -84,7 +86,7 @@ async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: i
         assert [(await task).status for task in asked] == [200] * 5
         assert (await _ask(clients[5], first)).status == 200
         await gateway.until_idle()
-        assert _inside(gateway) == [0]
+        assert _active_calls_per_limit(gateway) == [0]
 
 
 async def test_queued_request_is_refused_after_the_queue_timeout() -> None:
@@ -136,7 +138,7 @@ async def test_client_disconnect_at_the_server_makes_room() -> None:
             async with gateway.client() as leaving:
                 await leaving.send(data)
                 await until(lambda: gateway.outstanding == 1)
-            await until(lambda: _inside(gateway) == [0])
+            await until(lambda: _active_calls_per_limit(gateway) == [0])
         free.set()
         assert (await other.ask(infer_json())).status == 200
 
@@ -149,7 +151,7 @@ async def test_failing_server_makes_room() -> None:
     ):
         for _ in range(3):
             assert (await client.ask(infer_json())).status == 502
-        assert _inside(gateway) == [0]
+        assert _active_calls_per_limit(gateway) == [0]
 
 
 async def test_queue_of_one_upstream_takes_no_slots_of_others() -> None:
@@ -178,11 +180,11 @@ async def test_queue_of_one_upstream_takes_no_slots_of_others() -> None:
             free.set()
             assert [(await client.read_response()).status for client in clients[1:]] == [200] * 5
             await gateway.until_idle()
-            assert _inside(gateway) == [0, 0]
+            assert _active_calls_per_limit(gateway) == [0, 0]
 
 
 def _then_busy(busy: asyncio.Event) -> Script:
-    """Make the script that answers once, and from then on that it is busy, when a test says so."""
+    """Return a script that responds once, and then with 503 when the test says so."""
 
     async def script(connection: Connection) -> None:
         await connection.request()
@@ -209,7 +211,7 @@ async def test_retried_request_keeps_its_slot(leaves: bool, fast_path_requests: 
         gateway.client() as other,
     ):
         async with gateway.client() as one:
-            for _ in range(2):  # so that either has a connection at hand
+            for _ in range(2):  # so that either has an idle connection
                 assert (await one.ask(request("GET", "/v2/warm"))).status == 200
             free.clear()
             await one.send(request("GET", "/v2/one"))
@@ -218,7 +220,7 @@ async def test_retried_request_keeps_its_slot(leaves: bool, fast_path_requests: 
             await until(lambda: _waiting(gateway) == 1)
             busy.set()
             await until(lambda: len(good.requests) == 2)
-            assert _inside(gateway) == [1]
+            assert _active_calls_per_limit(gateway) == [1]
             if not leaves:
                 free.set()
                 assert (await one.read_response()).status == 200
@@ -227,7 +229,7 @@ async def test_retried_request_keeps_its_slot(leaves: bool, fast_path_requests: 
         assert [each.head.target for each in good.requests] == ["/v2/warm", "/v2/one", "/v2/other"]
         assert "/v2/one" in fast_path_requests
         await gateway.until_idle()
-        assert _inside(gateway) == [0]
+        assert _active_calls_per_limit(gateway) == [0]
 
 
 MIB = 2**20
@@ -243,19 +245,19 @@ async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
     ):
         head = request("POST", INFER, headers={"Content-Length": str(len(body))})
         await one.send(head, body[:-100])
-        held = gateway.gateway.runtime.router.rules[0].routes[0].held
-        await until(lambda: held.total > 700_000)
+        budget = gateway.gateway.runtime.router.rules[0].routes[0].memory_budget
+        await until(lambda: budget.total > 700_000)
         reply = await other.ask(infer_json(body))
         assert reply.status == 503
         assert reply.head.get("Retry-After") == "1"
-        assert "at most 1048576 are held (limits.max_buffered_bytes)" in reply.error
-        # What is small, and what passes through, is not concerned.
+        assert "at most 1048576 bytes may be buffered (limits.max_buffered_bytes)" in reply.error
+        # Small and passthrough requests are not affected.
         assert (await other.ask(infer_json())).status == 200
         assert (await other.call("POST", "/v2/x", bytes(2 * MIB))).status == 200
         await one.send(body[-100:])
         assert (await one.read_response()).status == 200
         await gateway.until_idle()
-        assert held.total == 0
+        assert budget.total == 0
         assert (await other.ask(infer_json(body))).status == 200
 
 
@@ -303,9 +305,9 @@ async def test_responses_of_both_encodings_count() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> None:
-    """Each of them may send its next requests, but not all of them as much as one."""
+    """Each client may send requests ahead, but all together not as much as each alone."""
     free = asyncio.Event()
-    count, held = 40, 2**20
+    count, budget = 40, 2**20
 
     async def script(connection: Connection) -> None:
         while True:
@@ -316,7 +318,7 @@ async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> N
     data, next_one = request("GET", "/v2/x"), request("POST", "/v2/x", bytes(200_000))
     async with (
         ScriptedServer(script) as server,
-        running_gateway(server.url, max_buffered_bytes=held) as gateway,
+        running_gateway(server.url, max_buffered_bytes=budget) as gateway,
         AsyncExitStack() as stack,
     ):
         buffers = gateway.gateway._listener.buffers
@@ -330,8 +332,8 @@ async def test_bytes_that_clients_send_ahead_are_bounded_together(way: str) -> N
         for client in clients:
             client.send_nowait(next_one)
         await until(lambda: buffers.free < 0)
-        await asyncio.sleep(0.2)  # in which more could come
-        assert buffers.total < held + MAX_WINDOW + count * MIN_WINDOW
+        await asyncio.sleep(0.2)  # time for more to arrive
+        assert buffers.total < budget + MAX_WINDOW + count * MIN_WINDOW
         free.set()
         for client in clients:
             assert (await client.read_response()).body == b"0"
@@ -390,7 +392,7 @@ async def test_long_heads_of_responses_count(whole: bool) -> None:
     ):
         buffers = gateway.gateway._listener.buffers
         async with gateway.client() as client:
-            for _ in range(2):  # the second goes straight
+            for _ in range(2):  # the second takes the fast path
                 await client.send(request("GET", "/v2/x"))
                 await until(lambda: buffers.buffered > 50_000 * (1 + whole))
                 go_on.set()

@@ -1,4 +1,4 @@
-"""However a call ends, all that it held is free at once: nothing waits for the cyclic collector."""
+"""Every call frees its memory at once when it ends: nothing waits for the cyclic collector."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.servers.model_scripts import read_heads_only
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, never_respond
 
 SIZE = 1_200_000
-"""Bytes of a body: more than is read at once, or fits into the buffers of sockets."""
+"""Bytes of a body: more than one read, and more than socket buffers hold."""
 
 
 def _json(datatype: str, element: str, count: int) -> bytes:
@@ -94,7 +94,7 @@ JSON_RESPONSE = b'{"model_name":"m","outputs":[{"name":"OUT","datatype":"FP32","
 
 
 def after_the_metadata(script: Script) -> Script:
-    """Make the script that answers what the gateway asks of the model before."""
+    """Return the script that serves the model's metadata first."""
 
     async def answers_first(connection: Connection) -> None:
         while True:
@@ -108,14 +108,14 @@ def after_the_metadata(script: Script) -> Script:
 
 
 async def endless(connection: Connection) -> None:
-    """Answer with a body that takes long."""
+    """Respond with a slow body."""
     await connection.send(RESPONSE)
     while True:
         await connection.send(bytes(100_000))
 
 
 async def cuts(connection: Connection) -> None:
-    """Close in the midst of a response."""
+    """Close in the middle of a response."""
     await connection.send(RESPONSE, bytes(300_000))
 
 
@@ -124,7 +124,7 @@ async def closes(connection: Connection) -> None:
 
 
 async def endless_json(connection: Connection) -> None:
-    """Answer with JSON that takes long."""
+    """Respond with slow JSON."""
     await connection.request()
     await connection.send(
         message("HTTP/1.1 200 OK", {"Content-Length": str(PLENTY)}, JSON_RESPONSE)
@@ -144,10 +144,10 @@ Ending = Callable[[RawClient, bytes, RunningGateway], Awaitable[None]]
 
 
 async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **settings: Any) -> None:
-    """Check that a call of each form leaves nothing, on a connection of its own."""
+    """Check that a call of each encoding leaves nothing, on its own connection."""
     async with ScriptedServer(script) as server, running_gateway(server.url, **settings) as gateway:
         async with gateway.client() as client:
-            # What is made once, for all calls, is there already.
+            # Whatever is created once for all calls exists already.
             assert (await client.call("GET", "/v2/health/live")).status == 200
 
         async def call(data: bytes) -> None:
@@ -169,25 +169,25 @@ async def check_each(forms: dict[str, bytes], script: Script, end: Ending, **set
 
 
 async def is_answered(client: RawClient, data: bytes, _: RunningGateway) -> None:
-    """Send a request and read what comes, to the end."""
+    """Send a request and read the response to its end."""
     with suppress(ConnectionError, asyncio.IncompleteReadError):
         client.send_nowait(data)
         await client.read_response()
 
 
 async def hangs(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
-    """Send half of a request, and wait for what comes."""
+    """Send half of a request, and wait for the response."""
     await is_answered(client, data[: len(data) // 2], gateway)
 
 
 async def breaks(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
-    """Send a request with nonsense in its midst."""
+    """Send a request with garbage in the middle."""
     middle = len(data) // 2
     await is_answered(client, data[:middle] + b'{"\x00[,,}\r\n' + data[middle + 9 :], gateway)
 
 
 async def leaves_sending(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
-    """Send some of a request, then leave."""
+    """Send a part of a request, then disconnect."""
     client.send_nowait(data[: len(data) * 2 // 3])
     await until(lambda: gateway.gateway._listener._active_calls)
     await asyncio.sleep(0.02)
@@ -195,7 +195,7 @@ async def leaves_sending(client: RawClient, data: bytes, gateway: RunningGateway
 
 
 async def leaves_waiting(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
-    """Send a request, then leave before there is a response."""
+    """Send a request, then disconnect before the response."""
     client.send_nowait(data)
     await until(lambda: gateway.outstanding or not gateway.gateway._listener._active_calls)
     await asyncio.sleep(0.02)
@@ -203,7 +203,7 @@ async def leaves_waiting(client: RawClient, data: bytes, gateway: RunningGateway
 
 
 async def leaves_reading(client: RawClient, data: bytes, gateway: RunningGateway) -> None:
-    """Send a request, then leave while the response comes."""
+    """Send a request, then disconnect during the response."""
     client.send_nowait(data)
     await client.head()
     await asyncio.sleep(0.02)
@@ -290,7 +290,7 @@ async def test_client_disconnect_before_its_task_starts_frees_everything(
     def leave_and_go_on(
         client: ClientConnection, rest: Continuation, over: Callable[[], None]
     ) -> None:
-        client.transport.abort()  # the end of both connections comes in one turn of the loop
+        client.transport.abort()  # both connections end in one iteration of the event loop
         go_on(client, rest, over)
 
     monkeypatch.setattr(ClientConnection, "continue_in_task", leave_and_go_on)

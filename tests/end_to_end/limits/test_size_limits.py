@@ -1,4 +1,4 @@
-"""The caps of an exchange: a 413 that names the limit, as early as it can be known."""
+"""Size limits of a call: a 413 that names the limit, as early as possible."""
 
 import asyncio
 import json
@@ -69,7 +69,7 @@ async def test_request_bytes_may_be_used_up(target: str) -> None:
 
 
 def _padded(size: int) -> bytes:
-    """Write a request of which the JSON around the data has about this size."""
+    """Return a request whose JSON around the data has about this size."""
     return json_request()[:-1] + b',"parameters":{"x":"%s"}}' % (b"x" * size)
 
 

@@ -1,4 +1,4 @@
-"""Nobody is waited for forever; the error says for whom it was, and by which limit."""
+"""Timeouts: the error names the late side and the limit."""
 
 import asyncio
 from contextlib import suppress
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])
 
 SHORT = 0.25
 LONGER = 1.0
-"""Where something has to happen before this is over."""
+"""Seconds for what must happen before the timeout."""
 
 GET = request("GET", "/v2/models/m/stats")
 POST = request("POST", "/v2/x", bytes(10))
@@ -48,13 +48,13 @@ def _limited(limit: str, time: float = SHORT) -> dict[str, Any]:
 
 
 async def reads_and_hangs(connection: Connection) -> None:
-    """Read whole requests, and answer none."""
+    """Read whole requests, and never respond."""
     while True:
         await connection.request()
 
 
 async def knows_a_model_and_hangs(connection: Connection) -> None:
-    """Answer what the gateway asks of a model, and nothing else."""
+    """Serve model metadata, and nothing else."""
     while (await connection.request()).head.target in ("/v2/models/m", "/v2/models/m/config"):
         await connection.send(http_response(metadata(-1)))
     await never_respond(connection)
@@ -135,8 +135,8 @@ async def test_client_that_stops_sending_raw_binary_is_a_408(data: bytes) -> Non
         assert not [r for r in server.requests if r.head.target == INFER]
 
 
-async def _until_cut(client: RawClient) -> bytes:
-    """Read to the end of a connection that is reset, and give what came."""
+async def _until_reset(client: RawClient) -> bytes:
+    """Read to the end of a connection that is reset; return what arrived."""
     data = b""
     try:
         async with asyncio.timeout(5):
@@ -162,7 +162,7 @@ async def test_stalled_response_is_aborted(limit: str) -> None:
         await client.send(GET)
         assert (await client.head()).status == 200
         assert await client.chunk() == b"one"
-        assert await _until_cut(client) == b""
+        assert await _until_reset(client) == b""
         await (await server.connection()).left.wait()
 
 
@@ -181,7 +181,7 @@ async def test_stalled_binary_response_is_aborted() -> None:
     ):
         await client.send(JSON)
         assert (await client.head()).status == 200
-        assert not (await _until_cut(client)).endswith(b"0\r\n\r\n")
+        assert not (await _until_reset(client)).endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.parametrize("data", [GET, JSON], ids=["GET", "json"])
@@ -202,11 +202,11 @@ async def test_client_that_never_reads_is_dropped(data: bytes) -> None:
         assert (await client.head()).status == 200
         await gateway.until_idle()
         await (await server.connection()).left.wait()
-        assert len(await _until_cut(client)) < 30_000_000
+        assert len(await _until_reset(client)) < 30_000_000
 
 
 async def test_slow_progress_is_not_idle() -> None:
-    """Many turns of which each is shorter than the limit, and all are longer."""
+    """Many steps, each shorter than the limit, longer together."""
     pauses = 5
 
     async def script(connection: Connection) -> None:
@@ -244,7 +244,7 @@ async def test_request_timeout_counts_slow_progress() -> None:
     ):
         await client.send(GET)
         assert (await client.head()).status == 200
-        assert b"0\r\n\r\n" not in await _until_cut(client)
+        assert b"0\r\n\r\n" not in await _until_reset(client)
 
 
 @pytest.mark.parametrize(("grace", "status"), [("0s", 408), ("10s", 200)])
@@ -342,7 +342,7 @@ async def test_empty_lines_do_not_keep_a_connection_open() -> None:
 
 @pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["kept", "closed"])
 async def test_client_that_leaves_a_response_unread_is_dropped(headers: dict[str, str]) -> None:
-    """It is whole for the gateway, so that no call waits for the client any more."""
+    """The response is complete for the gateway, so that no call waits for the client."""
     size = 60_000
     async with (
         ScriptedServer(always_respond(http_response(bytes(size)))) as server,

@@ -1,4 +1,4 @@
-"""Keys, between real sockets: who is let in, who is told what, and what servers see of it."""
+"""API keys over real sockets: who is served, which errors, and what servers see."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROUTES: list[dict[str, Any]] = [
     {"match": {"model": "b"}, "auth": "team-b"},
     {"match": {"operations": ["health"]}},
 ]
-"""Of what they do not take, there is no route."""
+"""Other requests have no route."""
 
 
 async def _in_one_write(client: RawClient, data: bytes) -> ReceivedResponse:
@@ -43,14 +43,14 @@ async def _in_one_write(client: RawClient, data: bytes) -> ReceivedResponse:
 
 
 async def _in_two_writes(client: RawClient, data: bytes) -> ReceivedResponse:
-    """Send a request that is not at hand as a whole, and so takes the ordinary way."""
+    """Send a request in two writes, so that it takes the streaming path."""
     await client.send(data[:-1])
     await asyncio.sleep(0.002)
     await client.send(data[-1:])
     return await client.read_response()
 
 
-@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["straight", "ordinary"])
+@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["fast path", "streaming path"])
 def send(request: pytest.FixtureRequest) -> Send:
     way: Send = request.param
     return way
@@ -60,7 +60,7 @@ def send(request: pytest.FixtureRequest) -> Send:
 async def _gateway(
     server: ScriptedServer, folder: Path, routes: list[dict[str, Any]] = ROUTES
 ) -> AsyncIterator[RunningGateway]:
-    """Run a gateway with a connection to its server that no exchange uses."""
+    """Run a gateway with an idle connection to its server."""
     for team in "ab":
         (folder / team).write_text(f"# team {team}\nkey-of-{team}\n")
         (folder / team).chmod(0o600)
@@ -95,7 +95,7 @@ async def _client_of(server: ScriptedServer, folder: Path) -> AsyncIterator[RawC
 
 @pytest.fixture(autouse=True)
 def robots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the robots' keys in the environment."""
+    """Set the robots' keys in the environment."""
     monkeypatch.setenv("ROBOT_KEYS", "key-of-robot, another-key")
 
 
@@ -112,7 +112,7 @@ async def test_authenticated_client_is_served(
             assert (await send(client, _post("a", {"X-Kept": "1", **headers}))).status == 200
         assert len(server.requests) == 3
         for received in server.requests[1:]:
-            # A key is for the gateway: whatever takes one here does not go on to the server.
+            # A key is for the gateway: no header that holds one goes to the server.
             assert received.head.all("Authorization") == received.head.all("X-Api-Key") == []
             assert "key" not in str(received)
             assert received.head.get("X-Kept") == "1"
@@ -140,7 +140,7 @@ async def test_unauthenticated_client_gets_the_same_error_for_every_path(
         asked = [
             *(_post(model, headers) for model in ("a", "b", "unknown")),
             request("GET", "/v2/models/a", headers=headers),
-            request("GET", "/v2/models/a/config", headers=headers),  # which is denied
+            request("GET", "/v2/models/a/config", headers=headers),  # a denied operation
             request("GET", "/v2/models/unknown/config", headers=headers),
             request("GET", "/v2", headers=headers),
             request("GET", "/anything", headers=headers),
@@ -186,7 +186,7 @@ async def test_denied_operation_is_a_403_with_a_key(tmp_path: Path, send: Send) 
     async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         reply = await send(client, request("GET", "/v2/models/a/config", b"", A))
         assert reply.status == 403
-        assert reply.error == "what is asked for (config) is not served here"
+        assert reply.error == "operation 'config' is not served here"
 
 
 async def test_open_route_needs_no_key(tmp_path: Path, send: Send) -> None:
@@ -194,7 +194,7 @@ async def test_open_route_needs_no_key(tmp_path: Path, send: Send) -> None:
         for headers in ({}, A, WRONG, {"Authorization": "Basic eDp5"}):
             data = request("GET", "/v2/models/x/ready", b"x", headers)
             assert (await send(client, data)).status == 200
-            # What is shown there is not for the gateway, unless it is a key.
+            # Authorization is for the server unless it holds a key.
             shown = server.requests[-1].head.get("Authorization")
             assert shown == (None if headers == A else headers.get("Authorization"))
 
@@ -247,7 +247,7 @@ async def test_removed_key_authenticates_no_more(
         (tmp_path / "next").write_text("new-key-of-a")
         (tmp_path / "next").rename(tmp_path / "a")
         await until(lambda: any("in use from now on" in each for each in caplog.messages))
-        # The same heads, on the same connections.
+        # The same heads on the same connections, so that plans are cached.
         assert (await send(client, _post("a", A))).status == 401
         assert (await send(other, _post("a", new))).status == 200
         assert (await send(client, _post("b", B))).status == 200

@@ -1,4 +1,4 @@
-"""What servers are told of clients, and by what an exchange is found again in the log."""
+"""Forwarded headers for servers, and the request id in the log."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ async def _in_one_write(client: RawClient, data: bytes) -> None:
 
 
 async def _in_two_writes(client: RawClient, data: bytes) -> None:
-    """Send a request that is not at hand as a whole, and so takes the ordinary way."""
+    """Send a request in two writes, so that it takes the streaming path."""
     await client.send(data[:-1])
     await asyncio.sleep(0.002)
     await client.send(data[-1:])
 
 
-@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["straight", "ordinary"])
+@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["fast path", "streaming path"])
 def send(request: pytest.FixtureRequest) -> Send:
     way: Send = request.param
     return way
@@ -63,7 +63,7 @@ def send(request: pytest.FixtureRequest) -> Send:
 async def _gateway(
     server: str, listen: str = "127.0.0.1:0", **settings: Any
 ) -> AsyncIterator[RunningGateway]:
-    """Run a gateway with a connection to its server that no exchange uses."""
+    """Run a gateway with an idle connection to its server."""
     made = Settings.model_validate(
         {
             "listen": listen,
@@ -97,10 +97,10 @@ async def _model(connection: Connection) -> None:
         await connection.send(http_response(metadata(-1) if is_model and not is_infer else b"{}"))
 
 
-def _told(head: Head) -> dict[str, str]:
-    """Give what a server was told beside what the client says, each once.
+def _forwarded(head: Head) -> dict[str, str]:
+    """Return the headers that the gateway added for the server, each once.
 
-    Every gateway has a name of its own in Via; they are all one here.
+    Every gateway has its own name in Via; the names are normalized here.
     """
     told = {name: value for name in ADDED if (value := head.get(name)) is not None}
     return {name: re.sub("tensorgate-[0-9a-f]{16}", GATEWAY, told[name]) for name in told}
@@ -133,9 +133,9 @@ async def test_every_request_has_forwarded_headers(data: bytes, send: Send) -> N
         else:
             reply = await client.read_response()
             assert reply.status == 200
-            # Of what passes, a client sees no more than the server said.
+            # A client gets no more headers than the server sent.
             assert [name for name in ADDED if reply.head.all(name)] == []
-        told = _told(server.requests[-1].head)
+        told = _forwarded(server.requests[-1].head)
         assert ID.fullmatch(told.pop("X-Request-Id"))
         assert told == {
             "X-Forwarded-For": "127.0.0.1",
@@ -151,7 +151,7 @@ async def test_own_request_of_the_gateway_names_the_gateway_alone(send: Send) ->
         assert (await client.read_response()).status == 200
         asked = [each for each in server.requests if each.head.target.startswith("/v2/models/m")]
         own = {"Via": f"1.1 {GATEWAY}"}
-        assert [_told(each.head) == own for each in asked] == [True, True, False]
+        assert [_forwarded(each.head) == own for each in asked] == [True, True, False]
 
 
 CLAIMS = (
@@ -162,7 +162,7 @@ CLAIMS = (
     'Forwarded: for="[2001:db8::1]"',
     "Via: 2 front",
     "X-Request-Id: from-the-client",
-    # What is added for the server cannot be taken away as a matter of this hop.
+    # Connection cannot drop the added headers.
     "Connection: x-forwarded-for, Forwarded, via, X-Request-Id",
 )
 REPLACED = {
@@ -202,7 +202,7 @@ async def test_only_trusted_proxies_are_believed(
             await send(client, _with(data, *CLAIMS))
             assert (await client.read_response()).status == 200
             head = server.requests[-1].head
-            assert _told(head) == told
+            assert _forwarded(head) == told
             assert head.get("Forwarded") == forwarded
 
 
@@ -223,7 +223,7 @@ async def test_unix_socket_client_has_no_address(tmp_path: Path, send: Send) -> 
             await send(client, _with(request("POST", "/v2/x", b"x"), *CLAIMS))
             assert (await client.read_response()).status == 200
         plain, claiming = (each.head for each in server.requests[-2:])
-        assert "X-Forwarded-For" not in _told(plain)
+        assert "X-Forwarded-For" not in _forwarded(plain)
         assert plain.get("X-Forwarded-Proto") == "http"
         assert claiming.get("X-Forwarded-For") == "203.0.113.1, 203.0.113.2"
         assert claiming.get("Forwarded") == (
@@ -257,7 +257,7 @@ async def test_http_1_0_request_has_its_version_in_via() -> None:
     async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         await client.send(b"GET /v2/x HTTP/1.0\r\n\r\n")
         assert (await client.read_response()).status == 200
-        told = _told(server.requests[-1].head)
+        told = _forwarded(server.requests[-1].head)
         assert told["Via"] == f"1.0 {GATEWAY}"
         assert "X-Forwarded-Host" not in told
 
@@ -303,7 +303,7 @@ async def test_trace_context_headers_pass_untouched(send: Send) -> None:
             assert [line for line in sent if line in lines] == list(lines)
 
 
-# ---------------------------------------------------------------------------------- ids
+# ---------------------------------------------------------------------------------------------- ids
 
 
 async def test_resent_request_keeps_its_id(fast_path_requests: list[str]) -> None:
@@ -317,8 +317,8 @@ async def test_resent_request_keeps_its_id(fast_path_requests: list[str]) -> Non
             assert (await client.ask(infer_json())).status == 200
         _, one, two = server.requests
         assert fast_path_requests == [INFER]
-        assert _told(one.head) == _told(two.head)
-        assert len(_told(one.head)) == len(ADDED)
+        assert _forwarded(one.head) == _forwarded(two.head)
+        assert len(_forwarded(one.head)) == len(ADDED)
 
 
 async def test_retried_request_keeps_its_id(
@@ -333,7 +333,7 @@ async def test_retried_request_keeps_its_id(
     async with ScriptedServer(leaving) as first, ScriptedServer(_model) as second:
         upstreams = {"servers": {"endpoints": [first.url, second.url], "dialect": "triton"}}
         async with _gateway(first.url, upstreams=upstreams) as gateway, gateway.client() as client:
-            # Each of the two has a connection, until one is not to be had any more.
+            # Each server has a connection until one is gone.
             for _ in range(8):
                 assert (await client.ask(infer_json())).status == 200
         (crossed,) = first.connections[0].requests[1:]
@@ -343,7 +343,7 @@ async def test_retried_request_keeps_its_id(
 
 
 def _access(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Give the ids in the lines of the access log, but for the first request's."""
+    """Return the ids in the lines of the access log, except that of the first request."""
     lines = [each.getMessage() for each in caplog.records if each.name == "tensorgate.access"]
     return [line.rpartition(" ")[2] for line in lines if "/v2/warm" not in line]
 
@@ -452,8 +452,8 @@ async def test_aborted_response_is_logged_with_the_request_id(
             await client.whole_body()
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert warnings == [
-        f"request my-own: answer aborted: {server.url} closed the connection before the end of its"
-        " answer"
+        f"request my-own: response aborted: {server.url} closed the connection before the end of"
+        " its answer"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Which endpoint takes a request, on the straight way and on the ordinary one."""
+"""Which endpoint gets a request, on the fast path and the streaming path."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -10,8 +10,8 @@ from tests.support.inference_messages import binary_response, infer_json
 from tests.support.raw_client import RawClient
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
-# In one write it is at hand as a whole and goes straight; if its end comes later, it takes a task.
-WAYS = {"straight": 10_000, "ordinary": -4}
+# In one write it takes the fast path; if its end arrives later, it takes a task.
+WAYS = {"fast path": 10_000, "streaming path": -4}
 COUNT = 3
 
 
@@ -29,7 +29,7 @@ async def _servers(stack: AsyncExitStack) -> list[ScriptedServer]:
     return [await stack.enter_async_context(ScriptedServer(script)) for _ in range(COUNT)]
 
 
-# The gateway writes the second anew, with the value that the client gave.
+# The gateway rewrites the second one, with the value of the client.
 @pytest.mark.parametrize("header", ["X-User", "X-Request-Id"])
 @pytest.mark.parametrize("first", WAYS.values(), ids=WAYS)
 async def test_hash_header_keeps_a_value_on_one_endpoint(first: int, header: str) -> None:
@@ -39,13 +39,13 @@ async def test_hash_header_keeps_a_value_on_one_endpoint(first: int, header: str
         client = await stack.enter_async_context(
             gateway_client(*[server.url for server in servers], upstream=upstream)
         )
-        # So many that chance leaves no endpoint out: where a value goes hangs on the ports.
+        # So many that each endpoint gets some: the hash depends on the ports.
         users = [f"user-{number}" for number in range(60)]
         for _ in range(3):
             for user in users:
                 await _ask(client, first, user, header)
         seen = [{each.head.get(header) for each in server.requests} for server in servers]
-        assert sum(map(len, seen)) == len(users)  # nobody was at two
+        assert sum(map(len, seen)) == len(users)  # no value was at two endpoints
         assert all(seen)
 
 

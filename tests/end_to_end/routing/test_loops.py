@@ -1,4 +1,4 @@
-"""A gateway whose upstream leads back to it ends the loop; a chain of two gateways is none."""
+"""A gateway whose upstream leads back to it ends the loop; a chain of gateways is no loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _settings(listen: str, server: str, **more: Any) -> Settings:
 
 @asynccontextmanager
 async def _chain(*addresses: str, **more: Any) -> AsyncIterator[list[RunningGateway]]:
-    """Run gateways, each in front of what is at the next address."""
+    """Run gateways, each in front of the next address."""
     async with AsyncExitStack() as stack:
         yield [
             RunningGateway(await stack.enter_async_context(Gateway(_settings(own, after, **more))))
@@ -51,7 +51,7 @@ async def _chain(*addresses: str, **more: Any) -> AsyncIterator[list[RunningGate
 
 
 def _requests(caplog: pytest.LogCaptureFixture) -> int:
-    """Count the requests that gateways have answered."""
+    """Count the requests that gateways have served."""
     return sum(record.name == ACCESS for record in caplog.records)
 
 
@@ -92,7 +92,7 @@ async def test_request_to_a_gateway_in_front_of_itself_does_not_loop(
             await client.send(EVERY_WAY[name])
             assert (await client.head()).status == 508
         await gateway.until_idle()
-    # One of each is a question of the gateway's own: which dialect is it?
+    # One request of each is the gateway's own, to detect the dialect.
     assert _requests(caplog) <= 2 + 2 * (dialect == "auto")
 
 
@@ -156,7 +156,7 @@ async def test_reload_keeps_the_gateways_name_in_via() -> None:
 
 
 async def test_workers_share_one_name_in_via(tmp_path: Path) -> None:
-    """A request comes back to the other worker: that has fewer connections."""
+    """A request comes back to the other worker, which has fewer connections."""
     address = free_address()
     config = write_settings(tmp_path / "g.yaml", f"http://{address}", address, "workers: 2\n")
     async with gateway_process(config) as (process, url):

@@ -1,4 +1,4 @@
-"""A mirror behind real sockets: what it gets, and that no client notices how it does."""
+"""A mirror over real sockets: what it gets, and that no client notices it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ EVENTS = [b"data: %d\n\n" % number for number in range(3)]
 
 
 async def model(connection: Connection) -> None:
-    """Answer as a server does that has a model."""
+    """Respond as a server with a model."""
     while True:
         target = (await connection.request()).head.target
         if target == INFER:
@@ -73,7 +73,7 @@ async def mirrored(
     own: dict[str, object] | None = None,
     **limits: object,
 ) -> AsyncIterator[RunningGateway]:
-    """Run a gateway before a server, with a mirror or without; leaving it waits for no mirror."""
+    """Run a gateway with a mirror or without; closing it waits for no mirror."""
     mirror = (
         {}
         if shadow is None
@@ -89,7 +89,7 @@ async def mirrored(
             },
             "routes": [{"upstream": "server", **mirror}],
             **split_limits(limits),
-            # Else no two requests would be the same.
+            # Else no two requests would be equal.
             "request_id": False,
             "forwarded": {"headers": False, "via": False},
         }
@@ -98,25 +98,25 @@ async def mirrored(
         yield RunningGateway(gateway)
 
 
-def _under_way(gateway: RunningGateway) -> int:
+def _in_flight(gateway: RunningGateway) -> int:
     mirror = gateway.gateway.runtime.router.rules[0].mirror
     return 0 if mirror is None else mirror.in_flight
 
 
-def _held(gateway: RunningGateway) -> int:
+def _buffered_bytes(gateway: RunningGateway) -> int:
     mirror = gateway.gateway.runtime.router.rules[0].mirror
     assert mirror is not None
-    return mirror.route.held.total
+    return mirror.route.memory_budget.total
 
 
-# ------------------------------------------------------------------------------- what it gets
+# ----------------------------------------------------------------------------- what the mirror gets
 
 TENSOR = random.Random(7).randbytes(MIB)
 HEADER = binary_header(MIB)
 
 
 async def _both_get(data: bytes, *rest: bytes) -> tuple[ReceivedRequest, ReceivedRequest]:
-    """Send a request, in as many writes as there are parts; give what the two servers got."""
+    """Send a request, one write per part; return what the two servers got."""
     async with ScriptedServer(model) as server, ScriptedServer(model) as shadow:
         async with mirrored(server.url, shadow.url) as gateway:
             async with gateway.client() as client:
@@ -126,8 +126,8 @@ async def _both_get(data: bytes, *rest: bytes) -> tuple[ReceivedRequest, Receive
                     await client.send(part)
                 assert (await client.read_response()).status == 200
             await until(lambda: len(shadow.requests) == len(server.requests))
-            await until(lambda: not _under_way(gateway))
-            assert _held(gateway) == 0
+            await until(lambda: not _in_flight(gateway))
+            assert _buffered_bytes(gateway) == 0
         return server.requests[-1], shadow.requests[-1]
 
 
@@ -161,7 +161,7 @@ FORMS: dict[str, tuple[bytes, ...]] = {
 
 
 def _without_id(body: bytes) -> bytes:
-    """Leave out what is made up anew for each request that is made of one of V1."""
+    """Drop the random id of an infer request made from a V1 request."""
     return re.sub(rb'"id":"[0-9a-f-]{36}"', b'"id":""', body)
 
 
@@ -189,7 +189,7 @@ async def test_body_over_the_cap_is_not_mirrored(
             for data in (infer_binary(HEADER, TENSOR), streamed, infer_json()):
                 assert (await client.ask(data)).status == 200
             await until(lambda: shadow.requests)
-            assert _held(gateway) == 0
+            assert _buffered_bytes(gateway) == 0
         assert [each.body[-MIB:] for each in server.requests[:2]] == [TENSOR, TENSOR]
         assert [each.body for each in shadow.requests] == [server.requests[2].body]
     why = "last: its body is larger than 524288 bytes (limits.spool_bytes)"
@@ -216,20 +216,20 @@ async def test_share_of_requests_is_mirrored(
             gateway.client() as client,
         ):
             for number in range(30):
-                # All but the first are at hand as a whole, with a connection at hand, half of them.
+                # After the first, half of them take the fast path.
                 data = infer_json(json_request(number))
                 await client.send(data[:-1] if number % 2 else data)
                 if number % 2:
                     await asyncio.sleep(0.002)
                     await client.send(data[-1:])
                 assert (await client.read_response()).status == 200
-                await until(lambda: not _under_way(gateway))
+                await until(lambda: not _in_flight(gateway))
         bodies = [each.body for each in server.requests]
         assert [bodies.index(each.body) for each in shadow.requests] == list(expected)
         assert len(fast_path_requests) == 14
 
 
-# -------------------------------------------------------------------- what the client sees of it
+# ----------------------------------------------------------------------------- what the client sees
 
 REQUESTS = [
     infer_json(),
@@ -245,7 +245,7 @@ REQUESTS = [
 
 
 async def closes_at_once(connection: Connection) -> None:
-    """Take the connection and leave it."""
+    """Accept the connection and do nothing."""
 
 
 async def closes_within_its_answer(connection: Connection) -> None:
@@ -259,7 +259,7 @@ async def answers_before_it_has_read(connection: Connection) -> None:
 
 
 async def reads_slowly(connection: Connection) -> None:
-    """Read a few bytes at a time for as long as the other side stays."""
+    """Read a few bytes at a time until the other side closes."""
     while await connection.reader.read(1000):  # noqa: ASYNC110  # that is what slow means
         await asyncio.sleep(0.01)
 
@@ -290,7 +290,7 @@ SHADOWS: dict[str, Script] = {
 
 
 def _seen(reply: ReceivedResponse) -> tuple[str, list[tuple[str, str]], bytes]:
-    """Give all of an answer but for the time at which it was made."""
+    """Return a response without its Date."""
     return (
         reply.head.first,
         [header for header in reply.head.headers if header[0] != "date"],
@@ -299,7 +299,7 @@ def _seen(reply: ReceivedResponse) -> tuple[str, list[tuple[str, str]], bytes]:
 
 
 async def _everything(shadow: str | None) -> tuple[list[Any], list[Any]]:
-    """Give the answers to one request after the other, and what the server got."""
+    """Return the responses to successive requests, and what the server got."""
     async with (
         ScriptedServer(model) as server,
         mirrored(server.url, shadow) as gateway,
@@ -309,7 +309,7 @@ async def _everything(shadow: str | None) -> tuple[list[Any], list[Any]]:
         assert not gateway.gateway._listener._active_calls
         pools = gateway.gateway.runtime.upstreams["server"].pool
         assert pools.outstanding == [0]
-        own = server.url.removeprefix("http://")  # the Host of what the gateway itself asks
+        own = server.url.removeprefix("http://")  # the Host of the gateway's own requests
         got = [
             (each.head.first, str(each.head.headers).replace(own, "server"), each.body)
             for each in server.requests
@@ -338,7 +338,7 @@ async def test_client_gets_the_same_if_the_mirror_is_unreachable(
 async def test_clients_continue_when_the_mirror_is_at_its_cap(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A mirror that hangs takes no places, and no memory, that are meant for clients."""
+    """A hanging mirror takes no slots and no memory of clients."""
     caplog.set_level(logging.WARNING)
     large = infer_json(json_request(*[1.5] * 200_000))  # 800 kB in binary form
     async with (
@@ -354,7 +354,7 @@ async def test_clients_continue_when_the_mirror_is_at_its_cap(
             await until(lambda: len(shadow.connections) == MOST)
             for _ in range(3):
                 assert (await client.ask(large)).status == 200
-        assert _under_way(gateway) == MOST
+        assert _in_flight(gateway) == MOST
     assert (
         "requests failed, 1 were not sent, last: 64 are under way (mirror.max_concurrent)"
         in caplog.messages[0]
@@ -370,7 +370,7 @@ async def test_number_of_mirrored_requests_can_be_set() -> None:
         async with gateway.client() as client:
             for number in range(4):
                 assert (await client.ask(infer_json(json_request(number)))).status == 200
-        assert _under_way(gateway) == 2
+        assert _in_flight(gateway) == 2
 
 
 async def test_mirrored_requests_may_buffer_a_quarter_of_the_budget() -> None:
@@ -384,15 +384,15 @@ async def test_mirrored_requests_may_buffer_a_quarter_of_the_budget() -> None:
     ):
         head = request("POST", GENERATE, headers={"Content-Length": "200000"})
         await one.send(head, body[:-1])
-        await until(lambda: _held(gateway) == 199_999)
+        await until(lambda: _buffered_bytes(gateway) == 199_999)
         assert (await other.call("POST", GENERATE, body)).status == 200
-        assert _under_way(gateway) == 0
+        assert _in_flight(gateway) == 0
         await one.send(body[-1:])
         assert (await one.read_response()).status == 200
-        await until(lambda: _under_way(gateway) == 1)
+        await until(lambda: _in_flight(gateway) == 1)
 
 
-# -------------------------------------------------------------------------------- who leaves
+# -------------------------------------------------------------------------------------- disconnects
 
 LEAVING: dict[str, Callable[[RawClient], None]] = {
     "closes": lambda client: client.shutdown_write(),
@@ -418,10 +418,10 @@ async def test_client_disconnect_within_its_body_sends_nothing_to_the_mirror(
         async with mirrored(server.url, shadow.url) as gateway:
             async with gateway.client() as client:
                 await client.send(data[:-1000])
-                await until(lambda: _held(gateway) > len(data) - 1500)
+                await until(lambda: _buffered_bytes(gateway) > len(data) - 1500)
                 leave(client)
                 await gateway.until_idle()
-            assert (_held(gateway), _under_way(gateway)) == (0, 0)
+            assert (_buffered_bytes(gateway), _in_flight(gateway)) == (0, 0)
         assert shadow.connections == []
 
 
@@ -439,7 +439,7 @@ async def test_client_disconnect_before_its_response_keeps_the_mirrored_request(
         await gateway.until_idle()
 
 
-# ------------------------------------------------------------------------------------ the end
+# -------------------------------------------------------------------------------------------- drain
 
 
 async def test_hanging_mirror_does_not_delay_a_drain(
@@ -457,7 +457,7 @@ async def test_hanging_mirror_does_not_delay_a_drain(
             assert gateway.gateway.dropped == 0
             for connection in shadow.connections:
                 await connection.left.wait()
-    # The clients' requests have a line each, and the copies have none.
+    # The clients' requests have a line each, the mirrored ones have none.
     assert len([each for each in caplog.records if each.name == "tensorgate.access"]) == 2
 
 
@@ -477,8 +477,8 @@ async def test_call_during_a_drain_is_still_mirrored() -> None:
             await until(lambda: shadow.connections)
             leaving = asyncio.create_task(serving.__aexit__(None, None, None))
             await until(lambda: gateway.gateway._listener.draining)
-            assert _under_way(gateway) == 1
+            assert _in_flight(gateway) == 1
             free.set()
             assert (await client.read_response()).status == 200
             await leaving
-        assert _under_way(gateway) == 0
+        assert _in_flight(gateway) == 0

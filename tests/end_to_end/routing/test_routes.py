@@ -1,4 +1,4 @@
-"""Routes, with real servers behind them: what clients get, and what the servers see of it."""
+"""Routes to real servers: what clients get, and what servers see."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def _in_one_write(client: RawClient, data: bytes) -> ReceivedResponse:
 
 
 async def _in_two_writes(client: RawClient, data: bytes) -> ReceivedResponse:
-    """Send a request that is not at hand as a whole, and so takes the ordinary way."""
+    """Send a request in two writes, so that it takes the streaming path."""
     middle = data.index(b"\r\n") + 2
     await client.send(data[:middle])
     await asyncio.sleep(0.002)
@@ -48,14 +48,14 @@ async def _in_two_writes(client: RawClient, data: bytes) -> ReceivedResponse:
     return await client.read_response()
 
 
-@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["straight", "ordinary"])
+@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["fast path", "streaming path"])
 def send(request: pytest.FixtureRequest) -> Send:
     way: Send = request.param
     return way
 
 
 async def _model(connection: Connection) -> None:
-    """Answer infer requests with tensors, and all others as a server does."""
+    """Respond to infer requests with tensors, to others as a server does."""
     while True:
         received = await connection.request()
         if received.head.target.partition("?")[0].endswith("/infer"):
@@ -69,7 +69,7 @@ async def _model(connection: Connection) -> None:
 
 
 async def _stalling(connection: Connection) -> None:
-    """Answer one request, and no other."""
+    """Respond to one request only."""
     await connection.request()
     await connection.send(http_response())
     await connection.wait_for_close()
@@ -79,7 +79,7 @@ async def _stalling(connection: Connection) -> None:
 async def _gateway(
     routes: Sequence[dict[str, Any]], **servers: ScriptedServer
 ) -> AsyncIterator[RunningGateway]:
-    """Run a gateway in front of servers, with a connection to each that no exchange uses."""
+    """Run a gateway with an idle connection to each server."""
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
@@ -104,7 +104,7 @@ async def _gateway(
         await running.until_idle()
 
 
-def _asked(server: ScriptedServer) -> list[str]:
+def _received(server: ScriptedServer) -> list[str]:
     return [each.head.target for each in server.requests if each.head.target != WARM]
 
 
@@ -130,11 +130,11 @@ async def test_model_has_its_own_server(send: Send, fast_path_requests: list[str
                 assert _values(await send(client, _post(target))) == [1.5, -2, 3e30]
             await client.call("GET", "/v2/models/resnet50")
             await client.call("GET", "/v2/models/vgg")
-        assert _asked(one) == ["/v2/models/resnet50/infer", "/v2/models/resnet50"]
-        assert _asked(two) == ["/v2/models/bert-7/versions/2/infer", "/v2/models/vgg"]
-        straight = send is _in_one_write
-        assert ("/v2/models/resnet50/infer" in fast_path_requests) is straight
-        assert ("/v2/models/bert-7/versions/2/infer" in fast_path_requests) is straight
+        assert _received(one) == ["/v2/models/resnet50/infer", "/v2/models/resnet50"]
+        assert _received(two) == ["/v2/models/bert-7/versions/2/infer", "/v2/models/vgg"]
+        fast_path = send is _in_one_write
+        assert ("/v2/models/resnet50/infer" in fast_path_requests) is fast_path
+        assert ("/v2/models/bert-7/versions/2/infer" in fast_path_requests) is fast_path
 
 
 async def test_request_without_a_route_is_a_404(send: Send, fast_path_requests: list[str]) -> None:
@@ -150,7 +150,7 @@ async def test_request_without_a_route_is_a_404(send: Send, fast_path_requests: 
                     path = target.partition("?")[0]
                     served = "models that are served: resnet*, re:bert-[0-9]"
                     assert reply.error == f"no route for POST {path}; {served}"
-        assert _asked(server) == []
+        assert _received(server) == []
         assert fast_path_requests == []
 
 
@@ -170,10 +170,10 @@ async def test_denied_operation_is_a_403(send: Send) -> None:
             for target, word in denied.items():
                 reply = await send(client, _post(target))
                 assert reply.status == 403
-                assert reply.error == f"what is asked for ({word}) is not served here"
+                assert reply.error == f"operation '{word}' is not served here"
                 assert server.url not in str(reply)
             assert _values(await send(client, _post(INFER))) == [1.5, -2, 3e30]
-        assert _asked(server) == [INFER]
+        assert _received(server) == [INFER]
 
 
 async def test_canary_gets_its_share(
@@ -185,7 +185,7 @@ async def test_canary_gets_its_share(
     plain = Router.__init__
 
     def scripted(routes: Router, rules: Any, **others: Any) -> None:
-        # The routes that warm up have no choice.
+        # The routes for the warm-up have one upstream each.
         plain(routes, rules, lambda: next(drawn), **others)
 
     monkeypatch.setattr(Router, "__init__", scripted)
@@ -194,10 +194,10 @@ async def test_canary_gets_its_share(
         routes = [{"upstream": upstream}]
         async with _gateway(routes, one=one, two=two) as gateway, gateway.client() as client:
             for number in range(60):
-                # The same head often, and others between.
+                # The same head many times, with others in between.
                 target = INFER if number % 3 else "/v2/models/m/versions/1/infer"
                 assert _values(await send(client, _post(target))) == [1.5, -2, 3e30]
-        assert (len(_asked(one)), len(_asked(two))) == (60 - expected, expected)
+        assert (len(_received(one)), len(_received(two))) == (60 - expected, expected)
         assert len([each for each in fast_path_requests if each != WARM]) == 60 * (
             send is _in_one_write
         )
@@ -245,7 +245,7 @@ async def test_rewrite_gives_a_model_an_alias(send: Send, fast_path_requests: li
             )
             assert (await send(client, raw)).status == 200
         infer = "/v2/models/m/versions/3/infer"
-        assert _asked(server) == [
+        assert _received(server) == [
             f"{infer}?a=classifier",
             "/v2/models/m/versions/3/generate",
             "/v2/models/m/trace/setting",
@@ -273,7 +273,7 @@ async def test_route_has_its_own_limits(send: Send) -> None:
                 ("/v2/models/m/infer", 200),
                 ("/v2/models/shallow/infer", 400),
             ]:
-                # Not all of a body that is too large is waited for.
+                # The gateway refuses a large body before its end.
                 async with gateway.client() as other:
                     reply = await send(other, request("POST", target, body))
                 assert reply.status == status

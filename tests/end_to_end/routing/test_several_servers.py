@@ -1,4 +1,4 @@
-"""Several servers behind one gateway: what changes them, what is read of them, and their health."""
+"""Several servers behind one gateway: broadcasts, merged responses, and health."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def gateway_to(
     limits: dict[str, Any] | None = None,
     **upstreams: Sequence[str],
 ) -> AsyncIterator[RunningGateway]:
-    """Run a gateway in front of upstreams; without ``routes`` one leads to all, by weight."""
+    """Run a gateway in front of upstreams; without ``routes`` one route leads to all."""
     shares = [{"name": name, "weight": 1} for name in upstreams]
     settings = Settings.model_validate(
         {
@@ -64,7 +64,7 @@ async def client_to(
     limits: dict[str, Any] | None = None,
     **upstreams: Sequence[str],
 ) -> AsyncIterator[RawClient]:
-    """Run such a gateway, and give a connection to it."""
+    """Run such a gateway; yield a connection to it."""
     async with (
         gateway_to(routes=routes, limits=limits, **upstreams) as gateway,
         gateway.client() as client,
@@ -79,7 +79,7 @@ async def servers_of(*scripts: Script) -> AsyncIterator[list[ScriptedServer]]:
 
 
 async def _hangs(connection: Connection) -> None:
-    """Read a request, and never answer it."""
+    """Read a request, and never respond."""
     await connection.request()
     await connection.wait_for_close()
 
@@ -87,7 +87,7 @@ async def _hangs(connection: Connection) -> None:
 WORKS = always_respond(http_response(b""))
 
 
-# -------------------------------------------------------------------------------------- changes
+# --------------------------------------------------------------------------------------- broadcasts
 
 
 async def test_load_goes_to_every_server() -> None:
@@ -134,7 +134,7 @@ async def test_one_of_three_servers_hangs_during_a_load(limit: str) -> None:
             assert f"went well at {urls[0]}, {urls[2]}, but failed" in reply.error
             assert f"waiting for {urls[1]}: " in reply.error
             assert f"limits.{limit}" in reply.error
-            # The connection goes on, and so does the gateway.
+            # Connection and gateway stay usable.
             assert (await client.call("GET", "/v2/health/live")).status == 200
 
 
@@ -166,7 +166,7 @@ async def test_client_disconnect_during_a_broadcast_frees_everything() -> None:
         await gateway.until_idle()
 
 
-# ----------------------------------------------------------------------------- demo servers
+# ------------------------------------------------------------------------------------- demo servers
 
 
 @asynccontextmanager
@@ -244,7 +244,7 @@ async def test_extensions_that_the_canary_lacks_are_dropped() -> None:
         assert reply.json == {"name": "n", "extensions": ["trace", "binary_tensor_data"]}
 
 
-# --------------------------------------------------------------------------------------- health
+# ------------------------------------------------------------------------------------------- health
 
 
 async def test_health_of_the_gateway_depends_on_its_upstreams() -> None:
@@ -267,7 +267,7 @@ async def test_health_of_the_gateway_depends_on_its_upstreams() -> None:
                 f"not ready: upstream canary (cannot connect to {down}: Connection refused; "
                 f"{unready} answered 400)"
             )
-            # An answer to HEAD has no body: it would be taken for the next answer.
+            # A response to HEAD has no body: it would be taken for the next response.
             await client.send(request("HEAD", READY))
             assert (await client.head()).status == 503
             assert (await client.call("GET", "/v2/health/live")).status == 200
@@ -301,7 +301,7 @@ async def test_abandoned_readiness_check_ends_with_the_gateway() -> None:
 
 
 async def test_connection_of_a_readiness_check_is_kept() -> None:
-    """Also of a server that says more than 200."""
+    """Even if the server sends a body with its 200."""
     async with ScriptedServer(always_respond(http_response(b'{"ready":true}'))) as server:
         async with client_to(main=[server.url]) as client:
             assert (await client.call("GET", READY)).status == 200

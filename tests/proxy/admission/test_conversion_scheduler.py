@@ -3,14 +3,14 @@ import asyncio
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 
 
-async def _convert(turns: ConversionScheduler, name: str, log: list[str], chunks: int) -> None:
+async def _convert(scheduler: ConversionScheduler, name: str, log: list[str], chunks: int) -> None:
     for _ in range(chunks):
         log.append(name)
-        await turns.next()
+        await scheduler.next_slice()
 
 
 async def _laps(log: list[str]) -> None:
-    """Note the turns of the event loop."""
+    """Log each time slice of a conversion."""
     while True:
         log.append("|")
         await asyncio.sleep(0)
@@ -26,11 +26,11 @@ async def test_single_conversion_runs_in_every_time_slice() -> None:
 
 async def test_conversions_share_the_time_slices() -> None:
     log: list[str] = []
-    turns = ConversionScheduler()
+    scheduler = ConversionScheduler()
     laps = asyncio.create_task(_laps(log))
-    await asyncio.gather(*(_convert(turns, name, log, 10) for name in "abcd"))
+    await asyncio.gather(*(_convert(scheduler, name, log, 10) for name in "abcd"))
     laps.cancel()
-    later = "".join(log).strip("|").split("|")[3:]  # all begin at once
+    later = "".join(log).strip("|").split("|")[3:]  # all start together
     assert max(map(len, later)) == 1
     assert [log.count(name) for name in "abcd"] == [10] * 4
     order = "".join(later)
@@ -39,8 +39,8 @@ async def test_conversions_share_the_time_slices() -> None:
 
 async def test_cancelled_conversion_passes_its_time_slice_on() -> None:
     log: list[str] = []
-    turns = ConversionScheduler()
-    tasks = [asyncio.create_task(_convert(turns, name, log, 1000)) for name in "abcd"]
+    scheduler = ConversionScheduler()
+    tasks = [asyncio.create_task(_convert(scheduler, name, log, 1000)) for name in "abcd"]
     for _ in range(20):
         await asyncio.sleep(0)
     for task in tasks[1:]:
@@ -51,28 +51,28 @@ async def test_cancelled_conversion_passes_its_time_slice_on() -> None:
     assert log.count("a") >= before + 10
     tasks[0].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.wait_for(turns.next(), 5)
+    await asyncio.wait_for(scheduler.next_slice(), 5)
 
 
 async def test_free_time_slice_is_taken_at_once() -> None:
-    turns = ConversionScheduler()
-    assert turns.take()
-    assert not turns.take()
-    waiting = asyncio.create_task(turns.next())
+    scheduler = ConversionScheduler()
+    assert scheduler.try_take_slice()
+    assert not scheduler.try_take_slice()
+    waiting = asyncio.create_task(scheduler.next_slice())
     await asyncio.sleep(0)
-    assert not turns.take()  # the one that waits has it
+    assert not scheduler.try_take_slice()  # the waiting conversion has it
     await waiting
     await asyncio.sleep(0)
-    assert turns.take()
+    assert scheduler.try_take_slice()
 
 
 async def test_waiting_conversion_runs_before_a_new_one() -> None:
-    turns = ConversionScheduler()
+    scheduler = ConversionScheduler()
     log: list[str] = []
-    tasks = [asyncio.create_task(_convert(turns, name, log, 10)) for name in "ab"]
+    tasks = [asyncio.create_task(_convert(scheduler, name, log, 10)) for name in "ab"]
     await asyncio.sleep(0)
     while not all(task.done() for task in tasks):
-        if turns.take():
+        if scheduler.try_take_slice():
             log.append("t")
         await asyncio.sleep(0)
     assert "".join(log).strip("t").count("t") <= 1

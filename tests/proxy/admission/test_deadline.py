@@ -5,7 +5,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.proxy.admission import deadline as deadline_module
-from gateway.proxy.admission.deadline import Deadline, not_done
+from gateway.proxy.admission.deadline import Deadline, request_timeout_text
 from tests.support.doubles.clock import Clock
 
 SHORT = 0.02
@@ -15,11 +15,11 @@ URL = "http://server:8000"
 
 
 async def test_call_that_ends_in_time_passes() -> None:
-    with Deadline(LONG, LONG) as turns:
-        turns.expect_client()
-        turns.expect_server(URL)
+    with Deadline(LONG, LONG) as deadline:
+        deadline.expect_client()
+        deadline.expect_server(URL)
         await asyncio.sleep(0)
-    assert turns is not None
+    assert deadline is not None
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ async def test_client_is_expected_first(
 async def _waiting(
     note: Callable[[Deadline], None], idle_timeout: float = SHORT, request_timeout: float = LONG
 ) -> GatewayError:
-    """Note whose turn it is, and wait; give the error that ends that."""
+    """Set an expectation and wait; return the error that ends the wait."""
 
     async def run() -> None:
-        with Deadline(idle_timeout, request_timeout) as turns:
-            note(turns)
+        with Deadline(idle_timeout, request_timeout) as deadline:
+            note(deadline)
             await asyncio.sleep(LONG)
 
     with pytest.raises(GatewayError) as caught:
@@ -55,42 +55,44 @@ async def _waiting(
 async def test_timeout_names_the_expected_server(
     idle_timeout: float, request_timeout: float
 ) -> None:
-    error = await _waiting(lambda turns: turns.expect_server(URL), idle_timeout, request_timeout)
+    error = await _waiting(
+        lambda deadline: deadline.expect_server(URL), idle_timeout, request_timeout
+    )
     assert error.kind is ErrorKind.SERVER_TIMEOUT
     assert error.message.startswith(f"waiting for {URL}: ")
 
 
 async def test_client_can_be_expected_again() -> None:
-    def turns_of_both(turns: Deadline) -> None:
-        turns.expect_server(URL)
-        turns.expect_client()
+    def expect_both(deadline: Deadline) -> None:
+        deadline.expect_server(URL)
+        deadline.expect_client()
 
-    error = await _waiting(turns_of_both)
+    error = await _waiting(expect_both)
     assert error.kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_idle_timeout_starts_anew_with_each_expectation() -> None:
-    with Deadline(0.6, LONG) as turns:
+    with Deadline(0.6, LONG) as deadline:
         for _ in range(5):
             await asyncio.sleep(0.15)
-            turns.expect_client()
-    assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT
+            deadline.expect_client()
+    assert deadline.timeout_error("x").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_another_task_may_set_the_expectation() -> None:
-    def later(turns: Deadline) -> None:
-        asyncio.get_running_loop().call_soon(turns.expect_server, URL)
+    def later(deadline: Deadline) -> None:
+        asyncio.get_running_loop().call_soon(deadline.expect_server, URL)
 
     assert (await _waiting(later)).kind is ErrorKind.SERVER_TIMEOUT
 
 
 async def test_expectation_after_the_timeout_changes_nothing() -> None:
     async def run() -> None:
-        with Deadline(SHORT, LONG) as turns:
+        with Deadline(SHORT, LONG) as deadline:
             try:
                 await asyncio.sleep(LONG)
             finally:
-                turns.expect_client()
+                deadline.expect_client()
 
     with pytest.raises(GatewayError, match=r"idle_timeout"):
         await run()
@@ -121,8 +123,8 @@ async def test_other_error_from_inside_passes() -> None:
 @pytest.mark.parametrize("spent", [LONG - SHORT, LONG, LONG + 1])
 async def test_spent_time_counts_towards_the_request_timeout(spent: float) -> None:
     async def run() -> None:
-        with Deadline(LONG, LONG, spent) as turns:
-            turns.expect_server(URL)
+        with Deadline(LONG, LONG, spent) as deadline:
+            deadline.expect_server(URL)
             await asyncio.sleep(LONG)
 
     with pytest.raises(GatewayError) as caught:
@@ -136,9 +138,9 @@ async def test_spent_time_counts_towards_the_request_timeout(spent: float) -> No
 
 
 async def test_spent_time_does_not_count_towards_the_idle_timeout() -> None:
-    with Deadline(10.0, LONG, 20.0) as turns:
+    with Deadline(10.0, LONG, 20.0) as deadline:
         await asyncio.sleep(0.01)
-    assert turns.error("x").kind is ErrorKind.CLIENT_TIMEOUT
+    assert deadline.timeout_error("x").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ async def test_spent_time_does_not_count_towards_the_idle_timeout() -> None:
         (10.0, [(10.0, 0)], False),
         (10.0, [(11.0, 100)], False),
         (10.0, [(11.0, 99)], True),
-        (10.0, [(0.0, 5000), (60.0, 1)], False),  # what came sooner counts
+        (10.0, [(0.0, 5000), (60.0, 1)], False),  # earlier bytes count
         (10.0, [(0.0, 5000), (61.0, 1)], True),
         (10.0, [(5.0, 10), (5.0, 10), (1.0, 10)], True),
         (10.0, [(1.0, 100)] * 100, False),
@@ -168,8 +170,8 @@ def test_body_below_the_minimum_rate_is_refused(
         for seconds, size in pieces:
             deadline.expect_client()
             clock.advance(seconds)
-            deadline.received(size)
-            clock.advance(1000)  # which the gateway or a server takes
+            deadline.count_received(size)
+            clock.advance(1000)  # time of the gateway or a server
 
     if not slow:
         receive()
@@ -187,10 +189,10 @@ def test_body_without_a_minimum_rate_may_be_slow(monkeypatch: pytest.MonkeyPatch
     deadline = Deadline(LONG, LONG)
     deadline.expect_client()
     clock.advance(100_000)
-    deadline.received(0)
+    deadline.count_received(0)
 
 
-# ------------------------------------------------------------------------------------- parts
+# -------------------------------------------------------------------------------------------- parts
 
 
 async def _part(deadline: Deadline, url: str, time: float) -> str:
@@ -230,7 +232,7 @@ async def test_time_of_the_parts_counts_towards_the_request_timeout(
                 await asyncio.sleep(2 * SHORT)
             await asyncio.sleep(LONG)
 
-    monkeypatch.setattr(deadline_module, "_FOR_THE_ANSWER", SHORT)
+    monkeypatch.setattr(deadline_module, "_TIME_FOR_RESPONSE", SHORT)
     for times, limit in [((LONG, SHORT), "request_timeout"), ((SHORT, LONG), "idle_timeout")]:
         with pytest.raises(GatewayError, match=f"waiting for the client: .*{limit}"):
             await run(*times)
@@ -261,7 +263,7 @@ async def test_client_has_time_for_the_response_after_slow_parts(
     with pytest.raises(GatewayError) as caught:
         await run()
     assert made == ["answer"]
-    assert caught.value.message == f"waiting for the client: {not_done(LONG)}"
+    assert caught.value.message == f"waiting for the client: {request_timeout_text(LONG)}"
 
 
 async def test_server_has_no_extra_time_after_slow_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,65 +5,67 @@ from gateway.proxy.admission.memory_budget import MemoryBudget
 
 
 def test_all_calls_share_the_cap() -> None:
-    held = MemoryBudget(100)
-    with held.reserve() as one, held.reserve() as other:
+    budget = MemoryBudget(100)
+    with budget.reserve() as one, budget.reserve() as other:
         one.resize(60)
         other.resize(40)
         with pytest.raises(GatewayError) as caught:
             one.resize(61)
         assert caught.value.kind is ErrorKind.OVERLOADED
         assert caught.value.retry_after == 1
-        assert "holds 100 bytes" in caught.value.message
-        assert "at most 100 are held (limits.max_buffered_bytes)" in caught.value.message
+        assert "buffers 100 bytes" in caught.value.message
+        assert (
+            "at most 100 bytes may be buffered (limits.max_buffered_bytes)" in caught.value.message
+        )
         other.resize(39)
         one.resize(61)
-    assert held.total == 0
+    assert budget.total == 0
 
 
 def test_reservation_may_always_shrink() -> None:
-    held = MemoryBudget(100)
-    with held.reserve() as one:
+    budget = MemoryBudget(100)
+    with budget.reserve() as one:
         for size in (100, 50, 0, 100, 0):
             one.resize(size)
-            assert held.total == size
+            assert budget.total == size
 
 
 def test_reservation_is_released_after_an_error() -> None:
-    held = MemoryBudget(100)
+    budget = MemoryBudget(100)
 
     def hold(*sizes: int) -> None:
-        with held.reserve() as one:
+        with budget.reserve() as one:
             for size in sizes:
                 one.resize(size)
 
     with pytest.raises(GatewayError):
         hold(70, 170)
-    assert held.total == 0
+    assert budget.total == 0
 
 
 def test_grown_reservation_adds_up() -> None:
-    held = MemoryBudget(100)
-    with held.reserve() as one, held.reserve() as other:
-        one.more(60)
-        other.more(30)
-        one.more(10)
+    budget = MemoryBudget(100)
+    with budget.reserve() as one, budget.reserve() as other:
+        one.grow(60)
+        other.grow(30)
+        one.grow(10)
         with pytest.raises(GatewayError):
-            other.more(1)
-        assert held.total == 100
-    assert held.total == 0
+            other.grow(1)
+        assert budget.total == 100
+    assert budget.total == 0
 
 
 def test_new_cap_counts_existing_reservations() -> None:
-    held = MemoryBudget(100)
-    with held.reserve() as one, held.reserve() as other:
+    budget = MemoryBudget(100)
+    with budget.reserve() as one, budget.reserve() as other:
         one.resize(100)
-        held.set_limit(120)
+        budget.set_limit(120)
         other.resize(20)
-        held.set_limit(50)
+        budget.set_limit(50)
         for size in (90, 30):
             one.resize(size)
-            with pytest.raises(GatewayError, match="at most 50 are held"):
-                other.more(1)
+            with pytest.raises(GatewayError, match="at most 50 bytes may be buffered"):
+                other.grow(1)
         one.resize(0)
         other.resize(50)
-    assert held.total == 0
+    assert budget.total == 0

@@ -12,8 +12,8 @@ from tests.support.gateway import until
 TIME = 4.0
 
 
-class _Note:
-    """Notes its name, and does what the test says, when it is late."""
+class LoggingEntry:
+    """Logs its name, and runs the test's function, when it times out."""
 
     def __init__(
         self, name: str, late: list[str], then: Callable[[], object] = lambda: None
@@ -22,7 +22,7 @@ class _Note:
         self._late = late
         self.then = then
 
-    def late(self) -> None:
+    def on_timeout(self) -> None:
         self._late.append(self._name)
         self.then()
 
@@ -45,7 +45,7 @@ def test_empty_queue_has_no_timer(watch: TimeoutQueue, clock: Clock) -> None:
 
 def test_on_timeout_is_called_when_the_time_is_over(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
-    watch.add(_Note("one", late))
+    watch.add(LoggingEntry("one", late))
     clock.advance(TIME - 0.25)
     assert late == []
     clock.advance(0.25)
@@ -55,7 +55,7 @@ def test_on_timeout_is_called_when_the_time_is_over(watch: TimeoutQueue, clock: 
 def test_first_entry_times_out_first(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     for name in ("one", "two", "three"):
-        watch.add(_Note(name, late))
+        watch.add(LoggingEntry(name, late))
         clock.advance(0.5)
     clock.advance(TIME - 1.5)
     assert late == ["one"]
@@ -70,7 +70,7 @@ def test_first_entry_times_out_first(watch: TimeoutQueue, clock: Clock) -> None:
 def test_entries_due_together_time_out_in_order(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     for name in ("one", "two", "three"):
-        watch.add(_Note(name, late))
+        watch.add(LoggingEntry(name, late))
     clock.advance(TIME)
     assert late == ["one", "two", "three"]
 
@@ -78,7 +78,7 @@ def test_entries_due_together_time_out_in_order(watch: TimeoutQueue, clock: Cloc
 def test_delayed_timer_times_out_all_due_entries(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     for name in ("one", "two", "three"):
-        watch.add(_Note(name, late))
+        watch.add(LoggingEntry(name, late))
         clock.now += 0.25
     clock.advance(TIME - 0.25)
     assert late == ["one", "two", "three"]
@@ -87,7 +87,7 @@ def test_delayed_timer_times_out_all_due_entries(watch: TimeoutQueue, clock: Clo
 
 def test_on_timeout_is_called_once(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
-    watch.add(_Note("one", late))
+    watch.add(LoggingEntry("one", late))
     for _ in range(5):
         clock.advance(TIME)
     assert late == ["one"]
@@ -95,7 +95,7 @@ def test_on_timeout_is_called_once(watch: TimeoutQueue, clock: Clock) -> None:
 
 def test_entry_added_again_has_its_full_time(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
-    one = _Note("one", late)
+    one = LoggingEntry("one", late)
     watch.add(one)
     clock.advance(TIME - 0.25)
     watch.remove(one)
@@ -109,7 +109,7 @@ def test_entry_added_again_has_its_full_time(watch: TimeoutQueue, clock: Clock) 
 def test_all_entries_share_one_timer(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     for number in range(40):
-        watch.add(_Note(str(number), late))
+        watch.add(LoggingEntry(str(number), late))
         clock.advance(TIME / 8)
         assert len(clock.pending) == 1
     clock.advance(TIME)
@@ -118,9 +118,9 @@ def test_all_entries_share_one_timer(watch: TimeoutQueue, clock: Clock) -> None:
 
 
 def test_entry_added_during_a_timeout_shares_the_timer(watch: TimeoutQueue, clock: Clock) -> None:
-    """The answer to a client who waited in vain makes room for its next request."""
+    """The response to one timeout may start the next request."""
     late: list[str] = []
-    one, two, three = [_Note(name, late) for name in ("one", "two", "three")]
+    one, two, three = [LoggingEntry(name, late) for name in ("one", "two", "three")]
     one.then = lambda: watch.add(three)
     watch.add(one)
     clock.advance(0.5)
@@ -138,7 +138,7 @@ def test_entry_added_during_a_timeout_shares_the_timer(watch: TimeoutQueue, cloc
 
 def test_removed_entry_does_not_time_out(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
-    one, two, three = [_Note(name, late) for name in ("one", "two", "three")]
+    one, two, three = [LoggingEntry(name, late) for name in ("one", "two", "three")]
     for each in (one, two, three):
         watch.add(each)
     watch.remove(one)
@@ -151,7 +151,7 @@ def test_entry_removed_during_a_timeout_does_not_time_out(
     watch: TimeoutQueue, clock: Clock
 ) -> None:
     late: list[str] = []
-    one, two, three = [_Note(name, late) for name in ("one", "two", "three")]
+    one, two, three = [LoggingEntry(name, late) for name in ("one", "two", "three")]
     one.then = lambda: watch.remove(two)
     for each in (one, two, three):
         watch.add(each)
@@ -163,7 +163,7 @@ def test_entries_time_out_on_time_after_the_first_was_removed(
     watch: TimeoutQueue, clock: Clock
 ) -> None:
     late: list[str] = []
-    one, two = _Note("one", late), _Note("two", late)
+    one, two = LoggingEntry("one", late), LoggingEntry("two", late)
     watch.add(one)
     clock.advance(1)
     watch.add(two)
@@ -176,7 +176,7 @@ def test_entries_time_out_on_time_after_the_first_was_removed(
 
 def test_timer_of_an_empty_queue_does_nothing(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
-    one = _Note("one", late)
+    one = LoggingEntry("one", late)
     watch.add(one)
     watch.remove(one)
     clock.advance(TIME)
@@ -191,7 +191,7 @@ def test_timer_of_an_empty_queue_does_nothing(watch: TimeoutQueue, clock: Clock)
 def test_remove_returns_the_elapsed_seconds(
     watch: TimeoutQueue, clock: Clock, seconds: float
 ) -> None:
-    one, two = _Note("one", []), _Note("two", [])
+    one, two = LoggingEntry("one", []), LoggingEntry("two", [])
     watch.add(one)
     clock.advance(0.125)
     watch.add(two)
@@ -201,7 +201,7 @@ def test_remove_returns_the_elapsed_seconds(
 
 
 def test_remove_of_an_unknown_entry_returns_zero(watch: TimeoutQueue, clock: Clock) -> None:
-    one = _Note("one", [])
+    one = LoggingEntry("one", [])
     assert watch.remove(one) == 0
     watch.add(one)
     clock.advance(TIME)
@@ -210,7 +210,7 @@ def test_remove_of_an_unknown_entry_returns_zero(watch: TimeoutQueue, clock: Clo
 
 def test_timed_out_entry_leaves_the_queue(watch: TimeoutQueue, clock: Clock) -> None:
     taken: list[float] = []
-    one = _Note("one", [])
+    one = LoggingEntry("one", [])
     one.then = lambda: taken.append(watch.remove(one))
     watch.add(one)
     clock.advance(TIME)
@@ -220,7 +220,7 @@ def test_timed_out_entry_leaves_the_queue(watch: TimeoutQueue, clock: Clock) -> 
 def test_closed_queue_times_out_nothing(watch: TimeoutQueue, clock: Clock) -> None:
     late: list[str] = []
     for name in ("one", "two"):
-        watch.add(_Note(name, late))
+        watch.add(LoggingEntry(name, late))
         clock.advance(1)
     watch.close()
     assert clock.pending == []
@@ -229,7 +229,7 @@ def test_closed_queue_times_out_nothing(watch: TimeoutQueue, clock: Clock) -> No
 
 
 def test_queue_can_be_closed_twice(watch: TimeoutQueue, clock: Clock) -> None:
-    watch.add(_Note("one", []))
+    watch.add(LoggingEntry("one", []))
     watch.close()
     watch.close()
     assert clock.pending == []
@@ -239,7 +239,7 @@ async def test_timeout_works_with_a_real_timer() -> None:
     late: list[str] = []
     watch = TimeoutQueue(0.01)
     for name in ("one", "two"):
-        watch.add(_Note(name, late))
+        watch.add(LoggingEntry(name, late))
     await until(lambda: len(late) == 2)
     assert late == ["one", "two"]
     watch.close()

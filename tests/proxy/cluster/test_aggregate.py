@@ -1,4 +1,4 @@
-"""The repository index and statistics of several servers, as one answer."""
+"""The repository index and the statistics of several servers."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def _rule(endpoint: ScriptedEndpoint, name: str, model: str = "", deny: str = ""
     return Rule(
         match,
         (make_route(endpoint, name=name),),
-        deny=OPERATION_KINDS[deny] if deny else frozenset(),
+        denied_kinds=OPERATION_KINDS[deny] if deny else frozenset(),
     )
 
 
-def _json(answer: ScriptedClientResponse) -> Any:
-    assert answer.headers["Content-Type"] == "application/json"
-    assert answer.headers["Content-Length"] == str(len(answer.body))
-    return json.loads(answer.body)
+def _json(response: ScriptedClientResponse) -> Any:
+    assert response.headers["Content-Type"] == "application/json"
+    assert response.headers["Content-Length"] == str(len(response.body))
+    return json.loads(response.body)
 
 
-# -------------------------------------------------------------------------------------- index
+# -------------------------------------------------------------------------------------------- index
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ async def test_index_has_the_models_of_all_upstreams(
             _rule(one, "one"),
         ]
     )
-    answer = await send_request(
+    response = await send_request(
         routes, method, INDEX + "?x", *body, headers={"Accept-Encoding": "gzip"}
     )
-    assert answer.status == 200
-    assert _json(answer) == [
+    assert response.status == 200
+    assert _json(response) == [
         {"name": "bert", "state": "READY", "upstream": "three"},
         {"name": "resnet", "state": "READY", "upstream": "three"},
         {"name": "resnet", "state": "READY", "upstream": "one"},
@@ -104,13 +104,15 @@ async def test_index_has_the_models_of_all_upstreams(
 
 
 async def test_upstream_of_several_rules_is_listed_once() -> None:
-    """Its servers have the same models: one of them answers, as it is."""
+    """The servers of an upstream have the same models: the response of one passes untouched."""
     endpoints = servers(a=scripted_response(b"[ ]", 200, {"X-A": "1"}), b=_models(), c=_models())
     route = make_route(*endpoints[:2])
     denied = _rule(endpoints[2], "denied", deny="repository")
     routes = Router([Rule(Match(model=Pattern.of("m")), (route,)), Rule(Match(), (route,)), denied])
-    answer = await send_request(routes, "POST", INDEX, b"{ }", headers={"Accept-Encoding": "gzip"})
-    assert (answer.status, answer.body, dict(answer.headers)) == (200, b"[ ]", {"X-A": "1"})
+    response = await send_request(
+        routes, "POST", INDEX, b"{ }", headers={"Accept-Encoding": "gzip"}
+    )
+    assert (response.status, response.body, dict(response.headers)) == (200, b"[ ]", {"X-A": "1"})
     assert received_requests(*endpoints) == [[f"POST {INDEX}"], [], []]
     assert endpoints[0].requests[0].headers["Accept-Encoding"] == "gzip"
 
@@ -124,7 +126,7 @@ async def test_index_comes_from_another_endpoint_if_one_is_unreachable() -> None
     ]
 
 
-def _differing(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
+def _discovering(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
     return make_route(
         *endpoints, name=name, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
     )
@@ -133,48 +135,48 @@ def _differing(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
 async def test_index_has_the_models_of_all_endpoints_under_model_discovery() -> None:
     endpoints = servers(a=_models("one", "both"), b=_models("both", "two"), c=_models("both"))
     routes = weighted_routes(
-        _differing(*endpoints[:2], name="d"), make_route(endpoints[2], name="e")
+        _discovering(*endpoints[:2], name="d"), make_route(endpoints[2], name="e")
     )
-    answer = await send_request(routes, "POST", INDEX)
-    assert answer.status == 200
-    found = sorted((entry["upstream"], entry["name"]) for entry in _json(answer))
+    response = await send_request(routes, "POST", INDEX)
+    assert response.status == 200
+    found = sorted((entry["upstream"], entry["name"]) for entry in _json(response))
     assert found == [("d", "both"), ("d", "one"), ("d", "two"), ("e", "both")]
 
 
 async def test_index_of_one_upstream_has_the_models_of_all_its_endpoints() -> None:
     endpoints = servers(a=_models("one"), b=_models("two"))
-    answer = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
-    assert sorted(entry["name"] for entry in _json(answer)) == ["one", "two"]
+    response = await send_request(single_route(_discovering(*endpoints)), "POST", INDEX)
+    assert sorted(entry["name"] for entry in _json(response)) == ["one", "two"]
 
 
 async def test_index_fails_if_one_endpoint_under_model_discovery_fails() -> None:
     endpoints = servers(a=_models("one"), b=connect_error(B))
-    answer = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
-    assert answer.status == 502
-    assert f"cannot connect to {B}" in answer.body.decode()
+    response = await send_request(single_route(_discovering(*endpoints)), "POST", INDEX)
+    assert response.status == 502
+    assert f"cannot connect to {B}" in response.body.decode()
 
 
 @pytest.mark.parametrize(
-    ("turn", "why"),
+    ("step", "why"),
     [
         (connect_error(B), f"cannot connect to {B}: Connection refused"),
         (scripted_response(b'{"error":"no repository"}', 400), "no repository"),
-        (scripted_response(b"["), "did not answer with a list of models"),
-        (scripted_response(b"{}"), "did not answer with a list of models"),
-        (scripted_response(b'["x"]'), "did not answer with a list of models"),
-        (scripted_response(b"null"), "did not answer with a list of models"),
+        (scripted_response(b"["), "sent no list of models"),
+        (scripted_response(b"{}"), "sent no list of models"),
+        (scripted_response(b'["x"]'), "sent no list of models"),
+        (scripted_response(b"null"), "sent no list of models"),
         (
             scripted_response(b'[{"x":' + b"[" * 500 + b"]" * 500 + b"}]"),
-            "did not answer with a list of models",
+            "sent no list of models",
         ),
     ],
 )
-async def test_index_without_one_upstream_is_an_error(turn: ServerStep, why: str) -> None:
-    one, two = servers(a=_models("x"), b=turn)
+async def test_index_without_one_upstream_is_an_error(step: ServerStep, why: str) -> None:
+    one, two = servers(a=_models("x"), b=step)
     routes = weighted_routes(make_route(one, name="one"), make_route(two, name="two"))
-    answer = await send_request(routes, "POST", INDEX)
-    assert answer.status == 502
-    error = _json(answer)["error"]
+    response = await send_request(routes, "POST", INDEX)
+    assert response.status == 502
+    error = _json(response)["error"]
     assert "upstream two" in error
     assert why in error
 
@@ -185,8 +187,8 @@ async def test_error_names_an_upstream_that_hangs() -> None:
     routes = weighted_routes(
         *(make_route(each, limits=limits, name=each.url[7:8]) for each in (one, two))
     )
-    answer = await send_request(routes, "POST", INDEX)
-    assert (answer.status, _json(answer)["error"]) == (
+    response = await send_request(routes, "POST", INDEX)
+    assert (response.status, _json(response)["error"]) == (
         502,
         f"POST {INDEX} went well at upstream a, but failed: "
         f"upstream b: waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)",
@@ -198,8 +200,8 @@ async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
         a=scripted_response(b'{"error":"malformed"}', 400), b=scripted_response(b"other", 400)
     )
     routes = weighted_routes(make_route(one, name="one"), make_route(two, name="two"))
-    answer = await send_request(routes, "POST", INDEX, b"nonsense")
-    assert (answer.status, answer.body) == (400, b'{"error":"malformed"}')
+    response = await send_request(routes, "POST", INDEX, b"nonsense")
+    assert (response.status, response.body) == (400, b'{"error":"malformed"}')
 
 
 @pytest.mark.parametrize(
@@ -210,11 +212,11 @@ async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
 async def test_empty_index_request_becomes_a_json_object(
     headers: dict[str, str], body: tuple[bytes, ...]
 ) -> None:
-    """As MLServer wants it."""
+    """MLServer requires a body."""
     endpoints = servers(a=_models("x"), b=_models("y"))
     routes = weighted_routes(*(make_route(each, name=each.url[7:8]) for each in endpoints))
-    answer = await send_request(routes, "POST", INDEX, *body, headers=headers)
-    assert [entry["name"] for entry in _json(answer)] == ["x", "y"]
+    response = await send_request(routes, "POST", INDEX, *body, headers=headers)
+    assert [entry["name"] for entry in _json(response)] == ["x", "y"]
     for endpoint in endpoints:
         assert endpoint.bodies == [b"{}"]
         described = {"Content-Length": "2", "Content-Type": "application/json"}
@@ -233,13 +235,13 @@ async def test_kserve_is_queried_for_its_v1_list(method: str, body: tuple[bytes,
         make_route(triton, name="triton"), make_route(kserve, name="kserve", dialect=KSERVE)
     )
     headers = {"Content-Type": "application/json", "X-A": "1"}
-    answer = await send_request(routes, method, INDEX + "?x", *body, headers=headers)
-    assert _json(answer) == [
+    response = await send_request(routes, method, INDEX + "?x", *body, headers=headers)
+    assert _json(response) == [
         {"name": "x", "state": "READY", "upstream": "triton"},
         {"name": "k", "upstream": "kserve"},
         {"name": "l", "upstream": "kserve"},
     ]
-    assert FAILED_ENDPOINTS not in answer.headers
+    assert FAILED_ENDPOINTS not in response.headers
     assert received_requests(*endpoints) == [[f"{method} {INDEX}?x"], ["GET /v1/models"]]
     assert kserve.bodies == [b""]
     assert dict(kserve.requests[0].headers) == {"X-A": "1"}
@@ -250,7 +252,7 @@ BAD_URL = scripted_response(b'{"error":"Invalid request URL"}', 400)
 
 
 @pytest.mark.parametrize(
-    ("method", "dialect", "turn"),
+    ("method", "dialect", "step"),
     [
         ("POST", JSON, NOT_FOUND),
         ("POST", JSON, scripted_response(b"", 405)),
@@ -263,26 +265,26 @@ BAD_URL = scripted_response(b'{"error":"Invalid request URL"}', 400)
     ],
 )
 async def test_server_without_a_model_list_is_omitted_and_named(
-    method: str, dialect: Dialect, turn: ServerStep
+    method: str, dialect: Dialect, step: ServerStep
 ) -> None:
-    a, b, c = servers(a=_models("x"), b=turn, c=_models())
+    a, b, c = servers(a=_models("x"), b=step, c=_models())
     routes = weighted_routes(
         make_route(a, name="a"), make_route(b, name="b", dialect=dialect), make_route(c, name="c")
     )
-    answer = await send_request(routes, method, INDEX)
-    assert _json(answer) == [{"name": "x", "state": "READY", "upstream": "a"}]
-    assert answer.headers[FAILED_ENDPOINTS] == "upstream b"
+    response = await send_request(routes, method, INDEX)
+    assert _json(response) == [{"name": "x", "state": "READY", "upstream": "a"}]
+    assert response.headers[FAILED_ENDPOINTS] == "upstream b"
 
 
 async def test_endpoint_without_a_model_list_is_omitted_and_named() -> None:
     endpoints = servers(a=_models("x"), b=NOT_FOUND, c=scripted_response(b"", 501))
-    answer = await send_request(single_route(_differing(*endpoints)), "POST", INDEX)
-    assert [entry["name"] for entry in _json(answer)] == ["x"]
-    assert answer.headers[FAILED_ENDPOINTS] == f"{B}, {C}"
+    response = await send_request(single_route(_discovering(*endpoints)), "POST", INDEX)
+    assert [entry["name"] for entry in _json(response)] == ["x"]
+    assert response.headers[FAILED_ENDPOINTS] == f"{B}, {C}"
 
 
 @pytest.mark.parametrize(
-    ("method", "dialect", "turn", "why"),
+    ("method", "dialect", "step", "why"),
     [
         ("POST", JSON, scripted_response(b"closed", 401), "answered 401: closed"),
         ("POST", JSON, scripted_response(b"closed", 403), "answered 403: closed"),
@@ -296,28 +298,28 @@ async def test_endpoint_without_a_model_list_is_omitted_and_named() -> None:
             "POST",
             KSERVE,
             scripted_response(b'{"models":["x",5]}'),
-            "did not answer with a list of models",
+            "sent no list of models",
         ),
         (
             "POST",
             KSERVE,
             scripted_response(b'{"object":"list"}'),
-            "did not answer with a list of models",
+            "sent no list of models",
         ),
     ],
 )
 async def test_server_that_may_have_a_model_list_is_not_omitted(
-    method: str, dialect: Dialect, turn: ServerStep, why: str
+    method: str, dialect: Dialect, step: ServerStep, why: str
 ) -> None:
-    a, b, c = servers(a=_models("x"), b=turn, c=BAD_URL)
+    a, b, c = servers(a=_models("x"), b=step, c=BAD_URL)
     routes = weighted_routes(
         make_route(a, name="a"),
         make_route(b, name="b", dialect=dialect),
         make_route(c, name="c", dialect=OPENVINO),
     )
-    answer = await send_request(routes, method, INDEX)
-    assert answer.status == 502
-    error = _json(answer)["error"]
+    response = await send_request(routes, method, INDEX)
+    assert response.status == 502
+    error = _json(response)["error"]
     assert "upstream b" in error
     assert "upstream c" not in error
     assert why in error
@@ -326,16 +328,16 @@ async def test_server_that_may_have_a_model_list_is_not_omitted(
 async def test_error_passes_if_no_server_has_a_model_list() -> None:
     a, b = servers(a=NOT_FOUND, b=scripted_response(b"none", 404))
     routes = weighted_routes(make_route(a, name="a"), make_route(b, name="b", dialect=KSERVE))
-    answer = await send_request(routes, "POST", INDEX)
-    assert (answer.status, answer.body) == (404, b'{"detail":"Not Found"}')
-    assert FAILED_ENDPOINTS not in answer.headers
+    response = await send_request(routes, "POST", INDEX)
+    assert (response.status, response.body) == (404, b'{"detail":"Not Found"}')
+    assert FAILED_ENDPOINTS not in response.headers
 
 
 async def test_error_passes_if_all_servers_with_a_list_refuse() -> None:
     a, b = servers(a=scripted_response(b"by POST", 405), b=BAD_URL)
     routes = weighted_routes(make_route(a, name="a"), make_route(b, name="b", dialect=OPENVINO))
-    answer = await send_request(routes, "GET", INDEX)
-    assert (answer.status, answer.body) == (405, b"by POST")
+    response = await send_request(routes, "GET", INDEX)
+    assert (response.status, response.body) == (405, b"by POST")
 
 
 def _undeclared(route: Route, fault: BaseException | asyncio.Event | None) -> Route:
@@ -347,8 +349,8 @@ def _undeclared(route: Route, fault: BaseException | asyncio.Event | None) -> Ro
 async def test_index_waits_until_all_dialects_are_known() -> None:
     a, b = servers(a=_models("x"), b=V1_LIST)
     routes = weighted_routes(make_route(a, name="a"), _undeclared(make_route(b, name="b"), None))
-    answer = await send_request(routes, "POST", INDEX)
-    assert [entry["name"] for entry in _json(answer)] == ["x", "k", "l"]
+    response = await send_request(routes, "POST", INDEX)
+    assert [entry["name"] for entry in _json(response)] == ["x", "k", "l"]
     assert received_requests(b) == [["GET /v1/models"]]
 
 
@@ -370,8 +372,8 @@ async def test_server_of_unknown_dialect_is_named_with_its_error(
         make_route(a, name="a", limits=limits),
         _undeclared(make_route(b, name="b", limits=limits), fault),
     )
-    answer = await send_request(routes, "POST", INDEX)
-    assert (answer.status, _json(answer)["error"]) == (
+    response = await send_request(routes, "POST", INDEX)
+    assert (response.status, _json(response)["error"]) == (
         502,
         f"POST {INDEX} went well at upstream a, but failed: "
         f"upstream b: cannot connect to {B}: Connection refused",
@@ -388,7 +390,7 @@ async def test_other_methods_go_to_one_server(method: str) -> None:
     assert received_requests(*endpoints) == [[f"{method} {INDEX}"], []]
 
 
-# --------------------------------------------------------------------------------- statistics
+# --------------------------------------------------------------------------------------- statistics
 
 
 async def test_statistics_are_those_of_all_endpoints() -> None:
@@ -401,34 +403,34 @@ async def test_statistics_are_those_of_all_endpoints() -> None:
             Rule(Match(), (one,)),
         ]
     )
-    answer = await send_request(
+    response = await send_request(
         routes, "GET", STATISTICS + "?x", headers={"Accept-Encoding": "gzip"}
     )
-    assert answer.status == 200
-    assert _json(answer) == {
+    assert response.status == 200
+    assert _json(response) == {
         "model_stats": [
             {"name": "x", "inference_count": 1, "upstream": "one", "endpoint": A},
             {"name": "x", "inference_count": 2, "upstream": "one", "endpoint": B},
             {"name": "y", "inference_count": 3, "upstream": "one", "endpoint": B},
         ]
     }
-    assert FAILED_ENDPOINTS not in answer.headers
+    assert FAILED_ENDPOINTS not in response.headers
     assert received_requests(*endpoints) == [*[[f"GET {STATISTICS}?x"]] * 3, []]
     assert dict(endpoints[0].requests[0].headers) == {}
 
 
 async def test_statistics_of_one_server_pass_untouched() -> None:
     (endpoint,) = servers(a=scripted_response(b'{ "model_stats": [] }', 200, {"X-A": "1"}))
-    answer = await send_request(single_route(make_route(endpoint)), "GET", STATISTICS)
-    assert (answer.body, dict(answer.headers)) == (b'{ "model_stats": [] }', {"X-A": "1"})
+    response = await send_request(single_route(make_route(endpoint)), "GET", STATISTICS)
+    assert (response.body, dict(response.headers)) == (b'{ "model_stats": [] }', {"X-A": "1"})
 
 
 async def test_statistics_name_failed_endpoints() -> None:
     endpoints = servers(a=connect_error(A), b=_stats(x=1), c=scripted_response(b"", 500))
     route = make_route(*endpoints)
-    answer = await send_request(single_route(route), "GET", STATISTICS)
-    assert [entry["endpoint"] for entry in _json(answer)["model_stats"]] == [B]
-    assert answer.headers[FAILED_ENDPOINTS] == f"{A}, {C}"
+    response = await send_request(single_route(route), "GET", STATISTICS)
+    assert [entry["endpoint"] for entry in _json(response)["model_stats"]] == [B]
+    assert response.headers[FAILED_ENDPOINTS] == f"{A}, {C}"
     assert sum(route.upstream.pool.outstanding) == 0
 
 
@@ -438,44 +440,44 @@ async def test_statistics_name_failed_endpoints() -> None:
 async def test_statistics_name_an_endpoint_that_hangs(limits: Limits) -> None:
     endpoints = servers(a=_stats(x=1), b=asyncio.Event(), c=_stats(x=2))
     route = make_route(*endpoints, limits=limits)
-    answer = await send_request(single_route(route), "GET", STATISTICS)
-    assert answer.status == 200
-    assert [entry["endpoint"] for entry in _json(answer)["model_stats"]] == [A, C]
-    assert answer.headers[FAILED_ENDPOINTS] == B
+    response = await send_request(single_route(route), "GET", STATISTICS)
+    assert response.status == 200
+    assert [entry["endpoint"] for entry in _json(response)["model_stats"]] == [A, C]
+    assert response.headers[FAILED_ENDPOINTS] == B
 
 
 @pytest.mark.parametrize(
-    ("turns", "status", "told"),
+    ("steps", "status", "told"),
     [
         ({"a": connect_error(A), "b": connect_error(B)}, 503, f"cannot connect to {A}"),
         (
             {"a": scripted_response(b"[]"), "b": _stats()},
             502,
-            f"{A} did not answer with a list of models",
+            f"{A} sent no list of models",
         ),
         (
             {"a": _stats(), "b": scripted_response(b'{"model_stats":{}}')},
             502,
-            f"{B} did not answer with a list",
+            f"{B} sent no list",
         ),
-        ({"a": _stats(), "b": scripted_response(b"{")}, 502, f"{B} did not answer with a list"),
-        ({"a": _stats(), "b": scripted_response(b"{}")}, 502, f"{B} did not answer with a list"),
+        ({"a": _stats(), "b": scripted_response(b"{")}, 502, f"{B} sent no list"),
+        ({"a": _stats(), "b": scripted_response(b"{}")}, 502, f"{B} sent no list"),
     ],
 )
 async def test_invalid_statistics_are_a_502(
-    turns: dict[str, ServerStep], status: int, told: str
+    steps: dict[str, ServerStep], status: int, told: str
 ) -> None:
-    answer = await send_request(single_route(make_route(*servers(**turns))), "GET", STATISTICS)
-    assert answer.status == status
-    assert told in _json(answer)["error"]
+    response = await send_request(single_route(make_route(*servers(**steps))), "GET", STATISTICS)
+    assert response.status == status
+    assert told in _json(response)["error"]
 
 
 async def test_large_numbers_stay_exact() -> None:
     count = 2**64 - 1
-    answer = await send_request(
+    response = await send_request(
         single_route(make_route(*servers(a=_stats(x=count), b=_stats(x=-(2**63))))),
         "GET",
         STATISTICS,
     )
-    counts = [entry["inference_count"] for entry in _json(answer)["model_stats"]]
+    counts = [entry["inference_count"] for entry in _json(response)["model_stats"]]
     assert counts == [count, -(2**63)]

@@ -1,27 +1,24 @@
-"""What changes servers: it goes to every endpoint, and the answer tells of all of them."""
+"""Broadcasts: every endpoint gets the request, and the response covers all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import AsyncIterable, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
-from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.memory_budget import MemoryBudget
-from gateway.proxy.cluster.scatter_gather import LARGEST_REPLY
 from gateway.proxy.dispatch import handle_request
 from gateway.proxy.interfaces import Route
 from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
+from gateway.sizes import MAX_MODEL_DOCUMENT
 from gateway.upstream.pool.member import Outcome
-from gateway.upstream.pool.model_discovery import ModelDiscovery
-from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.cluster import (
     A,
     B,
@@ -42,24 +39,22 @@ from tests.support.doubles.streaming import (
     ScriptedRequest,
     ScriptedUpstreamResponse,
     make_route,
-    ready,
     single_route,
 )
 from tests.support.gateway import until
-from tests.support.inference_messages import metadata
 
 LOAD = "/v2/repository/models/m/load"
 CHUNKED = {"Transfer-Encoding": "chunked"}
 OK = scripted_response(b"")
 
 
-def _error(answer: ScriptedClientResponse) -> str:
-    fields = json.loads(answer.body)
+def _error(response: ScriptedClientResponse) -> str:
+    fields = json.loads(response.body)
     assert list(fields) == ["error"]
     return str(fields["error"])
 
 
-# ------------------------------------------------------------------------------- who is asked
+# ---------------------------------------------------------------------------------------- endpoints
 
 
 @pytest.mark.parametrize(
@@ -82,18 +77,18 @@ async def test_every_endpoint_gets_the_load_and_the_first_response_is_returned(
         b=scripted_response(b"second"),
         c=scripted_response(b"third"),
     )
-    answer = await send_request(
+    response = await send_request(
         single_route(make_route(*endpoints)),
         "POST",
         target,
         b"{}",
         headers={"Accept-Encoding": "gzip"},
     )
-    assert (answer.status, answer.body, dict(answer.headers)) == (201, b"first", {"X-A": "1"})
+    assert (response.status, response.body, dict(response.headers)) == (201, b"first", {"X-A": "1"})
     assert received_requests(*endpoints) == [[f"POST {sent}"]] * 3
     for endpoint in endpoints:
         assert endpoint.bodies == [b"{}"]
-        # Some servers want to be told what it is.
+        # Some servers require a Content-Type.
         described = {"Content-Length": "2", "Content-Type": "application/json"}
         assert dict(endpoint.requests[0].headers) == described
 
@@ -124,9 +119,9 @@ async def test_ejected_endpoint_gets_the_load_without_a_trial() -> None:
     route = make_route(*endpoints)
     pool = route.upstream.pool
     for _ in range(5):
-        loan = pool.lease_all()[1]
-        loan.acquire()
-        loan.release(Outcome.FAILED)
+        lease = pool.lease_all()[1]
+        lease.acquire()
+        lease.release(Outcome.FAILED)
     left_out = pool.members[1].ejection
     assert left_out.ejections == 1
     endpoints[0]._turns.append(OK)
@@ -156,13 +151,13 @@ async def test_endpoints_are_queried_in_parallel_and_each_counts() -> None:
 
 async def test_client_disconnect_cancels_all_sub_requests() -> None:
     log = EventLog()
-    turns: list[ServerStep] = [
+    steps: list[ServerStep] = [
         asyncio.Event(),
         ScriptedUpstreamResponse(200, {}, [asyncio.Event()]),
         OK,
     ]
     endpoints = [
-        ScriptedEndpoint(log, turn, url=url) for turn, url in zip(turns, (A, B, C), strict=True)
+        ScriptedEndpoint(log, step, url=url) for step, url in zip(steps, (A, B, C), strict=True)
     ]
     route = make_route(*endpoints)
     before = asyncio.all_tasks()
@@ -177,14 +172,14 @@ async def test_client_disconnect_cancels_all_sub_requests() -> None:
     assert all(member.ejection.failures == 0 for member in route.upstream.pool.members)
 
 
-# ----------------------------------------------------------------------------- what is answered
+# ---------------------------------------------------------------------------------------- responses
 
 
 SHORT = replace(LIMITS, idle_timeout=0.2)
 
 
 @pytest.mark.parametrize(
-    ("turns", "status", "told"),
+    ("steps", "status", "error"),
     [
         pytest.param(
             lambda: {"a": OK, "b": connect_error(B), "c": OK},
@@ -247,11 +242,11 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
             id="one is down, the other says the same of itself",
         ),
         pytest.param(
-            lambda: {"a": OK, "b": scripted_response(b"x" * (LARGEST_REPLY + 1))},
+            lambda: {"a": OK, "b": scripted_response(b"x" * (MAX_MODEL_DOCUMENT + 1))},
             502,
             f"POST {LOAD} went well at {A}, but failed: {B} answered more than "
-            f"{LARGEST_REPLY} bytes",
-            id="an answer without end",
+            f"{MAX_MODEL_DOCUMENT} bytes",
+            id="an endless response",
         ),
         pytest.param(
             lambda: {"a": OK, "b": scripted_response(b"\xff" + b"y" * 500, 500)},
@@ -262,21 +257,21 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
     ],
 )
 async def test_error_names_the_endpoints_that_failed(
-    turns: Callable[[], dict[str, ServerStep]], status: int, told: str
+    steps: Callable[[], dict[str, ServerStep]], status: int, error: str
 ) -> None:
-    route = make_route(*servers(**turns()), limits=SHORT)
-    answer = await send_request(single_route(route), "POST", LOAD + "?token=secret", b"{}")
-    assert _error(answer) == told
-    assert answer.status == status
+    route = make_route(*servers(**steps()), limits=SHORT)
+    response = await send_request(single_route(route), "POST", LOAD + "?token=secret", b"{}")
+    assert _error(response) == error
+    assert response.status == status
     assert sum(route.upstream.pool.outstanding) == 0
 
 
 async def test_error_after_the_request_timeout_names_the_endpoints_that_failed() -> None:
     limits = replace(LIMITS, request_timeout=0.2)
     route = make_route(*servers(a=OK, b=asyncio.Event()), limits=limits)
-    answer = await send_request(single_route(route), "POST", LOAD)
-    assert answer.status == 502
-    assert _error(answer) == (
+    response = await send_request(single_route(route), "POST", LOAD)
+    assert response.status == 502
+    assert _error(response) == (
         f"POST {LOAD} went well at {A}, but failed: "
         f"waiting for {B}: not done in 0.2 s (limits.request_timeout)"
     )
@@ -284,10 +279,10 @@ async def test_error_after_the_request_timeout_names_the_endpoints_that_failed()
 
 async def test_broadcast_is_a_504_if_all_endpoints_hang() -> None:
     route = make_route(*servers(a=asyncio.Event(), b=asyncio.Event()), limits=SHORT)
-    answer = await send_request(single_route(route), "POST", LOAD)
-    assert answer.status == 504
-    assert A in _error(answer)
-    assert B in _error(answer)
+    response = await send_request(single_route(route), "POST", LOAD)
+    assert response.status == 504
+    assert A in _error(response)
+    assert B in _error(response)
 
 
 async def test_endpoint_that_hangs_counts_as_failed() -> None:
@@ -314,29 +309,29 @@ async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
     endpoints = servers(
         a=scripted_response(text, 404, {"X-A": "1"}), b=scripted_response(b"another", 404)
     )
-    answer = await send_request(single_route(make_route(*endpoints)), "POST", LOAD)
-    assert (answer.status, answer.body, dict(answer.headers)) == (404, text, {"X-A": "1"})
+    response = await send_request(single_route(make_route(*endpoints)), "POST", LOAD)
+    assert (response.status, response.body, dict(response.headers)) == (404, text, {"X-A": "1"})
 
 
 async def test_overload_of_all_endpoints_has_a_retry_after() -> None:
     lack = GatewayError(ErrorKind.EXHAUSTED, "no means to connect", retry_after=1)
     both = make_route(*servers(a=lack, b=lack))
-    answer = await send_request(single_route(both), "POST", LOAD)
-    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    response = await send_request(single_route(both), "POST", LOAD)
+    assert (response.status, response.headers["Retry-After"]) == (503, "1")
     one = make_route(*servers(a=OK, b=lack))
-    answer = await send_request(single_route(one), "POST", LOAD)
-    assert (answer.status, answer.headers.get("Retry-After")) == (502, None)
+    response = await send_request(single_route(one), "POST", LOAD)
+    assert (response.status, response.headers.get("Retry-After")) == (502, None)
 
 
 async def test_error_shortens_a_long_path() -> None:
     route = make_route(*servers(a=OK, b=connect_error(B)))
-    answer = await send_request(
+    response = await send_request(
         single_route(route), "POST", f"/v2/repository/models/{'m' * 500}/load"
     )
-    assert _error(answer).startswith(f"POST /v2/repository/models/{'m' * 178}... went well")
+    assert _error(response).startswith(f"POST /v2/repository/models/{'m' * 178}... went well")
 
 
-# ------------------------------------------------------------------------------ what is sent
+# ------------------------------------------------------------------------------------------- bodies
 
 
 @pytest.mark.parametrize(
@@ -366,7 +361,7 @@ async def test_every_endpoint_gets_the_whole_body(
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "error"),
     [
         ({"request_bytes": 99}, "larger than 99 bytes (limits.request_bytes)"),
         ({"spool_bytes": 99}, "larger than 99 bytes (limits.spool_bytes)"),
@@ -374,26 +369,26 @@ async def test_every_endpoint_gets_the_whole_body(
     ],
 )
 async def test_body_over_the_cap_reaches_no_endpoint(
-    chunked: bool, limits: dict[str, int], told: str
+    chunked: bool, limits: dict[str, int], error: str
 ) -> None:
     endpoints = servers(a=OK, b=OK)
     route = make_route(*endpoints, limits=replace(LIMITS, **limits))
     headers = CHUNKED if chunked else {}
-    answer = await send_request(
+    response = await send_request(
         single_route(route), "POST", LOAD, bytes(50), bytes(50), headers=headers
     )
-    assert answer.status == 413
-    assert told in _error(answer)
+    assert response.status == 413
+    assert error in _error(response)
     assert received_requests(*endpoints) == [[], []]
 
 
 async def test_client_is_expected_while_its_body_is_read() -> None:
     endpoints = servers(a=OK, b=OK)
     route = make_route(*endpoints, limits=SHORT)
-    answer = await send_request(
+    response = await send_request(
         single_route(route), "POST", LOAD, b"{", asyncio.Event(), headers=CHUNKED
     )
-    assert answer.status == 408
+    assert response.status == 408
     assert received_requests(*endpoints) == [[], []]
 
 
@@ -401,16 +396,16 @@ async def test_single_server_gets_the_body_as_it_arrives() -> None:
     (endpoint,) = servers(a=scripted_response(b"{}", 200, {"X-A": "1"}))
     routes = single_route(make_route(endpoint, limits=replace(LIMITS, spool_bytes=10)))
     headers = {**CHUNKED, "Accept-Encoding": "gzip"}
-    answer = await send_request(routes, "POST", LOAD, bytes(50), bytes(50), headers=headers)
-    assert (answer.status, answer.body, dict(answer.headers)) == (200, b"{}", {"X-A": "1"})
+    response = await send_request(routes, "POST", LOAD, bytes(50), bytes(50), headers=headers)
+    assert (response.status, response.body, dict(response.headers)) == (200, b"{}", {"X-A": "1"})
     assert isinstance(endpoint.requests[0].body, AsyncIterable)
     assert endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
 
 
-# ------------------------------------------------------------------------------- what it takes
+# --------------------------------------------------------------------------------- slots and memory
 
 
-def _with_gates(route: Route, common: ConcurrencyLimit, own: ConcurrencyLimit) -> Route:
+def _with_limits(route: Route, common: ConcurrencyLimit, own: ConcurrencyLimit) -> Route:
     return replace(
         route,
         upstream=replace(route.upstream, concurrency_limit=own),
@@ -423,10 +418,10 @@ async def test_broadcast_takes_one_slot_of_each_upstream(target: str) -> None:
     concurrency_limits = [ConcurrencyLimit(place, 1, 0, 1.0) for place in ("the gateway", "a", "b")]
     hangs = asyncio.Event()
     endpoints = servers(a=(hangs, scripted_response(b"[]")), b=(hangs, scripted_response(b"[]")))
-    one = _with_gates(
+    one = _with_limits(
         make_route(endpoints[0], name="b"), concurrency_limits[0], concurrency_limits[2]
     )
-    two = _with_gates(
+    two = _with_limits(
         make_route(endpoints[1], name="a"), concurrency_limits[0], concurrency_limits[1]
     )
     routes = weighted_routes(one, two)
@@ -446,14 +441,14 @@ async def test_broadcast_that_waits_for_an_upstream_takes_no_shared_slot() -> No
     shared, *own = (ConcurrencyLimit(place, 1, 1, 1.0) for place in ("the gateway", "a", "b"))
     endpoints = servers(a=scripted_response(b"[]"), b=scripted_response(b"[]"))
     routes = [
-        _with_gates(make_route(endpoint, name=name), shared, concurrency_limit)
+        _with_limits(make_route(endpoint, name=name), shared, concurrency_limit)
         for endpoint, name, concurrency_limit in zip(endpoints, "ab", own, strict=True)
     ]
     assert own[1].try_acquire()
     task = asyncio.create_task(send_request(weighted_routes(*routes), "POST", LOAD))
-    await until(lambda: own[1].waiting)
+    await until(lambda: own[1].queued)
     assert (own[0].active, shared.active) == (1, 0)
-    own[1].leave()
+    own[1].release()
     assert (await task).status == 200
     assert [concurrency_limit.active for concurrency_limit in (shared, *own)] == [0, 0, 0]
 
@@ -462,134 +457,16 @@ async def test_buffered_bytes_of_a_broadcast_count() -> None:
     route = make_route(
         *servers(a=scripted_response(b"x" * 70_000), b=scripted_response(b"x" * 31_000))
     )
-    held = MemoryBudget(100_000)
-    answer = await send_request(single_route(replace(route, held=held)), "POST", LOAD)
-    assert answer.status == 502
-    assert "limits.max_buffered_bytes" in _error(answer)
-    assert held.total == 0
+    budget = MemoryBudget(100_000)
+    response = await send_request(single_route(replace(route, memory_budget=budget)), "POST", LOAD)
+    assert response.status == 502
+    assert "limits.max_buffered_bytes" in _error(response)
+    assert budget.total == 0
     endpoints = servers(a=OK, b=OK)
     route = make_route(*endpoints, limits=replace(LIMITS, spool_bytes=200_000))
-    routes = single_route(replace(route, held=held))
-    answer = await send_request(routes, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED)
-    assert (answer.status, held.total) == (503, 0)
+    routes = single_route(replace(route, memory_budget=budget))
+    response = await send_request(
+        routes, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED
+    )
+    assert (response.status, budget.total) == (503, 0)
     assert received_requests(*endpoints) == [[], []]
-
-
-# --------------------------------------------------------------------- endpoints that differ
-
-
-INDEX = "POST /v2/repository/index"
-UNLOAD = "/v2/repository/models/m/unload"
-
-
-def _has(*models: str) -> ServerStep:
-    """Make the index of a server."""
-    return scripted_response(
-        json.dumps([{"name": model, "state": "READY"} for model in models]).encode()
-    )
-
-
-def _differing(endpoints: Sequence[ScriptedEndpoint], known: str) -> Route:
-    """Lead to endpoints that were known to have these models, a letter each; ? where it is not."""
-    route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
-    for member, model in zip(route.upstream.pool.members, known, strict=True):
-        member.models = None if model == "?" else ready(*model)
-    return route
-
-
-@pytest.mark.parametrize("known", ["mnn", "nmn", "nnn", "???", "mmm"])
-@pytest.mark.parametrize(
-    ("method", "target", "sent"),
-    [
-        ("POST", UNLOAD, UNLOAD),
-        ("POST", "/v2/models/m/trace", "/v2/models/m/trace/setting"),
-        ("GET", "/v2/models/m/trace", "/v2/models/m/trace/setting"),
-    ],
-)
-async def test_unload_goes_to_the_endpoints_that_have_the_model(
-    known: str, method: str, target: str, sent: str
-) -> None:
-    endpoints = servers(a=(_has("n", "m"), OK), b=(_has("m"), OK), c=_has("n"))
-    answer = await send_request(single_route(_differing(endpoints, known)), method, target)
-    assert answer.status == 200
-    assert received_requests(*endpoints) == [[INDEX, f"{method} {sent}"]] * 2 + [[INDEX]]
-
-
-async def test_unload_of_an_unknown_model_goes_to_all_endpoints() -> None:
-    endpoints = servers(
-        a=(_has("n"), scripted_response(b"no", 400)), b=(_has(), scripted_response(b"none", 400))
-    )
-    answer = await send_request(single_route(_differing(endpoints, "mm")), "POST", UNLOAD)
-    assert (answer.status, answer.body) == (400, b"no")
-    assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
-
-
-@pytest.mark.parametrize("known", ["mn", "m?", "mm"])
-async def test_endpoint_whose_models_cannot_be_listed_is_named(known: str) -> None:
-    endpoints = servers(a=(_has("m"), OK), b=(connect_error(B), connect_error(B)))
-    answer = await send_request(single_route(_differing(endpoints, known)), "POST", UNLOAD)
-    assert answer.status == 502
-    assert _error(answer) == (
-        f"POST {UNLOAD} went well at {A}, but failed: cannot connect to {B}: Connection refused"
-    )
-
-
-@pytest.mark.parametrize("turn", [scripted_response(b"", 500), scripted_response(b"no index")])
-async def test_endpoint_without_a_model_list_gets_the_unload(turn: ServerStep) -> None:
-    endpoints = servers(a=(_has("m"), OK), b=(turn, OK))
-    assert (
-        await send_request(single_route(_differing(endpoints, "mn")), "POST", UNLOAD)
-    ).status == 200
-    assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
-
-
-async def test_endpoint_that_hangs_while_listing_models_is_named() -> None:
-    endpoints = servers(a=(_has("m"), OK), b=asyncio.Event())
-    route = replace(_differing(endpoints, "mn"), limits=SHORT)
-    answer = await send_request(single_route(route), "POST", UNLOAD)
-    assert answer.status == 502
-    assert _error(answer) == (
-        f"POST {UNLOAD} went well at {A}, but failed: "
-        f"waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)"
-    )
-    assert sum(route.upstream.pool.outstanding) == 0
-
-
-async def test_load_goes_to_all_endpoints_without_listing_models() -> None:
-    endpoints = servers(a=OK, b=OK)
-    assert (
-        await send_request(single_route(_differing(endpoints, "mn")), "POST", LOAD)
-    ).status == 200
-    assert received_requests(*endpoints) == [[f"POST {LOAD}"]] * 2
-
-
-# ---------------------------------------------------------------------------- old metadata
-
-
-async def _known(route: Route) -> ModelMetadata:
-    """Have the cache know the model, or say what it knows of it."""
-    (source,) = servers(source=(scripted_response(metadata(-1)), ScriptedUpstreamResponse(404)))
-    return await route.upstream.metadata.get("m", None, source)
-
-
-@pytest.mark.parametrize("verb", ["load", "unload"])
-@pytest.mark.parametrize("turn", [OK, scripted_response(b"", 400), connect_error(B)])
-async def test_load_drops_cached_metadata_in_every_upstream(verb: str, turn: ServerStep) -> None:
-    one, canary = servers(a=OK, b=turn)
-    routes = [make_route(one), make_route(canary, name="canary")]
-    before = [await _known(route) for route in routes]
-    assert [await _known(route) for route in routes] == before
-    await send_request(weighted_routes(*routes), "POST", f"/v2/repository/r/models/m/{verb}")
-    for route, old in zip(routes, before, strict=True):
-        assert await _known(route) is not old
-
-
-async def test_load_keeps_cached_metadata_of_other_models_and_upstreams() -> None:
-    endpoints = servers(a=(OK, OK), b=(OK, OK), c=OK)
-    one, two, elsewhere = (make_route(each) for each in endpoints)
-    routes = Router([Rule(Match(), (one, two), (1, 1)), Rule(Match(), (elsewhere,))], lambda: 0.0)
-    before = [await _known(route) for route in (one, two, elsewhere)]
-    await send_request(routes, "POST", "/v2/repository/models/m2/load")
-    assert [await _known(route) for route in (one, two, elsewhere)] == before
-    await send_request(routes, "POST", LOAD)
-    assert await _known(elsewhere) is before[2]

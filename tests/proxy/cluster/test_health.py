@@ -11,7 +11,7 @@ import pytest
 
 from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy.cluster import health
-from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness, unusable
+from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness, unready_endpoints
 from gateway.proxy.interfaces import Upstream
 from gateway.proxy.router import Router, Rule
 from gateway.routing.health import HealthCheckPolicy
@@ -53,19 +53,19 @@ async def no_task_left() -> AsyncIterator[None]:
         yield
 
 
-def _error(answer: ScriptedClientResponse) -> str:
-    return str(json.loads(answer.body)["error"])
+def _error(response: ScriptedClientResponse) -> str:
+    return str(json.loads(response.body)["error"])
 
 
-# -------------------------------------------------------------------------------- the answers
+# ---------------------------------------------------------------------------------------- responses
 
 
 @pytest.mark.parametrize("method", METHODS)
 async def test_gateway_is_live_whatever_its_servers_do(method: str) -> None:
     (endpoint,) = servers(a=connect_error(A))
-    answer = await send_request(single_route(make_route(endpoint)), method, LIVE + "?x")
-    assert (answer.status, answer.body) == (200, b'{"live":true}')
-    assert dict(answer.headers) == JSON | {"Content-Length": "13"}
+    response = await send_request(single_route(make_route(endpoint)), method, LIVE + "?x")
+    assert (response.status, response.body) == (200, b'{"live":true}')
+    assert dict(response.headers) == JSON | {"Content-Length": "13"}
     assert received_requests(endpoint) == [[]]
 
 
@@ -78,9 +78,9 @@ async def test_gateway_is_ready_if_every_upstream_has_a_ready_endpoint(method: s
             Rule(Match(), (make_route(*endpoints[:2]), make_route(endpoints[3])), (1, 0)),
         ]
     )
-    answer = await send_request(routes, method, READY)
-    assert (answer.status, answer.body) == (200, b'{"ready":true}')
-    assert dict(answer.headers) == JSON | {"Content-Length": "14"}
+    response = await send_request(routes, method, READY)
+    assert (response.status, response.body) == (200, b'{"ready":true}')
+    assert dict(response.headers) == JSON | {"Content-Length": "14"}
     assert received_requests(*endpoints) == [*[[f"GET {READY}"]] * 3, []]
 
 
@@ -91,9 +91,9 @@ async def test_upstream_that_is_not_ready_is_named() -> None:
     routes = weighted_routes(
         make_route(a, b, name="one"), make_route(c, name="two"), make_route(d, name="three")
     )
-    answer = await send_request(routes, "GET", READY)
-    assert answer.status == 503
-    assert _error(answer) == (
+    response = await send_request(routes, "GET", READY)
+    assert response.status == 503
+    assert _error(response) == (
         f"not ready: upstream one (cannot connect to {A}: Connection refused; {B} answered 400), "
         "upstream three (http://d:8000 answered 503)"
     )
@@ -112,7 +112,9 @@ async def test_upstream_that_is_not_required_is_not_probed() -> None:
 @pytest.mark.parametrize("target", [LIVE, READY, "/v2/models/m/ready"])
 async def test_health_can_be_denied_or_without_a_route(target: str) -> None:
     (endpoint,) = servers(a=OK)
-    denied = Router([Rule(Match(), (make_route(endpoint),), deny=OPERATION_KINDS["health"])])
+    denied = Router(
+        [Rule(Match(), (make_route(endpoint),), denied_kinds=OPERATION_KINDS["health"])]
+    )
     assert (await send_request(denied, "GET", target)).status == 403
     routes = Router([Rule(Match(kinds=OPERATION_KINDS["infer"]), (make_route(endpoint),))])
     assert (await send_request(routes, "GET", target)).status == 404
@@ -121,21 +123,21 @@ async def test_health_can_be_denied_or_without_a_route(target: str) -> None:
 
 async def test_model_readiness_comes_from_its_server() -> None:
     (endpoint,) = servers(a=scripted_response(b"yes"))
-    answer = await send_request(single_route(make_route(endpoint)), "GET", "/v2/models/m/ready")
-    assert (answer.status, answer.body) == (200, b"yes")
+    response = await send_request(single_route(make_route(endpoint)), "GET", "/v2/models/m/ready")
+    assert (response.status, response.body) == (200, b"yes")
     assert received_requests(endpoint) == [["GET /v2/models/m/ready"]]
 
 
 async def test_timeout_of_readiness_names_the_upstreams() -> None:
     (endpoint,) = servers(a=asyncio.Event())
     routes = single_route(make_route(endpoint, limits=replace(LIMITS, idle_timeout=0.03)))
-    answer = await send_request(routes, "GET", READY)
-    assert answer.status == 504
-    assert _error(answer).startswith("waiting for the endpoints of servers: nothing moved")
+    response = await send_request(routes, "GET", READY)
+    assert response.status == 504
+    assert _error(response).startswith("waiting for the endpoints of servers: nothing moved")
     await routes.readiness.close()
 
 
-# ------------------------------------------------------------------- the check of one upstream
+# ------------------------------------------------------------------------ the check of one upstream
 
 
 def _upstream(*endpoints: ScriptedEndpoint, name: str = "servers") -> Upstream:
@@ -147,15 +149,15 @@ async def test_first_ready_endpoint_ends_the_check() -> None:
     hanging = ScriptedEndpoint(log, asyncio.Event(), url=A)
     stuck = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [asyncio.Event()]), url=B)
     before = asyncio.all_tasks()
-    assert await unusable(_upstream(hanging, stuck, *servers(c=OK))) == ()
+    assert await unready_endpoints(_upstream(hanging, stuck, *servers(c=OK))) == ()
     assert asyncio.all_tasks() == before
     assert log[-1] == "server is let go"
 
 
 async def test_error_tells_the_reason_of_every_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "PROBE_TIME", 0.02)
+    monkeypatch.setattr(health, "READINESS_TIMEOUT", 0.02)
     endpoints = servers(a=asyncio.Event(), b=connect_error(B), c=scripted_response(b"", 204))
-    assert await unusable(_upstream(*endpoints)) == (
+    assert await unready_endpoints(_upstream(*endpoints)) == (
         f"{A} did not say in 0.02 s that it is ready",
         f"cannot connect to {B}: Connection refused",
         f"{C} answered 204",
@@ -166,15 +168,15 @@ async def test_check_counts_as_no_call() -> None:
     upstream = _upstream(*servers(a=connect_error(A), b=scripted_response(b"", 500)))
     for endpoint in upstream.pool.endpoints:
         assert isinstance(endpoint, ScriptedEndpoint)
-    assert len(await unusable(upstream)) == 2
+    assert len(await unready_endpoints(upstream)) == 2
     assert upstream.pool.outstanding == [0, 0]
     assert all(member.ejection.failures == 0 for member in upstream.pool.members)
 
 
-# --------------------------------------------------------------------- one check at a time
+# ------------------------------------------------------------------------------ one check at a time
 
 
-class _Checks:
+class ScriptedChecks:
     """Checks that a test ends, and a clock that it sets."""
 
     def __init__(self) -> None:
@@ -182,8 +184,8 @@ class _Checks:
         self.count = 0
         self.cancelled = 0
         self.outcome: tuple[str, ...] | Exception = ()
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.may_finish = asyncio.Event()
+        self.may_finish.set()
         upstream = _upstream(*servers(a=OK), name="one")
         self.readiness = Readiness([upstream], self.check, lambda: self.now)
 
@@ -191,7 +193,7 @@ class _Checks:
         assert upstream.name == "one"
         self.count += 1
         try:
-            await self.gate.wait()
+            await self.may_finish.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -201,73 +203,73 @@ class _Checks:
 
 
 @pytest.fixture
-async def checks() -> _Checks:
-    return _Checks()
+async def checks() -> ScriptedChecks:
+    return ScriptedChecks()
 
 
-async def test_outcome_is_cached(checks: _Checks) -> None:
+async def test_outcome_is_cached(checks: ScriptedChecks) -> None:
     for _ in range(3):
-        assert await checks.readiness.missing() == ""
+        assert await checks.readiness.check() == ""
     checks.outcome = ("down",)
     checks.now += CACHE_SECONDS - 0.001
-    assert await checks.readiness.missing() == ""
+    assert await checks.readiness.check() == ""
     assert checks.count == 1
     checks.now += 0.001
     for _ in range(3):
-        assert await checks.readiness.missing() == "upstream one (down)"
+        assert await checks.readiness.check() == "upstream one (down)"
     checks.outcome = ()
     checks.now += CACHE_SECONDS
-    assert await checks.readiness.missing() == ""
+    assert await checks.readiness.check() == ""
     assert checks.count == 3
 
 
-async def test_outcome_is_cached_from_the_end_of_its_check(checks: _Checks) -> None:
-    checks.gate.clear()
-    waiting = asyncio.create_task(checks.readiness.missing())
+async def test_outcome_is_cached_from_the_end_of_its_check(checks: ScriptedChecks) -> None:
+    checks.may_finish.clear()
+    waiting = asyncio.create_task(checks.readiness.check())
     await until(lambda: checks.count)
     checks.now += 100
-    checks.gate.set()
+    checks.may_finish.set()
     await waiting
-    await checks.readiness.missing()
+    await checks.readiness.check()
     assert checks.count == 1
 
 
-async def test_concurrent_clients_share_one_check(checks: _Checks) -> None:
-    checks.gate.clear()
+async def test_concurrent_clients_share_one_check(checks: ScriptedChecks) -> None:
+    checks.may_finish.clear()
     checks.outcome = ("down",)
-    tasks = [asyncio.create_task(checks.readiness.missing()) for _ in range(20)]
+    tasks = [asyncio.create_task(checks.readiness.check()) for _ in range(20)]
     await until(lambda: checks.count)
-    tasks[0].cancel()  # who began it
+    tasks[0].cancel()  # it started the check
     tasks[7].cancel()
     await until(lambda: tasks[0].done() and tasks[7].done())
-    checks.gate.set()
+    checks.may_finish.set()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert outcomes.count("upstream one (down)") == 18
     assert (checks.count, checks.cancelled) == (1, 0)
 
 
-async def test_check_whose_client_disconnected_still_counts(checks: _Checks) -> None:
-    checks.gate.clear()
-    task = asyncio.create_task(checks.readiness.missing())
+async def test_check_whose_client_disconnected_still_counts(checks: ScriptedChecks) -> None:
+    checks.may_finish.clear()
+    task = asyncio.create_task(checks.readiness.check())
     await until(lambda: checks.count)
     task.cancel()
     await until(task.done)
-    checks.gate.set()
-    assert await checks.readiness.missing() == ""
+    checks.may_finish.set()
+    assert await checks.readiness.check() == ""
     assert checks.count == 1
 
 
-async def test_draining_gateway_is_not_ready(checks: _Checks) -> None:
-    assert await checks.readiness.missing() == ""
+async def test_draining_gateway_is_not_ready(checks: ScriptedChecks) -> None:
+    assert await checks.readiness.check() == ""
     checks.readiness.draining = True
-    assert await checks.readiness.missing() == "draining"
+    assert await checks.readiness.check() == "draining"
     assert checks.count == 1
 
 
-async def test_close_cancels_the_check(checks: _Checks) -> None:
+async def test_close_cancels_the_check(checks: ScriptedChecks) -> None:
     await checks.readiness.close()
-    checks.gate.clear()
-    task = asyncio.create_task(checks.readiness.missing())
+    checks.may_finish.clear()
+    task = asyncio.create_task(checks.readiness.check())
     await until(lambda: checks.count)
     await checks.readiness.close()
     assert checks.cancelled == 1
@@ -275,15 +277,15 @@ async def test_close_cancels_the_check(checks: _Checks) -> None:
         await task
 
 
-async def test_unexpected_error_of_a_check_is_not_cached(checks: _Checks) -> None:
+async def test_unexpected_error_of_a_check_is_not_cached(checks: ScriptedChecks) -> None:
     checks.outcome = ZeroDivisionError()
     with pytest.raises(ExceptionGroup):
-        await checks.readiness.missing()
+        await checks.readiness.check()
     checks.outcome = ()
-    assert await checks.readiness.missing() == ""
+    assert await checks.readiness.check() == ""
 
 
-# ------------------------------------------------------------------------------ where probes tell
+# ------------------------------------------------------------------------------- with health checks
 
 
 def _prober() -> PoolSupervisor:
@@ -301,10 +303,10 @@ async def test_readiness_waits_for_the_first_health_check(status: int, ready: bo
     await until(lambda: endpoint.requests)
     assert not asking.done()
     go_on.set()
-    answer = await asking
-    assert answer.status == (200 if ready else 503)
+    response = await asking
+    assert response.status == (200 if ready else 503)
     if not ready:
-        assert _error(answer) == f"not ready: upstream servers ({A}: GET /probe answered 500)"
+        assert _error(response) == f"not ready: upstream servers ({A}: GET /probe answered 500)"
     assert received_requests(endpoint) == [["GET /probe"]]
     await pool.close()
 
@@ -317,9 +319,9 @@ async def test_unreachable_upstream_overrides_a_cached_outcome() -> None:
     fail_calls(pool, 0, connect_error(A), times=2)
     assert (await send_request(routes, "GET", READY)).status == 200
     fail_calls(pool, 1, connect_error(B))
-    answer = await send_request(routes, "GET", READY)
-    assert answer.status == 503
-    assert _error(answer) == (
+    response = await send_request(routes, "GET", READY)
+    assert response.status == 503
+    assert _error(response) == (
         f"not ready: upstream servers (cannot connect to {A}: Connection refused; "
         f"cannot connect to {B}: Connection refused)"
     )
@@ -329,13 +331,13 @@ async def test_unreachable_upstream_overrides_a_cached_outcome() -> None:
 async def test_readiness_waits_only_briefly_for_the_first_health_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "PROBE_TIME", 0.05)
+    monkeypatch.setattr(health, "READINESS_TIMEOUT", 0.05)
     endpoints = servers(a=asyncio.Event(), b=scripted_response(b"", 500))
     route = make_route(*endpoints, supervisor=_prober())
     await route.upstream.pool.start()
-    answer = await send_request(single_route(route), "GET", READY)
-    assert answer.status == 503
-    assert _error(answer) == (
+    response = await send_request(single_route(route), "GET", READY)
+    assert response.status == 503
+    assert _error(response) == (
         f"not ready: upstream servers ({A}: not probed yet; {B}: GET /probe answered 500)"
     )
     await route.upstream.pool.close()

@@ -2,8 +2,10 @@ import json
 
 import pytest
 
+from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.server_metadata import server_metadata
+from gateway.proxy.interfaces import Call
 from tests.support.doubles.cluster import (
     B,
     ServerStep,
@@ -26,7 +28,7 @@ from tests.support.doubles.streaming import (
 _LARGEST = 1024 * 1024
 
 
-async def _answer(
+async def _response(
     *body: bytes, status: int = 200
 ) -> tuple[ScriptedClientResponse, ScriptedEndpoint]:
     log = EventLog()
@@ -34,15 +36,16 @@ async def _answer(
     endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(status, headers, body))
     received_requests = {"Accept-Encoding": "gzip", "X-Asked": "1", "Content-Length": "0"}
     request = ScriptedRequest(log, "GET", "/v2?q", received_requests)
-    answer = ScriptedClientResponse(log)
+    response = ScriptedClientResponse(log)
     route = make_route(endpoint)
-    with Deadline(9, 9) as turns:
-        await server_metadata(request, answer, route, [route.upstream], turns)
+    with Deadline(9, 9) as deadline:
+        operation = parse_operation("GET", "/v2?q")
+        await server_metadata(Call(request, response, operation, route, deadline), [route.upstream])
     assert log[-2:] == ["client has got all", "server is let go"]
-    assert answer.status == status
-    assert answer.headers["X-Kept"] == "1"
+    assert response.status == status
+    assert response.headers["X-Kept"] == "1"
     assert sum(route.upstream.pool.outstanding) == 0
-    return answer, endpoint
+    return response, endpoint
 
 
 @pytest.mark.parametrize(
@@ -55,9 +58,9 @@ async def _answer(
 )
 async def test_binary_extension_is_added(said: dict[str, object], passed: list[str]) -> None:
     text = json.dumps({"name": "n", **said}).encode()
-    answer, _ = await _answer(text[:5], text[5:])
-    assert json.loads(answer.body) == {"name": "n", "extensions": passed}
-    assert answer.headers["Content-Length"] == str(len(answer.body))
+    response, _ = await _response(text[:5], text[5:])
+    assert json.loads(response.body) == {"name": "n", "extensions": passed}
+    assert response.headers["Content-Length"] == str(len(response.body))
 
 
 @pytest.mark.parametrize(
@@ -65,29 +68,29 @@ async def test_binary_extension_is_added(said: dict[str, object], passed: list[s
     [b'{ "extensions" : ["binary_tensor_data"] }', b"{", b"", b"7", b'{"extensions":null}'],
 )
 async def test_response_that_is_no_metadata_passes_untouched(text: bytes) -> None:
-    answer, _ = await _answer(text)
-    assert answer.body == text
+    response, _ = await _response(text)
+    assert response.body == text
 
 
 async def test_metadata_over_the_cap_passes_untouched() -> None:
     text = b'{"x":"' + b"x" * _LARGEST + b'"}'
-    answer, _ = await _answer(text[:_LARGEST], text[_LARGEST:])
-    assert answer.body == text
+    response, _ = await _response(text[:_LARGEST], text[_LARGEST:])
+    assert response.body == text
 
 
 async def test_error_response_passes_untouched() -> None:
-    answer, _ = await _answer(b"{}", status=503)
-    assert answer.body == b"{}"
+    response, _ = await _response(b"{}", status=503)
+    assert response.body == b"{}"
 
 
 async def test_server_metadata_request_has_no_body() -> None:
-    _, endpoint = await _answer(b"{}")
+    _, endpoint = await _response(b"{}")
     (request,) = endpoint.requests
     assert (request.method, request.target, request.body) == ("GET", "/v2?q", None)
     assert dict(request.headers) == {"X-Asked": "1"}
 
 
-# --------------------------------------------------------------------------- several upstreams
+# -------------------------------------------------------------------------------- several upstreams
 
 
 def _server(*extensions: object, **more: object) -> ServerStep:
@@ -95,7 +98,7 @@ def _server(*extensions: object, **more: object) -> ServerStep:
 
 
 @pytest.mark.parametrize(
-    ("turns", "shared"),
+    ("steps", "shared"),
     [
         ((_server("a", "b", "c"), _server("c", "a")), ["a", "c", "binary_tensor_data"]),
         ((_server("binary_tensor_data", "a"), _server("a", "x")), ["a", "binary_tensor_data"]),
@@ -111,39 +114,39 @@ def _server(*extensions: object, **more: object) -> ServerStep:
     ],
 )
 async def test_extensions_are_those_that_all_upstreams_share(
-    turns: tuple[ServerStep, ...], shared: list[object]
+    steps: tuple[ServerStep, ...], shared: list[object]
 ) -> None:
-    first, *others = servers(**dict(zip("abc", turns, strict=False)))
+    first, *others = servers(**dict(zip("abc", steps, strict=False)))
     routes = weighted_routes(make_route(first), make_route(*others))
-    answer = await send_request(
+    response = await send_request(
         routes, "GET", "/v2?q", headers={"Accept-Encoding": "gzip", "X-Asked": "1"}
     )
-    assert answer.status == 200
-    assert json.loads(answer.body) == {"name": "n", "extensions": shared}
-    assert answer.headers["Content-Length"] == str(len(answer.body))
+    assert response.status == 200
+    assert json.loads(response.body) == {"name": "n", "extensions": shared}
+    assert response.headers["Content-Length"] == str(len(response.body))
     assert received_requests(first) == [["GET /v2?q"]]
     assert dict(first.requests[0].headers) == {"X-Asked": "1"}
 
 
 @pytest.mark.parametrize(
-    ("turn", "why"),
+    ("step", "why"),
     [
         (connect_error(B), f"cannot connect to {B}: Connection refused"),
         (scripted_response(b'{"error":"starting"}', 400), "upstream two answered 400: starting"),
-        (scripted_response(b"["), "upstream two answered what is no server metadata"),
-        (scripted_response(b"[]"), "upstream two answered what is no server metadata"),
+        (scripted_response(b"["), "upstream two sent no valid server metadata"),
+        (scripted_response(b"[]"), "upstream two sent no valid server metadata"),
     ],
 )
-async def test_missing_extensions_of_an_upstream_count_as_none(turn: ServerStep, why: str) -> None:
-    one, two = servers(a=_server("a"), b=turn)
-    answer = await send_request(
+async def test_missing_extensions_of_an_upstream_count_as_none(step: ServerStep, why: str) -> None:
+    one, two = servers(a=_server("a"), b=step)
+    response = await send_request(
         weighted_routes(make_route(one, name="one"), make_route(two, name="two")), "GET", "/v2"
     )
-    assert answer.status == 502
-    assert why in json.loads(answer.body)["error"]
+    assert response.status == 502
+    assert why in json.loads(response.body)["error"]
 
 
 async def test_equal_errors_of_all_upstreams_pass_to_the_client() -> None:
     one, two = servers(a=scripted_response(b"first", 503), b=scripted_response(b"second", 503))
-    answer = await send_request(weighted_routes(make_route(one), make_route(two)), "GET", "/v2")
-    assert (answer.status, answer.body) == (503, b"first")
+    response = await send_request(weighted_routes(make_route(one), make_route(two)), "GET", "/v2")
+    assert (response.status, response.body) == (503, b"first")

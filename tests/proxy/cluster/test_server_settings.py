@@ -46,8 +46,8 @@ async def test_settings_of_the_first_endpoint_are_returned(target: str, sent: st
     )
     routes = weighted_routes(make_route(*endpoints[:2]), make_route(endpoints[2]))
     headers = {"Accept-Encoding": "gzip", "X-Asked": "1"}
-    answer = await send_request(routes, "GET", target, b"{}", headers=headers)
-    assert (answer.status, answer.body, dict(answer.headers)) == (200, ON, {"X-A": "1"})
+    response = await send_request(routes, "GET", target, b"{}", headers=headers)
+    assert (response.status, response.body, dict(response.headers)) == (200, ON, {"X-A": "1"})
     for endpoint in endpoints:
         (request,) = endpoint.requests
         assert (request.method, request.target, request.body) == ("GET", sent, None)
@@ -55,7 +55,7 @@ async def test_settings_of_the_first_endpoint_are_returned(target: str, sent: st
 
 
 @pytest.mark.parametrize(
-    ("turns", "body", "differing", "failed"),
+    ("steps", "body", "differing", "failed"),
     [
         (
             {"a": scripted_response(ON), "b": scripted_response(OFF), "c": scripted_response(SAME)},
@@ -105,13 +105,13 @@ async def test_settings_of_the_first_endpoint_are_returned(target: str, sent: st
     ],
 )
 async def test_headers_name_endpoints_that_differ_and_that_fail(
-    turns: dict[str, ServerStep], body: bytes, differing: str | None, failed: str | None
+    steps: dict[str, ServerStep], body: bytes, differing: str | None, failed: str | None
 ) -> None:
-    route = make_route(*servers(**turns))
-    answer = await send_request(single_route(route), "GET", "/v2/logging")
-    assert (answer.status, answer.body) == (200, body)
-    assert answer.headers.get(DIFFERING_ENDPOINTS) == differing
-    assert answer.headers.get(FAILED_ENDPOINTS) == failed
+    route = make_route(*servers(**steps))
+    response = await send_request(single_route(route), "GET", "/v2/logging")
+    assert (response.status, response.body) == (200, body)
+    assert response.headers.get(DIFFERING_ENDPOINTS) == differing
+    assert response.headers.get(FAILED_ENDPOINTS) == failed
     assert sum(route.upstream.pool.outstanding) == 0
 
 
@@ -120,9 +120,9 @@ async def test_header_names_an_endpoint_that_hangs() -> None:
         a=asyncio.Event(), b=scripted_response(ON), c=scripted_response(OFF), d=asyncio.Event()
     )
     routes = single_route(make_route(*endpoints, limits=replace(LIMITS, idle_timeout=0.2)))
-    answer = await send_request(routes, "GET", "/v2/trace/setting")
-    assert (answer.status, answer.body) == (200, ON)
-    assert (answer.headers[DIFFERING_ENDPOINTS], answer.headers[FAILED_ENDPOINTS]) == (
+    response = await send_request(routes, "GET", "/v2/trace/setting")
+    assert (response.status, response.body) == (200, ON)
+    assert (response.headers[DIFFERING_ENDPOINTS], response.headers[FAILED_ENDPOINTS]) == (
         C,
         f"{A}, {D}",
     )
@@ -132,9 +132,9 @@ async def test_error_tells_why_all_endpoints_failed() -> None:
     routes = single_route(
         make_route(*servers(a=connect_error(A), b=scripted_response(b'{"error":"no"}', 400)))
     )
-    answer = await send_request(routes, "GET", "/v2/trace")
-    assert answer.status == 502
-    assert json.loads(answer.body)["error"] == (
+    response = await send_request(routes, "GET", "/v2/trace")
+    assert response.status == 502
+    assert json.loads(response.body)["error"] == (
         f"GET /v2/trace failed: cannot connect to {A}: Connection refused; {B} answered 400: no"
     )
 
@@ -147,17 +147,17 @@ async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
             )
         )
     )
-    answer = await send_request(routes, "GET", "/v2/models/m/trace")
-    assert (answer.status, answer.body) == (404, b"unknown model")
+    response = await send_request(routes, "GET", "/v2/models/m/trace")
+    assert (response.status, response.body) == (404, b"unknown model")
 
 
 async def test_settings_of_one_server_pass_untouched() -> None:
     (endpoint,) = servers(a=scripted_response(ON))
     headers = {"Accept-Encoding": "gzip"}
-    answer = await send_request(
+    response = await send_request(
         single_route(make_route(endpoint)), "GET", "/v2/trace", headers=headers
     )
-    assert (answer.status, answer.body) == (200, ON)
+    assert (response.status, response.body) == (200, ON)
     assert dict(endpoint.requests[0].headers) == headers
 
 

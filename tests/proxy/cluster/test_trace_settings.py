@@ -6,8 +6,8 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.cluster.trace import trace_setting
-from gateway.proxy.interfaces import Upstream
+from gateway.proxy.cluster.server_settings import trace_settings
+from gateway.proxy.interfaces import Call, Upstream
 from tests.support.doubles.streaming import (
     EventLog,
     ScriptedClientResponse,
@@ -19,16 +19,17 @@ from tests.support.doubles.streaming import (
 
 
 async def _sent(method: str, target: str, body: bytes = b"") -> tuple[str, bytes]:
-    """Pass a trace call on; give the target and the body that the server got."""
+    """Send a trace call; return the target and the body that the server got."""
     log = EventLog()
     endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"{}"]))
     request = ScriptedRequest(log, method, target, body=[body] if body else [])
-    answer = ScriptedClientResponse(log)
-    with Deadline(9, 9) as turns:
-        asked = parse_operation(method, target)
+    response = ScriptedClientResponse(log)
+    with Deadline(9, 9) as deadline:
+        operation = parse_operation(method, target)
         route = make_route(endpoint)
-        await trace_setting(request, answer, asked, route, [route.upstream], turns)
-    assert (answer.status, answer.body) == (200, b"{}")
+        call = Call(request, response, operation, route, deadline)
+        await trace_settings(call, [route.upstream])
+    assert (response.status, response.body) == (200, b"{}")
     return endpoint.requests[0].target, endpoint.bodies[0]
 
 
@@ -69,11 +70,11 @@ async def test_server_without_trace_settings_gets_no_request(dialect: Dialect, t
     log = EventLog()
     endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"{}"]))
     route = make_route(endpoint, name="models", dialect=dialect)
-    request, asked = ScriptedRequest(log, "GET", target), parse_operation("GET", target)
-    with Deadline(9, 9) as turns, pytest.raises(GatewayError) as caught:
-        await trace_setting(
-            request, ScriptedClientResponse(log), asked, route, [route.upstream], turns
-        )
+    request, operation = ScriptedRequest(log, "GET", target), parse_operation("GET", target)
+    with Deadline(9, 9) as deadline:
+        call = Call(request, ScriptedClientResponse(log), operation, route, deadline)
+        with pytest.raises(GatewayError) as caught:
+            await trace_settings(call, [route.upstream])
     assert caught.value.kind is ErrorKind.UNSUPPORTED
     assert f"upstream 'models' ({dialect.name}) lacks the trace extension" in caught.value.message
     assert not endpoint.requests
@@ -81,7 +82,7 @@ async def test_server_without_trace_settings_gets_no_request(dialect: Dialect, t
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_upstreams_without_trace_settings_are_named(method: str) -> None:
-    """No server is asked: what is changed would be changed at some of them only."""
+    """No server is queried: a change would reach only some of them."""
     log = EventLog()
     endpoints = [ScriptedEndpoint(log, url=f"http://{name}:1") for name in "abc"]
 
@@ -91,9 +92,11 @@ async def test_upstreams_without_trace_settings_are_named(method: str) -> None:
     upstreams = [upstream(0, KSERVE), upstream(1, TRITON), upstream(2, JSON)]
     route = make_route(endpoints[1])
     request = ScriptedRequest(log, method, "/v2/trace", body=[b"{}"] if method == "POST" else [])
-    asked = parse_operation(method, "/v2/trace")
-    with Deadline(9, 9) as turns, pytest.raises(GatewayError) as caught:
-        await trace_setting(request, ScriptedClientResponse(log), asked, route, upstreams, turns)
+    operation = parse_operation(method, "/v2/trace")
+    with Deadline(9, 9) as deadline:
+        call = Call(request, ScriptedClientResponse(log), operation, route, deadline)
+        with pytest.raises(GatewayError) as caught:
+            await trace_settings(call, upstreams)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
     lacking = "upstream 'a' (kserve) and upstream 'c' (json) lack the trace extension"
     assert caught.value.message == lacking

@@ -32,26 +32,26 @@ INDEX = "POST /v2/repository/index"
 @pytest.mark.parametrize("body", [b"", b'{"name":"m","ready":true}'])
 async def test_ready_model_is_reported(body: bytes) -> None:
     (a,) = servers(a=scripted_response(body))
-    answer = await send_request(single_route(make_route(a)), "GET", MODEL)
-    assert (answer.status, answer.body) == (200, b'{"name":"m","ready":true}')
-    assert answer.headers["Content-Type"] == "application/json"
+    response = await send_request(single_route(make_route(a)), "GET", MODEL)
+    assert (response.status, response.body) == (200, b'{"name":"m","ready":true}')
+    assert response.headers["Content-Type"] == "application/json"
     assert received_requests(a) == [[READY]]
 
 
 async def test_ready_version_is_reported() -> None:
     (a,) = servers(a=scripted_response(b""))
-    answer = await send_request(single_route(make_route(a)), "GET", MODEL + "/versions/2")
-    assert answer.status == 200
+    response = await send_request(single_route(make_route(a)), "GET", MODEL + "/versions/2")
+    assert response.status == 200
     assert received_requests(a) == [["GET /v2/models/m/versions/2/ready"]]
 
 
 @pytest.mark.parametrize(
-    "turn", [scripted_response(b"", 400), scripted_response(b'{"ready":false}')]
+    "step", [scripted_response(b"", 400), scripted_response(b'{"ready":false}')]
 )
-async def test_model_that_is_not_ready_is_a_503(turn: object) -> None:
-    (a,) = servers(a=(turn, scripted_response(b'{"name":"m"}')))  # type: ignore[arg-type]
-    answer = await send_request(single_route(make_route(a)), "GET", MODEL)
-    assert (answer.status, answer.body) == (503, b'{"error":"model \'m\' is not ready"}')
+async def test_model_that_is_not_ready_is_a_503(step: object) -> None:
+    (a,) = servers(a=(step, scripted_response(b'{"name":"m"}')))  # type: ignore[arg-type]
+    response = await send_request(single_route(make_route(a)), "GET", MODEL)
+    assert (response.status, response.body) == (503, b'{"error":"model \'m\' is not ready"}')
     assert received_requests(a) == [[READY, "GET /v2/models/m"]]
 
 
@@ -65,39 +65,39 @@ async def test_model_that_is_not_ready_is_a_503(turn: object) -> None:
 )
 async def test_unknown_model_passes_the_server_error(body: bytes, told: bytes) -> None:
     (a,) = servers(a=(scripted_response(b"", 400), scripted_response(body, 404)))
-    answer = await send_request(single_route(make_route(a)), "GET", MODEL)
-    assert (answer.status, answer.body) == (404, told)
+    response = await send_request(single_route(make_route(a)), "GET", MODEL)
+    assert (response.status, response.body) == (404, told)
 
 
 async def test_unreachable_server_is_a_503() -> None:
     (a,) = servers(a=connect_error(A))
-    answer = await send_request(single_route(make_route(a)), "GET", MODEL)
-    assert answer.status == 503
-    assert A in json.loads(answer.body)["error"]
+    response = await send_request(single_route(make_route(a)), "GET", MODEL)
+    assert response.status == 503
+    assert A in json.loads(response.body)["error"]
 
 
 async def test_v1_server_gets_the_request_unchanged() -> None:
     (a,) = servers(a=scripted_response(b'{"name":"m","ready":"True"}'))
-    answer = await send_request(single_route(make_route(a, dialect=KSERVE)), "GET", MODEL)
-    assert answer.body == b'{"name":"m","ready":"True"}'
+    response = await send_request(single_route(make_route(a, dialect=KSERVE)), "GET", MODEL)
+    assert response.body == b'{"name":"m","ready":"True"}'
     assert received_requests(a) == [["GET " + MODEL]]
 
 
 async def test_version_is_refused_for_a_server_without_versions() -> None:
     (a,) = servers(a=scripted_response(b"{}"))
-    answer = await send_request(
+    response = await send_request(
         single_route(make_route(a, dialect=KSERVE)), "GET", MODEL + "/versions/1"
     )
-    assert answer.status == 501
-    assert f"without one, this is {MODEL}" in json.loads(answer.body)["error"]
+    assert response.status == 501
+    assert f"without one, this is {MODEL}" in json.loads(response.body)["error"]
     assert received_requests(a) == [[]]
 
 
 async def test_list_has_the_models_of_one_server() -> None:
     index = [{"name": "b", "state": "READY"}, {"name": "a", "state": "UNAVAILABLE"}, {"name": "c"}]
     (a,) = servers(a=scripted_response(json.dumps(index).encode()))
-    answer = await send_request(single_route(make_route(a)), "GET", MODELS)
-    assert (answer.status, answer.body) == (200, b'{"models":["b","c"]}')
+    response = await send_request(single_route(make_route(a)), "GET", MODELS)
+    assert (response.status, response.body) == (200, b'{"models":["b","c"]}')
     assert received_requests(a) == [[INDEX]]
     assert a.bodies == [b'{"ready":true}']
 
@@ -117,18 +117,18 @@ async def test_list_has_the_models_of_all_upstreams() -> None:
     routes = by_model(
         make_route(a, name="a"), make_route(b, name="b", dialect=KSERVE), make_route(c, name="c")
     )
-    answer = await send_request(routes, "GET", MODELS)
-    assert answer.status == 200
-    assert sorted(json.loads(answer.body)["models"]) == ["x", "y", "z"]
+    response = await send_request(routes, "GET", MODELS)
+    assert response.status == 200
+    assert sorted(json.loads(response.body)["models"]) == ["x", "y", "z"]
     assert received_requests(a, b, c) == [[INDEX], ["GET " + MODELS], [INDEX]]
 
 
 async def test_list_omits_the_models_of_a_rule_that_denies_it() -> None:
     a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=())
-    denied = Rule(Match(), (make_route(b, name="b"),), deny=OPERATION_KINDS["repository"])
+    denied = Rule(Match(), (make_route(b, name="b"),), denied_kinds=OPERATION_KINDS["repository"])
     routes = Router([Rule(Match(), (make_route(a, name="a"),)), denied])
-    answer = await send_request(routes, "GET", MODELS)
-    assert json.loads(answer.body) == {"models": ["x"]}
+    response = await send_request(routes, "GET", MODELS)
+    assert json.loads(response.body) == {"models": ["x"]}
     refused = await send_request(Router([denied]), "GET", MODELS)
     assert refused.status == 403
     assert received_requests(b) == [[]]
@@ -136,11 +136,11 @@ async def test_list_omits_the_models_of_a_rule_that_denies_it() -> None:
 
 async def test_list_without_one_upstream_is_an_error() -> None:
     a, b = servers(a=scripted_response(b"[]"), b=scripted_response(b"no", 500))
-    answer = await send_request(
+    response = await send_request(
         by_model(make_route(a, name="a"), make_route(b, name="b")), "GET", MODELS
     )
-    assert answer.status == 502
-    error = json.loads(answer.body)["error"]
+    assert response.status == 502
+    error = json.loads(response.body)["error"]
     assert "upstream b answered 500: no" in error
 
 
@@ -152,10 +152,10 @@ async def test_server_without_an_index_gets_the_request_unchanged(status: int) -
     (a,) = servers(
         a=(scripted_response(b"no", status), scripted_response(OF_OPENAI, headers={"X": "1"}))
     )
-    answer = await send_request(
+    response = await send_request(
         single_route(make_route(a)), "GET", MODELS + "?x=1", headers={"Y": "2"}
     )
-    assert (answer.status, answer.body, answer.headers["X"]) == (200, OF_OPENAI, "1")
+    assert (response.status, response.body, response.headers["X"]) == (200, OF_OPENAI, "1")
     assert received_requests(a) == [[INDEX, "GET " + MODELS + "?x=1"]]
     assert a.requests[-1].headers["Y"] == "2"
     assert a.bodies[-1] == b""
@@ -163,40 +163,40 @@ async def test_server_without_an_index_gets_the_request_unchanged(status: int) -
 
 async def test_server_without_any_list_responds_itself() -> None:
     (a,) = servers(a=(scripted_response(b"", 404), scripted_response(b"<p>not here", 404)))
-    answer = await send_request(single_route(make_route(a)), "GET", MODELS)
-    assert (answer.status, answer.body) == (404, b"<p>not here")
+    response = await send_request(single_route(make_route(a)), "GET", MODELS)
+    assert (response.status, response.body) == (404, b"<p>not here")
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 async def test_failing_index_is_still_an_index(status: int) -> None:
     (a,) = servers(a=scripted_response(b"not now", status))
-    answer = await send_request(single_route(make_route(a)), "GET", MODELS)
-    assert (answer.status, answer.body) == (status, b'{"error":"not now"}')
+    response = await send_request(single_route(make_route(a)), "GET", MODELS)
+    assert (response.status, response.body) == (status, b'{"error":"not now"}')
     assert received_requests(a) == [[INDEX]]
 
 
 async def test_other_kind_of_list_comes_from_one_endpoint() -> None:
     a, b = servers(a=scripted_response(b"", 404), b=scripted_response(OF_OPENAI))
-    answer = await send_request(single_route(make_route(a, b)), "GET", MODELS)
-    assert answer.body == OF_OPENAI
-    assert received_requests(a, b) == [[INDEX], ["GET " + MODELS]]  # in turn
+    response = await send_request(single_route(make_route(a, b)), "GET", MODELS)
+    assert response.body == OF_OPENAI
+    assert received_requests(a, b) == [[INDEX], ["GET " + MODELS]]  # one after the other
 
 
 async def test_list_of_several_upstreams_is_never_that_of_one() -> None:
     a, b = servers(a=scripted_response(b"none", 404), b=scripted_response(b"none", 404))
     routes = by_model(make_route(a, name="a"), make_route(b, name="b"))
-    answer = await send_request(routes, "GET", MODELS)
-    assert (answer.status, answer.body) == (404, b'{"error":"none"}')
-    assert FAILED_ENDPOINTS not in answer.headers
+    response = await send_request(routes, "GET", MODELS)
+    assert (response.status, response.body) == (404, b'{"error":"none"}')
+    assert FAILED_ENDPOINTS not in response.headers
     assert received_requests(a, b) == [[INDEX], [INDEX]]
 
 
 @pytest.mark.parametrize("body", [b"no", b"5", b'{"models":5}', b"[1]"])
 async def test_invalid_list_is_a_502(body: bytes) -> None:
     (a,) = servers(a=scripted_response(body))
-    answer = await send_request(single_route(make_route(a)), "GET", MODELS)
-    assert answer.status == 502
-    assert "did not answer with a list of models" in json.loads(answer.body)["error"]
+    response = await send_request(single_route(make_route(a)), "GET", MODELS)
+    assert response.status == 502
+    assert "sent no list of models" in json.loads(response.body)["error"]
 
 
 LACKING: dict[str, tuple[Dialect, ServerStep, str]] = {
@@ -206,26 +206,26 @@ LACKING: dict[str, tuple[Dialect, ServerStep, str]] = {
 }
 
 
-@pytest.mark.parametrize(("dialect", "turn", "question"), LACKING.values(), ids=LACKING)
+@pytest.mark.parametrize(("dialect", "step", "question"), LACKING.values(), ids=LACKING)
 async def test_server_without_a_model_list_is_omitted_and_named(
-    dialect: Dialect, turn: ServerStep, question: str
+    dialect: Dialect, step: ServerStep, question: str
 ) -> None:
-    a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=turn)
+    a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=step)
     routes = by_model(make_route(a, name="a"), make_route(b, name="b", dialect=dialect))
-    answer = await send_request(routes, "GET", MODELS)
-    assert (answer.status, answer.body) == (200, b'{"models":["x"]}')
-    assert answer.headers[FAILED_ENDPOINTS] == "upstream b"
+    response = await send_request(routes, "GET", MODELS)
+    assert (response.status, response.body) == (200, b'{"models":["x"]}')
+    assert response.headers[FAILED_ENDPOINTS] == "upstream b"
     assert received_requests(a, b) == [[INDEX], [question]]
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 422, 503])
 async def test_server_that_may_have_a_model_list_is_not_omitted(status: int) -> None:
     a, b = servers(a=scripted_response(b'[{"name":"x"}]'), b=scripted_response(b"no", status))
-    answer = await send_request(
+    response = await send_request(
         by_model(make_route(a, name="a"), make_route(b, name="b")), "GET", MODELS
     )
-    assert answer.status == 502
-    assert f"upstream b answered {status}: no" in json.loads(answer.body)["error"]
+    assert response.status == 502
+    assert f"upstream b answered {status}: no" in json.loads(response.body)["error"]
 
 
 @pytest.mark.parametrize("target", [MODEL, MODELS])
@@ -233,8 +233,8 @@ async def test_list_waits_until_all_dialects_are_known(target: str) -> None:
     (a,) = servers(a=scripted_response(b'{"models":["m"]}'))
     route = make_route(a)
     upstream = replace(route.upstream, dialect_state=UndetectedDialectState(KSERVE, None))
-    answer = await send_request(single_route(replace(route, upstream=upstream)), "GET", target)
-    assert answer.status == 200
+    response = await send_request(single_route(replace(route, upstream=upstream)), "GET", target)
+    assert response.status == 200
     assert received_requests(a) == [["GET " + target]]
 
 
@@ -247,9 +247,9 @@ async def test_server_of_unknown_dialect_that_is_down_is_a_503(
     upstream = replace(
         route.upstream, dialect_state=UndetectedDialectState(KSERVE, connect_error(A))
     )
-    answer = await send_request(single_route(replace(route, upstream=upstream)), "GET", target)
-    assert answer.status == 503
-    assert f"cannot connect to {A}" in json.loads(answer.body)["error"]
+    response = await send_request(single_route(replace(route, upstream=upstream)), "GET", target)
+    assert response.status == 503
+    assert f"cannot connect to {A}" in json.loads(response.body)["error"]
     assert received_requests(a) == [question]
 
 
@@ -260,8 +260,8 @@ async def test_error_names_the_upstream_that_is_down() -> None:
         down.upstream, dialect_state=UndetectedDialectState(KSERVE, connect_error(B))
     )
     routes = by_model(make_route(a, name="a"), replace(down, upstream=upstream))
-    answer = await send_request(routes, "GET", MODELS)
-    assert (answer.status, json.loads(answer.body)["error"]) == (
+    response = await send_request(routes, "GET", MODELS)
+    assert (response.status, json.loads(response.body)["error"]) == (
         502,
         f"GET {MODELS} went well at upstream a, but failed: "
         f"upstream b: cannot connect to {B}: Connection refused",

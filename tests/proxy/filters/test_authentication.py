@@ -1,4 +1,4 @@
-"""Keys: which let in, and what is said to who has none."""
+"""API keys: which authenticate, and what unauthenticated clients get."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _bearer(key: str) -> tuple[str, str]:
     return "Authorization", f"Bearer {key}"
 
 
-# ---------------------------------------------------------------------------------- groups
+# ------------------------------------------------------------------------------------------- groups
 
 
 @pytest.mark.parametrize("key", ["a", "b64-._~+/token==", "x" * 512, "!#$%&'()*:;<=>?@[]^`{|}\"\\"])
@@ -69,7 +69,7 @@ def test_scheme_is_case_insensitive(scheme: str) -> None:
         (("Authorization", ""),),
         (("X-Key", "key"),),
         (("Proxy-Authorization", "Bearer key"),),
-        # Which one a server would take cannot be known.
+        # It is unknown which one a server would use.
         (_bearer("key"), _bearer("key")),
         (_bearer("key"), _bearer("no")),
         (_bearer("no"), _bearer("key")),
@@ -128,7 +128,7 @@ def test_key_digest_is_compared_with_all_digests(monkeypatch: pytest.MonkeyPatch
     assert "second" not in str(vars(group))
 
 
-# ---------------------------------------------------------------------------------- lists of keys
+# ------------------------------------------------------------------------------------ lists of keys
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_invalid_key_list_is_refused(text: str, message: str) -> None:
     assert "xx" not in str(caught.value)
 
 
-# ---------------------------------------------------------------------------------- who has none
+# -------------------------------------------------------------------------- unauthenticated clients
 
 PEOPLE = KeyGroup("people", None, ["p-key"])
 OTHERS = KeyGroup("others", None, ["o-key"])
@@ -206,7 +206,7 @@ def test_unauthenticated_client_gets_a_challenge(
     ("value", "with_error"), [("Bearer wrong", True), ("Basic eDp5", False), ("Bearer", False)]
 )
 def test_wrong_key_gets_invalid_token(value: str, with_error: bool) -> None:
-    # RFC 6750, section 3.1: a request without any gets no error code
+    # RFC 6750, section 3.1: a request without credentials gets no error code
     error = Authenticator([PEOPLE]).unauthenticated_error(_headers(("Authorization", value)))
     challenge = 'Bearer realm="tensorgate"' + ', error="invalid_token"' * with_error
     assert error.challenge == challenge
@@ -215,15 +215,15 @@ def test_wrong_key_gets_invalid_token(value: str, with_error: bool) -> None:
 
 def test_request_belongs_to_the_groups_of_its_keys() -> None:
     doorkeeper = Authenticator([PEOPLE, OTHERS, ROBOTS])
-    assert doorkeeper.known(_headers()) == set()
-    assert doorkeeper.known(_headers(_bearer("o-key"))) == {OTHERS}
+    assert doorkeeper.authenticated_groups(_headers()) == set()
+    assert doorkeeper.authenticated_groups(_headers(_bearer("o-key"))) == {OTHERS}
     both = _headers(("X-Api-Key", "r-key"), _bearer("p-key"))
-    assert doorkeeper.known(both) == {PEOPLE, ROBOTS}
+    assert doorkeeper.authenticated_groups(both) == {PEOPLE, ROBOTS}
     assert doorkeeper
     assert not Authenticator([])
 
 
-# ---------------------------------------------------------------------------------- routes
+# ------------------------------------------------------------------------------------------- routes
 
 
 def _rule(
@@ -238,7 +238,7 @@ def _rule(
 
 
 def _find(routes: Router, model: str, *pairs: tuple[str, str]) -> str:
-    """Give what becomes of a request: what is withheld, or the error's status and message."""
+    """Return the headers dropped from a request, or the status and message of its error."""
     try:
         found = routes.find("POST", f"/v2/models/{model}/infer", _headers(*pairs))
     except GatewayError as error:
@@ -274,7 +274,7 @@ def test_rule_admits_its_key_groups(model: str, pair: tuple[str, str], outcome: 
         ((_bearer("p-key"),), "authorization"),
         ((_bearer("o-key"),), "authorization"),
         ((("authorization", "bearer  p-key"),), "authorization"),
-        ((_bearer("r-key"),), "authorization"),  # which is to be shown in another header
+        ((_bearer("r-key"),), "authorization"),  # a key that belongs in another header
         ((_bearer("wrong"), _bearer("p-key")), "authorization"),
         ((_bearer("wrong"),), ""),
         ((("Authorization", "Basic p-key"),), ""),
@@ -337,8 +337,8 @@ def test_router_without_keys_authenticates_nobody() -> None:
 def test_authentication_comes_before_denied_operations() -> None:
     routes = Router(
         [
-            _rule("p", PEOPLE, deny=OPERATION_KINDS["infer"]),
-            _rule(None, deny=OPERATION_KINDS["infer"]),
+            _rule("p", PEOPLE, denied_kinds=OPERATION_KINDS["infer"]),
+            _rule(None, denied_kinds=OPERATION_KINDS["infer"]),
         ]
     )
     assert _find(routes, "p").startswith("401 ")
@@ -371,7 +371,7 @@ def test_model_list_holds_only_routes_open_to_the_client(
             _rule("p", PEOPLE, route=people),
             _rule("pr", PEOPLE, ROBOTS, route=both),
             _rule("o", OTHERS, route=others),
-            _rule(None, kinds="health", route=people),  # for probes
+            _rule(None, kinds="health", route=people),  # open for health probes
             _rule("open", route=some),
             _rule(None, route=rest),
         ]
@@ -388,15 +388,15 @@ def test_unauthenticated_error_is_a_gateway_error() -> None:
 
 async def test_keys_are_checked_for_each_plan() -> None:
     group = KeyGroup("people", None, ["p-key"])
-    straight = FastPath(Router([_rule(None, group)]))
+    fast_path = FastPath(Router([_rule(None, group)]))
     headers = _headers(("Host", "h"), _bearer("p-key"), ("X", "1"))
     try:
-        plan = straight.plan("GET", "/v2/x", headers, 0)
+        plan = fast_path.plan("GET", "/v2/x", headers, 0)
         assert plan is not None
-        assert plan.start.headers == (("Host", "h"), ("X", "1"))
-        assert straight.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is None
+        assert plan.template.headers == (("Host", "h"), ("X", "1"))
+        assert fast_path.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is None
         group.replace_keys(["new"])
-        assert straight.plan("GET", "/v2/x", headers, 0) is None
-        assert straight.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is not None
+        assert fast_path.plan("GET", "/v2/x", headers, 0) is None
+        assert fast_path.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is not None
     finally:
-        straight.close()
+        fast_path.close()

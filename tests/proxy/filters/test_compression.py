@@ -1,4 +1,4 @@
-"""Answers that are compressed for clients which accept it, and those that are not."""
+"""Responses that are compressed for clients that accept it, and those that are not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.errors import bad_response
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.filters.compression import LEAST, CompressedAnswer, varying
+from gateway.proxy.filters.compression import MIN_SIZE, CompressedResponse, with_vary
 from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
 from tests.support.checks.time_slices import others
@@ -45,21 +45,21 @@ ACCEPT = {"Accept-Encoding": "gzip, deflate"}
 
 
 def unpacked(coding: str | None, body: bytes) -> bytes:
-    """Decode what a client got, which has to be whole."""
+    """Decompress what a client got, which must be complete."""
     if coding is None:
         return body
     return gzip.decompress(body) if coding == "gzip" else zlib.decompress(body)
 
 
 class Scene:
-    """A client of a route that compresses, and its server."""
+    """A client of a route with compression, and its server."""
 
     def __init__(
-        self, turn: ScriptedUpstreamResponse | BaseException, compress: tuple[str, ...] = BOTH
+        self, step: ScriptedUpstreamResponse | BaseException, compress: tuple[str, ...] = BOTH
     ) -> None:
         self.log = EventLog()
-        self.server = ScriptedEndpoint(self.log, turn)
-        self.routes = Router([Rule(Match(), (make_route(self.server),), compress=compress)])
+        self.server = ScriptedEndpoint(self.log, step)
+        self.routes = Router([Rule(Match(), (make_route(self.server),), codings=compress)])
 
     async def ask(
         self,
@@ -68,10 +68,10 @@ class Scene:
         *body: BodyStep,
         headers: dict[str, str] | None = None,
     ) -> ScriptedClientResponse:
-        answer = ScriptedClientResponse(self.log)
+        response = ScriptedClientResponse(self.log)
         request = ScriptedRequest(self.log, method, target, ACCEPT | (headers or {}), body)
-        await handle_request(request, answer, self.routes)
-        return answer
+        await handle_request(request, response, self.routes)
+        return response
 
 
 def sized(body: bytes, headers: dict[str, str] | None = None, status: int = 200) -> Scene:
@@ -88,15 +88,15 @@ async def test_response_body_is_compressed(status: int, length: dict[str, str]) 
     scene = Scene(
         ScriptedUpstreamResponse(status, {"X-A": "1", **length}, [TEXT[:100], TEXT[100:]])
     )
-    answer = await scene.ask()
-    assert answer.status == status
-    assert dict(answer.headers) == {
+    response = await scene.ask()
+    assert response.status == status
+    assert dict(response.headers) == {
         "X-A": "1",
         "Vary": "Accept-Encoding",
         "Content-Encoding": "gzip",
     }
-    assert gzip.decompress(answer.body) == TEXT
-    assert len(answer.body) < len(TEXT) / 2
+    assert gzip.decompress(response.body) == TEXT
+    assert len(response.body) < len(TEXT) / 2
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ async def test_coding_is_one_that_the_client_accepts(
     scene = Scene(
         ScriptedUpstreamResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT]), offered
     )
-    answer = await scene.ask(headers={"Accept-Encoding": accepted})
-    assert answer.headers.get("Content-Encoding") == coding
-    assert answer.headers["Vary"] == "Accept-Encoding"
-    assert unpacked(coding, answer.body) == TEXT
+    response = await scene.ask(headers={"Accept-Encoding": accepted})
+    assert response.headers.get("Content-Encoding") == coding
+    assert response.headers["Vary"] == "Accept-Encoding"
+    assert unpacked(coding, response.body) == TEXT
     if coding is None:
-        assert answer.headers["Content-Length"] == str(len(TEXT))
+        assert response.headers["Content-Length"] == str(len(TEXT))
 
 
 async def test_server_gets_no_accept_encoding() -> None:
@@ -134,16 +134,16 @@ async def test_server_gets_no_accept_encoding() -> None:
 
 
 async def test_route_without_compression_passes_accept_encoding() -> None:
-    turn = ScriptedUpstreamResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT])
-    scene = Scene(turn, compress=())
-    answer = await scene.ask()
-    assert answer.body == TEXT
-    assert dict(answer.headers) == {"Content-Length": str(len(TEXT))}
+    step = ScriptedUpstreamResponse(200, {"Content-Length": str(len(TEXT))}, [TEXT])
+    scene = Scene(step, compress=())
+    response = await scene.ask()
+    assert response.body == TEXT
+    assert dict(response.headers) == {"Content-Length": str(len(TEXT))}
     assert scene.server.requests[0].headers["Accept-Encoding"] == "gzip, deflate"
 
 
 AS_THEY_ARE: dict[str, tuple[int, dict[str, str], bytes]] = {
-    "small": (200, {}, TEXT[: LEAST - 1]),
+    "small": (200, {}, TEXT[: MIN_SIZE - 1]),
     "empty": (200, {}, b""),
     "without a body": (204, {}, b""),
     "not modified": (304, {"ETag": '"x"'}, b""),
@@ -161,25 +161,25 @@ AS_THEY_ARE: dict[str, tuple[int, dict[str, str], bytes]] = {
 async def test_response_that_must_not_be_transformed_is_not_compressed(
     status: int, headers: dict[str, str], body: bytes
 ) -> None:
-    answer = await sized(body, headers, status).ask()
-    assert answer.body == body
-    assert dict(answer.headers) == {
+    response = await sized(body, headers, status).ask()
+    assert response.body == body
+    assert dict(response.headers) == {
         "Content-Length": str(len(body)),
         **headers,
         "Vary": "Accept-Encoding",
     }
 
 
-@pytest.mark.parametrize("body", [TEXT[:LEAST], TEXT])
+@pytest.mark.parametrize("body", [TEXT[:MIN_SIZE], TEXT])
 async def test_body_of_the_minimum_size_is_compressed(body: bytes) -> None:
-    answer = await sized(body, {"Content-Encoding": "identity"}).ask()
-    assert answer.headers.getall("Content-Encoding") == ["gzip"]
-    assert gzip.decompress(answer.body) == body
+    response = await sized(body, {"Content-Encoding": "identity"}).ask()
+    assert response.headers.getall("Content-Encoding") == ["gzip"]
+    assert gzip.decompress(response.body) == body
 
 
 async def test_head_response_is_that_of_the_server() -> None:
-    answer = await sized(TEXT).ask("HEAD")
-    assert dict(answer.headers) == {"Content-Length": str(len(TEXT)), "Vary": "Accept-Encoding"}
+    response = await sized(TEXT).ask("HEAD")
+    assert dict(response.headers) == {"Content-Length": str(len(TEXT)), "Vary": "Accept-Encoding"}
 
 
 @pytest.mark.parametrize(
@@ -195,10 +195,10 @@ async def test_head_response_is_that_of_the_server() -> None:
 )
 async def test_vary_names_accept_encoding(said: list[str], vary: str) -> None:
     lines = tuple(("Vary", value) for value in said)
-    assert varying((("X-A", "1"), *lines)) == (("X-A", "1"), ("Vary", vary))
+    assert with_vary((("X-A", "1"), *lines)) == (("X-A", "1"), ("Vary", vary))
     log = EventLog()
     inner = ScriptedClientResponse(log)
-    await CompressedAnswer(inner, "gzip", ConversionScheduler()).send(
+    await CompressedResponse(inner, "gzip", ConversionScheduler()).send(
         200, "", CIMultiDict(lines), TEXT
     )
     assert inner.headers.getall("Vary") == [vary]
@@ -216,9 +216,9 @@ async def test_header_length_counts_uncompressed_bytes(coding: str) -> None:
     made = {HEADER_LENGTH: str(len(header)), "Content-Type": "application/octet-stream"}
     request = json_request()[:-1] + b',"parameters":{"binary_data_output":true}}'
     scene = sized(header + tensors, made)
-    answer = await scene.ask("POST", INFER, request, headers={"Accept-Encoding": coding})
-    assert answer.headers[HEADER_LENGTH] == str(len(header))
-    assert unpacked(coding, answer.body) == header + tensors
+    response = await scene.ask("POST", INFER, request, headers={"Accept-Encoding": coding})
+    assert response.headers[HEADER_LENGTH] == str(len(header))
+    assert unpacked(coding, response.body) == header + tensors
 
 
 @pytest.mark.parametrize("size", [2000, 100_000])
@@ -226,32 +226,32 @@ async def test_converted_response_is_compressed(size: int) -> None:
     tensors = np.arange(size, dtype="<f4").tobytes()
     header = binary_response_header(len(tensors))
     scene = sized(header + tensors, {HEADER_LENGTH: str(len(header))})
-    answer = await scene.ask("POST", INFER, json_request())
-    assert HEADER_LENGTH not in answer.headers
-    fields = json.loads(gzip.decompress(answer.body))
+    response = await scene.ask("POST", INFER, json_request())
+    assert HEADER_LENGTH not in response.headers
+    fields = json.loads(gzip.decompress(response.body))
     assert fields["outputs"][0]["data"] == list(range(size))
 
 
 async def test_error_of_the_gateway_is_compressed() -> None:
     scene = Scene(bad_response("it fell over" * 200))
-    answer = await scene.ask()
-    assert answer.status == 502
-    assert answer.headers["Content-Length"] == str(len(answer.body))
-    assert "it fell over" in json.loads(gzip.decompress(answer.body))["error"]
-    answer = await Scene(bad_response("it fell over")).ask()
-    assert answer.body == b'{"error":"it fell over"}'
-    assert answer.headers["Vary"] == "Accept-Encoding"
+    response = await scene.ask()
+    assert response.status == 502
+    assert response.headers["Content-Length"] == str(len(response.body))
+    assert "it fell over" in json.loads(gzip.decompress(response.body))["error"]
+    response = await Scene(bad_response("it fell over")).ask()
+    assert response.body == b'{"error":"it fell over"}'
+    assert response.headers["Vary"] == "Accept-Encoding"
 
 
 async def test_error_within_a_response_aborts_it() -> None:
     scene = Scene(ScriptedUpstreamResponse(200, {}, [TEXT, bad_response(f"{URL} fell over")]))
-    answer = await scene.ask()
+    response = await scene.ask()
     assert scene.log[-1] == "client is cut off"
     with pytest.raises(EOFError):
-        gzip.decompress(answer.body)
+        gzip.decompress(response.body)
 
 
-# ------------------------------------------------------------------------------- how it is done
+# ----------------------------------------------------------------------------- how it is compressed
 
 
 @given(st.data())
@@ -261,17 +261,17 @@ def test_body_is_the_same_however_it_is_written(data: st.DataObject) -> None:
     coding = data.draw(st.sampled_from(BOTH))
     headers: CIMultiDict[str] = CIMultiDict()
     if data.draw(st.booleans()):
-        headers["Content-Length"] = str(LEAST + sum(map(len, writes)))
+        headers["Content-Length"] = str(MIN_SIZE + sum(map(len, writes)))
     if data.draw(st.booleans()):
         headers[HEADER_LENGTH] = "1"
 
     async def run() -> bytes:
         inner = ScriptedClientResponse(EventLog())
-        answer = CompressedAnswer(inner, coding, ConversionScheduler())
-        await answer.start(200, "", headers)
+        response = CompressedResponse(inner, coding, ConversionScheduler())
+        await response.start(200, "", headers)
         for each in writes:
-            await answer.write(memoryview(each) if data.draw(st.booleans()) else each)
-        await answer.finish()
+            await response.write(memoryview(each) if data.draw(st.booleans()) else each)
+        await response.finish()
         return inner.body
 
     assert unpacked(coding, asyncio.run(run())) == b"".join(writes)
@@ -280,22 +280,22 @@ def test_body_is_the_same_however_it_is_written(data: st.DataObject) -> None:
 @pytest.mark.parametrize("coding", BOTH)
 async def test_chunk_of_a_response_without_length_goes_out_at_once(coding: str) -> None:
     inner = ScriptedClientResponse(EventLog())
-    answer = CompressedAnswer(inner, coding, ConversionScheduler())
-    await answer.start(200, "", CIMultiDict({"Content-Type": "application/x-ndjson"}))
+    response = CompressedResponse(inner, coding, ConversionScheduler())
+    await response.start(200, "", CIMultiDict({"Content-Type": "application/x-ndjson"}))
     for number in range(5):
-        await answer.write(b'{"token": %d}\n' % number)
-        unpack = zlib.decompressobj(47)  # of whichever coding
+        await response.write(b'{"token": %d}\n' % number)
+        unpack = zlib.decompressobj(47)  # of either coding
         assert unpack.decompress(inner.body).endswith(b" %d}\n" % number)
-    await answer.finish()
+    await response.finish()
     assert unpacked(coding, inner.body).count(b"\n") == 5
 
 
 async def test_server_sent_events_are_not_delayed() -> None:
     events = [b"data: %d\n\n" % number for number in range(5)]
-    turn = ScriptedUpstreamResponse(200, {"Content-Type": "text/event-stream"}, list(events))
-    scene = Scene(turn)
-    answer = await scene.ask("POST", "/v2/models/m/generate_stream", b"{}")
-    assert answer.body == b"".join(events)
+    step = ScriptedUpstreamResponse(200, {"Content-Type": "text/event-stream"}, list(events))
+    scene = Scene(step)
+    response = await scene.ask("POST", "/v2/models/m/generate_stream", b"{}")
+    assert response.body == b"".join(events)
     for at, entry in enumerate(scene.log):
         if entry.startswith("server sends"):
             assert scene.log[at + 1] == entry.replace("server sends", "client gets")
@@ -305,10 +305,10 @@ async def test_server_sent_events_are_not_delayed() -> None:
 async def test_large_response_is_compressed_in_bounded_steps() -> None:
     with others() as waiting:
         inner = ScriptedClientResponse(log := EventLog())
-        answer = CompressedAnswer(inner, "gzip", ConversionScheduler())
-        await answer.start(200, "", CIMultiDict({"Content-Length": str(len(NOISE))}))
-        await answer.write(NOISE)
-        await answer.finish()
+        response = CompressedResponse(inner, "gzip", ConversionScheduler())
+        await response.start(200, "", CIMultiDict({"Content-Length": str(len(NOISE))}))
+        await response.write(NOISE)
+        await response.finish()
     assert gzip.decompress(inner.body) == NOISE
     written = [int(entry.rpartition(" ")[2]) for entry in log if entry.startswith("client gets ")]
     assert max(written[1:]) <= 64 * 1024
@@ -317,18 +317,18 @@ async def test_large_response_is_compressed_in_bounded_steps() -> None:
 
 async def test_buffered_response_has_a_content_length() -> None:
     inner = ScriptedClientResponse(EventLog())
-    answer = CompressedAnswer(inner, "gzip", ConversionScheduler())
-    await answer.send(200, "", CIMultiDict(), NOISE)
+    response = CompressedResponse(inner, "gzip", ConversionScheduler())
+    await response.send(200, "", CIMultiDict(), NOISE)
     assert inner.headers["Content-Length"] == str(len(inner.body))
     assert gzip.decompress(inner.body) == NOISE
-    assert answer.started
+    assert response.started
 
 
 async def test_first_output_of_the_compressor_follows_the_head() -> None:
     inner = ScriptedClientResponse(EventLog())
     inner.request_id = "x"
-    answer = CompressedAnswer(inner, None, ConversionScheduler())
-    assert (answer.started, answer.request_id) == (False, "x")
-    await answer.start(200, "", CIMultiDict())
-    assert answer.started
+    response = CompressedResponse(inner, None, ConversionScheduler())
+    assert (response.started, response.request_id) == (False, "x")
+    await response.start(200, "", CIMultiDict())
+    assert response.started
     assert inner.started

@@ -1,4 +1,4 @@
-"""What Content-Encoding and Accept-Encoding say."""
+"""Content-Encoding and Accept-Encoding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.proxy.filters.content_codings import CODINGS, accepted_coding, content_coding, encoded
+from gateway.proxy.filters.content_codings import (
+    CODINGS,
+    accepted_coding,
+    content_coding,
+    is_encoded,
+)
 
 
 def _headers(name: str, *values: str) -> CIMultiDictProxy[str]:
@@ -36,7 +41,7 @@ def test_content_coding_is_read_from_the_headers(
 ) -> None:
     headers = _headers("content-encoding", *values)
     assert content_coding(headers) == coding
-    assert encoded(headers) is (coding is not None)
+    assert is_encoded(headers) is (coding is not None)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,7 @@ def test_content_coding_is_read_from_the_headers(
 )
 def test_unknown_content_coding_is_refused(values: tuple[str, ...]) -> None:
     headers = _headers("Content-Encoding", *values)
-    assert encoded(headers)
+    assert is_encoded(headers)
     with pytest.raises(GatewayError) as caught:
         content_coding(headers)
     assert caught.value.kind is ErrorKind.UNSUPPORTED_ENCODING

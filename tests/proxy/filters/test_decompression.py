@@ -1,4 +1,4 @@
-"""Compressed requests, which become what they would have been without."""
+"""Compressed requests, which become uncompressed ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 from gateway.codec.decompress import _STATE, FREE_MEMBERS, FREE_OUTPUT_BYTES, MAX_MEMBERS_PER_STEP
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.body_io import CHUNK_SIZE, ClientBody
+from gateway.proxy.body_io import ClientBody
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.filters.decompression import DecodedRequest, decoded
-from gateway.proxy.interfaces import Limits
+from gateway.proxy.filters.decompression import DecompressedRequest, decompress_request
+from gateway.proxy.interfaces import Call, Limits
+from gateway.sizes import CONVERT_CHUNK
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.streaming import (
     LIMITS,
@@ -68,11 +69,11 @@ class Scene:
     """A client and its servers."""
 
     def __init__(
-        self, *turns: ScriptedUpstreamResponse, servers: int = 1, limits: Limits = LARGE
+        self, *steps: ScriptedUpstreamResponse, servers: int = 1, limits: Limits = LARGE
     ) -> None:
         self.log = EventLog()
         self.servers = [
-            ScriptedEndpoint(self.log, *(turns or (OK,)), url=f"http://{number}")
+            ScriptedEndpoint(self.log, *(steps or (OK,)), url=f"http://{number}")
             for number in range(servers)
         ]
         self.server = self.servers[0]
@@ -85,13 +86,13 @@ class Scene:
         headers: dict[str, str] | None = None,
         method: str = "POST",
     ) -> ScriptedClientResponse:
-        answer = ScriptedClientResponse(self.log)
+        response = ScriptedClientResponse(self.log)
         request = ScriptedRequest(self.log, method, target, headers, body)
-        await handle_request(request, answer, single_route(self.route))
-        return answer
+        await handle_request(request, response, single_route(self.route))
+        return response
 
 
-# ------------------------------------------------------------------------------- what is decoded
+# ---------------------------------------------------------------------------- decompressed requests
 
 FORMS: dict[str, tuple[dict[str, str], bytes]] = {
     "JSON": ({}, json_request()),
@@ -107,12 +108,12 @@ FORMS: dict[str, tuple[dict[str, str], bytes]] = {
 
 
 async def _seen(headers: dict[str, str], *body: bytes) -> tuple[Any, ...]:
-    """Give what a client and its server see of an infer request."""
-    turns = (METADATA, NO_CONFIG, OK) if headers.get(HEADER_LENGTH) == "0" else (OK,)
-    scene = Scene(*turns)
-    answer = await scene.ask(INFER, *body, headers={"X-A": "1", **headers})
+    """Return what a client and its server see of an infer request."""
+    steps = (METADATA, NO_CONFIG, OK) if headers.get(HEADER_LENGTH) == "0" else (OK,)
+    scene = Scene(*steps)
+    response = await scene.ask(INFER, *body, headers={"X-A": "1", **headers})
     asked = [dict(request.headers) for request in scene.server.requests]
-    return answer.status, answer.body, asked, scene.server.bodies
+    return response.status, response.body, asked, scene.server.bodies
 
 
 @pytest.mark.parametrize(("headers", "plain"), FORMS.values(), ids=FORMS)
@@ -120,8 +121,8 @@ async def _seen(headers: dict[str, str], *body: bytes) -> tuple[Any, ...]:
 async def test_compressed_infer_request_of_every_form_is_decoded(
     headers: dict[str, str], plain: bytes, coding: str, pack: Callable[[bytes], bytes]
 ) -> None:
-    # What is small has a length, as others have, when it is decoded.
-    like = await _seen(headers if len(plain) <= CHUNK_SIZE else {**headers, **CHUNKED}, plain)
+    # A small decompressed body has a length, as others have.
+    like = await _seen(headers if len(plain) <= CONVERT_CHUNK else {**headers, **CHUNKED}, plain)
     body = pack(plain)
     headers = {**headers, "Content-Encoding": coding}
     assert await _seen(headers, body) == like
@@ -160,7 +161,7 @@ TARGETS = [
 async def test_compressed_request_of_another_operation_is_decoded(
     target: str, servers: int
 ) -> None:
-    """Triton takes no coding in these, and knows none for infer that is not known here."""
+    """Triton accepts no coding here, and for infer none that the gateway does not support."""
     scene = Scene(ScriptedUpstreamResponse(200, {}, [b"[]"]), servers=servers)
     headers = {"Content-Encoding": "gzip", "X-A": "1"}
     assert (await scene.ask(target, gzip.compress(b'{"a": 1}'), headers=headers)).status == 200
@@ -189,13 +190,13 @@ async def test_large_compressed_body_streams() -> None:
 async def test_small_decoded_body_can_be_retried() -> None:
     scene = Scene()
     headers = {"Content-Encoding": "gzip", **CHUNKED}
-    await scene.ask(GENERATE, gzip.compress(bytes(CHUNK_SIZE)), headers=headers)
+    await scene.ask(GENERATE, gzip.compress(bytes(CONVERT_CHUNK)), headers=headers)
     (request,) = scene.server.requests
     assert not isinstance(request.body, AsyncIterable)
-    assert scene.server.bodies == [bytes(CHUNK_SIZE)]
+    assert scene.server.bodies == [bytes(CONVERT_CHUNK)]
 
 
-# ------------------------------------------------------------------------------- what is not
+# ------------------------------------------------------------------------------- untouched requests
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "gzip, gzip", "identity", ""])
@@ -216,15 +217,15 @@ async def test_request_without_a_body_is_not_decoded(coding: str) -> None:
 @pytest.mark.parametrize("coding", ["", " , ", " Identity "])
 @pytest.mark.parametrize("target", [INFER, *TARGETS])
 async def test_identity_coding_is_dropped_from_the_headers(target: str, coding: str) -> None:
-    """Triton answers 501 where such a header is empty."""
-    turns = [OK if target == INFER else ScriptedUpstreamResponse(200, {}, [b"[]"])]
+    """Triton responds with 501 to an empty Content-Encoding."""
+    steps = [OK if target == INFER else ScriptedUpstreamResponse(200, {}, [b"[]"])]
     body = json_request()
     seen = []
     for headers in ({}, {"Content-Encoding": coding}):
-        scene = Scene(*turns)
-        answer = await scene.ask(target, body, headers={"X-A": "1", **headers})
+        scene = Scene(*steps)
+        response = await scene.ask(target, body, headers={"X-A": "1", **headers})
         asked = [dict(request.headers) for request in scene.server.requests]
-        seen.append((answer.status, answer.body, asked, scene.server.bodies))
+        seen.append((response.status, response.body, asked, scene.server.bodies))
     assert seen[0] == seen[1]
     assert seen[0][0] == 200
 
@@ -239,10 +240,10 @@ async def test_identity_coding_without_a_body_is_dropped_from_the_headers() -> N
 @pytest.mark.parametrize("target", [INFER, *TARGETS])
 async def test_unknown_content_coding_is_refused(target: str, coding: str) -> None:
     scene = Scene()
-    answer = await scene.ask(target, b"packed", headers={"Content-Encoding": coding})
-    assert answer.status == 415
-    assert answer.headers["Accept-Encoding"] == "gzip, deflate"
-    assert repr(coding).encode() in answer.body
+    response = await scene.ask(target, b"packed", headers={"Content-Encoding": coding})
+    assert response.status == 415
+    assert response.headers["Accept-Encoding"] == "gzip, deflate"
+    assert repr(coding).encode() in response.body
     assert not scene.server.requests
     assert not scene.log.count_of("client sends")
 
@@ -270,9 +271,9 @@ async def test_broken_compressed_body_never_reaches_a_server_whole(
     headers = {"Content-Encoding": "gzip", HEADER_LENGTH: "0", **CHUNKED}
     scene.server._turns[:0] = [METADATA, NO_CONFIG] if target == INFER else []
     steps = [body[at : at + 9999] for at in range(0, len(body), 9999)]
-    answer = await scene.ask(target, *(steps or [b""]), headers=headers)
-    assert answer.status == status
-    assert why in answer.body.decode()
+    response = await scene.ask(target, *(steps or [b""]), headers=headers)
+    assert response.status == status
+    assert why in response.body.decode()
     assert not any(scene.server.bodies)
 
 
@@ -289,10 +290,10 @@ async def test_decompression_bomb_is_refused_early(target: str) -> None:
     limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES)
     steps = [bomb[at : at + 1000] for at in range(0, len(bomb), 1000)]
     scene = Scene(limits=limits)
-    answer = await scene.ask(
+    response = await scene.ask(
         target, *steps, headers={"Content-Encoding": "gzip", HEADER_LENGTH: "9"}
     )
-    assert answer.status == (413 if target == GENERATE else 400)  # zeros are no JSON
+    assert response.status == (413 if target == GENERATE else 400)  # zeros are not JSON
     scene = Scene(limits=replace(limits, max_decompression_ratio=2000))
     await scene.ask(GENERATE, *steps, headers={"Content-Encoding": "gzip"})
     assert scene.server.bodies == [bytes(16 * FREE_OUTPUT_BYTES)]
@@ -302,48 +303,50 @@ async def test_decompression_ratio_of_the_route_counts() -> None:
     body = gzip.compress(bytes(2 * FREE_OUTPUT_BYTES) + NOISE)
     limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES, max_decompression_ratio=9)
     scene = Scene(limits=limits)
-    answer = await scene.ask(GENERATE, body, headers={"Content-Encoding": "gzip"})
-    assert answer.status == 413
-    assert b"9 times its size (limits.max_decompression_ratio)" in answer.body
+    response = await scene.ask(GENERATE, body, headers={"Content-Encoding": "gzip"})
+    assert response.status == 413
+    assert b"9 times its size (limits.max_decompression_ratio)" in response.body
 
 
-# ------------------------------------------------------------------------------- what it takes
+# ------------------------------------------------------------------------------------------- limits
 
 
-class _Noting(Deadline):
-    """Notes what came of the client's body, and how often it was the client's turn."""
+class RecordingDeadline(Deadline):
+    """Records the sizes that were received from the client."""
 
     def __init__(self, idle_timeout: float = 60) -> None:
         super().__init__(idle_timeout, 60)
         self.sizes: list[int] = []
 
-    def received(self, size: int) -> None:
+    def count_received(self, size: int) -> None:
         self.sizes.append(size)
-        super().received(size)
+        super().count_received(size)
 
 
 async def _decoded(
     deadline: Deadline, body: Sequence[BodyStep], limits: Limits = LARGE
-) -> DecodedRequest:
+) -> DecompressedRequest:
     request = ScriptedRequest(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, body)
     route = make_route(ScriptedEndpoint(EventLog()), limits=limits)
-    holding = route.held.reserve()
-    made = await decoded(request, parse_operation("POST", GENERATE), route, deadline, holding)
-    assert isinstance(made, DecodedRequest)
+    reservation = route.memory_budget.reserve()
+    operation = parse_operation("POST", GENERATE)
+    call = Call(request, ScriptedClientResponse(EventLog()), operation, route, deadline)
+    made = (await decompress_request(call, reservation)).request
+    assert isinstance(made, DecompressedRequest)
     return made
 
 
 async def test_minimum_body_rate_counts_compressed_bytes() -> None:
     body = gzip.compress(bytes(500_000))
-    with _Noting() as deadline:
+    with RecordingDeadline() as deadline:
         request = await _decoded(deadline, [body[at : at + 100] for at in range(0, len(body), 100)])
         plain = ClientBody(request, 10**6, deadline)
-        assert sum([len(piece) async for piece in plain.rest()]) == 500_000
+        assert sum([len(piece) async for piece in plain.read_rest()]) == 500_000
     assert sum(deadline.sizes) == len(body)
 
 
 async def test_client_that_sends_input_without_output_is_not_idle() -> None:
-    """A window has to be there before anything of it is decoded."""
+    """A window must arrive before any of it is decompressed."""
 
     class Slow(ScriptedRequest):
         async def read(self) -> bytes:
@@ -355,34 +358,36 @@ async def test_client_that_sends_input_without_output_is_not_idle() -> None:
     request = Slow(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, steps)
     route = make_route(ScriptedEndpoint(EventLog()))
     with Deadline(0.15, 60) as deadline:
-        holding = route.held.reserve()
-    made = await decoded(request, parse_operation("POST", GENERATE), route, deadline, holding)
+        reservation = route.memory_budget.reserve()
+    operation = parse_operation("POST", GENERATE)
+    call = Call(request, ScriptedClientResponse(EventLog()), operation, route, deadline)
+    made = (await decompress_request(call, reservation)).request
     assert made.content_length == 1500
 
 
 async def test_at_most_two_chunks_of_a_bomb_are_buffered() -> None:
     bomb = gzip.compress(bytes(FREE_OUTPUT_BYTES))
-    with _Noting() as deadline:
+    with RecordingDeadline() as deadline:
         request = await _decoded(
             deadline, [bomb], replace(LIMITS, request_bytes=2 * FREE_OUTPUT_BYTES)
         )
-        assert len(request._first) <= 2 * CHUNK_SIZE
-        assert request._inflater.buffered_bytes <= len(bomb) + _STATE
+        assert len(request._first) <= 2 * CONVERT_CHUNK
+        assert request._decompressor.buffered_bytes <= len(bomb) + _STATE
         sizes = []
         while piece := await request.read():
             sizes.append(len(piece))
-            assert request._inflater.produced == sum(sizes)
+            assert request._decompressor.produced == sum(sizes)
     assert sum(sizes) == FREE_OUTPUT_BYTES
-    assert max(sizes[1:]) <= CHUNK_SIZE
+    assert max(sizes[1:]) <= CONVERT_CHUNK
 
 
 async def test_decompression_yields_to_other_calls() -> None:
-    with others() as waiting, _Noting() as deadline:
+    with others() as waiting, RecordingDeadline() as deadline:
         members = gzip.compress(b"") * FREE_MEMBERS + gzip.compress(bytes(FREE_OUTPUT_BYTES))
         request = await _decoded(deadline, [members])
         while await request.read():
             pass
-    assert waiting.turns > FREE_MEMBERS / MAX_MEMBERS_PER_STEP + FREE_OUTPUT_BYTES / CHUNK_SIZE
+    assert waiting.turns > FREE_MEMBERS / MAX_MEMBERS_PER_STEP + FREE_OUTPUT_BYTES / CONVERT_CHUNK
 
 
 async def test_client_may_disconnect_at_any_time() -> None:

@@ -20,7 +20,7 @@ from gateway.proxy.filters.forwarded_headers import (
 CLIENT = Peer("192.0.2.7")
 ON_UNIX = Peer(is_unix=True)
 GONE = Peer()
-"""A client that was gone before its address could be asked for."""
+"""A client that disconnected before its address was read."""
 
 WAY = ForwardedPolicy(headers=True, trusted=(), via=False, request_id=False)
 BELIEVING = ForwardedPolicy(
@@ -41,11 +41,11 @@ def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
 def _lines(
     forwarding: ForwardedPolicy, peer: Peer, *pairs: tuple[str, str], version: str = "1.1"
 ) -> list[tuple[str, str]]:
-    lines, _ = ForwardedHeaders(forwarding, peer).of(_headers(*pairs), version)
+    lines, _ = ForwardedHeaders(forwarding, peer).make(_headers(*pairs), version)
     return list(lines)
 
 
-# ---------------------------------------------------------------------------------- who asks
+# -------------------------------------------------------------------------------------- X-Forwarded
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_unix_socket_peer_is_trusted_and_adds_no_address() -> None:
     ]
 
 
-# ---------------------------------------------------------------------------------- Forwarded
+# ---------------------------------------------------------------------------------------- Forwarded
 
 
 @pytest.mark.parametrize(
@@ -150,24 +150,24 @@ def test_forwarded_is_extended_only_where_the_client_sends_it() -> None:
     assert "Forwarded" not in dict(_lines(BELIEVING, CLIENT, ("Host", "h")))
 
 
-# ---------------------------------------------------------------------------------- Via
+# ---------------------------------------------------------------------------------------------- Via
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 def test_via_names_the_gateway(version: str) -> None:
     own = f"{version} tensorgate"
     assert _lines(VIA, CLIENT, version=version) == [("Via", own)]
-    # Whoever says it: it is no claim that anybody acts on.
+    # Extended for untrusted clients too: no server acts on Via.
     passed = (("Via", "1.1 a, 2 b"), ("X", "1"), ("VIA", "1.1 c"))
     assert _lines(VIA, CLIENT, *passed, version=version) == [("Via", f"1.1 a, 2 b, 1.1 c, {own}")]
 
 
-# ---------------------------------------------------------------------------------- ids
+# ---------------------------------------------------------------------------------------------- ids
 
 
 def _id(*given: str) -> str:
     headers = _headers(*(("X-Request-Id", each) for each in given))
-    lines, request_id = ForwardedHeaders(IDS, CLIENT).of(headers, "1.1")
+    lines, request_id = ForwardedHeaders(IDS, CLIENT).make(headers, "1.1")
     assert lines == (("X-Request-Id", request_id),)
     return request_id
 
@@ -200,29 +200,29 @@ def test_request_id_is_generated(given: tuple[str, ...]) -> None:
 
 def test_every_request_has_its_own_id() -> None:
     headers = _headers(("Host", "h"))
-    introduction = ForwardedHeaders(IDS, CLIENT)
-    assert len({introduction.of(headers, "1.1")[1] for _ in range(1000)}) == 1000
+    forwarded_headers = ForwardedHeaders(IDS, CLIENT)
+    assert len({forwarded_headers.make(headers, "1.1")[1] for _ in range(1000)}) == 1000
 
 
 def test_forked_processes_generate_different_ids() -> None:
     headers = _headers(("Host", "h"))
-    introduction = ForwardedHeaders(IDS, CLIENT)
-    introduction.of(headers, "1.1")
+    forwarded_headers = ForwardedHeaders(IDS, CLIENT)
+    forwarded_headers.make(headers, "1.1")
     ids = set()
     for _ in range(4):
         reader, writer = os.pipe()
         if not (child := os.fork()):
-            os.write(writer, introduction.of(headers, "1.1")[1].encode())
+            os.write(writer, forwarded_headers.make(headers, "1.1")[1].encode())
             os._exit(0)
         os.waitpid(child, 0)
         ids.add(os.read(reader, 64))
         os.close(reader)
         os.close(writer)
-    ids.add(introduction.of(headers, "1.1")[1].encode())
+    ids.add(forwarded_headers.make(headers, "1.1")[1].encode())
     assert len(ids) == 5
 
 
-# ---------------------------------------------------------------------------------- loops
+# -------------------------------------------------------------------------------------------- loops
 
 
 @pytest.mark.parametrize(
@@ -248,15 +248,15 @@ def test_gateway_ids_differ() -> None:
     assert len({new_identity() for _ in range(100)}) == 100
 
 
-# ---------------------------------------------------------------------------------- as a whole
+# -------------------------------------------------------------------------------------- all headers
 
 
 def test_alternating_heads_get_their_own_headers() -> None:
-    introduction = ForwardedHeaders(ALL, CLIENT)
+    forwarded_headers = ForwardedHeaders(ALL, CLIENT)
     one = _headers(("Host", "one"), ("X-Request-Id", "1"))
     two = _headers(("Host", "two"), ("Via", "1.1 proxy"))
     for _ in range(3):
-        assert introduction.of(one, "1.1") == (
+        assert forwarded_headers.make(one, "1.1") == (
             (
                 ("X-Forwarded-For", "192.0.2.7"),
                 ("X-Forwarded-Proto", "http"),
@@ -266,7 +266,7 @@ def test_alternating_heads_get_their_own_headers() -> None:
             ),
             "1",
         )
-        lines = dict(introduction.of(two, "1.1")[0])
+        lines = dict(forwarded_headers.make(two, "1.1")[0])
         assert lines["X-Forwarded-Host"] == "two"
         assert lines["Via"] == "1.1 proxy, 1.1 tensorgate"
         assert lines["X-Request-Id"] != "1"
@@ -282,5 +282,8 @@ def test_replaced_headers_cover_all_generated_headers(forwarding: ForwardedPolic
 def test_no_headers_are_added_if_all_are_switched_off() -> None:
     claims = (*CLAIMS, ("Via", "1.1 a"), ("X-Request-Id", "a"))
     for peer in (CLIENT, ON_UNIX):
-        assert ForwardedHeaders(NO_FORWARDED_HEADERS, peer).of(_headers(*claims), "1.1") == ((), "")
+        assert ForwardedHeaders(NO_FORWARDED_HEADERS, peer).make(_headers(*claims), "1.1") == (
+            (),
+            "",
+        )
     assert NO_FORWARDED_HEADERS.replaced_headers == frozenset()

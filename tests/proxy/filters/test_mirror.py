@@ -1,4 +1,4 @@
-"""Copies for a mirror: what it gets, and that the client's own exchange is none the wiser."""
+"""The mirror: what it gets, and that the client's own call does not notice it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
 
 
 class Scene:
-    """A client, a server, and another one that gets copies; each server writes a log of its own."""
+    """A client, a server and a mirror; each server writes its own log."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Scene:
         shadow: Sequence[ServerStep] = (OK,),
         share: float = 1.0,
         limits: Limits = LIMITS,
-        held: MemoryBudget | None = None,
+        budget: MemoryBudget | None = None,
         drawn: Callable[[], float] = lambda: 0.5,
         rewrite: Rewrite | None = None,
         mirrored: bool = True,
@@ -75,7 +75,7 @@ class Scene:
         self.log = EventLog()
         self.server = ScriptedEndpoint(self.log, *server)
         self.shadow = ScriptedEndpoint(EventLog(), *shadow, url=URL)
-        self.held = held or MemoryBudget(10**9)
+        self.budget = budget or MemoryBudget(10**9)
         shadowed = self._shadowed(self.shadow, limits)
         self.mirror = Mirror(shadowed, share, proxy_call, lambda: 0.0, most)
         rule = Rule(
@@ -88,7 +88,9 @@ class Scene:
 
     def _shadowed(self, endpoint: UpstreamEndpoint, limits: Limits) -> Any:
         route = make_route(endpoint, limits=limits)
-        return replace(route, upstream=replace(route.upstream, name="shadow"), held=self.held)
+        return replace(
+            route, upstream=replace(route.upstream, name="shadow"), memory_budget=self.budget
+        )
 
     async def ask(
         self,
@@ -97,15 +99,15 @@ class Scene:
         headers: dict[str, str] | None = None,
         method: str = "POST",
     ) -> ScriptedClientResponse:
-        answer = ScriptedClientResponse(self.log)
+        response = ScriptedClientResponse(self.log)
         request = ScriptedRequest(self.log, method, target, headers, body)
-        await handle_request(request, answer, self.routes)
-        return answer
+        await handle_request(request, response, self.routes)
+        return response
 
     async def over(self) -> None:
-        """Wait until nothing is under way to the mirror."""
+        """Wait until no mirrored request is in flight."""
         await until(lambda: not self.mirror.in_flight)
-        assert self.held.total == 0
+        assert self.budget.total == 0
         assert self.mirror.route.upstream.pool.outstanding == [0]
 
 
@@ -113,7 +115,7 @@ def _drawn(*numbers: float) -> Callable[[], float]:
     return iter(numbers).__next__
 
 
-# ------------------------------------------------------------------------------- what it gets
+# ----------------------------------------------------------------------------------------- requests
 
 REQUESTS: dict[str, tuple[str, dict[str, str], list[BodyStep]]] = {
     "JSON": (INFER, {"X-A": "1"}, [json_request()]),
@@ -152,9 +154,9 @@ async def test_mirror_gets_the_same_request(
     target: str, headers: dict[str, str], body: list[BodyStep]
 ) -> None:
     scene = Scene(limits=LARGE)
-    answer = await scene.ask(target, *body, headers={"Host": "h", **headers})
+    response = await scene.ask(target, *body, headers={"Host": "h", **headers})
     await scene.over()
-    assert answer.status == 200
+    assert response.status == 200
     (asked,), (copied,) = scene.server.requests, scene.shadow.requests
     assert (copied.method, copied.target) == (asked.method, asked.target) == ("POST", target)
     assert list(copied.headers.items()) == list(asked.headers.items())
@@ -162,8 +164,8 @@ async def test_mirror_gets_the_same_request(
 
 
 async def test_raw_binary_header_comes_from_the_metadata_of_each_server() -> None:
-    turns = METADATA, NO_CONFIG, OK
-    scene = Scene(turns, (ScriptedUpstreamResponse(200, {}, [metadata(1, 3)]), NO_CONFIG, OK))
+    steps = METADATA, NO_CONFIG, OK
+    scene = Scene(steps, (ScriptedUpstreamResponse(200, {}, [metadata(1, 3)]), NO_CONFIG, OK))
     await scene.ask(INFER, FLOATS.tobytes(), headers={HEADER_LENGTH: "0"})
     await scene.over()
     assert b'"shape":[3]' in scene.server.bodies[-1].replace(b" ", b"")
@@ -179,7 +181,7 @@ async def test_mirror_gets_the_rewritten_model() -> None:
 
 
 async def test_mirrored_request_is_sent_once() -> None:
-    """What the memory of a body holds later is not what it held."""
+    """The read buffer is reused: the copy must not change with it."""
     memory = bytearray(b"before")
 
     class Reused(ScriptedRequest):
@@ -192,7 +194,7 @@ async def test_mirrored_request_is_sent_once() -> None:
     asking = asyncio.create_task(
         handle_request(request, ScriptedClientResponse(scene.log), scene.routes)
     )
-    await until(lambda: scene.held.total == len(memory))
+    await until(lambda: scene.budget.total == len(memory))
     memory[:] = b"after!"
     free.set()
     await asking
@@ -224,9 +226,9 @@ async def test_other_operations_are_not_mirrored(method: str, target: str) -> No
     await scene.ask(target, b"{}", method=method)
     assert scene.server.requests
     assert not scene.mirror.in_flight
-    straight = FastPath(scene.routes)
+    fast_path = FastPath(scene.routes)
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": "2"}))
-    plan = straight.plan(method, target, headers, 2)
+    plan = fast_path.plan(method, target, headers, 2)
     assert plan is None or plan.mirror is None
 
 
@@ -237,11 +239,11 @@ def test_mirrored_operations() -> None:
     )
 
 
-# -------------------------------------------------------------------- what the client sees of it
+# --------------------------------------------------------------------------------------- the client
 
 
 def _hang() -> asyncio.Event:
-    """Give what never happens."""
+    """Return an event that is never set."""
     return asyncio.Event()
 
 
@@ -262,17 +264,17 @@ SHADOWS: dict[str, Callable[[], ServerStep]] = {
 async def _seen(
     shadow: ServerStep, mirrored: bool, target: str, headers: dict[str, str], body: list[BodyStep]
 ) -> tuple[Any, ...]:
-    """Give all that a client and its server see of an exchange, in order."""
+    """Return all that a client and its server see of a call, in order."""
     scene = Scene(
         [ScriptedUpstreamResponse(200, {"X-B": "2"}, [b'{"outputs"', b":[]}"])],
         [shadow],
         limits=LARGE,
         mirrored=mirrored,
     )
-    answer = await scene.ask(target, *body, headers=headers)
-    seen = (answer.status, dict(answer.headers), answer.body, scene.log, scene.server.bodies)
+    response = await scene.ask(target, *body, headers=headers)
+    seen = (response.status, dict(response.headers), response.body, scene.log, scene.server.bodies)
     await scene.mirror.close()
-    assert scene.held.total == 0
+    assert scene.budget.total == 0
     assert sum(scene.mirror.route.upstream.pool.outstanding) == 0
     assert bool(scene.shadow.requests) is mirrored
     return seen
@@ -302,16 +304,16 @@ async def test_server_may_be_slower_than_the_mirror() -> None:
 async def test_slow_client_does_not_delay_the_mirror() -> None:
     scene = Scene()
     ready = asyncio.Event()
-    answer = ScriptedClientResponse(scene.log, ready=ready)
+    response = ScriptedClientResponse(scene.log, ready=ready)
     request = ScriptedRequest(scene.log, "POST", INFER, {}, [json_request()])
-    asking = asyncio.create_task(handle_request(request, answer, scene.routes))
+    asking = asyncio.create_task(handle_request(request, response, scene.routes))
     await until(lambda: scene.shadow.requests)
     await scene.over()
     ready.set()
     await asking
 
 
-# ------------------------------------------------------------------------------------ the share
+# ---------------------------------------------------------------------------------------- the share
 
 
 @pytest.mark.parametrize(("share", "copied"), [(0.0, 0), (1.0, 50)])
@@ -343,28 +345,28 @@ async def test_fast_path_samples_each_request() -> None:
     mirror = Mirror(route, 0.3, proxy_call)
     ready = ReadyEndpoint()
     rule = Rule(Match(), (make_route(ready),), mirror=mirror)
-    straight = FastPath(Router([rule], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
+    fast_path = FastPath(Router([rule], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
     body = json_request()
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": str(len(body)), "X-A": "1"}))
-    plan = straight.plan("POST", INFER, headers, len(body))
+    plan = fast_path.plan("POST", INFER, headers, len(body))
     assert plan is not None
     copied = []
     for _ in range(4):
         before = len(shadow.requests)
-        assert straight.begin(plan, body, ScriptedClient()) is not None
+        assert fast_path.start(plan, body, ScriptedClient()) is not None
         await until(lambda: not mirror.in_flight)
         copied.append(len(shadow.requests) - before)
     assert copied == [1, 0, 0, 1]
-    # What leaves the straight way is drawn where it goes on.
+    # A call that leaves the fast path is sampled on the streaming path.
     ready.ready = False
-    assert straight.begin(plan, body, ScriptedClient()) is None
+    assert fast_path.start(plan, body, ScriptedClient()) is None
     assert not mirror.in_flight
 
 
-# ------------------------------------------------------------------------------ the straight way
+# ------------------------------------------------------------------------------------ the fast path
 
 
-def _straight(
+def _fast_path(
     shadow: ScriptedEndpoint | None,
 ) -> tuple[ScriptedClient, ReadyEndpoint, FastPath, Mirror | None]:
     ready = ReadyEndpoint()
@@ -375,17 +377,17 @@ def _straight(
 
 async def test_mirrored_request_cancelled_before_its_start_releases_its_memory() -> None:
     shadow = ScriptedEndpoint(EventLog(), OK)
-    _, _, straight, mirror = _straight(shadow)
+    _, _, fast_path, mirror = _fast_path(shadow)
     assert mirror is not None
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": "2"}))
-    plan = straight.plan("POST", GENERATE, headers, 2)
+    plan = fast_path.plan("POST", GENERATE, headers, 2)
     assert plan is not None
-    assert straight.begin(plan, b"{}", ScriptedClient()) is not None
-    assert mirror.route.held.total == 2
+    assert fast_path.start(plan, b"{}", ScriptedClient()) is not None
+    assert mirror.route.memory_budget.total == 2
     await mirror.close()
-    assert (mirror.in_flight, mirror.route.held.total) == (0, 0)
+    assert (mirror.in_flight, mirror.route.memory_budget.total) == (0, 0)
     assert shadow.requests == []
-    straight.close()
+    fast_path.close()
 
 
 @pytest.mark.parametrize(
@@ -396,16 +398,16 @@ async def test_fast_path_mirrors_without_waiting(target: str, body: bytes) -> No
     shadow = ScriptedEndpoint(EventLog(), hang, OK)
     seen = []
     for to in (None, shadow):
-        client, ready, straight, mirror = _straight(to)
+        client, ready, fast_path, mirror = _fast_path(to)
         headers = CIMultiDictProxy(CIMultiDict({"X-A": "1", "Content-Length": str(len(body))}))
-        plan = straight.plan("POST", target, headers, len(body))
+        plan = fast_path.plan("POST", target, headers, len(body))
         assert plan is not None
-        assert straight.begin(plan, body, client) is not None
+        assert fast_path.start(plan, body, client) is not None
         ready.asked[0].receiver.on_complete(response_head(), b"{}")
         seen.append((client.log, client.responses, ready.asked[0].lines, ready.asked[0].body))
-        straight.close()
+        fast_path.close()
     assert seen[0] == seen[1]
-    assert shadow.requests == []  # its task has not had a turn yet
+    assert shadow.requests == []  # its task has not started yet
     await until(lambda: shadow.requests)
     hang.set()
     assert mirror is not None
@@ -417,20 +419,20 @@ async def test_fast_path_mirrors_without_waiting(target: str, body: bytes) -> No
 
 
 async def test_rule_without_a_mirror_has_no_sampler() -> None:
-    _, _, straight, _ = _straight(None)
-    plan = straight.plan(
+    _, _, fast_path, _ = _fast_path(None)
+    plan = fast_path.plan(
         "POST", GENERATE, CIMultiDictProxy(CIMultiDict({"Content-Length": "2"})), 2
     )
     assert plan is not None
     assert plan.mirror is None
 
 
-# -------------------------------------------------------------------------------------- the caps
+# --------------------------------------------------------------------------------------------- caps
 
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    """Gives the warnings so far; nothing may be an error."""
+    """Returns the warnings so far; there must be no errors."""
     caplog.set_level(logging.WARNING)
     yield lambda: [each.message for each in caplog.records if each.name == "tensorgate.mirror"]
     assert [each for each in caplog.records if each.levelno > logging.WARNING] == []
@@ -446,8 +448,8 @@ async def test_body_over_the_cap_is_not_mirrored(
     scene = Scene([OK, OK], limits=replace(LIMITS, spool_bytes=1000))
     headers = CHUNKED if chunked else {}
     for pieces in ([b"x" * 500] * 2, [b"x" * 500, b"x" * 501]):
-        answer = await scene.ask(GENERATE, *pieces, headers=headers)
-        assert answer.status == 200
+        response = await scene.ask(GENERATE, *pieces, headers=headers)
+        assert response.status == 200
     await scene.over()
     assert scene.shadow.bodies == [b"x" * 1000]
     assert scene.server.bodies == [b"x" * 1000, b"x" * 1001]
@@ -461,7 +463,7 @@ async def test_content_length_over_the_cap_reserves_no_memory() -> None:
     body: list[BodyStep] = [b"x", more, b"x" * 1000]
     asking = asyncio.create_task(scene.ask(GENERATE, *body, headers={"Content-Length": "1001"}))
     await until(lambda: scene.log.count_of("client sends"))
-    assert scene.held.total == 0
+    assert scene.budget.total == 0
     more.set()
     assert (await asking).status == 200
     await scene.over()
@@ -469,20 +471,20 @@ async def test_content_length_over_the_cap_reserves_no_memory() -> None:
 
 
 async def test_memory_of_all_mirrored_requests_is_bounded(told: Callable[[], list[str]]) -> None:
-    held = MemoryBudget(2500)
+    budget = MemoryBudget(2500)
     hang = asyncio.Event()
-    scene = Scene([OK] * 4, [hang, OK], held=held)
+    scene = Scene([OK] * 4, [hang, OK], budget=budget)
     pieces: list[BodyStep] = [b"x" * 1000, asyncio.Event()]
     waiting = asyncio.create_task(scene.ask(GENERATE, *pieces, headers={"Content-Length": "2000"}))
-    await until(lambda: held.total == 1000)
+    await until(lambda: budget.total == 1000)
     assert (await scene.ask(GENERATE, b"y" * 1000)).status == 200
     await until(lambda: scene.shadow.requests)
-    assert held.total == 2000  # the mirror has not answered yet
+    assert budget.total == 2000  # the mirror has not responded yet
     assert (await scene.ask(GENERATE, b"z" * 300, b"z" * 300)).status == 200
-    assert held.total == 2000
+    assert budget.total == 2000
     (message,) = told()
     assert message.startswith(f"{START}0 of 0 requests failed, 1 were not sent, last: the gateway")
-    assert message.endswith("at most 2500 are held (limits.max_buffered_bytes)")
+    assert message.endswith("at most 2500 bytes may be buffered (limits.max_buffered_bytes)")
     waiting.cancel()
     hang.set()
     await scene.over()
@@ -506,13 +508,13 @@ async def test_mirrored_requests_in_flight_are_capped(told: Callable[[], list[st
 
 
 async def test_slot_taken_meanwhile_skips_the_mirrored_request() -> None:
-    """There was room when the body began to come, and there is none when all of it is there."""
+    """There was room when the body started, and there is none when it is complete."""
     hang, more = asyncio.Event(), asyncio.Event()
     scene = Scene([OK] * 2, [hang, OK], most=1)
     slow = asyncio.create_task(
         scene.ask(GENERATE, b"x" * 10, more, b"x" * 10, headers={"Content-Length": "20"})
     )
-    await until(lambda: scene.held.total == 10)
+    await until(lambda: scene.budget.total == 10)
     await scene.ask(GENERATE, b"quick")
     more.set()
     assert (await slow).status == 200
@@ -522,7 +524,7 @@ async def test_slot_taken_meanwhile_skips_the_mirrored_request() -> None:
     assert scene.shadow.bodies == [b"quick"]
 
 
-# -------------------------------------------------------------------------- what is never sent
+# --------------------------------------------------------------------------------- skipped requests
 
 
 @pytest.mark.parametrize("headers", [{"Content-Length": "2000"}, CHUNKED])
@@ -531,11 +533,11 @@ async def test_client_disconnect_within_its_body_cancels_the_mirrored_request(
 ) -> None:
     scene = Scene()
     asking = asyncio.create_task(scene.ask(GENERATE, b"x" * 1000, _hang(), headers=headers))
-    await until(lambda: scene.held.total == 1000)
+    await until(lambda: scene.budget.total == 1000)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert scene.held.total == 0
+    assert scene.budget.total == 0
     assert not scene.mirror.in_flight
     assert scene.shadow.requests == []
 
@@ -552,8 +554,8 @@ async def test_client_disconnect_after_its_body_keeps_the_mirrored_request() -> 
 async def test_broken_body_is_not_mirrored() -> None:
     scene = Scene()
     broken = GatewayError(ErrorKind.BAD_REQUEST, "the request's body is broken")
-    answer = await scene.ask(INFER, b'{"inputs":', broken, headers={"Content-Length": "100"})
-    assert answer.status == 400
+    response = await scene.ask(INFER, b'{"inputs":', broken, headers={"Content-Length": "100"})
+    assert response.status == 400
     await scene.over()
     assert scene.shadow.requests == []
 
@@ -581,18 +583,21 @@ async def test_request_error_is_no_failure_of_the_mirror(
     assert told() == []
 
 
-# -------------------------------------------------------------------------------------- failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize(
-    ("turn", "why"),
+    ("step", "why"),
     [
         (GatewayError(ErrorKind.UNREACHABLE, "cannot connect"), "cannot connect"),
         (GatewayError(ErrorKind.OVERLOADED, "is busy"), "is busy"),
         (bad_response("closed too early"), "closed too early"),
-        (ScriptedUpstreamResponse(500, {}, [b"oh\n", b"no"]), r"the answer was 500: 'oh\nno'"),
-        (ScriptedUpstreamResponse(400, {}, [b"x" * 150] * 3), f"the answer was 400: '{'x' * 200}'"),
-        (ScriptedUpstreamResponse(404), "the answer was 404: ''"),
+        (ScriptedUpstreamResponse(500, {}, [b"oh\n", b"no"]), r"the response was 500: 'oh\nno'"),
+        (
+            ScriptedUpstreamResponse(400, {}, [b"x" * 150] * 3),
+            f"the response was 400: '{'x' * 200}'",
+        ),
+        (ScriptedUpstreamResponse(404), "the response was 404: ''"),
         (
             ScriptedUpstreamResponse(200, {}, [b"begun", bad_response("cut short")]),
             f"{URL}: cut short",
@@ -600,9 +605,9 @@ async def test_request_error_is_no_failure_of_the_mirror(
     ],
 )
 async def test_log_tells_why_a_mirrored_request_failed(
-    turn: ServerStep, why: str, told: Callable[[], list[str]]
+    step: ServerStep, why: str, told: Callable[[], list[str]]
 ) -> None:
-    scene = Scene(shadow=[turn])
+    scene = Scene(shadow=[step])
     assert (await scene.ask(INFER, json_request())).status == 200
     await scene.over()
     assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
@@ -614,7 +619,7 @@ async def test_unknown_model_of_the_mirror_counts_as_failed(told: Callable[[], l
     )
     await scene.ask(INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     await scene.over()
-    why = "the answer was 404: 'unknown model'"
+    why = "the response was 404: 'unknown model'"
     assert told() == [f"{START}1 of 1 requests failed, last: {why}"]
 
 
@@ -637,7 +642,7 @@ async def test_unexpected_error_is_logged(caplog: pytest.LogCaptureFixture) -> N
     assert "what is wrong" in str(error.exc_info[1])
 
 
-# ----------------------------------------------------------------------------------------- close
+# -------------------------------------------------------------------------------------------- close
 
 
 async def test_close_cancels_requests_in_flight_and_refuses_more(
@@ -649,9 +654,9 @@ async def test_close_cancels_requests_in_flight_and_refuses_more(
         await scene.ask(GENERATE, b"x")
     await until(lambda: len(scene.shadow.requests) == 4)
     await scene.mirror.close()
-    assert (scene.mirror.in_flight, scene.held.total) == (0, 0)
+    assert (scene.mirror.in_flight, scene.budget.total) == (0, 0)
     await scene.ask(GENERATE, b"x")
     await scene.over()
     assert len(scene.shadow.requests) == 4
-    # What was not told yet is told now; what was cancelled has not failed.
+    # Pending counts are logged now; cancelled requests have not failed.
     assert told() == [f"{START}1 of 1 requests failed, last: down"] * 2

@@ -10,7 +10,7 @@ START = "mirror to 'shadow': "
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Gives what was told since it was asked last."""
+    """Returns the lines logged since the last call."""
     caplog.set_level(logging.WARNING)
 
     def take() -> list[str]:
@@ -33,65 +33,65 @@ def test_successful_requests_are_not_logged(told: Callable[[], list[str]]) -> No
     time = _Time()
     stats = MirrorStats("shadow", time)
     for _ in range(10):
-        stats.sent("")
+        stats.count_sent("")
         time.now += LOG_INTERVAL
-    stats.tell()
+    stats.flush()
     assert told() == []
 
 
 def test_failures_are_logged_once_a_minute(told: Callable[[], list[str]]) -> None:
     time = _Time()
     stats = MirrorStats("shadow", time)
-    stats.sent("")
-    stats.sent("it is down")
+    stats.count_sent("")
+    stats.count_sent("it is down")
     assert told() == ["1 of 2 requests failed, last: it is down"]
     for number in range(99):
-        stats.sent(f"down for {number}" if number < 37 else "")
+        stats.count_sent(f"down for {number}" if number < 37 else "")
     time.now += LOG_INTERVAL - 0.1
-    stats.sent("")
+    stats.count_sent("")
     assert told() == []
-    # Told when its time has come, though the mirror is well by now.
+    # Logged when it is due, although the mirror works again.
     time.now += 0.1
-    stats.sent("")
+    stats.count_sent("")
     assert told() == ["37 of 101 requests failed, last: down for 36"]
     time.now += 10 * LOG_INTERVAL
-    stats.sent("")
+    stats.count_sent("")
     assert told() == []
-    # After a quiet time, the next failure is told at once; what went well since counts too.
-    stats.sent("again")
+    # After a quiet time, the next failure is logged at once; successes since then count too.
+    stats.count_sent("again")
     assert told() == ["1 of 2 requests failed, last: again"]
 
 
 def test_skipped_requests_are_logged(told: Callable[[], list[str]]) -> None:
     time = _Time()
     stats = MirrorStats("shadow", time)
-    stats.left_out("too large")
+    stats.count_skipped("too large")
     assert told() == ["0 of 0 requests failed, 1 were not sent, last: too large"]
-    stats.left_out("too large")
-    stats.sent("it is down")
-    stats.left_out("too many")
+    stats.count_skipped("too large")
+    stats.count_sent("it is down")
+    stats.count_skipped("too many")
     time.now += LOG_INTERVAL
-    stats.sent("")
+    stats.count_sent("")
     assert told() == ["1 of 2 requests failed, 2 were not sent, last: too many"]
 
 
 def test_pending_counts_are_logged_at_the_end(told: Callable[[], list[str]]) -> None:
     stats = MirrorStats("shadow", _Time())
     for number in range(3):
-        stats.sent(f"down for {number}")
+        stats.count_sent(f"down for {number}")
     assert told() == ["1 of 1 requests failed, last: down for 0"]
-    stats.tell()
-    stats.tell()
+    stats.flush()
+    stats.flush()
     assert told() == ["2 of 2 requests failed, last: down for 2"]
 
 
 def test_each_failure_is_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     stats = MirrorStats("shadow", _Time())
-    stats.sent("")
+    stats.count_sent("")
     for _ in range(2):
-        stats.sent("it is down")
-    stats.left_out("too large")
+        stats.count_sent("it is down")
+    stats.count_skipped("too large")
     debug = [each.message for each in caplog.records if each.levelno == logging.DEBUG]
     assert debug == [
         "a request to the mirror 'shadow' failed: it is down",
@@ -101,5 +101,5 @@ def test_each_failure_is_logged_at_debug_level(caplog: pytest.LogCaptureFixture)
 
 
 def test_line_break_of_a_failure_is_escaped(caplog: pytest.LogCaptureFixture) -> None:
-    MirrorStats("shadow", _Time()).sent("http://a: output 'x\n2026-01-01 ERROR' is unknown")
+    MirrorStats("shadow", _Time()).count_sent("http://a: output 'x\n2026-01-01 ERROR' is unknown")
     assert caplog.messages[-1].endswith(r"last: http://a: output 'x\n2026-01-01 ERROR' is unknown")

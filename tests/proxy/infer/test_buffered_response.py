@@ -1,4 +1,4 @@
-"""Servers that may answer in another form than was asked for; clients get what they wanted."""
+"""Servers that may ignore the requested encoding; clients still get what they want."""
 
 import asyncio
 import base64
@@ -42,10 +42,10 @@ def _entry(name: str, *, binary: bool) -> dict[str, Any]:
     return {**fields, "data": values.tolist()}
 
 
-def _told(
+def _forwarded(
     binary: str, *, cut: int = 20, status: int = 200, **more: str
 ) -> ScriptedUpstreamResponse:
-    """Make an answer with the outputs named in binary form, the other ones as JSON."""
+    """Return a response with the named outputs in binary, the others as JSON."""
     outputs = [_entry(name, binary=name in binary) for name in "LR"]
     header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
     tensors = b"".join(TENSORS[name].tobytes() for name in "LR" if name in binary)
@@ -74,11 +74,11 @@ def _request(*, default: bool = False, **own: bool) -> bytes:
 
 
 class _Scene(ScriptedCall):
-    """One exchange with a server that may answer in another form."""
+    """One call to a server that may ignore the requested encoding."""
 
     def __init__(
         self,
-        *turns: ServerStep,
+        *steps: ServerStep,
         body: Sequence[BodyStep],
         dialect: Dialect = KSERVE,
         target: str = INFER,
@@ -88,24 +88,24 @@ class _Scene(ScriptedCall):
     ) -> None:
         others: dict[str, Any] = {"limits": replace(LIMITS, **limits), "policies": policies}
         super().__init__(
-            *turns, body=body, headers=headers, target=target, dialect=dialect, **others
+            *steps, body=body, headers=headers, target=target, dialect=dialect, **others
         )
 
     async def fault(self) -> str:
         with pytest.raises(GatewayError) as caught:
             await self.run()
         assert caught.value.kind is ErrorKind.BAD_RESPONSE
-        assert not self.answer.started
+        assert not self.response.started
         return caught.value.message
 
 
-def _forms(answer: ScriptedClientResponse) -> dict[str, Any]:
-    """Give what stands for each output: its bytes, or its JSON data; checks the framing."""
-    length = answer.headers.get(HEADER_LENGTH)
-    fields = json.loads(answer.body if length is None else answer.body[: int(length)])
-    rest = b"" if length is None else answer.body[int(length) :]
-    assert answer.headers.getall("X") == ["1"]
-    assert len(answer.headers.getall("Content-Type")) == 1
+def _forms(response: ScriptedClientResponse) -> dict[str, Any]:
+    """Return the bytes or the JSON data of each output; check the framing."""
+    length = response.headers.get(HEADER_LENGTH)
+    fields = json.loads(response.body if length is None else response.body[: int(length)])
+    rest = b"" if length is None else response.body[int(length) :]
+    assert response.headers.getall("X") == ["1"]
+    assert len(response.headers.getall("Content-Type")) == 1
     found: dict[str, Any] = {}
     for entry in fields["outputs"]:
         size = (entry.get("parameters") or {}).get("binary_data_size")
@@ -131,18 +131,18 @@ async def test_output_arrives_in_the_requested_encoding(
     dialect: Dialect, came: str, body: bytes, binary: str
 ) -> None:
     for cut in (1, 20, 200, 10_000):
-        answer = await _Scene(_told(came, cut=cut), body=[body], dialect=dialect).run()
-        assert answer.status == 200
+        response = await _Scene(_forwarded(came, cut=cut), body=[body], dialect=dialect).run()
+        assert response.status == 200
         expected = {
             name: values.tobytes() if name in binary else values.tolist()
             for name, values in TENSORS.items()
         }
-        assert _forms(answer) == expected
+        assert _forms(response) == expected
 
 
 @DOUBTED
 async def test_response_in_the_requested_encoding_passes_untouched(dialect: Dialect) -> None:
-    """Also where the gateway would not know what to make of it."""
+    """Even if the gateway could not parse it."""
     header = json.dumps(
         {
             "outputs": [
@@ -156,10 +156,10 @@ async def test_response_in_the_requested_encoding_passes_untouched(dialect: Dial
     ).encode()
     told = _response(header, b"12345", cut=9)
     scene = _Scene(told, body=[_request(default=True)], dialect=dialect)
-    answer = await scene.run()
-    assert answer.body == header + b"12345"
-    assert answer.headers["Content-Type"] == "application/json"
-    assert answer.headers[HEADER_LENGTH] == str(len(header))
+    response = await scene.run()
+    assert response.body == header + b"12345"
+    assert response.headers["Content-Type"] == "application/json"
+    assert response.headers[HEADER_LENGTH] == str(len(header))
 
 
 async def test_response_in_the_requested_encoding_streams() -> None:
@@ -179,40 +179,40 @@ async def test_response_in_the_requested_encoding_streams() -> None:
     told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(header))}, chunks)
     scene = _Scene(told, body=[_request(default=True)], spool_bytes=100)
     running = asyncio.create_task(scene.run())
-    await until(lambda: len(scene.answer.body) == len(header) + 40_000)
+    await until(lambda: len(scene.response.body) == len(header) + 40_000)
     assert not running.done()
     more.set()
-    answer = await running
-    assert answer.body == header + bytes(80_000)
+    response = await running
+    assert response.body == header + bytes(80_000)
 
 
 async def test_mixed_response_in_the_requested_encoding_passes_untouched() -> None:
-    told = _told("R")
-    answer = await _Scene(told, body=[_request(L=False, R=True)]).run()
+    told = _forwarded("R")
+    response = await _Scene(told, body=[_request(L=False, R=True)]).run()
     outputs = [_entry("L", binary=False), _entry("R", binary=True)]
     header = json.dumps({"model_name": "m", "outputs": outputs}).encode()
-    assert answer.body == header + RIGHT.tobytes()
+    assert response.body == header + RIGHT.tobytes()
 
 
 async def test_converted_response_has_a_content_length() -> None:
-    answer = await _Scene(_told("R"), body=[_request(default=True)]).run()
-    assert answer.headers["Content-Type"] == "application/octet-stream"
-    assert answer.headers["Content-Length"] == str(len(answer.body))
+    response = await _Scene(_forwarded("R"), body=[_request(default=True)]).run()
+    assert response.headers["Content-Type"] == "application/octet-stream"
+    assert response.headers["Content-Length"] == str(len(response.body))
 
 
 async def test_response_of_a_server_that_honors_encodings_is_not_inspected() -> None:
-    told = _told("R", cut=3)
+    told = _forwarded("R", cut=3)
     scene = _Scene(told, body=[_request(default=True)], dialect=TRITON)
-    answer = await scene.run()
-    assert _forms(answer) == {"L": LEFT.tolist(), "R": RIGHT.tobytes()}
+    response = await scene.run()
+    assert _forms(response) == {"L": LEFT.tolist(), "R": RIGHT.tobytes()}
     assert scene.log.index("client gets 200") < scene.log.index("server sends 3")
 
 
 @DOUBTED
 async def test_error_response_of_the_server_passes_untouched(dialect: Dialect) -> None:
     told = _response(b'{"error":"no"}', status=418)
-    answer = await _Scene(told, body=[_request(default=True)], dialect=dialect).run()
-    assert (answer.status, answer.body) == (418, b'{"error":"no"}')
+    response = await _Scene(told, body=[_request(default=True)], dialect=dialect).run()
+    assert (response.status, response.body) == (418, b'{"error":"no"}')
 
 
 @pytest.mark.parametrize(("dialect", "asked"), [(KSERVE, False), (OPENVINO, False), (TRITON, True)])
@@ -220,12 +220,14 @@ async def test_server_gets_no_accept_encoding_when_its_response_is_inspected(
     dialect: Dialect, asked: bool
 ) -> None:
     headers = {"Accept-Encoding": "gzip"}
-    scene = _Scene(_told("LR"), body=[_request(L=True, R=True)], dialect=dialect, headers=headers)
+    scene = _Scene(
+        _forwarded("LR"), body=[_request(L=True, R=True)], dialect=dialect, headers=headers
+    )
     await scene.run()
     assert ("Accept-Encoding" in scene.endpoint.requests[0].headers) is asked
 
 
-# ---------------------------------------------------------------------------------- empty outputs
+# ------------------------------------------------------------------------------------ empty outputs
 
 EMPTY = {"name": "L", "shape": [0, 2], "datatype": "FP32"}
 
@@ -239,8 +241,8 @@ async def test_empty_outputs_without_a_size_get_the_requested_encoding(
     outputs = [EMPTY, _entry("R", binary=came == "R")]
     header = json.dumps({"outputs": outputs}).encode()
     told = _response(header, RIGHT.tobytes() if came else b"")
-    answer = await _Scene(told, body=[body], dialect=dialect).run()
-    assert _forms(answer) == {
+    response = await _Scene(told, body=[body], dialect=dialect).run()
+    assert _forms(response) == {
         "L": b"" if "L" in binary else [],
         "R": RIGHT.tobytes() if "R" in binary else RIGHT.tolist(),
     }
@@ -249,11 +251,11 @@ async def test_empty_outputs_without_a_size_get_the_requested_encoding(
 @pytest.mark.parametrize("dialect", [KSERVE, TRITON], ids=lambda each: each.name)
 async def test_complete_json_response_passes_untouched(dialect: Dialect) -> None:
     header = json.dumps({"outputs": [{**EMPTY, "data": []}]}, indent=1).encode()
-    answer = await _Scene(_response(header), body=[_request()], dialect=dialect).run()
-    assert answer.body == header
+    response = await _Scene(_response(header), body=[_request()], dialect=dialect).run()
+    assert response.body == header
 
 
-# ---------------------------------------------------------------------------------- base64
+# ------------------------------------------------------------------------------------------- base64
 
 TEXT = {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["abcd"]}
 
@@ -274,7 +276,7 @@ def _wanted(*, as_base64: bool, **own: bool) -> bytes:
 async def test_text_output_becomes_base64_when_requested(
     dialect: Dialect, wanted: str, came: str, large: bool, by_route: bool
 ) -> None:
-    """A client that decodes plain text as base64 may get other bytes, and does not see it."""
+    """A client that decodes plain text as base64 could get other bytes unnoticed."""
     text = {**TEXT, "data": ["abcd" * 5000]} if large else TEXT
     header = json.dumps({"outputs": [text, _entry("R", binary=bool(came))]}).encode()
     policies = JsonPolicies(bytes_encoding=BytesEncoding.BASE64) if by_route else None
@@ -285,15 +287,15 @@ async def test_text_output_becomes_base64_when_requested(
         policies=policies,
         spool_bytes=100_000,
     )
-    answer = await scene.run()
+    response = await scene.run()
     expected = base64.b64encode(str(text["data"][0]).encode()).decode()
-    assert _forms(answer) == {"T": [expected], "R": RIGHT.tobytes() if wanted else RIGHT.tolist()}
-    size = answer.headers.get(HEADER_LENGTH)
-    fields = json.loads(answer.body[: int(size)] if size else answer.body)
+    assert _forms(response) == {"T": [expected], "R": RIGHT.tobytes() if wanted else RIGHT.tolist()}
+    size = response.headers.get(HEADER_LENGTH)
+    fields = json.loads(response.body[: int(size)] if size else response.body)
     assert fields["outputs"][0]["parameters"] == {"content_type": "base64"}
 
 
-# ---------------------------------------------------------------------------------- faults
+# ------------------------------------------------------------------------------------------- errors
 
 
 def _broken(data: str) -> bytes:
@@ -339,11 +341,11 @@ async def test_response_that_ends_within_its_header_is_a_502() -> None:
     )
 
 
-# ---------------------------------------------------------------------------------- large answers
+# ---------------------------------------------------------------------------------- large responses
 
 
 def _large(count: int) -> tuple[ScriptedUpstreamResponse, bytes]:
-    """Make an answer whose JSON is larger than what may stand around data."""
+    """Return a response whose JSON is larger than the cap without its data."""
     values = np.arange(count, dtype="<i4")
     data = {"name": "A", "shape": [count], "datatype": "INT32", "data": values.tolist()}
     header = json.dumps({"outputs": [data, _entry("R", binary=True)]}).encode()
@@ -354,11 +356,11 @@ def _large(count: int) -> tuple[ScriptedUpstreamResponse, bytes]:
 async def test_tensor_data_does_not_count_as_header_bytes() -> None:
     told, data = _large(20_000)
     body = _request(default=True)
-    answer = await _Scene(told, body=[body], spool_bytes=200_000).run()
-    assert _forms(answer) == {"A": data, "R": RIGHT.tobytes()}
+    response = await _Scene(told, body=[body], spool_bytes=200_000).run()
+    assert _forms(response) == {"A": data, "R": RIGHT.tobytes()}
     told, data = _large(20_000)
-    answer = await _Scene(told, body=[_request()], spool_bytes=200_000).run()
-    assert _forms(answer) == {"A": list(range(20_000)), "R": RIGHT.tolist()}
+    response = await _Scene(told, body=[_request()], spool_bytes=200_000).run()
+    assert _forms(response) == {"A": list(range(20_000)), "R": RIGHT.tolist()}
 
 
 @pytest.mark.parametrize("body", [_request(default=True), _request()])
@@ -374,7 +376,7 @@ async def test_json_around_the_data_has_a_cap() -> None:
     assert "(limits.header_bytes)" in await scene.fault()
 
 
-# ---------------------------------------------------------------------------------- V1
+# ----------------------------------------------------------------------------------------------- V1
 
 
 @DOUBTED
@@ -382,9 +384,11 @@ async def test_json_around_the_data_has_a_cap() -> None:
 async def test_v1_client_gets_the_same_tensors(dialect: Dialect, came: str) -> None:
     known = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
     target = "/v1/models/m:predict"
-    scene = _Scene(known, _told(came), body=[b'{"inputs":[1]}'], dialect=dialect, target=target)
-    answer = await scene.run()
-    assert json.loads(answer.body) == {"outputs": {"L": LEFT.tolist(), "R": RIGHT.tolist()}}
+    scene = _Scene(
+        known, _forwarded(came), body=[b'{"inputs":[1]}'], dialect=dialect, target=target
+    )
+    response = await scene.run()
+    assert json.loads(response.body) == {"outputs": {"L": LEFT.tolist(), "R": RIGHT.tolist()}}
 
 
 async def test_v1_client_gets_empty_outputs() -> None:

@@ -1,4 +1,4 @@
-"""What clouds' clients send and get, while the server knows the ordinary form alone."""
+"""Requests and responses of cloud clients, for a server that knows only the header."""
 
 import json
 
@@ -8,6 +8,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
+from gateway.proxy.interfaces import Call
 from tests.support.doubles.streaming import (
     EventLog,
     ScriptedClientResponse,
@@ -37,7 +38,7 @@ TWO_OUTPUTS = binary_response_header(12, 4)
 
 
 def binary(header: bytes, *tensors: bytes) -> ScriptedUpstreamResponse:
-    """Make a server's response, as Triton types it."""
+    """Return a server's response, with the type that Triton sends."""
     body = b"".join((header, *tensors))
     headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
     return ScriptedUpstreamResponse(200, {**headers, "Content-Length": str(len(body))}, [body])
@@ -47,22 +48,22 @@ ANSWER = binary(ANSWER_HEADER, TENSOR)
 
 
 class Scene:
-    """An exchange with a server, and what came of it."""
+    """Calls to one server."""
 
-    def __init__(self, *turns: ScriptedUpstreamResponse) -> None:
-        self.endpoint = ScriptedEndpoint(EventLog(), *turns)
+    def __init__(self, *steps: ScriptedUpstreamResponse) -> None:
+        self.endpoint = ScriptedEndpoint(EventLog(), *steps)
 
     async def run(self, body: bytes, headers: dict[str, str]) -> ScriptedClientResponse:
         log = EventLog()
         request = ScriptedRequest(log, "POST", INFER, headers, [body])
-        answer = ScriptedClientResponse(log)
-        with Deadline(9, 9) as turns:
-            asked = parse_operation("POST", INFER)
-            await infer(request, answer, asked, make_route(self.endpoint), turns)
-        return answer
+        response = ScriptedClientResponse(log)
+        with Deadline(9, 9) as deadline:
+            operation = parse_operation("POST", INFER)
+            await infer(Call(request, response, operation, make_route(self.endpoint), deadline))
+        return response
 
     @property
-    def got_the_ordinary_form(self) -> bool:
+    def got_the_protocols_header(self) -> bool:
         headers = self.endpoint.requests[-1].headers
         types = headers.getall("Content-Type")
         return types == ["application/octet-stream"] and len(headers.getall(HEADER_LENGTH)) == 1
@@ -79,69 +80,69 @@ def of_type(content_type: str, size: object) -> dict[str, str]:
 @pytest.mark.parametrize("content_type", [SAGEMAKER, VERTEX_AI])
 async def test_binary_request_gets_a_json_response(content_type: str) -> None:
     scene = Scene(ANSWER)
-    answer = await scene.run(REQUEST + TENSOR, of_type(content_type, len(REQUEST)))
-    assert scene.got_the_ordinary_form
+    response = await scene.run(REQUEST + TENSOR, of_type(content_type, len(REQUEST)))
+    assert scene.got_the_protocols_header
     assert scene.tensors == TENSOR
-    assert answer.headers["Content-Type"] == "application/json"
-    assert HEADER_LENGTH not in answer.headers
-    assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+    assert response.headers["Content-Type"] == "application/json"
+    assert HEADER_LENGTH not in response.headers
+    assert json.loads(response.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
 
 
 async def test_sagemaker_client_gets_the_header_length_in_the_content_type() -> None:
     scene = Scene(ANSWER)
-    answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
-    assert scene.got_the_ordinary_form
+    response = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
+    assert scene.got_the_protocols_header
     expected = f"{SAGEMAKER};json-header-size={len(ANSWER_HEADER)}"
-    assert answer.headers.getall("Content-Type") == [expected]
-    assert HEADER_LENGTH not in answer.headers
-    assert answer.body == ANSWER_HEADER + TENSOR
+    assert response.headers.getall("Content-Type") == [expected]
+    assert HEADER_LENGTH not in response.headers
+    assert response.body == ANSWER_HEADER + TENSOR
 
 
 async def test_vertex_client_gets_the_header_length_in_a_header() -> None:
-    # Triton's endpoint answers in the ordinary form.
+    # Triton's endpoint sends the header.
     scene = Scene(ANSWER)
-    answer = await scene.run(ALL_BINARY + TENSOR, of_type(VERTEX_AI, len(ALL_BINARY)))
-    assert scene.got_the_ordinary_form
-    assert answer.headers["Content-Type"] == "application/octet-stream"
-    assert answer.headers[HEADER_LENGTH] == str(len(ANSWER_HEADER))
-    assert answer.body == ANSWER_HEADER + TENSOR
+    response = await scene.run(ALL_BINARY + TENSOR, of_type(VERTEX_AI, len(ALL_BINARY)))
+    assert scene.got_the_protocols_header
+    assert response.headers["Content-Type"] == "application/octet-stream"
+    assert response.headers[HEADER_LENGTH] == str(len(ANSWER_HEADER))
+    assert response.body == ANSWER_HEADER + TENSOR
 
 
 async def test_mixed_response_has_its_header_length_in_the_content_type() -> None:
     fields = json.loads(json_request())
     fields["outputs"] = [{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]
     body = json.dumps(fields).encode()
-    # All of the request is JSON: a size that is that of the body, or none.
+    # The whole request is JSON: the size is that of the body, or missing.
     for headers in (of_type(SAGEMAKER, len(body)), {"Content-Type": SAGEMAKER}):
         scene = Scene(binary(TWO_OUTPUTS, TENSOR, bytes(4)))
-        answer = await scene.run(body, headers)
-        assert scene.got_the_ordinary_form
-        start, _, size = answer.headers["Content-Type"].partition(";json-header-size=")
+        response = await scene.run(body, headers)
+        assert scene.got_the_protocols_header
+        start, _, size = response.headers["Content-Type"].partition(";json-header-size=")
         assert start == SAGEMAKER
-        header, tensors = answer.body[: int(size)], answer.body[int(size) :]
+        header, tensors = response.body[: int(size)], response.body[int(size) :]
         assert tensors == TENSOR
         assert json.loads(header)["outputs"][1]["data"] == [0]
-        assert HEADER_LENGTH not in answer.headers
+        assert HEADER_LENGTH not in response.headers
 
 
 async def test_size_of_0_means_raw_binary() -> None:
     scene = Scene(
         ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), ANSWER
     )
-    answer = await scene.run(TENSOR, of_type(SAGEMAKER, 0))
-    assert scene.got_the_ordinary_form
+    response = await scene.run(TENSOR, of_type(SAGEMAKER, 0))
+    assert scene.got_the_protocols_header
     assert scene.tensors == TENSOR
     expected = f"{SAGEMAKER};json-header-size={len(ANSWER_HEADER)}"
-    assert answer.headers["Content-Type"] == expected
+    assert response.headers["Content-Type"] == expected
 
 
 async def test_equal_header_lengths_in_header_and_content_type_are_accepted() -> None:
     headers = {**of_type(SAGEMAKER, len(ALL_BINARY)), HEADER_LENGTH: str(len(ALL_BINARY))}
     scene = Scene(ANSWER)
-    answer = await scene.run(ALL_BINARY + TENSOR, headers)
-    assert scene.got_the_ordinary_form
-    assert answer.body == ANSWER_HEADER + TENSOR
-    # A type without a size says nothing of it.
+    response = await scene.run(ALL_BINARY + TENSOR, headers)
+    assert scene.got_the_protocols_header
+    assert response.body == ANSWER_HEADER + TENSOR
+    # A type without a size states no length.
     scene = Scene(ANSWER)
     headers = {"Content-Type": VERTEX_AI, HEADER_LENGTH: str(len(ALL_BINARY))}
     assert (await scene.run(ALL_BINARY + TENSOR, headers)).body == ANSWER_HEADER + TENSOR
@@ -196,13 +197,13 @@ async def test_error_response_of_the_server_passes_untouched() -> None:
         400, {"Content-Type": "application/json"}, [b'{"error":"no"}']
     )
     scene = Scene(refused)
-    answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
-    assert (answer.status, answer.body) == (400, b'{"error":"no"}')
-    assert answer.headers["Content-Type"] == "application/json"
+    response = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
+    assert (response.status, response.body) == (400, b'{"error":"no"}')
+    assert response.headers["Content-Type"] == "application/json"
 
 
 async def test_response_without_binary_outputs_is_json() -> None:
     text = b'{"model_name":"m","outputs":[]}'
     scene = Scene(ScriptedUpstreamResponse(200, {"Content-Type": "application/json"}, [text]))
-    answer = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
-    assert (answer.headers["Content-Type"], answer.body) == ("application/json", text)
+    response = await scene.run(ALL_BINARY + TENSOR, of_type(SAGEMAKER, len(ALL_BINARY)))
+    assert (response.headers["Content-Type"], response.body) == ("application/json", text)

@@ -1,4 +1,4 @@
-"""A server as OpenVINO's, which answers in binary form with the outputs that are listed alone."""
+"""A server like OpenVINO's, which sends only listed outputs in binary."""
 
 import asyncio
 import json
@@ -11,6 +11,7 @@ from gateway.protocol.dialects import KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
+from gateway.proxy.interfaces import Call
 from tests.support.doubles.streaming import (
     URL,
     BodyStep,
@@ -37,7 +38,7 @@ LISTED = [{"name": name, "parameters": {"binary_data": True}} for name in ("OUT0
 HEADER = binary_response_header(len(DATA))
 BINARY = ScriptedUpstreamResponse(
     200,
-    # As it says it.
+    # As the server writes it.
     {HEADER_LENGTH: str(len(HEADER)), "Content-Type": "application/json"},
     [HEADER + DATA],
 )
@@ -51,12 +52,12 @@ def _metadata(*outputs: object, **fields: object) -> ScriptedUpstreamResponse:
 
 
 class _Scene:
-    """Exchanges with one server, one after the other."""
+    """Calls to one server, one after the other."""
 
     def __init__(
-        self, *turns: ScriptedUpstreamResponse | BaseException, dialect: Dialect = OPENVINO
+        self, *steps: ScriptedUpstreamResponse | BaseException, dialect: Dialect = OPENVINO
     ) -> None:
-        self.endpoint = ScriptedEndpoint(EventLog(), *turns)
+        self.endpoint = ScriptedEndpoint(EventLog(), *steps)
         self.route = make_route(self.endpoint, dialect=dialect)
 
     async def ask(
@@ -64,10 +65,11 @@ class _Scene:
     ) -> ScriptedClientResponse:
         log = EventLog()
         request = ScriptedRequest(log, "POST", target, headers, body)
-        answer = ScriptedClientResponse(log)
-        with Deadline(9, 9) as turns:
-            await infer(request, answer, parse_operation("POST", target), self.route, turns)
-        return answer
+        response = ScriptedClientResponse(log)
+        with Deadline(9, 9) as deadline:
+            operation = parse_operation("POST", target)
+            await infer(Call(request, response, operation, self.route, deadline))
+        return response
 
     @property
     def targets(self) -> list[str]:
@@ -75,7 +77,7 @@ class _Scene:
 
     @property
     def sent(self) -> tuple[dict[str, object], bytes]:
-        """Give the header and the tensors of the last request that the server got."""
+        """Return the header and the tensors of the last request that the server got."""
         size = int(self.endpoint.requests[-1].headers[HEADER_LENGTH])
         body = self.endpoint.bodies[-1]
         assert int(self.endpoint.requests[-1].headers["Content-Length"]) == len(body)
@@ -99,17 +101,17 @@ FORMS: dict[str, tuple[list[BodyStep], dict[str, str]]] = {
 async def test_all_outputs_are_listed(body: list[BodyStep], headers: dict[str, str]) -> None:
     scene = _Scene(_metadata(*OUTPUTS), BINARY, BINARY)
     for _ in range(2):
-        answer = await scene.ask(*body, headers=headers)
+        response = await scene.ask(*body, headers=headers)
         fields, tensors = scene.sent
         assert fields["outputs"] == LISTED
         assert tensors == DATA
         if headers.get(HEADER_LENGTH) == "0":
-            assert answer.body == HEADER + DATA
+            assert response.body == HEADER + DATA
         else:
-            (output,) = json.loads(answer.body)["outputs"]
+            (output,) = json.loads(response.body)["outputs"]
             assert np.array(output["data"], "<f4").tobytes() == DATA
-            assert answer.headers["Content-Type"] == "application/json"
-    # Its metadata is asked for once, and its config, which it has none of, never.
+            assert response.headers["Content-Type"] == "application/json"
+    # Its metadata is fetched once, and its config, which it does not have, never.
     assert scene.targets == ["/v2/models/m", INFER, INFER]
 
 
@@ -154,23 +156,23 @@ async def test_version_has_its_own_outputs() -> None:
 async def test_unknown_outputs_come_as_json(form: str, told: ScriptedUpstreamResponse) -> None:
     body, headers = FORMS[form]
     scene = _Scene(told, IN_JSON)
-    answer = await scene.ask(*body, headers=headers)
+    response = await scene.ask(*body, headers=headers)
     assert "outputs" not in scene.sent[0]
-    assert (answer.status, answer.body) == (200, JSON_TEXT)
-    assert answer.headers["Content-Type"] == "application/json"
+    assert (response.status, response.body) == (200, JSON_TEXT)
+    assert response.headers["Content-Type"] == "application/json"
 
 
 async def test_raw_binary_request_with_unknown_outputs() -> None:
-    """They come as JSON, and become what raw requests are answered."""
+    """They come as JSON, and become the binary response to a raw binary request."""
     output = {"name": "OUT0", "datatype": "FP32", "shape": [3], "data": FLOATS.tolist()}
     told = ScriptedUpstreamResponse(200, {}, [json.dumps({"outputs": [output]}).encode()])
     scene = _Scene(_metadata(), told)
-    answer = await scene.ask(DATA, headers={HEADER_LENGTH: "0"})
+    response = await scene.ask(DATA, headers={HEADER_LENGTH: "0"})
     assert "outputs" not in scene.sent[0]
-    size = int(answer.headers[HEADER_LENGTH])
-    (entry,) = json.loads(answer.body[:size])["outputs"]
+    size = int(response.headers[HEADER_LENGTH])
+    (entry,) = json.loads(response.body[:size])["outputs"]
     assert entry["parameters"] == {"binary_data_size": len(DATA)}
-    assert answer.body[size:] == DATA
+    assert response.body[size:] == DATA
 
 
 async def test_server_that_cannot_be_queried_fails_the_request() -> None:
@@ -192,13 +194,13 @@ async def test_error_response_drops_cached_metadata() -> None:
 async def test_requested_binary_outputs_are_binary() -> None:
     text = {**json.loads(json_request()), "parameters": {"binary_data_output": True}}
     scene = _Scene(_metadata(*OUTPUTS), BINARY)
-    answer = await scene.ask(json.dumps(text).encode())
-    assert answer.body == HEADER + DATA
+    response = await scene.ask(json.dumps(text).encode())
+    assert response.body == HEADER + DATA
     assert scene.sent[0]["outputs"] == LISTED
 
 
 async def test_concurrent_requests_fetch_metadata_once() -> None:
-    turns = [_metadata(*OUTPUTS), *[BINARY] * 5]
-    scene = _Scene(*turns)
+    steps = [_metadata(*OUTPUTS), *[BINARY] * 5]
+    scene = _Scene(*steps)
     await asyncio.gather(*(scene.ask(json_request()) for _ in range(5)))
     assert scene.targets == ["/v2/models/m", *[INFER] * 5]

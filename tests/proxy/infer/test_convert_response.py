@@ -8,7 +8,8 @@ from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.request_header import OutputEncoding
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.infer.convert_response import relay_answer
+from gateway.proxy.infer.buffered_response import ResponseRelay
+from gateway.proxy.infer.convert_response import convert_response
 from gateway.upstream.transport import UpstreamResponse
 from tests.support.checks.time_slices import others
 from tests.support.doubles.streaming import (
@@ -42,32 +43,36 @@ def _response(
 
 
 class _Relay:
-    """One answer on its way, and its log."""
+    """One response on its way, and its log."""
 
     def __init__(self, policies: JsonPolicies | None = None) -> None:
         self.log = EventLog()
-        self.answer = ScriptedClientResponse(self.log)
+        self.client_response = ScriptedClientResponse(self.log)
         self.route = make_route(ScriptedEndpoint(self.log), policies=policies)
 
     async def run(
         self, response: ScriptedUpstreamResponse, form: OutputEncoding
     ) -> ScriptedClientResponse:
         there: UpstreamResponse = response.with_log(self.log)
-        with Deadline(9, 9) as turns:
-            await relay_answer(there, self.answer, form, self.route, URL, turns)
-        return self.answer
+        with Deadline(9, 9) as deadline:
+            await convert_response(
+                ResponseRelay(there, URL, self.client_response, form, self.route, deadline)
+            )
+        return self.client_response
 
 
 async def test_small_binary_response_becomes_buffered_json() -> None:
     relay = _Relay()
-    answer = await relay.run(_response(binary_response_header(12), FLOATS.tobytes()), ALL_JSON)
-    assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
-    assert dict(answer.headers) == {
+    client_response = await relay.run(
+        _response(binary_response_header(12), FLOATS.tobytes()), ALL_JSON
+    )
+    assert json.loads(client_response.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+    assert dict(client_response.headers) == {
         "Content-Type": "application/json",
-        "Content-Length": str(len(answer.body)),
+        "Content-Length": str(len(client_response.body)),
         "X": "1",
     }
-    assert relay.log.count_of("client gets") == 2  # its head, and its body in one
+    assert relay.log.count_of("client gets") == 2  # the head, and the body in one piece
 
 
 @pytest.mark.parametrize("sized", [True, False])
@@ -80,9 +85,9 @@ async def test_large_binary_response_becomes_json_as_it_arrives(sized: bool) -> 
     )
     if not sized:
         response = _response(binary_response_header(len(data)), data, sized=False)
-    answer = await relay.run(response, ALL_JSON)
-    assert json.loads(answer.body)["outputs"][0]["data"] == values.tolist()
-    assert "Content-Length" not in answer.headers
+    client_response = await relay.run(response, ALL_JSON)
+    assert json.loads(client_response.body)["outputs"][0]["data"] == values.tolist()
+    assert "Content-Length" not in client_response.headers
     if sized:
         began = relay.log.index("client gets 200")
         assert began < relay.log.index("server sends 9")
@@ -90,29 +95,29 @@ async def test_large_binary_response_becomes_json_as_it_arrives(sized: bool) -> 
 
 async def test_mixed_response_is_converted() -> None:
     relay = _Relay()
-    answer = await relay.run(_response(binary_response_header(4, 4), bytes(8)), MIXED)
-    size = int(answer.headers[HEADER_LENGTH])
-    first, second = json.loads(answer.body[:size])["outputs"]
+    client_response = await relay.run(_response(binary_response_header(4, 4), bytes(8)), MIXED)
+    size = int(client_response.headers[HEADER_LENGTH])
+    first, second = json.loads(client_response.body[:size])["outputs"]
     assert first["data"] == [0]
     assert second["parameters"] == {"binary_data_size": 4}
-    assert answer.body[size:] == bytes(4)
-    assert answer.headers["Content-Type"] == "application/octet-stream"
-    assert answer.headers["Content-Length"] == str(len(answer.body))
+    assert client_response.body[size:] == bytes(4)
+    assert client_response.headers["Content-Type"] == "application/octet-stream"
+    assert client_response.headers["Content-Length"] == str(len(client_response.body))
 
 
 @pytest.mark.parametrize("form", [ALL_JSON, MIXED, ALL_BINARY])
 @pytest.mark.parametrize("status", [201, 400, 500])
 async def test_error_response_passes_untouched(form: OutputEncoding, status: int) -> None:
     relay = _Relay()
-    answer = await relay.run(_response(b"what", b"ever", status=status), form)
-    assert (answer.status, answer.body) == (status, b"whatever")
-    assert answer.headers[HEADER_LENGTH] == "4"
+    client_response = await relay.run(_response(b"what", b"ever", status=status), form)
+    assert (client_response.status, client_response.body) == (status, b"whatever")
+    assert client_response.headers[HEADER_LENGTH] == "4"
 
 
 async def test_response_requested_in_binary_passes_untouched() -> None:
     relay = _Relay()
-    answer = await relay.run(_response(b"not", b"looked", b"at"), ALL_BINARY)
-    assert answer.body == b"notlookedat"
+    client_response = await relay.run(_response(b"not", b"looked", b"at"), ALL_BINARY)
+    assert client_response.body == b"notlookedat"
     assert relay.log == [
         "client gets 200",
         "server sends 3",
@@ -146,7 +151,7 @@ async def test_inconsistent_response_is_a_502_that_names_the_server(
         await relay.run(response, form)
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message.startswith(URL)
-    assert not relay.answer.started
+    assert not relay.client_response.started
 
 
 @pytest.mark.parametrize("form", [ALL_JSON, MIXED])
@@ -158,7 +163,7 @@ async def test_truncated_response_is_never_finished(form: OutputEncoding) -> Non
     with pytest.raises(GatewayError, match=rf"^{URL} closed$"):
         await relay.run(_response(header, values, fault, sized=False), form)
     assert "client has got all" not in relay.log
-    assert relay.answer.started == (form is ALL_JSON)
+    assert relay.client_response.started == (form is ALL_JSON)
 
 
 async def test_value_against_the_policy_is_a_502() -> None:

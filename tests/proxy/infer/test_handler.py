@@ -12,6 +12,7 @@ from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
+from gateway.proxy.interfaces import Call
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.scripted_call import ScriptedCall
@@ -48,7 +49,7 @@ CHUNKED = {"Transfer-Encoding": "chunked"}
 async def test_json_request_is_sent_when_complete() -> None:
     text = json_request()
     scene = ScriptedCall(ANSWER, body=[text[:9], text[9:]])
-    answer = await scene.run()
+    response = await scene.run()
     assert scene.log == [
         "client sends 9",
         f"client sends {len(text) - 9}",
@@ -57,14 +58,14 @@ async def test_json_request_is_sent_when_complete() -> None:
         "server answers 200",
         f"server sends {len(HEADER) + 12}",
         "client gets 200",
-        f"client gets {len(answer.body)}",
+        f"client gets {len(response.body)}",
         "client has got all",
         "server is let go",
     ]
     fields, tensors = scene.sent
     assert tensors == FLOATS.tobytes()
     assert fields["parameters"] == {"binary_data_output": True}
-    assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+    assert json.loads(response.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
 
 
 async def test_binary_request_streams() -> None:
@@ -79,7 +80,7 @@ async def test_binary_request_streams() -> None:
         "client sends 40000",
         "server gets 40000",
         "client sends 40000",
-        "client has sent all",  # the last piece is not sent before it is known to be the last
+        "client has sent all",  # the last piece waits until it is known to be the last
         "server gets 40000",
     ]
     assert scene.endpoint.bodies == [header + b"".join(tensor)]
@@ -100,8 +101,8 @@ async def test_json_response_is_possible_for_either_request_encoding() -> None:
     scene = ScriptedCall(
         ANSWER, body=[header + bytes(8)], headers={HEADER_LENGTH: str(len(header))}
     )
-    answer = await scene.run()
-    assert json.loads(answer.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+    response = await scene.run()
+    assert json.loads(response.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
     fields, tensors = scene.sent
     assert (fields["parameters"], tensors) == ({"binary_data_output": True}, bytes(8))
 
@@ -110,7 +111,7 @@ async def test_raw_binary_request_gets_its_header() -> None:
     scene = ScriptedCall(
         METADATA, NO_CONFIG, ANSWER, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0", "X": "1"}
     )
-    answer = await scene.run()
+    response = await scene.run()
     assert scene.log[:5] == [
         "server is asked GET /v2/models/m",
         "server answers 200",
@@ -123,8 +124,8 @@ async def test_raw_binary_request_gets_its_header() -> None:
         {"name": "IN", "shape": [2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
     ]
     assert tensors == b"12345678"
-    assert answer.body == HEADER + FLOATS.tobytes()  # all outputs binary
-    assert answer.headers[HEADER_LENGTH] == str(len(HEADER))
+    assert response.body == HEADER + FLOATS.tobytes()  # all outputs binary
+    assert response.headers[HEADER_LENGTH] == str(len(HEADER))
 
 
 @pytest.mark.parametrize("dialect", [KSERVE, OPENVINO], ids=lambda each: each.name)
@@ -135,7 +136,7 @@ async def test_raw_binary_request_without_batches_fetches_no_config(dialect: Dia
     await scene.run()
     assert [request.target for request in scene.endpoint.requests] == ["/v2/models/m", INFER]
     header, tensors = scene.sent
-    # The leading -1 is the tensor's own.
+    # The leading -1 is a dimension of the tensor itself.
     assert header["inputs"] == [
         {
             "name": "IN",
@@ -187,11 +188,12 @@ async def test_failed_raw_binary_request_drops_cached_metadata() -> None:
     route = make_route(endpoint)
     for status in (400, 200, 200):
         log = EventLog()
-        answer = ScriptedClientResponse(log)
+        response = ScriptedClientResponse(log)
         request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(8)])
-        with Deadline(9, 9) as turns:
-            await infer(request, answer, parse_operation("POST", INFER), route, turns)
-        assert answer.status == status
+        with Deadline(9, 9) as deadline:
+            operation = parse_operation("POST", INFER)
+            await infer(Call(request, response, operation, route, deadline))
+        assert response.status == status
     assert len(endpoint.requests) == 7
 
 
@@ -239,7 +241,7 @@ async def test_invalid_request_reaches_no_server(make: Callable[[], ScriptedCall
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert not scene.log.count_of("server")
-    assert not scene.answer.started
+    assert not scene.response.started
 
 
 @pytest.mark.parametrize("surplus", [0, 1])
@@ -258,7 +260,7 @@ async def test_chunked_body_of_a_wrong_size_never_reaches_the_server_whole(
 
 async def test_large_body_yields_to_other_calls() -> None:
     text = json_request(*np.zeros(100_000).tolist())
-    # As it comes where the datatype is known; afterwards where it stands behind the data.
+    # While it arrives if the datatype is known; afterwards if the datatype follows the data.
     behind = text.replace(b'"datatype": "FP32", ', b"")[:-3] + b', "datatype": "FP32"}]}'
     for body in (text, behind):
         scene = ScriptedCall(ANSWER, body=[body])
@@ -269,14 +271,14 @@ async def test_large_body_yields_to_other_calls() -> None:
 
 
 FORMS: dict[str, Callable[..., ScriptedCall]] = {
-    "json": lambda *turns: ScriptedCall(*turns, body=[json_request()[:9], json_request()[9:]]),
-    "binary": lambda *turns: ScriptedCall(
-        *turns,
+    "json": lambda *steps: ScriptedCall(*steps, body=[json_request()[:9], json_request()[9:]]),
+    "binary": lambda *steps: ScriptedCall(
+        *steps,
         body=[binary_header(8), b"1234", b"5678"],
         headers={HEADER_LENGTH: str(len(binary_header(8)))},
     ),
-    "raw": lambda *turns: ScriptedCall(
-        METADATA, NO_CONFIG, *turns, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
+    "raw": lambda *steps: ScriptedCall(
+        METADATA, NO_CONFIG, *steps, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
     ),
 }
 
@@ -286,7 +288,7 @@ async def test_failing_server_is_a_502(make: Callable[..., ScriptedCall]) -> Non
     scene = make(bad_response("it fell over"))
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
-    assert not scene.answer.started
+    assert not scene.response.started
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
@@ -314,22 +316,22 @@ async def test_conversion_of_strings_yields_between_windows(
     entry = f'{{"name":"a","datatype":"BYTES","shape":[{count}],"data":{data}}}'
     scene = ScriptedCall(ANSWER, body=[b'{"inputs":[' + entry.encode() + b"]}"])
     with mock.patch.object(
-        ConversionScheduler, "next", autospec=True, side_effect=ConversionScheduler.next
+        ConversionScheduler, "next_slice", autospec=True, side_effect=ConversionScheduler.next_slice
     ) as turn:
         await scene.run()
     assert least <= turn.call_count <= most
     assert scene.sent[1] == bytes(4 * count)
 
 
-@pytest.mark.parametrize(("count", "turns"), [(1_000, 0), (20_000, 1), (60_000, 1)])
-async def test_conversion_yields_before_a_large_step(count: int, turns: int) -> None:
+@pytest.mark.parametrize(("count", "slices"), [(1_000, 0), (20_000, 1), (60_000, 1)])
+async def test_conversion_yields_before_a_large_step(count: int, slices: int) -> None:
     entry = {"name": "a", "datatype": "INT8", "shape": [count], "data": [7] * count}
     body = json.dumps({"inputs": [entry]}, separators=(",", ":")).encode()
     limits = replace(LIMITS, header_bytes=1_000_000)
     scene = ScriptedCall(ANSWER, body=[body], limits=limits)
     with mock.patch.object(
-        ConversionScheduler, "next", autospec=True, side_effect=ConversionScheduler.next
+        ConversionScheduler, "next_slice", autospec=True, side_effect=ConversionScheduler.next_slice
     ) as turn:
         await scene.run()
-    assert turn.call_count == turns
+    assert turn.call_count == slices
     assert scene.sent[1] == b"\x07" * count

@@ -1,4 +1,4 @@
-"""Exchanges with a server that takes JSON only."""
+"""Calls to a server that accepts only JSON."""
 
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable
@@ -14,6 +14,7 @@ from gateway.protocol.dialects import JSON
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
+from gateway.proxy.interfaces import Call
 from gateway.routing.retry import SAFE_RETRIES_ONLY
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
@@ -43,21 +44,21 @@ METADATA = ScriptedUpstreamResponse(200, {}, [metadata(-1)])
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
-def _answer(body: bytes = BODY, *more: BodyStep, status: int = 200) -> ScriptedUpstreamResponse:
+def _response(body: bytes = BODY, *more: BodyStep, status: int = 200) -> ScriptedUpstreamResponse:
     steps: list[BodyStep] = [body[:9], body[9:], *more]
     return ScriptedUpstreamResponse(status, {"Content-Type": "application/json", "X": "1"}, steps)
 
 
 class _Scene(ScriptedCall):
-    """One infer exchange with a server that takes JSON only."""
+    """One infer call to a server that accepts only JSON."""
 
-    def __init__(self, *turns: ServerStep, spool_bytes: int = 1_000_000, **others: Any) -> None:
+    def __init__(self, *steps: ServerStep, spool_bytes: int = 1_000_000, **others: Any) -> None:
         limits = replace(LIMITS, spool_bytes=spool_bytes, request_bytes=10_000_000)
-        super().__init__(*turns, dialect=JSON, limits=limits, **others)
+        super().__init__(*steps, dialect=JSON, limits=limits, **others)
 
     @property
     def document(self) -> Any:
-        """Give the JSON that the server got last."""
+        """Return the JSON that the server got last."""
         headers = self.endpoint.requests[-1].headers
         assert headers.getall("Content-Type") == ["application/json"]
         assert HEADER_LENGTH not in headers
@@ -68,19 +69,19 @@ def _binary(header: bytes, *tensors: BodyStep, **headers: str) -> dict[str, Any]
     return {"body": [header, *tensors], "headers": {HEADER_LENGTH: str(len(header)), **headers}}
 
 
-# ---------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 async def test_json_request_is_checked_and_rewritten() -> None:
     text = json_request(1.5, -2, 0.1)
-    scene = _Scene(_answer(), body=[text[:9], text[9:]], headers={"Accept-Encoding": "gzip"})
-    answer = await scene.run()
+    scene = _Scene(_response(), body=[text[:9], text[9:]], headers={"Accept-Encoding": "gzip"})
+    response = await scene.run()
     assert scene.document == json.loads(text)
-    assert isinstance(scene.endpoint.requests[0].body, list)  # it has its length
-    # What it wants comes as the server wrote it, piece by piece.
+    assert isinstance(scene.endpoint.requests[0].body, list)  # with a Content-Length
+    # The client gets the server's JSON piece by piece.
     assert scene.endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
-    assert answer.body == BODY
-    assert dict(answer.headers) == {"Content-Type": "application/json", "X": "1"}
+    assert response.body == BODY
+    assert dict(response.headers) == {"Content-Type": "application/json", "X": "1"}
     assert scene.log[-6:] == [
         "server sends 9",
         "client gets 9",
@@ -93,7 +94,7 @@ async def test_json_request_is_checked_and_rewritten() -> None:
 
 @pytest.mark.parametrize("by_route", [False, True], ids=["as asked", "as the route says"])
 async def test_text_output_becomes_base64_when_requested(by_route: bool) -> None:
-    """MLServer passes over the content type that is asked for, unless the model's code looks."""
+    """MLServer ignores the requested content type, unless the model's code reads it."""
     is_base64 = {"content_type": "base64"}
     text = {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["abcd"]}
     told = {**text, "name": "U", "parameters": is_base64, "data": ["YWJjZA=="]}
@@ -102,17 +103,17 @@ async def test_text_output_becomes_base64_when_requested(by_route: bool) -> None
         fields["outputs"] = [{"name": name, "parameters": is_base64} for name in "TU"]
     policies = JsonPolicies(bytes_encoding=BytesEncoding.BASE64) if by_route else None
     scene = _Scene(
-        _answer(json.dumps({"outputs": [text, told, OUTPUT]}).encode()),
+        _response(json.dumps({"outputs": [text, told, OUTPUT]}).encode()),
         body=[json.dumps(fields).encode()],
         headers={"Accept-Encoding": "gzip"},
         policies=policies,
     )
-    answer = await scene.run()
-    t, u, numbers = json.loads(answer.body)["outputs"]
+    response = await scene.run()
+    t, u, numbers = json.loads(response.body)["outputs"]
     assert t["data"] == u["data"] == ["YWJjZA=="]
     assert t["parameters"] == u["parameters"] == is_base64
     assert numbers == OUTPUT
-    assert "Accept-Encoding" not in scene.endpoint.requests[0].headers  # it is read here
+    assert "Accept-Encoding" not in scene.endpoint.requests[0].headers  # the gateway reads it
 
 
 async def test_numbers_keep_their_values() -> None:
@@ -128,7 +129,7 @@ async def test_numbers_keep_their_values() -> None:
         {"name": name, "shape": [2, 2], "datatype": name, "data": values}
         for name, values in data.items()
     ]
-    scene = _Scene(_answer(), body=[json.dumps({"inputs": entries}).encode()])
+    scene = _Scene(_response(), body=[json.dumps({"inputs": entries}).encode()])
     await scene.run()
     assert {each["name"]: each["data"] for each in scene.document["inputs"]} == data
     assert b"1e-45" in scene.endpoint.bodies[0]
@@ -139,7 +140,7 @@ async def test_binary_request_becomes_json_as_it_arrives() -> None:
     values = np.arange(60_000, dtype="<f4")
     data = values.tobytes()
     header = binary_header(len(data), binary_output=True)
-    scene = _Scene(_answer(), **_binary(header, data[:100_001], data[100_001:]))
+    scene = _Scene(_response(), **_binary(header, data[:100_001], data[100_001:]))
     await scene.run()
     assert isinstance(scene.endpoint.requests[0].body, AsyncIterator)
     asked = scene.log.index(f"server is asked POST {INFER}")
@@ -156,7 +157,7 @@ async def test_binary_request_becomes_json_as_it_arrives() -> None:
 
 
 async def test_small_binary_request_becomes_buffered_json() -> None:
-    scene = _Scene(_answer(), **_binary(binary_header(12), FLOATS.tobytes()))
+    scene = _Scene(_response(), **_binary(binary_header(12), FLOATS.tobytes()))
     await scene.run()
     assert isinstance(scene.endpoint.requests[0].body, list)
     assert scene.document["inputs"][0]["data"] == [1.5, -2, 3e30]
@@ -169,7 +170,7 @@ async def test_mixed_request_becomes_json(count: int) -> None:
     fields = json.loads(binary_header(len(data)))
     fields["inputs"].insert(0, {"name": "A", "shape": [1], "datatype": "INT8", "data": [7]})
     fields["outputs"] = [{"name": "OUT", "parameters": {"binary_data": True}}, {"name": "B"}]
-    scene = _Scene(_answer(), **_binary(json.dumps(fields).encode(), data))
+    scene = _Scene(_response(), **_binary(json.dumps(fields).encode(), data))
     await scene.run()
     assert [each["data"] for each in scene.document["inputs"]] == [[7], values.tolist()]
     assert scene.document["outputs"] == [{"name": "OUT"}, {"name": "B"}]
@@ -180,20 +181,20 @@ async def test_mixed_request_becomes_json(count: int) -> None:
 async def test_raw_binary_request_becomes_json(headers: dict[str, str], count: int) -> None:
     data = np.arange(count, dtype="<f4").tobytes()
     scene = _Scene(
-        METADATA, _answer(), body=[data[:5], data[5:]], headers={HEADER_LENGTH: "0", **headers}
+        METADATA, _response(), body=[data[:5], data[5:]], headers={HEADER_LENGTH: "0", **headers}
     )
-    answer = await scene.run()
+    response = await scene.run()
     assert scene.document["inputs"] == [
         {"name": "IN", "shape": [count], "datatype": "FP32", "data": [*range(count)]}
     ]
-    size = int(answer.headers[HEADER_LENGTH])  # all outputs binary
-    assert answer.body[size:] == FLOATS.tobytes()
+    size = int(response.headers[HEADER_LENGTH])  # all outputs binary
+    assert response.body[size:] == FLOATS.tobytes()
 
 
 async def test_raw_binary_string_becomes_json() -> None:
     text = ScriptedUpstreamResponse(200, {}, [metadata(1, datatype="BYTES")])
     headers = {HEADER_LENGTH: "0"}
-    scene = _Scene(text, _answer(), body=[b"hello"], headers=headers)
+    scene = _Scene(text, _response(), body=[b"hello"], headers=headers)
     await scene.run()
     assert scene.document["inputs"][0]["data"] == ["hello"]
 
@@ -202,14 +203,15 @@ async def test_large_buffered_request_can_be_retried() -> None:
     text = json_request(*range(50_000))
     log = EventLog()
     gone = ScriptedEndpoint(log, GatewayError(ErrorKind.UNREACHABLE, "gone"))
-    endpoints = [gone, ScriptedEndpoint(log, _answer())]
+    endpoints = [gone, ScriptedEndpoint(log, _response())]
     limits = replace(LIMITS, spool_bytes=1_000_000)
-    route = replace(make_route(*endpoints, dialect=JSON, limits=limits), retry=SAFE_RETRIES_ONLY)
+    route = replace(
+        make_route(*endpoints, dialect=JSON, limits=limits), retry_policy=SAFE_RETRIES_ONLY
+    )
     request = ScriptedRequest(log, "POST", INFER, None, [text])
-    with Deadline(9, 9) as turns:
-        await infer(
-            request, ScriptedClientResponse(log), parse_operation("POST", INFER), route, turns
-        )
+    with Deadline(9, 9) as deadline:
+        operation = parse_operation("POST", INFER)
+        await infer(Call(request, ScriptedClientResponse(log), operation, route, deadline))
     first, again = (each.bodies for each in endpoints)
     assert first == again
     assert json.loads(again[0]) == json.loads(text)
@@ -232,13 +234,13 @@ BYTES_INPUT = {
 
 async def test_bytes_that_are_not_utf8_are_refused() -> None:
     header = json.dumps(BYTES_INPUT).encode()
-    scene = _Scene(_answer(), **_binary(header, b"\1\0\0\0\xff"))
+    scene = _Scene(_response(), **_binary(header, b"\1\0\0\0\xff"))
     with pytest.raises(GatewayError, match="input 'IN': element 0 is not UTF-8") as caught:
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert not scene.log.count_of("server")
     scene = _Scene(
-        _answer(),
+        _response(),
         **_binary(header, b"\1\0\0\0\xff"),
         policies=JsonPolicies(bytes_encoding=BytesEncoding.BASE64),
     )
@@ -250,7 +252,7 @@ async def test_bytes_that_are_not_utf8_are_refused() -> None:
 async def test_string_of_a_json_client_passes_any_policy() -> None:
     entry = {"name": "IN", "shape": [1], "datatype": "BYTES", "data": ["a"]}
     scene = _Scene(
-        _answer(),
+        _response(),
         body=[json.dumps({"inputs": [entry]}).encode()],
         policies=JsonPolicies(bytes_encoding=BytesEncoding.BASE64),
     )
@@ -262,7 +264,7 @@ async def test_string_of_a_json_client_passes_any_policy() -> None:
 async def test_value_against_the_policy_is_refused(count: int) -> None:
     data = np.full(count, np.nan, "<f4").tobytes()
     scene = _Scene(
-        _answer(),
+        _response(),
         **_binary(binary_header(len(data)), data),
         policies=JsonPolicies(Nonfinite.ERROR),
     )
@@ -303,12 +305,12 @@ async def test_large_body_of_a_wrong_size_never_reaches_the_server_whole(
     assert scene.endpoint.bodies == []
 
 
-# ---------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------------------------- responses
 
 ASKING_BINARY = _binary(binary_header(12, binary_output=True), FLOATS.tobytes())
 
 
-def _asking(*outputs: tuple[str, bool]) -> dict[str, Any]:
+def _requesting(*outputs: tuple[str, bool]) -> dict[str, Any]:
     fields = json.loads(json_request())
     fields["outputs"] = [
         {"name": name, "parameters": {"binary_data": binary}} for name, binary in outputs
@@ -317,16 +319,16 @@ def _asking(*outputs: tuple[str, bool]) -> dict[str, Any]:
 
 
 async def test_response_becomes_binary() -> None:
-    scene = _Scene(_answer(), **ASKING_BINARY)
-    answer = await scene.run()
-    size = int(answer.headers[HEADER_LENGTH])
-    assert json.loads(answer.body[:size])["outputs"] == [
+    scene = _Scene(_response(), **ASKING_BINARY)
+    response = await scene.run()
+    size = int(response.headers[HEADER_LENGTH])
+    assert json.loads(response.body[:size])["outputs"] == [
         {"name": "OUT", "shape": [3], "datatype": "FP32", "parameters": {"binary_data_size": 12}}
     ]
-    assert answer.body[size:] == FLOATS.tobytes()
-    assert dict(answer.headers) == {
+    assert response.body[size:] == FLOATS.tobytes()
+    assert dict(response.headers) == {
         "Content-Type": "application/octet-stream",
-        "Content-Length": str(len(answer.body)),
+        "Content-Length": str(len(response.body)),
         HEADER_LENGTH: str(size),
         "X": "1",
     }
@@ -336,26 +338,28 @@ async def test_response_becomes_binary() -> None:
 async def test_one_output_of_a_response_becomes_binary() -> None:
     kept = {"name": "B", "shape": [2], "datatype": "FP32", "data": [1.50, None]}
     body = json.dumps({"outputs": [kept, OUTPUT]}).encode()
-    scene = _Scene(_answer(body), **_asking(("OUT", True), ("B", False)))
-    answer = await scene.run()
-    size = int(answer.headers[HEADER_LENGTH])
-    first, second = json.loads(answer.body[:size])["outputs"]
+    scene = _Scene(_response(body), **_requesting(("OUT", True), ("B", False)))
+    response = await scene.run()
+    size = int(response.headers[HEADER_LENGTH])
+    first, second = json.loads(response.body[:size])["outputs"]
     assert first == kept
     assert second["parameters"] == {"binary_data_size": 12}
-    assert answer.body[size:] == FLOATS.tobytes()
+    assert response.body[size:] == FLOATS.tobytes()
 
 
 async def test_response_with_empty_tensors_becomes_binary() -> None:
     body = json.dumps({"outputs": [{**OUTPUT, "shape": [0], "data": []}]}).encode()
-    answer = await _Scene(_answer(body), **ASKING_BINARY).run()
-    assert HEADER_LENGTH not in answer.headers
-    assert json.loads(answer.body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
+    response = await _Scene(_response(body), **ASKING_BINARY).run()
+    assert HEADER_LENGTH not in response.headers
+    assert json.loads(response.body)["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
 
 @pytest.mark.parametrize("status", [201, 400, 422, 500])
 async def test_error_response_passes_untouched(status: int) -> None:
-    answer = await _Scene(_answer(b'{"detail":"whatever"}', status=status), **ASKING_BINARY).run()
-    assert (answer.status, answer.body) == (status, b'{"detail":"whatever"}')
+    response = await _Scene(
+        _response(b'{"detail":"whatever"}', status=status), **ASKING_BINARY
+    ).run()
+    assert (response.status, response.body) == (status, b'{"detail":"whatever"}')
 
 
 @pytest.mark.parametrize(
@@ -371,32 +375,32 @@ async def test_error_response_passes_untouched(status: int) -> None:
 async def test_inconsistent_response_is_a_502_that_names_the_server(
     body: bytes, fault: str
 ) -> None:
-    scene = _Scene(_answer(body), **ASKING_BINARY)
+    scene = _Scene(_response(body), **ASKING_BINARY)
     with pytest.raises(GatewayError, match=fault) as caught:
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message.startswith(f"{URL}: ")
-    assert not scene.answer.started
+    assert not scene.response.started
 
 
 async def test_truncated_response_is_never_started() -> None:
-    scene = _Scene(_answer(BODY, bad_response(f"{URL} closed")), **ASKING_BINARY)
+    scene = _Scene(_response(BODY, bad_response(f"{URL} closed")), **ASKING_BINARY)
     with pytest.raises(GatewayError, match=rf"^{URL} closed$"):
         await scene.run()
-    assert not scene.answer.started
+    assert not scene.response.started
 
 
 async def test_response_over_the_cap_is_a_502() -> None:
     entry = {**OUTPUT, "shape": [5000], "data": [0] * 5000}
     body = json.dumps({"outputs": [entry]}).encode()
-    scene = _Scene(_answer(body), **ASKING_BINARY, spool_bytes=19_999)
+    scene = _Scene(_response(body), **ASKING_BINARY, spool_bytes=19_999)
     with pytest.raises(GatewayError, match=r"limits\.spool_bytes") as caught:
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message.startswith(URL)
 
 
-# ---------------------------------------------------------------------------------- both ways
+# ---------------------------------------------------------------------------------- both directions
 
 
 async def test_conversion_yields_to_other_calls() -> None:
@@ -410,21 +414,21 @@ async def test_conversion_yields_to_other_calls() -> None:
         {"body": [held]},
     ):
         with others() as waiting:
-            scene = _Scene(_answer(body), **request)
+            scene = _Scene(_response(body), **request)
             await scene.run()
         assert waiting.turns > (len(data) + len(body)) / 65536
         assert scene.document["inputs"][0]["data"] == values.tolist()
 
 
 FORMS: dict[str, Callable[..., _Scene]] = {
-    "json": lambda *turns: _Scene(*turns, body=[json_request()[:9], json_request()[9:]]),
-    "large json": lambda *turns: _Scene(*turns, body=[json_request(*range(9_000))]),
-    "binary": lambda *turns: _Scene(*turns, **ASKING_BINARY),
-    "large binary": lambda *turns: _Scene(
-        *turns, **_binary(binary_header(80_000), bytes(40_000), bytes(40_000))
+    "json": lambda *steps: _Scene(*steps, body=[json_request()[:9], json_request()[9:]]),
+    "large json": lambda *steps: _Scene(*steps, body=[json_request(*range(9_000))]),
+    "binary": lambda *steps: _Scene(*steps, **ASKING_BINARY),
+    "large binary": lambda *steps: _Scene(
+        *steps, **_binary(binary_header(80_000), bytes(40_000), bytes(40_000))
     ),
-    "raw": lambda *turns: _Scene(
-        METADATA, *turns, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
+    "raw": lambda *steps: _Scene(
+        METADATA, *steps, body=[b"1234", b"5678"], headers={HEADER_LENGTH: "0"}
     ),
 }
 
@@ -434,13 +438,13 @@ async def test_failing_server_is_a_502(make: Callable[..., _Scene]) -> None:
     scene = make(bad_response("it fell over"))
     with pytest.raises(GatewayError, match="it fell over"):
         await scene.run()
-    assert not scene.answer.started
+    assert not scene.response.started
 
 
 @pytest.mark.parametrize("make", FORMS.values(), ids=FORMS)
 async def test_client_may_disconnect_at_any_time(make: Callable[..., _Scene]) -> None:
     for moment in range(200):
-        scene = make(_answer())
+        scene = make(_response())
         if not await cancelled_after(moment, scene.run()):
             break
         await scene.route.upstream.metadata.close()

@@ -12,6 +12,7 @@ from gateway.protocol.dialects import KSERVE
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.v1_predict import predict
+from gateway.proxy.interfaces import Call
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from tests.support.checks.time_slices import cancelled_after, others
 from tests.support.doubles.scripted_call import ScriptedCall, ServerStep
@@ -47,13 +48,13 @@ CHUNKED = {"Transfer-Encoding": "chunked"}
 BODY = json.dumps({"instances": FLOATS.tolist()}).encode()
 
 
-def _scene(*turns: ServerStep, body: Sequence[BodyStep] = (BODY,), **others: Any) -> ScriptedCall:
-    return ScriptedCall(*turns, body=body, **{"target": PREDICT, **others})
+def _scene(*steps: ServerStep, body: Sequence[BodyStep] = (BODY,), **others: Any) -> ScriptedCall:
+    return ScriptedCall(*steps, body=body, **{"target": PREDICT, **others})
 
 
 async def test_predict_request_is_converted_both_ways() -> None:
     scene = _scene(METADATA, NO_CONFIG, ANSWER, headers={"Y": "2", "Accept-Encoding": "gzip"})
-    answer = await scene.run()
+    client_response = await scene.run()
     fields, tensors = scene.sent
     assert tensors == FLOATS.tobytes()
     assert fields.pop("id") == ""
@@ -73,12 +74,15 @@ async def test_predict_request_is_converted_both_ways() -> None:
     assert request.headers["Content-Type"] == "application/octet-stream"
     assert request.headers["Content-Length"] == str(len(scene.endpoint.bodies[-1]))
     assert request.headers["Y"] == "2"
-    assert "Accept-Encoding" not in request.headers  # the answer is read here
-    assert isinstance(request.body, list)  # at hand, so that it can be sent again
-    assert (answer.status, answer.body) == (200, b'{"predictions":[1.5,-2.0,3e+30]}')
-    assert answer.headers["Content-Type"] == "application/json"
-    assert answer.headers["X"] == "1"
-    assert HEADER_LENGTH not in answer.headers
+    assert "Accept-Encoding" not in request.headers  # the gateway reads the response
+    assert isinstance(request.body, list)  # buffered, so that it can be retried
+    assert (client_response.status, client_response.body) == (
+        200,
+        b'{"predictions":[1.5,-2.0,3e+30]}',
+    )
+    assert client_response.headers["Content-Type"] == "application/json"
+    assert client_response.headers["X"] == "1"
+    assert HEADER_LENGTH not in client_response.headers
 
 
 @pytest.mark.parametrize(("given", "told"), [("a-7", "a-7"), ("", ""), ("\udce9", "")])
@@ -101,8 +105,8 @@ async def test_version_and_query_are_kept() -> None:
 
 async def test_response_format_follows_the_request_format() -> None:
     body = json.dumps({"inputs": {"IN": FLOATS.tolist()}}).encode()
-    answer = await _scene(METADATA, NO_CONFIG, ANSWER, body=[body[:9], body[9:]]).run()
-    assert answer.body == b'{"outputs":[1.5,-2.0,3e+30]}'
+    client_response = await _scene(METADATA, NO_CONFIG, ANSWER, body=[body[:9], body[9:]]).run()
+    assert client_response.body == b'{"outputs":[1.5,-2.0,3e+30]}'
 
 
 async def test_chunked_predict_request_is_converted() -> None:
@@ -116,11 +120,12 @@ async def test_metadata_is_fetched_once() -> None:
     route = make_route(endpoint)
     for _ in range(2):
         log = EventLog()
-        answer = ScriptedClientResponse(log)
+        client_response = ScriptedClientResponse(log)
         request = ScriptedRequest(log, "POST", PREDICT, {}, [BODY])
-        with Deadline(9, 9) as turns:
-            await predict(request, answer, parse_operation("POST", PREDICT), route, turns)
-        assert answer.status == 200
+        with Deadline(9, 9) as deadline:
+            operation = parse_operation("POST", PREDICT)
+            await predict(Call(request, client_response, operation, route, deadline))
+        assert client_response.status == 200
     assert len(endpoint.requests) == 4
 
 
@@ -137,7 +142,7 @@ async def test_failed_request_drops_cached_metadata(
     else:
         assert (await scene.run()).status == 400
     fetch = scene.route.upstream.metadata.get("m", None, scene.endpoint)
-    with pytest.raises(IndexError):  # it is asked again
+    with pytest.raises(IndexError):  # fetched again
         await fetch
 
 
@@ -146,9 +151,9 @@ async def test_large_response_streams() -> None:
     chunks = [header, *[bytes(40_000)] * 10]
     response = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(header))}, chunks)
     scene = _scene(METADATA, NO_CONFIG, response)
-    answer = await scene.run()
-    assert json.loads(answer.body) == {"predictions": [0.0] * 100_000}
-    assert "Content-Length" not in answer.headers
+    client_response = await scene.run()
+    assert json.loads(client_response.body) == {"predictions": [0.0] * 100_000}
+    assert "Content-Length" not in client_response.headers
     first_write = next(i for i, entry in enumerate(scene.log) if entry.startswith("client gets 2"))
     assert first_write < len(scene.log) - 10
     assert scene.log.index("server sends 40000") < first_write
@@ -156,28 +161,30 @@ async def test_large_response_streams() -> None:
 
 
 async def test_empty_tensors_need_no_header_length() -> None:
-    # As Triton sends them.
+    # The encoding of Triton.
     fields = {"outputs": [{"name": "OUT", "datatype": "FP32", "shape": [0]}]}
     fields["outputs"][0]["parameters"] = {"binary_data_size": 0}  # type: ignore[assignment]
     body = json.dumps(fields).encode()
     response = ScriptedUpstreamResponse(200, {"Content-Length": str(len(body))}, [body])
-    answer = await _scene(METADATA, NO_CONFIG, response, body=[b'{"inputs":[]}']).run()
-    assert answer.body == b'{"outputs":[]}'
+    client_response = await _scene(METADATA, NO_CONFIG, response, body=[b'{"inputs":[]}']).run()
+    assert client_response.body == b'{"outputs":[]}'
 
 
 async def test_null_of_a_json_response_is_a_502() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2], "data": [1.5, None]}
     body = json.dumps({"outputs": [output]}).encode()
-    answer = await _scene(METADATA, ScriptedUpstreamResponse(200, {}, [body]), dialect=KSERVE).run()
-    assert (answer.status, answer.body) == (200, b'{"predictions":[1.5,NaN]}')
+    client_response = await _scene(
+        METADATA, ScriptedUpstreamResponse(200, {}, [body]), dialect=KSERVE
+    ).run()
+    assert (client_response.status, client_response.body) == (200, b'{"predictions":[1.5,NaN]}')
 
 
 async def test_json_response_to_a_binary_request_is_converted() -> None:
     output = {"name": "OUT", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]}
     body = json.dumps({"id": None, "outputs": [output]}).encode()
     response = ScriptedUpstreamResponse(200, {}, [body])
-    answer = await _scene(METADATA, response, dialect=KSERVE).run()
-    assert (answer.status, answer.body) == (200, b'{"predictions":[[1.0],[2.0]]}')
+    client_response = await _scene(METADATA, response, dialect=KSERVE).run()
+    assert (client_response.status, client_response.body) == (200, b'{"predictions":[[1.0],[2.0]]}')
 
 
 @pytest.mark.parametrize(
@@ -194,10 +201,10 @@ async def test_server_error_passes_in_v1_format(body: bytes, told: bytes) -> Non
     response = ScriptedUpstreamResponse(
         429, {"Content-Type": "text/html", "Retry-After": "1"}, [body]
     )
-    answer = await _scene(METADATA, NO_CONFIG, response).run()
-    assert (answer.status, answer.body) == (429, told)
-    assert answer.headers["Content-Type"] == "application/json"
-    assert answer.headers["Retry-After"] == "1"
+    client_response = await _scene(METADATA, NO_CONFIG, response).run()
+    assert (client_response.status, client_response.body) == (429, told)
+    assert client_response.headers["Content-Type"] == "application/json"
+    assert client_response.headers["Retry-After"] == "1"
 
 
 async def test_unknown_model_passes_the_server_error() -> None:
@@ -257,7 +264,7 @@ FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
         ErrorKind.BAD_RESPONSE,
         "http://server:8000: the server's response has more than 10000 bytes of JSON",
     ),
-    "a short answer": (
+    "a short client_response": (
         lambda: _scene(METADATA, NO_CONFIG, SHORT),
         ErrorKind.BAD_RESPONSE,
         "http://server:8000: the server's response ends before",
@@ -279,7 +286,7 @@ async def test_invalid_predict_request_is_refused(
         await scene.run()
     assert caught.value.kind is kind
     assert message in caught.value.message
-    assert not scene.answer.started
+    assert not scene.response.started
 
 
 async def test_large_body_yields_to_other_calls() -> None:
@@ -295,11 +302,11 @@ async def test_large_body_yields_to_other_calls() -> None:
 
 async def test_buffered_rows_yield_to_other_calls() -> None:
     header = binary_response_header(400_000, 400_000)
-    answer = ScriptedUpstreamResponse(
+    client_response = ScriptedUpstreamResponse(
         200, {HEADER_LENGTH: str(len(header))}, [header + bytes(800_000)]
     )
     limits = replace(LIMITS, spool_bytes=1_000_000)
-    scene = _scene(METADATA, NO_CONFIG, answer, limits=limits)
+    scene = _scene(METADATA, NO_CONFIG, client_response, limits=limits)
 
     async def log_turns() -> None:
         while True:

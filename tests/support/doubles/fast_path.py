@@ -112,7 +112,7 @@ class ScriptedClient:
         self.over: Callable[[], None] | None = None
         self.log = EventLog() if log is None else log
 
-    def answer(
+    def respond(
         self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
     ) -> None:
         """Note a response."""

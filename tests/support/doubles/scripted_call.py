@@ -1,4 +1,4 @@
-"""One infer or predict call, with a scripted client and server."""
+"""One infer or predict exchange, as a script of what client and server do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.protocol.operations import OperationKind, parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
-from gateway.proxy.interfaces import Route
+from gateway.proxy.interfaces import Call, Route
 from tests.support.doubles.streaming import (
     BodyStep,
     EventLog,
@@ -27,7 +27,7 @@ ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
 
 
 class ScriptedCall:
-    """One call, and its log; more is said to ``make_route``."""
+    """One call and its log; ``route`` are arguments of ``make_route``."""
 
     def __init__(
         self,
@@ -39,25 +39,25 @@ class ScriptedCall:
     ) -> None:
         self.log = EventLog()
         self.request = ScriptedRequest(self.log, "POST", target, headers, body)
-        self.answer = ScriptedClientResponse(self.log)
+        self.response = ScriptedClientResponse(self.log)
         self.endpoint = ScriptedEndpoint(self.log, *turns)
         self.route: Route = make_route(self.endpoint, **route)
 
     async def run(self) -> ScriptedClientResponse:
-        """Make the call; nothing is held of it afterwards, and nobody is at a server."""
-        asked = parse_operation("POST", self.request.target)
-        exchange = predict if asked.kind is OperationKind.PREDICT else infer
+        """Run the call; check that it releases its memory and its endpoint."""
+        operation = parse_operation("POST", self.request.target)
+        handler = predict if operation.kind is OperationKind.PREDICT else infer
         try:
-            with Deadline(9, 9) as turns:
-                await exchange(self.request, self.answer, asked, self.route, turns)
+            with Deadline(9, 9) as deadline:
+                await handler(Call(self.request, self.response, operation, self.route, deadline))
         finally:
             assert sum(self.route.upstream.pool.outstanding) == 0
-            assert self.route.held.total == 0
-        return self.answer
+            assert self.route.memory_budget.total == 0
+        return self.response
 
     @property
     def sent(self) -> tuple[dict[str, Any], bytes]:
-        """Return the header and the tensors of the last request that the server got."""
+        """Give the header and the tensors of the last request that the server got."""
         size = int(self.endpoint.requests[-1].headers[HEADER_LENGTH])
         body = self.endpoint.bodies[-1]
         return json.loads(body[:size]), body[size:]

@@ -1,0 +1,168 @@
+"""Loads and unloads: which endpoints get them under model discovery, and cached metadata."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from gateway.protocol.tensors import ModelMetadata
+from gateway.proxy.interfaces import Route
+from gateway.proxy.router import Router, Rule
+from gateway.routing.matcher import Match
+from gateway.upstream.pool.model_discovery import ModelDiscovery
+from gateway.upstream.pool.supervisor import PoolSupervisor
+from tests.support.doubles.cluster import (
+    A,
+    B,
+    ServerStep,
+    connect_error,
+    received_requests,
+    scripted_response,
+    send_request,
+    servers,
+    weighted_routes,
+)
+from tests.support.doubles.streaming import (
+    LIMITS,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedUpstreamResponse,
+    make_route,
+    ready,
+    single_route,
+)
+from tests.support.inference_messages import metadata
+
+LOAD = "/v2/repository/models/m/load"
+OK = scripted_response(b"")
+SHORT = replace(LIMITS, idle_timeout=0.2)
+
+
+def _error(response: ScriptedClientResponse) -> str:
+    fields = json.loads(response.body)
+    assert list(fields) == ["error"]
+    return str(fields["error"])
+
+
+# ---------------------------------------------------------------------------------- model discovery
+
+
+INDEX = "POST /v2/repository/index"
+UNLOAD = "/v2/repository/models/m/unload"
+
+
+def _has(*models: str) -> ServerStep:
+    """Return the index of a server."""
+    return scripted_response(
+        json.dumps([{"name": model, "state": "READY"} for model in models]).encode()
+    )
+
+
+def _discovering(endpoints: Sequence[ScriptedEndpoint], known: str) -> Route:
+    """Return a route to endpoints with these models, a letter each; ? if they are unknown."""
+    route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
+    for member, model in zip(route.upstream.pool.members, known, strict=True):
+        member.models = None if model == "?" else ready(*model)
+    return route
+
+
+@pytest.mark.parametrize("known", ["mnn", "nmn", "nnn", "???", "mmm"])
+@pytest.mark.parametrize(
+    ("method", "target", "sent"),
+    [
+        ("POST", UNLOAD, UNLOAD),
+        ("POST", "/v2/models/m/trace", "/v2/models/m/trace/setting"),
+        ("GET", "/v2/models/m/trace", "/v2/models/m/trace/setting"),
+    ],
+)
+async def test_unload_goes_to_the_endpoints_that_have_the_model(
+    known: str, method: str, target: str, sent: str
+) -> None:
+    endpoints = servers(a=(_has("n", "m"), OK), b=(_has("m"), OK), c=_has("n"))
+    response = await send_request(single_route(_discovering(endpoints, known)), method, target)
+    assert response.status == 200
+    assert received_requests(*endpoints) == [[INDEX, f"{method} {sent}"]] * 2 + [[INDEX]]
+
+
+async def test_unload_of_an_unknown_model_goes_to_all_endpoints() -> None:
+    endpoints = servers(
+        a=(_has("n"), scripted_response(b"no", 400)), b=(_has(), scripted_response(b"none", 400))
+    )
+    response = await send_request(single_route(_discovering(endpoints, "mm")), "POST", UNLOAD)
+    assert (response.status, response.body) == (400, b"no")
+    assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
+
+
+@pytest.mark.parametrize("known", ["mn", "m?", "mm"])
+async def test_endpoint_whose_models_cannot_be_listed_is_named(known: str) -> None:
+    endpoints = servers(a=(_has("m"), OK), b=(connect_error(B), connect_error(B)))
+    response = await send_request(single_route(_discovering(endpoints, known)), "POST", UNLOAD)
+    assert response.status == 502
+    assert _error(response) == (
+        f"POST {UNLOAD} went well at {A}, but failed: cannot connect to {B}: Connection refused"
+    )
+
+
+@pytest.mark.parametrize("step", [scripted_response(b"", 500), scripted_response(b"no index")])
+async def test_endpoint_without_a_model_list_gets_the_unload(step: ServerStep) -> None:
+    endpoints = servers(a=(_has("m"), OK), b=(step, OK))
+    assert (
+        await send_request(single_route(_discovering(endpoints, "mn")), "POST", UNLOAD)
+    ).status == 200
+    assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
+
+
+async def test_endpoint_that_hangs_while_listing_models_is_named() -> None:
+    endpoints = servers(a=(_has("m"), OK), b=asyncio.Event())
+    route = replace(_discovering(endpoints, "mn"), limits=SHORT)
+    response = await send_request(single_route(route), "POST", UNLOAD)
+    assert response.status == 502
+    assert _error(response) == (
+        f"POST {UNLOAD} went well at {A}, but failed: "
+        f"waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)"
+    )
+    assert sum(route.upstream.pool.outstanding) == 0
+
+
+async def test_load_goes_to_all_endpoints_without_listing_models() -> None:
+    endpoints = servers(a=OK, b=OK)
+    assert (
+        await send_request(single_route(_discovering(endpoints, "mn")), "POST", LOAD)
+    ).status == 200
+    assert received_requests(*endpoints) == [[f"POST {LOAD}"]] * 2
+
+
+# ---------------------------------------------------------------------------------- cached metadata
+
+
+async def _known(route: Route) -> ModelMetadata:
+    """Fill the cache with the model, or return what it has."""
+    (source,) = servers(source=(scripted_response(metadata(-1)), ScriptedUpstreamResponse(404)))
+    return await route.upstream.metadata.get("m", None, source)
+
+
+@pytest.mark.parametrize("verb", ["load", "unload"])
+@pytest.mark.parametrize("step", [OK, scripted_response(b"", 400), connect_error(B)])
+async def test_load_drops_cached_metadata_in_every_upstream(verb: str, step: ServerStep) -> None:
+    one, canary = servers(a=OK, b=step)
+    routes = [make_route(one), make_route(canary, name="canary")]
+    before = [await _known(route) for route in routes]
+    assert [await _known(route) for route in routes] == before
+    await send_request(weighted_routes(*routes), "POST", f"/v2/repository/r/models/m/{verb}")
+    for route, old in zip(routes, before, strict=True):
+        assert await _known(route) is not old
+
+
+async def test_load_keeps_cached_metadata_of_other_models_and_upstreams() -> None:
+    endpoints = servers(a=(OK, OK), b=(OK, OK), c=OK)
+    one, two, elsewhere = (make_route(each) for each in endpoints)
+    routes = Router([Rule(Match(), (one, two), (1, 1)), Rule(Match(), (elsewhere,))], lambda: 0.0)
+    before = [await _known(route) for route in (one, two, elsewhere)]
+    await send_request(routes, "POST", "/v2/repository/models/m2/load")
+    assert [await _known(route) for route in (one, two, elsewhere)] == before
+    await send_request(routes, "POST", LOAD)
+    assert await _known(elsewhere) is before[2]

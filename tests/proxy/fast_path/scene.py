@@ -1,0 +1,136 @@
+"""A client, a server and the fast path between them, without sockets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from unittest import mock
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.codec.policies import JsonPolicies
+from gateway.proxy.fast_path.call import CallPlan, FastPathCall
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.interfaces import Limits, Route
+from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
+from gateway.upstream.transport import (
+    ResponseReceiver,
+)
+from tests.support.doubles.clock import Clock
+from tests.support.doubles.fast_path import (
+    DeliveredResponse,
+    ReadyEndpoint,
+    ScriptedClient,
+    SentRequest,
+)
+from tests.support.doubles.streaming import (
+    LIMITS,
+    EventLog,
+    make_route,
+    single_route,
+)
+from tests.support.inference_messages import (
+    HEADER_LENGTH,
+    INFER,
+    binary_response_header,
+    json_request,
+)
+
+JSON = json_request()
+BINARY = {"Content-Type": "application/octet-stream"}
+VALUES = [1.5, -2, 3e30]
+"""FLOATS as JSON values."""
+
+
+def make_headers(headers: dict[str, str] | list[tuple[str, str]]) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict(headers))
+
+
+def make_plan(
+    method: str,
+    target: str,
+    headers: dict[str, str] | list[tuple[str, str]],
+    length: int,
+    limits: Limits = LIMITS,
+) -> CallPlan | None:
+    """Return the plan for a head, with the Content-Length of a body added."""
+    made = CIMultiDict(headers)
+    if length and "Content-Length" not in made:
+        made["Content-Length"] = str(length)
+    fast_path = FastPath(single_route(make_route(ReadyEndpoint(), limits=limits)))
+    try:
+        return fast_path.plan(method, target, CIMultiDictProxy(made), length)
+    finally:
+        fast_path.close()
+
+
+class Scene:
+    """A client, a server with an idle connection, and the fast path between them."""
+
+    def __init__(
+        self,
+        limits: Limits = LIMITS,
+        policies: JsonPolicies | None = None,
+        retry: RetryPolicy = SAFE_RETRIES_ONLY,
+    ) -> None:
+        self.log = EventLog()
+        self.clock = Clock()
+        self.client = ScriptedClient(self.log)
+        self.endpoint = ReadyEndpoint(self.log)
+        route = make_route(self.endpoint, limits=limits, policies=policies)
+        self.route: Route = replace(route, retry_policy=retry)
+        with mock.patch("asyncio.get_running_loop", return_value=self.clock):
+            self.fast_path = FastPath(single_route(self.route))
+
+    def start(
+        self, method: str = "POST", target: str = INFER, body: bytes = JSON
+    ) -> FastPathCall | None:
+        headers = {"Host": "h"}
+        if body:
+            headers["Content-Length"] = str(len(body))
+        plan = self.fast_path.plan(method, target, make_headers(headers), len(body))
+        assert plan is not None
+        return self.fast_path.start(plan, body, self.client)
+
+    def infer(self) -> FastPathCall:
+        call = self.start()
+        assert call is not None
+        assert self.outstanding == 1
+        return call
+
+    def get(self) -> FastPathCall:
+        call = self.start("GET", "/v2/x", b"")
+        assert call is not None
+        assert self.outstanding == 1
+        return call
+
+    @property
+    def asked(self) -> SentRequest:
+        return self.endpoint.asked[-1]
+
+    @property
+    def receiver(self) -> ResponseReceiver:
+        return self.asked.receiver
+
+    @property
+    def responses(self) -> DeliveredResponse:
+        assert len(self.client.responses) == 1
+        return self.client.responses[0]
+
+    @property
+    def error(self) -> str:
+        """Return the message of the error that the client got."""
+        assert self.responses.headers == (("Content-Type", "application/json"),)
+        fields = json.loads(self.responses.body)
+        assert list(fields) == ["error"]
+        return str(fields["error"])
+
+    @property
+    def outstanding(self) -> int:
+        return sum(self.route.upstream.pool.outstanding)
+
+
+def binary_response(*tensors: bytes, **headers: str) -> tuple[dict[str, str], bytes]:
+    """Return headers and body of a response with tensors."""
+    header = binary_response_header(*map(len, tensors))
+    return {**BINARY, HEADER_LENGTH: str(len(header)), **headers}, header + b"".join(tensors)

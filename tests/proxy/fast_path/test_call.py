@@ -1,0 +1,274 @@
+"""The responses of fast path calls, until every resource is released."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gateway.codec.policies import JsonPolicies, Nonfinite
+from gateway.errors import bad_response
+from gateway.proxy.fast_path import call as call_module
+from gateway.proxy.fast_path.planner import FastPath
+from tests.proxy.fast_path.scene import (
+    VALUES,
+    Scene,
+    binary_response,
+    make_headers,
+)
+from tests.support.doubles.fast_path import (
+    DeliveredResponse,
+    ReadyEndpoint,
+    ScriptedClient,
+    response_head,
+)
+from tests.support.doubles.streaming import (
+    LIMITS,
+    URL,
+    EventLog,
+    ScriptedClientResponse,
+    ScriptedUpstreamResponse,
+    make_route,
+    single_route,
+)
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    INFER,
+    binary_response_header,
+)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(("status", "ejections"), [(200, 0), (404, 0), (500, 0), (503, 1)])
+async def test_response_status_is_recorded_for_its_endpoint(
+    status: int, ejections: int, begun: bool
+) -> None:
+    bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
+    route = make_route(bad, good)
+    fast_path = FastPath(single_route(route))
+    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
+    assert plan is not None
+    for _ in range(10):
+        client = ScriptedClient()
+        assert fast_path.start(plan, b"", client) is not None
+        for asked in (*bad.asked, *good.asked):
+            if begun:
+                asked.receiver.on_headers(
+                    ScriptedUpstreamResponse(status if bad.asked else 200, {}, [b"x"])
+                )
+                await client.begin_task(ScriptedClientResponse(EventLog()))
+            else:
+                asked.receiver.on_complete(response_head(status if bad.asked else 200), b"")
+        bad.asked.clear()
+        good.asked.clear()
+    assert [each.ejection.ejections for each in route.upstream.pool.members] == [ejections, 0]
+    fast_path.close()
+
+
+@pytest.mark.parametrize("stalls", [False, True], ids=["broken off", "stalled"])
+async def test_endpoint_whose_responses_never_end_has_failed(stalls: bool) -> None:
+    bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
+    route = make_route(bad, good, limits=replace(LIMITS, idle_timeout=0.1) if stalls else LIMITS)
+    fast_path = FastPath(single_route(route))
+    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
+    assert plan is not None
+    for _ in range(10):
+        client = ScriptedClient()
+        assert fast_path.start(plan, b"", client) is not None
+        for asked in (*bad.asked, *good.asked):
+            fault = asyncio.Event() if stalls else bad_response("it fell over")
+            steps = [b"begun", fault] if bad.asked else [b"whole"]
+            asked.receiver.on_headers(ScriptedUpstreamResponse(200, {}, steps))
+            await client.begin_task(ScriptedClientResponse(EventLog()))
+        bad.asked.clear()
+        good.asked.clear()
+    assert [each.ejection.ejections for each in route.upstream.pool.members] == [1, 0]
+    fast_path.close()
+
+
+# ------------------------------------------------------------------------------- complete responses
+
+
+async def test_binary_tensors_become_json() -> None:
+    headers, body = binary_response(FLOATS.tobytes(), X="1")
+    headers |= {"Content-Length": str(len(body)), "Connection": "X-Hop", "X-Hop": "1"}
+    scene = Scene()
+    scene.infer()
+    scene.receiver.on_complete(response_head(headers=headers), body)
+    assert (scene.responses.status, scene.responses.reason, scene.responses.last) == (
+        200,
+        "OK",
+        False,
+    )
+    assert scene.responses.headers == (("X", "1"), ("Content-Type", "application/json"))
+    (output,) = json.loads(scene.responses.body)["outputs"]
+    assert output == {"name": "OUT0", "shape": [3], "datatype": "FP32", "data": VALUES}
+    assert scene.outstanding == 0
+
+
+@pytest.mark.parametrize("view", [bytes, memoryview])
+async def test_numbers_of_a_response_are_its_own(
+    view: Callable[[bytes], bytes | memoryview],
+) -> None:
+    """Equal heads are one object; what is cached for a head does not depend on a body."""
+    scene = Scene()
+    one, two = binary_response(bytes(4)), binary_response(FLOATS.tobytes())
+    first, second = response_head(headers=one[0]), response_head(headers=two[0])
+    for head, body, data in [
+        (first, one[1], [0]),
+        (second, two[1], VALUES),
+        (first, one[1][:-4] + FLOATS.tobytes()[:4], [1.5]),
+    ]:
+        scene.client.responses.clear()
+        scene.infer()
+        scene.receiver.on_complete(head, view(body))
+        assert json.loads(scene.responses.body)["outputs"][0]["data"] == data
+
+
+@pytest.mark.parametrize("policy", [Nonfinite.NULL, Nonfinite.STRING, Nonfinite.ERROR])
+async def test_json_policies_hold(policy: Nonfinite) -> None:
+    scene = Scene(policies=JsonPolicies(nonfinite=policy))
+    scene.infer()
+    nan = b"\0\0\xc0\x7f"
+    headers, body = binary_response(nan)
+    scene.receiver.on_complete(response_head(headers=headers), body)
+    if policy is Nonfinite.ERROR:
+        assert scene.responses.status == 406
+        assert "OUT0" in scene.error
+        assert URL not in scene.error
+    else:
+        (value,) = json.loads(scene.responses.body)["outputs"][0]["data"]
+        assert value == (None if policy is Nonfinite.NULL else "NaN")
+
+
+EMPTY = binary_response_header(0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"outputs":[ ]}',
+        b"",
+        b"no JSON",
+        b'{"binary_data_size" 0}',
+        b'{"outputs":[{"parameters":{"binary_data_size":4}}]}',
+        EMPTY.ljust(LIMITS.header_bytes + 1),
+    ],
+)
+async def test_response_without_tensors_passes(body: bytes) -> None:
+    scene = Scene()
+    scene.infer()
+    scene.receiver.on_complete(response_head(headers={"Content-Type": "x/y", "X": "1"}), body)
+    assert scene.responses.status == 200
+    assert scene.responses.headers == (("Content-Type", "x/y"), ("X", "1"))
+    assert scene.responses.body == body
+
+
+@pytest.mark.parametrize("size", [len(EMPTY), LIMITS.header_bytes])
+async def test_response_without_tensors_gets_its_empty_data(size: int) -> None:
+    scene = Scene()
+    scene.infer()
+    scene.receiver.on_complete(response_head(headers={"Content-Type": "x/y"}), EMPTY.ljust(size))
+    (output,) = json.loads(scene.responses.body)["outputs"]
+    assert output == {"name": "OUT0", "shape": [0], "datatype": "FP32", "data": []}
+
+
+@pytest.mark.parametrize("status", [201, 202, 204, 302, 304, 400, 404, 500, 503])
+@pytest.mark.parametrize("way", ["infer", "get"])
+async def test_error_response_passes_untouched(status: int, way: str) -> None:
+    scene = Scene()
+    getattr(scene, way)()
+    headers = {"Content-Length": "4", HEADER_LENGTH: "x", "X": "1", "Keep-Alive": "timeout=5"}
+    scene.receiver.on_complete(response_head(status, headers, "So So"), b"body")
+    assert scene.responses == DeliveredResponse(
+        status,
+        "So So",
+        (("Content-Length", "4"), (HEADER_LENGTH, "x"), ("X", "1")),
+        b"body",
+        last=False,
+    )
+
+
+async def test_response_to_a_passthrough_request_passes() -> None:
+    scene = Scene()
+    scene.get()
+    headers, body = binary_response(FLOATS.tobytes())
+    scene.receiver.on_complete(response_head(headers=headers), memoryview(body))
+    assert scene.responses == DeliveredResponse(200, "OK", tuple(headers.items()), body, last=False)
+
+
+INCONSISTENT = {
+    "no number": ({HEADER_LENGTH: "x"}, b"{}", HEADER_LENGTH),
+    "negative": ({HEADER_LENGTH: "-1"}, b"{}", HEADER_LENGTH),
+    "above the cap": ({HEADER_LENGTH: "10001"}, b"{}", "limits.header_bytes"),
+    "beyond the body": ({HEADER_LENGTH: "3"}, b"{}", "ends before"),
+    "no JSON": ({HEADER_LENGTH: "1"}, b"{", "not valid JSON"),
+    "too short": (
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+        binary_response_header(8) + bytes(7),
+        "ends before",
+    ),
+    "too long": (
+        {HEADER_LENGTH: str(len(binary_response_header(8)))},
+        binary_response_header(8) + bytes(9),
+        "more bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("headers", "body", "fault"), INCONSISTENT.values(), ids=INCONSISTENT)
+async def test_inconsistent_response_is_a_502_that_names_the_server(
+    headers: dict[str, str], body: bytes, fault: str
+) -> None:
+    scene = Scene()
+    head = response_head(headers=headers)
+    for _ in range(2):
+        scene.client.responses.clear()
+        scene.infer()
+        scene.receiver.on_complete(head, body)
+        assert scene.responses.status == 502
+        assert scene.error.startswith(f"{URL}: ")
+        assert fault in scene.error
+        assert not scene.responses.last
+        assert scene.outstanding == 0
+
+
+async def test_unexpected_error_is_logged_and_becomes_a_500(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(call_module, "convert_to_json", fails)
+    scene = Scene()
+    scene.infer()
+    headers, body = binary_response(bytes(4))
+    scene.receiver.on_complete(response_head(headers=headers), body)
+    assert (scene.responses.status, scene.responses.last) == (500, True)
+    assert scene.error == "the gateway failed; its log says why"
+    assert scene.outstanding == 0
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("tensorgate.proxy", "ERROR")
+    assert f"POST {INFER} failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_connection_is_released_before_the_response_is_sent() -> None:
+    """The client's next request may need the connection to the server."""
+    scene = Scene()
+    scene.get()
+    scene.receiver.on_complete(response_head(), b"")
+    scene.get()
+    scene.receiver.on_error(bad_response("it fell over"))
+    assert scene.log == [
+        "server is asked GET /v2/x",
+        "server is let go",
+        "client gets 200",
+        "server is asked GET /v2/x",
+        "server is let go",
+        "client gets 502",
+    ]

@@ -1,0 +1,367 @@
+"""Calls of the fast path that fail, continue in a task, or release their resources."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.observe.failure_log import FAILURE_LOG
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.interfaces import Limits
+from gateway.routing.retry import RetryPolicy
+from tests.proxy.fast_path.scene import (
+    VALUES,
+    Scene,
+    binary_response,
+    make_headers,
+)
+from tests.support.doubles.fast_path import (
+    ReadyEndpoint,
+    ScriptedClient,
+    response_head,
+)
+from tests.support.doubles.streaming import (
+    LIMITS,
+    URL,
+    ScriptedClientResponse,
+    ScriptedEndpoint,
+    ScriptedUpstreamResponse,
+    make_route,
+    single_route,
+)
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+)
+
+# -------------------------------------------------------------------------------------- no response
+
+
+async def test_upstream_error_becomes_an_error_response(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FAILURE_LOG, "_window_end", float("-inf"))  # no other test has logged it
+    scene = Scene()
+    scene.infer()
+    scene.receiver.on_error(bad_response(f"{URL} closed the connection"))
+    assert (scene.responses.status, scene.responses.reason, scene.responses.last) == (
+        502,
+        "",
+        False,
+    )
+    assert scene.error == f"{URL} closed the connection"
+    assert f"failed with 502: {URL} closed the connection" in caplog.messages[-1]
+
+
+async def test_unexpected_error_of_the_upstream_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    scene.get()
+    scene.receiver.on_error(ZeroDivisionError())
+    assert (scene.responses.status, scene.responses.last) == (500, True)
+    assert "GET /v2/x failed" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "failures"),
+    [
+        (bad_response("it fell over"), 1),
+        (GatewayError(ErrorKind.EXHAUSTED, "too many open files"), 0),
+        (ZeroDivisionError(), 0),
+    ],
+)
+async def test_errors_of_the_server_are_recorded_for_its_endpoint(
+    error: Exception, failures: int
+) -> None:
+    endpoint = ReadyEndpoint()
+    route = make_route(endpoint, ReadyEndpoint(url="http://other"))
+    fast_path = FastPath(single_route(route))
+    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
+    assert plan is not None
+    assert fast_path.start(plan, b"", ScriptedClient()) is not None
+    (asked,) = endpoint.asked
+    asked.receiver.on_error(error)
+    assert route.upstream.pool.members[0].ejection.failures == failures
+    fast_path.close()
+
+
+@pytest.mark.parametrize(
+    ("idle_timeout", "request_timeout", "what"),
+    [
+        (2, 8, "nothing moved for 2 s (limits.idle_timeout)"),
+        (8, 2, "not done in 2 s (limits.request_timeout)"),
+        (2, 2, "not done in 2 s (limits.request_timeout)"),
+    ],
+)
+async def test_server_that_is_late_is_a_504(
+    idle_timeout: float, request_timeout: float, what: str
+) -> None:
+    scene = Scene(replace(LIMITS, idle_timeout=idle_timeout, request_timeout=request_timeout))
+    scene.infer()
+    scene.clock.advance(1.75)
+    assert scene.outstanding == 1
+    scene.clock.advance(0.25)
+    assert (scene.responses.status, scene.responses.last) == (504, False)
+    assert scene.error == f"waiting for {URL}: {what}"
+    assert scene.log[-2:] == ["server is let go", "client gets 504"]
+    assert scene.outstanding == 0
+    scene.clock.advance(100)
+    assert len(scene.client.responses) == 1
+
+
+async def test_ended_call_does_not_time_out() -> None:
+    scene = Scene()
+    scene.get()
+    scene.receiver.on_complete(response_head(), b"")
+    scene.get()
+    scene.receiver.on_error(bad_response("it fell over"))
+    scene.get().cancel()
+    scene.get()
+    scene.receiver.on_headers(ScriptedUpstreamResponse())  # its task has its own deadline
+    scene.clock.advance(1000)
+    assert [told.status for told in scene.client.responses] == [200, 502]
+    assert scene.outstanding == 1
+
+
+async def test_closed_fast_path_times_out_nothing() -> None:
+    scene = Scene()
+    scene.get()
+    scene.fast_path.close()
+    scene.clock.advance(1000)
+    assert scene.client.responses == []
+    assert scene.clock.pending == []
+
+
+# -------------------------------------------------------------------------------- partial responses
+
+
+async def test_partial_response_is_converted_in_a_task() -> None:
+    scene = Scene()
+    scene.infer()
+    headers, body = binary_response(FLOATS.tobytes(), X="1")
+    headers["Content-Length"] = str(len(body))
+    scene.receiver.on_headers(
+        ScriptedUpstreamResponse(200, headers, [body[:9], body[9:]]).with_log(scene.log)
+    )
+    assert scene.log[-1] == "client waits for a task"
+    assert scene.outstanding == 1
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.status == 200
+    assert json.loads(client_response.body)["outputs"][0]["data"] == VALUES
+    assert client_response.headers["Content-Type"] == "application/json"
+    assert client_response.headers["X"] == "1"
+    assert "client has got all" in scene.log
+    assert scene.client.responses == []
+    assert scene.outstanding == 0
+
+
+@pytest.mark.parametrize(("way", "status"), [("get", 200), ("get", 404), ("infer", 404)])
+async def test_partial_response_streams_in_a_task(way: str, status: int) -> None:
+    scene = Scene()
+    getattr(scene, way)()
+    response = ScriptedUpstreamResponse(
+        status, {HEADER_LENGTH: "x", "Upgrade": "y"}, [b"one", b"four"]
+    )
+    scene.receiver.on_headers(response.with_log(scene.log))
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert (client_response.status, client_response.body) == (status, b"onefour")
+    assert dict(client_response.headers) == {HEADER_LENGTH: "x"}
+    assert scene.log.index("client gets 3") < scene.log.index("server sends 4")
+    assert scene.outstanding == 0
+
+
+async def test_inconsistent_partial_response_is_a_502() -> None:
+    scene = Scene()
+    scene.infer()
+    scene.receiver.on_headers(
+        ScriptedUpstreamResponse(200, {HEADER_LENGTH: "x"}, [b"{}"]).with_log(scene.log)
+    )
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.status == 502
+    assert URL in client_response.body.decode()
+    assert scene.outstanding == 0
+
+
+async def test_truncated_partial_response_is_aborted() -> None:
+    scene = Scene()
+    scene.get()
+    broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell over")])
+    scene.receiver.on_headers(broken.with_log(scene.log))
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.body == b"begun"
+    assert "client is cut off" in scene.log
+    assert "client has got all" not in scene.log
+    assert scene.outstanding == 0
+
+
+@pytest.mark.parametrize("headers", [{HEADER_LENGTH: "9"}, {}])
+async def test_stalled_partial_response_times_out(headers: dict[str, str]) -> None:
+    scene = Scene(replace(LIMITS, idle_timeout=0.02))
+    scene.infer()
+    scene.receiver.on_headers(
+        ScriptedUpstreamResponse(200, headers, [asyncio.Event()]).with_log(scene.log)
+    )
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert client_response.status == 504
+    text = f"waiting for {URL}: nothing moved for 0.02 s (limits.idle_timeout)"
+    assert json.loads(client_response.body) == {"error": text}
+    assert scene.outstanding == 0
+
+
+@pytest.fixture
+def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Record the seconds that deadlines count as spent, in order."""
+    times: list[float] = []
+    make = Limits.new_deadline
+
+    def deadline(limits: Limits, so_far: float = 0.0) -> Deadline:
+        times.append(so_far)
+        return make(limits, so_far)
+
+    monkeypatch.setattr(Limits, "new_deadline", deadline)
+    return times
+
+
+async def test_time_before_the_partial_response_counts(spent: list[float]) -> None:
+    scene = Scene()
+    scene.get()
+    scene.clock.advance(12.5)
+    scene.receiver.on_headers(ScriptedUpstreamResponse(200, {}, [b"a"]))
+    scene.clock.advance(1)
+    await scene.client.begin_task(ScriptedClientResponse(scene.log))
+    assert spent == [12.5]
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["a retried status", "an error"])
+async def test_time_before_a_retry_counts(failed: bool, spent: list[float]) -> None:
+    scene = Scene(retry=RetryPolicy(no_response=True, statuses=frozenset((503,))))
+    good = ScriptedUpstreamResponse(200, {}, [b"a"])
+    scene.route.upstream.pool.set_endpoints([scene.endpoint, ScriptedEndpoint(scene.log, good)])
+    scene.get()
+    scene.clock.advance(12.5)
+    if failed:
+        scene.receiver.on_error(GatewayError(ErrorKind.NO_RESPONSE, "it closed"))
+    else:
+        scene.receiver.on_complete(response_head(503), b"")
+    scene.clock.advance(1)
+    client_response = ScriptedClientResponse(scene.log)
+    await scene.client.begin_task(client_response)
+    assert (client_response.status, client_response.body) == (200, b"a")
+    assert spent == [12.5]
+
+
+# ----------------------------------------------------------------------------------------- releases
+
+End = Callable[[Scene, FastPathCall], Awaitable[None]]
+
+
+async def _complete(scene: Scene, _: FastPathCall) -> None:
+    scene.receiver.on_complete(response_head(), b"")
+
+
+async def _broken(scene: Scene, _: FastPathCall) -> None:
+    scene.receiver.on_complete(response_head(headers={HEADER_LENGTH: "x"}), b"")
+
+
+async def _failed(scene: Scene, _: FastPathCall) -> None:
+    scene.receiver.on_error(bad_response("it fell over"))
+
+
+async def _timed_out(scene: Scene, _: FastPathCall) -> None:
+    scene.clock.advance(1000)
+
+
+async def _cancelled(_: Scene, call: FastPathCall) -> None:
+    call.cancel()
+
+
+def _begin_task(scene: Scene, *steps: bytes | BaseException | asyncio.Event) -> asyncio.Task[None]:
+    scene.receiver.on_headers(ScriptedUpstreamResponse(200, {}, steps).with_log(scene.log))
+    return scene.client.begin_task(ScriptedClientResponse(scene.log))
+
+
+async def _streamed(scene: Scene, _: FastPathCall) -> None:
+    await _begin_task(scene, b"one", b"two")
+
+
+async def _truncated(scene: Scene, _: FastPathCall) -> None:
+    await _begin_task(scene, b"one", bad_response("it fell over"))
+
+
+async def _fault(scene: Scene, _: FastPathCall) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await _begin_task(scene, ZeroDivisionError())
+
+
+async def _disconnected(scene: Scene, _: FastPathCall) -> None:
+    task = _begin_task(scene, b"one", asyncio.Event())
+    for _turn in range(5):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def _disconnected_before_start(scene: Scene, _: FastPathCall) -> None:
+    task = _begin_task(scene, b"one")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert scene.log.count_of("server sends") == 0
+
+
+ENDS: dict[str, End] = {
+    "whole": _complete,
+    "broken": _broken,
+    "failed": _failed,
+    "late": _timed_out,
+    "cancelled": _cancelled,
+    "begun and relayed": _streamed,
+    "begun and broken off": _truncated,
+    "begun and a fault of our own": _fault,
+    "begun and left": _disconnected,
+    "begun and left before the task ran": _disconnected_before_start,
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("way", ["infer", "get"])
+async def test_resources_are_released_once(end: End, way: str) -> None:
+    scene = Scene()
+    call: FastPathCall = getattr(scene, way)()
+    other = scene.start("GET", "/v2/other", b"")
+    assert other is not None
+    scene.endpoint.asked.pop()
+    assert scene.outstanding == 2
+    await end(scene, call)
+    await asyncio.sleep(0)  # lets done callbacks of the task run
+    left = 0 if end is _timed_out else 1
+    assert scene.outstanding == left
+    assert "server is let go" in scene.log
+    told = len(scene.client.responses)
+    # The client may disconnect at any time.
+    call.cancel()
+    assert scene.outstanding == left
+    assert len(scene.client.responses) == told
+    other.cancel()
+    assert scene.outstanding == 0
+
+
+@pytest.mark.parametrize("end", [_cancelled, _disconnected, _disconnected_before_start])
+async def test_disconnected_client_gets_nothing(end: End) -> None:
+    scene = Scene()
+    await end(scene, scene.get())
+    scene.clock.advance(1000)
+    assert scene.client.responses == []
