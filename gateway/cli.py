@@ -1,4 +1,4 @@
-"""The command line: serve, check, demo."""
+"""The command line: serve, check, schema, demo."""
 
 from __future__ import annotations
 
@@ -53,27 +53,38 @@ _log = logging.getLogger("tensorgate")
     f"{__version__} (compiled)" if COMPILED else __version__, prog_name="tensorgate"
 )
 def main() -> None:
-    """Stand in front of inference servers: JSON clients get the binary tensor form."""
+    """Run a reverse proxy for the Open Inference Protocol (KServe V2).
+
+    It converts the JSON of clients to the binary tensor form of servers, and back.
+    """
 
 
 @main.command()
 @click.option(
-    "--config", "config", required=True, type=click.Path(path_type=Path), help="The settings, YAML."
+    "--config",
+    "config",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Settings file, YAML.",
 )
 def serve(config: Path) -> None:
-    """Serve until SIGTERM or Ctrl-C, then let what is running finish."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is somebody to hear it
+    """Serve until SIGTERM or Ctrl-C, and then finish the running calls.
+
+    SIGHUP reloads the settings. The exit status is 2 for invalid settings, and 1 if they cannot be
+    used, as an address that is in use.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it would end the process before it serves
     source = SettingsSource(config, os.environ)
-    settings = _load(source.read)
+    settings = _load_or_exit(source.read)
     workers = worker_count(settings)
     _start_logging(settings.log.level, many=workers > 1)
     tune_malloc()
     raise_descriptor_limit()
-    with _plain_errors():
+    with _exit_on_errors():
         if workers == 1:
             _run(_serve(settings, source))
         else:
-            _serve_with(workers, settings, source)
+            _serve_with_workers(workers, settings, source)
 
 
 @main.command()
@@ -81,19 +92,19 @@ def serve(config: Path) -> None:
 @click.option(
     "--probe",
     is_flag=True,
-    help="Ask every server whether it is ready, what it is, and whether the declared models are"
-    " as declared.",
+    help="Also ask every server for its readiness and its metadata, and compare the declared models"
+    " with it.",
 )
 def check(config: Path, probe: bool) -> None:
-    """Say what is wrong with a settings file, or what it would serve.
+    """Report all errors of a settings file, or else what it would serve.
 
-    The exit status is 2 for settings that are wrong, and 1 where a file that they name cannot be
-    used. With --probe, it is 3 where a server or a model is not as declared, else 4 where a server
-    is not ready or cannot be asked. It is 0 where all is well.
+    The exit status is 0 for valid settings, 2 for invalid ones, and 1 if a file that they name
+    cannot be used. With --probe, it is 3 if a server or a model is not as declared, and else 4 if a
+    server is not ready or cannot be asked.
     """
-    loaded = _load(partial(load_with_positions, config, os.environ, with_files=True))
+    loaded = _load_or_exit(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings
-    with _plain_errors():
+    with _exit_on_errors():
         resources = load_resources(settings)
         log_warnings(settings)
     for warning in find_self_references(settings):
@@ -118,21 +129,21 @@ def schema() -> None:
     type=click.IntRange(0, 65535),
     default=8080,
     show_default=True,
-    help="The gateway's port.",
+    help="Port of the gateway.",
 )
 def demo(once: bool, port: int) -> None:
     """Run a demo server behind the gateway, and show example calls.
 
     After the show both keep running until Ctrl-C.
     """
-    from gateway.demo.show.client import ShowError  # brings aiohttp, which nobody else waits for
+    from gateway.demo.show.client import ShowError  # imports aiohttp, which takes time
 
     _start_logging("warning")
-    with _plain_errors(ShowError):
+    with _exit_on_errors(ShowError):
         _run(_demo(once, port))
 
 
-def _load(read: Callable[[], _T]) -> _T:
+def _load_or_exit(read: Callable[[], _T]) -> _T:
     try:
         return read()
     except SettingsError as error:
@@ -141,19 +152,19 @@ def _load(read: Callable[[], _T]) -> _T:
 
 
 def _start_logging(level: str, many: bool = False) -> None:
-    """Log to stderr; of ``many`` processes, each line tells which one wrote it."""
+    """Log to stderr; with ``many`` processes, each line has the id of its process."""
     name = "%(name)s[%(process)d]" if many else "%(name)s"
     logging.basicConfig(
         level=level.upper(), format=f"%(asctime)s %(levelname)s {name}: %(message)s"
     )
 
 
-def _set_level(settings: Settings) -> None:
+def _set_log_level(settings: Settings) -> None:
     logging.getLogger().setLevel(settings.log.level.upper())
 
 
 @contextmanager
-def _plain_errors(*more: type[Exception]) -> Iterator[None]:
+def _exit_on_errors(*more: type[Exception]) -> Iterator[None]:
     expected: tuple[type[Exception], ...] = (
         *(ListenError, UpstreamTlsError, ApiKeysError, NoWorkerError),
         *more,
@@ -172,21 +183,21 @@ def _run(main: Coroutine[None, None, _T]) -> _T:
 
 async def _serve(settings: Settings, source: SettingsSource) -> None:
     stop = asyncio.Event()
-    _on_stop_signal(stop.set)
+    _call_on_stop_signal(stop.set)
     revision = Revision(time.time(), str(source.file))
     async with Gateway(settings, revision=revision) as gateway:
-        async with Reloader(gateway, source, _set_level) as reloader, MallocTrim():
+        async with Reloader(gateway, source, _set_log_level) as reloader, MallocTrim():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request_reload)
             log_addresses(gateway.addresses)
             tune_garbage_collector()
             await stop.wait()
-        _say_stopping(gateway.settings)
-    _say_stopped(gateway.dropped)
+        _log_stopping(gateway.settings)
+    _log_stopped(gateway.dropped)
 
 
-def _serve_with(workers: int, settings: Settings, source: SettingsSource) -> None:
+def _serve_with_workers(workers: int, settings: Settings, source: SettingsSource) -> None:
     """Serve with several worker processes, which this one supervises."""
-    reloader = SupervisorReloader(settings, source, _set_level)
+    reloader = SupervisorReloader(settings, source, _set_log_level)
     tune_garbage_collector()
     supervisor = Supervisor(
         reloader.sockets,
@@ -196,14 +207,14 @@ def _serve_with(workers: int, settings: Settings, source: SettingsSource) -> Non
         _LogEvents(reloader),
         reloader,
     )
-    _say_stopped(supervisor.run())
+    _log_stopped(supervisor.run())
 
 
 async def _serve_as_worker(channel: WorkerChannel, supervisor: SupervisorReloader) -> None:
     """Serve the connections that the supervisor accepts."""
-    _on_stop_signal(channel.send_leaving)
+    _call_on_stop_signal(channel.send_leaving)
     gateway = supervisor.gateway(channel.count_closed, channel.is_first, channel.drained)
-    reloader = WorkerReloader(gateway, _set_level, channel.send_reloaded)
+    reloader = WorkerReloader(gateway, _set_log_level, channel.send_reloaded)
     async with gateway, reloader, MallocTrim():
         tune_garbage_collector()
         channel.send_ready()
@@ -212,7 +223,7 @@ async def _serve_as_worker(channel: WorkerChannel, supervisor: SupervisorReloade
 
 
 class _LogEvents:
-    """Logs what a single process would."""
+    """Logs the supervisor's events like those of a single process."""
 
     def __init__(self, reloader: SupervisorReloader) -> None:
         self._reloader = reloader
@@ -222,16 +233,16 @@ class _LogEvents:
         log_addresses(self._reloader.addresses)
 
     def on_stopping(self) -> None:
-        _say_stopping(self._reloader.settings)
+        _log_stopping(self._reloader.settings)
 
 
-def _say_stopping(settings: Settings) -> None:
-    _log.info("stopping: at most %g s for what is running", settings.limits.drain_timeout)
+def _log_stopping(settings: Settings) -> None:
+    _log.info("stopping: running calls have at most %g s", settings.limits.drain_timeout)
 
 
-def _say_stopped(dropped: int) -> None:
+def _log_stopped(dropped: int) -> None:
     if dropped:
-        _log.warning("%d exchanges took longer and were dropped", dropped)
+        _log.warning("%d calls took longer and were dropped", dropped)
     _log.info("stopped")
 
 
@@ -240,7 +251,7 @@ async def _demo(once: bool, port: int) -> None:
     from gateway.demo.show.show import next_steps, run_show
 
     stop = asyncio.Event()
-    _on_stop_signal(stop.set)
+    _call_on_stop_signal(stop.set)
     async with DemoServer() as server, Gateway(_demo_settings(server.url, port)) as gateway:
         url = gateway.addresses[0]
         await run_show(url, server, sys.stdout, sys.stdout.isatty())
@@ -262,7 +273,7 @@ def _demo_settings(server_url: str, port: int) -> Settings:
     )
 
 
-def _on_stop_signal(callback: Callable[[], None]) -> None:
+def _call_on_stop_signal(callback: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, callback)
@@ -271,58 +282,59 @@ def _on_stop_signal(callback: Callable[[], None]) -> None:
 def _summary(settings: Settings) -> str:
     lines = [f"listen on {', '.join(map(str, settings.listen))}"]
     if settings.tls is not None:
-        lines.append(_tls(settings.tls))
+        lines.append(_describe_tls(settings.tls))
     workers = worker_count(settings)
     if workers > 1:
         lines.append(f"{workers} workers")
-    lines += [_route(route, settings) for route in settings.routes]
+    lines += [_describe_route(route, settings) for route in settings.routes]
     if settings.models:
-        lines.append(f"models declared: {', '.join(settings.models)}")
+        lines.append(f"declared models: {', '.join(settings.models)}")
     return "\n".join(lines)
 
 
-def _route(route: Route, settings: Settings) -> str:
-    """Tell which requests a route takes and where to; a weight only where there is a choice."""
+def _describe_route(route: Route, settings: Settings) -> str:
+    """Describe the requests of a route, its upstreams, and what the gateway does with them."""
     servers = []
-    for share in route.upstream:
-        upstream = settings.upstreams[share.name]
-        weight = f" × {share.weight}" if len(route.upstream) > 1 else ""
+    for weighted in route.upstream:
+        upstream = settings.upstreams[weighted.name]
+        weight = f" × {weighted.weight}" if len(route.upstream) > 1 else ""
         endpoints = ", ".join(map(str, upstream.endpoints))
-        care = _care(upstream)
-        servers.append(f"upstream {share.name} ({upstream.dialect}){weight}: {endpoints}{care}")
+        checks = _describe_checks(upstream)
+        name = f"upstream {weighted.name} ({upstream.dialect}){weight}"
+        servers.append(f"{name}: {endpoints}{checks}")
     key = f", with a key of {' or '.join(route.auth)}" if route.auth else ""
-    lines = [f"{_taken(route.match)}{key} → {'; '.join(servers)}"]
+    parts = [f"{_describe_match(route.match)}{key} → {'; '.join(servers)}"]
     if route.rewrite is not None:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
-        lines.append(f"as model {route.rewrite.model}{version}")
+        parts.append(f"as model {route.rewrite.model}{version}")
     if route.mirror is not None:
-        lines.append(f"{route.mirror.percent:g}% copied to upstream {route.mirror.upstream}")
+        parts.append(f"{route.mirror.percent:g}% copied to upstream {route.mirror.upstream}")
     if route.compression:
-        lines.append(f"answers compressed with {' or '.join(route.compression)}")
+        parts.append(f"responses compressed with {' or '.join(route.compression)}")
     if route.deny_operations:
-        lines.append(f"but not {', '.join(route.deny_operations)}")
-    return "; ".join(lines)
+        parts.append(f"but not {', '.join(route.deny_operations)}")
+    return "; ".join(parts)
 
 
-def _care(upstream: Upstream) -> str:
-    """Tell what is done to know how the endpoints are, if anything is."""
-    done = [] if upstream.dns_refresh is None else [f"looked up every {upstream.dns_refresh:g} s"]
+def _describe_checks(upstream: Upstream) -> str:
+    """Describe how the gateway finds and checks the endpoints, if it does."""
+    checks = [] if upstream.dns_refresh is None else [f"looked up every {upstream.dns_refresh:g} s"]
     if upstream.health_check is not None:
-        done.append(f"probed every {upstream.health_check.interval:g} s")
+        checks.append(f"checked every {upstream.health_check.interval:g} s")
     if upstream.model_discovery:
-        done.append("asked for their models")
-    return f" ({', '.join(done)})" if done else ""
+        checks.append("asked for their models")
+    return f" ({', '.join(checks)})" if checks else ""
 
 
-def _tls(declared: ClientTls) -> str:
-    said = f"TLS on TCP addresses, with the certificate in {declared.certificate}"
-    if declared.client_ca is not None:
-        need = declared.client_certificates or "required"
-        said += f"; client certificates {need}, issued by {declared.client_ca}"
-    return said
+def _describe_tls(tls: ClientTls) -> str:
+    line = f"TLS on TCP addresses, with the certificate in {tls.certificate}"
+    if tls.client_ca is not None:
+        need = tls.client_certificates or "required"
+        line += f"; client certificates {need}, issued by {tls.client_ca}"
+    return line
 
 
-def _taken(match: Match) -> str:
+def _describe_match(match: Match) -> str:
     parts = [f"model {match.model}"] if match.model else []
     parts += [f"version {match.version}"] if match.version else []
     parts += [f"{name}: {value}" for name, value in match.headers.items()]

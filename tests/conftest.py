@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings of pytest and Hypothesis for all tests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-# The same examples in each run, however slow the machine is: a test fails for a change, or never.
+from tests.support.scale import scaled
+
+# Each run tries the same examples, however slow the machine: only a change can fail a test.
 settings.register_profile(
     "steady",
+    max_examples=scaled(100),
     derandomize=True,
     database=None,
     deadline=None,
@@ -21,7 +24,7 @@ settings.load_profile("steady")
 
 
 class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Has one process run all tests against real servers, which are started once."""
+    """Runs all tests against real servers in one process, which starts each server once."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "integration" if nodeid.startswith("tests/integration/") else nodeid
@@ -29,19 +32,19 @@ class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Scheduling:
-    """Say which process runs what, where several run tests."""
+    """Return the scheduler that assigns tests to processes."""
     return _Scheduling(config, log)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Name what is no text by its place: where several processes run tests, all must agree.
+    """Name unprintable bytes by their parameter, so that all processes collect the same names.
 
-    What gzip gives holds the time at which it did.
+    The output of gzip holds the current time.
     """
     return argname if isinstance(val, bytes) and not val.decode("latin-1").isprintable() else None
 
 
 def pytest_collection_finish() -> None:
-    """Let no collection of garbage look at all tests again and again: each would be a long stop."""
+    """Exempt the collected tests from garbage collection, which would take long each time."""
     gc.collect()
     gc.freeze()

@@ -1,95 +1,240 @@
-"""Imports point one way: from the command line down to the errors."""
+"""The house: imports point down, rooms stay small, and each module has its tests.
+
+Each table lists the rooms of a package from top to bottom, with all rooms that each one imports.
+"""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import gateway
 
-ROOT = Path(gateway.__file__).parent
+ROOT = Path(gateway.__file__).parents[1]
 
-# Which rooms of the house each room may import.
-ALLOWED = {
-    "errors": set[str](),
-    "sizes": set[str](),
-    "system": set[str](),
-    "protocol": {"errors"},
-    "codec": {"protocol", "errors"},
-    "routing": {"protocol", "errors"},
-    "http1": {"system"},
-    "observe": {"errors"},
-    "settings": {"system", "errors"},
-    "demo": set[str](),
-    "workers": {"system"},
-    "build": {"http1"},
-    "upstream": {"system", "http1", "routing", "codec", "protocol", "errors"},
-    "offload": {"codec", "protocol", "system"},
-    "proxy": {"system", "upstream", "routing", "codec", "protocol", "observe", "errors"},
-    "listener": {"system", "proxy", "http1", "observe", "errors"},
-    "admin": {"build", "errors", "listener", "observe", "proxy"},
-    "app": {
-        "admin",
-        "build",
-        "system",
-        "offload",
-        "listener",
-        "proxy",
-        "upstream",
-        "routing",
-        "codec",
-        "protocol",
-        "observe",
-        "settings",
-        "workers",
-        "errors",
-    },
-    "cli": {"app", "build", "system", "settings", "demo", "workers"},
-    "__main__": {"cli"},
+Rooms = Mapping[str, frozenset[str]]
+
+
+def _imports(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+GATEWAY: Rooms = {
+    "__main__": _imports("cli"),
+    "cli": _imports("app settings workers build system demo"),
+    "app": _imports(
+        "admin listener proxy offload upstream codec routing "
+        "protocol settings workers observe system errors sizes"
+    ),
+    "admin": _imports("listener proxy observe build errors"),
+    "listener": _imports("proxy observe http1 system errors sizes"),
+    "proxy": _imports("upstream codec routing protocol observe system errors sizes"),
+    "offload": _imports("codec protocol system"),
+    "upstream": _imports("routing protocol http1 system errors sizes"),
+    "codec": _imports("protocol errors sizes"),
+    "routing": _imports("protocol errors"),
+    "protocol": _imports("errors sizes"),
+    "settings": _imports("system errors sizes"),
+    "workers": _imports("system"),
+    "observe": _imports("errors"),
+    "build": _imports("http1"),
+    "http1": _imports("system sizes"),
+    "system": _imports(""),
+    "demo": _imports(""),
+    "errors": _imports(""),
+    "sizes": _imports(""),
+}
+PROXY: Rooms = {
+    "fast_path": _imports(
+        "dispatch router infer passthrough filters retry interfaces headers admission"
+    ),
+    "dispatch": _imports(
+        "router cluster infer passthrough filters server_dialect interfaces headers admission"
+    ),
+    "router": _imports("cluster filters interfaces not_found"),
+    "cluster": _imports("passthrough server_dialect retry body_io interfaces headers admission"),
+    "infer": _imports("passthrough filters retry body_io interfaces headers admission"),
+    "passthrough": _imports("server_dialect retry body_io interfaces headers admission"),
+    "filters": _imports("body_io interfaces headers admission"),
+    "server_dialect": _imports("interfaces headers admission"),
+    "retry": _imports("interfaces headers admission"),
+    "body_io": _imports("interfaces admission"),
+    "interfaces": _imports("admission"),
+    "headers": _imports(""),
+    "admission": _imports(""),
+    "not_found": _imports(""),
+}
+CODEC: Rooms = {
+    "v1": _imports("v2 elements json policies"),
+    "v2": _imports("elements json offload policies"),
+    "elements": _imports("json offload policies"),
+    "decompress": _imports(""),
+    "json": _imports(""),
+    "offload": _imports(""),
+    "policies": _imports(""),
 }
 
+MOST_FILES = 16
+"""Python files in a folder: more than that cannot be seen at a glance."""
 
-def test_nothing_that_is_compiled_lies_beside_the_sources() -> None:
-    """It would be what runs, whatever the sources say: `make clean` removes it."""
-    assert not list((Path(__file__).parents[1] / "gateway").rglob("*.so"))
+TESTED_BY = {
+    "__main__.py": "test_cli.py",
+    "admin/status.py": "admin/test_pages.py",
+    "app/build/routes.py": "end_to_end/routing/test_routes.py",
+    "app/build/tls.py": "listener/test_tls.py",
+    "app/build/upstreams.py": "app/test_gateway_reload.py",
+    "app/preflight/report.py": "app/preflight/test_probe.py",
+    "app/reload/resources.py": "app/test_gateway_reload.py",
+    "app/runtime.py": "app/test_gateway.py",
+    "build.py": "codec/elements/test_floats.py",
+    "codec/elements/offloaded_work.py": "codec/test_offload.py",
+    "codec/json/parsed_size.py": "codec/test_memory_accounting.py",
+    "codec/json/text_reader.py": "codec/v1/test_request.py",
+    "codec/policies.py": "codec/v2/test_response.py",
+    "codec/v1/values.py": "codec/v1/test_request.py",
+    "codec/v2/json_reader.py": "codec/v2/test_request.py",
+    "codec/v2/json_writer.py": "codec/v2/test_response.py",
+    "demo/server/documents.py": "demo/server/test_api.py",
+    "demo/server/errors.py": "demo/server/test_api.py",
+    "demo/server/models.py": "demo/server/test_inference.py",
+    "demo/server/recorder.py": "demo/show/test_show.py",
+    "demo/show/client.py": "demo/show/test_show.py",
+    "observe/metrics.py": "admin/test_pages.py",
+    "offload/__main__.py": "offload/test_process.py",
+    "protocol/json_errors.py": "protocol/test_request_header.py",
+    "proxy/cluster/model_lists.py": "proxy/cluster/test_aggregate.py",
+    "proxy/cluster/scatter_gather.py": "proxy/cluster/test_aggregate.py",
+    "proxy/cluster/trace.py": "proxy/cluster/test_trace_settings.py",
+    "proxy/fast_path/call.py": "proxy/fast_path/test_planner.py",
+    "proxy/filters/nobody.py": "proxy/filters/test_mirror.py",
+    "proxy/infer/asked_form.py": "proxy/infer/test_buffered_response.py",
+    "proxy/infer/listed_outputs.py": "proxy/infer/test_convert_request.py",
+    "proxy/infer/metadata.py": "proxy/infer/test_handler.py",
+    "proxy/infer/predict_answer.py": "proxy/infer/test_v1_predict.py",
+    "proxy/infer/upstream_guards.py": "end_to_end/conversion/test_upstream_guards.py",
+    "proxy/interfaces.py": "proxy/test_dispatch.py",
+    "settings/api_keys.py": "settings/test_invalid_files.py",
+    "settings/error_text.py": "settings/test_invalid_files.py",
+    "settings/limits.py": "settings/test_invalid_files.py",
+    "settings/models.py": "settings/test_invalid_files.py",
+    "settings/problems.py": "settings/test_load.py",
+    "settings/routes.py": "settings/test_invalid_files.py",
+    "settings/sections.py": "settings/test_invalid_files.py",
+    "settings/upstreams.py": "settings/test_invalid_files.py",
+    "settings/values/fields.py": "settings/test_invalid_files.py",
+    "settings/yaml/errors.py": "settings/test_invalid_files.py",
+    "settings/yaml/misplaced.py": "settings/test_invalid_files.py",
+    "sizes.py": "system/test_buffers.py",
+    "system/certificates.py": "listener/test_tls.py",
+    "system/memory.py": "test_cli.py",
+    "upstream/http/address.py": "upstream/http/test_transports.py",
+    "upstream/pool/lease.py": "upstream/pool/test_pool.py",
+    "workers/signals.py": "workers/test_supervisor.py",
+}
+"""Modules without a test file at the mirrored path, and the file that tests them."""
 
 
-def modules() -> list[Path]:
-    return [path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py"]
+@cache
+def modules() -> Mapping[str, Path]:
+    """Give the files of the package by their dotted names."""
+    return {_dotted(path): path for path in sorted((ROOT / "gateway").rglob("*.py"))}
 
 
-def room(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def _dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Yield the dotted names of what a file imports of the package."""
+@cache
+def imports() -> Mapping[str, frozenset[str]]:
+    """Give the modules of the package that each module imports, for types only too."""
+    return {name: frozenset(_imported(path)) for name, path in modules().items()}
+
+
+def _imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
-            yield node.module or ""
+            names = [_target(node.module or "", alias.name) for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name in modules() and name != _dotted(path))
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_one_way(path: Path) -> None:
-    own = room(path)
-    rooms = {
-        name.split(".")[1]
-        for name in imported(path)
-        if name.startswith("gateway.") and name.split(".")[1] not in {own, "sizes"}
+def _target(module: str, name: str) -> str:
+    """Give the module that is imported: ``from package import module`` names it last."""
+    return f"{module}.{name}" if f"{module}.{name}" in modules() else module
+
+
+def _rooms(package: str) -> Rooms:
+    """Give the rooms of a package that each of its rooms imports."""
+    depth = package.count(".") + 1
+    found: dict[str, set[str]] = {}
+    for name, targets in imports().items():
+        if not name.startswith(f"{package}."):
+            continue
+        own = name.split(".")[depth]
+        inside = {each.split(".")[depth] for each in targets if each.startswith(f"{package}.")}
+        found.setdefault(own, set()).update(inside - {own})
+    return {room: frozenset(targets) for room, targets in found.items()}
+
+
+HOUSE = {"gateway": GATEWAY, "gateway.proxy": PROXY, "gateway.codec": CODEC}
+each_package = pytest.mark.parametrize("package", HOUSE)
+
+
+@each_package
+def test_rooms_import_exactly_what_the_table_says(package: str) -> None:
+    assert _rooms(package) == HOUSE[package]
+
+
+@each_package
+def test_rooms_import_only_rooms_below_them(package: str) -> None:
+    above: set[str] = set()
+    for room, targets in HOUSE[package].items():
+        above.add(room)
+        assert not targets & above, room
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    # Raises CycleError, which names the circle.
+    graphlib.TopologicalSorter(imports()).prepare()
+
+
+@pytest.mark.parametrize("folder", ["gateway", "tests", "benchmarks"])
+def test_no_folder_has_too_many_files(folder: str) -> None:
+    counts = Counter(path.parent for path in (ROOT / folder).rglob("*.py"))
+    crowded = {str(path.relative_to(ROOT)): count for path, count in counts.items()}
+    assert {path: count for path, count in crowded.items() if count > MOST_FILES} == {}
+
+
+def test_each_module_has_its_tests() -> None:
+    untested = {
+        path.relative_to(ROOT / "gateway").as_posix()
+        for path in modules().values()
+        if path.name != "__init__.py" and not _test_of(path).exists()
     }
-    assert rooms <= ALLOWED[own]
+    assert untested == set(TESTED_BY)
+    assert [file for file in TESTED_BY.values() if not (ROOT / "tests" / file).exists()] == []
 
 
-def test_every_room_is_known() -> None:
-    assert {room(path) for path in modules()} == set(ALLOWED)
+def _test_of(path: Path) -> Path:
+    below = path.relative_to(ROOT / "gateway")
+    return ROOT / "tests" / below.parent / f"test_{below.name}"
+
+
+def test_no_compiled_module_lies_beside_the_sources() -> None:
+    """Python would import it, whatever the sources say: `make clean` removes it."""
+    assert not list((Path(__file__).parents[1] / "gateway").rglob("*.so"))
 
 
 @pytest.mark.parametrize("package", ["gateway.protocol", "gateway.codec"])

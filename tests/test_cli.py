@@ -39,20 +39,20 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "gateway.yaml"
 
 
-async def test_version() -> None:
+async def test_version_prints_the_version() -> None:
     assert await run(TENSORGATE, "--version") == (0, f"tensorgate, version {__version__}\n", "")
 
 
 @pytest.mark.parametrize("command", [(TENSORGATE,), MODULE], ids=["script", "module"])
 @pytest.mark.parametrize("option", ["--help", "-h"])
-async def test_help(command: tuple[str, ...], option: str) -> None:
+async def test_help_lists_the_commands(command: tuple[str, ...], option: str) -> None:
     status, out, err = await run(*command, option)
     assert (status, err) == (0, "")
     for name in ("serve", "check", "demo"):
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
 
 
-async def test_the_module_serves_too(file: Path) -> None:
+async def test_the_package_can_be_run_as_a_module(file: Path) -> None:
     config = write_settings(file, "http://127.0.0.1:1")
     status, out, _ = await run(*MODULE, "check", config)
     assert (status, out.count("http://127.0.0.1:1")) == (0, 1)
@@ -62,14 +62,14 @@ async def test_the_module_serves_too(file: Path) -> None:
     "arguments",
     [("serve",), ("check",), ("unknown",), ("serve", "--config"), ("demo", "--port", "x")],
 )
-async def test_wrong_use(arguments: tuple[str, ...]) -> None:
+async def test_wrong_arguments_give_status_2(arguments: tuple[str, ...]) -> None:
     status, out, err = await run(TENSORGATE, *arguments)
     assert (status, out) == (2, "")
     assert re.search(r"^(Usage|Error): ", err, re.MULTILINE)
     assert "Traceback" not in err
 
 
-async def test_check_tells_what_would_be_served(file: Path) -> None:
+async def test_check_prints_what_would_be_served(file: Path) -> None:
     config = write_settings(file, "http://127.0.0.1:8000", "'[::1]:8080'")
     assert await run(TENSORGATE, "check", config) == (
         0,
@@ -100,7 +100,7 @@ routes:
     return str(file)
 
 
-async def test_check_tells_which_requests_go_where(file: Path) -> None:
+async def test_check_prints_the_requests_and_upstreams_of_routes(file: Path) -> None:
     status, out, _ = await run(TENSORGATE, "check", _several_routes(file))
     assert status == 0
     assert out.splitlines()[1:] == [
@@ -108,7 +108,7 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
         "; as model m, version 7",
         "model m → upstream blue (auto) × 9: http://a:1, http://b:2; "
         "upstream green (auto) × 1: http://c:3; as model n; 7% copied to upstream blue"
-        "; answers compressed with deflate or gzip"
+        "; responses compressed with deflate or gzip"
         "; but not trace, other",
         "every request → upstream green (auto): http://c:3",
     ]
@@ -117,15 +117,17 @@ async def test_check_tells_which_requests_go_where(file: Path) -> None:
 @pytest.mark.parametrize(
     ("care", "told"),
     [
-        ("health_check: {}", "probed every 5 s"),
+        ("health_check: {}", "checked every 5 s"),
         ("dns_refresh: 500ms", "looked up every 0.5 s"),
         (
             "model_discovery: true, health_check: {interval: 1m}, dns_refresh: 10s",
-            "looked up every 10 s, probed every 60 s, asked for their models",
+            "looked up every 10 s, checked every 60 s, asked for their models",
         ),
     ],
 )
-async def test_check_tells_how_endpoints_are_looked_after(file: Path, care: str, told: str) -> None:
+async def test_check_prints_how_endpoints_are_found_and_checked(
+    file: Path, care: str, told: str
+) -> None:
     upstreams = f"upstreams: {{u: {{endpoints: ['http://triton:8000'], {care}}}}}"
     await asyncio.to_thread(file.write_text, upstreams)
     _, out, _ = await run(TENSORGATE, "check", str(file))
@@ -154,7 +156,7 @@ async def _probed(config: str) -> tuple[int, list[str]]:
     return status, out.removeprefix(summary).splitlines()
 
 
-async def test_check_asks_the_servers_what_they_are(file: Path) -> None:
+async def test_check_with_probe_prints_what_servers_are(file: Path) -> None:
     async with ScriptedServer(
         always_respond(http_response(b'{"name":"kserve","version":"0.15.0"}'))
     ) as server:
@@ -172,7 +174,7 @@ async def test_check_asks_the_servers_what_they_are(file: Path) -> None:
     assert await _probed(config) == (4, ["upstream demo:", said])
 
 
-async def test_check_compares_declared_models_with_the_servers(file: Path) -> None:
+async def test_check_with_probe_compares_declared_models_with_servers(file: Path) -> None:
     metadata = b'{"name":"m","inputs":[{"name":"x","datatype":"INT8","shape":[-1]}]}'
     async with ScriptedServer(always_respond(http_response(metadata))) as server:
         url = server.url
@@ -185,14 +187,16 @@ async def test_check_compares_declared_models_with_the_servers(file: Path) -> No
         )
 
 
-async def test_check_fills_the_environment_in(file: Path) -> None:
+async def test_check_replaces_references_to_the_environment(file: Path) -> None:
     config = write_settings(file, "'http://${TEST_HOST}:1'")
     status, out, _ = await run(TENSORGATE, "check", config, TEST_HOST="triton")
     assert (status, "http://triton:1" in out) == (0, True)
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
-async def test_bad_settings_are_told_with_their_place(file: Path, command: tuple[str, ...]) -> None:
+async def test_invalid_settings_are_printed_with_file_and_line(
+    file: Path, command: tuple[str, ...]
+) -> None:
     config = write_settings(file, "ftp://127.0.0.1", more="limits:\n  idle_tiem: 3\n")
     status, out, err = await run(TENSORGATE, *command, config)
     assert (status, out) == (2, "")
@@ -203,14 +207,16 @@ async def test_bad_settings_are_told_with_their_place(file: Path, command: tuple
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
-async def test_settings_that_are_not_there(tmp_path: Path, command: tuple[str, ...]) -> None:
+async def test_a_missing_settings_file_is_an_error(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
     path = tmp_path / "none.yaml"
     status, _, err = await run(TENSORGATE, *command, str(path))
     assert (status, err) == (2, f"{path}: cannot be read: No such file or directory\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-async def test_a_signal_ends_it_once_all_is_done(file: Path, number: int) -> None:
+async def test_a_signal_ends_the_gateway_after_its_calls(file: Path, number: int) -> None:
     go_on = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -244,7 +250,7 @@ async def test_a_signal_ends_it_once_all_is_done(file: Path, number: int) -> Non
     assert "dropped" not in err
 
 
-async def test_it_may_have_as_many_files_open_as_the_system_allows(file: Path) -> None:
+async def test_the_gateway_raises_its_limit_of_open_files(file: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     config = write_settings(file, f"http://{free_address()}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
@@ -255,7 +261,7 @@ async def test_it_may_have_as_many_files_open_as_the_system_allows(file: Path) -
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_what_takes_too_long_is_dropped_and_reported(file: Path) -> None:
+async def test_calls_beyond_drain_timeout_are_dropped_and_logged(file: Path) -> None:
     async with ScriptedServer(never_respond) as server:
         config = write_settings(file, server.url, more="limits: {drain_timeout: 50ms}\n")
         async with gateway_process(config) as (process, url), connect(url) as client:
@@ -266,11 +272,11 @@ async def test_what_takes_too_long_is_dropped_and_reported(file: Path) -> None:
             async with asyncio.timeout(5):
                 await connection.left.wait()
     assert status == 0
-    assert "1 exchanges took longer and were dropped" in err
+    assert "1 calls took longer and were dropped" in err
     assert "Traceback" not in err
 
 
-async def test_a_second_server_at_the_same_address(file: Path) -> None:
+async def test_an_address_of_another_process_is_an_error(file: Path) -> None:
     async with gateway_process(write_settings(file, "http://127.0.0.1:1")) as (process, url):
         address = url.removeprefix("http://")
         config = write_settings(file, "http://127.0.0.1:1", address)
@@ -282,7 +288,7 @@ async def test_a_second_server_at_the_same_address(file: Path) -> None:
         assert process.running
 
 
-async def test_the_same_address_twice(file: Path) -> None:
+async def test_the_same_address_twice_is_an_error(file: Path) -> None:
     address = free_address()
     config = write_settings(file, "http://127.0.0.1:1", f"[{address}, {address}]")
     assert await run(TENSORGATE, "serve", "--config", config) == (
@@ -293,7 +299,7 @@ async def test_the_same_address_twice(file: Path) -> None:
     )
 
 
-async def test_a_unix_socket_outlives_nobody(file: Path, tmp_path: Path) -> None:
+async def test_a_unix_socket_left_by_a_dead_process_is_replaced(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "gateway.sock"
     async with ScriptedServer() as server:
         config = write_settings(file, server.url, f"unix:{path}")
@@ -307,7 +313,7 @@ async def test_a_unix_socket_outlives_nobody(file: Path, tmp_path: Path) -> None
                 assert (await process.end())[0] == status
 
 
-async def test_a_unix_socket_in_use(file: Path, tmp_path: Path) -> None:
+async def test_a_unix_socket_in_use_is_an_error(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "gateway.sock"
     config = write_settings(file, "http://127.0.0.1:1", f"unix:{path}")
     async with gateway_process(config):
@@ -318,7 +324,7 @@ async def test_a_unix_socket_in_use(file: Path, tmp_path: Path) -> None:
         )
 
 
-async def test_what_is_logged_can_be_chosen(file: Path) -> None:
+async def test_the_access_log_can_be_turned_off(file: Path) -> None:
     async with ScriptedServer() as server:
         config = write_settings(file, server.url, more="log: {access: false}\n")
         async with gateway_process(config) as (process, url):
@@ -339,7 +345,7 @@ async def test_the_demo_shows_five_calls() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-async def test_the_demo_stays_until_it_is_ended(number: int) -> None:
+async def test_the_demo_runs_until_a_signal(number: int) -> None:
     async with running_process(TENSORGATE, "demo", "--port", "0", PYTHONUNBUFFERED="1") as process:
         assert process.process.stdout is not None
         async with asyncio.timeout(TIMEOUT):
@@ -354,7 +360,7 @@ async def test_the_demo_stays_until_it_is_ended(number: int) -> None:
     assert (status, err) == (0, "")
 
 
-async def test_the_demo_says_that_its_port_is_taken() -> None:
+async def test_the_demo_reports_a_port_in_use() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -365,14 +371,14 @@ async def test_the_demo_says_that_its_port_is_taken() -> None:
 
 
 @pytest.mark.parametrize("port", ["65536", "-1"])
-async def test_the_demo_says_that_there_is_no_such_port(port: str) -> None:
+async def test_the_demo_refuses_an_invalid_port(port: str) -> None:
     status, out, err = await run(TENSORGATE, "demo", "--once", "--port", port)
     assert (status, out) == (2, "")
     assert "--port" in err
     assert "Traceback" not in err
 
 
-async def test_a_gateway_that_answers_errors_is_not_a_failing_one(file: Path) -> None:
+async def test_a_gateway_that_answered_with_errors_ends_with_status_0(file: Path) -> None:
     async with (
         ScriptedServer() as server,
         gateway_process(write_settings(file, server.url)) as (process, url),
@@ -396,7 +402,7 @@ def _tls(folder: Path, more: str = "") -> tuple[str, Path]:
     return f"tls: {{certificate: {certificate}, key: {key}{more}}}\n", file
 
 
-async def test_tls(file: Path, tmp_path: Path) -> None:
+async def test_the_gateway_serves_with_tls(file: Path, tmp_path: Path) -> None:
     more, key = _tls(tmp_path)
     async with ScriptedServer() as server:
         config = write_settings(file, server.url, more=more)
@@ -413,7 +419,7 @@ async def test_tls(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
-async def test_files_of_tls_that_cannot_be_used(
+async def test_unusable_tls_files_are_an_error(
     file: Path, tmp_path: Path, command: tuple[str, ...], workers: int
 ) -> None:
     more, key = _tls(tmp_path)
@@ -426,7 +432,7 @@ async def test_files_of_tls_that_cannot_be_used(
     )
 
 
-async def test_check_tells_of_tls(file: Path, tmp_path: Path) -> None:
+async def test_check_prints_the_tls_files(file: Path, tmp_path: Path) -> None:
     ca = ca_file(tmp_path)
     more, key = _tls(tmp_path, f", client_ca: {ca}")
     _, out, err = await run(
@@ -441,7 +447,7 @@ async def test_check_tells_of_tls(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_a_file_for_tls_to_servers_that_is_not_there(
+async def test_a_missing_file_of_upstream_tls_is_an_error(
     file: Path, command: tuple[str, ...], workers: str
 ) -> None:
     upstream = "endpoints: ['https://triton:8000'], tls: {ca: /none.pem}"
@@ -454,7 +460,7 @@ async def test_a_file_for_tls_to_servers_that_is_not_there(
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
-async def test_missing_files_are_told_with_all_other_errors(
+async def test_missing_files_are_printed_with_all_other_errors(
     file: Path, command: tuple[str, ...]
 ) -> None:
     await asyncio.to_thread(
@@ -491,7 +497,7 @@ async def test_check_warns_of_an_endpoint_that_is_the_gateway_itself(file: Path)
     )
 
 
-async def test_servers_whose_certificates_are_not_checked_are_warned_of_once(file: Path) -> None:
+async def test_unchecked_server_certificates_are_warned_of_once(file: Path) -> None:
     upstream = "endpoints: ['https://127.0.0.1:1'], tls: {verify: false}"
     await asyncio.to_thread(
         file.write_text,

@@ -62,7 +62,7 @@ async def _status(client: RawClient, **headers: str) -> int:
     return (await client.ask(request("GET", "/v2/models/m", headers=named))).status
 
 
-async def test_check_tells_who_needs_a_key(file: Path) -> None:
+async def test_check_prints_the_groups_of_keys_of_routes(file: Path) -> None:
     status, out, err = await run(TENSORGATE, "check", _config(file), TEST_ROBOT_KEYS="robot-key")
     assert (status, err) == (0, "")
     assert out.splitlines()[1:] == [
@@ -81,7 +81,7 @@ async def test_check_tells_who_needs_a_key(file: Path) -> None:
         ("good-key\nsecret key\n", "line 2 is no key, which is"),
     ],
 )
-async def test_a_file_that_cannot_be_used(
+async def test_an_unusable_file_of_keys_is_an_error(
     file: Path, command: tuple[str, ...], workers: int, text: str | None, fault: str
 ) -> None:
     config = _config(file, workers=workers)
@@ -97,7 +97,7 @@ async def test_a_file_that_cannot_be_used(
 
 
 @COMMANDS
-async def test_a_variable_that_is_not_set(file: Path, command: tuple[str, ...]) -> None:
+async def test_an_unset_variable_of_keys_is_an_error(file: Path, command: tuple[str, ...]) -> None:
     config = _config(file)
     _write(file, "key\n")
     why = "api_keys.robots.environment: TEST_ROBOT_KEYS is not set in the environment"
@@ -105,7 +105,7 @@ async def test_a_variable_that_is_not_set(file: Path, command: tuple[str, ...]) 
 
 
 @WORKERS
-async def test_keys_are_renewed_while_connections_go_on(file: Path, workers: int) -> None:
+async def test_keys_are_reloaded_while_connections_stay_open(file: Path, workers: int) -> None:
     async with ScriptedServer() as server:
         config = _config(file, server.url, workers)
         async with _serving(config) as (process, url):

@@ -33,7 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
         return frozenset(archive.namelist())
 
 
-def test_the_wheel_says_that_its_types_are_for_others_to_use(wheel: frozenset[str]) -> None:
+def test_the_wheel_has_the_marker_of_typed_packages(wheel: frozenset[str]) -> None:
     """PEP 561: type checkers pass over a package without this file."""
     assert "gateway/py.typed" in wheel
 

@@ -27,7 +27,7 @@ NOWHERE = "http://127.0.0.1:1"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A settings file that is yet to be written."""
+    """The path of a settings file, not written yet."""
     return tmp_path / "gateway.yaml"
 
 

@@ -1,4 +1,4 @@
-"""A gateway of several processes, as its user has it."""
+"""A gateway of several processes, as its user runs it."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ NOWHERE = "http://127.0.0.1:1"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A settings file that is yet to be written."""
+    """The path of a settings file, not written yet."""
     return tmp_path / "gateway.yaml"
 
 
@@ -51,15 +51,15 @@ async def _gateway(
         yield running
 
 
-def _settings(file: Path, servers: str, care: str) -> str:
-    """Write a file for two workers that look after servers with care; give its name."""
-    upstreams = f"upstreams: {{demo: {{endpoints: [{servers}], dialect: triton, {care}}}}}\n"
+def _settings(file: Path, servers: str, upstream: str) -> str:
+    """Write settings for two workers; return the name of the file."""
+    upstreams = f"upstreams: {{demo: {{endpoints: [{servers}], dialect: triton, {upstream}}}}}\n"
     file.write_text(f"listen: {HOST}:0\nworkers: 2\nlog: {{access: false}}\n{upstreams}")
     return str(file)
 
 
 def _state_and_parent(pid: int) -> tuple[str, int]:
-    """Look a process up: proc(5); X is one that is gone."""
+    """Return state and parent of a process, as in proc(5); X if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -77,7 +77,7 @@ async def _until_gone(pids: list[int]) -> None:
 
 
 async def _busy(stack: AsyncExitStack, url: str, server: ScriptedServer) -> list[RawClient]:
-    """Open four connections, with an exchange under way on each."""
+    """Open four connections, with a running call on each."""
     clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
     for client in clients:
         await client.send(request("GET", "/v2/x"))
@@ -86,7 +86,7 @@ async def _busy(stack: AsyncExitStack, url: str, server: ScriptedServer) -> list
 
 
 async def _outcome(client: RawClient) -> int:
-    """Give the status of an answer, 0 if none came."""
+    """Return the status of the response, or 0 if there is none."""
     try:
         return (await client.read_response()).status
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -113,8 +113,8 @@ async def test_connections_are_spread_evenly(file: Path) -> None:
 
 
 async def test_killed_worker_costs_only_its_own_calls(file: Path) -> None:
-    held = GatedResponse()
-    async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
+    gated = GatedResponse()
+    async with ScriptedServer(gated) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             victim, other = _workers_of(process)
@@ -124,7 +124,7 @@ async def test_killed_worker_costs_only_its_own_calls(file: Path) -> None:
             )
             found = await process.wait_for_output(r"worker (\d+) is up")
             assert set(_workers_of(process)) == {other, int(found[1])}
-            held.may_respond.set()
+            gated.may_respond.set()
             assert sorted([await _outcome(client) for client in clients]) == [0, 0, 200, 200]
             for _ in range(4):
                 client = await stack.enter_async_context(connect(url))
@@ -213,13 +213,13 @@ async def test_worker_that_dies_again_and_again_is_replaced_later_and_later(file
 
 
 async def test_worker_that_gets_sigterm_drains_and_is_replaced(file: Path) -> None:
-    held = GatedResponse()
-    async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
+    gated = GatedResponse()
+    async with ScriptedServer(gated) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             leaving, staying = _workers_of(process)
             os.kill(leaving, signal.SIGTERM)
-            held.may_respond.set()
+            gated.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
             await process.wait_for_output(
                 f"worker {leaving} ended with status 0; another one start"
@@ -231,10 +231,10 @@ async def test_worker_that_gets_sigterm_drains_and_is_replaced(file: Path) -> No
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 async def test_signal_drains_every_worker(file: Path, number: int) -> None:
-    held = GatedResponse()
+    gated = GatedResponse()
     grace = "limits: {drain_grace: 100ms}\n"
     async with (
-        ScriptedServer(held) as server,
+        ScriptedServer(gated) as server,
         _gateway(file, server.url, more=grace) as (process, url),
     ):
         async with AsyncExitStack() as stack:
@@ -249,7 +249,7 @@ async def test_signal_drains_every_worker(file: Path, number: int) -> None:
             assert [await client.rest() for client in idle] == [b"", b""]
             assert sorted(_workers_of(process)) == sorted(workers)
             process.signal(number)  # once more is no reason for haste
-            held.may_respond.set()
+            gated.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
         status, out, err = await process.end()
     assert (status, out) == (0, "")
@@ -281,14 +281,14 @@ async def test_clients_in_the_accept_queue_are_served_before_the_end(
 
 
 async def test_signal_to_all_processes_drains_as_well(file: Path) -> None:
-    held = GatedResponse()
-    async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
+    gated = GatedResponse()
+    async with ScriptedServer(gated) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             for pid in (process.pid, *_workers_of(process)):  # as Ctrl-C in a terminal
                 os.kill(pid, signal.SIGINT)
             await process.wait_for_output("stopping")
-            held.may_respond.set()
+            gated.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
         status, _, err = await process.end()
     assert status == 0
@@ -308,19 +308,19 @@ async def test_dropped_calls_of_all_workers_are_reported_as_one(file: Path) -> N
         assert [await _outcome(client) for client in clients] == [0] * 4
     assert status == 0
     assert err.count("dropped") == 1
-    assert "4 exchanges took longer and were dropped" in err
+    assert "4 calls took longer and were dropped" in err
 
 
 async def test_workers_drain_if_the_supervisor_is_killed(file: Path) -> None:
-    held = GatedResponse()
-    async with ScriptedServer(held) as server, _gateway(file, server.url) as (process, url):
+    gated = GatedResponse()
+    async with ScriptedServer(gated) as server, _gateway(file, server.url) as (process, url):
         async with AsyncExitStack() as stack:
             clients = await _busy(stack, url, server)
             workers = _workers_of(process)
             assert len(workers) == 2
             process.signal(signal.SIGKILL)
             await process.wait_for_output("the supervisor is gone")
-            held.may_respond.set()
+            gated.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
             await _until_gone(workers)
             with pytest.raises(ConnectionRefusedError):
@@ -376,7 +376,7 @@ async def test_workers_keep_tls_when_its_files_break(file: Path, tmp_path: Path)
             third = int((await process.wait_for_output(r"worker (\d+) is up"))[1])
             async with connect(url) as client:  # of the new worker, as it has none yet
                 assert (await client.call("GET", "/v2/after")).status == 200
-            await process.wait_for_output("holds no private key in PEM form; new connections go on")
+            await process.wait_for_output("holds no private key in PEM form; new connections still")
         process.signal(signal.SIGTERM)
         status, _, err = await process.end()
     assert status == 0

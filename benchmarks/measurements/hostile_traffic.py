@@ -10,17 +10,17 @@ from pathlib import Path
 from benchmarks.harness.environment import Environment
 from benchmarks.report import Row, below, mebibytes
 from tests.resilience.hostile_traffic import (
-    HELD,
+    BUFFERED,
     MIB,
     Attack,
     abort_responses,
     abort_uploads,
-    answers_plenty,
-    knows_a_model_and_never_reads,
     never_read_bytes,
     never_read_json,
+    never_reads_inference,
     running_gateway,
     send_long_ids,
+    sends_large_responses,
     upload_at_once,
 )
 from tests.support.servers.scripted_server import Script
@@ -29,14 +29,14 @@ _BODY = 50_000_000
 _QUIET = 22.0
 """Seconds in which a gateway returns free memory to the system twice."""
 _LEFT = 64 * MIB
-_MAX = 1.25 * HELD + 96 * MIB
+_MAX = 1.25 * BUFFERED + 96 * MIB
 """The buffered bytes, with fragmentation and the memory that the C library keeps."""
 
 
 def memory(env: Environment) -> list[Row]:
     """Measure memory while clients misbehave, and after they have left."""
     aborted = env.rounds(200)
-    silent = knows_a_model_and_never_reads
+    silent = never_reads_inference
     rows = [
         _row(
             f"{aborted} uploads of 50 MB, aborted",
@@ -45,13 +45,13 @@ def memory(env: Environment) -> list[Row]:
         ),
         _row(
             "20 responses to 50 MB, aborted",
-            answers_plenty,
+            sends_large_responses,
             partial(abort_responses, count=20, size=_BODY),
         ),
         _row("300 uploads that no server reads", silent, partial(upload_at_once, size=2_000_000)),
         _row("1,000 × 1 MB of JSON around the data", silent, partial(send_long_ids, count=1000)),
-        _row("150 clients that read no byte of 64 MB", answers_plenty, never_read_bytes),
-        _row("the same, of JSON", answers_plenty, never_read_json),
+        _row("150 clients that read no byte of 64 MB", sends_large_responses, never_read_bytes),
+        _row("the same, of JSON", sends_large_responses, never_read_json),
     ]
     return [row for pair in rows for row in pair]
 

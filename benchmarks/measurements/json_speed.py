@@ -175,7 +175,7 @@ def _json_to_json(env: Environment, count: int, rounds: int, min_speedup: int) -
         check(env.to_gateway, request, values)
         exchanges |= _exchanges(env, digits, request)
         parts |= _parts(digits, request)
-    # Apart: what this process does itself takes the caches, and the core, from the exchanges.
+    # Apart: what this process does itself takes the caches, and the core, from the calls.
     times = time_jobs(rounds, exchanges, _IN_A_ROW) | time_jobs(rounds, parts)
     return [row for digits in DIGITS for row in _rows(count, digits, times, min_speedup)]
 

@@ -1,1 +1,1 @@
-"""The operators' address: status, readiness and metrics."""
+"""The admin address: liveness, readiness, status and metrics, for operators."""

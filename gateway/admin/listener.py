@@ -1,4 +1,4 @@
-"""What the gateway tells operators of itself, on an address of its own."""
+"""The request handler of the admin address: serves pages, and lists them at ``/``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 
-_READ = ("GET", "HEAD")
+_METHODS = ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """An answer to an operator."""
+    """A response to an operator."""
 
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
@@ -23,30 +23,27 @@ class Page:
 
 
 Pages = Mapping[str, Callable[[], Awaitable[Page]]]
-"""What writes each page, by its path."""
+"""The functions that build the pages, by path."""
 
 
 class Admin:
-    """Answers requests for pages, and for nothing else."""
+    """Handles requests for pages, and for nothing else."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
 
-    async def __call__(self, request: ClientRequest, answer: ClientResponse) -> None:
-        """Answer a request; raises GatewayError: 404 for what is no page, 405 for another method.
-
-        ``/`` lists the pages.
-        """
+    async def __call__(self, request: ClientRequest, response: ClientResponse) -> None:
+        """Respond with a page; raise GatewayError 404 for other paths, 405 for other methods."""
         path = request.target.partition("?")[0]
         if path != "/" and path not in self._pages:
             listed = ", ".join(self._pages)
             raise GatewayError(ErrorKind.NOT_FOUND, f"no page {path[:80]!r}; there are: {listed}")
-        if request.method not in _READ:
+        if request.method not in _METHODS:
             message = f"{request.method} {path}: pages are read with GET"
             raise GatewayError(ErrorKind.NOT_ALLOWED, message)
         page = self._list() if path == "/" else await self._pages[path]()
         headers = CIMultiDict({"Content-Type": page.content_type, "Cache-Control": "no-store"})
-        await answer.send(page.status, "", headers, page.body)
+        await response.send(page.status, "", headers, page.body)
 
     def _list(self) -> Page:
         return Page("".join(f"{path}\n" for path in self._pages).encode())

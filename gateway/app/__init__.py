@@ -1,1 +1,1 @@
-"""Settings → a gateway at work."""
+"""The composition root: settings → a running gateway, its reloads, and checks before it runs."""

@@ -22,7 +22,7 @@ from gateway.app.build.listen import (
     listen_addresses,
 )
 from gateway.app.build.processes import uses_offload
-from gateway.app.build.routes import build_router
+from gateway.app.build.routes import build_routes
 from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstreams_by_name
 from gateway.app.ejection_sync import EjectionSync
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
@@ -287,7 +287,7 @@ def _build_router(
     limits: SharedLimits,
     offload: OffloadProcess | None,
 ) -> Router:
-    return build_router(
+    return build_routes(
         resources.settings,
         upstreams_by_name(upstreams),
         limits,

@@ -17,7 +17,7 @@ FREE_OUTPUT_BYTES = 1024 * 1024
 FREE_MEMBERS = 256
 """Members that any gzip body may have, however small they are."""
 MIN_MEMBER_BYTES = 1024
-"""A body may have one further member for each so many bytes, compressed and decompressed together.
+"""For each further member, a body must have this size, compressed and decompressed together.
 
 To open a member costs as much CPU as to decompress 1 KiB. The blocks of bgzip hold 64 KiB each.
 """
@@ -64,7 +64,7 @@ class Decompressor:
         self._has_more_output = False
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes that wait to be decompressed, and zlib's own state."""
         state = 0 if self._stream is None else _STATE
         return len(self._input) + len(self._window) + state
@@ -74,7 +74,7 @@ class Decompressor:
         self._input += data
         self.last = last
 
-    def work(self) -> bytes | None:
+    def step(self) -> bytes | None:
         """Decompress one piece, possibly an empty one; return None if more input is needed.
 
         Raises GatewayError: 400 for a body that is invalid, truncated, followed by other bytes or

@@ -1,1 +1,1 @@
-"""What the Open Inference Protocol says: pure facts and functions, no I/O."""
+"""The Open Inference Protocol as pure facts and functions, without I/O."""

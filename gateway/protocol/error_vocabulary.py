@@ -88,7 +88,7 @@ REQUEST = ErrorVocabulary(
     tensor_limit=" (limits.max_tensors)",
 )
 RESPONSE = ErrorVocabulary(
-    name="the server's answer",
+    name="the server's response",
     tensors="outputs",
     tensor="output",
     malformed_kind=ErrorKind.BAD_RESPONSE,
@@ -97,5 +97,5 @@ RESPONSE = ErrorVocabulary(
     instead_of_number="ask for this output in binary form, or ",
     instead_of_text="ask for this output in binary form or with content_type base64, or ",
     null_is_nan=True,
-    part_suffix=" of the server's answer",
+    part_suffix=" of the server's response",
 )

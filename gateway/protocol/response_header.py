@@ -53,7 +53,7 @@ def parse_response_header(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> F
         raise invalid_json_error(RESPONSE, text, error, cuts) from None
     checked = check_object(fields, RESPONSE)
     if is_nested_deeper(text, MAX_RESPONSE_DEPTH):
-        raise bad_response(f"the server's answer is JSON nested deeper than {MAX_RESPONSE_DEPTH}")
+        raise bad_response(f"the server's response is JSON nested deeper than {MAX_RESPONSE_DEPTH}")
     return checked
 
 
@@ -78,22 +78,22 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
         raise bad_response(_explain_invalid_output(index, entry))
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
         raise bad_response(
-            f"output '{name}' of the server's answer has the shape {quote_value(shape)}, "
+            f"output '{name}' of the server's response has the shape {quote_value(shape)}, "
             "which is no array of integers of 0 or more"
         )
     if len(shape) > MAX_RANK:
         raise bad_response(
-            f"output '{name}' of the server's answer has {len(shape)} dimensions; "
+            f"output '{name}' of the server's response has {len(shape)} dimensions; "
             f"at most {MAX_RANK} may be"
         )
     if not (size is None or (type(size) is int and size >= 0)):
         raise bad_response(
-            f"output '{name}' of the server's answer has the binary_data_size {quote_value(size)}, "
-            "which is no integer of 0 or more"
+            f"output '{name}' of the server's response has the binary_data_size "
+            f"{quote_value(size)}, which is no integer of 0 or more"
         )
     if size is not None and datatype.size and size != element_count(shape) * datatype.size:
         raise bad_response(
-            f"output '{name}' of the server's answer has {size} bytes, which do not make "
+            f"output '{name}' of the server's response has {size} bytes, which do not make "
             f"shape {shape} of {datatype.name}"
         )
     if size is None and 0 in shape and "data" not in entry:
@@ -104,13 +104,13 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
 
 def _explain_invalid_output(index: int, entry: Any) -> str:
     """Say what is wrong with an invalid output, and name it."""
-    label = f"outputs[{index}] of the server's answer"
+    label = f"outputs[{index}] of the server's response"
     missing = [key for key in ("name", "shape", "datatype") if key not in entry]
     if missing:
         return f"{label} lacks its {' and its '.join(missing)}"
     if not isinstance(entry["name"], str):
         return f"{label} has the name {quote_value(entry['name'])}, which must be a string"
-    label = f"output '{entry['name']}' of the server's answer"
+    label = f"output '{entry['name']}' of the server's response"
     datatype = entry["datatype"]
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         return f"{label} has the unknown datatype {quote_value(datatype)}"
@@ -132,8 +132,8 @@ def check_no_binary_promised(document: bytes) -> None:
     for output, entry in zip(outputs, fields.get("outputs", ()), strict=True):
         if output.binary_size and "data" not in entry:
             raise bad_response(
-                f"output '{output.name}' of the server's answer has {output.binary_size} bytes of "
-                "binary data, but the answer has no Inference-Header-Content-Length"
+                f"output '{output.name}' of the server's response has {output.binary_size} bytes "
+                "of binary data, but the response has no Inference-Header-Content-Length"
             )
 
 

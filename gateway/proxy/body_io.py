@@ -109,7 +109,7 @@ async def kept(pieces: AsyncIterable[bytes | memoryview]) -> AsyncIterator[bytes
 
 
 async def whole_response(response: UpstreamResponse, url: str, deadline: Deadline) -> bytes:
-    """Give the whole body of a server's answer."""
+    """Give the whole body of a server's response."""
     deadline.expect_server(url)
     body = await response.read()
     if len(body) == response.content_length:
@@ -124,7 +124,7 @@ async def whole_response(response: UpstreamResponse, url: str, deadline: Deadlin
 async def response_chunks(
     response: UpstreamResponse, url: str, deadline: Deadline
 ) -> AsyncIterator[bytes | memoryview]:
-    """Yield the body of a server's answer as it arrives."""
+    """Yield the body of a server's response as it arrives."""
     while True:
         deadline.expect_server(url)
         chunk = await response.read()

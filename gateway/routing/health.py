@@ -19,8 +19,8 @@ class OutlierPolicy:
     """Seconds of the first ejection; each one in a row lasts twice as long."""
     max_ejection_time: float = 300.0
     """Seconds."""
-    max_ejection_percent: float = 0.5
-    """How many of an upstream's endpoints may be ejected at a time; 0.5 is 50 %."""
+    max_ejection_share: float = 0.5
+    """The share of an upstream's endpoints that may be ejected at a time; at most 1."""
     failure_statuses: frozenset[int] = frozenset((502, 503, 504))
     """Statuses of the server's own responses that count as failures."""
 
@@ -107,7 +107,7 @@ def record_remote_recovery(state: EjectionState) -> EjectionState:
 
 def _may_be_ejected(others: Sequence[EjectionState], policy: OutlierPolicy) -> bool:
     ejected = 1 + sum(each.ejections > 0 for each in others)
-    return ejected <= policy.max_ejection_percent * (1 + len(others))
+    return ejected <= policy.max_ejection_share * (1 + len(others))
 
 
 NOT_EJECTED = EjectionState()

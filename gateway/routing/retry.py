@@ -33,13 +33,13 @@ SAFE_RETRIES_ONLY = RetryPolicy()
 class RetryBudget:
     """Limits retries to a share of the requests, so that they never multiply an outage.
 
-    ``percent`` is that share; 0.5 is 50 %. Requests earn retries, of which at most
+    ``share`` is at most 1. Requests earn retries, of which at most
     ``min_concurrency`` and the share of the calls in flight are saved up: all calls to one of
     several servers may fail at once. The first ``min_concurrency`` need not be earned.
     """
 
-    def __init__(self, percent: float = 0.5, min_concurrency: int = 20) -> None:
-        self._share = percent
+    def __init__(self, share: float = 0.5, min_concurrency: int = 20) -> None:
+        self._share = share
         self._min_concurrency = min_concurrency
         self._left = float(min_concurrency)
         self._sent_before = 0

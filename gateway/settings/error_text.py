@@ -26,7 +26,7 @@ def error_message(details: ErrorDetails) -> str:
     got, context, path = details["input"], details.get("ctx", {}), details["loc"]
     match details["type"]:
         case "value_error":
-            return str(context["error"]) + (_shell_variable(got) or _dash(got))
+            return str(context["error"]) + (_reference_hint(got) or _dash_hint(got))
         case "missing":
             return "required, but missing"
         case "extra_forbidden":
@@ -34,20 +34,20 @@ def error_message(details: ErrorDetails) -> str:
         case "too_short":
             return "expected at least one, got none"
         case "literal_error":
-            wanted = context["expected"].replace("'", "")
+            expected = context["expected"].replace("'", "")
             known = [word or number for word, number in _LITERAL.findall(context["expected"])]
-            hint = _shell_variable(got) or did_you_mean(got, known)
+            hint = _reference_hint(got) or did_you_mean(got, known)
         case "bool_type":
-            wanted, hint = "true or false", _shell_variable(got) or _boolean(got)
+            expected, hint = "true or false", _reference_hint(got) or _boolean_hint(got)
         case "string_type":
-            wanted, hint = "text", _quoted(got)
+            expected, hint = "text", _quotes_hint(got)
         case "tuple_type":
-            wanted, hint = "a list", _dash(got)
+            expected, hint = "a list", _dash_hint(got)
         case "model_type" | "dict_type" | "mapping_type":
-            wanted, hint = "keys and values", _section(path, got)
+            expected, hint = "keys and values", _section_hint(path, got)
         case _:
             return details["msg"]
-    return f"expected {wanted}, got {describe(got)}{hint}"
+    return f"expected {expected}, got {describe(got)}{hint}"
 
 
 def _unknown_key(path: KeyPath) -> str:
@@ -61,23 +61,23 @@ def _unknown_key(path: KeyPath) -> str:
     return f"unknown key{suggest(name, known)}" + (f" {name} is a key of {homes}" if homes else "")
 
 
-def _boolean(got: object) -> str:
+def _boolean_hint(got: object) -> str:
     word = str(got) if isinstance(got, int) else got
     return did_you_mean({"1": "true", "0": "false"}.get(str(word), word), ("true", "false"))
 
 
-def _quoted(got: object) -> str:
+def _quotes_hint(got: object) -> str:
     return "; in quotes it is text" if isinstance(got, bool | int | float) else ""
 
 
-def _dash(got: object) -> str:
+def _dash_hint(got: object) -> str:
     keys = got if isinstance(got, Mapping) else ()
     if any(str(key).startswith("-") for key in keys):
         return "; the - of a list needs a space behind it"
     return ""
 
 
-def _section(path: KeyPath, got: object) -> str:
+def _section_hint(path: KeyPath, got: object) -> str:
     found = _KEY_AND_VALUE.fullmatch(got) if isinstance(got, str) else None
     if found is not None:
         return f"; a key is followed by a colon and a space: {found[1]}: ..."
@@ -87,6 +87,6 @@ def _section(path: KeyPath, got: object) -> str:
     return f"; for example {example}" if example else ""
 
 
-def _shell_variable(got: object) -> str:
+def _reference_hint(got: object) -> str:
     found = _SHELL_VARIABLE.fullmatch(got) if isinstance(got, str) else None
     return f"; a value from the environment is written ${{{found[1]}}}" if found else ""

@@ -22,7 +22,7 @@ class SectionKeys:
     of_each: tuple[str, ...] | None = None
 
     @property
-    def are_free(self) -> bool:
+    def are_chosen_names(self) -> bool:
         """Tell whether the operator chooses the keys, as the names of upstreams."""
         return self.of_each is not None
 

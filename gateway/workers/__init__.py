@@ -1,1 +1,1 @@
-"""Several processes behind one set of addresses: a parent, and workers with an event loop each."""
+"""Worker processes behind one set of addresses, and the supervisor that starts and feeds them."""

@@ -61,10 +61,12 @@ class Acceptor:
     @property
     def next_step(self) -> float:
         """Return when there is something to do, on the clock of ``time.monotonic``."""
+        now, due = time.monotonic(), self._drain.next_check
         if self.pending:
-            return time.monotonic() + _RETRY_DELAY
-        resume = self._accept_at if self._accept_at > time.monotonic() else NEVER
-        return min(self._drain.next_check, resume)
+            due = min(due, now + _RETRY_DELAY)
+        if self._accept_at > now:
+            due = min(due, self._accept_at)
+        return due
 
     def accept_if_possible(self) -> None:
         """Accept while a worker can take connections; else they wait in the kernel's queue."""
@@ -194,7 +196,7 @@ class ListenerDrain:
         return connections
 
     def close_sockets(self) -> None:
-        """Close the sockets, whoever waits there."""
+        """Close the sockets without accepting."""
         for sock in self._sockets:
             sock.close()
 

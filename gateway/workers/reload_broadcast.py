@@ -121,7 +121,7 @@ class _Broadcast:
         late = [*self.unsent, *self.unreplied]
         if late and time.monotonic() < self.deadline:
             return False
-        reason = f"no answer within {_REPLY_TIMEOUT:g} s"
+        reason = f"no reply within {_REPLY_TIMEOUT:g} s"
         self.errors.update((worker.pid, reason) for worker in late)
         return True
 

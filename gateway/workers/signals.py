@@ -46,7 +46,7 @@ class SignalWatcher:
     def reset_in_child(self) -> None:
         """Restore the default actions in a forked child, but ignore SIGHUP.
 
-        Signals must be blocked meanwhile: the parent would be told of them.
+        Signals must be blocked meanwhile: the wakeup socket is still the parent's.
         """
         signal.set_wakeup_fd(-1)
         for number in (*STOP_SIGNALS, signal.SIGCHLD):

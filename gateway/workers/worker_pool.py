@@ -334,7 +334,7 @@ def _fork(
     """Fork a worker; return its process id, and the supervisor's end of its channel."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
-    # Until the child has removed the handlers, the parent would be told of its signals.
+    # Until the child has reset its handlers, its signals would wake the parent.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     try:
         pid = os.fork()

@@ -9,21 +9,23 @@ from gateway.listener.server import HttpListener
 from tests.support.raw_client import RawClient, connect
 
 
-async def _fine() -> Page:
+async def _healthy_page() -> Page:
     return Page(b"fine\n")
 
 
-async def _ill() -> Page:
+async def _unhealthy_page() -> Page:
     return Page(b'{"ill":true}', "application/json", 503)
 
 
-async def _broken() -> Page:
+async def _raising_page() -> Page:
     raise ZeroDivisionError
 
 
 @asynccontextmanager
 async def _client() -> AsyncIterator[RawClient]:
-    listener = HttpListener(Admin({"/fine": _fine, "/ill": _ill, "/broken": _broken}), None)
+    listener = HttpListener(
+        Admin({"/fine": _healthy_page, "/ill": _unhealthy_page, "/broken": _raising_page}), None
+    )
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         await listener.listen(bound.dup())
@@ -32,7 +34,7 @@ async def _client() -> AsyncIterator[RawClient]:
     await listener.drain(0.1)
 
 
-async def test_a_page() -> None:
+async def test_page_is_served() -> None:
     async with _client() as client:
         for target in ("/fine", "/fine?x=1"):
             reply = await client.call("GET", target)
@@ -41,19 +43,19 @@ async def test_a_page() -> None:
             assert reply.head.get("Cache-Control") == "no-store"
 
 
-async def test_a_page_has_a_status() -> None:
+async def test_page_has_a_status() -> None:
     async with _client() as client:
         reply = await client.call("GET", "/ill")
         assert (reply.status, reply.json) == (503, {"ill": True})
 
 
-async def test_the_pages_are_listed() -> None:
+async def test_root_lists_the_pages() -> None:
     async with _client() as client:
         assert (await client.call("GET", "/")).body == b"/fine\n/ill\n/broken\n"
 
 
 @pytest.mark.parametrize("target", ["/other", "/fine/", "/v2/health/live", "/%66ine"])
-async def test_what_is_no_page(target: str) -> None:
+async def test_other_paths_are_404(target: str) -> None:
     async with _client() as client:
         reply = await client.call("GET", target)
         assert reply.status == 404
@@ -61,14 +63,14 @@ async def test_what_is_no_page(target: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-async def test_pages_are_read_only(method: str) -> None:
+async def test_other_methods_are_405(method: str) -> None:
     async with _client() as client:
         reply = await client.call(method, "/fine", b"")
         assert reply.status == 405
         assert reply.error == f"{method} /fine: pages are read with GET"
 
 
-async def test_a_page_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+async def test_page_that_raises_is_500(caplog: pytest.LogCaptureFixture) -> None:
     async with _client() as client:
         assert (await client.call("GET", "/broken")).status == 500
     assert "ZeroDivisionError" in caplog.text

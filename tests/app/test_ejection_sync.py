@@ -1,4 +1,4 @@
-"""Gateways that share a board, as workers do."""
+"""Gateways that share their ejections, as workers do."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ from tests.support.servers.scripted_server import Connection, ScriptedServer
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at the board all the time."""
+    """Poll the shared ejections all the time."""
     monkeypatch.setattr(ejection_sync, "_POLL_INTERVAL", 0.01)
 
 
 class _Server(ScriptedServer):
-    """Closes without an answer until it is well."""
+    """Closes connections without a response until it is healthy."""
 
     def __init__(self) -> None:
         super().__init__(self._answer)
@@ -59,7 +59,7 @@ def _settings(*servers: ScriptedServer, time: str, connect_timeout: str = "1s") 
 
 
 def _first(gateway: Gateway) -> EjectionState:
-    """Tell how the first endpoint does."""
+    """Return the ejection state of the first endpoint."""
     return gateway.runtime.upstreams["u"].pool.members[0].ejection
 
 
@@ -82,7 +82,7 @@ async def test_ejection_reaches_the_other_worker_also_after_a_reload() -> None:
         assert (await _ask(await _client(stack, one), 15)).count(502) == 5
         await until(lambda: _first(other).ejections == 1)
         assert _first(other).failures == 0
-        # The new pool hears, and tells.
+        # The new pool applies and publishes ejections.
         await other.reload(_settings(bad, *good, time="1500ms", connect_timeout="2s"))
         assert _first(other).ejections == 1
         bad.well = True
@@ -117,14 +117,14 @@ async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
         async with ScriptedServer() as server:
             port = server.port
             settings = _settings(server, time="60s")
-            # Once it is probed healthy, that stays so for the whole test.
+            # One health check succeeds, and the next one is due after the test.
             upstream = settings.upstreams["u"]
-            care = upstream.model_copy(
+            checked = upstream.model_copy(
                 update={
                     "health_check": HealthSettings.model_validate({"path": "/up", "interval": "1h"})
                 }
             )
-            settings = settings.model_copy(update={"upstreams": {"u": care}})
+            settings = settings.model_copy(update={"upstreams": {"u": checked}})
             one, other = [
                 await stack.enter_async_context(Gateway(settings, shared_ejections=shared))
                 for _ in range(2)

@@ -1,4 +1,4 @@
-"""What operators see of endpoints that fail: in the status, the metrics and the log."""
+"""Failing endpoints in the status, the metrics and the log."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ BROKEN = http_response(b'{"error": "out of memory"}', status="500 Internal Serve
 
 @asynccontextmanager
 async def _serving(*urls: str, **upstream: Any) -> AsyncIterator[tuple[RawClient, RawClient]]:
-    """Give a client and an operator of a gateway before these servers."""
+    """Yield a client and an operator of a gateway in front of these servers."""
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
@@ -138,7 +138,7 @@ async def test_broken_responses_are_counted_on_the_fast_path() -> None:
 
 
 async def _until_ready_is(operator: RawClient, status: int) -> str:
-    """Ask until the gateway is ready, or is not; give what it said last."""
+    """Poll /ready until it has a status; return its last error."""
     async with asyncio.timeout(5):
         while (reply := await operator.call("GET", "/ready")).status != status:  # noqa: ASYNC110  # nobody tells
             await asyncio.sleep(0.02)
@@ -150,13 +150,13 @@ async def test_readiness_follows_failed_calls_and_recovers_without_calls(
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.02)
     async with AsyncExitStack() as stack:
-        # Once it is probed healthy, that stays so for the whole test.
+        # One health check succeeds, and the next one is due after the test.
         health = {"path": "/up", "interval": "1h"}
         async with ScriptedServer(always_respond(http_response())) as server:
             url, port = server.url, server.port
             client, operator = await stack.enter_async_context(_serving(url, health_check=health))
             await _until_ready_is(operator, 200)
-        for _ in range(4):  # the first may meet with a connection from before
+        for _ in range(4):  # the first may find a connection from before
             assert (await client.call("GET", "/v2/x")).status in (502, 503)
         said = await _until_ready_is(operator, 503)
         assert f"cannot connect to {url}: Connection refused" in said

@@ -87,7 +87,7 @@ async def test_address_in_use_is_refused() -> None:
         address = "{}:{}".format(*taken.getsockname())
         expected = f"cannot listen on {address}: Address already in use"
         assert await _refused(_settings(address)) == expected
-        # What was had before is given back.
+        # The sockets that were opened before are closed.
         assert await _refused(_settings("127.0.0.1:0", address)) == expected
 
 
@@ -198,9 +198,9 @@ async def test_mirror_has_the_policies_of_its_route_and_limits_of_its_own() -> N
         assert (copied.policies, copied.limits) == (own.policies, own.limits)
         upstream = gateway.runtime.upstreams["next"]
         assert copied.upstream is upstream
-        assert len(own.concurrency_limits) == 1  # the gateway's, where copies take no places
+        assert len(own.concurrency_limits) == 1  # the gateway's, where copies take no slots
         assert copied.concurrency_limits == (upstream.concurrency_limit,)
-        # What all copies share is not what all clients share.
+        # Copies share a budget of their own.
         assert copied.scheduler is second.mirror.route.scheduler
         assert copied.scheduler is not own.scheduler
         assert copied.held is second.mirror.route.held
@@ -238,11 +238,11 @@ async def test_example_settings_route_several_models(
         try:
             way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
         except GatewayError as error:
-            told = str(error.kind.value.status)
+            shown = str(error.kind.value.status)
         else:
             upstream = way.choice.take().upstream.name
-            told = upstream if way.target == target else f"{upstream} {way.target}"
-    assert told == found
+            shown = upstream if way.target == target else f"{upstream} {way.target}"
+    assert shown == found
 
 
 async def test_limits_of_the_settings_apply() -> None:
@@ -324,7 +324,7 @@ async def test_gateway_serves_connections_accepted_elsewhere() -> None:
                 gateway.take(listening.accept()[0])
                 await until(lambda: len(closed) == 2)
                 async with connect("http://{}:{}".format(*listening.getsockname())) as client:
-                    gateway.take(listening.accept()[0])  # and leave at once
+                    gateway.take(listening.accept()[0])  # and close at once
         assert len(closed) == 3
 
 
@@ -350,7 +350,7 @@ async def test_gateway_speaks_tls_on_connections_accepted_elsewhere(tmp_path: Pa
             async with Gateway(settings, lambda: closed.append(None)) as gateway:
                 with socket.create_connection(address):
                     gateway.take(listening.accept()[0])
-                await until(lambda: len(closed) == 1)  # it left without a handshake
+                await until(lambda: len(closed) == 1)  # it closed without a handshake
                 client = asyncio.create_task(_status("https://{}:{}".format(*address)))
                 gateway.take(await asyncio.to_thread(lambda: listening.accept()[0]))
                 assert await client == 503

@@ -1,4 +1,4 @@
-"""A gateway that goes on with other settings, while clients are connected."""
+"""Reloads of a gateway while clients are connected: calls, upstreams, limits."""
 
 import asyncio
 import gc
@@ -30,7 +30,7 @@ from tests.support.servers.scripted_server import (
 
 
 class _Streaming:
-    """The script of a server whose answer goes on when it may."""
+    """The script of a server that finishes its response once ``go_on`` is set."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
@@ -56,7 +56,7 @@ async def test_next_request_on_a_connection_uses_the_new_settings() -> None:
         async with connect(url) as client:
             for server, name in ((one, b"one"), (two, b"two"), (one, b"one")):
                 await gateway.reload(settings_for(server.url))
-                for _ in range(3):  # from the second one on, without a task
+                for _ in range(3):  # on the fast path from the second one on
                     assert (await client.call("GET", "/v2/x")).body == name
         assert len(two.requests) == 3
 
@@ -80,10 +80,10 @@ async def test_unchanged_upstream_keeps_its_connections_and_metadata() -> None:
         async with connect(url) as client:
             assert (await client.ask(infer_raw(bytes(8)))).status == 200
             upstream = gateway.runtime.upstreams["u"]
-            told = await gateway.reload(
+            changes = await gateway.reload(
                 settings_for(server.url, routes=[{"upstream": "u", "nonfinite": "null"}])
             )
-            assert told == "routes changed"
+            assert changes == "routes changed"
             assert gateway.runtime.upstreams["u"] is upstream
             assert (await client.ask(infer_raw(bytes(8)))).status == 200
         assert len(server.connections) == 1
@@ -111,7 +111,7 @@ async def test_changed_upstream_keeps_the_health_of_its_endpoints() -> None:
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["probes are added", "all are replaced"])
 async def test_gateway_stays_ready_through_a_reload(replaced: bool) -> None:
-    held = GatedResponse(b"held")
+    gated = GatedResponse(b"gated")
     ready = request("GET", "/v2/health/ready")
 
     def settings(server: ScriptedServer, health: dict[str, Any] | None) -> Settings:
@@ -119,18 +119,18 @@ async def test_gateway_stays_ready_through_a_reload(replaced: bool) -> None:
         return settings_for(upstreams={"u": upstream})
 
     async with (
-        ScriptedServer(held) as new,
+        ScriptedServer(gated) as new,
         server_named("old") as old,
         running_gateway(settings(old, {}) if replaced else settings(new, None)) as (gateway, url),
         connect(url) as client,
     ):
-        held.may_respond.set()
+        gated.may_respond.set()
         assert (await client.ask(ready)).status == 200
-        held.may_respond.clear()
+        gated.may_respond.clear()
         await gateway.reload(settings(new, {}))
         await client.send(ready)
         await until(lambda: len(new.requests) == (1 if replaced else 2))
-        held.may_respond.set()
+        gated.may_respond.set()
         assert (await client.read_response()).status == 200
 
 
@@ -144,7 +144,7 @@ async def test_changed_upstream_keeps_the_addresses_of_its_names(
     async with (
         server_named("one") as one,
         AsyncExitStack() as stack,
-    ):  # nothing listens at the other
+    ):  # nothing listens at the other address
 
         def settings(reserve: int) -> Settings:
             server = {
@@ -170,7 +170,7 @@ async def test_changed_upstream_keeps_the_addresses_of_its_names(
         assert [member.ejection for member in pool.members] == before
         for _ in range(4):
             assert (await client.call("GET", "/v2/x")).body == b"one"
-        # It is the new ones that are looked up from now on.
+        # The new upstream refreshes its names from now on.
         names.answers["tritons"] = ["127.0.0.1"]
         names.ready.set()
         await until(lambda: len(pool.endpoints) == 1)
@@ -205,9 +205,9 @@ async def test_response_that_has_begun_is_finished_by_the_old_server() -> None:
 
 @pytest.mark.parametrize("warm", [False, True], ids=["task", "straight"])
 async def test_waiting_call_is_answered_by_the_old_server(warm: bool) -> None:
-    held = GatedResponse(b"held")
+    gated = GatedResponse(b"gated")
     async with (
-        ScriptedServer(held) as old,
+        ScriptedServer(gated) as old,
         server_named("new") as new,
         running_gateway(settings_for(old.url)) as (
             gateway,
@@ -217,23 +217,23 @@ async def test_waiting_call_is_answered_by_the_old_server(warm: bool) -> None:
         runtime = gateway.runtime
         async with connect(url) as client:
             if warm:
-                held.may_respond.set()
+                gated.may_respond.set()
                 await client.call("GET", "/v2/x")
-                held.may_respond.clear()
+                gated.may_respond.clear()
             await client.send(request("GET", "/v2/x"))
             await until(lambda: len(old.requests) == 1 + warm)
             assert bool(runtime.fast_path.in_flight) is warm
             await gateway.reload(settings_for(new.url))
             assert runtime.in_use
-            held.may_respond.set()
-            assert (await client.read_response()).body == b"held"
+            gated.may_respond.set()
+            assert (await client.read_response()).body == b"gated"
             await until(lambda: not runtime.in_use)
             assert (await client.call("GET", "/v2/x")).body == b"new"
 
 
 @pytest.mark.parametrize("of_upstream", [False, True])
 async def test_running_calls_keep_their_slots(of_upstream: bool) -> None:
-    held = GatedResponse(b"held")
+    gated = GatedResponse(b"gated")
 
     def settings(requests: int, other: int, **more: Any) -> Settings:
         places = {"max_requests": requests, "max_queue": 1, "queue_timeout": 30}
@@ -244,7 +244,7 @@ async def test_running_calls_keep_their_slots(of_upstream: bool) -> None:
         limits = {"metadata_ttl": other}
         return settings_for(upstreams={"u": server}, concurrency=places, limits=limits, **more)
 
-    async with ScriptedServer(held) as server, AsyncExitStack() as stack:
+    async with ScriptedServer(gated) as server, AsyncExitStack() as stack:
         server_url = server.url
         gateway, url = await stack.enter_async_context(running_gateway(settings(2, 1)))
         clients = [await stack.enter_async_context(connect(url)) for _ in range(4)]
@@ -266,7 +266,7 @@ async def test_running_calls_keep_their_slots(of_upstream: bool) -> None:
         await clients[2].send(request("GET", "/v2/x"))
         await until(lambda: places() == (2, 1))
         assert (await clients[3].call("GET", "/v2/x")).status == 503
-        with pytest.raises(ListenError):  # which leaves all as it was
+        with pytest.raises(ListenError):  # which changes nothing
             await gateway.reload(settings(3, 4, listen=server_url.removeprefix("http://")))
         assert places() == (2, 1)
         await gateway.reload(settings(3, 4))
@@ -274,32 +274,32 @@ async def test_running_calls_keep_their_slots(of_upstream: bool) -> None:
         await gateway.reload(settings(1, 4))
         await clients[3].send(request("GET", "/v2/x"))
         await until(lambda: places() == (3, 1))
-        held.may_respond.set()
-        assert [(await client.read_response()).body for client in clients] == [b"held"] * 4
+        gated.may_respond.set()
+        assert [(await client.read_response()).body for client in clients] == [b"gated"] * 4
         await until(lambda: places() == (0, 0))
 
 
 async def test_running_call_keeps_its_timeouts() -> None:
-    held = GatedResponse(b"held")
+    gated = GatedResponse(b"gated")
     limits = {"request_timeout": 1}
     async with (
-        ScriptedServer(held) as old,
+        ScriptedServer(gated) as old,
         running_gateway(settings_for(old.url, limits=limits)) as (
             gateway,
             url,
         ),
         connect(url) as client,
     ):
-        held.may_respond.set()
+        gated.may_respond.set()
         await client.call("GET", "/v2/x")
-        held.may_respond.clear()
+        gated.may_respond.clear()
         await client.send(request("GET", "/v2/x"))
         await until(lambda: gateway.runtime.fast_path.in_flight)
         assert await gateway.reload(settings_for(old.url)) == "limits changed"
         reply = await client.read_response()
         assert reply.status == 504
         assert "not done in 1 s" in reply.error
-        held.may_respond.set()
+        gated.may_respond.set()
 
 
 async def test_drain_cuts_calls_on_old_and_new_runtimes() -> None:
@@ -411,7 +411,7 @@ def _auto(url: str, **more: Any) -> Settings:
 
 
 async def test_detected_dialects_are_kept() -> None:
-    """Of an upstream that stays, which is not asked again; and of endpoints of one that changed."""
+    """An unchanged upstream is not asked again; a changed one keeps what its endpoints showed."""
     itself = b'{"name": "mlserver", "version": "1.7.1", "extensions": []}'
 
     async def script(connection: Connection) -> None:
@@ -438,7 +438,7 @@ async def test_detected_dialects_are_kept() -> None:
         assert dialect_state is not first
         assert dialect_state.dialect == first.dialect
         await until(lambda: asked() == 2)
-        # What the settings say is not asked for.
+        # A declared dialect is not detected.
         await gateway.reload(_auto(server.url, dialect="kserve"))
         assert gateway.runtime.upstreams["u"].dialect.name == "kserve"
         assert asked() == 2

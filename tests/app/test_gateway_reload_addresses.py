@@ -70,7 +70,7 @@ async def test_client_in_the_queue_of_a_swapped_address_is_served() -> None:
     async with running_gateway(settings_for(listen=first, admin=second)) as (gateway, _):
         kept, admin = gateway._bound
         waiting = admin.sockets[0].dup()
-        gateway._admin.close_sockets(admin.sockets)  # so that nobody accepts meanwhile
+        gateway._admin.close_sockets(admin.sockets)  # so that no connection is accepted meanwhile
         gateway._bound = (kept, replace(admin, sockets=(waiting,)))
         with waiting, socket.create_connection((host, int(port))) as client:
             client.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
@@ -83,7 +83,7 @@ async def test_client_in_the_queue_of_a_swapped_address_is_served() -> None:
 
 
 async def test_client_in_the_queue_of_a_removed_address_is_served() -> None:
-    """A client counts as connected before anybody has accepted it."""
+    """A client is connected before its connection is accepted."""
     first, second = free_address(), free_address()
     async with (
         server_named("x") as server,
@@ -145,7 +145,7 @@ async def test_error_while_building_changes_nothing(
 
     async with server_named("one") as one, running_gateway(settings_for(one.url)) as (gateway, url):
         free = free_address()
-        monkeypatch.setattr("gateway.app.gateway.build_router", fail)
+        monkeypatch.setattr("gateway.app.gateway.build_routes", fail)
         with pytest.raises(RuntimeError):
             await gateway.reload(settings_for(listen=free))
         with pytest.raises(ConnectionRefusedError):
@@ -183,7 +183,7 @@ async def test_unchanged_tls_is_not_loaded_again(tmp_path: Path) -> None:
     os.chmod(key, 0o600)
     settings = settings_for(listen=free_address(), tls={"certificate": certificate, "key": key})
     async with running_gateway(settings) as (gateway, url):
-        os.unlink(key)  # which is found by who renews it
+        os.unlink(key)  # which only the file watch notices
         assert await gateway.reload(settings) == "nothing has changed"
         async with connect(url) as client:
             assert (await client.call("GET", "/v2/x")).status == 503

@@ -7,7 +7,7 @@ from gateway.system.memory import has_malloc_trim
 
 MIB = 2**20
 
-# In a process of its own, as what it does holds for all of it.
+# In a process of its own, as malloc_trim concerns the whole process.
 PROGRAM = """
 import asyncio, time
 from gateway.app import malloc_trim
@@ -38,7 +38,7 @@ asyncio.run(main())
 @pytest.mark.skipif(not has_malloc_trim(), reason="the C library gives nothing back")
 def test_freed_memory_goes_back_below_memory_in_use() -> None:
     program = PROGRAM.format(spare=64 * MIB)
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    freed, kept = map(int, said.stdout.split())
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    freed, kept = map(int, output.stdout.split())
     assert freed > 128 * MIB
     assert kept < 64 * MIB

@@ -1,4 +1,4 @@
-"""Settings that are read anew: when, and what becomes of those that cannot be used."""
+"""Reloads of a single process: when they happen, and what comes of invalid settings."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ NOWHERE = "http://127.0.0.1:1"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A settings file that is yet to be written."""
+    """The path of a settings file, not written yet."""
     return tmp_path / "gateway.yaml"
 
 
@@ -34,13 +34,13 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text)
 
 
-def _written(file: Path, url: str, more: str = "") -> None:
+def _write_settings(file: Path, url: str, more: str = "") -> None:
     upstreams = f"{{u: {{endpoints: [{url}], dialect: triton}}}}"
     _write(file, f"listen: 127.0.0.1:0\noffload: never\nupstreams: {upstreams}\n{more}")
 
 
 @asynccontextmanager
-async def _from(file: Path) -> AsyncIterator[tuple[Gateway, Reloader, list[str]]]:
+async def _reloading(file: Path) -> AsyncIterator[tuple[Gateway, Reloader, list[str]]]:
     source = SettingsSource(file, {})
     levels: list[str] = []
     revision = Revision(0.0, str(file))
@@ -53,21 +53,21 @@ async def _from(file: Path) -> AsyncIterator[tuple[Gateway, Reloader, list[str]]
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at files often."""
+def frequent_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Poll files often."""
     monkeypatch.setattr(reload, "POLL_INTERVAL", 0.01)
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("frequent_polls")
 async def test_changed_file_is_applied(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tensorgate")
-    _written(file, NOWHERE)
+    _write_settings(file, NOWHERE)
     async with (
         ScriptedServer(always_respond(http_response(b"new"))) as server,
-        _from(file) as (gateway, _, levels),
+        _reloading(file) as (gateway, _, levels),
     ):
         async with connect(gateway.addresses[0]) as client:
-            _written(file, server.url, "log: {level: error}\n")
+            _write_settings(file, server.url, "log: {level: error}\n")
             await until(lambda: gateway.revision.number == 2)
             assert (await client.call("GET", "/v2/x")).body == b"new"
         assert gateway.revision.reloads == 1
@@ -76,39 +76,39 @@ async def test_changed_file_is_applied(file: Path, caplog: pytest.LogCaptureFixt
         assert f"settings reloaded from {file}: upstreams ~u, log changed" in caplog.messages
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("frequent_polls")
 async def test_invalid_file_is_logged_once_and_changes_nothing(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ScriptedServer(always_respond(http_response(b"x"))) as server:
-        _written(file, server.url)
-        async with _from(file) as (gateway, reloader, levels):
+        _write_settings(file, server.url)
+        async with _reloading(file) as (gateway, reloader, levels):
             broken = "upstreams: {u: {endpoints: []}}\nlisten: 1\n"
             _write(file, broken)
             await until(lambda: gateway.revision.failures == 1)
-            _write(file, f"{broken}# the same fault, in another file\n")
+            _write(file, f"{broken}# the same error, in another file\n")
             await until(lambda: gateway.revision.failures == 2)
             why = f"{file}:1: upstreams.u.endpoints: expected at least one, got none (2 problems)"
-            told = f"settings not reloaded: {why}; going on with those from before"
-            assert caplog.messages == [told]
+            message = f"settings not reloaded: {why}; going on with those from before"
+            assert caplog.messages == [message]
             assert gateway.revision.last_failure == why
             assert gateway.revision.number == 1
             async with connect(gateway.addresses[0]) as client:
                 assert (await client.call("GET", "/v2/x")).body == b"x"
-            reloader.request_reload()  # who asks is told
+            reloader.request_reload()  # a request is always answered in the log
             await until(lambda: len(caplog.messages) == 2)
             assert levels == []
-            _written(file, server.url)
+            _write_settings(file, server.url)
             await until(lambda: gateway.revision.number == 2)
             assert gateway.revision.last_failure is None
             assert gateway.revision.failures == 3
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("frequent_polls")
 async def test_settings_apply_once_a_named_file_exists(file: Path, tmp_path: Path) -> None:
     ca = tmp_path / "late.pem"
-    _written(file, NOWHERE)
-    async with _from(file) as (gateway, _, _):
+    _write_settings(file, NOWHERE)
+    async with _reloading(file) as (gateway, _, _):
         tls = f"endpoints: ['https://127.0.0.1:1'], tls: {{ca: {ca}}}"
         _write(file, f"upstreams: {{u: {{{tls}}}}}\nlisten: 127.0.0.1:0\n")
         await until(lambda: gateway.revision.failures == 1)
@@ -120,8 +120,8 @@ async def test_settings_apply_once_a_named_file_exists(file: Path, tmp_path: Pat
 async def test_requests_during_a_reload_lead_to_one_more(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _written(file, NOWHERE)
-    async with _from(file) as (gateway, reloader, _):
+    _write_settings(file, NOWHERE)
+    async with _reloading(file) as (gateway, reloader, _):
         begun, go_on = asyncio.Event(), asyncio.Event()
         calls = []
         reload_ = gateway.reload
@@ -145,12 +145,12 @@ async def test_requests_during_a_reload_lead_to_one_more(
         assert len(calls) == 2
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("frequent_polls")
 async def test_unexpected_error_does_not_end_reloads(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _written(file, NOWHERE)
-    async with _from(file) as (gateway, reloader, _):
+    _write_settings(file, NOWHERE)
+    async with _reloading(file) as (gateway, reloader, _):
         with monkeypatch.context() as patch:
 
             async def fail(_: Settings) -> str:
@@ -164,26 +164,26 @@ async def test_unexpected_error_does_not_end_reloads(
         await until(lambda: gateway.revision.number == 2)
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.usefixtures("frequent_polls")
 async def test_file_is_not_watched_if_the_settings_say_so(file: Path) -> None:
-    _written(file, NOWHERE, "watch: false\n")
-    async with _from(file) as (gateway, reloader, _):
-        _written(file, NOWHERE, "limits: {drain_timeout: 1}\n")
+    _write_settings(file, NOWHERE, "watch: false\n")
+    async with _reloading(file) as (gateway, reloader, _):
+        _write_settings(file, NOWHERE, "limits: {drain_timeout: 1}\n")
         await asyncio.sleep(0.1)
         assert gateway.revision.number == 1
         reloader.request_reload()
         await until(lambda: gateway.revision.number == 2)
         assert gateway.settings.limits.drain_timeout == 1
-        _written(file, NOWHERE)  # it is watched from now on
+        _write_settings(file, NOWHERE)  # it is watched from now on
         await until(lambda: gateway.revision.number == 3)
 
 
 async def test_worker_count_changes_at_the_next_start(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _written(file, NOWHERE)
-    async with _from(file) as (gateway, reloader, _):
-        _written(file, NOWHERE, "workers: 3\nlimits: {drain_timeout: 1}\n")
+    _write_settings(file, NOWHERE)
+    async with _reloading(file) as (gateway, reloader, _):
+        _write_settings(file, NOWHERE, "workers: 3\nlimits: {drain_timeout: 1}\n")
         reloader.request_reload()
         await until(lambda: gateway.revision.number == 2)
         assert caplog.messages == ["workers: 3 takes effect at the next start; until then, 1"]

@@ -241,7 +241,7 @@ async def test_new_worker_starts_with_the_newest_certificate(
         _change(reloads, lambda: certificate_files(tmp_path, authority().issue_cert("127.0.0.1")))
         if unusable_later:
             _change(reloads, lambda: (tmp_path / "certificate.pem").write_text("none"))
-        async with _new_worker_client(reloads) as client:  # who would not trust the old one
+        async with _new_worker_client(reloads) as client:  # which does not trust the old one
             assert (await client.call("GET", "/v2/health/live")).status == 200
 
 

@@ -303,10 +303,10 @@ def _double(value: float) -> float:
         raise RefusedError("too large for a double") from None
 
 
-# ---------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------------------- responses
 
 
-def convert_answer(
+def convert_response(
     body: bytes,
     header_size: int,
     nonfinite: str,
@@ -448,7 +448,7 @@ def _say_empty(entry: Fields, is_binary: bool) -> None:
         del entry["parameters"]
 
 
-def answer_in_binary(body: bytes, binary: frozenset[str]) -> tuple[Fields, bytes]:
+def response_in_binary(body: bytes, binary: frozenset[str]) -> tuple[Fields, bytes]:
     """Convert the named outputs of a JSON response to binary form; raises RefusedError."""
     fields, _ = _parse(body)
     tail = b""

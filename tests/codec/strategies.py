@@ -392,7 +392,7 @@ def array_body(rng: random.Random) -> bytes:
     return b'{"inputs":[' + rng.choice(others) + b"{" + b",".join(keys) + b"}]}"
 
 
-# ---------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------------------- responses
 
 
 @dataclass(frozen=True)
@@ -404,7 +404,7 @@ class Output:
     data: bytes
 
 
-def answer_body(outputs: list[Output], fields: Fields | None = None) -> tuple[bytes, int]:
+def response_body(outputs: list[Output], fields: Fields | None = None) -> tuple[bytes, int]:
     """Return a binary response and the size of its header."""
     shown = {"model_name": "m", "outputs": [output.shown for output in outputs]}
     header = json.dumps(shown if fields is None else shown | fields).encode()
@@ -442,7 +442,7 @@ def outputs(draw: st.DrawFn, name: str) -> Output:
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> tuple[bytes, int]:
+def responses(draw: st.DrawFn) -> tuple[bytes, int]:
     """Generate the body of a binary response, and the size of its header."""
     names = draw(st.lists(st.sampled_from(["y", "z", 'q"', "é"]), unique=True, max_size=3))
     made = [draw(outputs(name)) for name in names]

@@ -182,11 +182,11 @@ def convert(form: str, datatype: str, body: bytes) -> None:
     with suppress(GatewayError):
         for start in range(0, len(body), PIECE):
             codec.feed(body[start : start + PIECE])
-            while codec.work():
+            while codec.step():
                 pass
         if not isinstance(codec, MixedResponseConverter):
             codec.feed(b"", last=True)
-        while codec.work():
+        while codec.step():
             pass
         if isinstance(codec, PredictRequestConverter):
             codec.finish("")

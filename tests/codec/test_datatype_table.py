@@ -20,12 +20,12 @@ from gateway.protocol.raw_binary import make_raw_binary_preamble
 from gateway.protocol.request_header import parse_request_header, read_inputs
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec.reference_v1 import Declared
-from tests.codec.strategies import answer_body, output
+from tests.codec.strategies import output, response_body
 from tests.codec.strategies_v1 import model
-from tests.codec.v1 import test_request
+from tests.codec.v1 import predict_requests
 from tests.codec.v1 import test_response as test_v1_response
 from tests.codec.v2 import test_response
-from tests.codec.v2.test_binary_response import Brought, brought
+from tests.codec.v2.test_binary_response import Converted, convert_response
 from tests.codec.v2.test_response import Failed
 
 NEW = [
@@ -110,16 +110,16 @@ def test_v1_accepts_a_new_datatype(new: Datatype) -> None:
         {"instances": [{"x": value} for value in VALUES]},
         {"inputs": VALUES},
     ):
-        request = test_request.convert([json.dumps(fields).encode()], declared)
+        request = predict_requests.convert([json.dumps(fields).encode()], declared)
         assert b"".join(request.tensors) == packed(new)
-    error = test_request.refusal({"instances": [1, 10**9]}, declared)
+    error = predict_requests.refusal({"instances": [1, 10**9]}, declared)
     assert error.message.endswith(f"(1000000000) does not fit {new.name}")
-    error = test_request.refusal({"instances": [1, {"b64": "AA=="}]}, declared)
+    error = predict_requests.refusal({"instances": [1, {"b64": "AA=="}]}, declared)
     assert error.kind is ErrorKind.BAD_REQUEST
 
 
 def test_responses_of_a_new_datatype_are_converted(new: Datatype) -> None:
-    body, size = answer_body([output("y", new.name, [3], packed(new))])
+    body, size = response_body([output("y", new.name, [3], packed(new))])
     text = test_response.as_json([body], size)
     assert isinstance(text, bytes)
     assert json.loads(text)["outputs"][0]["data"] == VALUES
@@ -127,11 +127,11 @@ def test_responses_of_a_new_datatype_are_converted(new: Datatype) -> None:
     predicted = test_v1_response.convert([body], size, V1ResponseLayout(V1Format.ROWS))
     assert json.loads(predicted) == {"predictions": VALUES}
     in_json = {"outputs": [{"name": "y", "datatype": new.name, "shape": [3], "data": VALUES}]}
-    found = brought([json.dumps(in_json).encode()])
-    assert isinstance(found, Brought)
+    found = convert_response([json.dumps(in_json).encode()])
+    assert isinstance(found, Converted)
     assert found.tensors == packed(new)
     in_json["outputs"][0]["data"] = [1, "a", 10**9]
-    failed = brought([json.dumps(in_json).encode()])
+    failed = convert_response([json.dumps(in_json).encode()])
     assert isinstance(failed, Failed)
     assert failed.kind is ErrorKind.BAD_RESPONSE
 

@@ -48,10 +48,10 @@ def pieces(coding: str, *chunks: bytes, max_ratio: int = MOST) -> Iterator[bytes
     inflater = Decompressor(coding, max_ratio)
     for number, chunk in enumerate((*chunks, b"")):
         inflater.feed(chunk, last=number == len(chunks))
-        while (piece := inflater.work()) is not None:
+        while (piece := inflater.step()) is not None:
             assert len(piece) <= CONVERT_CHUNK
             yield piece
-    assert not inflater.held
+    assert not inflater.buffered_bytes
     assert inflater.consumed == sum(map(len, chunks))
 
 
@@ -256,7 +256,7 @@ def test_bomb_is_refused_early() -> None:
     inflater = Decompressor("gzip", MOST)
     inflater.feed(BOMB, last=True)
     with pytest.raises(GatewayError) as caught:
-        sum(map(len, iter(inflater.work, None)))
+        sum(map(len, iter(inflater.step, None)))
     assert caught.value.kind is ErrorKind.TOO_LARGE
     assert FREE_OUTPUT_BYTES < inflater.produced <= FREE_OUTPUT_BYTES + CONVERT_CHUNK
 
@@ -264,26 +264,26 @@ def test_bomb_is_refused_early() -> None:
 def test_bomb_never_buffers_more_than_a_piece() -> None:
     inflater = Decompressor("gzip", 10_000)
     inflater.feed(BOMB, last=True)
-    while (piece := inflater.work()) is not None:
+    while (piece := inflater.step()) is not None:
         assert len(piece) <= CONVERT_CHUNK
-        assert inflater.held <= len(BOMB) + STATE
+        assert inflater.buffered_bytes <= len(BOMB) + STATE
     assert inflater.produced == 64 * FREE_OUTPUT_BYTES
 
 
 def test_buffered_bytes_count_pending_input_and_zlib_state() -> None:
     body = gzip.compress(NOISE)
     inflater = Decompressor("gzip", MOST)
-    assert inflater.held == 0
+    assert inflater.buffered_bytes == 0
     inflater.feed(body[:WINDOW])
-    assert inflater.held == WINDOW
-    while inflater.work() is not None:
+    assert inflater.buffered_bytes == WINDOW
+    while inflater.step() is not None:
         pass
-    assert inflater.held == STATE
+    assert inflater.buffered_bytes == STATE
     inflater.feed(body[WINDOW:], last=True)
-    assert inflater.held == STATE + len(body) - WINDOW
-    while inflater.work() is not None:
+    assert inflater.buffered_bytes == STATE + len(body) - WINDOW
+    while inflater.step() is not None:
         pass
-    assert inflater.held == 0
+    assert inflater.buffered_bytes == 0
 
 
 def test_one_window_is_decompressed_at_a_time() -> None:
@@ -291,7 +291,7 @@ def test_one_window_is_decompressed_at_a_time() -> None:
     inflater = Decompressor("gzip", MOST)
     inflater.feed(body, last=True)
     seen = 0
-    while inflater.work() is not None:
+    while inflater.step() is not None:
         assert inflater.consumed - seen <= WINDOW + 2
         seen = inflater.consumed
     assert seen == len(body)
@@ -304,7 +304,7 @@ def _calls(coding: str, body: bytes) -> int:
     """Count the steps for a whole body; raises GatewayError."""
     inflater = Decompressor(coding, 2000)
     inflater.feed(body, last=True)
-    return sum(1 for _ in iter(inflater.work, None))
+    return sum(1 for _ in iter(inflater.step, None))
 
 
 def test_tiny_members_are_capped_per_step() -> None:
@@ -312,7 +312,7 @@ def test_tiny_members_are_capped_per_step() -> None:
     inflater = Decompressor("gzip", MOST)
     inflater.feed(EMPTY * FREE_MEMBERS, last=True)
     seen = 0
-    while inflater.work() is not None:
+    while inflater.step() is not None:
         assert inflater.consumed - seen <= MAX_MEMBERS_PER_STEP * len(EMPTY)
         seen = inflater.consumed
     assert seen == FREE_MEMBERS * len(EMPTY)
@@ -343,7 +343,7 @@ def test_too_many_tiny_members_are_refused(text: bytes) -> None:
 def test_millions_of_empty_members_are_refused_early() -> None:
     inflater = Decompressor("gzip", MOST)
     inflater.feed(EMPTY * 2_000_000, last=True)
-    pieces = iter(inflater.work, None)
+    pieces = iter(inflater.step, None)
     with pytest.raises(GatewayError, match="too many tiny members"):
         list(islice(pieces, 1 + FREE_MEMBERS // MAX_MEMBERS_PER_STEP))
     assert inflater.consumed < 2 * FREE_MEMBERS * len(EMPTY)
@@ -397,6 +397,6 @@ def test_endless_gzip_header_is_not_buffered(kind: str) -> None:
     inflater.feed(EMPTY[:3] + flag + EMPTY[4:10])
     for _ in range(100):
         inflater.feed(b"x" * WINDOW)
-        while inflater.work() is not None:
+        while inflater.step() is not None:
             pass
-        assert inflater.held <= STATE + WINDOW
+        assert inflater.buffered_bytes <= STATE + WINDOW

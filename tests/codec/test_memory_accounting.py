@@ -38,7 +38,7 @@ MAX_OVERREPORTED = 2.0
 
 class Codec(Protocol):
     @property
-    def held(self) -> int: ...
+    def buffered_bytes(self) -> int: ...
 
     def feed(self, data: bytes) -> object: ...
 
@@ -137,14 +137,14 @@ def measure(make: Callable[[], Codec], pieces: list[bytes], ends: bool) -> tuple
             codec.feed(b"", last=True)
             run_steps(codec)
         gc.collect()
-        return codec.held, tracemalloc.get_traced_memory()[0]
+        return codec.buffered_bytes, tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
 
 
 def run_steps(codec: Codec) -> None:
     if isinstance(codec, JsonMessageReader | PredictRequestConverter | MixedResponseConverter):
-        while codec.work():
+        while codec.step():
             pass
 
 
@@ -166,7 +166,7 @@ def test_infer_request_reports_its_memory(kind: str) -> None:
 def test_endless_header_is_counted() -> None:
     codec = InferRequestConverter(CAP, 64)
     codec.feed(b'{"id":"' + b"a" * 1_000_000)
-    assert 1_000_000 < codec.held < 1_200_000
+    assert 1_000_000 < codec.buffered_bytes < 1_200_000
 
 
 ANSWERS = {
@@ -290,19 +290,19 @@ def test_reading_buffered_bytes_does_not_visit_each_tensor() -> None:
         codec = InferRequestConverter(CAP, 64)
         codec.feed(message(b"inputs", [entry("x", "FP32", [1], b"[1.5]")] * count))
         run_steps(codec)
-        return count_calls(lambda: codec.held)
+        return count_calls(lambda: codec.buffered_bytes)
 
     def predict(count: int) -> int:
         codec = PredictRequestConverter(
             model({f"x{i}": ("FP32", [-1]) for i in range(count)}), CAP, 64
         )
-        return count_calls(lambda: codec.held)
+        return count_calls(lambda: codec.buffered_bytes)
 
     def rows(count: int) -> int:
         body, size = binary_answer(count, 40)
         codec = PredictResponseConverter(size, V1ResponseLayout(V1Format.ROWS), JsonPolicies(), CAP)
         codec.feed(body)
-        return count_calls(lambda: codec.held)
+        return count_calls(lambda: codec.buffered_bytes)
 
     for calls in (infer, predict, rows):
         assert calls(900) == calls(3)

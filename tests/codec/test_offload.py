@@ -20,7 +20,7 @@ from gateway.codec.v2.response import JsonResponseConverter
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import strategies
-from tests.codec.strategies import answer_body, output
+from tests.codec.strategies import output, response_body
 
 HEADER_CAP = 1 << 20
 DEPTH_CAP = 12
@@ -75,7 +75,7 @@ def convert_request(pieces: list[bytes], offloader: _RandomOffloader | None) -> 
             codec.feed(piece)
         codec.feed(b"", last=True)
         while True:
-            while codec.work():
+            while codec.step():
                 pass
             if codec.future is None:
                 break
@@ -144,9 +144,9 @@ def test_offloading_does_not_change_an_error(window: int, body: bytes, seed: int
 
 
 @strategies.LAW
-@given(strategies.answers(), strategies.SEEDS)
-def test_offloading_does_not_change_a_response(answer: tuple[bytes, int], seed: int) -> None:
-    body, size = answer
+@given(strategies.responses(), strategies.SEEDS)
+def test_offloading_does_not_change_a_response(response: tuple[bytes, int], seed: int) -> None:
+    body, size = response
     rng = random.Random(seed)
     policies = JsonPolicies(nonfinite=rng.choice(list(Nonfinite)))
     expected = write_response([body], size, policies, None)
@@ -182,19 +182,19 @@ def test_offloaded_results_are_collected_as_soon_as_possible() -> None:
         codec.feed(body)
         for _ in range(100):
             codec.feed(b"1234567,1234567,1234567,1234567,1234567,1234567,1234567,1234567,")
-            codec.work()
+            codec.step()
             while codec.future is not None:
                 if not codec.future.done:
                     offloader.run_one()
-                codec.work()
+                codec.step()
     assert offloader.count > 90
 
 
 def test_bytes_elements_are_not_offloaded() -> None:
-    can_be_offloaded = {
+    offloadable = {
         name for name, each in DATATYPES.items() if ConversionJob(True, each).can_be_offloaded
     }
-    assert set(DATATYPES) - can_be_offloaded == {"BYTES", "BOOL"}
+    assert set(DATATYPES) - offloadable == {"BYTES", "BOOL"}
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64", "INT8", "UINT64"])
@@ -227,7 +227,7 @@ async def test_failed_future_is_done_at_once() -> None:
 
 def test_text_that_could_not_be_offloaded_is_written_here() -> None:
     data = np.array([1, np.nan], np.float32).tobytes()
-    body, size = answer_body([output("y", "FP32", [2], data)])
+    body, size = response_body([output("y", "FP32", [2], data)])
     text = write_response(
         [body], size, JsonPolicies(), _RandomOffloader(0, accept_rate=1, failure_rate=0)
     )

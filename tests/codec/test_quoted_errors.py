@@ -38,7 +38,7 @@ def convert_request(pieces: list[bytes]) -> None:
     codec.finish()
 
 
-def convert_answer(pieces: list[bytes]) -> None:
+def convert_response(pieces: list[bytes]) -> None:
     codec = BinaryResponseConverter(OutputEncoding(True, {"text": False}), CAP, 1 << 20)
     for piece in pieces:
         codec.feed(piece)
@@ -51,7 +51,7 @@ def convert_v1(pieces: list[bytes]) -> None:
     codec = PredictRequestConverter(model(declared, False), CAP, DEPTH)
     for piece in [*pieces, None]:
         codec.feed(piece or b"", last=piece is None)
-        while codec.work():
+        while codec.step():
             pass
     codec.finish("")
 
@@ -60,7 +60,7 @@ def convert_v1_of_one(pieces: list[bytes]) -> None:
     codec = PredictRequestConverter(model({"t": ("BYTES", [-1])}, False), CAP, DEPTH)
     for piece in [*pieces, None]:
         codec.feed(piece or b"", last=piece is None)
-        while codec.work():
+        while codec.step():
             pass
     codec.finish("")
 
@@ -122,7 +122,7 @@ TENSORS = [
 ]
 GOOD: dict[Convert, list[dict[str, Any]]] = {
     convert_request: [{"id": "é", "inputs": TENSORS}, {"inputs": TENSORS[:1], "outputs": []}],
-    convert_answer: [{"model_name": "m", "outputs": TENSORS, "id": None}],
+    convert_response: [{"model_name": "m", "outputs": TENSORS, "id": None}],
     convert_v1: [
         {"instances": [{"x": 20, "t": "é"}, {"t": {"b64": "YWE="}, "x": 30}], "parameters": {}},
         {"parameters": {"a": ['"', 1.5]}, "inputs": {"t": STRINGS, "x": NUMBERS}},
@@ -234,10 +234,10 @@ def test_error_quotes_the_text_as_it_was_sent(body: bytes, message: str) -> None
 @pytest.mark.parametrize("body", [ONE % b",", TWO % (b"", b" 5"), TWO % (b' ""', b"")])
 def test_error_quotes_a_servers_text(body: bytes) -> None:
     body = body.replace(b"inputs", b"outputs")
-    error = refusal(convert_answer, body)
+    error = refusal(convert_response, body)
     assert error is not None
     assert error.kind is ErrorKind.BAD_RESPONSE
-    assert error.message.startswith("the server's answer is not valid JSON (")
+    assert error.message.startswith("the server's response is not valid JSON (")
     check_quotes(error.message, body)
 
 

@@ -45,7 +45,7 @@ def request(inputs: list[dict[str, Any]], outputs: int = 0) -> bytes:
 
 def run_steps(codec: JsonMessageReader, text: bytes, last: bool = False) -> None:
     codec.feed(text, last)
-    while codec.work():
+    while codec.step():
         pass
 
 
@@ -82,7 +82,7 @@ def test_more_requested_outputs_than_the_cap_are_refused() -> None:
 def test_inputs_are_counted_while_they_arrive(entry: str) -> None:
     codec = InferRequestConverter(1 << 20, 64, tensor_cap=CAP)
     codec.feed(b'{"inputs":[' + b"},".join([entry.encode()] * CAP) + b"}")
-    while codec.work():
+    while codec.step():
         pass
     # The error does not wait for the end of the array.
     assert refusal(codec.feed, b',{"data":[') == TOO_MANY
@@ -122,7 +122,7 @@ def test_a_request_within_a_larger_cap_is_written_as_json() -> None:
 
 
 def test_more_outputs_than_the_cap_are_a_bad_response() -> None:
-    words = f"the server's answer has more than {MAX_OUTPUTS} outputs"
+    words = f"the server's response has more than {MAX_OUTPUTS} outputs"
     header = json.dumps({"outputs": [BINARY] * (MAX_OUTPUTS + 1)}).encode()
     with pytest.raises(GatewayError) as caught:
         JsonResponseConverter(len(header), JsonPolicies()).feed(header)

@@ -1,4 +1,4 @@
-"""A Dockerfile's stages, and a stand-in for the builder of images."""
+"""Read the stages of a Dockerfile, and run them without a container."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _FROM_THE_ROOT = re.compile(r"(?<![^\s=:])/(?=\w)")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What FROM begins: instructions with their values, in their order."""
+    """One stage: its instructions with their values, in order."""
 
     base: str
     name: str
     steps: tuple[tuple[str, str], ...]
 
     def values(self, instruction: str) -> list[str]:
-        """Give the values of all instructions of a kind."""
+        """Return the values of all instructions of a kind."""
         return [value for kind, value in self.steps if kind == instruction]
 
     def value(self, instruction: str) -> str:
-        """Give the value of the only instruction of a kind."""
+        """Return the value of the only instruction of a kind."""
         (value,) = self.values(instruction)
         return value
 
     def pairs(self, instruction: str) -> dict[str, str]:
-        """Give what ENV or LABEL set."""
+        """Return the pairs that ENV or LABEL set."""
         words = [word for value in self.values(instruction) for word in shlex.split(value)]
         return dict(word.split("=", 1) for word in words)
 
     def command(self, instruction: str) -> list[str]:
-        """Give the words of a command in the form that starts no shell."""
+        """Return the words of a command in exec form."""
         words = json.loads(self.value(instruction)[self.value(instruction).index("[") :])
         assert all(isinstance(word, str) for word in words)
         return list(words)
@@ -63,14 +63,14 @@ def read_stages(file: Path) -> list[Stage]:
 
 
 class Ignored:
-    """What a .dockerignore keeps from the builder; the last rule that fits a path decides."""
+    """The rules of a .dockerignore; the last rule that fits a path decides."""
 
     def __init__(self, file: Path) -> None:
         lines = [line for line in file.read_text().splitlines() if line and line[0] != "#"]
         self._rules = [(_pattern(line.removeprefix("!")), line[0] != "!") for line in lines]
 
     def __contains__(self, path: str) -> bool:
-        """Tell whether a path of the context, or a folder that it is in, is kept back."""
+        """Tell whether a path of the context, or a folder around it, is ignored."""
         folders = [path, *map(str, Path(path).parents)]
         ignored = False
         for pattern, ignores in self._rules:
@@ -85,9 +85,9 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 class Builder:
-    """Does what stages say, with one folder for the root of them all.
+    """Run the steps of stages with one folder as the root of all of them.
 
-    What stages copy from each other must go to the same place then, and is there already.
+    A copy from another stage must go to the same path, where it is already.
     """
 
     def __init__(self, root: Path, context: Path, environ: Mapping[str, str]) -> None:
@@ -98,7 +98,7 @@ class Builder:
         self._folder = root
 
     def build(self, stage: Stage) -> None:
-        """Do a stage's steps; what only describes the image is left out."""
+        """Run a stage's steps, except those that only describe the image."""
         for kind, value in stage.steps:
             if kind == "WORKDIR":
                 self._folder = self._at(value)
@@ -109,7 +109,7 @@ class Builder:
                 self._run(value)
 
     def here(self, text: str) -> str:
-        """Put the folder before each path from the root that a text names."""
+        """Put the folder before each absolute path of a text."""
         return _FROM_THE_ROOT.sub(f"{self._root}/", text)
 
     def _at(self, path: str) -> Path:
@@ -154,7 +154,7 @@ class Builder:
 
 
 def environment(stage: Stage, before: Mapping[str, str]) -> dict[str, str]:
-    """Give what a stage's commands find in the environment, whatever they found ``before`` it."""
+    """Return the environment of a stage's commands; ENV may refer to the one ``before``."""
     return {
         name: string.Template(value).substitute(before)
         for name, value in stage.pairs("ENV").items()

@@ -1,4 +1,4 @@
-"""What stands in deploy/, read as the tools do that it is for."""
+"""Read the files of deploy/ as their tools do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses keys that are given twice, as Kubernetes and Compose do."""
+    """Refuse duplicate keys, as Kubernetes and Compose do."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -29,12 +29,12 @@ def documents(file: Path) -> list[Document]:
     return list(yaml.load_all(file.read_text(), _Loader))
 
 
-def mapped(words: Sequence[str], folders: dict[str, Path]) -> list[str]:
-    """Put folders of this machine in the place of those that a command line names."""
-    return [_mapped(word, folders) for word in words]
+def replace_folders(words: Sequence[str], folders: dict[str, Path]) -> list[str]:
+    """Replace the folders that a command line names by folders of this machine."""
+    return [_replace_folder(word, folders) for word in words]
 
 
-def _mapped(word: str, folders: dict[str, Path]) -> str:
+def _replace_folder(word: str, folders: dict[str, Path]) -> str:
     for folder, here in folders.items():
         if word == folder or word.startswith(f"{folder}/"):
             return f"{here}{word.removeprefix(folder)}"
@@ -42,7 +42,7 @@ def _mapped(word: str, folders: dict[str, Path]) -> str:
 
 
 class Unit:
-    """A unit file of systemd: each key of a section has its values, in their order."""
+    """A unit file of systemd; each key of a section has a list of values."""
 
     def __init__(self, file: Path) -> None:
         self._sections: dict[str, dict[str, list[str]]] = {}
@@ -54,16 +54,16 @@ class Unit:
                 section.setdefault(key, []).append(value)
 
     def values(self, section: str, key: str) -> list[str]:
-        """Give all values of a key."""
+        """Return all values of a key."""
         return self._sections[section].get(key, [])
 
     def value(self, section: str, key: str) -> str:
-        """Give the value of a key that has one."""
+        """Return the only value of a key."""
         (value,) = self.values(section, key)
         return value
 
     def command(self, key: str) -> list[str]:
-        """Give the words of a command line."""
+        """Return the words of a command line."""
         return shlex.split(self.value("Service", key))
 
 

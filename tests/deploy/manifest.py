@@ -1,4 +1,4 @@
-"""What the manifests for Kubernetes hold."""
+"""Read the manifests for Kubernetes."""
 
 from __future__ import annotations
 
@@ -18,86 +18,86 @@ PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What a workload makes its pods of."""
+    """The pod template of a workload."""
 
     workload: Document
 
     @property
     def name(self) -> str:
-        """Give the workload's name."""
+        """Return the workload's name."""
         return str(self.workload["metadata"]["name"])
 
     @property
     def labels(self) -> dict[str, str]:
-        """Give the labels that selectors look for."""
+        """Return the labels that selectors look for."""
         labels: dict[str, str] = self.workload["spec"]["template"]["metadata"]["labels"]
         return labels
 
     @property
     def spec(self) -> Document:
-        """Give what its containers share."""
+        """Return the pod's spec."""
         spec: Document = self.workload["spec"]["template"]["spec"]
         return spec
 
     @property
     def containers(self) -> dict[str, Document]:
-        """Give all containers by name, those that start first in front."""
+        """Return all containers by name, init containers first."""
         listed = [*self.spec.get("initContainers", []), *self.spec["containers"]]
         return {container["name"]: container for container in listed}
 
     @property
     def ports(self) -> dict[str, int]:
-        """Give the ports of all containers by name."""
+        """Return the ports of all containers by name."""
         return {
             port["name"]: port["containerPort"]
             for container in self.containers.values()
             for port in container["ports"]
         }
 
-    def chosen_by(self, selector: dict[str, str]) -> bool:
-        """Tell whether labels choose it."""
+    def is_selected_by(self, selector: dict[str, str]) -> bool:
+        """Tell whether a selector matches the pod."""
         return selector.items() <= self.labels.items()
 
 
 class Manifest:
-    """A file of documents."""
+    """A manifest file with several documents."""
 
     def __init__(self, file: Path) -> None:
         self.documents = documents(file)
         self.pods = [Pod(each) for each in self.documents if each["kind"] in WORKLOADS]
 
     def all(self, kind: str) -> list[Document]:
-        """Give the documents of a kind."""
+        """Return the documents of a kind."""
         return [each for each in self.documents if each["kind"] == kind]
 
     def one(self, kind: str, name: str) -> Document:
-        """Give a document by its kind and name."""
+        """Return a document by its kind and name."""
         (found,) = [each for each in self.all(kind) if each["metadata"]["name"] == name]
         return found
 
     def pod_with(self, container: str) -> Pod:
-        """Give the pod that has a container of this name."""
+        """Return the pod that has a container of this name."""
         (found,) = [pod for pod in self.pods if container in pod.containers]
         return found
 
     @property
     def gateway(self) -> Document:
-        """Give the gateway's container."""
+        """Return the gateway's container."""
         return self.pod_with(GATEWAY).containers[GATEWAY]
 
     @property
     def triton(self) -> Document:
-        """Give Triton's container."""
+        """Return Triton's container."""
         return self.pod_with(TRITON).containers[TRITON]
 
     @property
     def settings_folder(self) -> str:
-        """Give where the gateway's container finds its settings."""
+        """Return the folder of the settings in the gateway's container."""
         (mount,) = self.gateway["volumeMounts"]
         return str(mount["mountPath"])
 
     def settings_text(self) -> dict[str, str]:
-        """Give the files that the gateway's container finds there, by name."""
+        """Return the settings files of the gateway's container, by name."""
         (mount,) = self.gateway["volumeMounts"]
         volumes = self.pod_with(GATEWAY).spec["volumes"]
         (volume,) = [each for each in volumes if each["name"] == mount["name"]]
@@ -105,20 +105,20 @@ class Manifest:
         return data
 
     def write_settings(self, folder: Path) -> Settings:
-        """Write the gateway's settings to a folder; give those that its command names."""
+        """Write the settings files to a folder; return the settings that the command names."""
         for name, text in self.settings_text().items():
             (folder / name).write_text(text)
         return load(folder / Path(self.gateway["args"][-1]).name, {})
 
     def selectors(self) -> Iterator[tuple[Document, dict[str, str]]]:
-        """Give each document that chooses pods, with the labels that it looks for."""
+        """Yield each document that selects pods, with its labels."""
         for document in self.documents:
             for found in _selectors(document):
                 yield document, found
 
 
 def _selectors(value: Any, key: str = "") -> Iterator[dict[str, str]]:
-    """Find what chooses pods, however deep it stands."""
+    """Yield all selectors of pods in a value."""
     if not isinstance(value, dict | list):
         return
     if key == "matchLabels" or (key == "selector" and "matchLabels" not in value):

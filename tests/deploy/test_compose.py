@@ -1,4 +1,4 @@
-"""What deploy/compose.yaml says fits together, and the gateway runs as it says."""
+"""The parts of deploy/compose.yaml fit together, and the gateway runs with them."""
 
 import re
 import subprocess
@@ -12,9 +12,9 @@ from gateway import __version__
 from gateway.demo.server.server import DemoServer
 from gateway.settings.load import load
 from gateway.settings.values.units import parse_duration
-from tests.deploy.at_work import at_work
 from tests.deploy.dockerfile import read_stages
-from tests.deploy.files import DEPLOY, Document, documents, mapped
+from tests.deploy.files import DEPLOY, Document, documents, replace_folders
+from tests.deploy.running import run_gateway
 from tests.support.raw_client import connect
 
 FILE = DEPLOY / "compose.yaml"
@@ -23,7 +23,7 @@ CHECKER = str(Path(sys.executable).with_name("check-jsonschema"))
 
 @pytest.fixture
 def services() -> dict[str, Document]:
-    """What the services are, by name."""
+    """The services, by name."""
     (compose,) = documents(FILE)
     services: dict[str, Document] = compose["services"]
     return services
@@ -34,7 +34,7 @@ def environment(service: Document) -> dict[str, str]:
 
 
 def volume(service: Document) -> tuple[Path, str]:
-    """Give the only volume of the gateway: where it is here, and where in the container."""
+    """Return the gateway's only volume: its folder here, and in the container."""
     (text,) = service["volumes"]
     here, there, mode = text.split(":")
     assert mode == "ro"
@@ -42,13 +42,13 @@ def volume(service: Document) -> tuple[Path, str]:
 
 
 def settings_file(service: Document) -> Path:
-    """Give the settings file that the gateway's command names, as it is here."""
+    """Return the settings file of the gateway's command, on this machine."""
     here, there = volume(service)
-    return Path(mapped(service["command"], {there: here})[-1])
+    return Path(replace_folders(service["command"], {there: here})[-1])
 
 
 def check(file: Path) -> tuple[int, str]:
-    """Hold a file to the schema of the Compose specification."""
+    """Check a file by the schema of the Compose specification."""
     done = subprocess.run(
         [CHECKER, "--builtin-schema", "vendor.compose-spec", str(file)],
         capture_output=True,
@@ -58,18 +58,18 @@ def check(file: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_it_fits_the_schema() -> None:
+def test_the_compose_file_fits_the_schema() -> None:
     assert check(FILE)[0] == 0
 
 
-def test_what_does_not_fit_the_schema(tmp_path: Path) -> None:
+def test_the_schema_check_finds_errors(tmp_path: Path) -> None:
     file = tmp_path / "compose.yaml"
     file.write_text(FILE.read_text().replace("depends_on", "depend_on"))
     status, said = check(file)
     assert (status, "depend_on" in said) == (1, True)
 
 
-def test_only_the_gateway_is_reached_from_outside(services: dict[str, Document]) -> None:
+def test_only_the_gateway_publishes_a_port(services: dict[str, Document]) -> None:
     assert [name for name, service in services.items() if "ports" in service] == ["gateway"]
     assert not any("network_mode" in service for service in services.values())
     (ports,) = services["gateway"]["ports"]
@@ -80,7 +80,7 @@ def test_only_the_gateway_is_reached_from_outside(services: dict[str, Document])
     assert "healthcheck" not in services["gateway"]
 
 
-def test_the_gateway_asks_triton(services: dict[str, Document]) -> None:
+def test_the_gateway_sends_requests_to_triton(services: dict[str, Document]) -> None:
     url = urlsplit(environment(services["gateway"])["TRITON_URL"])
     assert url.hostname == "triton"
     # Its health check asks at the same port.
@@ -90,7 +90,9 @@ def test_the_gateway_asks_triton(services: dict[str, Document]) -> None:
     assert str(url.port) == asked
 
 
-def test_what_the_gateway_waits_for_can_come_about(services: dict[str, Document]) -> None:
+def test_triton_has_the_health_check_that_the_gateway_waits_for(
+    services: dict[str, Document],
+) -> None:
     assert services["gateway"]["depends_on"] == {"triton": {"condition": "service_healthy"}}
     assert "healthcheck" in services["triton"]
 
@@ -100,24 +102,24 @@ def test_images_are_pinned(services: dict[str, Document]) -> None:
     assert re.fullmatch(r"nvcr\.io/nvidia/tritonserver:\d\d\.\d\d-py3", services["triton"]["image"])
 
 
-def test_what_it_builds_from_is_there(services: dict[str, Document]) -> None:
+def test_the_build_context_exists(services: dict[str, Document]) -> None:
     build = services["gateway"]["build"]
     assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
 
 
-def test_where_triton_finds_its_models(services: dict[str, Document]) -> None:
+def test_triton_finds_its_models(services: dict[str, Document]) -> None:
     (models,) = services["triton"]["volumes"]
     assert f"--model-repository={models['target']}" in services["triton"]["command"]
     assert models["source"].startswith("${MODEL_REPOSITORY:?")
 
 
-def test_the_settings_take_each_variable(services: dict[str, Document]) -> None:
+def test_the_settings_use_each_variable(services: dict[str, Document]) -> None:
     text = settings_file(services["gateway"]).read_text()
     for name in environment(services["gateway"]):
         assert f"${{{name}:-" in text
 
 
-def test_what_runs_may_finish(services: dict[str, Document]) -> None:
+def test_running_calls_may_finish(services: dict[str, Document]) -> None:
     gateway, triton = services["gateway"], services["triton"]
     settings = load(settings_file(gateway), environment(gateway))
     assert parse_duration(gateway["stop_grace_period"]) > settings.limits.drain_timeout
@@ -125,14 +127,14 @@ def test_what_runs_may_finish(services: dict[str, Document]) -> None:
     assert parse_duration(triton["stop_grace_period"]) > int(exit_time)
 
 
-def test_nobody_has_more_rights_than_needed(services: dict[str, Document]) -> None:
+def test_containers_have_no_unneeded_rights(services: dict[str, Document]) -> None:
     for service in services.values():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
     assert services["gateway"]["read_only"] is True
 
 
-async def test_the_gateway_serves(services: dict[str, Document]) -> None:
+async def test_the_gateway_serves_with_these_settings(services: dict[str, Document]) -> None:
     gateway = services["gateway"]
     here, there = volume(gateway)
     async with DemoServer() as server:
@@ -141,6 +143,6 @@ async def test_the_gateway_serves(services: dict[str, Document]) -> None:
             "LISTEN": "127.0.0.1:0",
             "TRITON_URL": server.url,
         }
-        arguments = mapped(gateway["command"], {there: here})
-        async with at_work(arguments, **environ) as (_, url), connect(url) as client:
+        arguments = replace_folders(gateway["command"], {there: here})
+        async with run_gateway(arguments, **environ) as (_, url), connect(url) as client:
             assert (await client.call("GET", "/v2/health/ready")).status == 200

@@ -1,4 +1,4 @@
-"""The image that deploy/Dockerfile describes, built and run without what builds and runs images."""
+"""The image of deploy/Dockerfile, built and run without a container runtime."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ import pytest
 from gateway import __version__
 from gateway.demo.server.server import DemoServer
 from tests.deploy.dockerfile import Builder, Ignored, Stage, environment, read_stages
-from tests.deploy.files import DEPLOY, ROOT, mapped
+from tests.deploy.files import DEPLOY, ROOT, replace_folders
 from tests.support.gateway_process import Process, run, running_process
 from tests.support.http_messages import http_response
 from tests.support.raw_client import connect
@@ -49,13 +49,13 @@ sys.addaudithook(refuse)
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An image on this machine: what would be its root is a folder."""
+    """An image whose root is a folder of this machine."""
 
     builder: Builder
     environ: dict[str, str]
 
     def command(self, instruction: str) -> list[str]:
-        """Give a command of the image, its program found as the image finds it."""
+        """Return a command of the image with the path of its program."""
         program, *rest = (self.builder.here(word) for word in IMAGE.command(instruction))
         if instruction == "CMD":
             return [program, *rest]
@@ -65,7 +65,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Build the image; its packages are those that the tests run with, and not fetched."""
+    """Build the image with the packages of the tests, without a download."""
     root = tmp_path_factory.mktemp("image")
     path = {"PATH": f"{BIN}:{os.environ['PATH']}"}
     pip = {
@@ -87,7 +87,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def lint(file: Path) -> list[str]:
-    """Give the codes of what a linter finds."""
+    """Return the codes of the linter's findings."""
     done = subprocess.run(
         [LINTER, "--no-fail", "--format", "json", str(file)],
         capture_output=True,
@@ -97,17 +97,17 @@ def lint(file: Path) -> list[str]:
     return [found["code"] for found in json.loads(done.stdout)]
 
 
-def test_the_linter_finds_nothing() -> None:
+def test_hadolint_finds_nothing() -> None:
     assert lint(FILE) == []
 
 
-def test_the_linter_finds_something_elsewhere(tmp_path: Path) -> None:
+def test_hadolint_finds_errors_elsewhere(tmp_path: Path) -> None:
     file = tmp_path / "Dockerfile"
     file.write_text(FILE.read_text().replace("python:3.13-slim-bookworm", "python:latest"))
     assert lint(file) == ["DL3007"]
 
 
-def test_its_base_is_pinned_and_small_and_one_that_the_project_supports() -> None:
+def test_the_base_image_is_pinned_slim_and_supported() -> None:
     base = IMAGE.base
     found = re.fullmatch(r"python:3\.(\d+)-slim-\w+", base)
     assert found is not None
@@ -115,21 +115,21 @@ def test_its_base_is_pinned_and_small_and_one_that_the_project_supports() -> Non
     assert {stage.base for stage in STAGES[:-1]} == {base.replace("-slim", "")}
 
 
-def test_its_gateway_is_compiled() -> None:
+def test_the_image_has_a_compiled_gateway() -> None:
     (wheel,) = (run for run in STAGES[0].values("RUN") if "pip wheel" in run)
     assert "HATCH_BUILD_HOOKS_ENABLE=1 pip wheel" in wheel
 
 
-def test_nothing_is_run_in_the_last_stage() -> None:
-    """So neither a compiler nor a cache of packages is left in it."""
+def test_the_last_stage_runs_nothing() -> None:
+    """So it has neither a compiler nor a cache of packages."""
     assert IMAGE.values("RUN") == []
 
 
-def test_its_user_is_a_number_and_not_root() -> None:
+def test_the_user_is_a_number_and_not_root() -> None:
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", IMAGE.value("USER"))
 
 
-def test_its_labels_are_those_of_the_project() -> None:
+def test_the_labels_are_those_of_the_project() -> None:
     labels = IMAGE.pairs("LABEL")
     begin = "org.opencontainers.image."
     assert labels[f"{begin}version"] == __version__
@@ -140,11 +140,11 @@ def test_its_labels_are_those_of_the_project() -> None:
 @pytest.mark.parametrize(
     "file", [FILE, ROOT / "docs" / "guide" / "install.md"], ids=lambda file: file.name
 )
-def test_it_is_tagged_with_its_version(file: Path) -> None:
+def test_the_image_is_tagged_with_the_version(file: Path) -> None:
     assert set(re.findall(r"tensorgate:(\d[\d.]*)", file.read_text())) == {__version__}
 
 
-def test_it_listens_where_it_is_reached() -> None:
+def test_the_gateway_listens_at_the_exposed_port() -> None:
     assert IMAGE.value("EXPOSE") == str(PORT)
     assert IMAGE.pairs("ENV")["LISTEN"] == f"0.0.0.0:{PORT}"
 
@@ -163,18 +163,18 @@ def test_it_listens_where_it_is_reached() -> None:
         "key.pem",
     ],
 )
-def test_what_the_builder_does_not_get(path: str) -> None:
+def test_the_build_context_leaves_files_out(path: str) -> None:
     assert path in Ignored(ROOT / ".dockerignore")
 
 
 @pytest.mark.parametrize(
     "path", ["gateway/cli.py", "gateway/http1/head.py", "config/sidecar.yaml", "pyproject.toml"]
 )
-def test_what_the_builder_gets(path: str) -> None:
+def test_the_build_context_has_the_sources(path: str) -> None:
     assert path not in Ignored(ROOT / ".dockerignore")
 
 
-async def test_the_gateway_in_it_is_its_own(image: Built) -> None:
+async def test_the_image_runs_its_own_gateway(image: Built) -> None:
     root = image.builder.here("/opt/tensorgate")
     program = "import gateway; print(gateway.__file__)"
     status, out, _ = await run(f"{root}/bin/python", "-I", "-c", program, **image.environ)
@@ -187,7 +187,7 @@ def infer_body(count: int) -> bytes:
 
 
 async def health(image: Built, url: str) -> int:
-    """Give the status of the image's health check, asked of a gateway that is elsewhere."""
+    """Return the status of the image's health check for another gateway."""
     port = url.rpartition(":")[2]
     command = image.command("HEALTHCHECK")
     assert str(PORT) in command[-1]
@@ -196,14 +196,14 @@ async def health(image: Built, url: str) -> int:
 
 
 async def end(process: Process, stage: Stage) -> str:
-    """Stop a process as its image is stopped; give what it said."""
+    """Stop a process by the image's signal; return its output."""
     process.signal(signal.Signals[stage.value("STOPSIGNAL")])
     status, _, err = await process.end()
     assert status == 0, err
     return err
 
 
-async def test_it_serves_and_changes_no_file(image: Built) -> None:
+async def test_the_image_serves_and_changes_no_file(image: Built) -> None:
     command = image.command("ENTRYPOINT") + image.command("CMD")
     async with DemoServer() as server:
         environ = {**image.environ, "LISTEN": "127.0.0.1:0", "TRITON_URL": server.url}
@@ -220,27 +220,27 @@ async def test_it_serves_and_changes_no_file(image: Built) -> None:
     assert "ERROR" not in err
 
 
-async def test_its_settings_are_those_of_the_sidecar(image: Built) -> None:
+async def test_the_settings_of_the_image_are_the_sidecar_sample(image: Built) -> None:
     settings = Path(image.builder.here("/etc/tensorgate/gateway.yaml"))
-    assert mapped(image.command("CMD"), {}) == ["serve", "--config", str(settings)]
+    assert replace_folders(image.command("CMD"), {}) == ["serve", "--config", str(settings)]
     text = await asyncio.to_thread(settings.read_text)
     assert text == (ROOT / "config" / "sidecar.yaml").read_text()
 
 
-async def test_it_is_not_healthy_where_nobody_listens(image: Built) -> None:
+async def test_the_health_check_fails_if_nothing_listens(image: Built) -> None:
     async with ScriptedServer() as server:
         url = server.url
     assert await health(image, url) == 1
 
 
-async def test_it_is_not_healthy_where_it_says_so(image: Built) -> None:
+async def test_the_health_check_fails_if_the_gateway_is_not_live(image: Built) -> None:
     async with ScriptedServer(
         always_respond(http_response(status="503 Service Unavailable"))
     ) as server:
         assert await health(image, server.url) == 1
 
 
-async def test_files_that_it_would_change_are_noticed(image: Built) -> None:
+async def test_a_changed_file_of_the_image_is_noticed(image: Built) -> None:
     python = image.builder.here("/opt/tensorgate/bin/python")
     status, _, err = await run(python, "-c", "open('x', 'w')", **image.environ)
     assert (status, "it would change" in err) == (1, True)

@@ -1,4 +1,4 @@
-"""What the manifests in deploy/kubernetes/ say is valid, and fits together."""
+"""The manifests in deploy/kubernetes/ are valid, and their parts fit together."""
 
 import re
 from collections.abc import Callable
@@ -18,20 +18,19 @@ from tests.deploy.manifest import GATEWAY, PROBES, TRITON, Manifest, Pod
 SIDECAR, GATEWAYS = DEPLOY / "kubernetes/sidecar.yaml", DEPLOY / "kubernetes/gateway.yaml"
 OLDEST = "1.30"
 OF_ITS_OWN = 256 * 2**20
-"""Bytes that the gateway and its helper take beside what `limits.max_buffered_bytes` "
-"counts, and more."""
+"""Bytes that gateway and offload process take beyond `limits.max_buffered_bytes`, and some more."""
 
 
 # What Kubernetes says
 
 
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
-def test_they_fit_the_schema(file: Path, version: str) -> None:
+def test_the_manifests_fit_the_schema(file: Path, version: str) -> None:
     for document in documents(file):
         kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_the_oldest_version_is_the_one_that_they_name(file: Path) -> None:
+def test_the_manifests_name_the_oldest_version_that_they_fit(file: Path) -> None:
     assert f"For Kubernetes {OLDEST} or newer." in file.read_text()
 
 
@@ -44,14 +43,14 @@ def test_the_oldest_version_is_the_one_that_they_name(file: Path) -> None:
     ],
     ids=["unknown key", "wrong type", "missing key"],
 )
-def test_what_does_not_fit_the_schema(change: Callable[[Document], object]) -> None:
+def test_the_schema_check_finds_errors(change: Callable[[Document], object]) -> None:
     deployment = Manifest(SIDECAR).one("Deployment", "triton")
     change(deployment["spec"])
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(deployment, OLDEST, strict=True)
 
 
-def test_a_key_that_is_given_twice_is_noticed(tmp_path: Path) -> None:
+def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
     twice = tmp_path / "twice.yaml"
     twice.write_text("spec: {replicas: 1, replicas: 2}")
     with pytest.raises(AssertionError, match="given twice"):
@@ -61,25 +60,25 @@ def test_a_key_that_is_given_twice_is_noticed(tmp_path: Path) -> None:
 # What belongs together
 
 
-def test_every_selector_chooses_pods(manifest: Manifest) -> None:
+def test_every_selector_matches_pods(manifest: Manifest) -> None:
     chosen = [
-        [pod for pod in manifest.pods if pod.chosen_by(labels)]
+        [pod for pod in manifest.pods if pod.is_selected_by(labels)]
         for _, labels in manifest.selectors()
     ]
     assert [len(pods) for pods in chosen] == [1] * len(chosen)
     assert len(chosen) >= len(manifest.pods) + len(manifest.all("Service"))
 
 
-def test_workloads_choose_their_own_pods(manifest: Manifest) -> None:
+def test_workloads_match_their_own_pods(manifest: Manifest) -> None:
     for pod in manifest.pods:
-        assert pod.chosen_by(pod.workload["spec"]["selector"]["matchLabels"])
+        assert pod.is_selected_by(pod.workload["spec"]["selector"]["matchLabels"])
         for constraint in pod.spec.get("topologySpreadConstraints", []):
-            assert pod.chosen_by(constraint["labelSelector"]["matchLabels"])
+            assert pod.is_selected_by(constraint["labelSelector"]["matchLabels"])
 
 
-def test_services_lead_to_ports_that_are_there(manifest: Manifest) -> None:
+def test_services_lead_to_existing_ports(manifest: Manifest) -> None:
     for service in manifest.all("Service"):
-        (pod,) = [pod for pod in manifest.pods if pod.chosen_by(service["spec"]["selector"])]
+        (pod,) = [pod for pod in manifest.pods if pod.is_selected_by(service["spec"]["selector"])]
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= pod.ports.keys()
 
 
@@ -88,16 +87,16 @@ def test_services_lead_to_ports_that_are_there(manifest: Manifest) -> None:
     [(SIDECAR, "triton"), (GATEWAYS, "tensorgate")],
     ids=["sidecar", "gateway"],
 )
-def test_clients_reach_the_gateway(file: Path, name: str) -> None:
+def test_the_service_of_clients_leads_to_the_gateway(file: Path, name: str) -> None:
     manifest = Manifest(file)
     service = manifest.one("Service", name)["spec"]
-    assert manifest.pod_with(GATEWAY).chosen_by(service["selector"])
+    assert manifest.pod_with(GATEWAY).is_selected_by(service["selector"])
     (http,) = manifest.gateway["ports"]
     (port,) = service["ports"]
     assert port["targetPort"] == http["name"]
 
 
-def test_probes_ask_at_ports_of_their_container(manifest: Manifest) -> None:
+def test_probes_use_ports_of_their_container(manifest: Manifest) -> None:
     for pod in manifest.pods:
         for container in pod.containers.values():
             names = {port["name"] for port in container["ports"]}
@@ -106,21 +105,21 @@ def test_probes_ask_at_ports_of_their_container(manifest: Manifest) -> None:
             assert asked
 
 
-def test_every_port_has_a_name_and_number_of_its_own(manifest: Manifest) -> None:
+def test_port_names_and_numbers_are_unique(manifest: Manifest) -> None:
     for pod in manifest.pods:
         ports = [port for each in pod.containers.values() for port in each["ports"]]
         assert len({port["name"] for port in ports}) == len(ports)
         assert len({port["containerPort"] for port in ports}) == len(ports)
 
 
-def test_volumes_are_there_and_used(manifest: Manifest) -> None:
+def test_every_volume_exists_and_is_mounted(manifest: Manifest) -> None:
     for pod in manifest.pods:
         mounts = [each for one in pod.containers.values() for each in one["volumeMounts"]]
         assert {mount["name"] for mount in mounts} == {each["name"] for each in pod.spec["volumes"]}
 
 
 def test_settings_are_mounted_as_a_folder(manifest: Manifest) -> None:
-    """A file mounted by subPath is not renewed when its ConfigMap changes."""
+    """Kubernetes never updates a file mounted by subPath."""
     (mount,) = manifest.gateway["volumeMounts"]
     assert mount.keys() == {"name", "mountPath", "readOnly"}
     assert Path(manifest.gateway["args"][-1]).parent == Path(mount["mountPath"])
@@ -141,35 +140,37 @@ def test_images_are_pinned_and_the_same_everywhere(manifest: Manifest) -> None:
 # The settings
 
 
-def test_the_gateway_listens_where_it_is_asked(manifest: Manifest, tmp_path: Path) -> None:
+def test_the_gateway_listens_at_its_container_port(manifest: Manifest, tmp_path: Path) -> None:
     settings = manifest.write_settings(tmp_path)
     (port,) = manifest.gateway["ports"]
     assert settings.listen == (TcpAddress("0.0.0.0", port["containerPort"]),)
 
 
-def test_the_gateway_asks_triton(manifest: Manifest, tmp_path: Path) -> None:
+def test_the_gateway_sends_requests_to_triton(manifest: Manifest, tmp_path: Path) -> None:
     for url in manifest.write_settings(tmp_path).upstreams["triton"].endpoints:
         assert urlsplit(url).port == manifest.pod_with(TRITON).ports["triton"]
 
 
-def test_the_sidecar_asks_in_its_own_pod(tmp_path: Path) -> None:
+def test_the_sidecar_sends_requests_within_its_pod(tmp_path: Path) -> None:
     manifest = Manifest(SIDECAR)
     (url,) = manifest.write_settings(tmp_path).upstreams["triton"].endpoints
     assert urlsplit(url).hostname == "127.0.0.1"
     assert manifest.pod_with(GATEWAY) == manifest.pod_with(TRITON)
 
 
-def test_gateways_find_each_pod_by_the_service(tmp_path: Path) -> None:
+def test_gateways_find_each_pod_by_the_headless_service(tmp_path: Path) -> None:
     manifest = Manifest(GATEWAYS)
     upstream = manifest.write_settings(tmp_path).upstreams["triton"]
     (url,) = upstream.endpoints
     service = manifest.one("Service", urlsplit(url).hostname or "")
     assert service["spec"]["clusterIP"] == "None"
-    assert manifest.pod_with(TRITON).chosen_by(service["spec"]["selector"])
+    assert manifest.pod_with(TRITON).is_selected_by(service["spec"]["selector"])
     assert upstream.dns_refresh is not None
 
 
-def test_memory_suffices_for_what_may_be_held(manifest: Manifest, tmp_path: Path) -> None:
+def test_the_memory_limit_suffices_for_max_buffered_bytes(
+    manifest: Manifest, tmp_path: Path
+) -> None:
     settings = manifest.write_settings(tmp_path)
     limit = parse_size(manifest.gateway["resources"]["limits"]["memory"] + "B")
     assert limit >= settings.limits.max_buffered_bytes + OF_ITS_OWN
@@ -183,12 +184,12 @@ def pause(container: Document) -> int:
 
 
 def exit_time(container: Document) -> int:
-    """Give the seconds that a Triton takes at most to end."""
+    """Return the seconds after which Triton ends at the latest."""
     (seconds,) = re.findall(r"--exit-timeout-secs=(\d+)", " ".join(container["args"]))
     return int(seconds)
 
 
-def test_what_runs_may_finish(manifest: Manifest, tmp_path: Path) -> None:
+def test_running_calls_may_finish(manifest: Manifest, tmp_path: Path) -> None:
     settings = manifest.write_settings(tmp_path)
     for pod in manifest.pods:
         ends = 0.0
@@ -200,7 +201,7 @@ def test_what_runs_may_finish(manifest: Manifest, tmp_path: Path) -> None:
 
 
 def test_the_gateway_in_the_sidecar_ends_before_triton() -> None:
-    """Restarted init containers end when all others have, in the opposite order to their start."""
+    """Init containers that always restart end after all others, in reverse order."""
     spec = Manifest(SIDECAR).pod_with(GATEWAY).spec
     assert [(each["name"], each["restartPolicy"]) for each in spec["initContainers"]] == [
         (TRITON, "Always")
@@ -211,7 +212,7 @@ def test_the_gateway_in_the_sidecar_ends_before_triton() -> None:
 # Rights
 
 
-def test_nobody_has_more_rights_than_needed(manifest: Manifest) -> None:
+def test_containers_have_no_unneeded_rights(manifest: Manifest) -> None:
     for pod in manifest.pods:
         assert pod.spec["automountServiceAccountToken"] is False
         assert pod.spec["securityContext"] == {
@@ -236,9 +237,9 @@ def test_only_gateways_reach_triton() -> None:
     manifest = Manifest(GATEWAYS)
     policy = manifest.one("NetworkPolicy", "triton")["spec"]
     gateways, metrics = policy["ingress"]
-    assert manifest.pod_with(TRITON).chosen_by(policy["podSelector"]["matchLabels"])
+    assert manifest.pod_with(TRITON).is_selected_by(policy["podSelector"]["matchLabels"])
     (peer,) = gateways["from"]
-    assert manifest.pod_with(GATEWAY).chosen_by(peer["podSelector"]["matchLabels"])
+    assert manifest.pod_with(GATEWAY).is_selected_by(peer["podSelector"]["matchLabels"])
     assert [port["port"] for port in gateways["ports"]] == ["triton"]
     assert [port["port"] for port in metrics["ports"]] == ["triton-metrics"]
 
@@ -251,7 +252,7 @@ def gateways() -> tuple[Manifest, Pod]:
     return manifest, manifest.pod_with(GATEWAY)
 
 
-def test_there_are_always_gateways() -> None:
+def test_there_is_always_a_gateway() -> None:
     manifest, pod = gateways()
     scaler = manifest.one("HorizontalPodAutoscaler", "tensorgate")["spec"]
     assert 2 <= scaler["minReplicas"] < scaler["maxReplicas"]
@@ -260,7 +261,7 @@ def test_there_are_always_gateways() -> None:
     assert pod.workload["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
 
 
-def test_gateways_are_as_many_as_their_load_asks_for() -> None:
+def test_the_autoscaler_sets_the_number_of_gateways() -> None:
     manifest, pod = gateways()
     scaler = manifest.one("HorizontalPodAutoscaler", "tensorgate")["spec"]
     target = {key: pod.workload[key] for key in ("apiVersion", "kind")} | {"name": pod.name}

@@ -1,4 +1,4 @@
-"""The service that deploy/tensorgate.service describes, without systemd where it can be."""
+"""The service of deploy/tensorgate.service, mostly without systemd."""
 
 import os
 import re
@@ -14,8 +14,8 @@ import pytest
 
 from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
-from tests.deploy.at_work import at_work
-from tests.deploy.files import DEPLOY, ROOT, Unit, mapped
+from tests.deploy.files import DEPLOY, ROOT, Unit, replace_folders
+from tests.deploy.running import run_gateway
 from tests.support.gateway_process import TENSORGATE, run, write_settings
 from tests.support.raw_client import connect
 
@@ -24,53 +24,53 @@ UNIT = Unit(FILE)
 PROGRAM = "/opt/tensorgate/bin/tensorgate"
 SETTINGS = "/etc/tensorgate/gateway.yaml"
 LAST_MOMENT = 5
-"""Seconds that workers have beyond the time to drain."""
+"""Seconds that workers have beyond limits.drain_timeout."""
 MOST_EXPOSED = 2.0
-"""Of 10, as systemd-analyze reckons; a service without any protection has 9.6."""
+"""Highest exposure level by systemd-analyze, of 10; a service without protection has 9.6."""
 
 ANALYZE = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
 
 
 def command(key: str, config: str) -> list[str]:
-    """Give the arguments of a command of the unit, for settings that are here."""
+    """Return the arguments of a command of the unit, for a settings file of this machine."""
     program, *arguments = UNIT.command(key)
     assert program == PROGRAM
-    return mapped(arguments, {SETTINGS: Path(config)})
+    return replace_folders(arguments, {SETTINGS: Path(config)})
 
 
-async def test_the_settings_are_checked_first(tmp_path: Path) -> None:
+async def test_the_service_checks_its_settings_first(tmp_path: Path) -> None:
     config = write_settings(tmp_path / "gateway.yaml", "http://127.0.0.1:1")
     status, out, _ = await run(TENSORGATE, *command("ExecStartPre", config))
     assert (status, "http://127.0.0.1:1" in out) == (0, True)
 
 
-async def test_it_serves(tmp_path: Path) -> None:
+async def test_the_service_serves(tmp_path: Path) -> None:
     async with DemoServer() as server:
         config = write_settings(tmp_path / "gateway.yaml", server.url)
-        async with at_work(command("ExecStart", config)) as (_, url), connect(url) as client:
+        async with run_gateway(command("ExecStart", config)) as (_, url), connect(url) as client:
             assert (await client.call("GET", "/v2/health/ready")).status == 200
 
 
-async def test_a_reload_does_not_end_it(tmp_path: Path) -> None:
+async def test_a_reload_does_not_end_the_service(tmp_path: Path) -> None:
     _, option, process_id = UNIT.command("ExecReload")
     assert process_id == "$MAINPID"
     async with DemoServer() as server:
         config = write_settings(tmp_path / "gateway.yaml", server.url)
-        async with at_work(command("ExecStart", config)) as (process, url):
+        async with run_gateway(command("ExecStart", config)) as (process, url):
             process.signal(signal.Signals[f"SIG{option.removeprefix('-')}"])
             async with connect(url) as client:
                 assert (await client.call("GET", "/v2/health/ready")).status == 200
 
 
-def test_what_runs_may_finish() -> None:
+def test_running_calls_may_finish() -> None:
     drain_timeout = Settings.model_fields["limits"].get_default().drain_timeout
     assert int(UNIT.value("Service", "TimeoutStopSec")) >= drain_timeout + LAST_MOMENT
     # Else the helper would be told to end too.
     assert UNIT.value("Service", "KillMode") == "mixed"
 
 
-def test_it_has_no_rights_to_speak_of() -> None:
+def test_the_service_has_no_unneeded_rights() -> None:
     said = {
         "CapabilityBoundingSet": "",
         "DynamicUser": "yes",
@@ -82,7 +82,7 @@ def test_it_has_no_rights_to_speak_of() -> None:
 
 
 def instructions() -> list[list[str]]:
-    """Give the commands by which the unit's comment says that it is installed."""
+    """Return the commands of the unit's comment that install it."""
     comment = FILE.read_text().partition("[Unit]")[0]
     return [shlex.split(line.removeprefix("#   ")) for line in re.findall("^#   .*", comment, re.M)]
 
@@ -100,7 +100,7 @@ def assert_done(command: list[str], environ: dict[str, str]) -> None:
     assert done.returncode == 0, done.stdout
 
 
-async def test_what_the_comment_says_installs_all_that_the_unit_needs(tmp_path: Path) -> None:
+async def test_the_commands_of_the_comment_install_the_service(tmp_path: Path) -> None:
     site = sysconfig.get_path("purelib")
     environ = {
         # What pip would fetch is that of the tests.
@@ -118,23 +118,23 @@ async def test_what_the_comment_says_installs_all_that_the_unit_needs(tmp_path: 
         if program == "systemctl":
             continue
         found = sys.executable if program == "python3" else program
-        assert_done(mapped([found, *arguments], here), environ)
+        assert_done(replace_folders([found, *arguments], here), environ)
     assert (tmp_path / "etc/systemd/system/tensorgate.service").read_text() == FILE.read_text()
-    command = mapped(UNIT.command("ExecStartPre"), here)
+    command = replace_folders(UNIT.command("ExecStartPre"), here)
     status, out, _ = await run(*command, PYTHONPATH=site)
     assert (status, out.splitlines()[0]) == (0, "listen on 127.0.0.1:8080")
 
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """The unit, with programs that are there."""
+    """The unit, with programs of this machine."""
     file = tmp_path / FILE.name
     file.write_text(FILE.read_text().replace(PROGRAM, TENSORGATE))
     return file
 
 
 def analyze(*arguments: str) -> tuple[int, str]:
-    """Ask systemd of units, of which none has to run."""
+    """Run systemd-analyze, which needs no running systemd."""
     assert ANALYZE is not None
     done = subprocess.run(
         [ANALYZE, "--no-pager", *arguments],
@@ -147,7 +147,7 @@ def analyze(*arguments: str) -> tuple[int, str]:
 
 
 @needs_systemd
-def test_systemd_understands_all_of_it(unit: Path) -> None:
+def test_systemd_verifies_the_unit(unit: Path) -> None:
     status, said = analyze("verify", str(unit))
     assert [line for line in said.splitlines() if unit.name in line] == []
     assert status == 0
@@ -158,7 +158,7 @@ def test_systemd_understands_all_of_it(unit: Path) -> None:
     ("line", "other"),
     [("NoNewPrivileges=yes", "NoNewPriveleges=yes"), ("TimeoutStopSec=40", "TimeoutStopSec=x")],
 )
-def test_what_systemd_does_not_understand(unit: Path, line: str, other: str) -> None:
+def test_systemd_finds_errors_in_the_unit(unit: Path, line: str, other: str) -> None:
     text = unit.read_text()
     assert line in text
     unit.write_text(text.replace(line, other))
@@ -167,7 +167,7 @@ def test_what_systemd_does_not_understand(unit: Path, line: str, other: str) -> 
 
 
 @needs_systemd
-def test_it_is_little_exposed(unit: Path) -> None:
+def test_systemd_rates_the_unit_as_little_exposed(unit: Path) -> None:
     _, said = analyze("security", "--offline=yes", str(unit))
     if "--offline" in said:
         pytest.skip("this systemd-analyze, older than 250, rates services that are loaded alone")

@@ -65,7 +65,7 @@ def _read(floats: Any, text: bytes, size: int) -> bytes | None:
 
 
 def _numbers(text: bytes) -> list[str]:
-    """Give the numbers of an array as they are written; raises WrongError where it is none."""
+    """Return the numbers of an array as they are written; raises WrongError where it is none."""
     try:
         array = json.loads(
             text.decode("ascii"), parse_int=_Token, parse_float=_Token, parse_constant=_Token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from tests.fuzz.http1_messages import Stream
+from tests.fuzz.http1_comparison import Stream
 
 _METHODS = [b"GET", b"POST", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"]
 

@@ -1,4 +1,4 @@
-"""Makes what a malicious server answers to inference requests: lies, and what is broken."""
+"""Generates responses of a malicious server to inference requests, broken in many ways."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from tests.support.http_messages import chunk, http_response, message
 from tests.support.inference_messages import FLOATS, HEADER_LENGTH
 
 ENDINGS = (*["close"] * 24, *["keep"] * 24, *["reset"] * 8, "hang")
-"""What the server does behind its answer."""
+"""What the server does behind its response."""
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerResponse:
     """What a server sends in answer to an inference request, and does then."""
 
     data: bytes
     cuts: tuple[int, ...] = ()
     ending: str = "keep"
     right: bool = False
-    """It is an answer that is in order."""
+    """It is a response that is in order."""
 
     def __repr__(self) -> str:
         return f"<{self.data[:1500]!r} ({len(self.data)}), cut at {self.cuts[:20]}, {self.ending}>"
 
     @property
     def pieces(self) -> list[bytes]:
-        """Give the pieces."""
+        """Return the pieces."""
         ends = zip((0, *self.cuts), (*self.cuts, len(self.data)), strict=True)
         return [self.data[start:end] for start, end in ends]
 
 
-_MOST_CHUNKS = 500
+_MAX_CHUNKS = 500
 """Chunks of a body; what is left goes into one more."""
 
-_MOST_CUTS = 200
-"""Bytes of an answer that are sent each on its own: the gateway waits for them a limited time."""
+_MAX_CUTS = 200
+"""Bytes of a response that are sent each on its own: the gateway waits for them a limited time."""
 
 # ------------------------------------------------------------------------------- what is in order
 
@@ -62,7 +62,7 @@ _FLOATS = _binary("OUT0", "FP32", [3], 12)
 _JSON = {"name": "OUT0", "datatype": "FP32", "shape": [3], "data": [1.5, -2.0, 0.25]}
 _COUNTS = {"name": "OUT1", "datatype": "INT64", "shape": [2, 1], "data": [1, -(2**63)]}
 
-ANSWERS: dict[str, tuple[Fields, bytes]] = {
+RESPONSES: dict[str, tuple[Fields, bytes]] = {
     "binary": (_document(_FLOATS), FLOATS.tobytes()),
     "two outputs": (
         _document(_FLOATS, _binary("OUT1", "INT64", [3], 24)),
@@ -81,7 +81,7 @@ ANSWERS: dict[str, tuple[Fields, bytes]] = {
 def written(
     document: bytes, tensors: bytes, length: str | None = None, sizes: tuple[int, ...] = ()
 ) -> bytes:
-    """Write an answer; ``length`` is what it says of its JSON; chunked where there are sizes."""
+    """Write a response; ``length`` is what it says of its JSON; chunked where there are sizes."""
     headers = {"Content-Type": "application/octet-stream"}
     if length is not None:
         headers[HEADER_LENGTH] = length
@@ -90,7 +90,7 @@ def written(
         return http_response(body, headers)
     parts: list[bytes] = []
     while body:
-        size = sizes[len(parts) % len(sizes)] if len(parts) < _MOST_CHUNKS else len(body)
+        size = sizes[len(parts) % len(sizes)] if len(parts) < _MAX_CHUNKS else len(body)
         parts.append(chunk(body[:size]))
         body = body[size:]
     headers["Transfer-Encoding"] = "chunked"
@@ -98,8 +98,8 @@ def written(
 
 
 def in_order(name: str, sizes: tuple[int, ...] = ()) -> bytes:
-    """Write an answer that is in order, by its name."""
-    fields, tensors = ANSWERS[name]
+    """Write a response that is in order, by its name."""
+    fields, tensors = RESPONSES[name]
     document = json.dumps(fields).encode()
     return written(document, tensors, str(len(document)) if tensors else None, sizes)
 
@@ -140,16 +140,16 @@ _INTERIM = [
 _SURPLUS = [b"x", b"\r\n", b"\0" * 100, in_order("JSON"), in_order("binary"), b"HTTP/1.1 200"]
 
 
-def any_answer(chance: random.Random) -> Served:
-    """Make an answer: one of four is in order."""
-    recipe = chance.choice(_RECIPES)
+def any_response(chance: random.Random) -> ServerResponse:
+    """Make a response: one of four is in order."""
+    recipe = chance.choice(_GENERATORS)
     data, right = recipe(chance), recipe is _right
     places = range(1, len(data))
     cuts = sorted(chance.sample(places, min(len(places), chance.choice((0, 0, 1, 2, 8)))))
     if not right and chance.random() < 0.1:
-        cuts = list(places[:_MOST_CUTS])
+        cuts = list(places[:_MAX_CUTS])
     ending = "keep" if right else chance.choice(ENDINGS)
-    return Served(data, tuple(cuts), ending, right)
+    return ServerResponse(data, tuple(cuts), ending, right)
 
 
 def _sizes(chance: random.Random) -> tuple[int, ...]:
@@ -157,11 +157,11 @@ def _sizes(chance: random.Random) -> tuple[int, ...]:
 
 
 def _right(chance: random.Random) -> bytes:
-    return in_order(chance.choice(list(ANSWERS)), _sizes(chance))
+    return in_order(chance.choice(list(RESPONSES)), _sizes(chance))
 
 
 def _wrong_length(chance: random.Random) -> bytes:
-    fields, tensors = ANSWERS[chance.choice(list(ANSWERS))]
+    fields, tensors = RESPONSES[chance.choice(list(RESPONSES))]
     document = json.dumps(fields).encode()
     near = str(len(document) + chance.choice((-1, 1, 4, -4, len(tensors), len(tensors) + 1)))
     return written(document, tensors, chance.choice((*_ODD_LENGTHS, near, near)), _sizes(chance))
@@ -169,7 +169,7 @@ def _wrong_length(chance: random.Random) -> bytes:
 
 def _wrong_fields(chance: random.Random) -> bytes:
     """Put an odd value anywhere in the JSON."""
-    fields, tensors = ANSWERS[chance.choice(list(ANSWERS))]
+    fields, tensors = RESPONSES[chance.choice(list(RESPONSES))]
     fields = json.loads(json.dumps(fields))
     for _ in range(chance.choice((1, 1, 2))):
         place: Any = fields
@@ -189,7 +189,7 @@ def _wrong_fields(chance: random.Random) -> bytes:
 
 def _wrong_text(chance: random.Random) -> bytes:
     """Put odd text anywhere in the JSON, or cut it."""
-    fields, tensors = ANSWERS[chance.choice(list(ANSWERS))]
+    fields, tensors = RESPONSES[chance.choice(list(RESPONSES))]
     document = json.dumps(fields).encode()
     at = chance.randrange(len(document))
     starts = [place for place, sign in enumerate(document) if sign in b"{[,"]
@@ -201,7 +201,7 @@ def _wrong_text(chance: random.Random) -> bytes:
 
 
 def _wrong_tensors(chance: random.Random) -> bytes:
-    fields, tensors = ANSWERS[chance.choice(list(ANSWERS))]
+    fields, tensors = RESPONSES[chance.choice(list(RESPONSES))]
     document = json.dumps(fields).encode()
     odd = chance.choice((tensors[:-1], tensors + b"\0", tensors[4:], b"", tensors * 2, b"\xff" * 4))
     changed = bytearray(tensors or b"x")
@@ -211,7 +211,7 @@ def _wrong_tensors(chance: random.Random) -> bytes:
 
 
 def _wrong_head(chance: random.Random) -> bytes:
-    data = in_order(chance.choice(list(ANSWERS)), _sizes(chance))
+    data = in_order(chance.choice(list(RESPONSES)), _sizes(chance))
     head, end, body = data.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     match chance.randrange(4):
@@ -234,20 +234,20 @@ def _wrong_head(chance: random.Random) -> bytes:
 def _interim(chance: random.Random) -> bytes:
     few = b"".join(chance.choice(_INTERIM[:3]) for _ in range(chance.choice((1, 3, 99, 101, 150))))
     odd = chance.choice((few, few, _INTERIM[0] * 20_000, _INTERIM[3]))
-    return odd + in_order(chance.choice(list(ANSWERS)))
+    return odd + in_order(chance.choice(list(RESPONSES)))
 
 
 def _surplus(chance: random.Random) -> bytes:
-    return in_order(chance.choice(list(ANSWERS)), _sizes(chance)) + chance.choice(_SURPLUS)
+    return in_order(chance.choice(list(RESPONSES)), _sizes(chance)) + chance.choice(_SURPLUS)
 
 
 def _cut(chance: random.Random) -> bytes:
-    data = in_order(chance.choice(list(ANSWERS)), _sizes(chance))
+    data = in_order(chance.choice(list(RESPONSES)), _sizes(chance))
     return data[: 1 + chance.randrange(len(data))]
 
 
 def _mutated(chance: random.Random) -> bytes:
-    data = bytearray(in_order(chance.choice(list(ANSWERS)), _sizes(chance)))
+    data = bytearray(in_order(chance.choice(list(RESPONSES)), _sizes(chance)))
     for _ in range(chance.choice((1, 1, 2, 5))):
         at = chance.randrange(min(len(data), 600) or 1)
         end = at + chance.choice((1, 1, 2, 10))
@@ -256,7 +256,7 @@ def _mutated(chance: random.Random) -> bytes:
     return bytes(data) or b"x"
 
 
-_RECIPES: list[Callable[[random.Random], bytes]] = [
+_GENERATORS: list[Callable[[random.Random], bytes]] = [
     *(_right, _right, _right, _wrong_length, _wrong_fields, _wrong_text, _wrong_tensors),
     *(_wrong_head, _wrong_head, _interim, _surplus, _cut, _mutated, _mutated),
 ]

@@ -1,4 +1,4 @@
-"""A server that answers each inference request as it is told to, and a look at what clients get."""
+"""A server that sends prepared inference responses, and checks of what clients get."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.codec.reference import RefusedError as PlainRefusedError
 from tests.codec.reference_v1 import predictions
-from tests.fuzz.malicious_responses import Served
+from tests.fuzz.malicious_responses import ServerResponse
 from tests.fuzz.strict_http1 import RefusedError
 from tests.fuzz.strict_response import HEADER_LENGTH, Response, outputs_of, read_response
 from tests.support import inference_messages as tensors
@@ -19,17 +19,17 @@ from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.http_messages import http_response, request
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
-_AT_ONCE = 12
-"""Clients that ask at the same time."""
+_CONCURRENCY = 12
+"""Concurrent clients."""
 
 _IDLE_TIME = 3.0
 """Seconds after which the gateway gives up on a server that says nothing more."""
 
-_MOMENT = 0.002
-"""Seconds in which what a server has sent comes to the gateway."""
+_SETTLE_TIME = 0.002
+"""Seconds until the bytes of a server have reached the gateway."""
 
-_PATIENCE = 20
-"""Seconds after which a client that still waits for its response has found a fault."""
+_TIMEOUT = 20
+"""Seconds after which a missing response is an error of the gateway."""
 
 _METADATA = json.dumps(
     {
@@ -66,17 +66,17 @@ KINDS = ("JSON", "mixed", "binary", "raw", "V1")
 
 @dataclass(frozen=True)
 class Case:
-    """A client of some kind, and what the server answers it."""
+    """A kind of client, and the server's response to it."""
 
     kind: str
-    served: Served
+    served: ServerResponse
 
 
 class MaliciousServer:
     """Answers one case after the other; ``sent`` tells that all of the last was sent."""
 
     def __init__(self) -> None:
-        self.served = Served(b"")
+        self.served = ServerResponse(b"")
         self.sent = asyncio.Event()
 
     async def script(self, connection: Connection) -> None:
@@ -103,8 +103,8 @@ class MaliciousServer:
 
 
 @dataclass(frozen=True)
-class Got:
-    """What a client got: a whole response, or how many bytes before the connection broke."""
+class ClientResult:
+    """A complete response, or the bytes before the connection broke."""
 
     response: Response | None
     size: int
@@ -112,25 +112,25 @@ class Got:
 
 @asynccontextmanager
 async def malicious(dialect: str) -> AsyncIterator[tuple[MaliciousServer, RunningGateway, str]]:
-    """Run a gateway before a malicious server; nothing of it may be held in the end."""
+    """Run a gateway before a malicious server; nothing may stay buffered at the end."""
     script = MaliciousServer()
-    limits: dict[str, Any] = {"idle_timeout": _IDLE_TIME, "request_timeout": _PATIENCE / 2}
+    limits: dict[str, Any] = {"idle_timeout": _IDLE_TIME, "request_timeout": _TIMEOUT / 2}
     async with (
         ScriptedServer(script.script) as server,
         running_gateway(server.url, upstream={"dialect": dialect}, **limits) as gateway,
     ):
         yield script, gateway, server.url
         await gateway.until_idle()
-        assert gateway.gateway.runtime.limits.memory_budget.total == 0
+        assert gateway.gateway.buffered_bytes == 0
 
 
 async def check_cases(dialect: str, cases: Iterator[Case]) -> int:
-    """Have clients ask, many at a time, and check what each gets; give how many asked.
+    """Have clients ask, many at a time, and check what each gets; return how many asked.
 
     Each asks at a server of its own: what is surplus can spoil the next answer of a connection.
     """
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_check_each(dialect, cases)) for _ in range(_AT_ONCE)]
+        tasks = [group.create_task(_check_each(dialect, cases)) for _ in range(_CONCURRENCY)]
     return sum(task.result() for task in tasks)
 
 
@@ -141,30 +141,30 @@ async def _check_each(dialect: str, cases: Iterator[Case]) -> int:
             count += 1
             script.served = case.served
             script.sent.clear()
-            got = await _got(gateway, ask(case.kind, "m"))
-            if wrong := _what_is_wrong(dialect, case, got, url):
+            got = await _send_and_read(gateway, ask(case.kind, "m"))
+            if wrong := _find_error(dialect, case, got, url):
                 raise AssertionError(f"{wrong}\n{dialect} {case.kind} {case.served}\n{got}")
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 await script.sent.wait()
-            await asyncio.sleep(_MOMENT)
+            await asyncio.sleep(_SETTLE_TIME)
     return count
 
 
-async def _got(gateway: RunningGateway, data: bytes) -> Got:
+async def _send_and_read(gateway: RunningGateway, data: bytes) -> ClientResult:
     received = b""
     async with gateway.client() as client:
         await client.send(data)
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             try:
                 while piece := await client.reader.read(1 << 18):
                     received += piece
             except ConnectionResetError:
                 received += client.reader._buffer  # type: ignore[attr-defined]  # it came before
-    return Got(read_response(received, closed=False), len(received))
+    return ClientResult(read_response(received, closed=False), len(received))
 
 
-def _what_is_wrong(dialect: str, case: Case, got: Got, url: str) -> str:
-    """Say what is wrong with what a client got; nothing where all is well."""
+def _find_error(dialect: str, case: Case, got: ClientResult, url: str) -> str:
+    """Return what is wrong with the result of a client, or nothing."""
     served, response = case.served, got.response
     must_be_right = served.right and _has_a_form(dialect, case)
     if response is None and not got.size:
@@ -188,7 +188,7 @@ def _what_is_wrong(dialect: str, case: Case, got: Got, url: str) -> str:
 
 
 def _has_a_form(dialect: str, case: Case) -> bool:
-    """Tell whether what a server answers has a form for the client, if it is in order."""
+    """Return whether a valid response of the server has an encoding for the client."""
     if dialect == "json" and HEADER_LENGTH in case.served.data.lower():
         return False
     return case.kind != "V1"
@@ -202,7 +202,7 @@ def _error(response: Response) -> str:
 
 
 def _difference(kind: str, said: Response, response: Response) -> str:
-    """Say how a response differs from what the server said; raises RefusedError."""
+    """Return how a response differs from what the server said; raises RefusedError."""
     if said.status != 200:
         same = response.status == said.status and kind == "V1"
         return "" if same else "an error of the server came as another"
@@ -217,7 +217,7 @@ def _difference(kind: str, said: Response, response: Response) -> str:
 
 
 def _is_same_json(said: Response, response: Response) -> bool:
-    """Tell whether both are JSON alone, and the same, whatever it means."""
+    """Return whether both are pure JSON with equal content."""
     if response.lengths or not all(length == b"%d" % len(said.body) for length in said.lengths):
         return False
     try:
@@ -227,7 +227,7 @@ def _is_same_json(said: Response, response: Response) -> bool:
 
 
 def _predictions(said: Response) -> Any:
-    """Tell what V1 says of an answer; raises RefusedError."""
+    """Return the V1 predictions of a response; raises RefusedError."""
     entries, tensors = [], b""
     for name, datatype, shape, data in outputs_of(said):
         if data is None:

@@ -45,7 +45,7 @@ class Request:
 
     @property
     def path(self) -> bytes | None:
-        """Give its path and query; None where it asks for no resource of a server."""
+        """Return its path and query; None where it asks for no resource of a server."""
         path = self.target
         if absolute := _ABSOLUTE.fullmatch(path):
             path = absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
@@ -125,7 +125,7 @@ def read_fields(lines: list[bytes]) -> Fields:
 
 
 def all_of(fields: Fields, name: bytes) -> list[bytes]:
-    """Give every value of a field, by its name in lower case."""
+    """Return every value of a field, by its name in lower case."""
     return [value for each, value in fields if each == name]
 
 
@@ -143,7 +143,7 @@ def _check_host(target: bytes, version: bytes, fields: Fields) -> None:
 
 
 def _length(fields: Fields, version: bytes) -> int | None:
-    """Give the size of the body, None where it is chunked."""
+    """Return the size of the body, None where it is chunked."""
     codings = all_of(fields, b"transfer-encoding")
     lengths = all_of(fields, b"content-length")
     if codings:
@@ -158,7 +158,7 @@ def _length(fields: Fields, version: bytes) -> int | None:
 
 
 def chunked(stream: bytes, at: int) -> tuple[bytes, int] | None:
-    """Give a chunked body and where it ends; None where it is not whole; raises RefusedError."""
+    """Return a chunked body and where it ends; None where it is not whole; raises RefusedError."""
     parts: list[bytes] = []
     while True:
         end = stream.find(b"\r\n", at)

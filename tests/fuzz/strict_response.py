@@ -1,4 +1,4 @@
-"""A strict reader of what a server answers: of its HTTP/1.1, and of the inference answer in it."""
+"""A strict reader of HTTP/1.1 responses, and of the inference responses in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.codec.reference import RefusedError as PlainRefusedError
 from tests.fuzz.strict_http1 import MAX_HEAD, Fields, RefusedError, all_of, chunked, read_fields
 
 _FIRST = re.compile(rb"HTTP/1\.([01]) +([1-9][0-9]{2})(?: ([\t -~\x80-\xff]*))?")
-_MOST_INTERIM = 100
+_MAX_INTERIM = 100
 HEADER_LENGTH = b"inference-header-content-length"
 
 Value = tuple[str, str, tuple[int, ...], bytes | None]
@@ -27,7 +27,7 @@ What is in the bytes of BOOL and BYTES is for the client to look at that gets th
 
 @dataclass(frozen=True)
 class Response:
-    """A final response, whole."""
+    """A complete final response."""
 
     status: int
     fields: Fields
@@ -35,17 +35,17 @@ class Response:
 
     @property
     def lengths(self) -> list[bytes]:
-        """Give what is said of the size of the JSON before the tensors."""
+        """Return what is said of the size of the JSON before the tensors."""
         return all_of(self.fields, HEADER_LENGTH)
 
     @property
     def content(self) -> tuple[bytes, list[bytes]]:
-        """Give the body, and what is said of it."""
+        """Return the body, and what is said of it."""
         return self.body, self.lengths
 
     @property
     def as_json(self) -> Response:
-        """Give the same as if it were JSON alone."""
+        """Return the same as if it were JSON alone."""
         fields = [(name, value) for name, value in self.fields if name != HEADER_LENGTH]
         return replace(self, fields=fields)
 
@@ -55,7 +55,7 @@ def read_response(stream: bytes, method: str = "POST", closed: bool = True) -> R
 
     ``closed`` tells whether its sender has closed the connection. Raises RefusedError.
     """
-    for _ in range(_MOST_INTERIM + 1):
+    for _ in range(_MAX_INTERIM + 1):
         stream = stream.lstrip(b"\r\n")
         end = stream.find(b"\r\n\r\n")
         if end >= MAX_HEAD or (end < 0 and len(stream) >= MAX_HEAD):
@@ -95,7 +95,7 @@ def _with_body(
 
 
 def outputs_of(response: Response) -> list[Value]:
-    """Read the outputs of an inference answer; raises RefusedError where they are in doubt."""
+    """Read the outputs of an inference response; raises RefusedError where they are in doubt."""
     try:
         return _outputs(response)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as no:
@@ -144,7 +144,7 @@ def _output(output: dict[str, Any], rest: bytes) -> tuple[Value, bytes]:
 
 
 def _packed(datatype: str, shape: list[int], value: Any) -> bytes:
-    """Give the bytes of a tensor in JSON; its text where it is none, which is the client's to see.
+    """Return the bytes of a tensor in JSON, or its text if it is no tensor.
 
     So it is the same in JSON alone.
     """

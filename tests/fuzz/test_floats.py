@@ -1,4 +1,4 @@
-"""The C module that reads floats: no text makes it read or write where it must not, or err."""
+"""Fuzzing the C module that reads floats: no out-of-bounds access, no wrong value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("float_reader.py")
 
 @pytest.fixture(scope="module", autouse=True)
 def machine(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skip these tests where nothing can be built with sanitizers."""
+    """Skip these tests if nothing can be built with sanitizers."""
     try:
         sanitized.check_machine(tmp_path_factory.mktemp("machine"))
     except sanitized.NoSanitizerError as error:
@@ -25,21 +25,23 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def fuzz(source: str, folder: Path, budget: float, seed: str) -> tuple[CompletedProcess[str], str]:
-    """Fuzz a module for so many seconds; give what came of it, and the text that was read last."""
+    """Fuzz a module for ``budget`` seconds; return the outcome, and the text that was read last."""
     module, last = sanitized.build(source, folder), folder / "last.txt"
     done = sanitized.run(PROGRAM, str(module), str(budget), seed, str(last), timeout=budget + 120)
     text = last.read_bytes() if last.exists() else None
     return done, f"seed {seed}, last text: {text!r}\n{done.stderr}"
 
 
-def test_no_text_makes_the_reader_err(tmp_path: Path) -> None:
-    done, told = fuzz(sanitized.SOURCE.read_text(), tmp_path, fuzz_seconds(20), os.urandom(8).hex())
-    assert done.returncode == 0, told
+def test_generated_texts_are_read_right_and_within_bounds(tmp_path: Path) -> None:
+    done, expected = fuzz(
+        sanitized.SOURCE.read_text(), tmp_path, fuzz_seconds(20), os.urandom(8).hex()
+    )
+    assert done.returncode == 0, expected
     counts = json.loads(done.stdout)
     assert min(counts.values()) > 0.1 * sum(counts.values()) > 0, counts
 
 
-PLANTED = {
+DEFECTS = {
     "read beyond the end": (
         "bool negative = at < end && *at == '-', is_integer = true;",
         "bool negative = *at == '-', is_integer = true;",
@@ -66,11 +68,11 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_error_is_found(planted: str, tmp_path: Path) -> None:
-    right, wrong, told = PLANTED[planted]
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_planted_defect_is_found(defect: str, tmp_path: Path) -> None:
+    right, wrong, expected = DEFECTS[defect]
     source = sanitized.SOURCE.read_text()
     assert source.count(right) == 1
     done, output = fuzz(source.replace(right, wrong), tmp_path, 60, "planted")
     assert done.returncode != 0
-    assert told in output
+    assert expected in output

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of every kind: a server sees what a strict reader of the stream does, and no more."""
+"""Fuzzing HTTP/1.1: a server sees the requests that a strict reader sees, and no others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.end_to_end.connections.test_smuggling import ACCEPTED, INNER, REFUSED
-from tests.fuzz.http1_messages import Stream, check_streams, recording
+from tests.fuzz.http1_comparison import Stream, check_streams, recording
 from tests.fuzz.http1_streams import any_stream, with_odd_byte
 from tests.fuzz.strict_http1 import read_all
 from tests.support.scale import fuzz_seconds
@@ -227,7 +227,7 @@ ANSWERED = {
 }
 
 
-def _ways(data: bytes, plain: bool) -> Iterator[Stream]:
+def _variants(data: bytes, plain: bool) -> Iterator[Stream]:
     """Send a stream as a whole, in two pieces, and byte by byte as far as that is worthwhile."""
     yield Stream(data, plain=plain)
     yield Stream(data, (len(data) // 2,), plain)
@@ -235,41 +235,41 @@ def _ways(data: bytes, plain: bool) -> Iterator[Stream]:
 
 
 @pytest.mark.parametrize("data", SERVED.values(), ids=SERVED)
-async def test_a_request_that_is_in_order_is_served(data: bytes) -> None:
+async def test_a_valid_request_is_served(data: bytes) -> None:
     async with recording() as (recorder, gateway):
-        await check_streams(recorder, gateway, _ways(data, plain=True))
+        await check_streams(recorder, gateway, _variants(data, plain=True))
 
 
 @pytest.mark.parametrize("data", NOT_SERVED.values(), ids=NOT_SERVED)
-async def test_the_strict_reader_sees_no_request_in_what_is_not_in_order(data: bytes) -> None:
+async def test_the_strict_reader_sees_no_invalid_request(data: bytes) -> None:
     assert read_all(data).requests == []
 
 
 @pytest.mark.parametrize(
     "data", [*NOT_SERVED.values(), *UNKNOWN.values()], ids=[*NOT_SERVED, *UNKNOWN]
 )
-async def test_a_request_that_is_not_in_order_reaches_no_server(data: bytes) -> None:
+async def test_an_invalid_request_reaches_no_server(data: bytes) -> None:
     async with recording() as (recorder, gateway):
-        await check_streams(recorder, gateway, _ways(data, plain=False))
+        await check_streams(recorder, gateway, _variants(data, plain=False))
         assert recorder.seen == []
 
 
 @pytest.mark.parametrize("data", ANSWERED.values(), ids=ANSWERED)
-async def test_a_target_that_names_no_resource_is_answered_by_the_gateway(data: bytes) -> None:
+async def test_the_gateway_responds_to_a_target_that_names_no_resource(data: bytes) -> None:
     async with recording() as (recorder, gateway):
-        await check_streams(recorder, gateway, _ways(data, plain=False))
+        await check_streams(recorder, gateway, _variants(data, plain=False))
         assert {path for _, path, _ in recorder.seen} == {b"/behind"}
 
 
 # ------------------------------------------------------------------------------- by chance
 
 
-async def test_an_odd_byte_at_any_place_is_taken_as_the_strict_reader_does() -> None:
+async def test_an_odd_byte_anywhere_is_read_as_by_the_strict_reader() -> None:
     async with recording() as (recorder, gateway):
         await check_streams(recorder, gateway, with_odd_byte())
 
 
-async def test_streams_of_any_kind_are_taken_as_the_strict_reader_does() -> None:
+async def test_generated_streams_are_read_as_by_the_strict_reader() -> None:
     end = time.monotonic() + fuzz_seconds(6)
 
     def streams() -> Iterator[Stream]:

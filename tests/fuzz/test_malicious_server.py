@@ -1,4 +1,4 @@
-"""Inference answers of a malicious server: right, or an error that names it, or plainly broken off.
+"""Any response of a malicious server ends as a right one, an error that names it, or a cut one.
 
 Whatever it sends, no client gets data that are wrong or cut short and looks whole, none waits
 without end, and nothing is left of it in the gateway.
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzz.malicious_responses import Served, any_answer, in_order
+from tests.fuzz.malicious_responses import ServerResponse, any_response, in_order
 from tests.fuzz.malicious_server import KINDS, Case, check_cases
 from tests.support.scale import fuzz_seconds
 
@@ -29,21 +29,21 @@ DIALECTS = ("triton", "kserve", "openvino", "json")
     ("kind", "ending"), [("JSON", "close"), ("binary", "close"), ("V1", "close"), ("JSON", "reset")]
 )
 @pytest.mark.parametrize("sizes", [(), (100, 7)], ids=["sized", "chunked"])
-async def test_a_close_at_any_byte_of_an_answer_is_noticed(
+async def test_a_close_at_any_byte_of_a_response_is_detected(
     kind: str, ending: str, sizes: tuple[int, ...]
 ) -> None:
     data = in_order("two outputs", sizes)
-    cases = (Case(kind, Served(data[:size], (), ending)) for size in range(1, len(data)))
+    cases = (Case(kind, ServerResponse(data[:size], (), ending)) for size in range(1, len(data)))
     assert await check_cases("triton", cases) == len(data) - 1
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_any_answer_is_right_or_an_error_or_broken_off(dialect: str) -> None:
+async def test_any_response_is_right_or_an_error_or_cut(dialect: str) -> None:
     end = time.monotonic() + fuzz_seconds(4)
     chance = random.Random(dialect)
 
     def cases() -> Iterator[Case]:
         while time.monotonic() < end:
-            yield Case(chance.choice(KINDS), any_answer(chance))
+            yield Case(chance.choice(KINDS), any_response(chance))
 
     assert await check_cases(dialect, cases()) > 0

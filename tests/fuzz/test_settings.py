@@ -1,4 +1,4 @@
-"""Whatever a settings file holds, it gives settings, or errors with file and line."""
+"""Fuzzing settings files: the result is settings, or errors with file and line."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.fuzz.settings_files import SAMPLES, WITNESS, broken
 from tests.support.scale import fuzz_seconds
 
 ENVIRON = {"SET": "64", "NUMBER": "7", "EMPTY": "", "ODD": "\udc80\n"}
-LONGEST = 60
+MAX_CPU_SECONDS = 60
 """Seconds of CPU that a file may take: hundreds of times what the slowest here takes."""
-MOST = 512 * 1024
+MAX_GROWTH_KIB = 512 * 1024
 """KiB of memory that all files together may add to the process."""
-LEAST = 50
+MIN_FILES = 50
 """Files that are tried however short the time is."""
 WITHOUT_LINE = ("", "upstreams", "routes")
 """Where something is missing as a whole, no line can be told."""
@@ -38,10 +38,10 @@ def bounded() -> Iterator[None]:
     """Stop what takes more CPU than a file may."""
 
     def stop(number: int, frame: object) -> None:
-        raise TooLongError(f"more than {LONGEST} s of CPU")
+        raise TooLongError(f"more than {MAX_CPU_SECONDS} s of CPU")
 
     before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MAX_CPU_SECONDS)
     try:
         yield
     finally:
@@ -56,8 +56,8 @@ def outcome(file: Path, with_files: bool = False) -> Settings | tuple[Problem, .
         return error.problems
 
 
-def hold(file: Path, content: bytes, with_files: bool = False) -> bool:
-    """Check what comes of a file; tell whether it gave settings."""
+def check_file(file: Path, content: bytes, with_files: bool = False) -> bool:
+    """Check what comes of a file; return whether it gave settings."""
     file.write_bytes(content)
     with bounded():
         found = outcome(file, with_files)
@@ -88,11 +88,11 @@ def test_broken_files_give_settings_or_errors(
     end = time.monotonic() + fuzz_seconds(5)
     right = wrong = 0
     for seed in count():
-        if seed >= LEAST and time.monotonic() > end:
+        if seed >= MIN_FILES and time.monotonic() > end:
             break
         content = broken(seed)
         try:
-            if hold(file, content, with_files=bool(seed % 2)):
+            if check_file(file, content, with_files=bool(seed % 2)):
                 right += 1
             else:
                 wrong += 1
@@ -103,12 +103,12 @@ def test_broken_files_give_settings_or_errors(
     assert right
     assert wrong
     assert not (tmp_path / WITNESS).exists()
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MAX_GROWTH_KIB
 
 
 def test_the_samples_are_right(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
-    assert [hold(file, sample.encode()) for sample in SAMPLES] == [True] * len(SAMPLES)
+    assert [check_file(file, sample.encode()) for sample in SAMPLES] == [True] * len(SAMPLES)
 
 
 U = "upstreams: {u: {endpoints: http://u:1}}\n"
@@ -146,10 +146,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_files_end_in_errors_before_long(
+def test_hostile_files_are_refused_quickly(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     is_right = text == HOSTILE["as large as may be"]
-    assert hold(tmp_path / "gateway.yaml", text.encode("latin-1")) is is_right
+    assert check_file(tmp_path / "gateway.yaml", text.encode("latin-1")) is is_right
     assert not (tmp_path / WITNESS).exists()

@@ -8,11 +8,11 @@ Fields = dict[str, Any]
 
 
 def tensor(**changes: Any) -> Fields:
-    """Give an input or output; a change to None leaves the field out."""
+    """Make an input or output; None removes a field."""
     entry = {"name": "x", "datatype": "FP32", "shape": [2]} | changes
     return {key: value for key, value in entry.items() if value is not None}
 
 
 def nested(depth: int) -> bytes:
-    """Give an object that nests in so many levels."""
+    """Make a JSON object nested this deep."""
     return b'{"x":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"

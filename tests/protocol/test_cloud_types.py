@@ -38,7 +38,7 @@ CLOUDS = [(SAGEMAKER_TYPE, SAGEMAKER), (VERTEX_AI_TYPE, VERTEX_AI)]
         (";x-json-header-size=1", None),
     ],
 )
-def test_the_size_is_read(
+def test_header_size_is_parsed(
     content_type: str, cloud: Cloud, parameters: str, size: int | None
 ) -> None:
     for written in (content_type, content_type.upper(), " " + content_type):
@@ -58,7 +58,7 @@ def test_the_size_is_read(
         "json-header-size=7",
     ],
 )
-def test_other_types_are_none(content_type: str) -> None:
+def test_other_content_types_are_ignored(content_type: str) -> None:
     assert not is_cloud_type(content_type)
     assert parse_cloud_type(content_type) is None
 
@@ -94,7 +94,7 @@ UNREADABLE = "the Content-Type has a parameter that cannot be read, near "
         ("x;json-header-size=1", UNREADABLE + "'x;json-header-size=1'"),
     ],
 )
-def test_what_is_no_size_is_refused(content_type: str, message: str) -> None:
+def test_invalid_size_is_refused(content_type: str, message: str) -> None:
     for start, _ in CLOUDS:
         with pytest.raises(GatewayError) as caught:
             parse_cloud_type(start + content_type)
@@ -103,8 +103,8 @@ def test_what_is_no_size_is_refused(content_type: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("start", ["additional-string/", "x", "application/json, ", '"'])
-def test_a_type_that_begins_otherwise_is_refused(start: str) -> None:
-    # As Triton refuses it.
+def test_type_with_a_prefix_is_refused(start: str) -> None:
+    # Triton refuses it, too.
     for content_type, _ in CLOUDS:
         with pytest.raises(GatewayError, match=r"^the Content-Type must begin with") as caught:
             parse_cloud_type(f"{start}{content_type};json-header-size=1")
@@ -112,13 +112,13 @@ def test_a_type_that_begins_otherwise_is_refused(start: str) -> None:
 
 
 @pytest.mark.parametrize("unit", [";", "; ", " ", ";a=b", ';a="', ";a=", '\\"'])
-def test_what_a_long_type_costs(unit: str) -> None:
-    # Ends at all: no pattern may try all ways to read it.
+def test_long_type_is_parsed_in_linear_time(unit: str) -> None:
+    # A pattern that backtracks would not end.
     with pytest.raises(GatewayError) as caught:
         parse_cloud_type(SAGEMAKER_TYPE + unit * 20_000 + ";json-header-size=x")
     assert len(caught.value.message) < 300
 
 
-def test_a_type_is_written_as_clients_read_it() -> None:
-    # By the length of what comes before the number, without any parser.
+def test_formatted_type_is_as_clients_parse_it() -> None:
+    # Clients skip a fixed number of characters before the number.
     assert format_cloud_type(SAGEMAKER, "123") == SAGEMAKER_TYPE + ";json-header-size=123"

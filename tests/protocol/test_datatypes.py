@@ -24,7 +24,7 @@ TABLE = {
 }
 
 
-def test_the_protocol_has_these_datatypes() -> None:
+def test_table_has_the_datatypes_of_the_protocol() -> None:
     assert {name: (d.family, d.size) for name, d in DATATYPES.items()} == TABLE
     assert all(name == datatype.name for name, datatype in DATATYPES.items())
 

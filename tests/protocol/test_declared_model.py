@@ -53,13 +53,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("model", "tensor"), TAKEN)
-def test_what_is_declared_is_taken(model: DeclaredModel, tensor: InputTensor) -> None:
+def test_declared_inputs_are_accepted(model: DeclaredModel, tensor: InputTensor) -> None:
     model.check([tensor])
     assert model.accepts([tensor])
 
 
 @pytest.mark.parametrize(("model", "tensor", "message"), REFUSED)
-def test_what_is_not_is_refused(model: DeclaredModel, tensor: InputTensor, message: str) -> None:
+def test_other_inputs_are_refused(model: DeclaredModel, tensor: InputTensor, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
         model.check([came("x", *_good(model)), tensor])
     assert caught.value.kind is ErrorKind.BAD_REQUEST
@@ -72,8 +72,8 @@ def _good(model: DeclaredModel) -> tuple[str, *tuple[int, ...]]:
     return (first.datatype.name, *(abs(size) for size in first.shape))
 
 
-def test_inputs_may_be_left_out() -> None:
-    # A server knows which of them are optional.
+def test_inputs_may_be_missing() -> None:
+    # Only the server knows which inputs are optional.
     PLAIN.check([])
 
 
@@ -90,7 +90,7 @@ OURS = declared(spec("x", "FP32", -1), outputs=(spec("out", "FP32", -1),))
         ((X_OF_SERVER,), (Y_OF_SERVER,), ModelMetadata("m", (X_OF_SERVER,), True, (Y_OF_SERVER,))),
     ],
 )
-def test_what_a_server_says_goes_before_what_is_declared(
+def test_reported_metadata_overrides_declared_metadata(
     inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], wanted: ModelMetadata
 ) -> None:
     known = ModelMetadata("m", inputs, True, outputs)
@@ -102,13 +102,13 @@ def test_what_a_server_says_goes_before_what_is_declared(
     ("batching", "shape", "wanted"),
     [
         (None, (-1, 2, -1), True),
-        (None, (8, 2, 5), True),  # the server knows more of the sizes
-        (None, (2, -1), None),  # without the batch dimension, or another model
+        (None, (8, 2, 5), True),  # the server reports more of the sizes
+        (None, (2, -1), None),  # without the batch dimension, or for another model
         (False, (-1, 2, -1), False),
         (True, (-1, 2, -1), True),
     ],
 )
-def test_a_declared_batch_counts_where_the_server_says_nothing_of_one(
+def test_declared_batching_counts_if_the_server_does_not_say(
     batching: bool | None, shape: tuple[int, ...], wanted: bool | None
 ) -> None:
     known = ModelMetadata("m", (spec("x", "INT8", *shape),), batching)
@@ -150,10 +150,12 @@ KNOWN = ModelMetadata("m", (spec("x", "FP32", -1),), False, (spec("out", "FP32",
         ),
     ],
 )
-def test_differences(known: ModelMetadata, max_batch_size: int | None, told: list[str]) -> None:
+def test_differences_are_described(
+    known: ModelMetadata, max_batch_size: int | None, told: list[str]
+) -> None:
     assert list(find_differences(OURS, known, max_batch_size)) == told
 
 
-def test_outputs_that_are_not_declared_are_no_difference() -> None:
+def test_undeclared_outputs_are_no_difference() -> None:
     more = ModelMetadata("m", KNOWN.inputs, False, (*KNOWN.outputs, spec("more", "FP32", 1)))
     assert not list(find_differences(OURS, more, 0))

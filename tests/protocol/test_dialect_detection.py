@@ -1,4 +1,4 @@
-"""What servers say of themselves, as their sources have it, and what that tells."""
+"""Metadata of servers, as their sources write it, and the dialects detected from it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _without(*names: str) -> list[str]:
             replace(OPENVINO, binary=False, binary_only_if_listed=False),
         ),
         ({"name": "mlserver", "version": "1.7.1", "extensions": []}, JSON),
-        # What is listed counts more than a name: another gateway before it may have added it.
+        # Extensions count more than the name: a gateway in front may have added them.
         ({"name": "mlserver", "version": "9", "extensions": ["binary_tensor_data"]}, BINARY),
         ({**_kserve("0.9"), "extensions": ["binary_tensor_data"]}, KSERVE),
         (
@@ -71,14 +71,14 @@ def _without(*names: str) -> list[str]:
     ],
     ids=str,
 )
-def test_a_server_is_recognised(document: dict[str, Any], dialect: Dialect) -> None:
+def test_dialect_of_known_servers_is_detected(document: dict[str, Any], dialect: Dialect) -> None:
     found = parse_server_metadata(200, json.dumps(document).encode())
     assert found.dialect == dialect
     assert found.certain
 
 
 @pytest.mark.parametrize("version", ["0.9", "0.13.1", "0.21.0"])
-def test_a_kserve_of_any_age_speaks_v1(version: str) -> None:
+def test_kserve_of_any_release_speaks_v1(version: str) -> None:
     assert parse_server_metadata(200, json.dumps(_kserve(version)).encode()).dialect.speaks_v1
 
 
@@ -106,9 +106,7 @@ def test_a_kserve_of_any_age_speaks_v1(version: str) -> None:
         (404, b'{"name":"triton","extensions":["binary_tensor_data"]}', "GET /v2 with 404"),
     ],
 )
-def test_what_shows_no_binary_form_is_spoken_to_in_json(
-    status: int, document: bytes, said: str
-) -> None:
+def test_server_without_binary_extension_gets_json(status: int, document: bytes, said: str) -> None:
     found = parse_server_metadata(status, document)
     assert found.dialect is JSON
     assert said in found.reason
@@ -116,7 +114,7 @@ def test_what_shows_no_binary_form_is_spoken_to_in_json(
     assert not found.certain
 
 
-def test_the_reason_names_what_told_it() -> None:
+def test_reason_names_the_evidence() -> None:
     found = parse_server_metadata(200, json.dumps({"name": "triton", "version": "2.51.0"}).encode())
     assert "names itself 'triton', version '2.51.0'" in found.reason
     found = parse_server_metadata(200, json.dumps(_kserve("0.13.1")).encode())
@@ -125,7 +123,7 @@ def test_the_reason_names_what_told_it() -> None:
     )
 
 
-def test_what_a_server_says_is_shown_in_one_short_line() -> None:
+def test_quotations_of_a_server_are_short_and_on_one_line() -> None:
     named = {"name": "a\nERROR all is lost\x1b[2J" + "é" * 10_000, "version": "1" * 10_000}
     reason = parse_server_metadata(200, json.dumps(named).encode()).reason
     assert reason.isprintable()

@@ -25,14 +25,14 @@ from gateway.protocol.dialects import (
         ("m", "3", "/v2/models/m/trace/setting"),
     ],
 )
-def test_triton_keeps_trace_settings_per_model(
+def test_triton_has_trace_settings_per_model(
     model: str | None, version: str | None, path: str
 ) -> None:
     assert TRITON.trace is not None
     assert TRITON.trace.path(model, version) == path
 
 
-def test_the_specification_has_trace_settings_per_version() -> None:
+def test_specification_has_trace_settings_per_version() -> None:
     form = TracePaths("/trace", per_version=True)
     assert form.path(None, None) == "/v2/trace"
     assert form.path("m", None) == "/v2/models/m/trace"
@@ -44,17 +44,17 @@ def test_dialects_are_found_by_name() -> None:
     assert all(name == dialect.name for name, dialect in DIALECTS.items())
 
 
-def test_who_speaks_v1_too() -> None:
+def test_only_kserve_speaks_v1() -> None:
     assert [name for name, dialect in DIALECTS.items() if dialect.speaks_v1] == ["kserve"]
 
 
-def test_who_has_no_list_of_models() -> None:
+def test_only_openvino_has_no_model_list() -> None:
     lacking = [name for name, dialect in DIALECTS.items() if not dialect.has_model_list]
     assert lacking == ["openvino"]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda each: each.name)
-def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
+def test_common_dialect_of_equal_dialects_is_the_same(dialect: Dialect) -> None:
     assert common_dialect([dialect]) is dialect
     assert common_dialect([dialect, replace(dialect), dialect]) is dialect
 
@@ -100,11 +100,11 @@ def test_servers_alike_are_spoken_to_as_each_of_them(dialect: Dialect) -> None:
             [TRITON, replace(TRITON, max_head_part=100)],
             replace(TRITON, max_head_part=100),
         ),
-        # Servers of KServe that differ in age all speak V1.
+        # All releases of KServe speak V1.
         ([KSERVE, replace(KSERVE, binary=False)], replace(KSERVE, binary=False)),
     ],
 )
-def test_servers_that_differ_are_spoken_to_as_all_understand(
+def test_common_dialect_is_what_all_servers_understand(
     dialects: Sequence[Dialect], expected: Dialect
 ) -> None:
     assert common_dialect(dialects) == expected

@@ -11,7 +11,9 @@ from gateway.protocol.error_vocabulary import REQUEST, RESPONSE, ErrorVocabulary
         (RESPONSE, "output 'x'", ErrorKind.BAD_RESPONSE),
     ],
 )
-def test_who_wrote_it_is_at_fault(message: ErrorVocabulary, label: str, kind: ErrorKind) -> None:
+def test_malformed_message_is_its_authors_error(
+    message: ErrorVocabulary, label: str, kind: ErrorKind
+) -> None:
     assert message.label("x") == label
     fault = message.malformed("all wrong")
     assert (fault.kind, fault.message) == (kind, "all wrong")

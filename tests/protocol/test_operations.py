@@ -82,7 +82,7 @@ OTHER = OperationKind.OTHER
         ("GET", "/v1/models", Operation(V1_MODELS)),
     ],
 )
-def test_endpoints_that_are_treated_in_a_way_of_their_own(
+def test_operations_with_a_handler_are_parsed(
     method: str, target: str, endpoint: Operation
 ) -> None:
     assert parse_operation(method, target) == endpoint
@@ -100,7 +100,7 @@ def test_endpoints_that_are_treated_in_a_way_of_their_own(
         ("PUT", "/v2/logging/x", Operation(LOGGING)),
     ],
 )
-def test_endpoints_that_are_forwarded_where_there_is_one_server(
+def test_operations_forwarded_to_a_single_server_are_parsed(
     method: str, target: str, endpoint: Operation
 ) -> None:
     assert parse_operation(method, target) == endpoint
@@ -173,7 +173,7 @@ def test_endpoints_that_are_forwarded_where_there_is_one_server(
         ("GET", "", Operation(OTHER)),
     ],
 )
-def test_whatever_else_is_forwarded(method: str, target: str, endpoint: Operation) -> None:
+def test_passthrough_operations_are_parsed(method: str, target: str, endpoint: Operation) -> None:
     assert parse_operation(method, target) == endpoint
     assert endpoint.kind in PASSTHROUGH
 
@@ -186,7 +186,7 @@ def test_whatever_else_is_forwarded(method: str, target: str, endpoint: Operatio
         ("GET", "/v2/", [Operation(METADATA)]),
         ("OPTIONS", "*", [Operation(OTHER)]),
         ("GET", "", [Operation(OTHER)]),
-        # What is encoded without need, or has to be, is the same to all.
+        # Needless or required percent-encoding reads the same everywhere.
         ("POST", "/v2/models/%6d/infer", [Operation(INFER, "m")]),
         ("POST", "/v2/models/a%20b/versions/%31/infer", [Operation(INFER, "a b", "1")]),
         ("POST", "/v2/models/%C3%A9/infer", [Operation(INFER, "é")]),
@@ -196,7 +196,7 @@ def test_whatever_else_is_forwarded(method: str, target: str, endpoint: Operatio
         # Servers decode once.
         ("POST", "/v2/models/%256d/infer", [Operation(INFER, "%6d")]),
         ("POST", "/v2/models/m%252Finfer", [Operation(OTHER, "m%2Finfer")]),
-        # Where they decode tells what is asked for.
+        # The operation depends on when a server decodes.
         ("POST", "/v2/models/m%2Finfer", [Operation(OTHER, "m/infer"), Operation(INFER, "m")]),
         (
             "GET",
@@ -231,7 +231,7 @@ def test_whatever_else_is_forwarded(method: str, target: str, endpoint: Operatio
             "/v2/repository/models%2Fm/load",
             [Operation(REPOSITORY), Operation(LOAD, "m")],
         ),
-        # And where they tidy up.
+        # The same for servers that normalize paths.
         ("POST", "/v2/models/m/infer/", [Operation(OTHER, "m"), Operation(INFER, "m")]),
         ("POST", "//v2/models//m/infer", [Operation(OTHER), Operation(INFER, "m")]),
         ("POST", "/v2/models/./m/infer", [Operation(OTHER, "."), Operation(INFER, "m")]),
@@ -244,27 +244,27 @@ def test_whatever_else_is_forwarded(method: str, target: str, endpoint: Operatio
         ("GET", "/v2/health/live/", [Operation(OTHER), Operation(LIVENESS)]),
     ],
 )
-def test_the_ways_in_which_servers_read_a_path(
+def test_path_variants_of_servers_are_parsed(
     method: str, target: str, readings: list[Operation]
 ) -> None:
     assert list(parse_operation_variants(method, target)) == readings
 
 
-def test_every_kind_has_one_word() -> None:
+def test_every_kind_has_one_name() -> None:
     named = [kind for kinds in OPERATION_KINDS.values() for kind in kinds]
     assert sorted(kind.name for kind in named) == sorted(kind.name for kind in OperationKind)
     for word, kinds in OPERATION_KINDS.items():
         assert {operation_name(kind) for kind in kinds} == {word}
 
 
-def test_paths_of_a_model() -> None:
+def test_model_path_is_written() -> None:
     assert model_path("m") == "/v2/models/m"
     assert model_path("a%20b", "3") == "/v2/models/a%20b/versions/3"
 
 
 @pytest.mark.parametrize("version", [None, "1", "v.2"])
 @pytest.mark.parametrize("model", ["m", "a%2Fb", "infer"])
-def test_a_model_path_is_parsed_back(model: str, version: str | None) -> None:
+def test_model_path_is_parsed_back(model: str, version: str | None) -> None:
     path = model_path(model, version) + "/infer"
     assert parse_operation("POST", path) == Operation(INFER, model, version)
 
@@ -326,7 +326,7 @@ def test_a_model_path_is_parsed_back(model: str, version: str | None) -> None:
         ],
     ],
 )
-def test_another_model_in_a_path(target: str, renamed: str, with_version: str) -> None:
+def test_model_in_a_path_is_replaced(target: str, renamed: str, with_version: str) -> None:
     assert replace_model(target, "n") == renamed
     assert replace_model(target, "n", "3") == with_version
     for method in ("GET", "POST"):
@@ -348,5 +348,5 @@ def test_another_model_in_a_path(target: str, renamed: str, with_version: str) -
         ("/v2", "/v2"),
     ],
 )
-def test_the_path_without_a_version(target: str, path: str) -> None:
+def test_version_is_removed_from_a_path(target: str, path: str) -> None:
     assert strip_version(target) == path

@@ -17,7 +17,7 @@ def model(datatype: str, *shapes: list[int], batching: bool = False) -> ModelMet
     return ModelMetadata("m", tuple(tensors), batching)
 
 
-# PROTOCOL.md, "Raw binary request": what Triton was seen to do, and more of the kind.
+# Cases that Triton was observed to handle, and similar ones.
 ACCEPTED = [
     (model("FP32", [-1]), 8, [2]),
     (model("FP32", [-1]), 0, [0]),
@@ -35,9 +35,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize(("metadata", "size", "shape"), ACCEPTED)
-def test_the_shape_follows_from_the_size(
-    metadata: ModelMetadata, size: int, shape: list[int]
-) -> None:
+def test_shape_follows_from_the_size(metadata: ModelMetadata, size: int, shape: list[int]) -> None:
     preamble = make_raw_binary_preamble(metadata, size)
     assert preamble.prefix == b""
     assert json.loads(preamble.header) == {
@@ -61,7 +59,9 @@ def test_the_shape_follows_from_the_size(
     ],
 )
 @pytest.mark.parametrize("size", [0, 3, 2**32 - 1])
-def test_bytes_get_their_length(metadata: ModelMetadata, shape: list[int], size: int) -> None:
+def test_bytes_element_gets_its_length(
+    metadata: ModelMetadata, shape: list[int], size: int
+) -> None:
     preamble = make_raw_binary_preamble(metadata, size)
     assert preamble.prefix == size.to_bytes(4, "little")
     entry = json.loads(preamble.header)["inputs"][0]
@@ -86,7 +86,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("metadata", "size", "message"), REFUSED)
-def test_what_cannot_be_raw_is_refused(metadata: ModelMetadata, size: int, message: str) -> None:
+def test_model_that_cannot_take_raw_binary_is_refused(
+    metadata: ModelMetadata, size: int, message: str
+) -> None:
     with pytest.raises(GatewayError) as caught:
         make_raw_binary_preamble(metadata, size)
     assert caught.value.kind is ErrorKind.BAD_REQUEST

@@ -61,7 +61,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("fields", PLAIN)
-def test_what_is_plain(fields: Fields) -> None:
+def test_usual_request_is_plain(fields: Fields) -> None:
     inputs = read_inputs(fields)
     features = read_features(fields, inputs)
     assert features.is_plain
@@ -69,13 +69,13 @@ def test_what_is_plain(fields: Fields) -> None:
 
 
 @pytest.mark.parametrize(("fields", "fault"), FAULTS)
-def test_a_parameter_of_a_wrong_type(fields: Fields, fault: str) -> None:
+def test_parameter_of_a_wrong_type_is_an_error(fields: Fields, fault: str) -> None:
     features = read_features(fields, read_inputs(fields))
     assert not features.is_plain
     assert fault in features.error
 
 
-def test_classes_are_wanted_of_some_outputs() -> None:
+def test_classified_outputs_are_named() -> None:
     fields = request(None, None, {"classification": 3}, {}, {"classification": 2**63})
     features = read_features(fields, read_inputs(fields))
     assert features.classified_outputs == ("y0", "y2")
@@ -83,7 +83,7 @@ def test_classes_are_wanted_of_some_outputs() -> None:
     assert not features.is_plain
 
 
-def test_an_output_listed_twice_counts_twice() -> None:
+def test_output_listed_twice_counts_twice() -> None:
     fields = request(None, None, {}, {"classification": 1})
     fields["outputs"][1]["name"] = "y0"
     assert read_features(fields, read_inputs(fields)).classified_outputs == ("y0",)
@@ -97,5 +97,5 @@ def test_an_output_listed_twice_counts_twice() -> None:
         (b'{"inputs":[{"name":"\\n"}]}', False),
     ],
 )
-def test_what_text_may_hide(text: bytes, hidden: bool) -> None:
+def test_text_may_hide_a_classification(text: bytes, hidden: bool) -> None:
     assert may_hide_classification(text) is hidden

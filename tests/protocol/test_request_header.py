@@ -26,7 +26,7 @@ FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
 # ---------------------------------------------------------------------------------- parsing
 
 
-def test_a_header_is_parsed() -> None:
+def test_header_is_parsed() -> None:
     assert parse_request_header(b' {"inputs": [], "x": {"y": 1.5}} ', 9) == {
         "inputs": [],
         "x": {"y": 1.5},
@@ -34,12 +34,12 @@ def test_a_header_is_parsed() -> None:
 
 
 @pytest.mark.parametrize("depth", [2, 3, 9])
-def test_nesting_up_to_the_cap_is_parsed(depth: int) -> None:
+def test_nesting_up_to_the_limit_is_parsed(depth: int) -> None:
     assert set(parse_request_header(nested(depth), depth)) == {"x"}
 
 
 @pytest.mark.parametrize("depth", [3, 10, 199])
-def test_nesting_beyond_the_cap_is_refused(depth: int) -> None:
+def test_nesting_beyond_the_limit_is_refused(depth: int) -> None:
     with pytest.raises(GatewayError, match=rf"^the request's JSON is nested deeper than {depth}$"):
         parse_request_header(nested(depth + 1), depth)
 
@@ -52,7 +52,7 @@ def test_nesting_100_000_deep_is_refused(text: bytes) -> None:
     assert len(caught.value.message) < 200
 
 
-def test_brackets_in_strings_and_side_by_side_are_no_nesting() -> None:
+def test_brackets_in_strings_and_siblings_are_no_nesting() -> None:
     text = json.dumps({"x": "[{" * 500, "y": [[]] * 500})
     assert parse_request_header(text.encode(), 3)["y"] == [[]] * 500
 
@@ -72,7 +72,7 @@ def test_brackets_in_strings_and_side_by_side_are_no_nesting() -> None:
         (b'"inputs"', 'the request must be a JSON object with inputs, got "inputs"'),
     ],
 )
-def test_what_is_no_header_is_refused(text: bytes, message: str) -> None:
+def test_invalid_header_is_refused(text: bytes, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
         parse_request_header(text, 64)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
@@ -105,7 +105,7 @@ def test_what_is_no_header_is_refused(text: bytes, message: str) -> None:
         ),
     ],
 )
-def test_an_input_is_read(entry: Fields, expected: InputTensor) -> None:
+def test_input_is_read(entry: Fields, expected: InputTensor) -> None:
     assert read_inputs({"id": "7", "inputs": [entry]}) == (expected,)
 
 
@@ -202,7 +202,7 @@ REFUSED_INPUTS = [
 
 
 @pytest.mark.parametrize(("fields", "message"), REFUSED_INPUTS)
-def test_a_faulty_input_is_refused(fields: Fields, message: str) -> None:
+def test_invalid_input_is_refused(fields: Fields, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
         read_inputs(fields)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
@@ -210,13 +210,13 @@ def test_a_faulty_input_is_refused(fields: Fields, message: str) -> None:
     assert len(caught.value.message) < 300
 
 
-def test_a_shape_of_many_dimensions_is_read() -> None:
+def test_shape_of_many_dimensions_is_read() -> None:
     shape = [1] * 64
     (read,) = read_inputs({"inputs": [tensor(shape=shape, parameters={"binary_data_size": 4})]})
     assert read.shape == tuple(shape)
 
 
-def test_the_size_takes_the_place_of_the_data() -> None:
+def test_binary_size_replaces_the_data() -> None:
     entry = tensor(data=0)
     set_binary_size(entry, 8)
     assert entry == tensor(parameters={"binary_data_size": 8})
@@ -225,7 +225,7 @@ def test_the_size_takes_the_place_of_the_data() -> None:
     assert entry == tensor(parameters={"a": 1, "binary_data_size": 0})
 
 
-# ---------------------------------------------------------------------------------- answer form
+# ---------------------------------------------------------------------------------- output encoding
 
 
 def outputs(*parameters: Fields | None) -> list[Fields]:
@@ -247,7 +247,7 @@ FORMS = [
     ({"outputs": outputs(ON, None)}, True, False, False, False),
     ({"outputs": outputs(ON, ON)}, True, True, True, False),
     ({"outputs": outputs(OFF, OFF), "parameters": DEFAULT_ON}, False, False, False, True),
-    # KServe's extension: an output's own word goes before the request's.
+    # KServe's extension: an output's parameter overrides the request's.
     ({"outputs": outputs(None, OFF), "parameters": DEFAULT_ON}, True, False, False, False),
     ({"outputs": outputs(None, None), "parameters": DEFAULT_ON}, True, True, True, False),
     ({"outputs": outputs({"classification": 3}, ON)}, False, True, False, False),
@@ -256,7 +256,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("fields", "first", "second", "all_binary", "all_json"), FORMS)
-def test_the_form_of_each_output(
+def test_requested_encoding_of_each_output_is_read(
     fields: Fields, first: bool, second: bool, all_binary: bool, all_json: bool
 ) -> None:
     form = read_output_encoding(fields)
@@ -278,15 +278,15 @@ BASE64 = {"content_type": "base64"}
         ({"outputs": [*outputs(BASE64), *outputs(None)]}, {"out0"}),
         ({"outputs": [*outputs(None), *outputs(BASE64)]}, set()),
         ({"outputs": [*outputs(ON), *outputs(BASE64)]}, set()),
-        # Of all outputs nothing can be said.
+        # There is no parameter for all outputs.
         ({"parameters": BASE64}, set()),
     ],
 )
-def test_the_outputs_that_are_wanted_as_base64(fields: Fields, as_base64: set[str]) -> None:
+def test_outputs_requested_in_base64_are_read(fields: Fields, as_base64: set[str]) -> None:
     assert read_output_encoding(fields).as_base64 == as_base64
 
 
-def test_an_output_that_was_not_listed_has_the_default_form() -> None:
+def test_unlisted_output_has_the_default_encoding() -> None:
     assert OutputEncoding(True, {"a": False}).wants_binary("b")
     assert not OutputEncoding(False, {"a": True}).wants_binary("b")
 
@@ -315,7 +315,7 @@ REFUSED_FORMS = [
 
 
 @pytest.mark.parametrize(("fields", "message"), REFUSED_FORMS)
-def test_a_faulty_form_is_refused(fields: Fields, message: str) -> None:
+def test_invalid_output_encoding_is_refused(fields: Fields, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
         read_output_encoding(fields)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
@@ -342,12 +342,12 @@ def test_a_faulty_form_is_refused(fields: Fields, message: str) -> None:
             {"outputs": outputs({"shared_memory_region": "r"}, ON)},
             False,
         ),
-        # What is done here is not asked of the server.
+        # The gateway encodes base64 itself.
         ({"outputs": outputs(BASE64, OFF | BASE64)}, {"outputs": outputs(ON, ON)}, True),
         ({"outputs": outputs(ON | BASE64)}, {"outputs": outputs(ON | BASE64)}, False),
     ],
 )
-def test_every_output_is_asked_for_in_binary(before: Fields, after: Fields, changed: bool) -> None:
+def test_every_output_is_requested_in_binary(before: Fields, after: Fields, changed: bool) -> None:
     assert request_binary_outputs(before) is changed
     assert before == after
 
@@ -367,12 +367,12 @@ def test_every_output_is_asked_for_in_binary(before: Fields, after: Fields, chan
         (tensor(datatype="FP32", parameters=BASE64 | {"shared_memory_region": "r"}), False),
     ],
 )
-def test_data_that_is_base64(entry: Fields, base64: bool) -> None:
+def test_base64_content_is_recognized(entry: Fields, base64: bool) -> None:
     (found,) = read_inputs({"inputs": [entry]})
     assert found.base64 is base64
 
 
-def test_base64_is_for_bytes_only() -> None:
+def test_base64_is_only_for_bytes() -> None:
     with pytest.raises(GatewayError) as caught:
         read_inputs({"inputs": [tensor(data=[], parameters=BASE64)]})
     assert caught.value.kind is ErrorKind.BAD_REQUEST
@@ -381,7 +381,7 @@ def test_base64_is_for_bytes_only() -> None:
     )
 
 
-def test_what_says_base64_goes_with_the_data() -> None:
+def test_content_type_is_removed_with_the_data() -> None:
     entry = tensor(datatype="BYTES", data=["YQ=="], parameters={"a": 1} | BASE64)
     set_binary_size(entry, 5)
     assert entry["parameters"] == {"a": 1, "binary_data_size": 5}
@@ -391,7 +391,7 @@ def test_what_says_base64_goes_with_the_data() -> None:
 
 
 @pytest.mark.parametrize("outputs", [{}, {"outputs": []}])
-def test_outputs_are_listed_where_there_are_none(outputs: Fields) -> None:
+def test_outputs_are_listed_in_a_request_without_any(outputs: Fields) -> None:
     fields = {"id": "a", "inputs": [{"name": "IN"}], "parameters": {"x": 1}, **outputs}
     listed = orjson.loads(list_outputs(orjson.dumps(fields), ["A", "B"]))
     assert listed == {

@@ -38,16 +38,16 @@ FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
         (tensor(), OutputTensor("x", FP32, (2,), None)),
     ],
 )
-def test_an_output_is_read(entry: Fields, expected: OutputTensor) -> None:
+def test_output_is_read(entry: Fields, expected: OutputTensor) -> None:
     assert read_outputs({"outputs": [entry]}) == (expected,)
 
 
-def test_null_parameters_of_an_output_are_none() -> None:
+def test_null_parameters_count_as_absent() -> None:
     entry = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": None, "data": [1, 2]}
     assert read_outputs({"outputs": [entry]}) == (OutputTensor("x", FP32, (2,), None),)
 
 
-def test_an_answer_without_outputs_has_none() -> None:
+def test_response_without_outputs_has_none() -> None:
     assert read_outputs({"model_name": "m"}) == ()
 
 
@@ -71,7 +71,7 @@ BINARY = {"binary_data_size": 8}
         (5, False, False),
     ],
 )
-def test_whether_an_output_is_in_the_form_that_is_wanted(
+def test_has_encoding_compares_outputs_with_the_requested_encoding(
     entry: Any, as_binary: bool, as_json: bool
 ) -> None:
     for binary, expected in ((True, as_binary), (False, as_json)):
@@ -81,17 +81,17 @@ def test_whether_an_output_is_in_the_form_that_is_wanted(
 
 
 @pytest.mark.parametrize("fields", [{"outputs": None}, {"outputs": {}}, {"outputs": "x"}])
-def test_outputs_that_are_none_are_in_no_form(fields: Fields) -> None:
+def test_invalid_outputs_have_no_encoding(fields: Fields) -> None:
     assert not has_encoding(fields, OutputEncoding(True, {}))
 
 
-def test_an_answer_without_outputs_is_in_any_form() -> None:
+def test_response_without_outputs_has_any_encoding() -> None:
     assert has_encoding({"model_name": "m"}, OutputEncoding(True, {}))
 
 
-ITS = "output 'x' of the server's answer has the"
-FIRST = "outputs[0] of the server's answer"
-OUTPUTS = "outputs of the server's answer must be an array of tensors, got"
+ITS = "output 'x' of the server's response has the"
+FIRST = "outputs[0] of the server's response"
+OUTPUTS = "outputs of the server's response must be an array of tensors, got"
 NO_NAME = "which must be a string"
 NO_SHAPE = "which is no array of integers of 0 or more"
 NO_SIZE = "which is no integer of 0 or more"
@@ -120,7 +120,7 @@ REFUSED_OUTPUTS = [
     ({"outputs": [tensor(shape=[True])]}, f"{ITS} shape [true], {NO_SHAPE}"),
     (
         {"outputs": [tensor(shape=[1] * 65)]},
-        "output 'x' of the server's answer has 65 dimensions; at most 64 may be",
+        "output 'x' of the server's response has 65 dimensions; at most 64 may be",
     ),
     (
         {"outputs": [tensor(parameters={"binary_data_size": -1}, datatype="BYTES")]},
@@ -132,13 +132,13 @@ REFUSED_OUTPUTS = [
     ),
     (
         {"outputs": [tensor(parameters={"binary_data_size": 12})]},
-        "output 'x' of the server's answer has 12 bytes, which do not make shape [2] of FP32",
+        "output 'x' of the server's response has 12 bytes, which do not make shape [2] of FP32",
     ),
 ]
 
 
 @pytest.mark.parametrize(("fields", "message"), REFUSED_OUTPUTS)
-def test_a_faulty_output_is_the_servers_fault(fields: Fields, message: str) -> None:
+def test_invalid_output_is_a_502(fields: Fields, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
         read_outputs(fields)
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
@@ -148,22 +148,22 @@ def test_a_faulty_output_is_the_servers_fault(fields: Fields, message: str) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "the server's answer is not valid JSON"),
-        (b'{"outputs": [', "the server's answer is not valid JSON"),
-        (b"[]", "the server's answer must be a JSON object with outputs, got an array"),
-        (b"7", "the server's answer must be a JSON object with outputs, got 7"),
-        (nested(201), "the server's answer is JSON nested deeper than 200"),
-        (nested(100_000), "the server's answer is JSON nested deeper than 1024"),
+        (b"", "the server's response is not valid JSON"),
+        (b'{"outputs": [', "the server's response is not valid JSON"),
+        (b"[]", "the server's response must be a JSON object with outputs, got an array"),
+        (b"7", "the server's response must be a JSON object with outputs, got 7"),
+        (nested(201), "the server's response is JSON nested deeper than 200"),
+        (nested(100_000), "the server's response is JSON nested deeper than 1024"),
     ],
 )
-def test_what_is_no_answer_is_the_servers_fault(text: bytes, message: str) -> None:
+def test_invalid_response_is_a_502(text: bytes, message: str) -> None:
     with pytest.raises(GatewayError) as caught:
         parse_response_header(text)
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message.startswith(message)
 
 
-def test_an_answer_is_parsed() -> None:
+def test_response_is_parsed() -> None:
     assert parse_response_header(b'{"model_name":"m","outputs":[]}') == {
         "model_name": "m",
         "outputs": [],

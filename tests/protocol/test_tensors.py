@@ -21,6 +21,6 @@ from gateway.protocol.tensors import element_count
         ((9,) * 100_000, 2**63),
     ],
 )
-def test_elements_of_a_shape(shape: tuple[int, ...], count: int) -> None:
+def test_elements_of_a_shape_are_counted(shape: tuple[int, ...], count: int) -> None:
     assert element_count(shape) == count
     assert element_count(list(shape)) == count

@@ -26,12 +26,12 @@ from gateway.protocol.v1 import (
 
 
 @pytest.mark.parametrize("version", [None, "3"])
-def test_the_infer_path_is_one(version: str | None) -> None:
+def test_infer_path_is_an_infer_operation(version: str | None) -> None:
     path = infer_path(Operation(OperationKind.PREDICT, "m", version))
     assert parse_operation("POST", path) == Operation(OperationKind.INFER, "m", version)
 
 
-def test_answers_are_named_as_their_requests_are() -> None:
+def test_response_key_follows_the_request() -> None:
     assert {form.value: form.response_key for form in V1Format} == {
         "instances": "predictions",
         "inputs": "outputs",
@@ -54,7 +54,7 @@ def test_answers_are_named_as_their_requests_are() -> None:
         ((-1, 3), (2, 4), V1Format.ROWS, True, None),
     ],
 )
-def test_shapes(
+def test_shape_is_checked_against_the_model(
     declared: tuple[int, ...],
     found: tuple[int, ...],
     form: V1Format,
@@ -82,7 +82,7 @@ def test_shapes(
         ({"parameters": {"a": 1}}, {"a": 1}),
     ],
 )
-def test_what_stands_beside_the_tensors(fields: dict[str, Any], parameters: Any) -> None:
+def test_parameters_are_read(fields: dict[str, Any], parameters: Any) -> None:
     assert check_fields(fields) == parameters
 
 
@@ -90,7 +90,7 @@ def test_what_stands_beside_the_tensors(fields: dict[str, Any], parameters: Any)
     "fields",
     [{"signature_name": "x"}, {"signature_name": None}, {"parameters": 1}, {"parameters": []}],
 )
-def test_what_may_not_stand_there(fields: dict[str, Any]) -> None:
+def test_invalid_fields_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(GatewayError) as caught:
         check_fields(fields)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
@@ -101,7 +101,7 @@ def test_what_may_not_stand_there(fields: dict[str, Any]) -> None:
     ("name", "datatype", "expected"),
     [("image_bytes", "BYTES", True), ("image", "BYTES", False), ("n_bytes", "INT64", False)],
 )
-def test_outputs_that_are_binary_by_name(name: str, datatype: str, expected: bool) -> None:
+def test_bytes_outputs_with_the_suffix_are_base64(name: str, datatype: str, expected: bool) -> None:
     assert is_base64_output(OutputTensor(name, DATATYPES[datatype], (1,), 4)) is expected
 
 
@@ -118,11 +118,11 @@ def test_outputs_that_are_binary_by_name(name: str, datatype: str, expected: boo
         (b"x" * 5000, b'{"error":"' + b"x" * 1000 + b'"}'),
     ],
 )
-def test_errors(body: bytes, told: bytes) -> None:
+def test_errors_are_written_for_v1_clients(body: bytes, told: bytes) -> None:
     assert error_document(body, "Bad Request") == told
 
 
-def test_an_error_of_which_nothing_is_said() -> None:
+def test_error_without_a_body_gets_the_reason() -> None:
     assert json.loads(error_document(b"", "")) == {"error": "the server failed"}
 
 
@@ -130,7 +130,7 @@ def test_an_error_of_which_nothing_is_said() -> None:
     ("body", "expected"),
     [(b"", True), (b'{"ready":true}', True), (b"OK", True), (b'{"ready":false}', False)],
 )
-def test_readiness_in_words(body: bytes, expected: bool) -> None:
+def test_readiness_is_read_from_the_body(body: bytes, expected: bool) -> None:
     assert reports_ready(body) is expected
 
 
@@ -142,11 +142,11 @@ def test_readiness_in_words(body: bytes, expected: bool) -> None:
         ({"models": ["a", "b"]}, ["a", "b"]),
     ],
 )
-def test_models_that_are_listed(document: Any, models: list[str]) -> None:
+def test_ready_models_are_read_from_lists(document: Any, models: list[str]) -> None:
     assert ready_model_names(document) == models
 
 
-def test_a_list_without_states_makes_entries_without_them() -> None:
+def test_list_without_states_gives_entries_without_states() -> None:
     index = [{"name": "a", "version": "1", "state": "READY"}]
     assert model_entries(index) == index
     assert model_entries({"models": ["a", "b"]}) == [{"name": "a"}, {"name": "b"}]
@@ -165,7 +165,7 @@ def test_a_list_without_states_makes_entries_without_them() -> None:
         [{"state": "READY"}],
     ],
 )
-def test_what_lists_no_models(document: Any) -> None:
+def test_other_documents_are_errors(document: Any) -> None:
     with pytest.raises((TypeError, KeyError, AttributeError)):
         ready_model_names(document)
 

@@ -1,4 +1,4 @@
-"""Servers as processes, which a test can kill, stop and start again, with a gateway before them."""
+"""Server processes that a test can kill, stop and restart, with a gateway before them."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ class FleetServer:
             self._process = None
 
     def stop(self) -> None:
-        """Have it do nothing at all, with its connections open."""
+        """Stop the process by SIGSTOP; its connections stay open."""
         self._signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
-        """Have it go on where it was stopped."""
+    def resume(self) -> None:
+        """Continue the process by SIGCONT."""
         self._signal(signal.SIGCONT)
 
     async def behave(self, behaviour: Behaviour) -> None:
-        """Tell it how to behave from now on."""
+        """Set the behaviour from now on."""
         async with connect(self.url) as client:
             assert (await client.call("PUT", "/behave", behaviour.text)).status == 200
 
@@ -74,18 +74,18 @@ def running_gateway(
     file: Path,
     servers: Sequence[FleetServer],
     more: str = "",
-    care: str = "",
+    upstream: str = "",
     listen: str = f"{HOST}:0",
 ) -> AbstractAsyncContextManager[tuple[Process, str]]:
-    """Run a gateway in front of servers.
+    """Run a gateway in front of servers, with its settings in ``file``.
 
-    ``more`` is added to its settings, which go to a file, and ``care`` to those of the upstream.
+    ``more`` is added to the settings, ``upstream`` to the settings of the upstream.
     """
     urls = ", ".join(server.url for server in servers)
     file.write_text(
         f"listen: {listen}\n"
-        # Nobody reads what it says while clients are at work: its log must not fill the pipe.
+        # Nobody reads the log while clients run, so it must not fill the pipe.
         "log: {access: false}\n"
-        f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton, {care}}}}}\n{more}"
+        f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton, {upstream}}}}}\n{more}"
     )
     return gateway_process(str(file))

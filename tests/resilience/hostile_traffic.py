@@ -1,4 +1,4 @@
-"""Traffic that is meant to take a gateway's memory, and a gateway to send it to."""
+"""Attacks on the memory of a gateway, and the gateway under attack."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
 
 MIB = 2**20
-HELD = 64 * MIB
+BUFFERED = 64 * MIB
 
 _NO_PROGRESS = 2.0
-"""Seconds in which a gateway that takes anything takes some."""
+"""Seconds without progress after which the gateway has stopped reading."""
 _LENGTH = {"Content-Length": "60000000"}
 
 
@@ -50,15 +50,15 @@ def _uploads(size: int) -> dict[str, bytes]:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A gateway in a process of its own, and where its operators look."""
+class ProbedGateway:
+    """A gateway process, and its admin address."""
 
     process: Process
     url: str
     admin: str
 
     async def status(self) -> dict[str, Any]:
-        """Ask it how it does."""
+        """Fetch its status."""
         async with connect(self.admin) as client:
             status: dict[str, Any] = (await client.call("GET", "/status")).json
         return status
@@ -70,12 +70,12 @@ class Running:
                 await asyncio.sleep(0.1)
 
     async def until_idle(self) -> None:
-        """Wait until no call and no client is left, and nothing is held."""
+        """Wait until no call and no client is left, and nothing is buffered."""
         names = ("requests", "connections", "held_bytes")
         await self.until_status(lambda status: not any(status[name] for name in names))
 
     def memory(self, field: str) -> int:
-        """Give bytes of memory: proc(5), /proc/PID/status."""
+        """Return bytes of memory: proc(5), /proc/PID/status."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(rf"{field}:\s+(\d+) kB", text)
         assert found is not None
@@ -83,7 +83,7 @@ class Running:
 
 
 @asynccontextmanager
-async def running_gateway(script: Script, folder: Path) -> AsyncIterator[Running]:
+async def running_gateway(script: Script, folder: Path) -> AsyncIterator[ProbedGateway]:
     """Run a gateway before a server that does as the script says."""
     admin = free_port()
     async with ScriptedServer(script) as server:
@@ -91,10 +91,10 @@ async def running_gateway(script: Script, folder: Path) -> AsyncIterator[Running
         file.write_text(
             f"listen: {HOST}:0\nadmin: {HOST}:{admin}\noffload: never\nlog: {{access: false}}\n"
             f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
-            f"limits: {{max_buffered_bytes: {HELD}, spool_bytes: {HELD}}}\n"
+            f"limits: {{max_buffered_bytes: {BUFFERED}, spool_bytes: {BUFFERED}}}\n"
         )
         async with gateway_process(str(file)) as (process, url):
-            yield Running(process, url, f"http://{HOST}:{admin}")
+            yield ProbedGateway(process, url, f"http://{HOST}:{admin}")
 
 
 @asynccontextmanager
@@ -115,7 +115,7 @@ async def clients(url: str, count: int, receiving: int = 0) -> AsyncIterator[lis
         yield opened
 
 
-async def knows_a_model_and_never_reads(connection: Connection) -> None:
+async def never_reads_inference(connection: Connection) -> None:
     """Answer for the metadata; leave the bodies of other requests where they are."""
     while (await connection.head()).target in ("/v2/models/m", "/v2/models/m/config"):
         await connection.send(http_response(metadata(-1)))
@@ -123,7 +123,7 @@ async def knows_a_model_and_never_reads(connection: Connection) -> None:
     await asyncio.sleep(120)
 
 
-async def answers_plenty(connection: Connection) -> None:
+async def sends_large_responses(connection: Connection) -> None:
     """Answer for the metadata, and other requests with 64 MB."""
     while (await connection.request()).head.target in ("/v2/models/m", "/v2/models/m/config"):
         await connection.send(http_response(metadata(-1)))
@@ -144,7 +144,7 @@ async def _send_all(client: RawClient, data: bytes) -> None:
                 await client.send(data[start : start + MIB])
 
 
-async def abort_uploads(gateway: Running, count: int = 12, size: int = 20_000_000) -> None:
+async def abort_uploads(gateway: ProbedGateway, count: int = 12, size: int = 20_000_000) -> None:
     """Send most of a body, or all, and leave before the response: one client after the other."""
     forms = list(_uploads(size).values())
     for number in range(count):
@@ -155,7 +155,7 @@ async def abort_uploads(gateway: Running, count: int = 12, size: int = 20_000_00
         await gateway.until_idle()
 
 
-async def abort_responses(gateway: Running, count: int = 6, size: int = 20_000_000) -> None:
+async def abort_responses(gateway: ProbedGateway, count: int = 6, size: int = 20_000_000) -> None:
     """Send a body, read some of the response and leave: one client after the other."""
     forms = list(_uploads(size).values())
     for number in range(count):
@@ -167,14 +167,14 @@ async def abort_responses(gateway: Running, count: int = 6, size: int = 20_000_0
         await gateway.until_idle()
 
 
-async def upload_at_once(gateway: Running, count: int = 300, size: int = 400_000) -> None:
+async def upload_at_once(gateway: ProbedGateway, count: int = 300, size: int = 400_000) -> None:
     """Have many clients upload at a time, to a server that does not read."""
     data = request("POST", "/v2/x", headers=_LENGTH) + bytes(size)
     async with clients(gateway.url, count) as opened:
         await asyncio.gather(*(_send_all(client, data) for client in opened))
 
 
-async def send_long_ids(gateway: Running, count: int = 400) -> None:
+async def send_long_ids(gateway: ProbedGateway, count: int = 400) -> None:
     """Have many clients send JSON around the data, and wait; some have to be refused."""
     data = request("POST", INFER, headers=_LENGTH) + b'{"id":"' + b"a" * 900_000
     async with clients(gateway.url, count) as opened:
@@ -182,26 +182,26 @@ async def send_long_ids(gateway: Running, count: int = 400) -> None:
         await gateway.until_status(lambda status: 0 < status["requests"] < count)
 
 
-async def send_long_heads(gateway: Running, count: int = 1500) -> None:
+async def send_long_heads(gateway: ProbedGateway, count: int = 1500) -> None:
     """Have many clients send most of a long head."""
     data = b"GET /v2/x HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 60_000
     async with clients(gateway.url, count) as opened:
         await asyncio.gather(*(_send_all(client, data) for client in opened))
-        await gateway.until_status(lambda status: status["held_bytes"] > HELD // 2)
+        await gateway.until_status(lambda status: status["held_bytes"] > BUFFERED // 2)
 
 
-async def never_read_bytes(gateway: Running) -> None:
+async def never_read_bytes(gateway: ProbedGateway) -> None:
     """Have many clients ask for large responses that pass as they are, and read nothing."""
     await _never_read(gateway, request("GET", "/v2/x"))
 
 
-async def never_read_json(gateway: Running) -> None:
+async def never_read_json(gateway: ProbedGateway) -> None:
     """Have many clients ask for large responses that become JSON, and read nothing."""
     fields = b'{"inputs":[{"name":"IN","shape":[1],"datatype":"FP32","data":[1]}]}'
     await _never_read(gateway, request("POST", INFER, fields))
 
 
-async def _never_read(gateway: Running, data: bytes, count: int = 150) -> None:
+async def _never_read(gateway: ProbedGateway, data: bytes, count: int = 150) -> None:
     async with clients(gateway.url, count, receiving=4096) as opened:
         for client in opened:
             client.stop_reading()
@@ -210,10 +210,10 @@ async def _never_read(gateway: Running, data: bytes, count: int = 150) -> None:
         await asyncio.sleep(3)  # in which the responses come, as far as they may
 
 
-Attack = Callable[[Running], Awaitable[None]]
+Attack = Callable[[ProbedGateway], Awaitable[None]]
 
 ATTACKS: dict[Script, Sequence[Attack]] = {
-    knows_a_model_and_never_reads: [abort_uploads, upload_at_once, send_long_ids, send_long_heads],
-    answers_plenty: [abort_responses, never_read_bytes, never_read_json],
+    never_reads_inference: [abort_uploads, upload_at_once, send_long_ids, send_long_heads],
+    sends_large_responses: [abort_responses, never_read_bytes, never_read_json],
 }
 """What is sent to a gateway, by what the server behind it does."""

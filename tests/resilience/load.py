@@ -1,4 +1,4 @@
-"""Clients that ask without a pause, and count what becomes of each request."""
+"""Clients that send requests without a pause, and count the outcomes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.support.raw_client import RawClient, connect
 _INFER = "/v2/models/echo/infer"
 _FEW, _MANY = 8, 40_000
 """Numbers in a small request, and in a large one of some 300 KB."""
-_PATIENCE = 20.0
-"""Seconds after which a test that waits for an answer has failed."""
+_TIMEOUT = 20.0
+"""Seconds after which a test that waits for a response has failed."""
 _BROKEN_OFF = (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError)
 
 
@@ -39,17 +39,17 @@ MIXED = (*[Kind.SMALL] * 7, Kind.LARGE, Kind.CHUNKED, Kind.CHUNKED, Kind.FRESH, 
 
 
 @dataclass
-class Tally:
-    """What became of the requests: each is in one of these counts."""
+class ResponseCounts:
+    """Outcomes of requests; each request is in one of these counts."""
 
     ok: int = 0
     """Answered with the numbers of just this request."""
     errors: Counter[int] = field(default_factory=Counter)
     """Answered with a status other than 200."""
     aborted: int = 0
-    """The answer began, and broke off where the client sees it."""
+    """The response began, and broke off where the client sees it."""
     unanswered: int = 0
-    """The connection was closed or reset in its handshake, or before a byte of the answer."""
+    """The connection was closed or reset in its handshake, or before a byte of the response."""
     wrong: int = 0
     """Answered with something else."""
     refused: int = 0
@@ -57,24 +57,26 @@ class Tally:
     messages: Counter[str] = field(default_factory=Counter)
     """What the errors said."""
     servers: Counter[str] = field(default_factory=Counter)
-    """Who gave the good answers."""
+    """Who gave the good responses."""
 
     @property
     def failures(self) -> Counter[str]:
-        """Give all that was not ok: how many of each kind."""
+        """Return all that was not ok: how many of each kind."""
         kinds = ("aborted", "unanswered", "wrong", "refused")
         counts = {kind: getattr(self, kind) for kind in kinds}
         return +Counter(counts | {str(status): count for status, count in self.errors.items()})
 
 
 class _Client:
-    """A careful client: it keeps one connection as long as it may, and sends nothing twice."""
+    """A client that keeps its connection as long as it may, and never retries."""
 
-    def __init__(self, name: str, kind: Kind, url: str, tally: Tally, pause: float) -> None:
+    def __init__(
+        self, name: str, kind: Kind, url: str, counts: ResponseCounts, pause: float
+    ) -> None:
         self._name = name
         self._kind = kind
         self._url = url
-        self._tally = tally
+        self._counts = counts
         self._pause = pause
         self._turn = 0
         self.stopping = False
@@ -86,17 +88,17 @@ class _Client:
                 try:
                     client = await stack.enter_async_context(connect(self._url))
                 except ConnectionRefusedError:
-                    self._tally.refused += 1
+                    self._counts.refused += 1
                     return
                 except _BROKEN_OFF:
-                    self._tally.unanswered += 1
+                    self._counts.unanswered += 1
                     continue
                 while not self.stopping and await self._ask(client):
                     if self._pause:
                         await asyncio.sleep(self._pause * 2 * random.random())
 
     async def _ask(self, client: RawClient) -> bool:
-        """Make one exchange, and count it; tell whether the connection can be used again."""
+        """Make one call, and count it; return whether the connection can be used again."""
         if client.reader.at_eof():
             return False  # it was closed between two requests, as it may be
         self._turn += 1
@@ -104,20 +106,20 @@ class _Client:
         asked = f"{self._name}/{self._turn}", [self._turn, *range(size)]
         begun = False
         try:
-            async with asyncio.timeout(_PATIENCE):
-                with suppress(ConnectionError):  # an answer may be there
-                    await client.send(*self._written(*asked))
+            async with asyncio.timeout(_TIMEOUT):
+                with suppress(ConnectionError):  # a response may be there
+                    await client.send(*self._request(*asked))
                 head = await read_head(client.reader)
                 begun = True
                 body = await read_body(client.reader, head)
         except _BROKEN_OFF:
-            self._tally.aborted += begun
-            self._tally.unanswered += not begun
+            self._counts.aborted += begun
+            self._counts.unanswered += not begun
             return False
         self._count(head, body, *asked)
         return head.get("Connection") != "close" and self._kind is not Kind.FRESH
 
-    def _written(self, name: str, numbers: list[int]) -> list[bytes]:
+    def _request(self, name: str, numbers: list[int]) -> list[bytes]:
         entry = {"name": "N", "datatype": "INT32", "shape": [len(numbers)], "data": numbers}
         body = json.dumps({"id": name, "inputs": [entry]}).encode()
         if self._kind is not Kind.CHUNKED:
@@ -127,48 +129,48 @@ class _Client:
         return [message(f"POST {_INFER} HTTP/1.1", headers), pieces[:30], pieces[30:]]
 
     def _count(self, head: Head, body: bytes, name: str, numbers: list[int]) -> None:
-        tally = self._tally
+        counts = self._counts
         answer = json.loads(body)
         if head.status != 200:
-            tally.errors[head.status] += 1
-            tally.messages[answer["error"]] += 1
+            counts.errors[head.status] += 1
+            counts.messages[answer["error"]] += 1
         elif (answer["id"], answer["outputs"][0]["data"]) == (name, numbers):
-            tally.ok += 1
-            tally.servers[head.get("Server") or ""] += 1
+            counts.ok += 1
+            counts.servers[head.get("Server") or ""] += 1
         else:
-            tally.wrong += 1
+            counts.wrong += 1
 
 
 class Load:
-    """Clients at work, and what became of their requests."""
+    """Running clients, and the outcomes of their requests."""
 
     def __init__(self, url: str, kinds: tuple[Kind, ...], pause: float) -> None:
-        self.tally = Tally()
+        self.counts = ResponseCounts()
         self._clients = [
-            _Client(str(i), kind, url, self.tally, pause) for i, kind in enumerate(kinds)
+            _Client(str(i), kind, url, self.counts, pause) for i, kind in enumerate(kinds)
         ]
         self._tasks = [asyncio.create_task(client.run()) for client in self._clients]
 
     @property
     def clients(self) -> int:
-        """Give the number of clients, and so of requests under way."""
+        """Return the number of clients, and so of requests under way."""
         return len(self._clients)
 
-    async def until(self, condition: Callable[[Tally], object]) -> None:
+    async def until(self, condition: Callable[[ResponseCounts], object]) -> None:
         """Wait until a condition holds, while the clients go on."""
-        await until(lambda: self._faults() or condition(self.tally), _PATIENCE)
-        assert not self._faults(), self._faults()
+        await until(lambda: self._errors() or condition(self.counts), _TIMEOUT)
+        assert not self._errors(), self._errors()
 
-    async def goes_on(self, count: int = 150) -> Counter[str]:
-        """Wait for so many good answers more; give what failed since the last ones before."""
-        ok, failures = self.tally.ok, self.tally.failures
-        await self.until(lambda tally: tally.ok >= ok + count)
-        return self.tally.failures - failures
+    async def wait_for_good(self, count: int = 150) -> Counter[str]:
+        """Wait for ``count`` more good responses; return the failures meanwhile."""
+        ok, failures = self.counts.ok, self.counts.failures
+        await self.until(lambda counts: counts.ok >= ok + count)
+        return self.counts.failures - failures
 
-    async def until_refused(self) -> Tally:
+    async def until_refused(self) -> ResponseCounts:
         """Wait until each client has found that nobody listens any more."""
         await asyncio.gather(*self._tasks)
-        return self.tally
+        return self.counts
 
     async def end(self) -> None:
         """Let each client finish what it is at."""
@@ -182,8 +184,8 @@ class Load:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _faults(self) -> list[BaseException]:
-        """Give what went wrong in the clients themselves."""
+    def _errors(self) -> list[BaseException]:
+        """Return what went wrong in the clients themselves."""
         done = [task for task in self._tasks if task.done() and not task.cancelled()]
         return [error for task in done if (error := task.exception()) is not None]
 

@@ -1,4 +1,4 @@
-"""A small inference server in a process of its own, which fails as it is told to.
+"""A small inference server process, which fails as configured.
 
     python -m tests.resilience.server HOST PORT
 
@@ -22,22 +22,22 @@ from tests.support.inference_messages import HEADER_LENGTH
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """How a server behaves: well, if nothing is said."""
+    """The behaviour of a server; by default it works."""
 
     unavailable: bool = False
     """It answers 503."""
     delay: float = 0.0
-    """Seconds before each answer."""
+    """Seconds before each response."""
     cut: bool = False
-    """It closes the connection in the middle of an answer's body."""
+    """It closes the connection in the middle of a response's body."""
     keep_alive: float | None = None
     """Seconds after which it closes a kept connection without a request."""
-    forgets: bool = False
+    closes_unanswered: bool = False
     """It closes a kept connection when the next request is there, and does not answer it."""
 
     @property
     def text(self) -> bytes:
-        """Give it in the form in which a server is told."""
+        """Return it in the form in which a server is told."""
         return json.dumps(asdict(self)).encode()
 
 
@@ -59,7 +59,7 @@ class Server:
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bool
     ) -> bool:
-        """Answer one request; tell whether another one may follow."""
+        """Answer one request; return whether another one may follow."""
         async with asyncio.timeout(self._behaviour.keep_alive if kept else None):
             head = await read_head(reader)
         body = await read_body(reader, head)
@@ -68,15 +68,15 @@ class Server:
             writer.write(http_response())
             return True
         behaviour = self._behaviour
-        if kept and behaviour.forgets:
+        if kept and behaviour.closes_unanswered:
             return False
         await asyncio.sleep(behaviour.delay)
-        data = self._written(head, body)
+        data = self._request(head, body)
         writer.write(data[: -len(body) // 2] if behaviour.cut else data)
         await writer.drain()
         return not behaviour.cut
 
-    def _written(self, head: Head, body: bytes) -> bytes:
+    def _request(self, head: Head, body: bytes) -> bytes:
         headers = {"Server": self._name}
         if self._behaviour.unavailable:
             error = json.dumps({"error": f"{self._name} is unavailable"}).encode()

@@ -1,4 +1,4 @@
-"""Keep a gateway under mixed traffic for minutes, and check that nothing grows.
+"""Keeps a gateway under mixed traffic for minutes, and checks that nothing grows.
 
     python -m tests.resilience.soak --minutes 10
 
@@ -37,13 +37,13 @@ MIB = 2**20
 GROWTH = 32 * MIB
 """Bytes by which resident memory may differ between two quiet moments."""
 MORE_DESCRIPTORS = 2
-"""Those that are opened at their first use: to notice clients that leave, for one."""
+"""Descriptors that the gateway opens on first use."""
 WARM_UP = 0.25
 """The share of the time after which the first quiet moment comes."""
 QUIET = 25.0
 """Seconds of a quiet moment: memory that is free goes back every ten."""
 LEAVING = 10
-"""Clients that leave."""
+"""The number of disconnecting clients."""
 
 _INFER = "/v2/models/echo/infer"
 _NUMBERS = 400_000
@@ -92,7 +92,7 @@ def _forms() -> dict[str, bytes]:
     }
 
 
-class _Leaver:
+class _DisconnectingClient:
     """A client that sends any form, and leaves at a random stage, or stays to the end."""
 
     def __init__(self, url: str, forms: dict[str, bytes]) -> None:
@@ -124,8 +124,8 @@ class _Leaver:
             client.reset()
 
 
-async def _disturb(servers: Sequence[FleetServer]) -> None:
-    """Have servers fail in turn, in each of the ways that they can."""
+async def _inject_failures(servers: Sequence[FleetServer]) -> None:
+    """Let servers fail one after the other, in every way."""
 
     async def die(server: FleetServer) -> None:
         await server.kill()
@@ -135,7 +135,7 @@ async def _disturb(servers: Sequence[FleetServer]) -> None:
     async def freeze(server: FleetServer) -> None:
         server.stop()
         await asyncio.sleep(2)
-        server.go_on()
+        server.resume()
 
     def behaving(behaviour: Behaviour) -> Callable[[FleetServer], Awaitable[None]]:
         async def behave(server: FleetServer) -> None:
@@ -152,7 +152,7 @@ async def _disturb(servers: Sequence[FleetServer]) -> None:
         behaving(Behaviour(delay=0.5)),
         behaving(Behaviour(cut=True)),
         behaving(Behaviour(keep_alive=0.01)),
-        behaving(Behaviour(forgets=True)),
+        behaving(Behaviour(closes_unanswered=True)),
     ]
     while True:
         await random.choice(ways)(random.choice(servers))
@@ -171,7 +171,7 @@ async def _reload(process: Process, file: Path) -> None:
 
 
 async def _read_log(process: Process) -> None:
-    """Keep what the gateway says, so that it never waits for somebody to read it."""
+    """Read the log of the gateway, so that its pipe never fills up."""
     assert process.process.stderr is not None
     while line := await process.process.stderr.readline():
         process.said += line.decode()
@@ -203,10 +203,10 @@ def _resident(pid: int) -> int:
 
 
 @asynccontextmanager
-async def _traffic(url: str, leavers: Sequence[_Leaver]) -> AsyncIterator[Load]:
+async def _traffic(url: str, disconnecting: Sequence[_DisconnectingClient]) -> AsyncIterator[Load]:
     """Have all clients at work; inside, some leave, and others check what they get."""
     async with load_on(url, MIXED, pause=0.01) as load, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(leaver.run()) for leaver in leavers]
+        tasks = [group.create_task(leaver.run()) for leaver in disconnecting]
         yield load
         for task in tasks:
             task.cancel()
@@ -224,22 +224,22 @@ async def soak(minutes: float, folder: Path) -> list[str]:
             f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton}}}}\n"
         )
         async with gateway_process(str(file)) as (process, url):
-            leavers = [_Leaver(url, _forms()) for _ in range(LEAVING)]
+            disconnecting = [_DisconnectingClient(url, _forms()) for _ in range(LEAVING)]
             samples, wrong = [], 0
             reading = asyncio.create_task(_read_log(process))
-            disturbing = asyncio.create_task(_disturb(servers))
+            disturbing = asyncio.create_task(_inject_failures(servers))
             reloading = asyncio.create_task(_reload(process, file))
             for share in (WARM_UP, 1 - WARM_UP):
                 end = time.monotonic() + 60 * minutes * share
-                async with _traffic(url, leavers) as load:
+                async with _traffic(url, disconnecting) as load:
                     while time.monotonic() < end:
                         await asyncio.sleep(min(10, 60 * minutes * share))
                         now = await _sample(process, f"http://{HOST}:{admin}")
-                        print(_line(now, load, leavers), flush=True)
-                wrong += load.tally.wrong
+                        print(_line(now, load, disconnecting), flush=True)
+                wrong += load.counts.wrong
                 await asyncio.sleep(QUIET)
                 samples.append(await _sample(process, f"http://{HOST}:{admin}"))
-                print("quiet:", _line(samples[-1], load, leavers), flush=True)
+                print("quiet:", _line(samples[-1], load, disconnecting), flush=True)
             for task in (disturbing, reloading):
                 task.cancel()
             await asyncio.wait((disturbing, reloading))
@@ -247,17 +247,17 @@ async def soak(minutes: float, folder: Path) -> list[str]:
             async with asyncio.timeout(TIMEOUT):
                 await reading
                 status = await process.process.wait()
-    return _judge(samples, wrong, status, process.said)
+    return _find_problems(samples, wrong, status, process.said)
 
 
-def _line(sample: Sample, load: Load, leavers: Sequence[_Leaver]) -> str:
+def _line(sample: Sample, load: Load, disconnecting: Sequence[_DisconnectingClient]) -> str:
     counts = ", ".join(f"{each.name} {getattr(sample, each.name):,}" for each in fields(sample))
-    calls = sum(leaver.calls for leaver in leavers)
-    return f"{counts}; {load.tally.ok:,} good responses, {calls:,} calls left"
+    calls = sum(leaver.calls for leaver in disconnecting)
+    return f"{counts}; {load.counts.ok:,} good responses, {calls:,} calls left"
 
 
-def _judge(samples: Sequence[Sample], wrong: int, status: int, said: str) -> list[str]:
-    """Give what is wrong between two quiet moments."""
+def _find_problems(samples: Sequence[Sample], wrong: int, status: int, said: str) -> list[str]:
+    """Return what is wrong between two quiet moments."""
     first, last = samples
     found = []
     growth = last.memory - first.memory

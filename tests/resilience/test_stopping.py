@@ -1,4 +1,4 @@
-"""A gateway that stops under load: each request that is sent is answered."""
+"""A gateway that stops under load responds to each request."""
 
 import os
 import re
@@ -47,10 +47,10 @@ async def _stop_under_load(
         running_gateway(file, servers, more, listen=listen) as (process, url),
         load_on(url, kinds) as load,
     ):
-        assert not await load.goes_on(100)
+        assert not await load.wait_for_good(100)
         stop(process)
-        tally = await load.until_refused()
-        assert tally.failures == {"refused": load.clients}
+        counts = await load.until_refused()
+        assert counts.failures == {"refused": load.clients}
         status, _, err = await process.end()
     assert status == 0
     assert err.splitlines()[-1].endswith(": stopped")
@@ -59,13 +59,13 @@ async def _stop_under_load(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_no_request_is_lost(file: Path, workers: int) -> None:
+async def test_no_request_is_lost_when_the_gateway_stops(file: Path, workers: int) -> None:
     async with fleet(2) as servers:
         for kinds in (MIXED, MIXED, FRESH, FRESH):
             await _stop_under_load(file, servers, f"workers: {workers}\n", kinds)
 
 
-async def test_no_request_is_lost_where_every_process_is_told(file: Path) -> None:
+async def test_no_request_is_lost_when_every_process_gets_the_signal(file: Path) -> None:
     async with fleet(2) as servers:
         for kinds in (MIXED, FRESH):
             await _stop_under_load(file, servers, "workers: 2\n", kinds, _to_all_processes)
@@ -81,7 +81,9 @@ async def test_no_request_is_lost_at_a_unix_socket(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_no_request_is_lost_over_tls(file: Path, tmp_path: Path, workers: int) -> None:
+async def test_no_request_is_lost_over_tls_when_the_gateway_stops(
+    file: Path, tmp_path: Path, workers: int
+) -> None:
     certificate, key = certificate_files(tmp_path, server_certificate())
     more = f"workers: {workers}\ntls: {{certificate: {certificate}, key: {key}}}\n"
     async with fleet(2) as servers:

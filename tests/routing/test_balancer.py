@@ -84,7 +84,7 @@ def test_only_hash_keys_of_a_leaving_endpoint_move(left: int) -> None:
     after = _owners(NAMES[:left] + NAMES[left + 1 :])
     moved = {key for key in KEYS if before[key] != after[key]}
     assert moved == {key for key in KEYS if before[key] == NAMES[left]}
-    # They are spread over all others.
+    # They spread over all other endpoints.
     assert {after[key] for key in moved} == set(NAMES) - {NAMES[left]}
 
 

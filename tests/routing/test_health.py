@@ -21,7 +21,7 @@ from gateway.routing.health import (
 )
 
 POLICY = OutlierPolicy(
-    consecutive_failures=3, base_ejection_time=10, max_ejection_time=35, max_ejection_percent=0.5
+    consecutive_failures=3, base_ejection_time=10, max_ejection_time=35, max_ejection_share=0.5
 )
 EJECTED = EjectionState(failures=3, ejections=1, until=110)
 ON_TRIAL = replace(EJECTED, on_trial=True)
@@ -35,18 +35,18 @@ ON_TRIAL = replace(EJECTED, on_trial=True)
         (EjectionState(2), [NOT_EJECTED], EjectionState(3, 1, 110)),
         (EjectionState(2), [NOT_EJECTED] * 2, EjectionState(3, 1, 110)),
         (EjectionState(7), [NOT_EJECTED], EjectionState(8, 1, 110)),
-        # Not more than the share: of one alone, none; of two or three, one; of four, two.
+        # Not more than the share: 0 of 1, 1 of 2 or 3, 2 of 4.
         (EjectionState(2), [], EjectionState(3)),
         (EjectionState(2), [EJECTED], EjectionState(3)),
         (EjectionState(2), [EJECTED, NOT_EJECTED], EjectionState(3)),
         (EjectionState(2), [EJECTED, NOT_EJECTED, NOT_EJECTED], EjectionState(3, 1, 110)),
         (EjectionState(2), [EJECTED, EJECTED, NOT_EJECTED], EjectionState(3)),
-        # What fails on trial is ejected for twice as long, up to the longest time.
+        # A failed trial doubles the ejection, up to the maximum.
         (ON_TRIAL, [NOT_EJECTED], EjectionState(4, 2, 120)),
         (replace(ON_TRIAL, ejections=2), [NOT_EJECTED], EjectionState(4, 3, 135)),
         (replace(ON_TRIAL, ejections=9999), [NOT_EJECTED], EjectionState(4, 10_000, 135)),
         (ON_TRIAL, [EJECTED], EjectionState(4)),
-        # An exchange that began before the ejection, and fails behind it.
+        # A call from before the ejection fails after it.
         (EJECTED, [NOT_EJECTED], replace(EJECTED, failures=4)),
     ],
 )
@@ -65,11 +65,9 @@ def test_threshold_of_0_turns_ejection_off() -> None:
     assert state.is_usable(100)
 
 
-@pytest.mark.parametrize(
-    ("percent", "ejected"), [(0.0, 0), (0.33, 1), (0.5, 2), (0.99, 3), (1.0, 4)]
-)
-def test_share_of_ejected_endpoints_is_limited(percent: float, ejected: int) -> None:
-    policy = replace(POLICY, max_ejection_percent=percent)
+@pytest.mark.parametrize(("share", "ejected"), [(0.0, 0), (0.33, 1), (0.5, 2), (0.99, 3), (1.0, 4)])
+def test_share_of_ejected_endpoints_is_limited(share: float, ejected: int) -> None:
+    policy = replace(POLICY, max_ejection_share=share)
     states = [EjectionState(2)] * 4
     for index, state in enumerate(states):
         others = states[:index] + states[index + 1 :]
@@ -110,7 +108,7 @@ def test_first_request_after_an_ejection_is_a_trial(
 
 
 def test_failure_during_an_ejection_does_not_extend_it() -> None:
-    """Exchanges come all the same, where the other endpoints have failed them too."""
+    """Calls go there during the ejection if all other endpoints have failed them."""
     state = EJECTED
     for now in range(100, 110):
         state = record_failure(record_request(state, now), [NOT_EJECTED], now, POLICY)
@@ -127,9 +125,9 @@ REMOTE = EjectionState(ejections=2, until=120)
     ("before", "remote", "others", "after"),
     [
         (NOT_EJECTED, REMOTE, [NOT_EJECTED], REMOTE),
-        # What failed here is still known.
+        # Failures here still count.
         (EjectionState(2), REMOTE, [NOT_EJECTED], EjectionState(2, 2, 120)),
-        # What is over is no news.
+        # An ejection that is over is ignored.
         (NOT_EJECTED, replace(REMOTE, until=100), [NOT_EJECTED], NOT_EJECTED),
         (ON_TRIAL, replace(REMOTE, until=100), [NOT_EJECTED], ON_TRIAL),
         # Not more than the share.
@@ -137,7 +135,7 @@ REMOTE = EjectionState(ejections=2, until=120)
         (EjectionState(2), REMOTE, [EJECTED], EjectionState(2)),
         (NOT_EJECTED, REMOTE, [EJECTED, NOT_EJECTED], NOT_EJECTED),
         (NOT_EJECTED, REMOTE, [EJECTED, NOT_EJECTED, NOT_EJECTED], REMOTE),
-        # One that is left out here too: what ends later holds, and never fewer ejections.
+        # Ejected here, too: the later end and the higher number of ejections count.
         (EJECTED, REMOTE, [NOT_EJECTED], EjectionState(3, 2, 120)),
         (EJECTED, REMOTE, [EJECTED], EjectionState(3, 2, 120)),
         (EJECTED, replace(REMOTE, until=110), [NOT_EJECTED], EJECTED),
@@ -202,12 +200,12 @@ def test_ejections_never_exceed_their_share(count: int, events: list[tuple[int, 
 @pytest.mark.parametrize(
     ("policy", "probes", "states"),
     [
-        # The first one decides alone.
+        # The first check decides alone.
         (HealthCheckPolicy(3, 3), "+", "+"),
         (HealthCheckPolicy(3, 3), "-", "-"),
         (HealthCheckPolicy(1, 2), "+-+-+--+", "++++++-+"),
         (HealthCheckPolicy(1, 1), "+-+--+", "+-+--+"),
-        # What speaks for it ends the row of those against.
+        # A check that agrees ends the row of contrary ones.
         (HealthCheckPolicy(2, 3), "+--+---+-++", "++++++----+"),
         (HealthCheckPolicy(3, 1), "-++-+++", "------+"),
         (HealthCheckPolicy(3, 1), "-++++-", "---++-"),

@@ -20,13 +20,13 @@ def test_only_errors_without_effect_are_retried_unless_the_policy_allows_more(
 
 
 def test_min_concurrency_is_available_at_once() -> None:
-    budget = RetryBudget(percent=0, min_concurrency=3)
+    budget = RetryBudget(share=0, min_concurrency=3)
     assert [budget.try_spend(1 + sent, 0) for sent in range(5)] == [True] * 3 + [False] * 2
 
 
 @pytest.mark.parametrize(("requests", "retries"), [(0, 0), (1, 0), (2, 1), (5, 2), (100, 3)])
 def test_requests_earn_retries_up_to_min_concurrency(requests: int, retries: int) -> None:
-    budget = RetryBudget(percent=0.5, min_concurrency=3)
+    budget = RetryBudget(share=0.5, min_concurrency=3)
     sent = 0
     while budget.try_spend(sent, 0):
         sent += 1
@@ -39,14 +39,14 @@ def test_requests_earn_retries_up_to_min_concurrency(requests: int, retries: int
 
 
 @pytest.mark.parametrize(
-    ("percent", "in_flight", "retries"),
+    ("share", "in_flight", "retries"),
     [(0.5, 0, 3), (0.5, 1, 3), (0.5, 300, 153), (1, 10, 13), (0, 300, 3)],
 )
 def test_budget_saves_up_a_share_of_the_calls_in_flight(
-    percent: float, in_flight: int, retries: int
+    share: float, in_flight: int, retries: int
 ) -> None:
     """All calls of one of several servers may fail at once, after many that went well."""
-    budget = RetryBudget(percent, min_concurrency=3)
+    budget = RetryBudget(share, min_concurrency=3)
     sent = 1000
     while budget.try_spend(sent, in_flight):
         sent += 1
@@ -54,7 +54,7 @@ def test_budget_saves_up_a_share_of_the_calls_in_flight(
 
 
 def test_saved_retries_outlast_the_calls_in_flight() -> None:
-    budget = RetryBudget(percent=0.5, min_concurrency=3)
+    budget = RetryBudget(share=0.5, min_concurrency=3)
     in_flight = 300
     sent = 1000
     while budget.try_spend(sent, in_flight):
@@ -65,10 +65,10 @@ def test_saved_retries_outlast_the_calls_in_flight() -> None:
 
 @given(st.lists(st.none() | st.integers(0, 1000), max_size=300), st.floats(0, 1), st.integers(0, 9))
 def test_retries_never_exceed_their_share_of_requests(
-    events: list[int | None], percent: float, min_concurrency: int
+    events: list[int | None], share: float, min_concurrency: int
 ) -> None:
-    """However many are in flight; None is a request that goes well, a number one that fails."""
-    budget = RetryBudget(percent, min_concurrency)
+    """None is a successful request; a number is a failed one with so many calls in flight."""
+    budget = RetryBudget(share, min_concurrency)
     requests = retries = in_a_row = most_in_flight = 0
     for in_flight in events:
         if in_flight is None:
@@ -79,5 +79,5 @@ def test_retries_never_exceed_their_share_of_requests(
             again = budget.try_spend(requests + retries, in_flight)
             retries += again
             in_a_row += again
-        assert retries <= min_concurrency + percent * requests + 1e-6
-        assert in_a_row <= min_concurrency + percent * most_in_flight + 1e-6
+        assert retries <= min_concurrency + share * requests + 1e-6
+        assert in_a_row <= min_concurrency + share * most_in_flight + 1e-6

@@ -22,14 +22,14 @@ def _looks(watch: ContentWatcher, times: int = 4) -> list[bool]:
     return [watch.changed() for _ in range(times)]
 
 
-def test_a_file_that_is_written_anew(file: Path) -> None:
+def test_a_file_that_is_overwritten_has_changed(file: Path) -> None:
     watch = ContentWatcher([str(file)])
     assert _looks(watch) == [False] * 4
     file.write_text(NEW * 2)
     assert _looks(watch) == [False, True, False, False]
 
 
-def test_a_file_that_is_replaced_by_rename(file: Path) -> None:
+def test_a_file_that_is_replaced_by_rename_has_changed(file: Path) -> None:
     """As editors do it, and `install`."""
     watch = ContentWatcher([str(file)])
     new = file.with_suffix(".tmp")
@@ -39,7 +39,7 @@ def test_a_file_that_is_replaced_by_rename(file: Path) -> None:
     assert _looks(watch) == [False, True, False, False]
 
 
-def test_a_config_map_of_kubernetes(tmp_path: Path) -> None:
+def test_a_config_map_of_kubernetes_has_changed_with_its_content(tmp_path: Path) -> None:
     """The file is a link into ..data, itself a link to a folder, and is swapped by rename."""
     for name, text in (("..1", OLD), ("..2", NEW), ("..3", NEW)):
         (tmp_path / name).mkdir()
@@ -60,7 +60,7 @@ def test_a_config_map_of_kubernetes(tmp_path: Path) -> None:
     assert _looks(watch) == [False] * 4
 
 
-def test_a_file_that_is_written_in_two_halves(file: Path) -> None:
+def test_a_file_that_is_written_in_two_halves_has_changed_once(file: Path) -> None:
     watch = ContentWatcher([str(file)])
     with file.open("w") as opened:
         opened.write(NEW[:8])
@@ -70,7 +70,7 @@ def test_a_file_that_is_written_in_two_halves(file: Path) -> None:
     assert _looks(watch) == [False, True, False, False]
 
 
-def test_a_file_that_vanishes_for_a_moment(file: Path) -> None:
+def test_a_file_that_vanishes_for_a_moment_has_changed_by_its_content_only(file: Path) -> None:
     watch = ContentWatcher([str(file)])
     file.unlink()
     assert not watch.changed()
@@ -82,7 +82,7 @@ def test_a_file_that_vanishes_for_a_moment(file: Path) -> None:
     assert _looks(watch) == [False] * 4
 
 
-def test_a_file_that_stays_away_has_changed_and_changes_when_it_is_back(file: Path) -> None:
+def test_a_file_that_vanishes_has_changed_and_changes_when_it_is_back(file: Path) -> None:
     watch = ContentWatcher([str(file)])
     file.unlink()
     assert _looks(watch) == [False, True, False, False]
@@ -98,14 +98,14 @@ def test_a_file_that_is_touched_has_not_changed(file: Path) -> None:
     assert _looks(watch) == [False, True, False, False]
 
 
-def test_what_is_used_already_is_no_change(file: Path) -> None:
+def test_content_that_is_used_already_has_not_changed(file: Path) -> None:
     watch = ContentWatcher([str(file)])
     file.write_text(NEW + NEW)
     watch.mark_used()
     assert _looks(watch) == [False] * 4
 
 
-def test_one_of_several_files(file: Path, tmp_path: Path) -> None:
+def test_a_change_of_one_of_several_files_is_a_change(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     watch = ContentWatcher([str(file), str(other)])
     other.write_text("here now")

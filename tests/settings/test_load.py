@@ -1,15 +1,13 @@
-import os
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.operations import OPERATION_KINDS
-from gateway.routing.matcher import Pattern
 from gateway.settings.limits import Limits
-from gateway.settings.load import MAX_FILE_BYTES, load, load_with_positions
+from gateway.settings.load import MAX_FILE_BYTES, load
 from gateway.settings.models import Datatype, Model, Tensor
 from gateway.settings.problems import Problem, SettingsError
 from gateway.settings.routes import (
@@ -23,16 +21,7 @@ from gateway.settings.routes import (
 from gateway.settings.schema import ClientTls, Log, Settings
 from gateway.settings.upstreams import HealthCheck, OutlierDetection, Upstream
 from gateway.settings.values.addresses import TcpAddress, UnixAddress
-from gateway.settings.values.patterns import parse_pattern
-
-ONE_UPSTREAM = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
-
-
-def problems(file: Path, **environ: str) -> tuple[Problem, ...]:
-    with pytest.raises(SettingsError) as error:
-        load(file, environ)
-    assert error.value.file == file
-    return error.value.problems
+from tests.settings.loading import ONE_UPSTREAM, problems, route_to
 
 
 def test_a_file_needs_no_more_than_an_upstream(file: Path) -> None:
@@ -41,7 +30,7 @@ def test_a_file_needs_no_more_than_an_upstream(file: Path) -> None:
     assert settings.listen == (TcpAddress("127.0.0.1", 8080),)
     assert settings.workers == 1
     assert settings.upstreams == {"triton": Upstream(endpoints=("http://triton:8000",))}
-    assert settings.routes == (_to("triton"),)
+    assert settings.routes == (route_to("triton"),)
     assert settings.limits == Limits()
     assert settings.log == Log()
 
@@ -78,7 +67,7 @@ log: {level: warning, access: false}
     )
     assert settings.workers == 8
     assert list(settings.upstreams) == ["blue", "green"]
-    assert settings.routes == (_to("green", nonfinite="string", bytes="base64"),)
+    assert settings.routes == (route_to("green", nonfinite="string", bytes="base64"),)
     assert settings.limits == Limits(
         request_bytes=4 * 2**30,
         header_bytes=2048,
@@ -146,7 +135,7 @@ routes:
             ),
         ),
         Route(match=Match(model="[a-c]?"), upstream=(WeightedUpstream(name="green", weight=1),)),
-        _to("blue"),
+        route_to("blue"),
     )
 
 
@@ -195,10 +184,6 @@ def test_an_empty_health_check_takes_the_defaults(file: Path) -> None:
     assert upstream == Upstream(endpoints=("http://u:1",), health_check=HealthCheck())
 
 
-def _to(upstream: str, **more: Any) -> Route:
-    return Route.model_validate({"upstream": upstream, **more})
-
-
 def test_the_operations_are_those_of_the_protocol() -> None:
     assert get_args(OperationName) == tuple(OPERATION_KINDS)
 
@@ -232,42 +217,6 @@ models:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "name"),
-    [
-        ("m", "m"),
-        ("*", "m"),
-        ("m[]x]", "m]"),
-        ("m[!]]", "mx"),
-        ("m[!a-z]", "m7"),
-        ("m]", "m]"),
-        ("m[a-c]-[0-9]", "mb-7"),
-        ("re:", ""),
-        ("re:m[]x]+", "m]x"),
-    ],
-)
-def test_a_valid_pattern_can_be_compiled(pattern: str, name: str) -> None:
-    assert Pattern.of(parse_pattern(pattern)).matches(name)
-
-
-@pytest.mark.parametrize(
-    "pattern", ["", "re:[", "m[", "m[]", "m[!]", "m[b-a]", "[a]-[", "[a-c][c-a]"]
-)
-def test_an_invalid_pattern_is_an_error(pattern: str) -> None:
-    with pytest.raises(ValueError):
-        parse_pattern(pattern)
-
-
-def test_a_route_behind_one_without_a_match_is_never_reached(file: Path) -> None:
-    for match in ("{}", "{model: null}", "{headers: {}}", "{version: ~, operations: null}"):
-        file.write_text(
-            f"{ONE_UPSTREAM}routes: [{{match: {match}, upstream: triton}}, {{upstream: triton}}]"
-        )
-        (problem,) = problems(file)
-        assert problem.setting == "routes[1]"
-        assert problem.message == "never reached: routes[0] takes every request"
-
-
-@pytest.mark.parametrize(
     ("written", "tls"),
     [
         ("certificate: c, key: k", ClientTls(certificate="c", key="k")),
@@ -284,13 +233,6 @@ def test_a_route_behind_one_without_a_match_is_never_reached(file: Path) -> None
 def test_the_tls_section_is_loaded(file: Path, written: str, tls: ClientTls) -> None:
     file.write_text(f"{ONE_UPSTREAM}tls: {{{written}}}\n")
     assert load(file, {}).tls == tls
-
-
-def test_tls_settings_made_in_code_are_cross_checked() -> None:
-    upstreams = {"a": Upstream(endpoints=("http://a:1",))}
-    tls = ClientTls(certificate="c", key="k", client_certificates="required")
-    with pytest.raises(ValidationError, match="needs client_ca"):
-        Settings(upstreams=upstreams, tls=tls)
 
 
 @pytest.mark.parametrize("written", ["null", "'null'", "~"])
@@ -335,7 +277,7 @@ admin: "${NOTHING}"
     settings = load(file, {**environ, "STATUS": "503", "TYPE": "FP32"})
     assert settings.upstreams["7"] == Upstream(endpoints=("http://a:1",), idle_timeout=1.5)
     assert settings.admin is None
-    assert settings.routes[0] == _to("7", retry_on=[503], auth=["7"])
+    assert settings.routes[0] == route_to("7", retry_on=[503], auth=["7"])
     assert settings.api_keys["7"].file == "7"
     assert settings.models["m"].inputs == (Tensor(name="7", datatype="FP32", shape=(7,)),)
 
@@ -388,73 +330,6 @@ def test_a_single_endpoint_and_a_single_status_need_no_brackets(file: Path) -> N
     )
 
 
-def test_cross_checks_take_a_single_item_as_a_list(file: Path) -> None:
-    file.write_text(
-        "upstreams: {u: {endpoints: http://10.0.0.1:1, tls: {ca: c}, dns_refresh: 1s}}\n"
-        "routes: [{upstream: u, auth: none}]\n"
-        "listen: 127.0.0.1:9\n"
-        "admin: 127.0.0.1:9\n"
-    )
-    assert [(each.setting, each.message) for each in problems(file)] == [
-        ("upstreams.u.tls", "no endpoint needs it: none is https"),
-        ("upstreams.u.dns_refresh", "no endpoint has a host name that could be looked up"),
-        ("routes[0].auth", "no group of API keys is named 'none'; there are none"),
-        ("admin", "needs an address of its own: clients connect there (listen)"),
-    ]
-
-
-NAMED = """\
-tls:
-  certificate: {0}/tls.crt
-  key: {0}/tls.key
-  client_ca: {0}
-workers: {1}
-api_keys:
-  a: {{file: no-keys}}
-  b: {{environment: KEYS_OF_B}}
-  c: {{environment: KEYS_OF_C}}
-upstreams:
-  u:
-    endpoints: https://u:1
-    tls:
-      ca: {0}/ca.crt
-      certificate: {0}/there
-      key: {0}/u.key
-routes: [{{upstream: u, auth: [a, b, c]}}]
-"""
-
-
-@pytest.mark.parametrize("workers", ["1", "many"])
-def test_missing_files_are_reported_together(file: Path, workers: str) -> None:
-    folder = file.parent
-    (folder / "there").write_text("")
-    file.write_text(NAMED.format(folder, workers))
-    with pytest.raises(SettingsError) as error:
-        load_with_positions(file, {"KEYS_OF_B": "k"}, with_files=True)
-    gone = "cannot be read: No such file or directory"
-    expected = [
-        f"2: tls.certificate: {folder}/tls.crt {gone}",
-        f"3: tls.key: {folder}/tls.key {gone}",
-        f"4: tls.client_ca: {folder} cannot be read: Is a directory",
-        f"7: api_keys.a.file: no-keys {gone} (in {Path.cwd()})",
-        "9: api_keys.c.environment: KEYS_OF_C is not set in the environment",
-        f"14: upstreams.u.tls.ca: {folder}/ca.crt {gone}",
-        f"16: upstreams.u.tls.key: {folder}/u.key {gone}",
-    ]
-    if workers == "many":
-        expected.insert(3, "5: workers: expected 1 to 256, or auto, got 'many'")
-    assert str(error.value) == "\n".join(f"{file}:{line}" for line in expected)
-    assert error.value.is_about_files is (workers == "1")
-
-
-def test_a_pipe_of_keys_is_not_opened(file: Path) -> None:
-    pipe = file.parent / "keys"
-    os.mkfifo(pipe)
-    route = "routes: [{upstream: triton, auth: a}]"
-    file.write_text(f"{ONE_UPSTREAM}api_keys: {{a: {{file: {pipe}}}}}\n{route}\n")
-    load_with_positions(file, {}, with_files=True)
-
-
 def test_anchors_and_merge_keys_work(file: Path) -> None:
     file.write_text(
         "upstreams:\n"
@@ -465,32 +340,32 @@ def test_anchors_and_merge_keys_work(file: Path) -> None:
     assert load(file, {}).upstreams["b"] == Upstream(endpoints=("http://b:1",), dialect="triton")
 
 
-def test_a_byte_order_mark_is_no_matter(file: Path) -> None:
+def test_a_byte_order_mark_is_ignored(file: Path) -> None:
     file.write_text(ONE_UPSTREAM, encoding="utf-8-sig")
     load(file, {})
 
 
-def test_settings_do_not_change(file: Path) -> None:
+def test_settings_are_immutable(file: Path) -> None:
     file.write_text(ONE_UPSTREAM)
     settings = load(file, {})
     with pytest.raises(ValidationError, match="frozen"):
         settings.limits.json_depth = 3
 
 
-def test_a_missing_file(file: Path) -> None:
+def test_a_missing_file_is_an_error(file: Path) -> None:
     assert problems(file) == (Problem("", None, None, "cannot be read: No such file or directory"),)
 
 
-def test_a_directory(tmp_path: Path) -> None:
+def test_a_directory_is_an_error(tmp_path: Path) -> None:
     assert problems(tmp_path) == (Problem("", None, None, "cannot be read: Is a directory"),)
 
 
-def test_a_file_that_is_not_utf8(file: Path) -> None:
+def test_a_file_that_is_not_utf8_is_an_error(file: Path) -> None:
     file.write_bytes(b"# fine\n# caf\xe9\n")
     assert problems(file) == (Problem("", 2, None, "not UTF-8 text"),)
 
 
-def test_a_file_without_end() -> None:
+def test_an_endless_file_is_an_error() -> None:
     message = f"larger than {MAX_FILE_BYTES} bytes"
     assert problems(Path("/dev/zero")) == (Problem("", None, None, message),)
 
@@ -541,17 +416,6 @@ def test_an_error_names_file_line_and_setting() -> None:
         ],
     )
     assert str(error) == "a.yaml: whole\na.yaml:3: a[0].c: first\na.yaml:7: b: second"
-
-
-def test_settings_made_in_code_are_cross_checked() -> None:
-    upstreams = {"a": Upstream(endpoints=("http://a:1",))}
-    assert Settings(upstreams=upstreams).routes == (_to("a"),)
-    with pytest.raises(ValidationError, match="no upstream is named 'b'"):
-        Settings(upstreams=upstreams, routes=(_to("b"),))
-    with pytest.raises(ValidationError, match=r"routes\[0\] takes every request"):
-        Settings(upstreams=upstreams, routes=(_to("a"), _to("a", match={"model": "m"})))
-    shared = Route(upstream=(WeightedUpstream(name="a", weight=1),))
-    assert shared == _to("a")
 
 
 def test_settings_survive_a_dump_to_json(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Addresses at which nobody listens until the test does."""
+"""Addresses where nobody listens until a test does."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import socket
 
 _PID = os.getpid()
 HOST = f"127.{64 + (_PID >> 16)}.{_PID >> 8 & 255}.{_PID & 255}"
-"""An address of this machine that no other run of the tests has; see free_address."""
+"""A loopback address that no other test process uses; see ``free_port``."""
 OTHER_HOST = f"127.{128 + (_PID >> 16)}.{_PID >> 8 & 255}.{_PID & 255}"
-"""Another one, where each port is free."""
+"""Another loopback address, where every port is free."""
 
 _given: set[int] = set()
 
 
 def free_port() -> int:
-    """Give a port of HOST that is free, and stays so.
+    """Return a port of HOST that is free and stays free.
 
-    A port that was found free can be taken a moment later: by a server that listens at any, or by
-    a connection. Those of the tests have 127.0.0.1, and so no port of this host.
+    Servers that listen at any port and outgoing connections may take a free port at any time. In
+    the tests those use 127.0.0.1, and so never a port of HOST.
     """
     while True:
         with socket.socket() as bound:
@@ -30,5 +30,5 @@ def free_port() -> int:
 
 
 def free_address() -> str:
-    """Give HOST and such a port."""
+    """Return HOST with a free port, as HOST:PORT."""
     return f"{HOST}:{free_port()}"

@@ -1,4 +1,4 @@
-"""Certificates that are made for a test run, and what TLS to and from its servers takes."""
+"""Certificates and TLS contexts of a test run."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from tests.support.addresses import HOST
 
 @cache
 def authority() -> trustme.CA:
-    """Give the authority that the tests' endpoints trust."""
+    """Return the certificate authority that clients and servers of the tests trust."""
     return trustme.CA()
 
 
 @cache
 def server_certificate(*names: str) -> trustme.LeafCert:
-    """Give a certificate for these names; for those of this machine, where there are none."""
+    """Return a certificate for these names, or for those of this machine."""
     return authority().issue_cert(*(names or ("localhost", "127.0.0.1", HOST)))
 
 
 @cache
 def expired_certificate() -> trustme.LeafCert:
-    """Give a certificate that was good until yesterday."""
+    """Return a certificate that expired yesterday."""
     return authority().issue_cert("127.0.0.1", not_after=datetime.now(UTC) - timedelta(days=1))
 
 
 def server_context(
     certificate: trustme.LeafCert | None = None, clients: trustme.CA | None = None
 ) -> ssl.SSLContext:
-    """Make the context of a server; ``clients`` is who issues the certificates they must show."""
+    """Return a server's context; client certificates must come from the authority ``clients``."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     (certificate or server_certificate()).configure_cert(context)
     if clients is not None:
@@ -43,7 +43,7 @@ def server_context(
 
 
 def client_context(certificate: trustme.LeafCert | None = None) -> ssl.SSLContext:
-    """Make the context of a client, which trusts the authority and may show a certificate."""
+    """Return a client's context, which trusts the authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority().configure_trust(context)
     if certificate is not None:

@@ -1,4 +1,4 @@
-"""What a test may do only where the gateway was not compiled."""
+"""Skips tests that cannot run with a compiled gateway."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ needs_source = pytest.mark.skipif(COMPILED, reason=_REASON)
 
 
 def skip_if_compiled() -> None:
-    """Skip the test whose fixture asks for it: see ``needs_source``."""
+    """Skip the test of the calling fixture: see ``needs_source``."""
     if COMPILED:
         pytest.skip(_REASON)

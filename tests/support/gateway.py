@@ -1,4 +1,4 @@
-"""A gateway in the test's own process, and a look at what it leaves behind."""
+"""Runs a gateway in the test process, and checks that it leaks nothing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LIMITS = {"idle_timeout": 30, "request_timeout": 60, "drain_timeout": 0.2, "conn
 
 
 def split_limits(limits: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Give the sections ``concurrency`` and ``limits`` for settings of both."""
+    """Return the sections ``concurrency`` and ``limits`` for settings of both."""
     concurrency = {name: limits[name] for name in Concurrency.model_fields if name in limits}
     others = {name: value for name, value in limits.items() if name not in concurrency}
     return {"concurrency": concurrency, "limits": {**LIMITS, **others}}
 
 
 class RunningGateway:
-    """A gateway that serves, with its insides in reach."""
+    """A running gateway, with access to its internals."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -38,13 +38,13 @@ class RunningGateway:
 
     @property
     def outstanding(self) -> int:
-        """Give the number of exchanges that hold an endpoint."""
+        """Return the number of calls that hold an endpoint."""
         pools = [upstream.pool for upstream in self.gateway.runtime.upstreams.values()]
         return sum(sum(pool.outstanding) for pool in pools)
 
     @property
     def pool(self) -> Pool:
-        """Give the endpoints of the one upstream."""
+        """Return the endpoints of the one upstream."""
         (upstream,) = self.gateway.runtime.upstreams.values()
         return upstream.pool
 
@@ -53,7 +53,7 @@ class RunningGateway:
         return connect(self.url)
 
     async def until_idle(self) -> None:
-        """Wait until no exchange is under way."""
+        """Wait until no call is running."""
         await until(lambda: not self.outstanding and not self.gateway._listener._active_calls)
 
 
@@ -68,7 +68,7 @@ async def running_gateway(
     others: dict[str, Any] | None = None,
     **limits: object,
 ) -> AsyncIterator[RunningGateway]:
-    """Run a gateway in front of servers; the rest is as in its settings.
+    """Run a gateway in front of servers; further arguments are settings.
 
     ``others`` are further upstreams, ``limits`` are settings of the sections limits and
     concurrency. ``urls`` are taken for Tritons, so that they are asked nothing
@@ -104,7 +104,7 @@ async def gateway_client(
     models: dict[str, Any] | None = None,
     **limits: object,
 ) -> AsyncIterator[RawClient]:
-    """Run a gateway in front of servers, and give a connection to it."""
+    """Run a gateway in front of servers, and return a connection to it."""
     async with (
         running_gateway(
             *urls,
@@ -122,11 +122,11 @@ async def gateway_client(
 
 
 async def until(condition: Callable[[], object], patience: float = 5.0) -> None:
-    """Wait until a condition holds; fails the test where it does not come to that."""
+    """Wait until a condition holds; fails the test after ``patience`` seconds."""
     loop = asyncio.get_running_loop()
     end = loop.time() + patience
     while not condition():
-        assert loop.time() < end, "it never came to that"
+        assert loop.time() < end, "the condition never held"
         await asyncio.sleep(0.005)
 
 
@@ -140,7 +140,7 @@ def _sockets() -> int:
 
 @asynccontextmanager
 async def no_leaks() -> AsyncIterator[None]:
-    """Check that what runs inside leaves no task and no socket behind."""
+    """Check that the code inside leaves no task and no socket behind."""
     tasks, sockets = asyncio.all_tasks(), _sockets()
     yield
     own = asyncio.current_task()
@@ -151,7 +151,7 @@ async def no_leaks() -> AsyncIterator[None]:
 
 @contextmanager
 def no_errors_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Check that nothing was logged as an error: by the gateway, aiohttp or asyncio."""
+    """Check that neither the gateway nor aiohttp nor asyncio logged an error."""
     yield
     records = [*caplog.get_records("setup"), *caplog.get_records("call")]
     errors = [record.getMessage() for record in records if record.levelno >= logging.ERROR]

@@ -1,4 +1,4 @@
-"""The command line at work in a process of its own."""
+"""Runs the command line in processes of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support.addresses import HOST
 
 TIMEOUT = 30
-"""Seconds after which a test that waits for a process has failed."""
+"""Seconds after which a test fails that waits for a process."""
 TENSORGATE = str(Path(sys.executable).with_name("tensorgate"))
 FAST_FILE_WATCH = (
     sys.executable,
@@ -21,18 +21,18 @@ FAST_FILE_WATCH = (
     "from gateway.system import files; files.POLL_INTERVAL = 0.1;"
     " from gateway.cli import main; main()",
 )
-"""The same command, but that it looks at its files ten times a second."""
+"""The same command, which polls its files ten times a second."""
 
 
 class Process:
-    """A command at work, and what it has said."""
+    """A running command, and its standard error so far."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.said = ""
 
     async def wait_for_output(self, pattern: str) -> re.Match[str]:
-        """Read what it says of itself up to a line that matches."""
+        """Read standard error up to a line that matches."""
         assert self.process.stderr is not None
         async with asyncio.timeout(TIMEOUT):
             while (found := re.search(pattern, self.said)) is None:
@@ -47,16 +47,16 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Give its id."""
+        """Return its id."""
         return self.process.pid
 
     @property
     def running(self) -> bool:
-        """Tell whether it has not ended yet."""
+        """Return whether it has not ended yet."""
         return self.process.returncode is None
 
     async def end(self) -> tuple[int, str, str]:
-        """Wait for its end; give its status, and all that it printed."""
+        """Wait for its end; return its status, and all that it printed."""
         async with asyncio.timeout(TIMEOUT):
             out, err = await self.process.communicate()
         assert self.process.returncode is not None
@@ -83,13 +83,13 @@ async def running_process(*command: str, **environ: str) -> AsyncIterator[Proces
 
 
 async def run(*command: str, **environ: str) -> tuple[int, str, str]:
-    """Run a command to its end; give its status, and all that it printed."""
+    """Run a command to its end; return its status, and all that it printed."""
     async with running_process(*command, **environ) as process:
         return await process.end()
 
 
 def write_settings(file: Path, url: str, listen: str = f"{HOST}:0", more: str = "") -> str:
-    """Write a settings file, and give its name."""
+    """Write a settings file, and return its name."""
     file.write_text(
         f"listen: {listen}\nupstreams: {{demo: {{endpoints: [{url}], dialect: triton}}}}\n{more}"
     )
@@ -100,7 +100,7 @@ def write_settings(file: Path, url: str, listen: str = f"{HOST}:0", more: str = 
 async def gateway_process(
     config: str, command: Sequence[str] = (TENSORGATE,), **environ: str
 ) -> AsyncIterator[tuple[Process, str]]:
-    """Run a gateway; give it, and where it listens."""
+    """Run a gateway; return it, and where it listens."""
     async with running_process(*command, "serve", "--config", config, **environ) as process:
         found = await process.wait_for_output(r"listening on (\S+)")
         yield process, found[1]

@@ -1,4 +1,4 @@
-"""HTTP messages as bytes: written for a test, read back without any library's help."""
+"""Writes and reads HTTP messages as bytes, without any library."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first line of a message, and its headers as they came, names in lower case."""
+    """The first line of a message, and its headers in order, with names in lower case."""
 
     first: str
     headers: tuple[tuple[str, str], ...]
 
     def all(self, name: str) -> list[str]:
-        """Give every value of a header."""
+        """Return every value of a header."""
         return [value for key, value in self.headers if key == name.lower()]
 
     def get(self, name: str) -> str | None:
-        """Give the value of a header; it must not be there more than once."""
+        """Return the value of a header; it must not be there more than once."""
         values = self.all(name)
         assert len(values) <= 1, f"{name} is there {len(values)} times"
         return values[0] if values else None
 
     @property
     def status(self) -> int:
-        """Give the status of an answer."""
+        """Return the status of a response."""
         assert self.first.startswith("HTTP/")
         return int(self.first.split(" ")[1])
 
     @property
     def target(self) -> str:
-        """Give the target of a request."""
+        """Return the target of a request."""
         return self.first.split(" ")[1]
 
 
@@ -44,7 +44,7 @@ def message(first: str, headers: dict[str, str] | None = None, body: bytes = b""
 def request(
     method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> bytes:
-    """Write a request that is all in order; ``headers`` go before those made here."""
+    """Write a request that is well-formed; ``headers`` go before those made here."""
     made = {"Host": "gateway"}
     if body is not None:
         made["Content-Length"] = str(len(body))
@@ -54,7 +54,7 @@ def request(
 def http_response(
     body: bytes = b"", headers: dict[str, str] | None = None, status: str = "200 OK"
 ) -> bytes:
-    """Write an answer that is all in order; ``headers`` go before those made here."""
+    """Write a response that is well-formed; ``headers`` go before those made here."""
     made = {"Content-Length": str(len(body)), "Content-Type": "application/json"}
     return message(f"HTTP/1.1 {status}", {**made, **(headers or {})}, body)
 

@@ -1,4 +1,4 @@
-"""Infer requests and answers, in every form."""
+"""Writes infer requests and responses in every encoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def json_request(*values: float) -> bytes:
 
 
 def binary_part(size: int, name: str = "IN") -> dict[str, Any]:
-    """Give the header's entry of an FP32 tensor that follows as ``size`` bytes."""
+    """Return the header's entry of an FP32 tensor that follows as ``size`` bytes."""
     return {
         "name": name,
         "shape": [size // 4],
@@ -60,14 +60,14 @@ def infer_raw(body: bytes, headers: dict[str, str] | None = None) -> bytes:
 
 
 def binary_response_header(*sizes: int, name: str = "OUT") -> bytes:
-    """Write the JSON part of an answer whose outputs follow in binary form."""
+    """Write the JSON part of a response whose outputs follow in binary form."""
     outputs = [binary_part(size, f"{name}{i}") for i, size in enumerate(sizes)]
     fields = {"model_name": "m", "model_version": "1", "outputs": outputs}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def binary_response(*tensors: bytes, headers: dict[str, str] | None = None) -> bytes:
-    """Write a binary answer of FP32 outputs; ``headers`` go before those made here."""
+    """Write a binary response of FP32 outputs; ``headers`` go before those made here."""
     header = binary_response_header(*map(len, tensors))
     made = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
     return http_response(header + b"".join(tensors), {**made, **(headers or {})})

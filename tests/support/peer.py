@@ -1,4 +1,4 @@
-"""One end of a connection, in a test's hands."""
+"""One end of a connection, controlled by a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import cast
 
 
 class Peer:
-    """Reads and writes as a test says, and closes in either way."""
+    """Reads and writes bytes, and closes the connection cleanly or by a reset."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -26,12 +26,12 @@ class Peer:
             await self._writer.wait_closed()
 
     def stop_reading(self) -> None:
-        """Leave what comes where it is, once the buffers of this end are full."""
+        """Stop reading, so that the buffers of this end fill up."""
         cast("asyncio.ReadTransport", self._writer.transport).pause_reading()
 
     @property
     def unsent(self) -> int:
-        """Give the bytes that the other end's host has not taken yet: tcp(7), SIOCOUTQ."""
+        """Return the bytes that the other end's host has not taken yet: tcp(7), SIOCOUTQ."""
         sock = self._writer.get_extra_info("socket")
         in_kernel = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
         return int(in_kernel) + self._writer.transport.get_write_buffer_size()

@@ -1,4 +1,4 @@
-"""A client that sends what a test says, and sees what really comes back."""
+"""A client that sends any bytes, and reads the bytes that come back."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tests.support.http_messages import Head, read_body, read_chunk, read_head, 
 from tests.support.peer import Peer
 
 TIMEOUT = 5.0
-"""Seconds after which a test that waits for bytes has failed."""
+"""Seconds after which a test fails that waits for bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedResponse:
-    """An answer, whole."""
+    """A complete response."""
 
     head: Head
     body: bytes
 
     @property
     def status(self) -> int:
-        """Give its status."""
+        """Return its status."""
         return self.head.status
 
     @property
     def json(self) -> Any:
-        """Give its body as JSON."""
+        """Return its body as JSON."""
         return json.loads(self.body)
 
     @property
     def error(self) -> str:
-        """Give the message of an error in the protocol's form."""
+        """Return the message of an error in the protocol's form."""
         assert self.head.get("Content-Type") == "application/json"
         fields = self.json
         assert list(fields) == ["error"]
@@ -61,7 +61,7 @@ class RawClient(Peer):
         self._writer.write(data)
 
     async def head(self) -> Head:
-        """Read an answer up to its body."""
+        """Read a response up to its body."""
         async with asyncio.timeout(TIMEOUT):
             return await read_head(self.reader)
 
@@ -78,13 +78,13 @@ class RawClient(Peer):
         return b"".join(parts)
 
     async def read_response(self) -> ReceivedResponse:
-        """Read a whole answer; raises IncompleteReadError where it is cut short."""
+        """Read a whole response; raises IncompleteReadError where it is cut short."""
         async with asyncio.timeout(TIMEOUT):
             head = await read_head(self.reader)
             return ReceivedResponse(head, await read_body(self.reader, head))
 
     async def ask(self, data: bytes) -> ReceivedResponse:
-        """Send a request and read the answer."""
+        """Send a request and read the response."""
         await self.send(data)
         return await self.read_response()
 
@@ -95,7 +95,7 @@ class RawClient(Peer):
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> ReceivedResponse:
-        """Send a request that is all in order, and read the answer."""
+        """Send a request that is well-formed, and read the response."""
         return await self.ask(request(method, target, body, headers))
 
     async def rest(self) -> bytes:

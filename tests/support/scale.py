@@ -12,10 +12,10 @@ SCALE = float(os.environ.get("TENSORGATE_TEST_SCALE", "0.4"))
 
 
 def scaled(count: int) -> int:
-    """Give the number of examples to try, of those that a full run tries."""
+    """Return the number of examples to try, of those that a full run tries."""
     return max(1, round(count * SCALE))
 
 
 def fuzz_seconds(full: float) -> float:
-    """Give the seconds that a fuzz test may take, of those that it takes in a full run."""
+    """Return the seconds that a fuzz test may take, of those that it takes in a full run."""
     return float(os.environ.get("TENSORGATE_FUZZ_SECONDS", full * SCALE))

@@ -26,14 +26,14 @@ def _listen(host: str) -> socket.socket:
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
 def over_tcp(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
-    """A socket that listens, and does not block."""
+    """A non-blocking listening socket."""
     with _listen(request.param) as sock:
         yield sock
 
 
 @pytest.fixture(params=["127.0.0.1", "::1", "unix"])
 def listening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[socket.socket]:
-    """One that may be a Unix socket."""
+    """A listening socket over TCP or Unix."""
     is_unix = request.param == "unix"
     with open_unix_socket(str(tmp_path / "s")) if is_unix else _listen(request.param) as sock:
         sock.setblocking(False)
@@ -73,7 +73,7 @@ def test_new_connections_are_dropped(listening: socket.socket) -> None:
         assert not has_pending_handshakes(listening)
         (first,) = drain_accept_queue(listening)
         late.setblocking(False)
-        # Over TCP, the system goes on trying: it has had no answer.
+        # Over TCP the kernel goes on trying, as it got no response.
         failed = late.connect_ex(listening.getsockname())
         is_unix = listening.family == socket.AF_UNIX
         assert failed == (errno.ECONNREFUSED if is_unix else errno.EINPROGRESS)
@@ -105,5 +105,5 @@ def test_without_sock_diag_handshakes_are_taken_for_pending(
 ) -> None:
     monkeypatch.setattr(
         "gateway.system.accept_queue._NETLINK_SOCK_DIAG", 31
-    )  # there is no such protocol
+    )  # no such netlink protocol
     assert has_pending_handshakes(over_tcp)

@@ -41,7 +41,7 @@ def test_free_bytes_exclude_the_minimum_of_each_stream() -> None:
     account.reserved = MIN_STREAM_BYTES
     account.open_stream()
     assert account.free == 8 * MIN_STREAM_BYTES
-    account.change(MIN_STREAM_BYTES - 1)  # it has that in any case
+    account.change(MIN_STREAM_BYTES - 1)  # within the stream's minimum
     assert account.free == 8 * MIN_STREAM_BYTES
     account.change(MIN_STREAM_BYTES + 1)
     assert account.free == 7 * MIN_STREAM_BYTES

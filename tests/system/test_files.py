@@ -1,4 +1,4 @@
-"""What tells a file from the one before it."""
+"""Changes of files."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from gateway.system.files import FileWatch, digest
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Two files with something in them."""
+    """Two files with some content."""
     for name in ("one", "two"):
         (tmp_path / name).write_text(name)
     return [str(tmp_path / "one"), str(tmp_path / "two")]
@@ -69,4 +69,4 @@ def test_digest_differs_for_different_contents(files: list[str], tmp_path: Path)
 def test_pipe_is_not_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert digest(str(pipe)) is None  # and does not wait for a writer
+    assert digest(str(pipe)) is None  # without waiting for a writer

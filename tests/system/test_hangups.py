@@ -69,12 +69,12 @@ async def test_reused_descriptor_reports_to_its_new_watcher(
     with old_peer:
         descriptor = old.detach()
         hangups.watch(descriptor, old_is_gone)
-        os.close(descriptor)  # nobody says so
+        os.close(descriptor)  # without unwatch
         new, new_peer = socket.socketpair()
         with new:
             assert new.fileno() == descriptor
             hangups.watch(descriptor, new_is_gone)
-            hangups.unwatch(descriptor, old_is_gone)  # which comes late
+            hangups.unwatch(descriptor, old_is_gone)  # too late
             new_peer.close()
             await until(lambda: gone)
     assert gone == ["new"]

@@ -1,4 +1,4 @@
-"""Endpoints at the addresses of a test's servers."""
+"""Endpoints for the servers of a test."""
 
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -16,8 +16,8 @@ EndpointAt = Callable[[str], HttpEndpoint]
 
 
 @cache
-def trusting() -> ssl.SSLContext:
-    """Give a context that trusts the tests' authority."""
+def trusting_context() -> ssl.SSLContext:
+    """Make a TLS context that trusts the tests' authority."""
     context = client_context(CertificateFiles())
     authority().configure_trust(context)
     return context
@@ -25,11 +25,11 @@ def trusting() -> ssl.SSLContext:
 
 @pytest.fixture
 async def endpoint_at() -> AsyncIterator[EndpointAt]:
-    """Make endpoints, which are closed, with nothing left of them, when the test is over."""
+    """Make endpoints; they are closed after the test, and nothing may be left of them."""
     endpoints: list[HttpEndpoint] = []
 
     def endpoint_at(url: str) -> HttpEndpoint:
-        endpoints.append(HttpEndpoint(parse_server_url(url, trusting()), connect_timeout=5))
+        endpoints.append(HttpEndpoint(parse_server_url(url, trusting_context()), connect_timeout=5))
         return endpoints[-1]
 
     async with no_leaks():

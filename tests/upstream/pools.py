@@ -1,4 +1,4 @@
-"""Pools of scripted endpoints, and what becomes of those."""
+"""Pools of scripted endpoints, and calls to them."""
 
 from contextlib import suppress
 
@@ -8,12 +8,12 @@ from gateway.upstream.pool.pool import Pool
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
 
 
-def pool_of(count: int) -> Pool:
-    """Make a pool of so many, at http://0 and so on."""
+def make_pool(count: int) -> Pool:
+    """Make a pool of endpoints at http://0, http://1 and so on."""
     return Pool([ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(count)])
 
 
-class Times:
+class ManualClock:
     """A clock that a test sets."""
 
     def __init__(self) -> None:
@@ -23,8 +23,8 @@ class Times:
         return self.now
 
 
-def failing(pool: Pool, number: int, error: Exception | None, times: int = 1) -> None:
-    """Have an endpoint used, and fail with an error or not."""
+def fail_calls(pool: Pool, number: int, error: Exception | None, times: int = 1) -> None:
+    """Make calls to one endpoint that fail with an error, or succeed with None."""
     others = [each for each in pool.endpoints if each is not pool.endpoints[number]]
     for _ in range(times):
         with suppress(GatewayError, ConnectionError), pool.lease(others):
@@ -37,8 +37,8 @@ def _name(model: str) -> ModelName:
     return ModelName(name, version or None)
 
 
-def used_by(pool: Pool, model: str | None = None) -> str:
-    """Give the endpoints that answer the next exchanges."""
+def used_endpoints(pool: Pool, model: str | None = None) -> str:
+    """Return the numbers of the endpoints that the next eight calls lease."""
     urls = []
     for _ in range(8):
         with pool.lease(model=None if model is None else _name(model)) as endpoint:

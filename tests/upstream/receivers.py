@@ -1,4 +1,4 @@
-"""Who waits for what is sent at once."""
+"""A receiver of responses that records its calls."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,18 +6,18 @@ from collections.abc import Callable
 from gateway.upstream.transport import UpstreamResponse, UpstreamResponseHead
 
 
-class NotingReceiver:
-    """Notes what it is called with; ``done`` is set then."""
+class RecordingReceiver:
+    """Records its calls; each of them sets ``done``, and ``on_complete`` calls ``then``."""
 
     def __init__(self) -> None:
-        self.wholes: list[tuple[UpstreamResponseHead, bytes]] = []
+        self.complete: list[tuple[UpstreamResponseHead, bytes]] = []
         self.responses: list[UpstreamResponse] = []
         self.errors: list[Exception] = []
         self.done = asyncio.Event()
         self.then: Callable[[], object] = lambda: None
 
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
-        self.wholes.append((head, bytes(body)))
+        self.complete.append((head, bytes(body)))
         self.then()
         self.done.set()
 
@@ -36,4 +36,4 @@ class NotingReceiver:
 
     @property
     def body(self) -> bytes:
-        return self.wholes[-1][1]
+        return self.complete[-1][1]

@@ -8,7 +8,7 @@ from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
 
 
-async def test_a_document(endpoint_at: EndpointAt) -> None:
+async def test_response_is_buffered(endpoint_at: EndpointAt) -> None:
     head = {"Content-Type": "text/plain", "Transfer-Encoding": "chunked"}
     data = message("HTTP/1.1 404 Not Found", head, chunked(b"no", b" such"))
     async with ScriptedServer(always_respond(data)) as server:
@@ -20,7 +20,7 @@ async def test_a_document(endpoint_at: EndpointAt) -> None:
         assert received.head.get("Content-Length") is None
 
 
-async def test_a_question_with_a_body(endpoint_at: EndpointAt) -> None:
+async def test_request_with_a_body_is_json(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         document = await send_control_request(endpoint_at(server.url), "POST", "/x", 100, b"{}")
         assert document == ControlResponse(200, "application/json", b"")
@@ -28,7 +28,7 @@ async def test_a_question_with_a_body(endpoint_at: EndpointAt) -> None:
         assert (received.body, received.head.get("Content-Type")) == (b"{}", "application/json")
 
 
-async def test_its_size_has_a_cap(endpoint_at: EndpointAt) -> None:
+async def test_response_larger_than_the_limit_fails(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(always_respond(http_response(bytes(100)))) as server:
         endpoint = endpoint_at(server.url)
         assert len((await send_control_request(endpoint, "GET", "/x", 100)).body) == 100

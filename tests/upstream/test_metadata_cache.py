@@ -34,7 +34,7 @@ class _Clock:
 
 
 class _Server(UpstreamEndpoint):
-    """A server that knows every model, and counts what it is asked."""
+    """A server that knows every model and records its requests."""
 
     def __init__(self) -> None:
         self.url = URL
@@ -58,7 +58,7 @@ class _Server(UpstreamEndpoint):
         raise AssertionError("not the cache's to close")
 
     def fetches(self, path: str = "/v2/models/m") -> int:
-        """Count how often a model's metadata was asked for; its config always goes with it."""
+        """Count the requests for a model's metadata; its config is requested each time."""
         assert self.ready.is_set()
         if self.fault is None:
             assert self.asked.count(path) == self.asked.count(path + "/config")
@@ -87,7 +87,7 @@ async def _let_them_run() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_model_is_asked_for_once(cache: MetadataCache, server: _Server) -> None:
+async def test_model_is_fetched_once(cache: MetadataCache, server: _Server) -> None:
     first = await cache.get("m", None, server)
     assert first == ModelMetadata("m", (TensorSpec("IN", DATATYPES["FP32"], (-1, 3)),), True)
     assert await cache.get("m", None, server) is first
@@ -113,7 +113,7 @@ async def test_a_model_is_asked_for_once(cache: MetadataCache, server: _Server) 
         ),
     ],
 )
-async def test_outputs_are_known_where_they_make_sense(
+async def test_outputs_are_read_if_they_are_valid(
     document: bytes, outputs: tuple[TensorSpec, ...]
 ) -> None:
     server = ScriptedEndpoint(
@@ -135,12 +135,14 @@ async def test_outputs_are_known_where_they_make_sense(
         (501, b'{"max_batch_size":4}', None),
     ],
 )
-async def test_the_largest_batch(status: int, config: bytes, size: int | None) -> None:
+async def test_max_batch_size_is_read_from_the_config(
+    status: int, config: bytes, size: int | None
+) -> None:
     server = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(status, {}, [config]))
     assert await fetch_max_batch_size("m", "1", server) == size
 
 
-async def test_many_at_once_are_one_fetch(cache: MetadataCache, server: _Server) -> None:
+async def test_concurrent_calls_share_one_fetch(cache: MetadataCache, server: _Server) -> None:
     server.ready.clear()
     gets = [asyncio.create_task(cache.get("m", None, server)) for _ in range(100)]
     await _let_them_run()
@@ -150,7 +152,9 @@ async def test_many_at_once_are_one_fetch(cache: MetadataCache, server: _Server)
     assert server.asked == ["/v2/models/m", "/v2/models/m/config"]
 
 
-async def test_versions_and_models_are_kept_apart(cache: MetadataCache, server: _Server) -> None:
+async def test_versions_and_models_have_entries_of_their_own(
+    cache: MetadataCache, server: _Server
+) -> None:
     for _ in range(2):
         await cache.get("m", None, server)
         await cache.get("m", "1", server)
@@ -160,7 +164,7 @@ async def test_versions_and_models_are_kept_apart(cache: MetadataCache, server: 
     assert server.fetches("/v2/models/n/versions/1") == 1
 
 
-async def test_it_is_asked_for_again_after_a_time(
+async def test_entry_expires_after_its_ttl(
     cache: MetadataCache, server: _Server, clock: _Clock
 ) -> None:
     await cache.get("m", None, server)
@@ -170,13 +174,13 @@ async def test_it_is_asked_for_again_after_a_time(
     clock.now += 0.001
     await cache.get("m", None, server)
     assert server.fetches() == 2
-    # The time counts from the fetch, not from the last use.
+    # The TTL starts at the fetch, not at the last use.
     clock.now += TTL - 0.001
     await cache.get("m", None, server)
     assert server.fetches() == 2
 
 
-async def test_the_time_counts_from_the_end_of_the_fetch(
+async def test_ttl_starts_at_the_end_of_the_fetch(
     cache: MetadataCache, server: _Server, clock: _Clock
 ) -> None:
     server.ready.clear()
@@ -190,11 +194,13 @@ async def test_the_time_counts_from_the_end_of_the_fetch(
     assert server.fetches() == 1
 
 
-async def test_the_least_recently_used_goes_first(cache: MetadataCache, server: _Server) -> None:
+async def test_least_recently_used_entry_is_evicted_first(
+    cache: MetadataCache, server: _Server
+) -> None:
     for model in "abc":
         await cache.get(model, None, server)
     await cache.get("a", None, server)
-    await cache.get("d", None, server)  # b goes
+    await cache.get("d", None, server)  # evicts b
     for model in "acd":
         await cache.get(model, None, server)
     assert [server.fetches(f"/v2/models/{model}") for model in "abcd"] == [1, 1, 1, 1]
@@ -202,7 +208,7 @@ async def test_the_least_recently_used_goes_first(cache: MetadataCache, server: 
     assert server.fetches("/v2/models/b") == 2
 
 
-async def test_it_stays_small(cache: MetadataCache, server: _Server) -> None:
+async def test_cache_never_exceeds_its_size(cache: MetadataCache, server: _Server) -> None:
     for number in range(100):
         await cache.get(str(number), None, server)
     assert len(cache._entries) == 3
@@ -210,7 +216,7 @@ async def test_it_stays_small(cache: MetadataCache, server: _Server) -> None:
     assert not cache._tasks
 
 
-async def test_what_is_dropped_is_asked_for_again(cache: MetadataCache, server: _Server) -> None:
+async def test_invalidated_model_is_fetched_again(cache: MetadataCache, server: _Server) -> None:
     for model, version in (("m", None), ("m", "1"), ("n", None)):
         await cache.get(model, version, server)
     cache.invalidate("m")
@@ -221,13 +227,15 @@ async def test_what_is_dropped_is_asked_for_again(cache: MetadataCache, server: 
     assert server.fetches("/v2/models/n") == 1
 
 
-async def test_dropping_what_is_not_there(cache: MetadataCache, server: _Server) -> None:
+async def test_invalidating_an_unknown_model_does_nothing(
+    cache: MetadataCache, server: _Server
+) -> None:
     cache.invalidate("m")
     await cache.get("m", None, server)
     assert server.fetches() == 1
 
 
-async def test_a_fetch_under_way_does_not_outlive_a_drop(
+async def test_invalidation_discards_a_fetch_in_flight(
     cache: MetadataCache, server: _Server
 ) -> None:
     server.ready.clear()
@@ -237,14 +245,14 @@ async def test_a_fetch_under_way_does_not_outlive_a_drop(
     after = asyncio.create_task(cache.get("m", None, server))
     await _let_them_run()
     server.ready.set()
-    # Who asked before gets what was true then; it is not kept.
+    # Calls from before the invalidation get the old metadata, which is not cached.
     await before
     kept = await after
     assert await cache.get("m", None, server) is kept
     assert server.fetches() == 2
 
 
-async def test_a_client_that_leaves_takes_nothing_from_the_others(
+async def test_client_that_leaves_does_not_cancel_a_shared_fetch(
     cache: MetadataCache, server: _Server
 ) -> None:
     server.ready.clear()
@@ -258,7 +266,9 @@ async def test_a_client_that_leaves_takes_nothing_from_the_others(
     assert server.fetches() == 1
 
 
-async def test_what_all_have_left_is_still_kept(cache: MetadataCache, server: _Server) -> None:
+async def test_fetch_that_all_clients_left_is_still_cached(
+    cache: MetadataCache, server: _Server
+) -> None:
     server.ready.clear()
     get = asyncio.create_task(cache.get("m", None, server))
     await _let_them_run()
@@ -277,7 +287,7 @@ FAULTS: dict[str, Callable[[], BaseException]] = {
 
 
 @pytest.mark.parametrize("make", FAULTS.values(), ids=FAULTS)
-async def test_a_failure_reaches_all_who_wait_and_is_not_kept(
+async def test_failure_reaches_all_waiting_calls_and_is_not_cached(
     cache: MetadataCache, server: _Server, make: Callable[[], BaseException]
 ) -> None:
     fault = server.fault = make()
@@ -293,7 +303,7 @@ async def test_a_failure_reaches_all_who_wait_and_is_not_kept(
     assert server.asked == ["/v2/models/m", "/v2/models/m", "/v2/models/m/config"]
 
 
-async def test_a_failure_nobody_waits_for_is_nobodys_concern(
+async def test_failure_without_waiting_calls_is_not_reported(
     cache: MetadataCache, server: _Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.ready.clear()
@@ -307,7 +317,7 @@ async def test_a_failure_nobody_waits_for_is_nobodys_concern(
     assert not caplog.records
 
 
-async def test_a_fetch_has_its_time(clock: _Clock, server: _Server) -> None:
+async def test_fetch_fails_after_its_timeout(clock: _Clock, server: _Server) -> None:
     cache = MetadataCache(TTL, 3, 1.0, clock)
     server.ready.clear()
     with pytest.raises(GatewayError, match=f"{URL} gave no metadata of model 'm' in 1 s") as e:
@@ -317,7 +327,7 @@ async def test_a_fetch_has_its_time(clock: _Clock, server: _Server) -> None:
     await cache.get("m", None, server)
 
 
-async def test_closing_ends_what_is_under_way(cache: MetadataCache, server: _Server) -> None:
+async def test_close_cancels_fetches(cache: MetadataCache, server: _Server) -> None:
     server.ready.clear()
     gets = [asyncio.create_task(cache.get(model, None, server)) for model in "abc"]
     await _let_them_run()
@@ -346,14 +356,16 @@ def _fetch(*turns: ScriptedUpstreamResponse) -> Awaitable[ModelMetadata]:
         (ScriptedUpstreamResponse(501), None),
     ],
 )
-async def test_batching(config: ScriptedUpstreamResponse, batching: bool | None) -> None:
+async def test_config_tells_whether_a_model_batches(
+    config: ScriptedUpstreamResponse, batching: bool | None
+) -> None:
     found = await _fetch(ScriptedUpstreamResponse(200, {}, [metadata(-1)]), config)
     assert found.batching is batching
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504])
-async def test_a_config_that_is_not_to_be_had_now_is_a_failure(status: int) -> None:
-    """The batch dimension would be guessed, and guessed wrong."""
+async def test_temporary_error_of_the_config_fails_the_fetch(status: int) -> None:
+    """Without the config, the gateway would guess the batch dimension, and guess wrong."""
     refusal = ScriptedUpstreamResponse(status, {"Content-Type": "text/x"}, [b"later"])
     with pytest.raises(UpstreamResponseError) as caught:
         await _fetch(ScriptedUpstreamResponse(200, {}, [metadata(-1)]), refusal)
@@ -362,7 +374,7 @@ async def test_a_config_that_is_not_to_be_had_now_is_a_failure(status: int) -> N
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 500, 503])
-async def test_a_refusal_is_kept_as_it_is(status: int) -> None:
+async def test_error_response_of_the_server_is_passed_on(status: int) -> None:
     with pytest.raises(UpstreamResponseError) as caught:
         await _fetch(ScriptedUpstreamResponse(status, {}, [b'{"error":', b'"no"}']))
     error = caught.value
@@ -385,21 +397,21 @@ async def test_a_refusal_is_kept_as_it_is(status: int) -> None:
         b'{"inputs":[{"name":"A","datatype":"FP32","shape":["x"]}]}',
     ],
 )
-async def test_metadata_that_makes_no_sense_names_the_server(document: bytes) -> None:
+async def test_error_of_invalid_metadata_names_the_server(document: bytes) -> None:
     with pytest.raises(GatewayError, match=URL) as caught:
         await _fetch(ScriptedUpstreamResponse(200, {}, [document]), ScriptedUpstreamResponse(404))
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
 
 
 @pytest.mark.parametrize("document", [b"{}", b'{"inputs":null}', b'{"inputs":[]}'])
-async def test_a_server_may_say_nothing_of_inputs(document: bytes) -> None:
+async def test_metadata_may_lack_inputs(document: bytes) -> None:
     found = await _fetch(
         ScriptedUpstreamResponse(200, {}, [document]), ScriptedUpstreamResponse(404)
     )
     assert found.inputs == ()
 
 
-async def test_what_makes_no_sense_is_shown() -> None:
+async def test_error_quotes_invalid_inputs() -> None:
     document = metadata(1, datatype="FP31")
     with pytest.raises(GatewayError) as caught:
         await _fetch(ScriptedUpstreamResponse(200, {}, [document]), ScriptedUpstreamResponse(404))
@@ -409,8 +421,8 @@ async def test_what_makes_no_sense_is_shown() -> None:
     )
 
 
-async def test_shapes_may_be_texts() -> None:
-    # Triton's own metadata has numbers; protobuf's JSON has int64 as text.
+async def test_shapes_may_be_strings() -> None:
+    # Triton's own metadata has numbers; protobuf's JSON writes int64 as a string.
     document = json.dumps({"inputs": [{"name": "A", "datatype": "INT8", "shape": ["-1", "3"]}]})
     found = await _fetch(
         ScriptedUpstreamResponse(200, {}, [document.encode()]), ScriptedUpstreamResponse(404)
@@ -418,24 +430,24 @@ async def test_shapes_may_be_texts() -> None:
     assert found.inputs[0].shape == (-1, 3)
 
 
-async def test_metadata_without_end_is_a_failure() -> None:
+async def test_too_large_metadata_is_a_failure() -> None:
     endless = ScriptedUpstreamResponse(200, {}, [bytes(2**20)] * 5)
     with pytest.raises(GatewayError, match="is larger than") as caught:
         await _fetch(endless)
     assert URL in caught.value.message
 
 
-async def test_without_batches_no_config_is_asked_for() -> None:
+async def test_config_is_not_fetched_from_a_server_without_one() -> None:
     endpoint = ScriptedEndpoint(EventLog(), ScriptedUpstreamResponse(200, {}, [metadata(-1)]))
     found = await fetch_metadata("m", None, endpoint, has_config=False)
     assert [request.target for request in endpoint.requests] == ["/v2/models/m"]
     assert found.batching is None
 
 
-async def test_with_and_without_batches_are_kept_apart(
+async def test_entries_with_and_without_config_are_separate(
     cache: MetadataCache, server: _Server
 ) -> None:
-    """Servers may have shown to be others meanwhile."""
+    """A recheck may have found another server meanwhile."""
     assert not (await cache.get("m", None, server, has_config=False)).batching
     assert (await cache.get("m", None, server, has_config=True)).batching
     assert server.asked == ["/v2/models/m", "/v2/models/m", "/v2/models/m/config"]

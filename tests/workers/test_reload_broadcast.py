@@ -225,7 +225,7 @@ def test_broadcast_ends_without_late_replies(make: _Make, monkeypatch: pytest.Mo
     reloads = make(b"x")
     reloads.broadcaster.request()
     reloads.turn()
-    assert reloads.source.errors == [{1: "no answer within 0 s", 2: "no answer within 0 s"}]
+    assert reloads.source.errors == [{1: "no reply within 0 s", 2: "no reply within 0 s"}]
     assert reloads.applied == [b"x"]
     reloads.reply(0)  # too late, and no error
     reloads.turn()

@@ -42,7 +42,7 @@ def test_endpoint_that_nobody_published_is_not_known() -> None:
     [
         (1, 110.25, SharedEjection(1, 110.25)),
         (0, 0, SharedEjection(0, 100)),
-        # Never later than it is.
+        # Cut to milliseconds, never later.
         (1, 110.0009, SharedEjection(1, 110)),
         (255, 110, SharedEjection(255, 110)),
         (256, 110, SharedEjection(255, 110)),

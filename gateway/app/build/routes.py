@@ -28,7 +28,7 @@ from gateway.settings.routes import RouteLimits
 from gateway.settings.schema import Settings
 
 
-def build_router(
+def build_routes(
     settings: Settings,
     upstreams: Mapping[str, Upstream],
     limits: SharedLimits,

@@ -63,7 +63,7 @@ async def _probe_model(
             metadata = await fetch_metadata(name, None, endpoint)
             max_batch_size = await fetch_max_batch_size(name, None, endpoint)
     except TimeoutError:
-        return Verdict.UNAVAILABLE, (f"no answer within {time_limit:g} s",)
+        return Verdict.UNAVAILABLE, (f"no response within {time_limit:g} s",)
     except UpstreamResponseError as error:
         quoted = f"{error.status} {excerpt(error.body)}"
         if error.status in _UNKNOWN_MODEL:

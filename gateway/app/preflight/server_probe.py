@@ -33,7 +33,7 @@ async def probe_server(
             )
             detected = await detect_dialect(endpoint)
     except TimeoutError:
-        messages.append(f"no answer{' to GET /v2' if messages else ''} within {time_limit:g} s")
+        messages.append(f"no response{' to GET /v2' if messages else ''} within {time_limit:g} s")
         return verdict, tuple(messages)
     except GatewayError as error:
         messages.append(error.message)

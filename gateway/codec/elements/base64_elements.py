@@ -1,4 +1,4 @@
-"""Decodes base64: the elements of BYTES tensors, JSON strings in pieces, and many short texts."""
+"""Base64: encodes bytes; decodes BYTES tensors, JSON strings in pieces, and many short texts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _ALPHABET = re.compile(rb"[A-Za-z0-9+/]*")
 _PADDING = (b"", b"===", b"==", b"=")
 """What a text lacks, by its length modulo 4."""
 
-_encode = partial(b2a_base64, newline=False)
+encode_base64 = partial(b2a_base64, newline=False)
+"""Encodes bytes as base64 with padding, without a line break."""
 
 
 class BytesTensor(Protocol):
@@ -111,7 +112,7 @@ class Base64ElementDecoder:
             elements = list(map(a2b_base64, texts))
         except Error:
             elements = []
-        if list(map(_encode, elements)) != texts:
+        if list(map(encode_base64, elements)) != texts:
             raise self._first_error(texts)
         self._count += len(elements)
         return pack_elements(elements)
@@ -133,7 +134,7 @@ class Base64ElementDecoder:
             part = a2b_base64(text)
         except Error:
             part = b""
-        if _encode(part) != text or (text.endswith(b"=") and not last):
+        if encode_base64(part) != text or (text.endswith(b"=") and not last):
             raise self._error(self._count, text, long.done, long.length)
         long.done += used
         long.element.append(part)
@@ -147,7 +148,7 @@ class Base64ElementDecoder:
     def _first_error(self, texts: list[bytes]) -> GatewayError:
         for index, text in enumerate(texts):
             try:
-                is_valid = _encode(a2b_base64(text)) == text
+                is_valid = encode_base64(a2b_base64(text)) == text
             except Error:
                 is_valid = False
             if not is_valid:

@@ -28,7 +28,7 @@ from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.sizes import NUMPY_MIN_TEXT, QUOTED_NAME
 
 _LONG_DIGITS = 19
-"""Integers with so many digits may exceed 64 bits."""
+"""An integer with this number of digits may exceed 64 bits."""
 _LONG_INTEGERS = re.compile(rb"([\[, \t\n\r]-?[0-9]{%d,}+)(?![0-9.eE])" % _LONG_DIGITS)
 """Such an integer, with the byte before it."""
 _IS_DIGIT = bytes(code in b"0123456789" for code in range(256))
@@ -92,10 +92,10 @@ class TensorDecoder:
         self.count = self.size // width
 
     def _decode_or_raise(self, run: ElementRun) -> tuple[int, bytes]:
-        try_decode = self.try_decode(run)
-        if try_decode is None:
+        decoded = self.try_decode(run)
+        if decoded is None:
             raise self._error_in_run(run)
-        return try_decode
+        return decoded
 
     def try_decode(self, run: ElementRun) -> tuple[int, bytes] | None:
         """Return the number of a run's elements, and their bytes; None if one is invalid."""
@@ -109,10 +109,10 @@ class TensorDecoder:
         """Make the error for a run; only a small part of it is searched element by element."""
         index = self.count
         for part in split_run(run):
-            try_decode = self.try_decode(part)
-            if try_decode is None:
+            decoded = self.try_decode(part)
+            if decoded is None:
                 return diagnose_run(self._label, self.datatype, part, index, self._message)
-            index += try_decode[0]
+            index += decoded[0]
             if part.depth_after < 1:
                 break
         return invalid_array_error(self._label, max(self.count, index - 1), self._message)

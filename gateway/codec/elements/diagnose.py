@@ -21,7 +21,7 @@ _TOKEN = re.compile(r'([ \t\n\r\[\],]*+)("(?:[^"\\]++|\\.)*+"?|[^ \t\n\r\[\],"]+
 _SPACE = " \t\n\r"
 
 _PART_SIZE = 1024
-"""About so many bytes of a run are examined element by element."""
+"""The size of the parts of a run that are examined element by element."""
 
 _STEPS = np.zeros(256, np.int8)
 _STEPS[ord("[")], _STEPS[ord("]")] = 1, -1

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import binascii
 import codecs
 from collections.abc import Callable
-from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -13,15 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
 from gateway.codec.offload import ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import RESPONSE, ErrorVocabulary
-
-_base64 = partial(binascii.b2a_base64, newline=False)
-
 
 TextChunk = bytes | memoryview
 """A part of the JSON; a view where brackets were cut off."""
@@ -209,7 +205,7 @@ class _BytesEncoder:
         self.count = 0
         self._label = label
         self._message = message
-        self._bytes_as = bytes_encoding
+        self._encoding = bytes_encoding
         self._partial = b""
         self._element: ElementWriter | None = None
         self._missing = 0
@@ -244,8 +240,8 @@ class _BytesEncoder:
         return b"," if self.count else b""
 
     def _encode_elements(self, elements: list[bytes]) -> list[bytes]:
-        if self._bytes_as is BytesEncoding.BASE64:
-            return [b'"' + b'","'.join(map(_base64, elements)) + b'"']
+        if self._encoding is BytesEncoding.BASE64:
+            return [b'"' + b'","'.join(map(encode_base64, elements)) + b'"']
         try:
             texts = list(map(bytes.decode, elements))
         except UnicodeDecodeError as error:
@@ -255,7 +251,7 @@ class _BytesEncoder:
 
     def _begin_element(self, data: bytes) -> bytes:
         self._missing = read_length(data)
-        base64 = self._bytes_as is BytesEncoding.BASE64
+        base64 = self._encoding is BytesEncoding.BASE64
         self._element = (
             Base64ElementWriter()
             if base64
@@ -318,4 +314,4 @@ class Base64ElementWriter:
         data = self._partial + data
         complete = len(data) if last else len(data) - len(data) % 3
         self._partial = data[complete:]
-        return binascii.b2a_base64(data[:complete], newline=False)
+        return encode_base64(data[:complete])

@@ -150,7 +150,7 @@ class ArrayScanner:
         """The offset of that text in the array."""
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes of text held beside the buffer."""
         return len(self._before_long_string or b"")
 
@@ -254,7 +254,7 @@ class ArrayScanner:
     def _depth_at(self, end: int, window: bytes, may_close: bool) -> int:
         """Return the depth at ``end`` in text of numbers; checks the nesting before it.
 
-        ``closes`` tells that the text may contain closing brackets.
+        ``may_close``: whether the text may contain closing brackets.
         """
         opened = _count(b"[", window, end)
         closed = _count(b"]", window, end) if may_close else 0
@@ -365,7 +365,7 @@ def max_depth(text: bytes) -> int:
 def find_string_cut(window: bytes, full: bool, last: bool) -> tuple[int, bool] | None:
     """Find where text within a string can be split; return that, and whether the string ends there.
 
-    ``full`` tells that the window is full, ``last`` that no more text will come. Returns None if
+    ``full``: the window is full. ``last``: no more text will come. Returns None if
     more text is needed.
     """
     match = _WHOLE_CHARACTERS.match(window)

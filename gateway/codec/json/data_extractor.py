@@ -109,14 +109,14 @@ class DataExtractor:
         return max(1, WINDOW - len(self._buffer) + self._position)
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered: header, text, and records of extracted arrays."""
         size = (
             getsizeof(self._header)
             + len(self._buffer)
             + _EXTRACTED_ARRAY_OVERHEAD * len(self.extracted)
         )
-        return size if self._array is None else size + self._array.held
+        return size if self._array is None else size + self._array.buffered_bytes
 
     @property
     def _offset(self) -> int:

@@ -60,7 +60,7 @@ class HeaderLengthCheck:
             self._key_carry = key_text[1 - len(_KEY) :]
         if rest.strip(_SPACE) and self._has_size:
             raise bad_response(
-                "the server's answer has binary tensors behind its JSON of "
+                "the server's response has binary tensors behind its JSON of "
                 f"{self._json_size} bytes, but no Inference-Header-Content-Length"
             )
         self._size += len(window)

@@ -73,7 +73,7 @@ class JsonTextReader:
         return WINDOW - self.size % WINDOW
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered; text that was taken is released by the next ``feed``."""
         return len(self._buffer)
 
@@ -89,7 +89,7 @@ class JsonTextReader:
         return self._buffer[self._position : self._position + size]
 
     def skip(self, size: int) -> None:
-        """Take so many bytes."""
+        """Take ``size`` bytes."""
         self._position += size
 
     def take_all(self) -> tuple[bytes, int]:
@@ -121,7 +121,7 @@ class JsonTextReader:
         yield Pause.NEED_DATA
 
     def peek_window(self, size: int = WINDOW) -> Steps[bytes]:
-        """Wait until so many bytes or the end are available; return them without taking them."""
+        """Wait until ``size`` bytes or the end are available; return them without taking them."""
         while self.size < size and not self.ended:
             yield Pause.NEED_DATA
         return self.peek(size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from binascii import b2a_base64
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
 from gateway.codec.elements.encode import (
     Base64ElementWriter,
@@ -252,7 +252,7 @@ class BytesElementEncoder(ABC):
     def _encode_element(self, element: bytes) -> bytes:
         """Encode a complete element; fast, as there may be many small ones."""
         if self._as_base64:
-            return b2a_base64(element, newline=False)
+            return encode_base64(element)
         try:
             return orjson.dumps(element.decode())[1:-1]
         except UnicodeDecodeError:
@@ -299,9 +299,9 @@ class NestedBytesEncoder(BytesElementEncoder):
 
 
 def check_count(label: str, shape: tuple[int, ...], count: int) -> None:
-    """Raise GatewayError (502) unless a shape has so many elements."""
+    """Raise GatewayError (502) unless ``count`` matches the shape."""
     if count != element_count(shape):
         raise bad_response(
-            f"{label} of the server's answer holds {count} elements or more, its shape "
+            f"{label} of the server's response holds {count} elements or more, its shape "
             f"{list(shape)} takes {element_count(shape)}"
         )

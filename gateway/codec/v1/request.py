@@ -97,15 +97,15 @@ class PredictRequestConverter:
         return self._text.preferred_read_size
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the memory in bytes of text, tensors and parsed values."""
-        return self._text.held + self._memory.size
+        return self._text.buffered_bytes + self._memory.size
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
         """Take the next text of the request; ``last`` marks the end."""
         self._text.feed(text, last)
 
-    def work(self) -> bool:
+    def step(self) -> bool:
         """Convert some of the text; return whether more can be converted.
 
         Raises GatewayError: 400 that names what is invalid, 413 over the header cap.

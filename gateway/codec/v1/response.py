@@ -54,10 +54,10 @@ class PredictResponseConverter:
         self._writer: NestedEncoder | None = None
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered."""
         return (
-            self._reader.held
+            self._reader.buffered_bytes
             + self._buffered_rows_size
             + _OUTPUT_OVERHEAD * len(self._shapes or ())
         )
@@ -99,7 +99,7 @@ class PredictResponseConverter:
         outputs = self._reader.tensors
         self._shapes = [self._client_shape(output) for output in outputs]
         if not outputs:
-            raise bad_response("the server's answer has no outputs")
+            raise bad_response("the server's response has no outputs")
         _check_names(outputs)
         if self._predicted.form is V1Format.ROWS and len(outputs) > 1:
             _check_rows(outputs, self._shapes)
@@ -113,7 +113,7 @@ class PredictResponseConverter:
         label = f"output '{output.name}'"
         if output.binary_size is None:
             raise bad_response(
-                f"{label} of the server's answer is not in binary form, as requested"
+                f"{label} of the server's response is not in binary form, as requested"
             )
         shape = (1, *output.shape) if self._predicted.single else output.shape
         check_rank(label, shape)
@@ -128,9 +128,9 @@ class PredictResponseConverter:
     def _write_piece(self, piece: TensorPiece) -> Iterator[bytes]:
         if self._rows is not None:
             rows = self._rows[piece.index]
-            before = rows.held
+            before = rows.buffered_bytes
             rows.feed(piece.data)
-            self._buffered_rows_size += rows.held - before
+            self._buffered_rows_size += rows.buffered_bytes - before
             if self._buffered_rows_size > self._spool_cap:
                 raise bad_response(
                     f"a response of rows of several outputs must be buffered, and exceeds "
@@ -172,7 +172,7 @@ def _check_names(outputs: Sequence[Tensor]) -> None:
     seen = set[str]()
     for output in outputs:
         if output.name in seen:
-            raise bad_response(f"the server's answer has two outputs named '{output.name}'")
+            raise bad_response(f"the server's response has two outputs named '{output.name}'")
         seen.add(output.name)
 
 
@@ -191,7 +191,7 @@ class RowBuffer(Protocol):
     """Buffers a tensor until its rows are written."""
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered."""
 
     @property
@@ -225,7 +225,7 @@ class NumberRowBuffer:
         self.row_size = element_count(self._shape) * (datatype.size or 1)
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered."""
         return len(self._data)
 
@@ -279,7 +279,7 @@ class BytesRowBuffer(BytesElementEncoder):
         self._brackets = BracketWriter(shape[1:])
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered."""
         return len(self._text) + self._starts.itemsize * len(self._starts)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from binascii import b2a_base64
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
+from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.decode import TensorDecoder, parse_strings
 from gateway.codec.elements.encode import make_tensor_encoder
 from gateway.codec.elements.fast_decode import PARSE_ERRORS, simd_parse
@@ -33,7 +32,6 @@ from gateway.protocol.response_header import (
 Chunks = list[bytes | memoryview]
 
 _DEFAULT_POLICIES = JsonPolicies()
-_encode_base64 = partial(b2a_base64, newline=False)
 _BASE64_POLICIES = JsonPolicies(bytes_encoding=BytesEncoding.BASE64)
 
 
@@ -98,9 +96,9 @@ class BinaryResponseConverter(JsonMessageReader):
         super().feed(text, last)
         self._check_spool()
 
-    def work(self) -> bool:
+    def step(self) -> bool:
         """Do one step; see JsonMessageReader."""
-        more = super().work()
+        more = super().step()
         self._check_spool()
         return more
 
@@ -129,7 +127,7 @@ class BinaryResponseConverter(JsonMessageReader):
                 continue
             if output.binary_size:
                 raise bad_response(
-                    f"output '{output.name}' of the server's answer has {output.binary_size} "
+                    f"output '{output.name}' of the server's response has {output.binary_size} "
                     "bytes, which do not follow its JSON"
                 )
             target = parts.tensors if self._form.wants_binary(output.name) else parts.texts
@@ -219,7 +217,9 @@ class _VerbatimText:
             with suppress(ValueError):
                 json.loads(text, parse_int=str, parse_float=str)
                 return
-        raise bad_response(f"{self._label} of the server's answer has data that are no JSON array")
+        raise bad_response(
+            f"{self._label} of the server's response has data that are no JSON array"
+        )
 
 
 class _Base64Text:
@@ -256,7 +256,7 @@ class _Base64Text:
 
     def _encode(self, values: list[str]) -> None:
         """Encode many strings at once."""
-        texts = b'","'.join(map(_encode_base64, map(str.encode, values)))
+        texts = b'","'.join(map(encode_base64, map(str.encode, values)))
         if values:
             self._chunks.append((b',"' if self._strings.count else b'"') + texts + b'"')
             self.size += len(self._chunks[-1])

@@ -56,7 +56,7 @@ class FastRequest:
 
     body: bytes
     header_size: int
-    answer: OutputEncoding
+    output_encoding: OutputEncoding
     features: RequestFeatures
 
 
@@ -79,7 +79,7 @@ def fast_convert_request(
             parts.append(_pack(tensor, array, depth_cap))
     except (ValueError, TypeError, OverflowError, struct.error):
         return None  # an invalid element, or a number of elements that does not match the shape
-    return FastRequest(b"".join(parts), len(plan.header), plan.answer, plan.features)
+    return FastRequest(b"".join(parts), len(plan.header), plan.output_encoding, plan.features)
 
 
 def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
@@ -144,7 +144,7 @@ class _Plan:
 
     header: bytes
     tensors: tuple[_Tensor, ...]
-    answer: OutputEncoding
+    output_encoding: OutputEncoding
     features: RequestFeatures
 
 
@@ -156,7 +156,7 @@ def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
     try:
         fields = parse_request_header(surroundings, depth_cap)
         inputs = read_inputs(fields, tensor_cap)
-        answer = read_output_encoding(fields, tensor_cap)
+        output_encoding = read_output_encoding(fields, tensor_cap)
     except GatewayError:
         return None
     features = read_features(fields, inputs)
@@ -182,7 +182,7 @@ def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
         elif declared.source is DataSource.BINARY:
             return None
     request_binary_outputs(fields)
-    return _Plan(orjson.dumps(fields), tuple(tensors), answer, features)
+    return _Plan(orjson.dumps(fields), tuple(tensors), output_encoding, features)
 
 
 def _struct_layout(declared: InputTensor) -> struct.Struct | None:

@@ -124,7 +124,7 @@ class JsonMessageReader(ABC):
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
         """Take the next text of the message; ``last`` marks the end.
 
-        ``work`` converts it. Raises GatewayError that names what is invalid: 400, or 413 over the
+        ``step`` converts it. Raises GatewayError that names what is invalid: 400, or 413 over the
         header cap; 502 for either in a response.
         """
         while self._extract():
@@ -134,7 +134,7 @@ class JsonMessageReader(ABC):
             self._is_last_fed = last
             self._extract()
         if self._failure is not None:
-            self.work()
+            self.step()
 
     def _extract(self) -> bool:
         """Extract some of the text; return whether there was any, or its end.
@@ -175,7 +175,7 @@ class JsonMessageReader(ABC):
         if array.sink is None:
             array.sink = self._make_sink(array.label, fields)
 
-    def work(self) -> bool:
+    def step(self) -> bool:
         """Do one step: convert runs, extract text or decode base64; return whether there was work.
 
         Raises GatewayError as ``feed`` does.
@@ -219,7 +219,7 @@ class JsonMessageReader(ABC):
         return self._converted_size + self._queued_bytes
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the memory in bytes: data, text and objects."""
         return (
             self._converted_size
@@ -229,7 +229,7 @@ class JsonMessageReader(ABC):
             + self._offloaded_bytes
             + _OFFLOADED_RUN_OVERHEAD * len(self._offloaded)
             + _ARRAY_OVERHEAD * len(self._arrays)
-            + self._extractor.held
+            + self._extractor.buffered_bytes
             + self._header_size
         )
 
@@ -295,7 +295,7 @@ class JsonMessageReader(ABC):
 
     def _finish_header(self) -> ParsedHeader:
         """Convert what is queued, and return the header."""
-        while self.work():
+        while self.step():
             pass
         assert not self._offloaded
         assert self._header is not None

@@ -35,14 +35,14 @@ class JsonRequestConverter(JsonMessageWriter):
         self._policies = policies
         self._written_as = input_encodings
         self._as_base64 = as_base64
-        self._bytes_as: list[BytesEncoding] = []
+        self._encodings: list[BytesEncoding] = []
 
     def _rewrite_fields(self, fields: Fields) -> Fields:
         inputs = fields["inputs"]
-        self._bytes_as = [
+        self._encodings = [
             self._bytes_encoding_of(index, entry) for index, entry in enumerate(inputs)
         ]
-        for entry, tensor, form in zip(inputs, self._reader.tensors, self._bytes_as, strict=True):
+        for entry, tensor, form in zip(inputs, self._reader.tensors, self._encodings, strict=True):
             is_text = tensor.datatype.family is Family.TEXT and tensor.binary_size is not None
             if is_text and form is BytesEncoding.BASE64:
                 mark_base64(entry)
@@ -62,7 +62,7 @@ class JsonRequestConverter(JsonMessageWriter):
 
     def _make_encoder(self, index: int) -> TensorEncoder:
         tensor = self._reader.tensors[index]
-        policies = replace(self._policies, bytes_encoding=self._bytes_as[index])
+        policies = replace(self._policies, bytes_encoding=self._encodings[index])
         return make_tensor_encoder(REQUEST.label(tensor.name), tensor.datatype, policies, REQUEST)
 
 

@@ -55,7 +55,7 @@ class TensorReader:
         self.tensors: Sequence[Tensor] = ()
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes of memory of the header, as text and parsed."""
         return len(self._buffer) + self._fields_size
 
@@ -115,9 +115,9 @@ class JsonMessageWriter(ABC):
         self._encoder: TensorEncoder | None = None
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes buffered."""
-        return self._reader.held + self._skeleton_size
+        return self._reader.buffered_bytes + self._skeleton_size
 
     @abstractmethod
     def _make_encoder(self, index: int) -> TensorEncoder:

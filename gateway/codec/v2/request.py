@@ -50,7 +50,7 @@ class InferRequest:
 
     header: bytes
     tensors: Body
-    answer: OutputEncoding
+    output_encoding: OutputEncoding
     features: RequestFeatures
     input_encodings: Mapping[int, BytesEncoding] = field(default_factory=dict)
     """By input: how the client encoded BYTES in JSON."""
@@ -116,7 +116,7 @@ class InferRequestConverter(JsonMessageReader):
         header = self._finish_header()
         fields, inputs = header.fields, self._inputs
         entries = fields["inputs"]
-        answer = read_output_encoding(fields, self._tensor_cap)
+        output_encoding = read_output_encoding(fields, self._tensor_cap)
         features = read_features(fields, inputs)
         converted = {
             array.index: self._checked_tensor(array, inputs[array.index]) for array in self._arrays
@@ -130,7 +130,9 @@ class InferRequestConverter(JsonMessageReader):
             index: BytesEncoding.BASE64 if inputs[index].base64 else BytesEncoding.UTF8
             for index in converted
         }
-        return InferRequest(text, _body(inputs, converted), answer, features, input_encodings)
+        return InferRequest(
+            text, _body(inputs, converted), output_encoding, features, input_encodings
+        )
 
 
 MAX_CACHED_HEADER = 4 * 1024

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from binascii import b2a_base64
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.encode import TensorEncoder, make_tensor_encoder
 from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.binary_response import (
@@ -90,10 +90,13 @@ class MixedResponseConverter:
         self._chunks = 0
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes of memory in use."""
         return (
-            self._json.held + len(self._tensor_bytes) + self._size + CHUNK_OVERHEAD * self._chunks
+            self._json.buffered_bytes
+            + len(self._tensor_bytes)
+            + self._size
+            + CHUNK_OVERHEAD * self._chunks
         )
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -102,7 +105,7 @@ class MixedResponseConverter:
         Raises GatewayError: 502 for an invalid response or one over the cap, 406 if a policy
         refuses a value.
         """
-        while self.work():
+        while self.step():
             pass
         if self._reader is not None and self._parts is not None:
             self._add_pieces(self._reader, self._parts, data)
@@ -112,11 +115,11 @@ class MixedResponseConverter:
         self._has_all_json = not self._missing_json
         self._json.feed(text, last=self._has_all_json)
 
-    def work(self) -> bool:
+    def step(self) -> bool:
         """Do one step; return whether there was work. Raises GatewayError as ``feed`` does."""
         if self._reader is not None:
             return False
-        if self._json.work():
+        if self._json.step():
             return True
         if self._has_all_json:
             self._begin_tensors()
@@ -127,7 +130,7 @@ class MixedResponseConverter:
 
         Raises GatewayError as ``feed`` does.
         """
-        while self.work():
+        while self.step():
             pass
         if self._reader is None or self._parts is None:
             raise truncated_error(RESPONSE)
@@ -210,4 +213,4 @@ def _encode_strings(data: Any) -> Any:
     """Encode the strings of an array of any nesting."""
     if isinstance(data, list):
         return [_encode_strings(item) for item in data]
-    return b2a_base64(data.encode(), newline=False).decode() if isinstance(data, str) else data
+    return encode_base64(data.encode()).decode() if isinstance(data, str) else data

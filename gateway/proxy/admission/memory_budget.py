@@ -92,15 +92,15 @@ class BufferingCodec(Protocol):
     """A codec with work that it does piece by piece, and what it holds of a body, in bytes."""
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Give the bytes that are held."""
 
-    def work(self) -> bool:
+    def step(self) -> bool:
         """Do a piece; tell whether there was one."""
 
 
 async def work_off(codec: BufferingCodec, holding: Reservation, turns: ConversionScheduler) -> None:
     """Do what a codec has to do, with a turn for others after each piece."""
-    while codec.work():
-        holding.resize(codec.held)
+    while codec.step():
+        holding.resize(codec.buffered_bytes)
         await turns.next()

@@ -23,7 +23,7 @@ from gateway.upstream.pool.lease import Lease
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
 LARGEST_REPLY = 4 * 1024 * 1024
-"""Bytes that are held of one server's answer."""
+"""Bytes that are held of one server's response."""
 
 FAILED_ENDPOINTS = "Tensorgate-Failed-Endpoints"
 """The header of an answer that lacks what these endpoints would have said."""
@@ -31,7 +31,7 @@ FAILED_ENDPOINTS = "Tensorgate-Failed-Endpoints"
 
 @dataclass(frozen=True, slots=True)
 class BufferedResponse:
-    """A server's answer, whole."""
+    """A server's response, whole."""
 
     status: int
     reason: str
@@ -173,7 +173,7 @@ async def pass_on(
     deadline: Deadline,
     added_headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Give the client a server's answer as it is, but for the headers in ``added``."""
+    """Give the client a server's response as it is, but for the headers in ``added``."""
     headers = end_to_end(reply.headers)
     headers.update(added_headers or {})
     deadline.expect_client()
@@ -284,7 +284,7 @@ async def _ask_upstream(
 async def whole_reply(
     response: UpstreamResponse, url: str, deadline: Deadline, holding: Reservation
 ) -> BufferedResponse:
-    """Read a server's answer; raises GatewayError: 502 over the cap, 503 if too much is held."""
+    """Read a server's response; raises GatewayError: 502 over the cap, 503 if too much is held."""
     body = bytearray()
     async for chunk in response_chunks(response, url, deadline):
         holding.more(len(chunk))
@@ -295,7 +295,7 @@ async def whole_reply(
 
 
 def _error_text(body: bytes) -> str:
-    """Give what a server's answer says of its error, in short."""
+    """Give what a server's response says of its error, in short."""
     try:
         fields = orjson.loads(body)
     except ValueError:

@@ -165,7 +165,7 @@ def _converted(plan: CallPlan, body: bytes, route: Route) -> FastRequest | None:
     if len(body) > MAX_UNSCHEDULED and not route.scheduler.take():
         return None  # those of many clients may come in the same turn of the event loop
     request = fast_convert_request(body, route.limits.json_depth, route.limits.max_tensors)
-    if request is None or not request.answer.all_json or request.answer.as_base64:
+    if request is None or not request.output_encoding.all_json or request.output_encoding.as_base64:
         return None
     if plan.declared is not None and not plan.declared.accepts(request.features.inputs):
         return None  # the ordinary way says why not

@@ -77,7 +77,7 @@ class DecodedRequest(ClientRequest):
         while size <= CHUNK_SIZE and (piece := await self._next()):
             pieces.append(piece)
             size += len(piece)
-            self._holding.resize(self._inflater.held + size)
+            self._holding.resize(self._inflater.buffered_bytes + size)
         self._first = b"".join(pieces)
         headers = _without(self.headers, *_OF_THE_CODED)
         if self._ended:
@@ -96,7 +96,7 @@ class DecodedRequest(ClientRequest):
 
     async def _next(self) -> bytes:
         while not self._ended:
-            piece = self._inflater.work()
+            piece = self._inflater.step()
             if piece is None:
                 await self._receive()
                 continue
@@ -111,7 +111,7 @@ class DecodedRequest(ClientRequest):
             return
         data = await self._received.read()
         self._inflater.feed(data, last=not data)
-        self._holding.resize(self._inflater.held)
+        self._holding.resize(self._inflater.buffered_bytes)
 
 
 def _without(headers: CIMultiDictProxy[str], *names: str) -> CIMultiDict[str]:

@@ -36,7 +36,7 @@ async def relay_in_binary(
         async for chunk in chunks:
             for start in range(0, len(chunk), ENCODE_CHUNK):
                 codec.feed(chunk[start : start + ENCODE_CHUNK])
-                holding.resize(codec.held)
+                holding.resize(codec.buffered_bytes)
                 await route.scheduler.next()
                 await work_off(codec, holding, route.scheduler)
         codec.feed(b"", last=True)
@@ -63,7 +63,7 @@ async def relay_mixed(
         async for chunk in chunks:
             for start in range(0, len(chunk), ENCODE_CHUNK):
                 codec.feed(chunk[start : start + ENCODE_CHUNK])
-                holding.resize(codec.held)
+                holding.resize(codec.buffered_bytes)
                 await route.scheduler.next()
                 await work_off(codec, holding, route.scheduler)
         header, tensors = codec.finish()

@@ -47,7 +47,7 @@ class Converted:
     body: Body
     size: int
     header_size: int
-    answer: OutputEncoding
+    output_encoding: OutputEncoding
     features: RequestFeatures
     input_encodings: Mapping[int, BytesEncoding] = field(default_factory=dict)
     by_metadata: bool = False
@@ -93,9 +93,11 @@ async def _convert_json(
         small = fast_convert_request(text, route.limits.json_depth, route.limits.max_tensors)
         if small is not None:
             old = small.body[: small.header_size]
-            header = await listing_outputs(old, small.answer, asked, route, deadline)
+            header = await listing_outputs(old, small.output_encoding, asked, route, deadline)
             whole = small.body if header is old else header + small.body[len(old) :]
-            return Converted((whole,), len(whole), len(header), small.answer, small.features)
+            return Converted(
+                (whole,), len(whole), len(header), small.output_encoding, small.features
+            )
     request = await _read_json(body, length, route, holding)
     surplus = None if length is None or body.size is None else body.size - length
     if surplus is not None and surplus != request.expected_size:
@@ -109,13 +111,18 @@ async def _convert_json(
         )
     if body.size is None and not request.expected_size:
         await _check_end(body)
-    header = await listing_outputs(request.header, request.answer, asked, route, deadline)
+    header = await listing_outputs(request.header, request.output_encoding, asked, route, deadline)
     if header is not request.header:
         request = replace(request, header=header)
     length = request.content_length
     held = _held_body(request) or await _whole(_streamed_body(request, body), length)
     return Converted(
-        held, length, len(header), request.answer, request.features, request.input_encodings
+        held,
+        length,
+        len(header),
+        request.output_encoding,
+        request.features,
+        request.input_encodings,
     )
 
 
@@ -141,10 +148,10 @@ async def _read_json(
         codec.feed(text)
         missing -= len(text)
         taken += len(text)
-        while codec.work() or taken >= CHUNK_SIZE:
+        while codec.step() or taken >= CHUNK_SIZE:
             if not is_small:
                 taken = 0
-                holding.resize(codec.held)
+                holding.resize(codec.buffered_bytes)
                 await route.scheduler.next()
             is_small = False  # what there is to do beyond a share is too much at once
         text = await body.read(min(codec.preferred_read_size, missing)) if missing else b""

@@ -48,7 +48,7 @@ async def relay_answer(
     url: str,
     deadline: Deadline,
 ) -> None:
-    """Pass a server's answer on in the client's form; errors of its own pass as they are.
+    """Pass a server's response on in the client's form; errors of its own pass as they are.
 
     An answer passes untouched where it surely is, or is seen to be, in that form already.
     """
@@ -179,10 +179,10 @@ def stated_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int |
         return None
     value = ", ".join(values)  # which is no number where there are two
     if not (value.isascii() and value.isdigit() and len(value) < 20):
-        raise bad_response(f"the server's answer has {HEADER_LENGTH}: {value[:40]!r}")
+        raise bad_response(f"the server's response has {HEADER_LENGTH}: {value[:40]!r}")
     if cap is not None and int(value) > cap:
         raise bad_response(
-            f"the server's answer has {value} bytes of JSON before the tensors; "
+            f"the server's response has {value} bytes of JSON before the tensors; "
             f"at most {cap} are taken (limits.header_bytes)"
         )
     return int(value)
@@ -211,7 +211,7 @@ async def _relay_as_json(
         async for chunk in response_chunks(response, url, deadline):
             for start in range(0, len(chunk), CONVERT_CHUNK):
                 waiting.extend(codec.parts(chunk[start : start + CONVERT_CHUNK], offloader))
-                holding.note(codec.held + sum(map(_size_of, waiting)))
+                holding.note(codec.buffered_bytes + sum(map(_size_of, waiting)))
                 if waiting and not answer.started:
                     await answer.start(200, response.reason, headers)
                 await _write_parts(waiting, answer, deadline, _MOST_WAITING)

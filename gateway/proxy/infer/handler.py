@@ -57,7 +57,7 @@ async def send_converted(
         if response.status != 200 and (converted.by_metadata or dialect.binary_only_if_listed):
             # The header may have been made from metadata that is no longer true.
             route.upstream.metadata.invalidate(asked.model or "")
-        await relay(response, answer, converted.answer, route, attempt.url, deadline)
+        await relay(response, answer, converted.output_encoding, route, attempt.url, deadline)
 
 
 def _binary_request(
@@ -69,7 +69,7 @@ def _binary_request(
         HEADER_LENGTH: str(converted.header_size),
     }
     headers = with_body(request.headers, changed)
-    if not (converted.answer.all_binary and dialect.honors_output_encoding):
+    if not (converted.output_encoding.all_binary and dialect.honors_output_encoding):
         # The answer has to be read here.
         headers.popall("Accept-Encoding", None)
     return UpstreamRequest(request.method, request.target, headers, converted.body)
@@ -79,13 +79,13 @@ def _json_request(request: ClientRequest, converted: Converted, route: Route) ->
     """Make the request for a server that takes JSON only."""
 
     def writer() -> JsonRequestConverter:
-        input_encodings, as_base64 = converted.input_encodings, converted.answer.as_base64
+        input_encodings, as_base64 = converted.input_encodings, converted.output_encoding.as_base64
         return JsonRequestConverter(
             converted.header_size, route.policies, input_encodings, as_base64
         )
 
     headers = with_body(request.headers, {"Content-Type": "application/json"})
-    if not passes_as_it_is(converted.answer, route):
+    if not passes_as_it_is(converted.output_encoding, route):
         # The answer has to be read here.
         headers.popall("Accept-Encoding", None)
     body = json_body(converted.body, converted.size, writer, route.scheduler)

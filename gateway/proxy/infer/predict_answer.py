@@ -64,7 +64,7 @@ class PredictAnswer(ClientResponse):
             cap = self._route.limits.header_bytes
             if self._status == 200 and len(self._waiting) > cap:
                 raise bad_response(
-                    f"the server's answer has more than {cap} bytes of JSON "
+                    f"the server's response has more than {cap} bytes of JSON "
                     "(limits.header_bytes) and no binary tensors behind it"
                 )
             del self._waiting[cap:]
@@ -72,7 +72,7 @@ class PredictAnswer(ClientResponse):
         for start in range(0, len(data), ENCODE_CHUNK):
             piece = data[start : start + ENCODE_CHUNK]
             text = self._codec.feed(piece)
-            self._holding.resize(self._codec.held + len(self._waiting))
+            self._holding.resize(self._codec.buffered_bytes + len(self._waiting))
             await self._tell(text, len(piece))
 
     async def finish(self) -> None:

@@ -109,9 +109,9 @@ async def _convert(
         while text := await body.read(codec.preferred_read_size):
             codec.feed(text)
             worked += len(text)
-            while codec.work() or worked >= CHUNK_SIZE:
+            while codec.step() or worked >= CHUNK_SIZE:
                 worked = 0
-                holding.resize(codec.held)
+                holding.resize(codec.buffered_bytes)
                 await route.scheduler.next()
         codec.feed(b"", last=True)
         await work_off(codec, holding, route.scheduler)

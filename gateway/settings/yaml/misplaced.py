@@ -38,13 +38,13 @@ def _outdented(document: YamlDocument) -> YamlDocument | None:
         if not names or not _is_below(document, path, names[0]):
             continue
         own = parent[path[-1]] = {name: parent.pop(name) for name in names}
-        place, above = document.positions[*path[:-1], names[0]], document.positions[path]
+        position, above = document.positions[*path[:-1], names[0]], document.positions[path]
         message = (
-            f"indented by {spaces(place.column - 1)}, as {path[-1]} on line {above.line} is;"
+            f"indented by {spaces(position.column - 1)}, as {path[-1]} on line {above.line} is;"
             " what belongs to that is indented by more"
         )
         moves = {(*path[:-1], name): (*path, name) for name in own}
-        return _move(document, moves, (*path, names[0]), place, message, dropped=path)
+        return _move(document, moves, (*path, names[0]), position, message, dropped=path)
     return None
 
 
@@ -54,7 +54,7 @@ def _outdented_names(parent: dict[str, Any], path: KeyPath, inner: SectionKeys) 
     names = list(parent)
     outdented = []
     for name in names[names.index(str(path[-1])) + 1 :]:
-        is_own = isinstance(parent[name], dict) if inner.are_free else name in inner.names
+        is_own = isinstance(parent[name], dict) if inner.are_chosen_names else name in inner.names
         if not is_own or outer is None or name in outer.names:
             break
         outdented.append(name)
@@ -64,17 +64,17 @@ def _outdented_names(parent: dict[str, Any], path: KeyPath, inner: SectionKeys) 
 def _indented_too_far(document: YamlDocument) -> YamlDocument | None:
     """Move a key that its section does not have into the section around it that has it."""
     for path, name, home in _foreign_keys(document.value):
-        around, place = _value_at(document.value, home), document.positions[*path, name]
+        around, position = _value_at(document.value, home), document.positions[*path, name]
         wanted = min(document.positions[*home, other].column for other in around)
-        if wanted >= place.column or not _is_below(document, path, (*path, name)):
+        if wanted >= position.column or not _is_below(document, path, (*path, name)):
             continue
         around[name] = _value_at(document.value, path).pop(name)
         message = (
-            f"indented by {spaces(place.column - 1)}, as if it belonged to {_name(path)};"
+            f"indented by {spaces(position.column - 1)}, as if it belonged to {_name(path)};"
             f" it is a setting {_of(home)} and is indented by {wanted - 1}"
         )
         moves = {(*path, name): (*home, name)}
-        return _move(document, moves, (*home, name), place, message)
+        return _move(document, moves, (*home, name), position, message)
     return None
 
 
@@ -92,7 +92,7 @@ def _is_foreign(name: str, value: object, keys: SectionKeys | None) -> bool:
     """Tell whether a section has no such key."""
     if keys is None:
         return False
-    if not keys.are_free:
+    if not keys.are_chosen_names:
         return name not in keys.names
     return not (isinstance(value, dict) and any(each in value for each in keys.of_each or ()))
 
@@ -133,7 +133,7 @@ def _move(
     document: YamlDocument,
     moves: dict[KeyPath, KeyPath],
     path: KeyPath,
-    place: Position,
+    position: Position,
     message: str,
     dropped: KeyPath | None = None,
 ) -> YamlDocument:
@@ -143,7 +143,7 @@ def _move(
         start = next((each for each in moves if old[: len(each)] == each), None)
         return old if start is None else (*moves[start], *old[len(start) :])
 
-    problem = Problem(format_path(path), place.line, place.column, message, INDENTATION)
+    problem = Problem(format_path(path), position.line, position.column, message, INDENTATION)
     kept = [
         each
         for each in document.problems

@@ -165,7 +165,7 @@ class ServerConnection(Connection):
         except GatewayError as error:
             self.fail(error)
         except MalformedError as error:
-            self.fail(bad_response(f"{self._url} answered what is not HTTP: {error}"))
+            self.fail(bad_response(f"{self._url} sent an invalid HTTP response: {error}"))
 
     def eof_received(self) -> None:
         """Handle the end of the server's bytes; the transport then closes itself."""
@@ -263,9 +263,9 @@ class ServerConnection(Connection):
 
     def _closed_too_early(self) -> GatewayError:
         if self._silent and self._is_reused and self.loop.time() - self._started_at < _STALE_WINDOW:
-            message = f"{self._url} closed a kept connection as it was used again"
+            message = f"{self._url} closed an idle connection as it was used again"
             return StaleConnectionError(ErrorKind.BAD_RESPONSE, message)
-        when = "before it answered" if self.body is None else "before the end of its answer"
+        when = "before it answered" if self.body is None else "before the end of its response"
         kind = ErrorKind.NO_RESPONSE if self._silent else ErrorKind.BAD_RESPONSE
         return GatewayError(kind, f"{self._url} closed the connection {when}")
 

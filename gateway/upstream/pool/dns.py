@@ -130,7 +130,7 @@ class _Name:
         try:
             addresses = await self._resolve()
         except TimeoutError:
-            self._record_failure(f"no answer of the name service within {self._timeout:g} s")
+            self._record_failure(f"no response of the name service within {self._timeout:g} s")
         except (OSError, UnicodeError) as error:
             self._record_failure(describe_connect_error(error))
         else:

@@ -1,4 +1,4 @@
-"""Where keys come from: which files and variables cannot be used, and what becomes of changes."""
+"""API keys of files and variables: which are refused, and how changes are followed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _settings(**groups: dict[str, str]) -> Settings:
     )
 
 
-def _of(file: Path, **more: str) -> ApiKeys:
+def _keys_of(file: Path, **more: str) -> ApiKeys:
     return ApiKeys(_settings(team={"file": str(file), **more}), {})
 
 
-def _let_in(keys: ApiKeys, *shown: str, group: str = "team") -> list[bool]:
+def _accepted(keys: ApiKeys, *shown: str, group: str = "team") -> list[bool]:
     headers: list[dict[str, Any]] = [{"Authorization": f"Bearer {key}"} for key in shown]
     return [
         keys.groups[group].authenticates(CIMultiDictProxy(CIMultiDict(each))) for each in headers
@@ -53,17 +53,17 @@ def test_settings_without_keys_have_no_groups() -> None:
 
 
 def test_file_holds_keys_and_comments(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert _let_in(_of(file), "old", "kept", "the", "#") == [True, True, False, False]
+    assert _accepted(_keys_of(file), "old", "kept", "the", "#") == [True, True, False, False]
     assert caplog.records == []
 
 
 def test_file_may_have_a_byte_order_mark_and_crlf(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbfold\r\nkept\r\n")
-    assert _let_in(_of(file), "old", "kept") == [True, True]
+    assert _accepted(_keys_of(file), "old", "kept") == [True, True]
 
 
 def test_group_has_a_header_of_its_own(file: Path) -> None:
-    group = _of(file, header="X-Key").groups["team"]
+    group = _keys_of(file, header="X-Key").groups["team"]
     assert group.authenticates(CIMultiDictProxy(CIMultiDict({"x-key": "old"})))
     assert group.header_name == "X-Key"
 
@@ -71,12 +71,12 @@ def test_group_has_a_header_of_its_own(file: Path) -> None:
 @pytest.mark.parametrize("value", ["old,kept", "old kept", " old,\n kept, ", "old\r\nkept\r\n"])
 def test_environment_variable_holds_keys(value: str) -> None:
     keys = ApiKeys(_settings(team={"environment": "TEAM"}), {"TEAM": value})
-    assert _let_in(keys, "old", "kept", "") == [True, True, False]
+    assert _accepted(keys, "old", "kept", "") == [True, True, False]
     assert not keys.refresh()
 
 
 @pytest.mark.parametrize(
-    ("environ", "fault"),
+    ("environ", "error"),
     [
         ({}, "is not set"),
         ({"TEAM": ""}, "there is no key"),
@@ -87,11 +87,11 @@ def test_environment_variable_holds_keys(value: str) -> None:
         ),
     ],
 )
-def test_unusable_variables_are_refused(environ: dict[str, str], fault: str) -> None:
+def test_unusable_variables_are_refused(environ: dict[str, str], error: str) -> None:
     with pytest.raises(ApiKeysError) as caught:
         ApiKeys(_settings(team={"environment": "TEAM"}), environ)
     assert str(caught.value).startswith("api_keys.team.environment: TEAM")
-    assert fault in str(caught.value)
+    assert error in str(caught.value)
     assert "secr" not in str(caught.value)
 
 
@@ -114,7 +114,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a directory": (_directory, "cannot be read: Is a directory"),
     "a pipe": (_pipe, "there is no key"),
     "empty": (lambda file: file.write_bytes(b""), "there is no key"),
-    "comments alone": (lambda file: file.write_bytes(b"# none\n\n"), "there is no key"),
+    "only comments": (lambda file: file.write_bytes(b"# none\n\n"), "there is no key"),
     "no text": (lambda file: file.write_bytes(b"good\nsecret\xff\n"), "line 2 is no key, which is"),
     "two on a line": (lambda file: file.write_bytes(b"secret key\n"), "line 1 is no key, which is"),
     "many": (lambda file: file.write_bytes(b"secret\n" * 1001), "more than 1000"),
@@ -122,19 +122,19 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "fault"), FILES.values(), ids=FILES)
-def test_unusable_files_are_refused(file: Path, make: Callable[[Path], object], fault: str) -> None:
+@pytest.mark.parametrize(("make", "error"), FILES.values(), ids=FILES)
+def test_unusable_files_are_refused(file: Path, make: Callable[[Path], object], error: str) -> None:
     make(file)
     with pytest.raises(ApiKeysError) as caught:
-        _of(file)
+        _keys_of(file)
     assert str(caught.value).startswith(f"api_keys.team.file: {file}")
-    assert fault in str(caught.value)
+    assert error in str(caught.value)
     assert "secr" not in str(caught.value)
 
 
 def test_world_readable_file_is_warned_of(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     file.chmod(0o644)
-    _of(file)
+    _keys_of(file)
     assert caplog.messages == [f"api_keys.team.file: every user of this machine can read {file}"]
 
 
@@ -156,19 +156,19 @@ def test_new_keys_are_used_once_the_file_stays_the_same(
     file: Path, change: Callable[[Path, str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    keys = _of(file)
+    keys = _keys_of(file)
     assert not keys.refresh()
     change(file, "kept\nsecret-new\nand-one\n")
     assert not keys.refresh()
-    assert _let_in(keys, "old", "kept", "secret-new") == [True, True, False]
+    assert _accepted(keys, "old", "kept", "secret-new") == [True, True, False]
     assert keys.refresh()
-    assert _let_in(keys, "old", "kept", "secret-new") == [False, True, True]
+    assert _accepted(keys, "old", "kept", "secret-new") == [False, True, True]
     assert not keys.refresh()
     assert caplog.messages == [f"api_keys.team.file: 3 from {file} are in use from now on"]
 
 
 def test_file_that_is_still_being_written_is_not_used(file: Path) -> None:
-    keys = _of(file)
+    keys = _keys_of(file)
     for number in range(5):
         file.write_text("new\n" * (number + 1))
         assert not keys.refresh()
@@ -176,38 +176,38 @@ def test_file_that_is_still_being_written_is_not_used(file: Path) -> None:
 
 
 def test_kubernetes_volume_is_followed(tmp_path: Path) -> None:
-    """There, a link leads to a link to a folder, and the one in the middle is replaced."""
+    """There, a link leads to a link to a folder, and the link in the middle is replaced."""
     for name, key in (("one", "old"), ("two", "new")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "keys").write_text(key)
     (tmp_path / "data").symlink_to("one")
     (tmp_path / "keys").symlink_to("data/keys")
-    keys = _of(tmp_path / "keys")
+    keys = _keys_of(tmp_path / "keys")
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").rename(tmp_path / "data")
     assert [keys.refresh(), keys.refresh()] == [False, True]
-    assert _let_in(keys, "old", "new") == [False, True]
+    assert _accepted(keys, "old", "new") == [False, True]
 
 
-@pytest.mark.parametrize(("make", "fault"), FILES.values(), ids=FILES)
+@pytest.mark.parametrize(("make", "error"), FILES.values(), ids=FILES)
 def test_unusable_file_leaves_the_old_keys(
-    file: Path, make: Callable[[Path], object], fault: str, caplog: pytest.LogCaptureFixture
+    file: Path, make: Callable[[Path], object], error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys = _of(file)
+    keys = _keys_of(file)
     make(file)
     for _ in range(5):
         assert not keys.refresh()
-    assert _let_in(keys, "old", "kept") == [True, True]
+    assert _accepted(keys, "old", "kept") == [True, True]
     (message,) = caplog.messages
     assert message.startswith(f"api_keys.team.file: {file}")
-    assert fault in message
+    assert error in message
     assert message.endswith("; the keys from before stay in use")
     assert "secr" not in message
     if file.is_dir():
         file.rmdir()
     _replace(file, "mended")
     assert [keys.refresh(), keys.refresh()] == [False, True]
-    assert _let_in(keys, "old", "mended") == [False, True]
+    assert _accepted(keys, "old", "mended") == [False, True]
 
 
 def test_groups_follow_their_own_files(tmp_path: Path) -> None:
@@ -217,21 +217,21 @@ def test_groups_follow_their_own_files(tmp_path: Path) -> None:
     keys = ApiKeys(_settings(**{n: {"file": str(f)} for n, f in files.items()}), {})
     _replace(files["two"], "new")
     assert [keys.refresh(), keys.refresh()] == [False, True]
-    assert _let_in(keys, "old", "new", group="one") == [True, False]
-    assert _let_in(keys, "old", "new", group="two") == [False, True]
+    assert _accepted(keys, "old", "new", group="one") == [True, False]
+    assert _accepted(keys, "old", "new", group="two") == [False, True]
 
 
 async def test_files_are_watched_until_cancelled(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys_module, "POLL_INTERVAL", 0.001)
-    keys = _of(file)
+    keys = _keys_of(file)
     renewals: list[int] = []
     watch = asyncio.create_task(keys.watch(lambda: renewals.append(1)))
     for number in range(2):
         _replace(file, f"new-{number}")
         await until(lambda: len(renewals) > number)  # noqa: B023
-        assert _let_in(keys, "old", f"new-{number}") == [False, True]
+        assert _accepted(keys, "old", f"new-{number}") == [False, True]
     watch.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watch

@@ -1,4 +1,4 @@
-"""What counts exchanges and bodies, and goes on with other settings."""
+"""Limits of calls and buffered bodies, and how they change with a reload."""
 
 import pytest
 

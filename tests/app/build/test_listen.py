@@ -13,7 +13,7 @@ TOGETHER = " by {} of the gateway itself: the two cannot be had together"
 
 @pytest.fixture
 def before(request: pytest.FixtureRequest) -> Iterator[tuple[BoundAddress, ...]]:
-    """Listen on the host that the test names, and on a port of the system's choice."""
+    """Listen on the host that the test names, and on a free port."""
     listening = listen([TcpAddress(request.param, 0)])
     yield listening
     close(listening)

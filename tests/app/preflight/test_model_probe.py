@@ -1,4 +1,4 @@
-"""Declared models compared with what servers say: what is told, and what it comes to."""
+"""Probes of declared models: their differences, and the exit status."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCHED = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[-1,3]}],"outputs":
 
 
 class Server:
-    """A server that is ready, and gives each model's metadata, its config, or 404."""
+    """A server that is ready, and has metadata and a config for each model, or 404."""
 
     def __init__(self, **documents: bytes) -> None:
         self._documents = documents | {"_v2": b"{}", "_v2_health_ready": b""}
@@ -59,19 +59,19 @@ def _findings(report: Report) -> list[ProbeResult]:
     return [finding for of_model in report.models.values() for finding in of_model]
 
 
-def _told(report: Report) -> list[str]:
-    """Give what is told of models, without the endpoints' URLs."""
+def _messages(report: Report) -> list[str]:
+    """Return the messages of models, without the endpoints' URLs."""
     return ["; ".join(finding.messages) for finding in _findings(report)]
 
 
 def _lines(report: Report) -> list[str]:
-    """Give the lines that are printed of models."""
+    """Return the printed lines of models."""
     lines = list(report.lines())
     return lines[next(i for i, line in enumerate(lines) if line.startswith("model ")) :]
 
 
 @pytest.mark.parametrize(
-    ("documents", "status", "told"),
+    ("documents", "status", "expected"),
     [
         ({"m": SAME}, 0, ""),
         ({"m": SAME, "m_config": b'{"max_batch_size":0}'}, 0, ""),
@@ -82,15 +82,15 @@ def _lines(report: Report) -> list[str]:
     ],
 )
 async def test_differences_of_a_model_are_reported(
-    documents: dict[str, bytes], status: int, told: str
+    documents: dict[str, bytes], status: int, expected: str
 ) -> None:
     async with ScriptedServer(Server(**documents).play) as server:
         report = await _probed(server.url)
-    assert _told(report) == [told]
+    assert _messages(report) == [expected]
     assert report.exit_status == status
     assert _lines(report) == [
         "model m:",
-        f"  {server.url} (upstream u): {told or 'as declared'}",
+        f"  {server.url} (upstream u): {expected or 'as declared'}",
     ]
 
 
@@ -102,14 +102,14 @@ async def test_batch_size_is_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "expected"),
     [
         (http_response(b"{}", status="503 Oh"), "answered 503 {}"),
         (http_response(b"no JSON"), "gave no metadata of model 'm'"),
         (b"", "closed the connection before it answered"),
     ],
 )
-async def test_failing_server_is_unavailable_and_no_mismatch(data: bytes, told: str) -> None:
+async def test_failing_server_is_unavailable_and_no_mismatch(data: bytes, expected: str) -> None:
     async def fail(connection: Connection) -> None:
         while True:
             await connection.request()
@@ -119,7 +119,7 @@ async def test_failing_server_is_unavailable_and_no_mismatch(data: bytes, told: 
 
     async with ScriptedServer(fail) as server:
         report = await _probed(server.url)
-    assert told in _told(report)[0]
+    assert expected in _messages(report)[0]
     assert report.exit_status == 4
 
 
@@ -143,7 +143,7 @@ async def test_every_endpoint_is_probed_until_it_fails() -> None:
     assert [line for line in lines if not line.startswith(" ")] == ["model m:", "model n:"]
     assert lines[1:3] == [
         f"  {one.url} (upstream u): as declared",
-        f"  {two.url} (upstream u): no answer within 0.2 s",
+        f"  {two.url} (upstream u): no response within 0.2 s",
     ]
     assert lines[3].startswith(f"  {NOWHERE} (upstream u): cannot connect to {NOWHERE}")
     assert lines[5].endswith("declared FP32 [3]")
@@ -159,10 +159,10 @@ async def test_probe_uses_tls_and_dns(tmp_path: Any) -> None:
     tls = server_context(server_certificate())
     async with ScriptedServer(Server(m=SAME).play, ssl=tls) as server:
         url = server.url.replace("127.0.0.1", "localhost")
-        care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": True}
-        upstream = {"endpoints": [url], "tls": {"ca": ca_file(tmp_path)}, **care}
+        supervision = {"dns_refresh": "1s", "health_check": {}, "model_discovery": True}
+        upstream = {"endpoints": [url], "tls": {"ca": ca_file(tmp_path)}, **supervision}
         report = await _probed(upstreams={"u": upstream})
-    assert (_told(report), report.exit_status) == ([""], 0)
+    assert (_messages(report), report.exit_status) == ([""], 0)
 
 
 ROUTES = [

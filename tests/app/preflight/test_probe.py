@@ -1,4 +1,4 @@
-"""Every server that is used, asked: which ones, in which order, and what it comes to."""
+"""Probes of all used servers: which ones, in which order, and the exit status."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_used_upstreams_are_probed_once(routes: list[dict[str, Any]], aske
         upstreams = {name: {"endpoints": [server.url]} for name, server in servers.items()}
         report = await _probed(upstreams, routes=routes)
         assert [name for name, server in servers.items() if server.requests] == asked.split()
-    assert [finding.upstream for finding in report.servers] == asked.split()
+    assert [result.upstream for result in report.servers] == asked.split()
     assert report.exit_status == 0
 
 
@@ -123,7 +123,7 @@ async def test_probes_run_concurrently_up_to_a_limit(monkeypatch: pytest.MonkeyP
         go_on.set()
         report = await probing
         assert len(server.connections) == 9
-    assert [finding.url for finding in report.servers] == urls
+    assert [result.url for result in report.servers] == urls
     assert report.exit_status == 0
 
 
@@ -135,11 +135,11 @@ async def test_silent_server_is_not_asked_for_models() -> None:
         assert len(server.connections) == 1
         assert list(report.lines()) == [
             "upstream u:",
-            f"  {server.url}: no answer within 0.1 s",
+            f"  {server.url}: no response within 0.1 s",
             "model m:",
-            f"  {server.url} (upstream u): no answer within 0.1 s",
+            f"  {server.url} (upstream u): no response within 0.1 s",
             "model n:",
-            f"  {server.url} (upstream u): no answer within 0.1 s",
+            f"  {server.url} (upstream u): no response within 0.1 s",
         ]
     assert report.exit_status == 4
 
@@ -147,9 +147,9 @@ async def test_silent_server_is_not_asked_for_models() -> None:
 async def test_names_are_not_resolved_to_several_endpoints() -> None:
     async with ScriptedServer(KSERVE) as server:
         url = server.url.replace("127.0.0.1", "localhost")
-        care = {"dns_refresh": "1s", "health_check": {}, "model_discovery": True}
-        report = await _probed({"u": {"endpoints": [url], **care}})
-    assert [finding.url for finding in report.servers] == [url]
+        supervision = {"dns_refresh": "1s", "health_check": {}, "model_discovery": True}
+        report = await _probed({"u": {"endpoints": [url], **supervision}})
+    assert [result.url for result in report.servers] == [url]
     assert report.exit_status == 0
 
 
@@ -178,19 +178,19 @@ async def test_tls_errors_name_endpoint_and_reason(tmp_path: Path) -> None:
             routes=_to("known", "other", "named", "shown", "plain"),
             limits={"connect_timeout": "1s"},
         )
-        told = [finding.messages[-1] for finding in report.servers]
+        messages = [result.messages[-1] for result in report.servers]
     dialect = "dialect kserve: it names itself 'kserve', version '0.15.0'"
-    assert told[0] == dialect
-    assert told[1] == f"cannot connect to {expired.url}: its certificate has expired"
-    assert told[2].startswith(asking.url)  # why it closes, asyncio's servers do not say
-    assert told[3].startswith(f"cannot connect to {well.url}: its certificate is not trusted")
-    assert told[4] == f"cannot connect to {well.url}: its certificate does not name else.where"
-    assert told[5] == dialect
-    assert told[6].startswith(f"cannot connect to {no_tls}: ")
+    assert messages[0] == dialect
+    assert messages[1] == f"cannot connect to {expired.url}: its certificate has expired"
+    assert messages[2].startswith(asking.url)  # why it closes, asyncio's servers do not say
+    assert messages[3].startswith(f"cannot connect to {well.url}: its certificate is not trusted")
+    assert messages[4] == f"cannot connect to {well.url}: its certificate does not name else.where"
+    assert messages[5] == dialect
+    assert messages[6].startswith(f"cannot connect to {no_tls}: ")
     assert report.exit_status == 4
 
 
-def _finding(verdict: Verdict) -> ProbeResult:
+def _result(verdict: Verdict) -> ProbeResult:
     return ProbeResult("u", NOWHERE, verdict, ())
 
 
@@ -211,5 +211,5 @@ def _finding(verdict: Verdict) -> ProbeResult:
 def test_exit_status_is_that_of_the_worst_result(
     servers: list[Verdict], models: dict[str, list[Verdict]], status: int
 ) -> None:
-    of_models = {name: [_finding(each) for each in found] for name, found in models.items()}
-    assert Report([_finding(each) for each in servers], of_models).exit_status == status
+    of_models = {name: [_result(each) for each in found] for name, found in models.items()}
+    assert Report([_result(each) for each in servers], of_models).exit_status == status

@@ -1,4 +1,4 @@
-"""Servers asked whether they are ready and what they are: what is told of each."""
+"""Probes of servers: readiness and dialect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WELL, EXIT_MISMATCH = Verdict.AS_DECLARED, Verdict.MISMATCH
 
 
 class Server:
-    """A server that says of itself what it is given, with a status each."""
+    """A server with a given document and readiness, and a status for each."""
 
     def __init__(
         self, document: Mapping[str, object], status: str = "200 OK", ready: str = "200 OK"
@@ -47,17 +47,17 @@ class Server:
             await connection.send(self._answers[(await connection.request()).head.target])
 
 
-async def _asked(url: str, declared: str = "auto", time: float = 5.0) -> tuple[Verdict, list[str]]:
+async def _probed(url: str, declared: str = "auto", time: float = 5.0) -> tuple[Verdict, list[str]]:
     endpoint = HttpEndpoint(parse_server_url(url), 5.0)
     try:
-        verdict, told = await probe_server(endpoint, declared, time)
+        verdict, messages = await probe_server(endpoint, declared, time)
     finally:
         await endpoint.close()
-    return verdict, list(told)
+    return verdict, list(messages)
 
 
 @pytest.mark.parametrize(
-    ("document", "declared", "verdict", "told"),
+    ("document", "declared", "verdict", "messages"),
     [
         (TRITON, "auto", WELL, "dialect triton: it names itself 'triton', version '2.51.0'"),
         (TRITON, "triton", WELL, "dialect triton, as declared: it names itself 'triton'"),
@@ -89,7 +89,7 @@ async def _asked(url: str, declared: str = "auto", time: float = 5.0) -> tuple[V
             EXIT_MISMATCH,
             "dialect json, but triton is declared: it names itself ",
         ),
-        # What takes the binary form, and has a name that is not known, may be any that does.
+        # A server with the binary form and an unknown name may be any of them.
         (UNKNOWN, "auto", WELL, "dialect binary: it names itself 'x' and lists "),
         (UNKNOWN, "triton", WELL, "dialect triton is declared, which it does not show: it names "),
         (
@@ -101,25 +101,25 @@ async def _asked(url: str, declared: str = "auto", time: float = 5.0) -> tuple[V
     ],
 )
 async def test_dialect_is_compared_with_the_declared_one(
-    document: Mapping[str, object], declared: str, verdict: Verdict, told: str
+    document: Mapping[str, object], declared: str, verdict: Verdict, messages: str
 ) -> None:
     async with ScriptedServer(Server(document).play) as server:
-        found, (ready, dialect) = await _asked(server.url, declared)
+        found, (ready, dialect) = await _probed(server.url, declared)
         assert [each.head.first for each in server.requests] == [
             "GET /v2/health/ready HTTP/1.1",
             "GET /v2 HTTP/1.1",
         ]
         assert len(server.connections) == 1
     assert (found, ready) == (verdict, "ready")
-    assert dialect.startswith(told)
+    assert dialect.startswith(messages)
 
 
 @pytest.mark.parametrize("declared", ["triton", "kserve", "openvino", "json"])
 async def test_dialect_that_the_server_does_not_show_is_no_mismatch(declared: str) -> None:
     async with ScriptedServer(Server(NOTHING, "404 Not Found").play) as server:
-        verdict, told = await _asked(server.url, declared)
+        verdict, messages = await _probed(server.url, declared)
     assert verdict is WELL
-    assert told == [
+    assert messages == [
         "ready",
         f"dialect {declared} is declared, which it does not show: it answered GET /v2 with 404: "
         "nothing shows that it takes the binary form",
@@ -131,16 +131,16 @@ async def test_dialect_that_the_server_does_not_show_is_no_mismatch(declared: st
 )
 async def test_server_that_is_not_ready_shows_its_dialect(declared: str, verdict: Verdict) -> None:
     async with ScriptedServer(Server(KSERVE, ready="503 Oh").play) as server:
-        found, told = await _asked(server.url, declared)
+        found, messages = await _probed(server.url, declared)
     assert found is verdict
-    assert told[0] == "not ready: it answered GET /v2/health/ready with 503 starting"
-    assert told[1].startswith("dialect kserve")
+    assert messages[0] == "not ready: it answered GET /v2/health/ready with 503 starting"
+    assert messages[1].startswith("dialect kserve")
 
 
 async def test_ready_server_may_not_show_its_dialect() -> None:
     async with ScriptedServer(Server(NOTHING, "500 Oh").play) as server:
-        told = ["ready", f"{server.url}/v2, which tells how it speaks, answered 500"]
-        assert await _asked(server.url) == (Verdict.NOT_READY, told)
+        messages = ["ready", f"{server.url}/v2, which tells how it speaks, answered 500"]
+        assert await _probed(server.url) == (Verdict.NOT_READY, messages)
 
 
 async def test_server_that_stops_answering_is_unavailable() -> None:
@@ -150,18 +150,18 @@ async def test_server_that_stops_answering_is_unavailable() -> None:
         await never_respond(connection)
 
     async with ScriptedServer(once) as server:
-        told = ["ready", "no answer to GET /v2 within 0.2 s"]
-        assert await _asked(server.url, time=0.2) == (Verdict.NOT_READY, told)
+        messages = ["ready", "no response to GET /v2 within 0.2 s"]
+        assert await _probed(server.url, time=0.2) == (Verdict.NOT_READY, messages)
 
 
 async def test_silent_server_is_unavailable() -> None:
     async with ScriptedServer(never_respond) as server:
-        told = ["no answer within 0.2 s"]
-        assert await _asked(server.url, time=0.2) == (Verdict.UNAVAILABLE, told)
+        messages = ["no response within 0.2 s"]
+        assert await _probed(server.url, time=0.2) == (Verdict.UNAVAILABLE, messages)
 
 
 async def test_missing_server_is_unavailable(tmp_path: Path) -> None:
     for url in (NOWHERE, f"unix:{tmp_path}/none"):
-        verdict, (told,) = await _asked(url)
+        verdict, (messages,) = await _probed(url)
         assert verdict is Verdict.UNAVAILABLE
-        assert told.startswith(f"cannot connect to {url}: ")
+        assert messages.startswith(f"cannot connect to {url}: ")

@@ -1,4 +1,4 @@
-"""How a change of settings reads."""
+"""Descriptions of changed settings."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ B2 = {"endpoints": ["http://b:2"]}
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "described"),
     [
         (_settings(), "nothing has changed"),
         (_settings({"b": B}), "upstreams -a"),
@@ -47,17 +47,17 @@ B2 = {"endpoints": ["http://b:2"]}
         (_settings(listen="127.0.0.1:9"), "listen changed"),
     ],
 )
-def test_changes_are_described(now: Settings, told: str) -> None:
+def test_changes_are_described(now: Settings, described: str) -> None:
     before = load_resources(_settings())
-    assert describe_changes(load_resources(now, before), before) == told
+    assert describe_changes(load_resources(now, before), before) == described
 
 
 def test_long_list_of_upstreams_is_shortened() -> None:
     many = {f"u{i}": C for i in range(100)}
     before = load_resources(_settings())
-    told = describe_changes(load_resources(_settings({"b": B, **many}), before), before)
-    assert told.startswith("upstreams +u0 +u1 ")
-    assert told.endswith("+u19 and 81 more")
+    described = describe_changes(load_resources(_settings({"b": B, **many}), before), before)
+    assert described.startswith("upstreams +u0 +u1 ")
+    assert described.endswith("+u19 and 81 more")
 
 
 def test_changed_certificate_file_changes_the_upstream(tmp_path: Path) -> None:

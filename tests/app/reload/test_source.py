@@ -1,4 +1,4 @@
-"""Where settings come from, and when there are newer ones."""
+"""The settings file: what is read, and which changes are noticed."""
 
 import os
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_changed_upstream_certificate_is_noticed(file: Path, tmp_path: Path) -> 
     assert not _changed(source)
     file.write_text(_text())
     source.read()
-    ca.unlink()  # which nobody names any more
+    ca.unlink()  # which the settings do not name any more
     assert not _changed(source)
 
 
@@ -85,7 +85,7 @@ def test_missing_named_file_is_an_error_at_the_start_only(file: Path, tmp_path: 
     source = SettingsSource(file, {})
     source.read()
     key.unlink()
-    source.read()  # what is in use stays in use
+    source.read()  # what was loaded stays in use
     with pytest.raises(SettingsError, match=r"gateway.yaml:2: tls.key: .* cannot be read"):
         SettingsSource(file, {}).read()
 
@@ -109,7 +109,7 @@ def test_failure_text_has_the_first_problem(file: Path) -> None:
     source = SettingsSource(file, {})
     with pytest.raises(SettingsError) as caught:
         source.read()
-    told = failure_text(caught.value, file)
-    assert told.startswith(f"{file}:1: upstreams.u.endpoints: ")
-    assert told.endswith(" (2 problems)")
+    text = failure_text(caught.value, file)
+    assert text.startswith(f"{file}:1: upstreams.u.endpoints: ")
+    assert text.endswith(" (2 problems)")
     assert failure_text(OSError("no luck"), file) == f"{file}: no luck"

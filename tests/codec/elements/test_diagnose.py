@@ -14,7 +14,7 @@ from gateway.sizes import QUOTED_NAME
 from tests.codec.reference import FLOATS, INTEGERS, LARGEST
 
 
-def fault(datatype: str, text: str | bytes, first_index: int = 0, depth: int = 0) -> str:
+def error_message(datatype: str, text: str | bytes, first_index: int = 0, depth: int = 0) -> str:
     data = text.encode() if isinstance(text, str) else text
     run = ElementRun(data, depth, 0, first=True)
     error = diagnose_run("input 'x'", DATATYPES[datatype], run, first_index)
@@ -64,7 +64,7 @@ def fault(datatype: str, text: str | bytes, first_index: int = 0, depth: int = 0
     ],
 )
 def test_first_invalid_element_is_named(datatype: str, text: str | bytes, message: str) -> None:
-    assert fault(datatype, text) == f"input 'x': {message}"
+    assert error_message(datatype, text) == f"input 'x': {message}"
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,23 @@ def test_first_invalid_element_is_named(datatype: str, text: str | bytes, messag
     ],
 )
 def test_invalid_structure_is_located_by_element(text: str, near: int) -> None:
-    assert fault("INT32", text) == f"input 'x': data is not a valid JSON array, near element {near}"
-    assert fault("INT32", text, 1000).endswith(f"near element {1000 + near}")
+    assert (
+        error_message("INT32", text)
+        == f"input 'x': data is not a valid JSON array, near element {near}"
+    )
+    assert error_message("INT32", text, 1000).endswith(f"near element {1000 + near}")
 
 
 def test_index_counts_elements_of_earlier_runs() -> None:
-    assert fault("INT8", "1,[2,x]", 500, 1) == "input 'x': element 502 (x) is not a JSON value"
+    assert (
+        error_message("INT8", "1,[2,x]", 500, 1) == "input 'x': element 502 (x) is not a JSON value"
+    )
 
 
 @pytest.mark.parametrize("datatype", [*INTEGERS, *FLOATS])
 @pytest.mark.parametrize("digits", [400, 5000, 60_000])
 def test_thousands_of_digits_are_quoted_in_short(datatype: str, digits: int) -> None:
-    message = fault(datatype, "[1," + "7" * digits + "]")
+    message = error_message(datatype, "[1," + "7" * digits + "]")
     assert message == f"input 'x': element 1 ({'7' * QUOTED_NAME}...) does not fit {datatype}"
 
 
@@ -103,25 +108,25 @@ def test_thousands_of_digits_are_quoted_in_short(datatype: str, digits: int) -> 
 def test_integers_beyond_their_limits_are_named(datatype: str) -> None:
     limits = np.iinfo(datatype.lower())
     least, most = int(limits.min), int(limits.max)
-    assert "near element" in fault(datatype, f"[{least},{most},]")
-    assert f"element 0 ({least - 1}) does not fit" in fault(datatype, f"[{least - 1}]")
-    assert f"element 1 ({most + 1}) does not fit" in fault(datatype, f"[1,{most + 1}]")
+    assert "near element" in error_message(datatype, f"[{least},{most},]")
+    assert f"element 0 ({least - 1}) does not fit" in error_message(datatype, f"[{least - 1}]")
+    assert f"element 1 ({most + 1}) does not fit" in error_message(datatype, f"[1,{most + 1}]")
 
 
 @pytest.mark.parametrize("datatype", FLOATS)
 def test_floats_beyond_their_limits_are_named(datatype: str) -> None:
     if datatype == "FP64":
-        assert "near element" in fault(datatype, "[1.7976931348623157e308,]")
-        assert "does not fit FP64" in fault(datatype, "[1.7976931348623159e308]")
+        assert "near element" in error_message(datatype, "[1.7976931348623157e308,]")
+        assert "does not fit FP64" in error_message(datatype, "[1.7976931348623159e308]")
         return
     # The largest number plus half of its last bit.
     largest = Fraction(LARGEST[datatype])
     digits = {"FP16": 11, "BF16": 8, "FP32": 24}[datatype]
     limit = int(largest + largest / (2**digits - 1) / 2)
-    assert "near element" in fault(
+    assert "near element" in error_message(
         datatype, f"[{math.nextafter(limit, 0)!r},{-LARGEST[datatype]},]"
     )
-    assert "near element" in fault(datatype, f"[{limit - 1}.9,-{limit - 1}.9999e0,]")
+    assert "near element" in error_message(datatype, f"[{limit - 1}.9,-{limit - 1}.9999e0,]")
     for beyond in (f"{limit}", f"-{limit}.0"):
         shown = shorten(beyond, QUOTED_NAME)
-        assert f"({shown}) does not fit {datatype}" in fault(datatype, f"[{beyond}]")
+        assert f"({shown}) does not fit {datatype}" in error_message(datatype, f"[{beyond}]")

@@ -67,8 +67,8 @@ def test_nan_and_infinity_are_left_to_the_slow_path_unless_compiled(
     datatype: str, text: bytes, value: float
 ) -> None:
     read = np.array([1, value], DATATYPES[datatype].dtype)
-    has_c_decoder = COMPILED and read.itemsize >= 4
-    assert converted(b"[1, %b]" % text, datatype) == (read.tobytes() if has_c_decoder else None)
+    is_decoded_in_c = COMPILED and read.itemsize >= 4
+    assert converted(b"[1, %b]" % text, datatype) == (read.tobytes() if is_decoded_in_c else None)
 
 
 def test_integers_are_decoded_as_floats() -> None:
@@ -87,9 +87,9 @@ def test_overflow_to_infinity_raises_no_warning(recwarn: pytest.WarningsRecorder
 
 
 def test_parser_works_while_an_earlier_error_is_referenced() -> None:
-    with pytest.raises(PARSE_ERRORS) as kept:
+    with pytest.raises(PARSE_ERRORS) as caught:
         parse_numbers(b'["1"]', "d")
-    assert kept.value.__traceback__ is not None
+    assert caught.value.__traceback__ is not None
     assert converted(b"[1, 2]", "UINT8") == b"\1\2"
 
 

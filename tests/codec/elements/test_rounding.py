@@ -22,8 +22,8 @@ from tests.codec import strategies
 from tests.codec.exact_rounding import FORMATS, nearest
 from tests.codec.near_ties import near_ties
 from tests.codec.reference_v1 import Declared
-from tests.codec.v1.test_request import convert as convert_v1
-from tests.codec.v2.test_binary_response import Brought, brought
+from tests.codec.v1.predict_requests import convert as convert_v1
+from tests.codec.v2.test_binary_response import Converted, convert_response
 from tests.support.scale import scaled
 
 TWICE = {
@@ -45,9 +45,9 @@ def of_request(texts: list[str], datatype: str) -> bytes:
     return tensors
 
 
-def of_json_answer(texts: list[str], datatype: str) -> bytes:
-    found = brought([_body("outputs", texts, datatype)])
-    assert isinstance(found, Brought)
+def of_json_response(texts: list[str], datatype: str) -> bytes:
+    found = convert_response([_body("outputs", texts, datatype)])
+    assert isinstance(found, Converted)
     return found.tensors
 
 
@@ -60,7 +60,7 @@ def of_v1_rows(texts: list[str], datatype: str) -> bytes:
     return _of_v1(f'{{"instances":[{rows}]}}', datatype)
 
 
-def of_lent_work(texts: list[str], datatype: str) -> bytes:
+def of_offloaded_job(texts: list[str], datatype: str) -> bytes:
     return bytes(
         run_job(ConversionJob(False, DATATYPES[datatype]), f"[{','.join(texts)}]".encode()) or b""
     )
@@ -76,7 +76,7 @@ def _of_v1(body: str, datatype: str) -> bytes:
     return b"".join(convert_v1([body.encode()], declared).tensors)
 
 
-FORMS = [of_request, of_json_answer, of_v1_columns, of_v1_rows, of_lent_work]
+FORMS = [of_request, of_json_response, of_v1_columns, of_v1_rows, of_offloaded_job]
 
 
 @pytest.mark.parametrize("form", FORMS)

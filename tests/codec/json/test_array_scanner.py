@@ -333,8 +333,7 @@ def test_half_a_surrogate_pair_at_the_end_goes_to_the_decoder(window: int) -> No
     assert scanned.texts[-1].endswith(b'\\ud83d"]}]}')
 
 
-# ---------------------------------------------------------------------------- independence of
-# splits
+# ----------------------------------------------------------------------- independence of splits
 
 
 def scanned_or_refused(pieces: list[bytes]) -> Scanned | str:

@@ -137,7 +137,7 @@ def test_broken_tensors_are_refused(converter: NestedEncoder, data: bytes, why: 
 
 @pytest.mark.parametrize("shape", [(300, 300, 0), (2**62, 9, 0)])
 def test_too_many_empty_arrays_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(GatewayError, match="more than 65536 empty arrays; ask for it") as caught:
+    with pytest.raises(GatewayError, match="more than 65536 empty arrays; request it") as caught:
         written(EmptyTensorEncoder(LABEL, shape), [b""])
     assert caught.value.kind is ErrorKind.NOT_ACCEPTABLE
 

@@ -16,7 +16,7 @@ from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec import strategies
 from tests.codec.reference import DATATYPES, DTYPES, pack_bytes
 from tests.codec.reference_v1 import predictions
-from tests.codec.strategies import Output, answer_body, output
+from tests.codec.strategies import Output, output, response_body
 
 ROWS, COLUMNS = V1ResponseLayout(V1Format.ROWS), V1ResponseLayout(V1Format.COLUMNS)
 
@@ -35,14 +35,14 @@ def convert(
     return b"".join([*map(codec.feed, pieces), *codec.finish()])
 
 
-def told(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> Any:
-    body, size = answer_body(list(outputs))
+def response_to(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> Any:
+    body, size = response_body(list(outputs))
     return json.loads(convert([body], size, predicted, **options))
 
 
 def error(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
-        told(predicted, *outputs, **options)
+        response_to(predicted, *outputs, **options)
     return caught.value
 
 
@@ -81,7 +81,7 @@ def test_response_equals_the_reference_however_split(seed: int) -> None:
         shape = rng.choices([1, 2, 3, 0], [4, 4, 4, 1], k=rng.randrange(3))
         scalar = single or (predicted is COLUMNS and rng.random() < 0.3)
         outputs.append(some_output(rng, name, shape if scalar else [rows, *shape]))
-    body, size = answer_body(outputs)
+    body, size = response_body(outputs)
     expected = predictions(body, size, predicted.form.value, single)
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, seed)):
         assert json.loads(convert(pieces, size, predicted)) == expected
@@ -89,19 +89,19 @@ def test_response_equals_the_reference_however_split(seed: int) -> None:
 
 def test_response_has_the_form_of_the_request() -> None:
     one, two = floats("y", 2, 2), texts("z", b"a", b"b")
-    assert told(ROWS, one) == {"predictions": [[0, 1], [2, 3]]}
-    assert told(COLUMNS, one) == {"outputs": [[0, 1], [2, 3]]}
-    assert told(ROWS, one, two) == {
+    assert response_to(ROWS, one) == {"predictions": [[0, 1], [2, 3]]}
+    assert response_to(COLUMNS, one) == {"outputs": [[0, 1], [2, 3]]}
+    assert response_to(ROWS, one, two) == {
         "predictions": [{"y": [0, 1], "z": "a"}, {"y": [2, 3], "z": "b"}]
     }
-    assert told(COLUMNS, one, two) == {"outputs": {"y": [[0, 1], [2, 3]], "z": ["a", "b"]}}
+    assert response_to(COLUMNS, one, two) == {"outputs": {"y": [[0, 1], [2, 3]], "z": ["a", "b"]}}
 
 
 def test_single_instance_becomes_a_single_prediction() -> None:
     single = V1ResponseLayout(V1Format.ROWS, single=True)
-    assert told(single, floats("y", 3)) == {"predictions": [[0, 1, 2]]}
-    assert told(single, floats("y")) == {"predictions": [0]}
-    assert told(single, floats("y", 2), texts("z", b"a")) == {
+    assert response_to(single, floats("y", 3)) == {"predictions": [[0, 1, 2]]}
+    assert response_to(single, floats("y")) == {"predictions": [0]}
+    assert response_to(single, floats("y", 2), texts("z", b"a")) == {
         "predictions": [{"y": [0, 1], "z": ["a"]}]
     }
 
@@ -111,9 +111,9 @@ def test_bytes_follow_the_policy_and_the_output_name(bytes_encoding: BytesEncodi
     outputs = texts("image_bytes", b"\xff"), texts("text", b"a")
     text = {"b64": "YQ=="} if bytes_encoding is BytesEncoding.BASE64 else "a"
     row = {"image_bytes": {"b64": "/w=="}, "text": text}
-    assert told(ROWS, *outputs, bytes_encoding=bytes_encoding) == {"predictions": [row]}
+    assert response_to(ROWS, *outputs, bytes_encoding=bytes_encoding) == {"predictions": [row]}
     columns = {name: [value] for name, value in row.items()}
-    assert told(COLUMNS, *outputs, bytes_encoding=bytes_encoding) == {"outputs": columns}
+    assert response_to(COLUMNS, *outputs, bytes_encoding=bytes_encoding) == {"outputs": columns}
 
 
 @pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
@@ -124,7 +124,7 @@ def test_large_rows_of_several_outputs_are_written_in_pieces(predicted: V1Respon
         texts("text", "é\\".encode() * 50_000, b"", b"x" * 90_000),
         floats("none", 3, 0),
     ]
-    body, size = answer_body(outputs)
+    body, size = response_body(outputs)
     expected = predictions(body, size, predicted.form.value, single=False)
     pieces = [body[i : i + 32768] for i in range(0, len(body), 32768)]
     assert json.loads(convert(pieces, size, predicted)) == expected
@@ -132,25 +132,25 @@ def test_large_rows_of_several_outputs_are_written_in_pieces(predicted: V1Respon
 
 def test_many_rows_of_several_outputs_are_joined() -> None:
     outputs = [floats("a", 9000, 3), floats("b", 9000), texts("c", *[b"x"] * 9000, shape=[9000, 1])]
-    body, size = answer_body(outputs)
+    body, size = response_body(outputs)
     assert json.loads(convert([body], size, ROWS)) == predictions(
         body, size, "instances", single=False
     )
 
 
 def test_single_output_is_written_as_it_arrives() -> None:
-    body, size = answer_body([floats("y", 2, 2)])
+    body, size = response_body([floats("y", 2, 2)])
     codec = PredictResponseConverter(size, ROWS, JsonPolicies(), 0)
     assert codec.feed(body[:size]) == b'{"predictions":'
     assert codec.feed(body[size : size + 8]) == b"[[0.0,1.0]"
     assert codec.feed(body[size + 8 :]) == b",[2.0,3.0]]"
-    assert codec.held < 2000  # the header
+    assert codec.buffered_bytes < 2000  # the header
     assert b"".join(codec.finish()) == b"}"
 
 
 def test_rows_of_several_outputs_are_buffered_up_to_the_cap() -> None:
     outputs = floats("y", 100), texts("z", *[b""] * 100)
-    assert told(ROWS, *outputs, spool_cap=2000)
+    assert response_to(ROWS, *outputs, spool_cap=2000)
     refused = error(ROWS, *outputs, spool_cap=1000)
     assert refused.kind is ErrorKind.BAD_RESPONSE
     assert "limits.spool_bytes" in refused.message
@@ -171,7 +171,7 @@ def test_outputs_without_rows_in_common_are_refused(outputs: list[Output], messa
     assert refused.kind is ErrorKind.NOT_ACCEPTABLE
     assert refused.message.startswith(message)
     assert refused.message.endswith("send the request with inputs instead of instances")
-    assert told(COLUMNS, *outputs)
+    assert response_to(COLUMNS, *outputs)
 
 
 NO_TEXT = texts("y", *[b"a"] * 9, b"\xff")
@@ -216,7 +216,7 @@ BROKEN: dict[str, tuple[list[Output], str]] = {
     "no outputs": ([], "has no outputs"),
     "JSON": (
         [Output("y", {"name": "y", "datatype": "FP32", "shape": [1], "data": [1]}, b"")],
-        "output 'y' of the server's answer is not in binary form",
+        "output 'y' of the server's response is not in binary form",
     ),
     "too short": ([output("y", "BYTES", [2], pack_bytes([b"a"]))], "output 'y'"),
     "cut short": ([texts("y", b"a"), Output("z", floats("z", 1).shown, b"")], "ends before all"),

@@ -17,7 +17,7 @@ from gateway.codec.v2.binary_response import BinaryResponseConverter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.request_header import OutputEncoding
 from tests.codec import strategies
-from tests.codec.reference import DTYPES, RefusedError, answer_in_binary, pack_bytes
+from tests.codec.reference import DTYPES, RefusedError, pack_bytes, response_in_binary
 from tests.codec.v2.test_response import Failed, rewritten
 
 ALL = OutputEncoding(True, {})
@@ -26,7 +26,7 @@ WINDOWS = (24, 64, array_scanner.WINDOW)
 
 
 @dataclass(frozen=True)
-class Brought:
+class Converted:
     header: bytes
     tensors: bytes
 
@@ -35,29 +35,29 @@ class Brought:
         return json.loads(self.header)["outputs"]
 
 
-def brought(
+def convert_response(
     pieces: list[bytes],
     form: OutputEncoding = ALL,
     *,
     work: bool = True,
     header_cap: int = 1 << 20,
     spool_cap: int = 1 << 24,
-) -> Brought | Failed:
+) -> Converted | Failed:
     """Convert a response; `work` says whether to convert between the pieces."""
     codec = BinaryResponseConverter(form, header_cap, spool_cap)
     try:
         for piece in pieces:
             codec.feed(piece)
-            while work and codec.work():
+            while work and codec.step():
                 pass
         codec.feed(b"", last=True)
         header, tensors = codec.finish()
     except GatewayError as error:
         return Failed(error.kind, error.message)
-    return Brought(header, b"".join(tensors))
+    return Converted(header, b"".join(tensors))
 
 
-def answer(*outputs: dict[str, Any], **fields: Any) -> bytes:
+def response(*outputs: dict[str, Any], **fields: Any) -> bytes:
     return json.dumps({"model_name": "m", "outputs": list(outputs), **fields}).encode()
 
 
@@ -65,29 +65,28 @@ def output(datatype: str, data: list[Any], name: str = "y", **more: Any) -> dict
     return {"name": name, "shape": [len(data)], "datatype": datatype, **more, "data": data}
 
 
-def fine(body: bytes, form: OutputEncoding = ALL) -> Brought:
+def converted(body: bytes, form: OutputEncoding = ALL) -> Converted:
     """Return what a response becomes, however it is split."""
-    found = brought([body], form)
-    assert brought(strategies.bytewise(body), form) == found
-    assert brought(strategies.cut(body, 1), form, work=False) == found
-    assert isinstance(found, Brought), found
+    found = convert_response([body], form)
+    assert convert_response(strategies.bytewise(body), form) == found
+    assert convert_response(strategies.cut(body, 1), form, work=False) == found
+    assert isinstance(found, Converted), found
     return found
 
 
-def fault(body: bytes, form: OutputEncoding = ALL) -> str:
-    found = brought([body], form)
-    assert brought(strategies.bytewise(body), form) == found
+def error_message(body: bytes, form: OutputEncoding = ALL) -> str:
+    found = convert_response([body], form)
+    assert convert_response(strategies.bytewise(body), form) == found
     assert isinstance(found, Failed), found
     assert found.kind is ErrorKind.BAD_RESPONSE
     return found.message
 
 
-# ---------------------------------------------------------------------------- independence of
-# splits
+# ----------------------------------------------------------------------- independence of splits
 
 
 @st.composite
-def answers(draw: st.DrawFn, faulty: bool = False) -> bytes:
+def responses(draw: st.DrawFn, faulty: bool = False) -> bytes:
     """Generate a JSON response; a faulty one may contain invalid elements."""
     rng = random.Random(draw(strategies.SEEDS))
     fields: dict[str, Any] = {"model_name": "m", "id": None}
@@ -101,27 +100,27 @@ def answers(draw: st.DrawFn, faulty: bool = False) -> bytes:
     return strategies.Writer(rng, rng.choice(["compact", "spaces", "wild"])).write(fields).encode()
 
 
-def check_splits(body: bytes, form: OutputEncoding, seed: int, window: int) -> Brought | Failed:
+def check_splits(body: bytes, form: OutputEncoding, seed: int, window: int) -> Converted | Failed:
     with strategies.windows_of(window):
-        found = brought([body], form)
-        assert brought([body], form, work=False) == found
-        assert brought(strategies.cut(body, seed), form) == found
-        assert brought(strategies.cut(body, seed + 1), form, work=False) == found
-        assert brought(strategies.bytewise(body), form) == found
-    assert isinstance(found, Brought) or found.kind is ErrorKind.BAD_RESPONSE
+        found = convert_response([body], form)
+        assert convert_response([body], form, work=False) == found
+        assert convert_response(strategies.cut(body, seed), form) == found
+        assert convert_response(strategies.cut(body, seed + 1), form, work=False) == found
+        assert convert_response(strategies.bytewise(body), form) == found
+    assert isinstance(found, Converted) or found.kind is ErrorKind.BAD_RESPONSE
     return found
 
 
 @pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
-@given(answers(), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
+@given(responses(), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
 def test_response_is_the_same_however_split(
     window: int, body: bytes, binary: set[str], seed: int
 ) -> None:
     form = OutputEncoding(False, dict.fromkeys(binary, True))
     found = check_splits(body, form, seed, window)
     try:
-        fields, tail = answer_in_binary(body, frozenset(binary))
+        fields, tail = response_in_binary(body, frozenset(binary))
     except RefusedError:
         assert isinstance(found, Failed)
         return
@@ -145,14 +144,14 @@ def normal(value: Any) -> Any:
 
 @pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
-@given(answers(faulty=True), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
+@given(responses(faulty=True), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
 def test_invalid_elements_are_refused_however_split(
     window: int, body: bytes, binary: set[str], seed: int
 ) -> None:
     check_splits(body, OutputEncoding(False, dict.fromkeys(binary, True)), seed, window)
     found = check_splits(body, ALL, seed, window)
     try:
-        _, tail = answer_in_binary(body, frozenset(NAMES))
+        _, tail = response_in_binary(body, frozenset(NAMES))
     except RefusedError:
         assert isinstance(found, Failed)
     else:
@@ -161,7 +160,7 @@ def test_invalid_elements_are_refused_however_split(
 
 @pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
-@given(answers(), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
+@given(responses(), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
 def test_broken_text_is_refused_however_split(
     window: int, body: bytes, binary: set[str], seed: int
 ) -> None:
@@ -175,7 +174,7 @@ def test_broken_text_is_refused_however_split(
 @pytest.mark.parametrize("datatype", DTYPES)
 def test_each_datatype_becomes_binary(datatype: str) -> None:
     values = [True, False, True] if datatype == "BOOL" else [1, 0, 1]
-    found = fine(answer(output(datatype, values, parameters={"content_type": "np"})))
+    found = converted(response(output(datatype, values, parameters={"content_type": "np"})))
     data = np.array([1, 0, 1], DTYPES[datatype]).tobytes()
     assert found.tensors == data
     assert found.outputs == [
@@ -195,7 +194,7 @@ def test_response_of_mlserver_is_converted() -> None:
         b'"data":[1.5,null,-2.0]},'
         b'{"name":"b","shape":[1],"datatype":"BYTES","parameters":null,"data":["\xc3\xa9"]}]}'
     )
-    found = fine(body)
+    found = converted(body)
     assert json.loads(found.header) == {
         "model_name": "m",
         "model_version": None,
@@ -226,28 +225,28 @@ def test_response_of_mlserver_is_converted() -> None:
 def test_nan_in_every_spelling_is_converted(datatype: str) -> None:
     many = "9" if datatype == "FP16" else "99999999999999999999"
     text = f"[null, 1, NaN, [-Infinity, null], Infinity, {many}, null]"
-    body = answer(output(datatype, [0] * 8)).replace(str([0] * 8).encode(), text.encode())
-    values = np.frombuffer(fine(body).tensors, DTYPES[datatype]).astype(np.float64)
+    body = response(output(datatype, [0] * 8)).replace(str([0] * 8).encode(), text.encode())
+    values = np.frombuffer(converted(body).tensors, DTYPES[datatype]).astype(np.float64)
     assert np.flatnonzero(np.isnan(values)).tolist() == [0, 2, 4, 7]
     assert values[[1, 3, 5]].tolist() == [1, -np.inf, np.inf]
     assert values[6] == pytest.approx(float(many), rel=0.01)
 
 
 def test_null_among_integers_is_refused() -> None:
-    assert fault(answer(output("INT8", [1, None]))) == (
+    assert error_message(response(output("INT8", [1, None]))) == (
         "output 'y': element 1 (null) is not an integer, as INT8 needs"
     )
 
 
 def test_null_does_not_hide_another_error() -> None:
-    assert fault(answer(output("FP32", [None, "x"]))) == (
+    assert error_message(response(output("FP32", [None, "x"]))) == (
         "output 'y': element 1 (\"x\") is not a number, as FP32 needs"
     )
 
 
 def test_response_without_outputs_is_converted() -> None:
-    assert fine(b'{"outputs":[]}') == Brought(b'{"outputs":[]}', b"")
-    assert fine(b'{"model_name":"m"}') == Brought(b'{"model_name":"m"}', b"")
+    assert converted(b'{"outputs":[]}') == Converted(b'{"outputs":[]}', b"")
+    assert converted(b'{"model_name":"m"}') == Converted(b'{"model_name":"m"}', b"")
 
 
 # ---------------------------------------------------------------------------------- per output
@@ -260,7 +259,7 @@ def test_outputs_requested_as_json_keep_their_text() -> None:
         b'{"name":"y","shape":[9],"datatype":"FP32","data":' + data + b',"more":{"a":1}},'
         b'{"name":"x","shape":[1],"datatype":"INT8","data":[8]}]}'
     )
-    found = fine(body, OutputEncoding(True, {"y": False, "z": True, "x": True}))
+    found = converted(body, OutputEncoding(True, {"y": False, "z": True, "x": True}))
     assert found.tensors == b"\7\x08"
     assert b'"more":{"a":1},"data":' + data + b"}" in found.header
 
@@ -269,17 +268,17 @@ def test_outputs_requested_as_json_keep_their_text() -> None:
 @pytest.mark.parametrize("before", [[], ["b"], ["b" * 40, ""]])
 def test_long_strings_keep_their_text(before: list[str], behind: list[str]) -> None:
     text = [*before, 'é"\\\U0001f600\n' * 9_000, *behind]
-    body = answer(output("BYTES", text), output("INT8", [1], "z"))
-    found = brought(strategies.cut(body, 3), OutputEncoding(False, {"z": True}))
-    assert isinstance(found, Brought)
+    body = response(output("BYTES", text), output("INT8", [1], "z"))
+    found = convert_response(strategies.cut(body, 3), OutputEncoding(False, {"z": True}))
+    assert isinstance(found, Converted)
     assert found.outputs[0]["data"] == text
     assert found.tensors == b"\1"
 
 
 def test_name_may_follow_the_data() -> None:
     body = b'{"outputs":[{"data":[1],"shape":[1],"datatype":"INT8","name":"y"}]}'
-    assert fine(body).tensors == b"\1"
-    found = fine(body, OutputEncoding(False, {}))
+    assert converted(body).tensors == b"\1"
+    found = converted(body, OutputEncoding(False, {}))
     assert found.outputs[0]["data"] == [1]
 
 
@@ -291,20 +290,20 @@ IN_BASE64 = {"content_type": "base64", "a": 1}
 def test_base64_is_decoded() -> None:
     elements = [b"", b"\xff", b"ab", bytes(range(256)) * 300, b"abc"]
     data = [base64.b64encode(each).decode() for each in elements]
-    found = fine(answer(output("BYTES", data, parameters=IN_BASE64)))
+    found = converted(response(output("BYTES", data, parameters=IN_BASE64)))
     assert found.tensors == pack_bytes(elements)
     assert found.outputs[0]["parameters"] == {"a": 1, "binary_data_size": len(found.tensors)}
 
 
 def test_content_type_may_follow_the_base64_data() -> None:
     entry = output("BYTES", ["/w=="]) | {"parameters": IN_BASE64}
-    assert fine(answer(entry)).tensors == pack_bytes([b"\xff"])
+    assert converted(response(entry)).tensors == pack_bytes([b"\xff"])
 
 
 def test_base64_requested_as_json_keeps_its_text() -> None:
     entry = output("BYTES", ["/w=="], parameters=IN_BASE64)
-    body = answer(entry, output("INT8", [1], "z"))
-    found = fine(body, OutputEncoding(False, {"z": True}))
+    body = response(entry, output("INT8", [1], "z"))
+    found = converted(body, OutputEncoding(False, {"z": True}))
     assert found.outputs[0] == entry
 
 
@@ -333,7 +332,7 @@ def test_strings_requested_as_base64_are_encoded(
 ) -> None:
     more: dict[str, Any] = {"parameters": parameters}
     entry = output("BYTES", texts) | more if behind else output("BYTES", texts, **more)
-    body = answer(entry, output("BYTES", texts, "z"), output("INT8", [1], "n"))
+    body = response(entry, output("BYTES", texts, "z"), output("INT8", [1], "n"))
     y, z, n = as_json_in_base64(body, JsonPolicies(as_base64=frozenset("yn")))
     assert list(map(base64.b64decode, y["data"])) == [text.encode() for text in texts]
     assert y["parameters"] == {**(parameters or {}), "content_type": "base64"}
@@ -346,7 +345,7 @@ def test_strings_requested_as_base64_are_encoded(
 def test_output_that_is_base64_already_is_not_encoded_again(behind: bool) -> None:
     more: dict[str, Any] = {"parameters": IN_BASE64}
     entry = output("BYTES", ["YQ=="]) | more if behind else output("BYTES", ["YQ=="], **more)
-    assert as_json_in_base64(answer(entry), JsonPolicies(as_base64=frozenset("y"))) == [entry]
+    assert as_json_in_base64(response(entry), JsonPolicies(as_base64=frozenset("y"))) == [entry]
 
 
 def test_base64_beyond_the_spool_cap_is_refused() -> None:
@@ -356,17 +355,19 @@ def test_base64_beyond_the_spool_cap_is_refused() -> None:
     with pytest.raises(
         GatewayError, match=r"becomes base64 .* \(limits.spool_bytes\); ask for all"
     ):
-        codec.feed(answer(output("BYTES", ["abcd"] * 999)), last=True)
+        codec.feed(response(output("BYTES", ["abcd"] * 999)), last=True)
 
 
 @pytest.mark.parametrize("text", ["a", "YQ=", "Y!==", "YQ==YQ==", "Y" * 90_001])
 def test_invalid_base64_is_refused(text: str) -> None:
-    body = answer(output("BYTES", ["YQ==", text], parameters=IN_BASE64))
-    assert fault(body).startswith("output 'y': element 1 is not base64, as its content_type says")
+    body = response(output("BYTES", ["YQ==", text], parameters=IN_BASE64))
+    assert error_message(body).startswith(
+        "output 'y': element 1 is not base64, as its content_type says"
+    )
 
 
 def test_content_type_applies_to_bytes_only() -> None:
-    found = fine(answer(output("INT8", [1], parameters=IN_BASE64)))
+    found = converted(response(output("INT8", [1], parameters=IN_BASE64)))
     assert found.tensors == b"\1"
     assert found.outputs[0]["parameters"]["content_type"] == "base64"
 
@@ -377,69 +378,72 @@ def test_content_type_applies_to_bytes_only() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"", "the server's answer is not valid JSON"),
-        (b"<html>", "the server's answer is not valid JSON"),
-        (b"[]", "the server's answer must be a JSON object with outputs, got an array"),
-        (b'{"outputs":[{"name":"y"', "the server's answer is not valid JSON"),
+        (b"", "the server's response is not valid JSON"),
+        (b"<html>", "the server's response is not valid JSON"),
+        (b"[]", "the server's response must be a JSON object with outputs, got an array"),
+        (b'{"outputs":[{"name":"y"', "the server's response is not valid JSON"),
         (
             b'{"outputs":{}}',
-            "outputs of the server's answer must be an array of tensors, got an object",
+            "outputs of the server's response must be an array of tensors, got an object",
         ),
-        (answer({"name": "y", "data": [1]}), "outputs[0] of the server's answer lacks"),
-        (answer(output("X", [1])), "output 'y' of the server's answer has the unknown datatype"),
-        (answer(output("INT8", [300])), "output 'y': element 0 (300) does not fit INT8"),
-        (answer(output("BYTES", [None])), "output 'y': element 0 (null) is not a string"),
-        (answer(output("FP32", [1.5]) | {"shape": [2, 3]}), "output 'y': shape [2, 3] takes 6"),
+        (response({"name": "y", "data": [1]}), "outputs[0] of the server's response lacks"),
         (
-            answer(output("FP32", [{"a": 1}])),
+            response(output("X", [1])),
+            "output 'y' of the server's response has the unknown datatype",
+        ),
+        (response(output("INT8", [300])), "output 'y': element 0 (300) does not fit INT8"),
+        (response(output("BYTES", [None])), "output 'y': element 0 (null) is not a string"),
+        (response(output("FP32", [1.5]) | {"shape": [2, 3]}), "output 'y': shape [2, 3] takes 6"),
+        (
+            response(output("FP32", [{"a": 1}])),
             "output 'y': element 0 is an object, FP32 needs a number",
         ),
         (
-            answer({**output("FP32", []), "data": "x"}),
+            response({**output("FP32", []), "data": "x"}),
             "output 'y': data must be an array, got a string",
         ),
         (
-            answer({**output("FP32", []), "data": None}),
+            response({**output("FP32", []), "data": None}),
             "output 'y': data must be an array, got null",
         ),
-        (answer(output("FP32", [1]))[:-5], "the server's answer ends at byte"),
+        (response(output("FP32", [1]))[:-5], "the server's response ends at byte"),
         (
             b'{"a":{"data":[1]}}',
             'there is an array "data" outside the tensors of outputs, at byte 6, near: ',
         ),
         (
             b'{"outputs":[{"name":"y","shape":[1],"datatype":"INT8","data":[1]}],"outputs":[]}',
-            "the server's answer has the key outputs more than once",
+            "the server's response has the key outputs more than once",
         ),
         (
             b'{"outputs":[{"name":"y","shape":[1],"datatype":"INT8","data":[1],"datatype":"BOOL"}]}',
             "output 'y' has more than one datatype",
         ),
-        (answer(output("BYTES", []), x=[[]]).replace(b"[[]]", b"[" * 201 + b"]" * 201), "deeper"),
+        (response(output("BYTES", []), x=[[]]).replace(b"[[]]", b"[" * 201 + b"]" * 201), "deeper"),
     ],
 )
 def test_invalid_responses_are_refused(body: bytes, message: str) -> None:
-    assert message in fault(body)
+    assert message in error_message(body)
 
 
 def test_too_deep_data_is_refused() -> None:
-    body = answer(output("INT8", [1])).replace(b"[1]}", b"[" * 201 + b"1" + b"]" * 201 + b"}")
-    assert fault(body) == "output 'y': data is nested deeper than 200"
+    body = response(output("INT8", [1])).replace(b"[1]}", b"[" * 201 + b"1" + b"]" * 201 + b"}")
+    assert error_message(body) == "output 'y': data is nested deeper than 200"
 
 
 def test_response_beyond_the_spool_cap_is_refused() -> None:
-    body = answer(output("INT8", [1] * 1000))
-    found = brought(strategies.cut(body, 1), spool_cap=999)
+    body = response(output("INT8", [1] * 1000))
+    found = convert_response(strategies.cut(body, 1), spool_cap=999)
     assert found == Failed(
         ErrorKind.BAD_RESPONSE,
         "a response that becomes binary must be buffered, and exceeds 999 bytes "
         "(limits.spool_bytes); ask for all outputs as JSON",
     )
-    assert isinstance(brought([body], spool_cap=3000), Brought)
+    assert isinstance(convert_response([body], spool_cap=3000), Converted)
 
 
 def test_header_beyond_the_cap_is_refused() -> None:
-    found = brought([answer(output("INT8", [1]), more="x" * 200)], header_cap=200)
+    found = convert_response([response(output("INT8", [1]), more="x" * 200)], header_cap=200)
     assert found == Failed(
         ErrorKind.BAD_RESPONSE,
         "the JSON around the data is larger than 200 bytes (limits.header_bytes)",

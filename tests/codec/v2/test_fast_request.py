@@ -23,7 +23,11 @@ def fast_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
     request = fast_convert_request(body, DEPTH_CAP)
     if request is None:
         return None
-    return request.body[: request.header_size], request.body[request.header_size :], request.answer
+    return (
+        request.body[: request.header_size],
+        request.body[request.header_size :],
+        request.output_encoding,
+    )
 
 
 def streaming_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
@@ -37,7 +41,7 @@ def streaming_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
     if request.expected_size:
         return None
     chunks = [chunk for part in request.tensors if not isinstance(part, int) for chunk in part]
-    return request.header, b"".join(chunks), request.answer
+    return request.header, b"".join(chunks), request.output_encoding
 
 
 def fast_path_agrees(body: bytes) -> bool:

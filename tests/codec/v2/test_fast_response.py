@@ -15,7 +15,7 @@ from gateway.codec.v2.response import JsonResponseConverter
 from gateway.errors import GatewayError
 from tests.codec import strategies
 from tests.codec.reference import DTYPES
-from tests.codec.strategies import answer_body, output
+from tests.codec.strategies import output, response_body
 
 PLAIN = [name for name in DTYPES if name not in ("FP16", "BF16", "BOOL")]
 
@@ -42,7 +42,7 @@ def values(datatype: str, count: int = 4) -> bytes:
 
 @pytest.mark.parametrize("datatype", PLAIN)
 def test_fast_path_converts_numbers(datatype: str) -> None:
-    body, size = answer_body([output("y", datatype, [2, 2], values(datatype))])
+    body, size = response_body([output("y", datatype, [2, 2], values(datatype))])
     text = fast_convert_response(body, size)
     assert text is not None
     assert text == streaming_result(body, size)
@@ -51,7 +51,7 @@ def test_fast_path_converts_numbers(datatype: str) -> None:
 
 def test_fast_path_converts_several_outputs() -> None:
     outputs = [output(name, name, [4], values(name)) for name in PLAIN]
-    body, size = answer_body(outputs, {"id": "i", "parameters": {"a": [1]}})
+    body, size = response_body(outputs, {"id": "i", "parameters": {"a": [1]}})
     text = fast_convert_response(body, size)
     assert text is not None
     assert text == streaming_result(body, size)
@@ -59,7 +59,7 @@ def test_fast_path_converts_several_outputs() -> None:
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "BOOL"])
 def test_fast_path_leaves_other_datatypes(datatype: str) -> None:
-    body, size = answer_body([output("y", datatype, [2, 2], values(datatype))])
+    body, size = response_body([output("y", datatype, [2, 2], values(datatype))])
     assert fast_convert_response(body, size) is None
 
 
@@ -67,23 +67,23 @@ def test_fast_path_leaves_other_datatypes(datatype: str) -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_fast_path_leaves_values_under_a_policy(datatype: str, value: float) -> None:
     data = np.array([1, value]).astype(DTYPES[datatype]).tobytes()
-    body, size = answer_body([output("y", datatype, [2], data)])
+    body, size = response_body([output("y", datatype, [2], data)])
     assert fast_convert_response(body, size) is None
 
 
 def test_fast_path_leaves_broken_responses() -> None:
-    body, size = answer_body([output("y", "FP32", [4], values("FP32"))])
+    body, size = response_body([output("y", "FP32", [4], values("FP32"))])
     assert fast_convert_response(body[:-1], size) is None
     assert fast_convert_response(body + b"\0", size) is None
     assert fast_convert_response(body, size - 1) is None
     assert fast_convert_response(body, 0) is None
     assert fast_convert_response(b"", 0) is None
-    empty, size = answer_body([output("y", "FP32", [0], b"")])
+    empty, size = response_body([output("y", "FP32", [0], b"")])
     assert fast_convert_response(empty, size) is None
 
 
 @strategies.LAW
-@given(strategies.answers(), strategies.SEEDS)
+@given(strategies.responses(), strategies.SEEDS)
 def test_fast_path_agrees_with_the_streaming_path_on_any_response(
     answer: tuple[bytes, int], seed: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_fast_path_agrees_with_the_streaming_path_on_any_response(
 
 def test_plan_cache_does_not_leak_numbers_into_the_next_response() -> None:
     answers = [
-        answer_body([output("y", "INT32", [1], number.to_bytes(4, "little"))])
+        response_body([output("y", "INT32", [1], number.to_bytes(4, "little"))])
         for number in range(100)
     ]
     assert len({fast_convert_response(*answer) for answer in answers}) == 100

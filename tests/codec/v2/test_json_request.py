@@ -59,8 +59,7 @@ def fields_of(text: bytes | Failed) -> Any:
     return json.loads(text)
 
 
-# ---------------------------------------------------------------------------- independence of
-# splits
+# ----------------------------------------------------------------------- independence of splits
 
 
 @strategies.LAW

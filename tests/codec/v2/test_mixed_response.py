@@ -73,7 +73,7 @@ def mixed(
     codec = MixedResponseConverter(header_size, form, JsonPolicies(**more), CAP, spool_cap)
     for piece in pieces:
         codec.feed(piece)
-        while codec.work():
+        while codec.step():
             pass
     header, tensors = codec.finish()
     return header, b"".join(tensors)
@@ -221,7 +221,7 @@ def test_content_type_is_set_only_for_outputs_encoded_here(wanted: str, told: st
         assert entry.get("parameters") == ({"content_type": "base64"} if is_base64 else None)
 
 
-SHORT = "the server's answer ends before all that its header says has come"
+SHORT = "the server's response ends before all that its header says has come"
 
 
 def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
@@ -240,10 +240,10 @@ def broken(data: str, shape: int = 2, datatype: str = "FP32") -> bytes:
         (broken("[300, 1]", 2, "UINT8"), "output 'SUM': element 0 (300) does not fit UINT8"),
         (
             broken("[1, 2]", 2, "FP7"),
-            "output 'SUM' of the server's answer has the unknown datatype",
+            "output 'SUM' of the server's response has the unknown datatype",
         ),
         (broken("7"), "output 'SUM': data must be an array, got a number"),
-        (broken("[1, 2]")[:-3], "the server's answer is not valid JSON"),
+        (broken("[1, 2]")[:-3], "the server's response is not valid JSON"),
     ],
 )
 def test_invalid_json_outputs_are_refused(header: bytes, message: str) -> None:
@@ -262,7 +262,7 @@ def test_json_outputs_must_be_valid_json(data: str) -> None:
         mixed([header + DIFFERENCE.data], len(header), OutputEncoding(False, {"DIFFERENCE": True}))
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message == (
-        "output 'SUM' of the server's answer has data that are no JSON array"
+        "output 'SUM' of the server's response has data that are no JSON array"
     )
 
 
@@ -309,7 +309,7 @@ def test_large_json_output_is_converted_in_steps() -> None:
     codec = MixedResponseConverter(len(header), ALL, JsonPolicies(), CAP, CAP)
     codec.feed(body)
     steps = 0
-    while codec.work():
+    while codec.step():
         steps += 1
     assert steps > len(header) / WINDOW - 1
     tensors = b"".join(codec.finish()[1])

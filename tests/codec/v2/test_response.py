@@ -19,8 +19,8 @@ from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConver
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.request_header import OutputEncoding
 from tests.codec import strategies
-from tests.codec.reference import DATATYPES, DTYPES, RefusedError, convert_answer, pack_bytes
-from tests.codec.strategies import answer_body, output
+from tests.codec.reference import DATATYPES, DTYPES, RefusedError, convert_response, pack_bytes
+from tests.codec.strategies import output, response_body
 
 HEADER_CAP = SPOOL_CAP = 1 << 20
 
@@ -68,7 +68,7 @@ def plainly(
     """Return the JSON and the binary part, or the status of the error."""
     nonfinite, bytes_encoding = policies.nonfinite.value, policies.bytes_encoding.value
     try:
-        fields, tail = convert_answer(
+        fields, tail = convert_response(
             body, header_size, nonfinite, bytes_encoding, binary, policies.as_base64
         )
     except RefusedError as error:
@@ -100,12 +100,11 @@ POLICIES = st.builds(
 )
 
 
-# ---------------------------------------------------------------------------- independence of
-# splits
+# ----------------------------------------------------------------------- independence of splits
 
 
 @strategies.LAW
-@given(strategies.answers(), POLICIES, strategies.SEEDS)
+@given(strategies.responses(), POLICIES, strategies.SEEDS)
 def test_response_is_the_same_however_split(
     answer: tuple[bytes, int], policies: JsonPolicies, seed: int
 ) -> None:
@@ -121,7 +120,7 @@ def test_response_is_the_same_however_split(
 
 
 @strategies.LAW
-@given(strategies.answers(), POLICIES, st.sets(NAMES), strategies.SEEDS)
+@given(strategies.responses(), POLICIES, st.sets(NAMES), strategies.SEEDS)
 def test_mixed_response_is_the_same_however_split(
     answer: tuple[bytes, int], policies: JsonPolicies, binary: set[str], seed: int
 ) -> None:
@@ -139,7 +138,7 @@ def test_mixed_response_is_the_same_however_split(
 
 
 @strategies.LAW
-@given(strategies.answers(), POLICIES, strategies.SEEDS, st.integers(-3, 3))
+@given(strategies.responses(), POLICIES, strategies.SEEDS, st.integers(-3, 3))
 def test_broken_response_is_treated_the_same_however_split(
     answer: tuple[bytes, int], policies: JsonPolicies, seed: int, shift: int
 ) -> None:
@@ -161,7 +160,7 @@ def test_broken_response_is_treated_the_same_however_split(
 @pytest.mark.parametrize("datatype", DTYPES)
 def test_each_datatype_becomes_json(datatype: str) -> None:
     data = np.array([1, 0, 1], DTYPES[datatype]).tobytes()
-    body, size = answer_body([output("y", datatype, [3, 1], data)])
+    body, size = response_body([output("y", datatype, [3, 1], data)])
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
         text = as_json(pieces, size)
         assert isinstance(text, bytes)
@@ -187,7 +186,7 @@ def test_keys_and_parameters_keep_their_order() -> None:
 
 def test_binary_tensor_replaces_json_data_of_the_same_output() -> None:
     sent = output("y", "INT8", [1], b"\7")
-    body, size = answer_body([strategies.Output("y", sent.shown | {"data": [1]}, sent.data)])
+    body, size = response_body([strategies.Output("y", sent.shown | {"data": [1]}, sent.data)])
     text = as_json([body], size)
     assert isinstance(text, bytes)
     assert text.count(b'"data"') == 1
@@ -196,14 +195,14 @@ def test_binary_tensor_replaces_json_data_of_the_same_output() -> None:
 
 def test_float_is_written_with_the_shortest_digits() -> None:
     # Triton prints 0.10000000149011612 here.
-    body, size = answer_body([output("y", "FP32", [2], struct.pack("<2f", 0.1, 1e-45))])
+    body, size = response_body([output("y", "FP32", [2], struct.pack("<2f", 0.1, 1e-45))])
     text = as_json([body], size)
     assert isinstance(text, bytes)
     assert text.endswith(b'"data":[0.1,1e-45]}]}')
 
 
 def test_error_for_bytes_that_are_not_utf8_names_alternatives() -> None:
-    body, size = answer_body([output("y", "BYTES", [2], pack_bytes([b"a", b"\xff"]))])
+    body, size = response_body([output("y", "BYTES", [2], pack_bytes([b"a", b"\xff"]))])
     for pieces in ([body], strategies.bytewise(body)):
         assert as_json(pieces, size) == Failed(
             ErrorKind.NOT_ACCEPTABLE,
@@ -227,7 +226,7 @@ def test_output_requested_as_base64_is_encoded(bytes_encoding: BytesEncoding) ->
         output("n", "INT8", [1], b"\7"),
         output("z", "BYTES", [1], pack_bytes([b"z"])),
     ]
-    body, size = answer_body(outputs)
+    body, size = response_body(outputs)
     policies = JsonPolicies(bytes_encoding=bytes_encoding, as_base64=frozenset("yen"))
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
         text = as_json(pieces, size, policies)
@@ -252,7 +251,7 @@ def test_json_strings_of_the_server_become_base64(policies: JsonPolicies) -> Non
     text = {"name": "y", "datatype": "BYTES", "shape": [2, 1], "data": [["abcd"], ["\xe9"]]}
     told = {"name": "z", "datatype": "BYTES", "shape": [1], "data": ["YQ=="]} | IN_BASE64
     sent = [strategies.Output(str(each["name"]), each, b"") for each in (text, told)]
-    body, size = answer_body([*sent, output("n", "INT8", [1], b"\7")])
+    body, size = response_body([*sent, output("n", "INT8", [1], b"\7")])
     written = as_json([body], size, policies)
     assert isinstance(written, bytes)
     y, z, n = json.loads(written)["outputs"]
@@ -265,7 +264,7 @@ def test_json_strings_of_the_server_become_base64(policies: JsonPolicies) -> Non
 
 def test_nonfinite_values_follow_the_policy() -> None:
     data = struct.pack("<3f", math.nan, 1, -math.inf)
-    body, size = answer_body([output("y", "FP32", [3], data)])
+    body, size = response_body([output("y", "FP32", [3], data)])
     for nonfinite, shown in {
         Nonfinite.LITERAL: b"[NaN,1.0,-Infinity]",
         Nonfinite.NULL: b"[null,1.0,null]",
@@ -290,7 +289,7 @@ def test_outputs_without_elements_are_written(datatype: str, order: str) -> None
         output("e", datatype, [0, 4], b"") if name == "e" else output("y", datatype, [1], data)
         for name in order
     ]
-    body, size = answer_body(outputs)
+    body, size = response_body(outputs)
     for pieces in ([body], strategies.bytewise(body), [body[:size], body[size:]]):
         text = as_json(pieces, size)
         assert isinstance(text, bytes)
@@ -307,7 +306,7 @@ def test_response_without_binary_outputs_passes() -> None:
 
 def test_text_is_written_while_bytes_arrive() -> None:
     count = 100_000
-    body, size = answer_body(
+    body, size = response_body(
         [output("y", "INT32", [count], np.arange(count, dtype="<i4").tobytes())]
     )
     codec = JsonResponseConverter(size, JsonPolicies())
@@ -324,7 +323,7 @@ def test_text_is_written_while_bytes_arrive() -> None:
 
 def test_million_floats_are_written() -> None:
     values = np.random.default_rng(0).standard_normal(1_000_000).astype("<f4")
-    body, size = answer_body([output("y", "FP32", [1000, 1000], values.tobytes())])
+    body, size = response_body([output("y", "FP32", [1000, 1000], values.tobytes())])
     text = as_json([body[i : i + 65536] for i in range(0, len(body), 65536)], size)
     assert text == as_json([body], size)
     assert isinstance(text, bytes)
@@ -338,7 +337,7 @@ def test_large_bytes_elements_are_written(bytes_encoding: BytesEncoding) -> None
     alphabet = 'a é€😀"\\\n\0'
     texts = ["".join(rng.choices(alphabet, k=rng.choice([3, 70_000]))) for _ in range(9)]
     data = pack_bytes([text.encode() for text in texts])
-    body, size = answer_body([output("y", "BYTES", [9], data)])
+    body, size = response_body([output("y", "BYTES", [9], data)])
     policies = JsonPolicies(bytes_encoding=bytes_encoding)
     expected = plainly(body, size, policies)
     for step in (1000, 4099, 65536, len(body)):
@@ -347,10 +346,10 @@ def test_large_bytes_elements_are_written(bytes_encoding: BytesEncoding) -> None
         assert (rewritten(text), b"") == expected
 
 
-# ---------------------------------------------------------------------------------- broken answers
+# -------------------------------------------------------------------------------- broken responses
 
-SHORT = "the server's answer ends before all that its header says has come"
-SURPLUS = "the server's answer holds more bytes than its header says"
+SHORT = "the server's response ends before all that its header says has come"
+SURPLUS = "the server's response holds more bytes than its header says"
 FULL = [
     output("y", "INT16", [2], b"abcd"),
     output("e", "INT8", [0], b""),
@@ -360,7 +359,7 @@ FULL = [
 
 @pytest.mark.parametrize("missing", range(1, 16))
 def test_truncated_response_is_refused(missing: int) -> None:
-    body, size = answer_body(FULL)
+    body, size = response_body(FULL)
     for pieces in ([body[:-missing]], strategies.bytewise(body[:-missing])):
         assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, SHORT)
         form = OutputEncoding(False, {"z": True})
@@ -376,7 +375,7 @@ def test_response_shorter_than_its_header_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("surplus", [b"x", b"x" * 100])
 @pytest.mark.parametrize("outputs", [FULL, FULL[:2], []])
 def test_surplus_bytes_are_refused(outputs: list[strategies.Output], surplus: bytes) -> None:
-    body, size = answer_body(outputs)
+    body, size = response_body(outputs)
     for pieces in ([body + surplus], strategies.bytewise(body + surplus), [body, surplus]):
         assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, SURPLUS)
         assert as_mixed(pieces, size, OutputEncoding(True, {})) == Failed(
@@ -385,26 +384,26 @@ def test_surplus_bytes_are_refused(outputs: list[strategies.Output], surplus: by
 
 
 def test_size_that_does_not_match_the_shape_is_refused() -> None:
-    body, size = answer_body([output("y", "FP32", [2], b"12 bytes    ")])
+    body, size = response_body([output("y", "FP32", [2], b"12 bytes    ")])
     assert as_json([body], size) == Failed(
         ErrorKind.BAD_RESPONSE,
-        "output 'y' of the server's answer has 12 bytes, which do not make shape [2] of FP32",
+        "output 'y' of the server's response has 12 bytes, which do not make shape [2] of FP32",
     )
 
 
 @pytest.mark.parametrize("shape", [[1], [3], [], [2, 2], [0]])
 def test_count_of_bytes_elements_that_does_not_match_the_shape_is_refused(shape: list[int]) -> None:
-    body, size = answer_body([output("y", "BYTES", shape, pack_bytes([b"a", b""]))])
+    body, size = response_body([output("y", "BYTES", shape, pack_bytes([b"a", b""]))])
     for pieces in ([body], strategies.bytewise(body)):
         assert as_json(pieces, size) == Failed(
             ErrorKind.BAD_RESPONSE,
-            f"output 'y' of the server's answer holds 2 elements, its shape {shape} takes "
+            f"output 'y' of the server's response holds 2 elements, its shape {shape} takes "
             f"{math.prod(shape)}",
         )
 
 
 def test_missing_bytes_elements_are_refused() -> None:
-    body, size = answer_body([output("y", "BYTES", [1], b"")])
+    body, size = response_body([output("y", "BYTES", [1], b"")])
     failed = as_json([body], size)
     assert isinstance(failed, Failed)
     assert failed.message.endswith("holds 0 elements, its shape [1] takes 1")
@@ -413,7 +412,7 @@ def test_missing_bytes_elements_are_refused() -> None:
 @pytest.mark.parametrize("data", [b"\5\0\0\0a", b"\0\0", b"\xff\xff\xff\xff" + b"a" * 9])
 def test_truncated_bytes_element_is_refused(data: bytes) -> None:
     more = output("z", "INT8", [1], b"\1")
-    body, size = answer_body([output("y", "BYTES", [1], data), more])
+    body, size = response_body([output("y", "BYTES", [1], data), more])
     for pieces in ([body], strategies.bytewise(body)):
         message = "output 'y' ends inside an element"
         assert as_json(pieces, size) == Failed(ErrorKind.BAD_RESPONSE, message)
@@ -426,7 +425,7 @@ def test_invalid_header_is_refused(header: bytes) -> None:
     assert status(failed) == 502
 
 
-# ---------------------------------------------------------------------------------- mixed answers
+# ---------------------------------------------------------------------------------- mixed responses
 
 INT16 = output("y", "INT16", [2], b"\1\0\2\0", parameters={"a": 1})
 FLOAT = output("z", "FP32", [1], struct.pack("<f", 0.1))
@@ -446,7 +445,7 @@ FLOAT = output("z", "FP32", [1], struct.pack("<f", 0.1))
 def test_each_output_has_the_requested_encoding(
     form: OutputEncoding, shown: list[Any], tail: bytes
 ) -> None:
-    body, size = answer_body([INT16, FLOAT], {"id": "7"})
+    body, size = response_body([INT16, FLOAT], {"id": "7"})
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 2)):
         found = as_mixed(pieces, size, form)
         assert not isinstance(found, Failed)
@@ -463,7 +462,7 @@ def test_each_output_has_the_requested_encoding(
 
 
 def test_the_spool_cap_counts_text_and_binary() -> None:
-    body, size = answer_body([INT16, FLOAT])
+    body, size = response_body([INT16, FLOAT])
     form = OutputEncoding(False, {"z": True})
     held = len("1,2") + len(FLOAT.data)
     for pieces in ([body], strategies.bytewise(body)):
@@ -478,7 +477,7 @@ def test_the_spool_cap_counts_text_and_binary() -> None:
 
 def test_policies_apply_to_json_outputs_only() -> None:
     nan = struct.pack("<f", math.nan)
-    body, size = answer_body([output("y", "FP32", [1], nan), output("z", "FP32", [1], nan)])
+    body, size = response_body([output("y", "FP32", [1], nan), output("z", "FP32", [1], nan)])
     policies = JsonPolicies(Nonfinite.ERROR)
     assert not isinstance(as_mixed([body], size, OutputEncoding(True, {}), policies), Failed)
     failed = as_mixed([body], size, OutputEncoding(True, {"z": False}), policies)
@@ -490,7 +489,7 @@ def test_policies_apply_to_json_outputs_only() -> None:
 
 
 def test_reader_yields_pieces_of_each_output() -> None:
-    body, size = answer_body(FULL)
+    body, size = response_body(FULL)
     reader = response_reader(size)
     assert list(reader.feed(body[:size])) == []
     assert reader.fields is not None

@@ -220,7 +220,7 @@ async def test_truncated_response_is_a_502() -> None:
     ):
         reply = await client.ask(_request(3, IN["binary"], True))
         assert reply.status == 502
-        assert reply.error == f"{server.url} closed the connection before the end of its answer"
+        assert reply.error == f"{server.url} closed the connection before the end of its response"
 
 
 async def test_slow_server_is_a_504() -> None:

@@ -398,7 +398,7 @@ async def test_body_broken_in_the_packet_of_its_head_is_a_502(data: bytes, body:
             assert (await client.ask(data)).status == 200
             reply = await client.ask(data)
             assert reply.status == 502
-            assert reply.error.startswith(f"{server.url} answered what is not HTTP: ")
+            assert reply.error.startswith(f"{server.url} sent an invalid HTTP response: ")
         assert len(server.connections) == 2
 
 

@@ -1,4 +1,4 @@
-"""Bytes that are no text travel through JSON, where client and gateway agree on base64."""
+"""Bytes that are not UTF-8 pass through JSON as base64."""
 
 import base64
 import json
@@ -98,7 +98,7 @@ def test_the_server_passes_over_content_types_itself(direct: Client, via_gateway
     ("text", "words"),
     [("/9g", "multiple of 4"), ("_9g=", "'_'"), ("/9h=", "behind the last byte")],
 )
-def test_what_is_not_base64_does_not_reach_the_server(
+def test_invalid_base64_does_not_reach_the_server(
     via_gateway: Client, text: str, words: str
 ) -> None:
     response = via_gateway.infer("identity_bytes", request(["AA==", text]))

@@ -1,4 +1,4 @@
-"""Bodies as NVIDIA's client makes and reads them for clouds, which pass the type of a body on."""
+"""Requests with the content types of SageMaker and Vertex AI, built by NVIDIA's client."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Compressed requests and answers between NVIDIA's own client and a real server."""
+"""Compressed requests and responses between NVIDIA's own client and a real server."""
 
 import gzip
 import json
@@ -96,7 +96,7 @@ def test_what_the_server_gets(through_it: Client, tap: Tap) -> None:
 
 
 @pytest.mark.parametrize(("coding", "alone"), [("", 501), ("identity", 200)])
-def test_what_says_that_it_is_not_compressed(
+def test_codings_that_do_not_compress(
     direct: Client, through_it: Client, tap: Tap, coding: str, alone: int
 ) -> None:
     headers = {"Content-Encoding": coding}

@@ -1,4 +1,4 @@
-"""Clients that others wrote, and those of V1, get the same tensors whatever the server is."""
+"""Every client library, and V1 clients, get the same tensors from every server."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""One client, any server: in whatever form it asks, the same tensors come back.
+"""A request in any encoding gets the same tensors from every server.
 
 The gateway finds out what each server is. What a server cannot do, the client is told.
 """
@@ -93,7 +93,7 @@ def test_forms(via_gateway: Client, any_server: InferenceServer, request_: Reque
 @pytest.mark.parametrize(
     "kind", ["application/json", "application/x-www-form-urlencoded", "application/octet-stream"]
 )
-def test_content_types_are_no_matter(
+def test_content_types_do_not_matter(
     via_gateway: Client, any_server: InferenceServer, kind: str
 ) -> None:
     """curl says of JSON that it is a form, unless it is told to say something else."""
@@ -147,7 +147,7 @@ def test_half_floats(
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_what_is_not_finite(via_gateway: Client, any_server: InferenceServer, binary: bool) -> None:
+def test_nonfinite_values(via_gateway: Client, any_server: InferenceServer, binary: bool) -> None:
     sent = tensor("INPUT0", "FP32", [np.nan, np.inf, -np.inf, 1], binary=binary)
     response = send(via_gateway, Request("identity_fp32", (sent,), binary_data_output=binary))
     if any_server.name == "mlserver":
@@ -158,7 +158,7 @@ def test_what_is_not_finite(via_gateway: Client, any_server: InferenceServer, bi
         check_echo(read_outputs(response), sent)
 
 
-def test_what_is_not_finite_among_several_outputs(
+def test_nonfinite_values_among_several_outputs(
     via_gateway: Client, any_server: InferenceServer
 ) -> None:
     inputs = tuple(tensor(name, "FP32", [np.nan, 1]) for name in ("INPUT0", "INPUT1"))
@@ -222,7 +222,7 @@ def test_base64_of_text_among_several_outputs(via_gateway: Client) -> None:
     assert (entry["data"], entry["parameters"]["content_type"]) == (["YWJjZA=="], "base64")
 
 
-def test_bytes_that_are_no_text(via_gateway: Client, any_server: InferenceServer) -> None:
+def test_bytes_that_are_not_utf8(via_gateway: Client, any_server: InferenceServer) -> None:
     sent = tensor("INPUT0", "BYTES", [b"a", NO_TEXT], binary=True)
     response = send(via_gateway, Request("identity_bytes", (sent,), binary_data_output=True))
     if any_server.name == "kserve":
@@ -282,7 +282,7 @@ FOUND = {
 }
 
 
-def test_it_is_told_once_what_was_found(
+def test_the_detected_dialect_is_logged_once(
     via_gateway: Client, any_gateway: Gateway, any_server: InferenceServer
 ) -> None:
     assert via_gateway.get("/v2").status == 200

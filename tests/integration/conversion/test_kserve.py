@@ -1,4 +1,4 @@
-"""In front of a real KServe, requests of every form and datatype get the answer that it gives."""
+"""Requests to a real KServe get the same tensors through the gateway as directly."""
 
 import json
 from collections.abc import Iterator
@@ -145,7 +145,7 @@ def without_outputs(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != "outputs" and value is not None}
 
 
-def test_what_is_not_finite_has_a_json_form(via_gateway: Client) -> None:
+def test_nonfinite_values_have_a_json_form(via_gateway: Client) -> None:
     """Where KServe says null for all three."""
     sent = tensor("INPUT0", "FP32", [np.nan, np.inf, -np.inf, 1])
     response = send(via_gateway, Request("identity_fp32", (sent,)))
@@ -153,7 +153,7 @@ def test_what_is_not_finite_has_a_json_form(via_gateway: Client) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/json"])
-def test_clients_need_not_say_what_they_send(via_gateway: Client, kind: str) -> None:
+def test_requests_need_no_content_type(via_gateway: Client, kind: str) -> None:
     """KServe refuses JSON without a type, and tensors that come with the type of JSON."""
     for binary in (True, False):
         sent = tensor("INPUT0", "FP32", [0.1, 2], binary=binary)
@@ -188,7 +188,7 @@ def test_numbers_that_do_not_fit_are_refused(via_gateway: Client) -> None:
         assert "INPUT0" in response.error
 
 
-def test_models_that_tell_nothing_of_themselves(via_gateway: Client) -> None:
+def test_models_without_metadata(via_gateway: Client) -> None:
     sent = tensor("INPUT0", "FP32", [0.1, 2])
     check_echo(read_outputs(send(via_gateway, Request("undeclared", (sent,)))), sent)
 
@@ -223,7 +223,7 @@ def test_models_that_give_the_id_back_get_one_from_clients_of_v1(
         assert (response.status, response.fields) == (200, {"predictions": [0.5, 2]})
 
 
-def test_a_fault_of_the_server_comes_as_it_is(via_gateway: Client, direct: Client) -> None:
+def test_an_error_of_the_server_passes_unchanged(via_gateway: Client, direct: Client) -> None:
     """And does not hurt the next request, though KServe then closes the connection unannounced."""
     sent = tensor("INPUT0", "FP32", [0.1, 2])
     for _ in range(20):
@@ -251,7 +251,9 @@ CALLS = ("binary to binary", "json to json", "json to binary", "both to json", "
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_its_own_client_gets_the_same(asked: dict[str, dict[str, Any]], call: str) -> None:
+def test_kserves_client_gets_the_same_through_the_gateway(
+    asked: dict[str, dict[str, Any]], call: str
+) -> None:
     response, like = asked["gateway"][call], asked["server"][call]
     assert response["outputs"] == like["outputs"]
     assert response["model"] == like["model"] == "mixed"
@@ -259,14 +261,14 @@ def test_its_own_client_gets_the_same(asked: dict[str, dict[str, Any]], call: st
     assert response["outputs"]["OUT_FP32"]["values"][2] == float(np.float32(3e38))
 
 
-def test_its_own_client_gets_half_floats_as_numpy(asked: dict[str, dict[str, Any]]) -> None:
+def test_kserves_client_gets_half_floats_as_numpy(asked: dict[str, dict[str, Any]]) -> None:
     (output,) = asked["gateway"]["halves"]["outputs"].values()
     assert output["datatype"] == "FP16"
     assert output["dtype"] == "float16"
     assert output["values"] == np.array([0.1, -2, 65504], np.float16).tolist()
 
 
-def test_its_own_client_asks_after_health(asked: dict[str, dict[str, Any]]) -> None:
+def test_kserves_client_checks_health(asked: dict[str, dict[str, Any]]) -> None:
     for call in ("live", "ready", "model ready"):
         assert asked["gateway"][call] is asked["server"][call] is True
     assert asked["gateway"]["other model ready"] is asked["server"]["other model ready"] is False

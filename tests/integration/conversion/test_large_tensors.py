@@ -1,4 +1,4 @@
-"""Large tensors: right to the last element, streamed, and within bounds of memory."""
+"""Large tensors arrive complete, are streamed, and use a bounded amount of memory."""
 
 import http.client
 import json
@@ -65,7 +65,7 @@ def zeros(count: int, *, binary: bool) -> bytes:
 
 @contextmanager
 def open_answer(gateway: Gateway, model: str, body: bytes) -> Iterator[http.client.HTTPResponse]:
-    """Send a request, and leave it to the test how much of the answer it reads, and when."""
+    """Send a request, and leave it to the test how much of the response it reads, and when."""
     connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=60)
     try:
         connection.request("POST", INFER.format(model), body)
@@ -80,7 +80,7 @@ def pieces(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def check_zeros(response: Iterator[bytes], count: int) -> None:
-    """Check a JSON answer that is too large to be held here."""
+    """Check a JSON response that is too large to be held here."""
     seen = b""
     while b'"data":[' not in seen:
         seen += next(response)
@@ -150,7 +150,7 @@ def test_a_json_answer_is_streamed(server: TritonServer, tmp_path: Path) -> None
 
 
 def test_a_fault_late_in_a_streamed_answer(via_gateway: Client) -> None:
-    """What has begun cannot become an error any more, but must not pass for a whole answer."""
+    """What has begun cannot become an error any more, but must not pass for a whole response."""
     texts = [b"text"] * 200_000
     good = Request("identity_bytes", (tensor("INPUT0", "BYTES", texts, binary=True),))
     bad = Request("identity_bytes", (tensor("INPUT0", "BYTES", [*texts, b"\xff"], binary=True),))

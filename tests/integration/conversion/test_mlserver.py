@@ -1,4 +1,4 @@
-"""In front of a real MLServer, which knows JSON only, clients of every form get their tensors."""
+"""Clients of a real MLServer, which takes only JSON, use every encoding."""
 
 import json
 from collections.abc import Iterator
@@ -50,12 +50,12 @@ def via_gateway(gateway: Gateway) -> Iterator[Client]:
 
 
 def finite(values: Array, datatype: str) -> Array:
-    """Give values that MLServer can answer: it writes all that are not finite as null."""
+    """Replace what MLServer writes as null: infinities and NaN."""
     return np.nan_to_num(values, posinf=1, neginf=-1) if datatype in FLOATS else values
 
 
 def with_plain_id(request: Request) -> Request:
-    """Give a request an id that MLServer can answer: it writes them into a header as they are."""
+    """Give a request an id that MLServer can put unescaped into a header."""
     return request if request.id is None else replace(request, id="7")
 
 
@@ -108,7 +108,7 @@ def test_raw_binary(via_gateway: Client) -> None:
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_what_is_not_finite(via_gateway: Client, binary: bool) -> None:
+def test_nonfinite_values(via_gateway: Client, binary: bool) -> None:
     """It reads strings for such numbers, and has null for all of them."""
     sent = tensor("INPUT0", "FP32", [np.nan, np.inf, 1], binary=binary)
     request = Request("identity_fp32", (sent,), binary_data_output=True)
@@ -122,7 +122,7 @@ def test_nested_bytes_arrive(via_gateway: Client) -> None:
     check_echo(read_outputs(send(via_gateway, Request("identity_bytes", (sent,)))), sent)
 
 
-def test_bytes_that_are_not_text(via_gateway: Client, mlserver: MLServer, tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8(via_gateway: Client, mlserver: MLServer, tmp_path: Path) -> None:
     sent = tensor("INPUT0", "BYTES", [b"\xff\x00", b"", b"a"], binary=True)
     request = Request("identity_bytes", (sent,), binary_data_output=True)
     refused = send(via_gateway, request)
@@ -138,7 +138,7 @@ def test_bytes_that_are_not_text(via_gateway: Client, mlserver: MLServer, tmp_pa
         check_echo(read_outputs(send(client, request)), sent)
 
 
-def test_clients_need_not_say_what_they_send(via_gateway: Client) -> None:
+def test_requests_need_no_content_type(via_gateway: Client) -> None:
     """MLServer refuses JSON that says it is something else."""
     for binary in (True, False):
         for kind in ("", "text/plain", "application/octet-stream"):

@@ -1,4 +1,4 @@
-"""What is wanted in binary form comes so, whatever form a server gives; and so does JSON."""
+"""Outputs come in the requested encoding, JSON or binary, from every server."""
 
 import json
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def before_kserve(kserve: KServe, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def answered(client: Client, request: Request) -> dict[str, Output]:
-    """Give the outputs by name; each that was asked for has to have the form that was, too."""
+    """Return the outputs by name; each that was asked for has to have the form that was, too."""
     outputs = read_outputs(send(client, request))
     listed = dict(request.outputs)
     for output in outputs:
@@ -109,7 +109,7 @@ def test_openvino_without_elements(before_openvino: Client, binary: bool) -> Non
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_openvino_what_is_not_finite_is_an_error_beside_another_output(
+def test_openvino_nonfinite_values_are_an_error_beside_another_output(
     before_openvino: Client, openvino: OpenVino, binary: bool
 ) -> None:
     """Its JSON is broken then; alone, or listed last, an output comes in binary form."""
@@ -160,7 +160,7 @@ def test_kserve_models_that_answer_in_json(before_kserve: Client, data: st.DataO
 
 
 @pytest.mark.kserve
-def test_kserve_json_of_what_is_not_finite(before_kserve: Client) -> None:
+def test_kserve_json_of_nonfinite_values(before_kserve: Client) -> None:
     """KServe writes null for it, which is NaN."""
     sent = tensor("INPUT0", "FP32", [np.nan, 1])
     request = Request("always_json", (sent,), binary_data_output=True)

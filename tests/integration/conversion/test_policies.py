@@ -1,4 +1,4 @@
-"""What becomes of values that JSON cannot hold, as the settings say."""
+"""The JSON policies decide about values that JSON cannot hold."""
 
 import json
 from collections.abc import Iterator

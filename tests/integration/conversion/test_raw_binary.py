@@ -1,4 +1,4 @@
-"""Requests of bare bytes: the header that they lack is made from what the server says."""
+"""Raw binary requests get a header made from the metadata of the model."""
 
 import json
 from collections.abc import Iterator
@@ -153,7 +153,9 @@ def test_chunked_that_does_not_fit(via_gateway: Client) -> None:
     assert "got 7" in response.error
 
 
-def test_what_is_held_of_a_chunked_body_is_limited(triton: TritonServer, tmp_path: Path) -> None:
+def test_the_buffered_part_of_a_chunked_body_is_limited(
+    triton: TritonServer, tmp_path: Path
+) -> None:
     with (
         running_gateway(tmp_path, triton.http_url, limits={"spool_bytes": "4KiB"}) as gateway,
         Client(gateway.host, gateway.port) as client,

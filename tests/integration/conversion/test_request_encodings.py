@@ -1,4 +1,4 @@
-"""Requests of every form and datatype get the answer that the server itself gives."""
+"""Requests to a real Triton get the same tensors through the gateway as directly."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -48,7 +48,7 @@ def check_outputs(outputs: tuple[Output, ...], like: tuple[Output, ...], request
 
 
 def check_same(via_gateway: Client, direct: Client, request: Request) -> tuple[Output, ...]:
-    """Check that the gateway answers as the server does, and give the outputs."""
+    """Check that the gateway answers as the server does, and return the outputs."""
     response, like = send(via_gateway, request), send(direct, request.spelled_out())
     outputs = read_outputs(response)
     check_outputs(outputs, read_outputs(like), request)

@@ -1,4 +1,4 @@
-"""NVIDIA's own client, which knows nothing of the gateway, gets what it gets from the server."""
+"""NVIDIA's client gets the same through the gateway as from the server."""
 
 import json
 from collections.abc import Iterator

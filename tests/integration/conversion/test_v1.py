@@ -1,4 +1,4 @@
-"""V1 clients before a real Triton, which knows of V2 alone."""
+"""V1 clients use a real Triton, which serves only V2."""
 
 import base64
 import json
@@ -84,7 +84,7 @@ TOLD: dict[str, tuple[str, Any, Any]] = {
 
 
 @pytest.mark.parametrize(("model", "body", "told"), TOLD.values(), ids=TOLD)
-def test_what_is_told(via_gateway: Client, model: str, body: Any, told: Any) -> None:
+def test_v1_responses_match(via_gateway: Client, model: str, body: Any, told: Any) -> None:
     response = predict(via_gateway, model, body)
     assert (response.status, response.fields) == (200, told)
 
@@ -142,7 +142,7 @@ def encoding(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> 
         yield client
 
 
-def test_bytes_that_are_no_text(encoding: Client) -> None:
+def test_bytes_that_are_not_utf8(encoding: Client) -> None:
     data = bytes(range(256)) * 1000
     element = {"b64": base64.b64encode(data).decode()}
     response = predict(encoding, "identity_bytes", {"instances": [element, "a"]})

@@ -1,4 +1,4 @@
-"""The harness around the real KServe works, and KServe speaks as the gateway expects it to."""
+"""The real KServe of the integration tests works, and behaves as the gateway expects."""
 
 import gzip
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def infer_json(client: Client, datatype: str, data: str) -> Response:
     return client.infer(f"identity_{datatype.lower()}", body, JSON)
 
 
-def test_what_it_says_of_itself(client: Client) -> None:
+def test_the_metadata_describes_the_server(client: Client) -> None:
     """Not that it takes the binary form."""
     assert client.get("/v2").fields == {
         "name": "kserve",
@@ -86,7 +86,7 @@ def test_identity_in_json(client: Client, datatype: str) -> None:
 
 @pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("sent", [NUMBERS, BINARY_NUMBERS], ids=["JSON", "binary"])
-def test_an_id_is_made_up_in_no_form(client: Client, sent: Tensor, wanted: bool) -> None:
+def test_a_model_that_returns_the_id_needs_one(client: Client, sent: Tensor, wanted: bool) -> None:
     """A model that gives back that of the request needs one."""
     request = Request("gives_id_back", (sent,), binary_data_output=wanted, id="7")
     assert infer(client, request).fields["id"] == "7"
@@ -165,7 +165,7 @@ def test_outputs_come_in_the_order_of_the_request(
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_an_id_is_made_up_where_none_was_sent(client: Client, binary: bool) -> None:
+def test_the_server_generates_a_missing_id(client: Client, binary: bool) -> None:
     request = Request("identity_fp32", (NUMBERS,), binary_data_output=binary)
     assert len(infer(client, request).fields["id"]) == 36
     request = Request("identity_fp32", (NUMBERS,), binary_data_output=binary, id="7")
@@ -240,7 +240,7 @@ def test_json_data_that_is_refused(client: Client, datatype: str, data: str, sta
     assert response.error
 
 
-def test_what_is_not_finite_is_null_in_json(client: Client) -> None:
+def test_nonfinite_values_are_null_in_json(client: Client) -> None:
     sent = tensor("INPUT0", "FP32", [np.inf, -np.inf, np.nan, 1], binary=True)
     response = infer(client, Request("identity_fp32", (sent,)))
     assert response.fields["outputs"][0]["data"] == [None, None, None, 1]
@@ -285,7 +285,7 @@ def test_errors(client: Client) -> None:
     assert (response.status, list(response.fields)) == (422, ["detail"])
 
 
-def test_after_an_unforeseen_fault_it_closes_the_connection_without_a_word(client: Client) -> None:
+def test_the_server_closes_the_connection_after_an_internal_error(client: Client) -> None:
     response = infer(client, Request("fails", (NUMBERS,)))
     assert (response.status, response.error) == (500, "RuntimeError : this model always fails")
     assert response.headers["Connection"] is None
@@ -295,7 +295,7 @@ def test_after_an_unforeseen_fault_it_closes_the_connection_without_a_word(clien
 @pytest.mark.parametrize(
     "path", ["/v2/models/add/config", "/v2/models/add/stats", "/v2/trace/setting", "/v2/logging"]
 )
-def test_what_it_does_not_serve(client: Client, path: str) -> None:
+def test_unsupported_paths_are_refused(client: Client, path: str) -> None:
     response = client.get(path)
     assert (response.status, response.fields) == (404, {"detail": "Not Found"})
 

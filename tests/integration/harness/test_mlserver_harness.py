@@ -1,4 +1,4 @@
-"""The harness around the real MLServer works, and MLServer speaks as the gateway expects it to."""
+"""The real MLServer of the integration tests works, and behaves as the gateway expects."""
 
 import gzip
 import json
@@ -41,7 +41,7 @@ def infer_json(client: Client, datatype: str, data: str) -> Response:
     return client.infer(f"identity_{datatype.lower()}", body, JSON)
 
 
-def test_what_it_says_of_itself(client: Client) -> None:
+def test_the_metadata_describes_the_server(client: Client) -> None:
     assert client.get("/v2").fields == {"name": "mlserver", "version": "1.7.1", "extensions": []}
 
 
@@ -158,14 +158,16 @@ def test_json_must_not_say_that_it_is_something_else(
     assert response.status == status
 
 
-def test_an_id_is_made_up_where_none_was_sent(client: Client) -> None:
+def test_the_server_generates_a_missing_id(client: Client) -> None:
     request = Request("identity_fp32", (NUMBERS,))
     assert len(infer(client, request).fields["id"]) == 36
     request = Request("identity_fp32", (NUMBERS,), id="7")
     assert infer(client, request).fields["id"] == "7"
 
 
-@pytest.mark.parametrize(("version", "answers"), [("", 2), ("/versions/1", 1), ("/versions/2", 2)])
+@pytest.mark.parametrize(
+    ("version", "responses"), [("", 2), ("/versions/1", 1), ("/versions/2", 2)]
+)
 def test_versions(client: Client, version: str, responses: int) -> None:
     fields = infer(client, Request(f"versioned{version}", (NUMBERS,))).fields
     assert fields["outputs"][0]["data"] == [responses]
@@ -211,7 +213,7 @@ def test_json_data_that_is_refused(client: Client, datatype: str, data: str, sta
 
 
 def test_bytes_in_base64(client: Client) -> None:
-    """A tensor says that it is by its content_type, and the answer does likewise."""
+    """A tensor says that it is by its content_type, and the response does likewise."""
     entry = {
         "name": "INPUT0",
         "datatype": "BYTES",
@@ -252,7 +254,7 @@ def test_errors(client: Client) -> None:
     assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
 
 
-def test_after_an_unforeseen_fault_it_closes_the_connection_without_a_word(client: Client) -> None:
+def test_the_server_closes_the_connection_after_an_internal_error(client: Client) -> None:
     response = infer(client, Request("fails", (NUMBERS,)))
     assert response.headers["Connection"] is None
     assert client.is_closed_by_server(within=4)
@@ -267,7 +269,7 @@ def test_an_idle_connection_is_closed_soon(client: Client) -> None:
 @pytest.mark.parametrize(
     "path", ["/v2/models/add/config", "/v2/models/add/stats", "/v2/trace/setting", "/v2/logging"]
 )
-def test_what_it_does_not_serve(client: Client, path: str) -> None:
+def test_unsupported_paths_are_refused(client: Client, path: str) -> None:
     response = client.get(path)
     assert (response.status, response.fields) == (404, {"detail": "Not Found"})
 

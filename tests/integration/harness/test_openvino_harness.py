@@ -1,4 +1,4 @@
-"""The server that stands in for OpenVINO Model Server speaks as that one's source says."""
+"""The fake OpenVINO Model Server behaves as the source of the real one."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ def pair(*, left: bool, right: bool) -> tuple[Tensor, ...]:
     )
 
 
-def test_what_it_says_of_itself(client: Client) -> None:
+def test_the_metadata_describes_the_server(client: Client) -> None:
     """Nothing of extensions, not even that there are none."""
     fields = client.get("/v2").fields
     assert list(fields) == ["name", "version"]
@@ -139,7 +139,7 @@ def test_texts_in_json_end_at_a_nul(client: Client, binary: bool) -> None:
     assert output.elements.tolist() == [b"a\0b" if binary else b"a"]
 
 
-def test_what_is_not_finite_breaks_json(client: Client) -> None:
+def test_nonfinite_values_break_json(client: Client) -> None:
     sent = tensor("INPUT0", "FP32", [np.nan, 1, np.inf], binary=True)
     response = infer(client, Request("identity_fp32", (sent,)))
     assert b'"data": [, 1.0, ]' in response.body
@@ -186,7 +186,7 @@ def test_parameters_are_texts_or_small(client: Client, value: Any) -> None:
         ("/v2/models/add/trace/setting", 400),
     ],
 )
-def test_what_it_does_not_serve(client: Client, path: str, status: int) -> None:
+def test_unsupported_paths_are_refused(client: Client, path: str, status: int) -> None:
     response = client.get(path)
     assert response.status == status
     assert response.error

@@ -1,4 +1,4 @@
-"""Whatever the server is, tests find its models, datatypes and dialect at the same place."""
+"""Every server offers its models, datatypes and dialect to tests in the same way."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The harness around the real Triton works: what the other integration tests lean on."""
+"""The real Triton of the integration tests starts, serves its models and stops."""
 
 import http.client
 import json

@@ -43,11 +43,11 @@ class _Served(kserve.Model):  # type: ignore[misc]
         )
 
     def get_input_types(self) -> list[dict[str, Any]]:
-        """Give what the metadata tells of inputs."""
+        """Return what the metadata tells of inputs."""
         return [each.metadata() for each in self._model.inputs]
 
     def get_output_types(self) -> list[dict[str, Any]]:
-        """Give what the metadata tells of outputs."""
+        """Return what the metadata tells of outputs."""
         return [each.metadata() for each in self._model.outputs]
 
     def _answer(self, payload: InferRequest, **wanted: Any) -> InferResponse:

@@ -80,11 +80,11 @@ class Repository(ModelRepository):  # type: ignore[misc]
         """Take what MLServer says, which is nothing here."""
 
     async def list(self) -> Sequence[mlserver.ModelSettings]:
-        """Give all versions of all models."""
+        """Return all versions of all models."""
         return _every_model()
 
     async def find(self, name: str) -> Sequence[mlserver.ModelSettings]:
-        """Give all versions of a model."""
+        """Return all versions of a model."""
         found = [model for model in _every_model() if model.name == name]
         if not found:
             raise ModelNotFound(name)

@@ -1,4 +1,4 @@
-"""What breaks the protocol is answered by the gateway, and no server ever sees it."""
+"""The gateway refuses invalid requests, and no server sees them."""
 
 import json
 import socket
@@ -374,7 +374,7 @@ def test_a_chunked_binary_part_of_another_size_is_not_run(
     send_good(via_gateway)
 
 
-def test_none_of_it_is_run(via_gateway: Client, direct: Client) -> None:
+def test_no_invalid_request_is_run_by_the_server(via_gateway: Client, direct: Client) -> None:
     """By the server's own count, for all rows above of one model."""
     before = inference_count(direct, "identity_fp32")
     for _, body, _ in STRUCTURES:
@@ -430,7 +430,7 @@ def test_errors_of_the_server_pass(via_gateway: Client, direct: Client, case: st
     assert via_gateway.local_port == connection
 
 
-def test_what_is_unknown_in_a_request_passes(via_gateway: Client, direct: Client) -> None:
+def test_unknown_members_of_a_request_pass(via_gateway: Client, direct: Client) -> None:
     extra = {"model_name": "other", "more": {"data": 1, "list": [1, {"data": "x"}]}}
     body = request_with(**extra).encode()
     response, like = via_gateway.infer("identity_fp32", body), direct.infer("identity_fp32", body)
@@ -446,7 +446,7 @@ def test_parameters_reach_the_model(via_gateway: Client, direct: Client) -> None
     assert response.body == like.body
 
 
-def test_output_that_is_not_text(via_gateway: Client) -> None:
+def test_an_output_that_is_not_utf8(via_gateway: Client) -> None:
     body = one_input("BYTES", "[2]", '["a", "b"]').encode()
     response = via_gateway.infer("bad_bytes", body)
     assert response.status == 406
@@ -502,7 +502,7 @@ def test_larger_than_the_limit(strict: Client, chunked: bool, path: str, raw: bo
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_much_larger_than_the_limit(strict: Client, chunked: bool) -> None:
-    """The client reads no answer before it has sent all."""
+    """The client reads no response before it has sent all."""
     data = b"1," * 2**19
     text = one_input("FP32", "[2]", "[").removesuffix("}]}").encode()
     body = iter([text, *[data] * 32]) if chunked else text + data * 32
@@ -512,7 +512,7 @@ def test_much_larger_than_the_limit(strict: Client, chunked: bool) -> None:
     assert strict.infer("identity_fp32", GOOD).status == 200
 
 
-def test_a_client_that_waits_to_be_told_to_continue(limited: Gateway) -> None:
+def test_a_client_that_expects_100_continue_gets_it(limited: Gateway) -> None:
     """It asks first whether the body will be taken; RFC 9110, section 10.1.1."""
     with socket.create_connection((limited.host, limited.port), 10) as sock:
         sock.sendall(
@@ -552,7 +552,7 @@ def test_a_mixed_answer_over_the_limit(strict: Client) -> None:
     assert "limits.spool_bytes" in response.error
 
 
-def test_a_body_that_does_not_come(triton: TritonServer, tmp_path_factory: Any) -> None:
+def test_a_missing_body_times_out(triton: TritonServer, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.mktemp("impatient")
     with running_gateway(folder, triton.http_url, limits={"idle_timeout": "200ms"}) as gateway:
         with socket.create_connection((gateway.host, gateway.port), 10) as sock:
@@ -582,12 +582,14 @@ def test_a_server_that_is_not_there(tmp_path_factory: Any) -> None:
         for response in (client.infer("identity_fp32", GOOD), client.get("/v2/health/ready")):
             assert response.status == 503
             assert url in response.error
-        # An answer to HEAD has no body: it would be taken for the next answer.
+        # A response to HEAD has no body: it would be taken for the next answer.
         assert client.send("HEAD", "/v2/health/ready").status == 503
         assert client.get("/v2/health/ready").status == 503
 
 
-def test_nothing_of_this_has_hurt(triton: TritonServer, gateway: Gateway, direct: Client) -> None:
+def test_the_server_still_works_afterwards(
+    triton: TritonServer, gateway: Gateway, direct: Client
+) -> None:
     assert triton.is_alive()
     assert gateway.is_alive()
     assert direct.get("/v2/health/ready").status == 200

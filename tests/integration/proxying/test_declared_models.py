@@ -1,4 +1,4 @@
-"""Declared models, compared with those of a real Triton, and requests held to them."""
+"""Declared models are compared with a real Triton, and requests must match them."""
 
 import json
 import subprocess
@@ -53,7 +53,9 @@ def _probe(file: Path) -> tuple[int, list[str]]:
     return done.returncode, lines[lines.index("upstream triton:") + 2 :]
 
 
-def test_what_is_declared_is_compared(triton: TritonServer, tmp_path: Path) -> None:
+def test_check_compares_declared_models_with_the_server(
+    triton: TritonServer, tmp_path: Path
+) -> None:
     where = f"  {triton.http_url} (upstream triton): "
     good = [line for name in MODELS for line in (f"model {name}:", f"{where}as declared")]
     assert _probe(_settings(tmp_path, triton.http_url, MODELS)) == (0, good)
@@ -71,7 +73,7 @@ def test_what_is_declared_is_compared(triton: TritonServer, tmp_path: Path) -> N
     assert lines[-1].startswith(f"{where}does not know it: 4")
 
 
-def test_requests_are_held_to_it(triton: TritonServer, tmp_path: Path) -> None:
+def test_requests_must_match_the_declared_model(triton: TritonServer, tmp_path: Path) -> None:
     file = _settings(tmp_path, triton.http_url, MODELS)
     with (
         Gateway(file, tmp_path / "log", {}) as gateway,

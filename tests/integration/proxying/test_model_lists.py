@@ -1,4 +1,4 @@
-"""Which models there are at servers of every kind, as one answer."""
+"""The model lists of servers of every kind are merged into one response."""
 
 from collections.abc import Iterator
 
@@ -60,7 +60,7 @@ def listed_by(server: InferenceServer) -> Listed:
 
 
 @pytest.mark.parametrize("body", [None, b"", b"{}", b'{"ready": true}'])
-def test_the_index_is_that_of_all_who_list_their_models(
+def test_the_index_merges_all_servers_that_list_models(
     via_gateway: Client, servers: dict[str, InferenceServer], body: bytes | None
 ) -> None:
     response = via_gateway.send("POST", INDEX, body)
@@ -76,7 +76,7 @@ def test_the_index_is_that_of_all_who_list_their_models(
     assert response.headers[FAILED] == "upstream openvino"
 
 
-def test_the_v1_list_is_that_of_all_who_list_their_models(
+def test_the_v1_list_merges_all_servers_that_list_models(
     via_gateway: Client, servers: dict[str, InferenceServer]
 ) -> None:
     response = via_gateway.get("/v1/models")
@@ -90,7 +90,7 @@ def test_the_v1_list_is_that_of_all_who_list_their_models(
     assert response.headers[FAILED] == "upstream openvino"
 
 
-def test_no_server_has_its_index_under_get(via_gateway: Client) -> None:
+def test_no_server_serves_its_index_by_get(via_gateway: Client) -> None:
     """So that it says nothing of who has one."""
     response = via_gateway.get(INDEX)
     assert response.status == 502

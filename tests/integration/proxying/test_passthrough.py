@@ -1,4 +1,4 @@
-"""All that is no infer request reaches the server as it is, and so does its answer."""
+"""Requests other than inference, and their responses, pass unchanged."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ def check_same(response: Response, like: Response) -> None:
 
 
 def passed(response: Response) -> dict[str, str]:
-    """Give the headers that have to be the same."""
+    """Return the headers that have to be the same."""
     return {name: value for name, value in response.headers.items() if name not in OF_THE_HOP}
 
 
@@ -79,7 +79,7 @@ GETS = [
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_get(via_gateway: Client, direct: Client, path: str) -> None:
+def test_get_passes_unchanged(via_gateway: Client, direct: Client, path: str) -> None:
     check_same(via_gateway.get(path), direct.get(path))
 
 
@@ -139,7 +139,7 @@ POSTS = [
 
 
 @pytest.mark.parametrize(("path", "body"), POSTS)
-def test_post(via_gateway: Client, direct: Client, path: str, body: bytes) -> None:
+def test_post_passes_unchanged(via_gateway: Client, direct: Client, path: str, body: bytes) -> None:
     check_same(via_gateway.send("POST", path, body), direct.send("POST", path, body))
 
 
@@ -166,7 +166,9 @@ def test_health_is_the_gateways_own(via_gateway: Client, path: str, body: bytes)
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/models/add", "/v2/models/add/ready", "/nope"])
-def test_head(via_gateway: Client, gateway: Gateway, triton: TritonServer, path: str) -> None:
+def test_head_passes_unchanged(
+    via_gateway: Client, gateway: Gateway, triton: TritonServer, path: str
+) -> None:
     with Client("127.0.0.1", triton.http_port) as direct:
         check_same(via_gateway.send("HEAD", path), direct.send("HEAD", path))
     # A body that ought not to be there must not be taken for the next answer.
@@ -279,7 +281,7 @@ def test_encoded_binary_requests(via_gateway: Client, direct: Client) -> None:
 
 @pytest.mark.parametrize("accepted", ["gzip", "deflate", "identity", "br", "gzip;q=0", "*"])
 def test_encoded_answers(via_gateway: Client, direct: Client, accepted: str) -> None:
-    """An answer that the gateway need not read may be encoded, any other need not be."""
+    """A response that the gateway need not read may be encoded, any other need not be."""
     headers = {"Accept-Encoding": accepted}
     response, like = (
         each.infer("identity_fp32", WANTED, headers) for each in (via_gateway, direct)
@@ -311,7 +313,7 @@ def events(gateway: Gateway, text: str) -> Iterator[bytes]:
 
 
 def came_one_by_one(gateway: Gateway) -> bool:
-    """Tell whether the first event was here before the last one."""
+    """Return whether the first event was here before the last one."""
     seen = b""
     for piece in events(gateway, "hi"):
         seen += piece
@@ -342,7 +344,7 @@ def test_a_client_that_leaves_a_stream_does_no_harm(gateway: Gateway, via_gatewa
 
 
 def test_pipelined_requests(gateway: Gateway) -> None:
-    """Sent without waiting for the answers, which come in the order of the requests."""
+    """Sent without waiting for the responses, which come in the order of the requests."""
     head = (
         b"POST /v2/models/identity_fp32/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n%s\r\n"
     )

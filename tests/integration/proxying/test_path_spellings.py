@@ -1,4 +1,4 @@
-"""However a path is spelled, no server is asked for what a route denies or wants a key for."""
+"""A denied or protected path stays so in every spelling that servers decode."""
 
 import json
 from collections.abc import Iterator
@@ -120,7 +120,7 @@ def decodes(server: InferenceServer) -> bool:
 
 
 @pytest.mark.parametrize("path", DECODED)
-def test_what_servers_decode_is_denied(
+def test_encoded_paths_that_servers_decode_are_denied(
     path: str, via_gateway: Client, direct: Client, any_server: InferenceServer
 ) -> None:
     assert (direct.send("POST", path, BODY, TYPE).status == 200) is decodes(any_server)
@@ -128,16 +128,16 @@ def test_what_servers_decode_is_denied(
 
 
 @pytest.mark.parametrize("path", ODD)
-def test_no_other_spelling_gets_through(path: str, via_gateway: Client) -> None:
+def test_a_denied_path_is_denied_in_every_spelling(path: str, via_gateway: Client) -> None:
     assert via_gateway.send("POST", path, BODY, TYPE).status >= 400
 
 
 @pytest.mark.parametrize("path", SECRET)
-def test_what_wants_a_key_wants_one_in_every_spelling(path: str, via_gateway: Client) -> None:
+def test_a_path_that_needs_a_key_needs_it_in_every_spelling(path: str, via_gateway: Client) -> None:
     assert via_gateway.get(path).status == 401
 
 
-def test_who_may_ask_may_encode(via_gateway: Client, any_server: InferenceServer) -> None:
+def test_an_allowed_path_may_be_encoded(via_gateway: Client, any_server: InferenceServer) -> None:
     """More than has to be: it counts as the server sees it."""
     status = 200 if decodes(any_server) else 404
     path = "/v2/models/identity%5Ffp32"

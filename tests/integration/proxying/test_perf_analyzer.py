@@ -1,4 +1,4 @@
-"""NVIDIA's load generator, which knows nothing of the gateway, goes through it without an error."""
+"""NVIDIA's load generator runs through the gateway without an error."""
 
 import json
 import re
@@ -28,7 +28,7 @@ class Report:
     """How many requests were answered, and the file with all that was sent and came back."""
 
     requests: int
-    exchanges: Path
+    calls: Path
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def load(gateway: Gateway, folder: Path, model: str, form: str, requests: int) -
     """Send so many requests over four connections; inputs and outputs have the same form."""
     if not (FOLDER / ".ready").exists():
         pytest.fail(f"no perf_analyzer in {FOLDER}: run `make test`, it sets one up", pytrace=False)
-    exchanges = folder / "exchanges.json"
+    calls = folder / "exchanges.json"
     options = {
         "-m": model,
         "-u": gateway.address,
@@ -49,7 +49,7 @@ def load(gateway: Gateway, folder: Path, model: str, form: str, requests: int) -
         "--output-tensor-format": form,
         "--concurrency-range": "4",
         "--request-count": str(requests),
-        "--profile-export-file": str(exchanges),
+        "--profile-export-file": str(calls),
     }
     run = subprocess.run(
         [program(FOLDER), *(word for option in options.items() for word in option)],
@@ -62,7 +62,7 @@ def load(gateway: Gateway, folder: Path, model: str, form: str, requests: int) -
     assert run.stderr == ""
     counted = re.search(r"\bRequest count: (\d+)", run.stdout)
     assert counted, run.stdout
-    return Report(int(counted[1]), exchanges)
+    return Report(int(counted[1]), calls)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -72,15 +72,15 @@ def test_many_small_requests(gateway: Gateway, tmp_path: Path, form: str) -> Non
     statuses = INFERRED.findall(gateway.log)
     assert set(statuses) == {"200"}
     assert len(statuses) >= 500
-    exchanges = requests_in(report.exchanges)
-    assert len(exchanges) >= 500
-    for exchange in exchanges:
+    calls = requests_in(report.calls)
+    assert len(calls) >= 500
+    for exchange in calls:
         (output,) = exchange["response_outputs"]
         assert output["OUTPUT0"] == exchange["request_inputs"]["INPUT0"]
 
 
-def requests_in(exchanges: Path) -> list[dict[str, Any]]:
-    (experiment,) = json.loads(exchanges.read_text())["experiments"]
+def requests_in(calls: Path) -> list[dict[str, Any]]:
+    (experiment,) = json.loads(calls.read_text())["experiments"]
     requests: list[dict[str, Any]] = experiment["requests"]
     return requests
 

@@ -1,4 +1,4 @@
-"""Real servers asked what they are, by the command that operators have."""
+"""`tensorgate check --probe` detects the dialect of real servers."""
 
 import subprocess
 from pathlib import Path
@@ -57,7 +57,9 @@ def test_each_is_ready_and_known(
         assert line.startswith(f"  {url}: ready; {found}")
 
 
-def test_one_that_is_another_and_one_that_is_gone(urls: dict[str, str], tmp_path: Path) -> None:
+def test_check_reports_a_wrong_dialect_and_an_unreachable_server(
+    urls: dict[str, str], tmp_path: Path
+) -> None:
     gone = {**urls, "gone": f"http://{free_address()}"}
     status, lines = _probe(tmp_path / "gateway.yaml", gone, kserve="triton", mlserver="kserve")
     assert status == 3

@@ -1,4 +1,4 @@
-"""Servers die and come back, and the gateway goes on."""
+"""The gateway keeps working while servers die and come back."""
 
 import http.client
 from collections.abc import Iterator

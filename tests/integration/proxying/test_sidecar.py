@@ -1,4 +1,4 @@
-"""The gateway as the README starts it: beside a server, with the settings that come with it."""
+"""The gateway runs as a sidecar, with the settings that come with it."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.triton
 
 SIDECAR = ROOT / "config" / "sidecar.yaml"
 SLOW = "POST /v2/models/slow/infer"
-# It is 25 s; nothing may wait for it to pass once all exchanges are over.
+# It is 25 s; nothing may wait for it to pass once all calls are over.
 WELL_BEFORE_DRAIN_TIME = 15
 
 STREAM = "POST /v2/models/stream/generate_stream"
@@ -79,7 +79,7 @@ def test_the_example_of_the_readme(triton: TritonServer, tmp_path: Path) -> None
         assert_no_errors_logged(gateway.log)
 
 
-def test_what_runs_at_sigterm_may_finish(tap: Tap, tmp_path: Path) -> None:
+def test_a_call_that_runs_at_sigterm_may_finish(tap: Tap, tmp_path: Path) -> None:
     with (
         sidecar(tmp_path, tap.url) as gateway,
         Client(gateway.host, gateway.port) as client,
@@ -122,7 +122,7 @@ def test_a_stream_that_runs_at_sigterm_may_finish(tap: Tap, tmp_path: Path) -> N
         assert_no_errors_logged(gateway.log)
 
 
-def test_what_takes_longer_than_the_drain_time_is_dropped(tap: Tap, tmp_path: Path) -> None:
+def test_a_call_longer_than_the_drain_timeout_is_dropped(tap: Tap, tmp_path: Path) -> None:
     with (
         sidecar(tmp_path, tap.url, DRAIN_TIMEOUT="200ms") as gateway,
         socket.create_connection((gateway.host, gateway.port), 30) as sock,
@@ -147,7 +147,7 @@ def _rest(sock: socket.socket) -> bytes:
     return seen
 
 
-def test_a_connection_without_a_request_does_not_hold_it_up(tap: Tap, tmp_path: Path) -> None:
+def test_an_idle_connection_does_not_delay_the_stop(tap: Tap, tmp_path: Path) -> None:
     with (
         sidecar(tmp_path, tap.url, DRAIN_TIMEOUT="24h") as gateway,
         socket.create_connection((gateway.host, gateway.port), 30) as silent,

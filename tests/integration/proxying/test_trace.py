@@ -45,7 +45,7 @@ def check_same(response: Response, like: Response) -> None:
 
 
 @pytest.mark.parametrize(("path", "own"), GLOBAL + MODEL)
-def test_read(via_gateway: Client, direct: Client, path: str, own: str) -> None:
+def test_trace_settings_are_read(via_gateway: Client, direct: Client, path: str, own: str) -> None:
     response = via_gateway.get(path)
     assert response.status == 200
     assert {"trace_level", "trace_rate", "trace_count", "log_frequency"} <= set(response.fields)
@@ -53,7 +53,9 @@ def test_read(via_gateway: Client, direct: Client, path: str, own: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "own"), GLOBAL + MODEL)
-def test_update(via_gateway: Client, direct: Client, path: str, own: str) -> None:
+def test_trace_settings_are_updated(
+    via_gateway: Client, direct: Client, path: str, own: str
+) -> None:
     before = direct.get(own).fields
     changes = {"trace_level": ["OFF"], "trace_rate": "77", "trace_count": "5"}
     response = via_gateway.send("POST", path, json.dumps(changes).encode())
@@ -90,7 +92,7 @@ def test_a_model_has_settings_of_its_own(via_gateway: Client) -> None:
         b"",
     ],
 )
-def test_whatever_the_server_says_passes(
+def test_any_response_of_the_server_passes_unchanged(
     via_gateway: Client, direct: Client, path: str, body: bytes
 ) -> None:
     own = path.removesuffix("/setting") + "/setting"
@@ -111,7 +113,7 @@ def test_an_unknown_model(via_gateway: Client, direct: Client, method: str, trac
 @pytest.mark.parametrize(
     "path", ["/v2/trace/", "/v2/trace/other", "/v2/models/add/trace/", "/v2/tracer", "/v2/Trace"]
 )
-def test_what_is_no_trace_path(via_gateway: Client, direct: Client, path: str) -> None:
+def test_unknown_trace_paths_are_404(via_gateway: Client, direct: Client, path: str) -> None:
     like = direct.get(path)
     assert like.status == 404
     check_same(via_gateway.get(path), like)
@@ -122,7 +124,9 @@ def test_other_methods_pass_as_they_are(via_gateway: Client, direct: Client, met
     check_same(via_gateway.send(method, "/v2/trace"), direct.send(method, "/v2/trace"))
 
 
-def test_that_versions_share_their_settings_is_logged(triton: TritonServer, tmp_path: Path) -> None:
+def test_the_server_logs_that_versions_share_trace_settings(
+    triton: TritonServer, tmp_path: Path
+) -> None:
     with (
         running_gateway(tmp_path, triton.http_url) as gateway,
         Client(gateway.host, gateway.port) as client,

@@ -1,4 +1,4 @@
-"""What kills a Triton, or makes it close without an answer, never reaches it."""
+"""Requests that crash Triton, or make it close without a response, never reach it."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""HTTP as a client of the servers sees it: one connection that is kept alive."""
+"""An HTTP client with one keep-alive connection."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A whole answer."""
+    """A whole response."""
 
     status: int
     reason: str
@@ -23,7 +23,7 @@ class Response:
 
     @property
     def header_length(self) -> int | None:
-        """The bytes of the JSON part, None where the answer does not say."""
+        """The bytes of the JSON part, None where the response does not say."""
         value = self.headers[HEADER_LENGTH]
         return None if value is None else int(value)
 
@@ -78,7 +78,7 @@ class Client:
         body: bytes | Iterable[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Send a request and read the whole answer; an iterable body goes out chunked."""
+        """Send a request and read the whole response; an iterable body goes out chunked."""
         try:
             self._connection.request(method, path, body, dict(headers or {}))
             response = self._connection.getresponse()

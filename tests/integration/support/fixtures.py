@@ -1,4 +1,4 @@
-"""The pytest fixtures that start servers, each once per run and when it is first asked for."""
+"""Pytest fixtures that start each server once per run, on first use."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Run the real gateway on this machine, as `tensorgate serve` starts it."""
+"""Runs the gateway as `tensorgate serve` starts it."""
 
 import os
 import re
@@ -98,15 +98,15 @@ class Gateway:
         return self.wait(seconds)
 
     def is_alive(self) -> bool:
-        """Tell whether the process is running."""
+        """Return whether the process is running."""
         return self._running().poll() is None
 
     def memory(self) -> int:
-        """Give the memory that it has, in bytes (Linux only)."""
+        """Return the memory that it has, in bytes (Linux only)."""
         return self._status()["VmRSS"]
 
     def peak_memory(self) -> int:
-        """Give the most memory that it ever had, in bytes (Linux only)."""
+        """Return the most memory that it ever had, in bytes (Linux only)."""
         return self._status()["VmHWM"]
 
     def _status(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Infer requests in every form, and what their answers mean whatever form those have."""
+"""Builds infer requests in every encoding, and reads responses in any encoding."""
 
 import json
 import struct
@@ -52,11 +52,11 @@ class Tensor:
     data: Any = None
 
     def encoded(self) -> bytes:
-        """Give the binary form."""
+        """Return the binary form."""
         return encode(self.datatype, self.elements)
 
     def values(self) -> Any:
-        """Give the JSON form, nested as the shape is."""
+        """Return the JSON form, nested as the shape is."""
         if self.datatype != "BYTES":
             return self.elements.reshape(self.shape).tolist()
         texts = np.array([element.decode() for element in self.elements], dtype=object)
@@ -155,7 +155,7 @@ def _output(name: str, binary_data: bool | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output of an answer; ``keys`` are its members in their order, ``data`` the binary form."""
+    """An output of a response; ``keys`` are its members in order, ``data`` its binary form."""
 
     name: str
     datatype: str
@@ -171,7 +171,7 @@ class Output:
 
 
 def read_outputs(response: Response) -> tuple[Output, ...]:
-    """Read the outputs of an answer; fails where the answer is not what it says it is."""
+    """Read the outputs of a response; fails where the response is not what it says it is."""
     assert response.status == 200, response.body[:1000]
     fields = json.loads(response.body[: response.header_length], object_pairs_hook=_no_twins)
     binary = b"" if response.header_length is None else response.body[response.header_length :]
@@ -199,7 +199,7 @@ def read_outputs(response: Response) -> tuple[Output, ...]:
 
 
 def encode(datatype: str, elements: Array) -> bytes:
-    """Give the binary form of flat elements."""
+    """Return the binary form of flat elements."""
     if datatype != "BYTES":
         return elements.tobytes()
     return b"".join(_LENGTH.pack(len(each)) + each for each in elements)

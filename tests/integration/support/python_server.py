@@ -1,4 +1,4 @@
-"""Run a server that a script of the tests starts in a virtual environment of its own."""
+"""Runs a server written in Python in a virtual environment of its own."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What real servers have in common: how one is started on this machine, watched and ended."""
+"""Starts, watches and stops real servers."""
 
 import abc
 import contextlib
@@ -119,7 +119,7 @@ class RealServer(abc.ABC):
             raise
 
     def is_alive(self) -> bool:
-        """Tell whether the process is running: some requests make a server crash."""
+        """Return whether the process is running: some requests make a server crash."""
         return self._process is not None and self._process.poll() is None
 
     def wait(self) -> int:
@@ -136,7 +136,7 @@ class RealServer(abc.ABC):
             self._clean_up()
 
     def log_tail(self) -> str:
-        """Give the log's last lines, and before them those that tell of errors."""
+        """Return the log's last lines, and before them those that tell of errors."""
         lines = self.log_path.read_text(errors="replace").splitlines()
         errors = [line for line in lines[:-_LOG_TAIL_LINES] if line.startswith("E")]
         chosen = errors[-_LOG_TAIL_LINES:] + lines[-_LOG_TAIL_LINES:]
@@ -150,7 +150,7 @@ class RealServer(abc.ABC):
         """
 
     def _has_bound(self) -> bool:
-        """Tell whether whoever answers at the port is this server."""
+        """Return whether whoever answers at the port is this server."""
         return True
 
     def _clean_up(self) -> None:

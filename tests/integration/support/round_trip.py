@@ -1,4 +1,4 @@
-"""Send requests in any form, and look at whether what comes back is what was sent."""
+"""Sends requests in any encoding, and checks that the response has the same tensor."""
 
 import numpy as np
 

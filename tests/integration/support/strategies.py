@@ -1,4 +1,4 @@
-"""Infer requests in all forms and orders, with any values, made by Hypothesis."""
+"""Hypothesis strategies for infer requests in every encoding."""
 
 from dataclasses import replace
 from typing import Any

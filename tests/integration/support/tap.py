@@ -1,4 +1,4 @@
-"""A TCP relay between the gateway and a server, which shows what passes."""
+"""A TCP relay between the gateway and a server, which records the traffic."""
 
 import contextlib
 import re
@@ -80,7 +80,7 @@ class Tap:
             time.sleep(0.01)
 
     def wait_until_still(self, quiet: float = 0.5) -> int:
-        """Wait until the server's answer stops, and tell how many bytes have come by then."""
+        """Wait until the server's response stops, and tell how many bytes have come by then."""
         before = -1
         while before != (now := self.answered):
             before = now

@@ -87,7 +87,7 @@ class TritonServer(RealServer):
 
 
 def free_shared_memory() -> int:
-    """Give the free bytes of shared memory: a tensor takes its size there, on the way in and out.
+    """Return the free bytes of shared memory: a tensor takes its size there, on the way in and out.
 
     Triton keeps what it has taken until the model is unloaded.
     """

@@ -39,7 +39,7 @@ from tests.support.doubles.streaming import (
     single_route,
 )
 from tests.support.gateway import no_leaks, until
-from tests.upstream.pools import failing
+from tests.upstream.pools import fail_calls
 
 LIVE, READY = "/v2/health/live", "/v2/health/ready"
 OK = ScriptedUpstreamResponse(200)
@@ -314,9 +314,9 @@ async def test_unreachable_upstream_overrides_a_cached_outcome() -> None:
     pool, routes = route.upstream.pool, single_route(route)
     await pool.start()
     assert (await send_request(routes, "GET", READY)).status == 200
-    failing(pool, 0, connect_error(A), times=2)
+    fail_calls(pool, 0, connect_error(A), times=2)
     assert (await send_request(routes, "GET", READY)).status == 200
-    failing(pool, 1, connect_error(B))
+    fail_calls(pool, 1, connect_error(B))
     answer = await send_request(routes, "GET", READY)
     assert answer.status == 503
     assert _error(answer) == (

@@ -328,14 +328,14 @@ async def test_invalid_json_response_is_a_502(body: bytes) -> None:
 async def test_invalid_header_length_is_a_502(size: str) -> None:
     told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: size}, [b"{}"])
     scene = _Scene(told, body=[_request(default=True)])
-    assert f"{URL}: the server's answer has {HEADER_LENGTH}" in await scene.fault()
+    assert f"{URL}: the server's response has {HEADER_LENGTH}" in await scene.fault()
 
 
 async def test_response_that_ends_within_its_header_is_a_502() -> None:
     told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: "100"}, [b'{"outputs"'])
     scene = _Scene(told, body=[_request(default=True)])
     assert await scene.fault() == (
-        f"{URL}: the server's answer ends before all that its header says has come"
+        f"{URL}: the server's response ends before all that its header says has come"
     )
 
 

@@ -37,7 +37,7 @@ TWO_OUTPUTS = binary_response_header(12, 4)
 
 
 def binary(header: bytes, *tensors: bytes) -> ScriptedUpstreamResponse:
-    """Make a server's answer, as Triton types it."""
+    """Make a server's response, as Triton types it."""
     body = b"".join((header, *tensors))
     headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
     return ScriptedUpstreamResponse(200, {**headers, "Content-Length": str(len(body))}, [body])

@@ -255,12 +255,12 @@ FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
     "no header of tensors": (
         lambda: _scene(METADATA, NO_CONFIG, HEADERLESS),
         ErrorKind.BAD_RESPONSE,
-        "http://server:8000: the server's answer has more than 10000 bytes of JSON",
+        "http://server:8000: the server's response has more than 10000 bytes of JSON",
     ),
     "a short answer": (
         lambda: _scene(METADATA, NO_CONFIG, SHORT),
         ErrorKind.BAD_RESPONSE,
-        "http://server:8000: the server's answer ends before",
+        "http://server:8000: the server's response ends before",
     ),
     "a server that fails": (
         lambda: _scene(METADATA, NO_CONFIG, bad_response("it fell over")),

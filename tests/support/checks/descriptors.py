@@ -1,4 +1,4 @@
-"""A process that has no file descriptors left."""
+"""Exhausts the file descriptors of the test process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Have the system refuse each file and socket that is opened; those that are open stay.
+    """Let every open and accept inside fail for lack of descriptors; open ones stay.
 
     poll(2) takes no more of them than the limit is: with one of 0, other threads' would fail.
     """

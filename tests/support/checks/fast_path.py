@@ -1,4 +1,4 @@
-"""Which way an exchange goes."""
+"""Records which requests take the fast path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.upstream.transport import (
 
 @pytest.fixture
 def fast_path_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The targets of the requests that were sent on the straight way, in order."""
+    """The targets of the requests that took the fast path, in order."""
     targets: list[str] = []
     try_send_nowait = HttpEndpoint.try_send_nowait
 

@@ -1,4 +1,4 @@
-"""What the gateway leaves to the cyclic collector: nothing, however a call ends."""
+"""Checks that the gateway leaves no reference cycles to the garbage collector."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SOURCES = str(Path(gateway.__file__).parent)
 
 @contextmanager
 def no_garbage(left_by: str) -> Iterator[None]:
-    """Check that all of the gateway's objects that die inside die by their reference counts.
+    """Check that reference counts free all objects of the gateway that die inside.
 
     ``left_by`` says whose objects they are. So what a call held is free as soon as it is over, and
     not when the collector runs.

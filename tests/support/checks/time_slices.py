@@ -1,4 +1,4 @@
-"""Turns of the event loop: those that others have meanwhile, and clients that leave in one."""
+"""Counts time slices of the event loop, and cancels calls in any of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 
 class Others:
-    """Those who want a turn beside what is tested, and take each that they can have."""
+    """A task that runs in every iteration of the event loop."""
 
     turns = 0
-    """How many they had."""
+    """The number of its runs."""
 
     async def take_time_slices(self) -> None:
-        """Take turns until cancelled."""
+        """Run until cancelled."""
         while True:
             self.turns += 1
             await asyncio.sleep(0)
@@ -25,7 +25,7 @@ class Others:
 
 @contextmanager
 def others() -> Iterator[Others]:
-    """Have others take turns inside, and count them."""
+    """Run a competing task inside, which counts its runs."""
     waiting = Others()
     task = asyncio.create_task(waiting.take_time_slices())
     try:
@@ -35,7 +35,7 @@ def others() -> Iterator[Others]:
 
 
 async def cancelled_after(moment: int, exchange: Coroutine[Any, Any, object]) -> bool:
-    """Have a client leave its exchange after so many turns; false where that is over by then."""
+    """Cancel a call after so many iterations; returns False if it is over by then."""
     task = asyncio.create_task(exchange)
     for _ in range(moment):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""An event loop's clock and timers, in a test's hands."""
+"""A fake clock with timers, instead of an event loop's."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Timer:
-    """A call to come."""
+    """A scheduled callback."""
 
     when: float
     callback: Callable[[], object]
     cancelled: bool = False
 
     def cancel(self) -> None:
-        """Never make it."""
+        """Cancel the callback."""
         self.cancelled = True
 
 
 @dataclass
 class Clock:
-    """What an event loop is to those who wait; its time passes when the test says so."""
+    """Clock and timers of an event loop; time passes only by ``advance``."""
 
     now: float = 100.0
     timers: list[Timer] = field(default_factory=list)
 
     def time(self) -> float:
-        """Give the time."""
+        """Return the time."""
         return self.now
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
@@ -37,11 +37,11 @@ class Clock:
 
     @property
     def pending(self) -> list[Timer]:
-        """Give the timers that are still to go off."""
+        """Return the timers that are still to go off."""
         return [timer for timer in self.timers if not timer.cancelled]
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and the timers go off that are due at its end."""
+        """Let time pass, and run the callbacks that are due."""
         self.now += seconds
         for timer in self.pending:
             if timer.when <= self.now:

@@ -1,4 +1,4 @@
-"""Several servers without sockets, and requests that are for all of them."""
+"""Several scripted servers without sockets, and requests to all of them."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ class UndetectedDialectState(DialectState):
 def scripted_response(
     body: bytes, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> ServerStep:
-    """Make an answer."""
+    """Make a response."""
     return ScriptedUpstreamResponse(status, headers, [body])
 
 
 def connect_error(url: str) -> GatewayError:
-    """Make the error of an endpoint that nobody listens at."""
+    """Return the error of an endpoint where nobody listens."""
     return GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {url}: Connection refused")
 
 
 def servers(**turns: ServerStep | tuple[ServerStep, ...]) -> list[ScriptedEndpoint]:
-    """Make a server for each name, at http://NAME:8000, with its turns."""
+    """Return a server for each name, at http://NAME:8000, with its script."""
     return [
         ScriptedEndpoint(
             EventLog(),
@@ -81,7 +81,7 @@ async def send_request(
     *body: BodyStep,
     headers: Mapping[str, str] | None = None,
 ) -> ScriptedClientResponse:
-    """Have a request answered."""
+    """Send a request, and return its response."""
     log = EventLog()
     answer = ScriptedClientResponse(log)
     await handle_request(ScriptedRequest(log, method, target, headers, body), answer, routes)
@@ -89,5 +89,5 @@ async def send_request(
 
 
 def received_requests(*endpoints: ScriptedEndpoint) -> list[list[str]]:
-    """Give what each server was asked."""
+    """Return what each server was asked."""
     return [[f"{each.method} {each.target}" for each in server.requests] for server in endpoints]

@@ -1,4 +1,4 @@
-"""A server and a client without sockets, for exchanges that go the straight way.
+"""A scripted server and client without sockets, for calls of the fast path.
 
 The server notes what it is asked, and answers when the test calls whoever waits; the client notes
 what it is told.
@@ -27,7 +27,7 @@ from tests.support.doubles.streaming import URL, EventLog
 
 @dataclass(frozen=True, eq=False)
 class ScriptedHead:
-    """The head of a server's answer."""
+    """The head of a server's response."""
 
     status: int = 200
     reason: str = "OK"
@@ -39,7 +39,7 @@ class ScriptedHead:
 def response_head(
     status: int = 200, headers: dict[str, str] | None = None, reason: str = "OK"
 ) -> ScriptedHead:
-    """Make a head of an answer."""
+    """Make a head of a response."""
     return ScriptedHead(status, reason, CIMultiDictProxy(CIMultiDict(headers or {})))
 
 
@@ -55,7 +55,7 @@ class SentRequest(PendingRequest):
 
     @property
     def lines(self) -> list[tuple[str, str]]:
-        """Give all headers, as they go to the server."""
+        """Return all headers, as they go to the server."""
         return [*self.start.headers, *self.headers]
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class SentRequest(PendingRequest):
 
 
 class ReadyEndpoint(UpstreamEndpoint):
-    """A server with a connection at hand, as long as it is ``ready``."""
+    """A server with an idle connection, as long as it is ``ready``."""
 
     def __init__(self, log: EventLog | None = None, url: str = URL) -> None:
         self.url = url
@@ -83,8 +83,8 @@ class ReadyEndpoint(UpstreamEndpoint):
         return self.asked[-1]
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
-        """Fail: nothing goes the ordinary way here."""
-        raise AssertionError("nothing goes the ordinary way here")
+        """Fail: nothing takes the streaming path here."""
+        raise AssertionError("nothing takes the streaming path here")
 
     async def close(self) -> None:
         """Do nothing."""
@@ -92,7 +92,7 @@ class ReadyEndpoint(UpstreamEndpoint):
 
 @dataclass(frozen=True)
 class DeliveredResponse:
-    """An answer, as a client was given it."""
+    """A response, as a client was given it."""
 
     status: int
     reason: str
@@ -102,7 +102,7 @@ class DeliveredResponse:
 
 
 class ScriptedClient:
-    """Notes its answers; the test runs the tasks."""
+    """Notes its responses; the test runs the tasks."""
 
     def __init__(self, log: EventLog | None = None) -> None:
         self.added_headers: HeaderLines = ()
@@ -115,7 +115,7 @@ class ScriptedClient:
     def answer(
         self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
     ) -> None:
-        """Note an answer."""
+        """Note a response."""
         self.log.append(f"client gets {status}")
         self.responses.append(DeliveredResponse(status, reason, headers, body, last))
 

@@ -1,4 +1,4 @@
-"""One infer or predict exchange, as a script of what client and server do."""
+"""One infer or predict call, with a scripted client and server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
 
 
 class ScriptedCall:
-    """One exchange, and its log; more is said to ``make_route``."""
+    """One call, and its log; more is said to ``make_route``."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ScriptedCall:
         self.route: Route = make_route(self.endpoint, **route)
 
     async def run(self) -> ScriptedClientResponse:
-        """Make the exchange; nothing is held of it afterwards, and nobody is at a server."""
+        """Make the call; nothing is held of it afterwards, and nobody is at a server."""
         asked = parse_operation("POST", self.request.target)
         exchange = predict if asked.kind is OperationKind.PREDICT else infer
         try:
@@ -57,7 +57,7 @@ class ScriptedCall:
 
     @property
     def sent(self) -> tuple[dict[str, Any], bytes]:
-        """Give the header and the tensors of the last request that the server got."""
+        """Return the header and the tensors of the last request that the server got."""
         size = int(self.endpoint.requests[-1].headers[HEADER_LENGTH])
         body = self.endpoint.bodies[-1]
         return json.loads(body[:size]), body[size:]

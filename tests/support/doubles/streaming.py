@@ -1,6 +1,6 @@
 """A client and a server without sockets, which act as scripted and note what is done to them.
 
-All that happens goes into one log, in order: what the exchange asked for, and what it was given.
+All that happens goes into one log, in order: what the call asked for, and what it was given.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ScriptedClientResponse(ClientResponse):
 
 
 class ScriptedUpstreamResponse(UpstreamResponse):
-    """A server's answer; its body comes as the steps say."""
+    """A server's response; its body comes as the steps say."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class ScriptedUpstreamResponse(UpstreamResponse):
         self._pieces = self._play()
 
     def with_log(self, log: EventLog) -> ScriptedUpstreamResponse:
-        """Make the same anew, for one exchange."""
+        """Make the same anew, for one call."""
         again = ScriptedUpstreamResponse(self.status, self.headers, self._body)
         again._log = log
         return again

@@ -1,4 +1,4 @@
-"""A server that takes and gives JSON only, and writes it as MLServer does."""
+"""A server that takes and returns only JSON, as MLServer does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTENT_TYPE = {"BYTES": "str", "BOOL": "bool"}
 
 
 def as_output(entry: dict[str, Any]) -> dict[str, Any]:
-    """Give an input back as an output, as MLServer writes those."""
+    """Return an input back as an output, as MLServer writes those."""
     parameters = {"content_type": CONTENT_TYPE.get(entry["datatype"], "np")}
     return {
         "name": entry["name"].replace("IN", "OUT"),
@@ -25,7 +25,7 @@ def as_output(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def json_response(*outputs: dict[str, Any], headers: dict[str, str] | None = None) -> bytes:
-    """Write an answer of outputs that are at hand."""
+    """Write a response of outputs that are at hand."""
     fields = {"model_name": "m", "model_version": None, "id": "made-up", "parameters": None}
     return http_response(json.dumps({**fields, "outputs": list(outputs)}).encode(), headers)
 

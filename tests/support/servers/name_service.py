@@ -1,4 +1,4 @@
-"""A name service in a test's hands."""
+"""A fake DNS resolver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that does what a test's script says, down to the bytes and the closing."""
+"""A server that runs a script on each connection, down to single bytes and closes."""
 
 from __future__ import annotations
 
@@ -122,12 +122,12 @@ class ScriptedServer:
 
     @property
     def port(self) -> int:
-        """Give the port that it listens on."""
+        """Return the port that it listens on."""
         return int(self.url.rpartition(":")[2])
 
     @property
     def requests(self) -> list[ReceivedRequest]:
-        """Give all whole requests, connection by connection."""
+        """Return all whole requests, connection by connection."""
         return [received for each in self.connections for received in each.requests]
 
     async def connection(self, number: int = 0) -> Connection:

@@ -1,4 +1,4 @@
-"""Handshakes that do not come to their end, as that of a client from afar may do any time."""
+"""TCP handshakes that stay incomplete, as those of distant clients may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that refuses its client within the TLS handshake."""
+"""A server that refuses its client during the TLS handshake."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from gateway.upstream.http.connect_errors import is_local_exhaustion
 @pytest.mark.parametrize(
     "number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL]
 )
-def test_what_this_side_has_no_more_of(number: int) -> None:
+def test_exhausted_resources_are_local(number: int) -> None:
     assert is_local_exhaustion(OSError(number, "why"))
 
 
@@ -27,5 +27,5 @@ def test_what_this_side_has_no_more_of(number: int) -> None:
     ],
     ids=repr,
 )
-def test_what_is_the_servers_fault(error: Exception) -> None:
+def test_other_connect_errors_are_the_servers(error: Exception) -> None:
     assert not is_local_exhaustion(error)

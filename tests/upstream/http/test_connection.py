@@ -40,7 +40,7 @@ def _connected() -> tuple[ServerConnection, FakeTransport]:
 
 
 async def _read(connection: ServerConnection) -> bytes:
-    """Read what has come of a body, to its end; nothing more is to come."""
+    """Read a complete body to its end."""
     assert connection.body is not None
     data = b""
     async with asyncio.timeout(5):
@@ -53,14 +53,14 @@ async def _message(
     failing: asyncio.Future[ResponseHead] | ServerConnection,
     kind: ErrorKind = ErrorKind.BAD_RESPONSE,
 ) -> str:
-    """Give what an answer's head, or its body, fails with."""
+    """Return the message of the error that the head or the body of a response fails with."""
     with pytest.raises(GatewayError) as caught:
         await (_read(failing) if isinstance(failing, ServerConnection) else failing)
     assert caught.value.kind is kind
     return caught.value.message
 
 
-# ---------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------- responses
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,15 @@ async def _message(
             b"a",
             True,
         ),
-        # Some servers send a body all the same.
+        # Some servers send a body after HEAD.
         ("HEAD", message("HTTP/1.1 200 OK", {"Content-Length": "5"}), 200, b"", False),
         ("HEAD", CHUNKED, 200, b"", False),
         ("HEAD", UNTIL_CLOSE, 200, b"", False),
     ],
 )
-async def test_answers(method: str, data: bytes, status: int, body: bytes, reusable: bool) -> None:
+async def test_response_is_read(
+    method: str, data: bytes, status: int, body: bytes, reusable: bool
+) -> None:
     for pieces in all_splits(data):
         connection, transport = _connected()
         head = connection.expect_response(method)
@@ -108,7 +110,7 @@ async def test_answers(method: str, data: bytes, status: int, body: bytes, reusa
         assert transport.calls == []
 
 
-async def test_one_answer_after_the_other() -> None:
+async def test_connection_carries_one_response_after_the_other() -> None:
     connection, transport = _connected()
     assert not connection.reusable
     for number in range(3):
@@ -124,7 +126,7 @@ async def test_one_answer_after_the_other() -> None:
     assert transport.calls == []
 
 
-async def test_an_interim_answer_is_none() -> None:
+async def test_interim_response_is_ignored() -> None:
     connection, _ = _connected()
     head = connection.expect_response("POST")
     for interim in INTERIM:
@@ -136,13 +138,13 @@ async def test_an_interim_answer_is_none() -> None:
     assert (await head).headers["X"] == "b"
 
 
-async def test_as_many_interim_responses_as_may_be_are_ignored() -> None:
+async def test_interim_responses_up_to_the_limit_are_ignored() -> None:
     for data in (
         INTERIM[1] * MAX_INTERIM_RESPONSES,
         b"".join(INTERIM) * (MAX_INTERIM_RESPONSES // len(INTERIM)),
     ):
         connection, transport = _connected()
-        for number in range(2):  # they are counted for each request
+        for number in range(2):  # the count starts anew with each request
             head = connection.expect_response("POST")
             connection.data_received(data + http_response(b"%d" % number))
             assert (await head).status == 200
@@ -152,7 +154,7 @@ async def test_as_many_interim_responses_as_may_be_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("form", ["at once", "one by one"])
-async def test_one_interim_response_too_many_fails_the_request(form: str) -> None:
+async def test_interim_response_beyond_the_limit_fails_the_request(form: str) -> None:
     pieces = [interim for interim in INTERIM for _ in range(MAX_INTERIM_RESPONSES)]
     connection, transport = _connected()
     head = connection.expect_response("POST")
@@ -169,7 +171,7 @@ async def test_one_interim_response_too_many_fails_the_request(form: str) -> Non
 
 
 @needs_source
-async def test_a_flood_of_interim_responses_is_read_no_further_than_the_cap(
+async def test_flood_of_interim_responses_is_read_up_to_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parsed: list[bytes] = []
@@ -187,7 +189,7 @@ async def test_a_flood_of_interim_responses_is_read_no_further_than_the_cap(
     assert "interim" in await _message(head)
 
 
-async def test_a_body_is_there_as_it_comes() -> None:
+async def test_body_can_be_read_while_it_arrives() -> None:
     connection, _ = _connected()
     head = connection.expect_response("POST")
     connection.data_received(http_response(b"abc")[:-2])
@@ -202,7 +204,7 @@ async def test_a_body_is_there_as_it_comes() -> None:
     assert await connection.body.read() == b"c"
 
 
-async def test_a_body_nobody_reads_holds_the_server_back() -> None:
+async def test_unread_body_pauses_reading() -> None:
     connection, transport = _connected()
     connection.expect_response("POST")
     connection.data_received(http_response(bytes(MAX_WINDOW + 2))[:-1])
@@ -215,7 +217,7 @@ async def test_a_body_nobody_reads_holds_the_server_back() -> None:
     assert connection.reusable
 
 
-async def test_a_body_that_is_there_as_a_whole_holds_nobody_back() -> None:
+async def test_complete_body_does_not_pause_reading() -> None:
     connection, transport = _connected()
     connection.expect_response("POST")
     connection.data_received(http_response(bytes(MAX_WINDOW + 1)))
@@ -224,18 +226,18 @@ async def test_a_body_that_is_there_as_a_whole_holds_nobody_back() -> None:
     assert connection.reusable
 
 
-# ---------------------------------------------------------------------------------- more than asked
+# ---------------------------------------------------------------------- unexpected bytes
 
 
 @pytest.mark.parametrize("unasked", [http_response(b"unasked"), b"\x00", b"H", b"\r\n"])
-async def test_what_comes_before_any_request_drops_the_connection(unasked: bytes) -> None:
+async def test_bytes_before_a_request_drop_the_connection(unasked: bytes) -> None:
     connection, transport = _connected()
     connection.data_received(unasked)
     assert transport.calls == ["abort"]
     assert not connection.reusable
 
 
-async def test_an_answer_to_one_who_left_drops_the_connection() -> None:
+async def test_response_to_a_cancelled_request_drops_the_connection() -> None:
     connection, transport = _connected()
     connection.expect_response("POST").cancel()
     connection.data_received(http_response(b"late"))
@@ -268,7 +270,7 @@ async def test_an_answer_to_one_who_left_drops_the_connection() -> None:
         CHUNKED + chunked(b"unasked"),
     ],
 )
-async def test_a_connection_on_which_more_came_is_not_reusable(
+async def test_bytes_after_a_response_make_the_connection_unusable(
     data: bytes, body: bytes, more: bytes
 ) -> None:
     for pieces in ([data + more], [data, more], bytewise(data + more)):
@@ -281,12 +283,12 @@ async def test_a_connection_on_which_more_came_is_not_reusable(
         assert await _read(connection) == body
 
 
-# ---------------------------------------------------------------------------------- broken off
+# ---------------------------------------------------------------------- incomplete responses
 
 
 @pytest.mark.parametrize("data", [b"", b"HTTP/1.1 200 OK\r\nX:", *INTERIM])
 @pytest.mark.parametrize("eof", [True, False])
-async def test_closed_before_it_answered(data: bytes, eof: bool) -> None:
+async def test_close_before_the_response_is_an_error(data: bytes, eof: bool) -> None:
     connection, _ = _connected()
     head = connection.expect_response("POST")
     if data:
@@ -300,7 +302,7 @@ async def test_closed_before_it_answered(data: bytes, eof: bool) -> None:
     assert not connection.reusable
 
 
-async def test_closed_before_it_was_asked() -> None:
+async def test_close_before_the_request_is_an_error() -> None:
     connection, _ = _connected()
     connection.connection_lost(None)
     head = connection.expect_response("POST")
@@ -318,7 +320,7 @@ async def test_closed_before_it_was_asked() -> None:
     ],
 )
 @pytest.mark.parametrize("eof", [True, False])
-async def test_closed_before_the_end_of_its_answer(data: bytes, eof: bool) -> None:
+async def test_close_within_the_response_is_an_error(data: bytes, eof: bool) -> None:
     connection, _ = _connected()
     head = connection.expect_response("POST")
     connection.data_received(data)
@@ -329,12 +331,12 @@ async def test_closed_before_the_end_of_its_answer(data: bytes, eof: bool) -> No
     assert connection.body is not None
     assert await connection.body.read() == b"abc"
     text = await _message(connection)
-    assert text == f"{URL} closed the connection before the end of its answer"
+    assert text == f"{URL} closed the connection before the end of its response"
     assert not connection.reusable
 
 
 @pytest.mark.parametrize("body", [b"", b"abc", b"0\r\n\r\n"])
-async def test_a_body_until_close_ends_with_the_connection(body: bytes) -> None:
+async def test_body_until_close_ends_with_the_connection(body: bytes) -> None:
     for pieces in all_splits(UNTIL_CLOSE + body):
         connection, _ = _connected()
         head = connection.expect_response("POST")
@@ -351,7 +353,7 @@ async def test_a_body_until_close_ends_with_the_connection(body: bytes) -> None:
         assert not connection.reusable
 
 
-async def test_a_body_until_close_fails_with_a_reset() -> None:
+async def test_body_until_close_fails_after_a_reset() -> None:
     connection, _ = _connected()
     head = connection.expect_response("POST")
     connection.data_received(UNTIL_CLOSE + b"abc")
@@ -360,10 +362,10 @@ async def test_a_body_until_close_fails_with_a_reset() -> None:
     assert connection.body is not None
     assert await connection.body.read() == b"abc"
     text = await _message(connection)
-    assert text == f"{URL} closed the connection before the end of its answer"
+    assert text == f"{URL} closed the connection before the end of its response"
 
 
-async def test_a_whole_answer_is_whole_though_the_server_closes() -> None:
+async def test_close_after_a_complete_response_is_no_error() -> None:
     connection, _ = _connected()
     head = connection.expect_response("POST")
     connection.data_received(http_response(b"abc"))
@@ -375,27 +377,33 @@ async def test_a_whole_answer_is_whole_though_the_server_closes() -> None:
     assert not connection.reusable
 
 
-# ---------------------------------------------------------------------------------- no answer
+# ---------------------------------------------------------------------- invalid responses
 
 
 @pytest.mark.parametrize(
     ("data", "saying"),
     [
-        (b"what?\r\n\r\n", "answered what is not HTTP: "),
-        (b"\x15\x03\x01\x00\x02\x02\x46", "answered what is not HTTP: "),
-        (b"HTTP/2.0 200 OK\r\n\r\n", "answered what is not HTTP: only HTTP/1.1"),
-        (http_response(headers={"X": "\x01"}), "answered what is not HTTP: Invalid header value"),
-        (http_response(headers={"Transfer-Encoding": "chunked"}), "answered what is not HTTP: "),
+        (b"what?\r\n\r\n", "sent an invalid HTTP response: "),
+        (b"\x15\x03\x01\x00\x02\x02\x46", "sent an invalid HTTP response: "),
+        (b"HTTP/2.0 200 OK\r\n\r\n", "sent an invalid HTTP response: only HTTP/1.1"),
+        (
+            http_response(headers={"X": "\x01"}),
+            "sent an invalid HTTP response: Invalid header value",
+        ),
+        (
+            http_response(headers={"Transfer-Encoding": "chunked"}),
+            "sent an invalid HTTP response: ",
+        ),
         (
             http_response(headers={"X": "a" * 65536}),
-            "answered what is not HTTP: a head of more than ",
+            "sent an invalid HTTP response: a head of more than ",
         ),
-        (b"".join(INTERIM) + b"what?\r\n\r\n", "answered what is not HTTP: "),
+        (b"".join(INTERIM) + b"what?\r\n\r\n", "sent an invalid HTTP response: "),
         (message("HTTP/1.1 101 Switching Protocols"), "answered 101 Switching Protocols, for "),
     ],
     ids=range(8),
 )
-async def test_what_is_no_answer(data: bytes, saying: str) -> None:
+async def test_invalid_response_is_an_error(data: bytes, saying: str) -> None:
     connection, transport = _connected()
     head = connection.expect_response("POST")
     connection.data_received(data)
@@ -406,7 +414,7 @@ async def test_what_is_no_answer(data: bytes, saying: str) -> None:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_a_broken_chunk(at_once: bool) -> None:
+async def test_invalid_chunk_fails_the_body(at_once: bool) -> None:
     connection, transport = _connected()
     head = connection.expect_response("POST")
     connection.data_received(CHUNKED + chunk(b"good"))
@@ -420,7 +428,7 @@ async def test_a_broken_chunk(at_once: bool) -> None:
     if not at_once:
         assert connection.body is not None
         assert await connection.body.read() == b"good"
-    assert (await _message(connection)).startswith(f"{URL} answered what is not HTTP: ")
+    assert (await _message(connection)).startswith(f"{URL} sent an invalid HTTP response: ")
     assert not connection.reusable
 
 
@@ -434,13 +442,13 @@ BROKEN_AT_ONCE = {
 
 
 @pytest.mark.parametrize("data", BROKEN_AT_ONCE.values(), ids=BROKEN_AT_ONCE)
-async def test_a_chunk_broken_in_the_read_of_its_head_is_no_answer(data: bytes) -> None:
+async def test_invalid_chunk_in_the_read_of_the_head_fails_the_request(data: bytes) -> None:
     connection, transport = _connected()
     head = connection.expect_response("POST")
     connection.data_received(data)
     assert transport.calls == ["abort"]
     connection.connection_lost(None)
-    assert (await _message(head)).startswith(f"{URL} answered what is not HTTP: ")
+    assert (await _message(head)).startswith(f"{URL} sent an invalid HTTP response: ")
     assert not connection.reusable
     connection, _, receiver = _asked()
     connection.data_received(data)
@@ -451,11 +459,11 @@ async def test_a_chunk_broken_in_the_read_of_its_head_is_no_answer(data: bytes) 
 TINY = chunk(b"x") * 100_000
 
 
-async def test_tiny_chunks_let_others_in() -> None:
+async def test_tiny_chunks_yield_to_the_event_loop() -> None:
     connection, transport = _connected()
     head = connection.expect_response("POST")
     connection.data_received(CHUNKED + TINY)
-    connection.data_received(chunk(b"y") + chunked())  # on its way when reading was paused
+    connection.data_received(chunk(b"y") + chunked())  # already received when reading was paused
     assert (await head).status == 200
     assert transport.calls == ["pause"]
     assert not connection.reusable
@@ -464,13 +472,13 @@ async def test_tiny_chunks_let_others_in() -> None:
     while piece := await connection.body.read():
         pieces.append(piece)
     assert b"".join(pieces) == b"x" * 100_000 + b"y"
-    # Each is from a turn of its own.
+    # Each comes from another time slice.
     assert max(map(len, pieces)) < 5000
     assert connection.reusable
     assert transport.calls == ["pause", "resume"]
 
 
-async def test_tiny_chunks_are_there_though_the_server_closes() -> None:
+async def test_tiny_chunks_are_read_after_the_server_closes() -> None:
     connection, _ = _connected()
     connection.expect_response("POST")
     connection.data_received(CHUNKED + TINY + chunked())
@@ -478,16 +486,16 @@ async def test_tiny_chunks_are_there_though_the_server_closes() -> None:
     assert await _read(connection) == b"x" * 100_000
 
 
-async def test_broken_tiny_chunks_of_a_server_that_closes() -> None:
+async def test_invalid_tiny_chunk_before_a_close_is_an_error() -> None:
     connection, transport = _connected()
     connection.expect_response("POST")
     connection.data_received(CHUNKED + TINY + b"what?\r\n")
     connection.connection_lost(None)
-    assert "answered what is not HTTP" in await _message(connection)
+    assert "sent an invalid HTTP response" in await _message(connection)
     assert "abort" in transport.calls
 
 
-async def test_tiny_chunks_that_nobody_waits_for() -> None:
+async def test_dropped_connection_discards_tiny_chunks() -> None:
     connection, transport = _connected()
     connection.expect_response("POST")
     connection.data_received(CHUNKED + TINY)
@@ -498,7 +506,7 @@ async def test_tiny_chunks_that_nobody_waits_for() -> None:
     assert not connection._read_ahead
 
 
-async def test_a_connect_behind_a_chunked_answer_is_only_more() -> None:
+async def test_bytes_after_a_chunked_response_are_not_parsed() -> None:
     connection, _ = _connected()
     head = connection.expect_response("POST")
     connection.data_received(CHUNKED + chunked(b"a") + b"CONNECT a:80 HTTP/1.1\r\n\r\n")
@@ -507,10 +515,10 @@ async def test_a_connect_behind_a_chunked_answer_is_only_more() -> None:
     assert await _read(connection) == b"a"
 
 
-# ---------------------------------------------------------------------------------- given up
+# ---------------------------------------------------------------------- errors
 
 
-async def test_who_waits_for_the_head_has_the_error() -> None:
+async def test_error_before_the_head_reaches_the_receiver() -> None:
     connection, transport = _connected()
     head = connection.expect_response("POST")
     fault = bad_request("the client's")
@@ -523,7 +531,7 @@ async def test_who_waits_for_the_head_has_the_error() -> None:
     assert not connection.reusable
 
 
-async def test_who_reads_the_body_has_the_error() -> None:
+async def test_error_after_the_head_reaches_the_reader_of_the_body() -> None:
     connection, transport = _connected()
     head = connection.expect_response("POST")
     connection.data_received(http_response(b"abc")[:-1])
@@ -539,7 +547,7 @@ async def test_who_reads_the_body_has_the_error() -> None:
     assert transport.calls[0] == "abort"
 
 
-async def test_an_error_behind_the_end_leaves_the_answer_whole() -> None:
+async def test_error_after_the_end_keeps_the_response_complete() -> None:
     connection, transport = _connected()
     head = connection.expect_response("POST")
     connection.data_received(http_response(b"abc"))
@@ -550,7 +558,7 @@ async def test_an_error_behind_the_end_leaves_the_answer_whole() -> None:
     assert not connection.reusable
 
 
-async def test_a_dropped_connection_is_not_reusable() -> None:
+async def test_dropped_connection_is_not_reusable() -> None:
     connection, transport = _connected()
     head = connection.expect_response("POST")
     connection.data_received(http_response(b"abc"))
@@ -561,7 +569,7 @@ async def test_a_dropped_connection_is_not_reusable() -> None:
     assert transport.calls == ["abort"]
 
 
-# ---------------------------------------------------------------------------------- called back
+# ---------------------------------------------------------------------- receivers
 
 
 MAX_CACHED_HEAD = 2048
@@ -569,7 +577,7 @@ WHOLE = 64 * 1024
 
 
 class _Receiver:
-    """Notes what it is called with, and does what the test says in ``then``."""
+    """Records its calls, and runs ``then``."""
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
@@ -604,7 +612,7 @@ def _asked(method: str = "POST") -> tuple[ServerConnection, FakeTransport, _Rece
 
 
 def _head_of_size(size: int, body: bytes) -> bytes:
-    """Write an answer whose head has this size."""
+    """Write a response whose head has this size."""
     missing = size - len(http_response(body, {"X": ""})) + len(body)
     return http_response(body, {"X": "x" * missing})
 
@@ -629,7 +637,7 @@ WHOLE_ANSWERS = {
 @pytest.mark.parametrize(
     ("method", "data", "call", "body", "reusable"), WHOLE_ANSWERS.values(), ids=WHOLE_ANSWERS
 )
-async def test_a_small_answer_comes_whole(
+async def test_small_complete_response_is_given_at_once(
     method: str,
     data: bytes,
     call: str,
@@ -643,7 +651,7 @@ async def test_a_small_answer_comes_whole(
     connection.data_received(view(data))
     assert receiver.calls == [call]
     assert receiver.body == body
-    assert seen == [reusable]  # already then
+    assert seen == [reusable]  # already in the callback
     assert connection.reusable is reusable
     assert connection.body is None
     assert transport.calls == []
@@ -668,19 +676,21 @@ BEGUN_ANSWERS = {
 
 
 @pytest.mark.parametrize(("data", "body", "reusable"), BEGUN_ANSWERS.values(), ids=BEGUN_ANSWERS)
-async def test_any_other_answer_has_begun(data: bytes, body: bytes, reusable: bool) -> None:
+async def test_any_other_response_is_given_with_its_headers(
+    data: bytes, body: bytes, reusable: bool
+) -> None:
     connection, transport, receiver = _asked()
     seen: list[bool] = []
     receiver.then = lambda: seen.append(connection.reusable)
     connection.data_received(data)
     assert [call.split()[0] for call in receiver.calls] == ["begun"]
-    assert seen == [reusable]  # already then
+    assert seen == [reusable]  # already in the callback
     assert await _read(connection) == body
     assert connection.reusable is reusable
     assert transport.calls == []
 
 
-async def test_an_answer_until_close_has_begun() -> None:
+async def test_response_until_close_is_given_with_its_headers() -> None:
     for data in (UNTIL_CLOSE, UNTIL_CLOSE + b"abc"):
         connection, _, receiver = _asked()
         connection.data_received(data)
@@ -693,7 +703,7 @@ async def test_an_answer_until_close_has_begun() -> None:
 
 
 @pytest.mark.parametrize("data", [http_response(b"whole"), INTERIM[1] + http_response(b"whole")])
-async def test_where_an_answer_is_cut_tells_whether_it_comes_whole(data: bytes) -> None:
+async def test_response_that_arrives_in_two_reads_is_given_with_its_headers(data: bytes) -> None:
     for place in range(1, len(data)):
         connection, _, receiver = _asked()
         for piece in cut(data, [place]):
@@ -712,7 +722,7 @@ async def test_where_an_answer_is_cut_tells_whether_it_comes_whole(data: bytes) 
     assert await _read(connection) == b"whole"
 
 
-async def test_heads_that_read_the_same_are_the_same() -> None:
+async def test_equal_heads_are_one_object() -> None:
     connection, _, receiver = _asked()
     for body in (b"one", b"two"):
         connection.begin_request("POST", receiver)
@@ -724,7 +734,7 @@ async def test_heads_that_read_the_same_are_the_same() -> None:
     assert third is not first
 
 
-async def test_the_next_may_ask_while_an_answer_is_given() -> None:
+async def test_next_request_may_begin_in_on_complete() -> None:
     connection, transport, receiver = _asked()
     second = _Receiver(connection)
     receiver.then = lambda: connection.begin_request("POST", second)
@@ -738,7 +748,7 @@ async def test_the_next_may_ask_while_an_answer_is_given() -> None:
     assert transport.calls == []
 
 
-async def test_the_next_that_asks_while_an_answer_is_given_is_told_of_the_end() -> None:
+async def test_next_request_begun_in_on_complete_fails_after_a_close() -> None:
     connection, _, receiver = _asked()
     second = _Receiver(connection)
     receiver.then = lambda: connection.begin_request("POST", second)
@@ -747,7 +757,7 @@ async def test_the_next_that_asks_while_an_answer_is_given_is_told_of_the_end() 
     assert (receiver.calls, second.calls) == (["whole 200"], ["failed"])
 
 
-async def test_one_asks_after_the_other() -> None:
+async def test_requests_follow_each_other() -> None:
     connection, transport, receiver = _asked()
     connection.data_received(http_response(b"1"))
     for data in (
@@ -772,7 +782,7 @@ async def test_one_asks_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("more", [b"x", b"\r\n", http_response(b"unasked")])
-async def test_more_that_comes_behind_a_whole_answer_drops_the_connection(more: bytes) -> None:
+async def test_bytes_after_a_complete_response_drop_the_connection(more: bytes) -> None:
     connection, transport, receiver = _asked()
     connection.data_received(http_response(b"whole"))
     assert connection.reusable
@@ -793,7 +803,9 @@ FAILURES: dict[str, Callable[[ServerConnection], object]] = {
 
 @pytest.mark.parametrize("before", [b"", b"HTTP/1.1 2", INTERIM[0]])
 @pytest.mark.parametrize("fails", FAILURES.values(), ids=FAILURES)
-async def test_it_fails_once(fails: Callable[[ServerConnection], object], before: bytes) -> None:
+async def test_receiver_gets_one_error(
+    fails: Callable[[ServerConnection], object], before: bytes
+) -> None:
     connection, transport, receiver = _asked()
     if before:
         connection.data_received(before)
@@ -813,7 +825,7 @@ async def test_it_fails_once(fails: Callable[[ServerConnection], object], before
     assert receiver.calls == ["failed"]
 
 
-async def test_who_asks_a_closed_connection_is_told() -> None:
+async def test_request_over_a_closed_connection_fails() -> None:
     connection, _ = _connected()
     connection.connection_lost(None)
     receiver = _Receiver(connection)
@@ -826,10 +838,10 @@ async def test_who_asks_a_closed_connection_is_told() -> None:
     "data", [http_response(b"abc"), CHUNKED + chunk(b"abc"), http_response(b"abcd")[:-1]]
 )
 @pytest.mark.parametrize("fails", FAILURES.values(), ids=FAILURES)
-async def test_who_has_an_answer_is_not_told_of_a_failure(
+async def test_receiver_gets_no_error_after_a_complete_response(
     data: bytes, fails: Callable[[ServerConnection], object]
 ) -> None:
-    """The body's reader is, if it is not whole."""
+    """If the body is incomplete, its reader gets the error."""
     connection, _, receiver = _asked()
     connection.data_received(data)
     (call,) = receiver.calls
@@ -847,7 +859,7 @@ LATE: list[Callable[[ServerConnection], object]] = [
 
 
 @pytest.mark.parametrize("before", [b"", b"HTTP/1.1 200 OK\r\nX:", INTERIM[0]])
-async def test_nobody_is_called_behind_drop(before: bytes) -> None:
+async def test_receiver_is_not_called_after_drop(before: bytes) -> None:
     for happens in (*FAILURES.values(), *LATE):
         connection, _, receiver = _asked()
         if before:
@@ -860,10 +872,10 @@ async def test_nobody_is_called_behind_drop(before: bytes) -> None:
         assert not connection.reusable
 
 
-# ---------------------------------------------------------------------------------- over TCP
+# ---------------------------------------------------------------------- over TCP
 
 
-async def test_who_reads_a_body_is_told_that_it_is_broken() -> None:
+async def test_reader_of_a_body_gets_its_error() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(CHUNKED + chunk(b"good"))
@@ -877,7 +889,7 @@ async def test_who_reads_a_body_is_told_that_it_is_broken() -> None:
         response = await endpoint.send(UpstreamRequest("GET", "/", CIMultiDict(), None))
         assert await response.read() == b"good"
         seen.set()
-        with pytest.raises(GatewayError, match="answered what is not HTTP: "):
+        with pytest.raises(GatewayError, match="sent an invalid HTTP response: "):
             await response.read()
         response.close()
         await endpoint.close()
@@ -885,7 +897,7 @@ async def test_who_reads_a_body_is_told_that_it_is_broken() -> None:
             await (await server.connection()).left.wait()
 
 
-async def test_a_body_until_close_over_tcp() -> None:
+async def test_body_until_close_over_tcp() -> None:
     async def closes(connection: Connection) -> None:
         await connection.request()
         await connection.send(UNTIL_CLOSE, b"ab", b"c")
@@ -911,7 +923,7 @@ async def test_a_body_until_close_over_tcp() -> None:
         while data != b"abc":
             data += await response.read()
         seen.set()
-        with pytest.raises(GatewayError, match="before the end of its answer"):
+        with pytest.raises(GatewayError, match="before the end of its response"):
             await response.read()
         response.close()
         await endpoint.close()

@@ -28,7 +28,7 @@ from tests.support.servers.scripted_server import (
     respond_in_turn,
 )
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.receivers import NotingReceiver
+from tests.upstream.receivers import RecordingReceiver
 
 
 def _request(
@@ -54,7 +54,7 @@ async def _pieces(*pieces: bytes | BaseException) -> AsyncIterator[bytes]:
         yield piece
 
 
-async def test_the_request_is_what_was_given(endpoint_at: EndpointAt) -> None:
+async def test_request_is_sent_unchanged(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         await _read(await endpoint.send(_request([b"ab", b"c"], {"Content-Length": "3"})))
@@ -77,7 +77,7 @@ async def test_the_request_is_what_was_given(endpoint_at: EndpointAt) -> None:
         ([], {"Content-Length": "0"}, "0", b""),
     ],
 )
-async def test_bodies_at_hand(
+async def test_buffered_body_gets_a_content_length(
     endpoint_at: EndpointAt, body: Body, headers: dict[str, str], length: str, sent: bytes
 ) -> None:
     async with ScriptedServer() as server:
@@ -87,14 +87,14 @@ async def test_bodies_at_hand(
         assert received.body == sent
 
 
-async def test_get_has_no_length(endpoint_at: EndpointAt) -> None:
+async def test_get_has_no_content_length(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         await _read(await endpoint_at(server.url).send(_request(method="GET")))
         assert server.requests[0].head.get("Content-Length") is None
 
 
 @pytest.mark.parametrize("headers", [{}, {"Content-Length": "7"}])
-async def test_bodies_to_come(endpoint_at: EndpointAt, headers: dict[str, str]) -> None:
+async def test_streamed_body_is_sent(endpoint_at: EndpointAt, headers: dict[str, str]) -> None:
     async with ScriptedServer() as server:
         request = _request(_pieces(b"one", b"four"), headers)
         await _read(await endpoint_at(server.url).send(request))
@@ -103,7 +103,7 @@ async def test_bodies_to_come(endpoint_at: EndpointAt, headers: dict[str, str]) 
         assert received.head.get("Transfer-Encoding") == (None if headers else "chunked")
 
 
-async def test_the_answer_is_what_was_sent(endpoint_at: EndpointAt) -> None:
+async def test_response_is_returned_unchanged(endpoint_at: EndpointAt) -> None:
     data = message("HTTP/1.1 299 So So", {"X-One": "1", "x-one": "2"}, b"")
     data = data[:-2] + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(b"ab", b"c")
     async with ScriptedServer(always_respond(data)) as server:
@@ -115,7 +115,7 @@ async def test_the_answer_is_what_was_sent(endpoint_at: EndpointAt) -> None:
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Again", "401 Who", "407 Who"])
-async def test_nothing_is_followed(endpoint_at: EndpointAt, status: str) -> None:
+async def test_redirects_are_not_followed(endpoint_at: EndpointAt, status: str) -> None:
     data = http_response(b"x", {"Location": "/else", "WWW-Authenticate": "Basic"}, status)
     async with ScriptedServer(always_respond(data)) as server:
         response = await endpoint_at(server.url).send(_request())
@@ -124,7 +124,7 @@ async def test_nothing_is_followed(endpoint_at: EndpointAt, status: str) -> None
         assert len(server.requests) == 1
 
 
-async def test_nothing_is_remembered(endpoint_at: EndpointAt) -> None:
+async def test_cookies_are_not_stored(endpoint_at: EndpointAt) -> None:
     data = http_response(b"", {"Set-Cookie": "a=b"})
     async with ScriptedServer(always_respond(data)) as server:
         endpoint = endpoint_at(server.url)
@@ -133,14 +133,14 @@ async def test_nothing_is_remembered(endpoint_at: EndpointAt) -> None:
         assert server.requests[1].head.get("Cookie") is None
 
 
-async def test_nothing_is_decompressed(endpoint_at: EndpointAt) -> None:
+async def test_bodies_are_not_decompressed(endpoint_at: EndpointAt) -> None:
     data = http_response(b"\x1f\x8bnot really", {"Content-Encoding": "gzip"})
     async with ScriptedServer(always_respond(data)) as server:
         response = await endpoint_at(server.url).send(_request())
         assert await _read(response) == b"\x1f\x8bnot really"
 
 
-async def test_connections_are_used_again(endpoint_at: EndpointAt) -> None:
+async def test_connections_are_reused(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         for _ in range(3):
@@ -148,7 +148,7 @@ async def test_connections_are_used_again(endpoint_at: EndpointAt) -> None:
         assert len(server.connections) == 1
 
 
-async def test_a_connection_is_dropped_with_an_answer_half_read(
+async def test_connection_is_dropped_after_a_partly_read_response(
     endpoint_at: EndpointAt,
 ) -> None:
     async def script(connection: Connection) -> None:
@@ -163,7 +163,7 @@ async def test_a_connection_is_dropped_with_an_answer_half_read(
             await (await server.connection()).left.wait()
 
 
-async def test_a_connection_is_dropped_with_a_body_half_sent(
+async def test_connection_is_dropped_after_a_partly_sent_body(
     endpoint_at: EndpointAt,
 ) -> None:
     never = asyncio.Event()
@@ -184,7 +184,7 @@ async def test_a_connection_is_dropped_with_a_body_half_sent(
             await (await server.connection()).left.wait()
 
 
-async def test_an_error_of_the_body_is_passed_on(endpoint_at: EndpointAt) -> None:
+async def test_error_of_the_body_is_raised(endpoint_at: EndpointAt) -> None:
     fault = bad_request("the client stumbled")
     async with ScriptedServer(never_respond) as server:
         with pytest.raises(GatewayError) as caught:
@@ -194,7 +194,9 @@ async def test_an_error_of_the_body_is_passed_on(endpoint_at: EndpointAt) -> Non
             await (await server.connection()).left.wait()
 
 
-async def test_an_error_of_the_body_within_the_answer(endpoint_at: EndpointAt) -> None:
+async def test_error_of_the_body_during_the_response_fails_its_reader(
+    endpoint_at: EndpointAt,
+) -> None:
     stumble = asyncio.Event()
     fault = bad_request("the client stumbled")
 
@@ -221,7 +223,7 @@ async def test_an_error_of_the_body_within_the_answer(endpoint_at: EndpointAt) -
             await (await server.connection()).left.wait()
 
 
-async def test_leaving_drops_the_connection(endpoint_at: EndpointAt) -> None:
+async def test_cancellation_drops_the_connection(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(never_respond) as server:
         sending = asyncio.create_task(endpoint_at(server.url).send(_request()))
         connection = await server.connection()
@@ -233,9 +235,7 @@ async def test_leaving_drops_the_connection(endpoint_at: EndpointAt) -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-async def test_connection_that_is_cancelled_while_it_is_made_leaves_nothing(
-    endpoint_at: EndpointAt, turns: int
-) -> None:
+async def test_cancelled_connect_leaves_nothing(endpoint_at: EndpointAt, turns: int) -> None:
     async with ScriptedServer(never_respond) as server:
         endpoint = endpoint_at(server.url)
         with no_garbage("the connection"):
@@ -264,14 +264,14 @@ async def test_errors_name_the_server(endpoint_at: EndpointAt) -> None:
 
     faults: dict[str, Script] = {
         "closed the connection before it answered": nothing,
-        "answered what is not HTTP: ": always_respond(b"what?\r\n\r\n"),
+        "sent an invalid HTTP response: ": always_respond(b"what?\r\n\r\n"),
         "answered 101 Switching Protocols": always_respond(
             http_response(status="101 Switching Protocols")
         ),
-        "answered what is not HTTP: Invalid header value": always_respond(
+        "sent an invalid HTTP response: Invalid header value": always_respond(
             http_response(headers={"X": "\x01"})
         ),
-        "closed the connection before the end of its answer": half,
+        "closed the connection before the end of its response": half,
     }
     for saying, script in faults.items():
         async with ScriptedServer(script) as server:
@@ -284,13 +284,13 @@ async def test_errors_name_the_server(endpoint_at: EndpointAt) -> None:
     assert text == f"cannot connect to {server.url}: Connection refused"
 
 
-async def test_a_lack_of_descriptors_is_the_gateways_own(endpoint_at: EndpointAt) -> None:
+async def test_lack_of_descriptors_is_not_the_servers_error(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         with no_descriptors(), pytest.raises(GatewayError) as caught:
             await endpoint.send(_request())
         await _read(await endpoint.send(_request()))
-        with no_descriptors():  # there is a connection at hand
+        with no_descriptors():  # an idle connection needs no descriptor
             await _read(await endpoint.send(_request()))
         assert len(server.requests) == 2
     assert caught.value.kind is ErrorKind.EXHAUSTED
@@ -299,7 +299,7 @@ async def test_a_lack_of_descriptors_is_the_gateways_own(endpoint_at: EndpointAt
     assert caught.value.retry_after == 1
 
 
-async def test_many_at_once_have_a_connection_each(endpoint_at: EndpointAt) -> None:
+async def test_concurrent_requests_use_a_connection_each(endpoint_at: EndpointAt) -> None:
     async def script(connection: Connection) -> None:
         received = await connection.request()
         await until(lambda: len(server.connections) == 150)
@@ -316,7 +316,7 @@ async def test_many_at_once_have_a_connection_each(endpoint_at: EndpointAt) -> N
         await asyncio.gather(*map(one, range(150)))
 
 
-# ---------------------------------------------------------------------------------- at once
+# ---------------------------------------------------------------------------------- try_send_nowait
 
 
 HOST = ("Host", "client's")
@@ -329,7 +329,7 @@ def _start(
 
 
 async def _warm(endpoint: HttpEndpoint) -> None:
-    """Have a connection at hand."""
+    """Make an idle connection."""
     await _read(await endpoint.send(_request()))
 
 
@@ -346,27 +346,27 @@ async def _left(server: ScriptedServer, number: int = 0) -> None:
         await (await server.connection(number)).left.wait()
 
 
-async def test_nothing_is_sent_at_once_without_a_connection(endpoint_at: EndpointAt) -> None:
+async def test_try_send_nowait_needs_an_idle_connection(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
-        receiver = NotingReceiver()
+        receiver = RecordingReceiver()
         assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         await _warm(endpoint)
         _sent(endpoint, receiver)
-        # That which there is, is in use.
+        # The only connection is in use.
         assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         await receiver.wait()
         assert len(server.connections) == 1
-        assert len(receiver.wholes) == 1
+        assert len(receiver.complete) == 1
         assert [received.head.get("Host") for received in server.requests][1:] == ["client's"]
 
 
-async def test_nothing_is_sent_at_once_behind_close(endpoint_at: EndpointAt) -> None:
+async def test_try_send_nowait_sends_nothing_after_close(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         await _warm(endpoint)
         await endpoint.close()
-        assert endpoint.try_send_nowait(_start(HOST), (), b"", NotingReceiver()) is None
+        assert endpoint.try_send_nowait(_start(HOST), (), b"", RecordingReceiver()) is None
 
 
 SENT_AT_ONCE = {
@@ -396,7 +396,7 @@ SENT_AT_ONCE = {
 @pytest.mark.parametrize(
     ("start", "headers", "body", "data"), SENT_AT_ONCE.values(), ids=SENT_AT_ONCE
 )
-async def test_what_is_sent_at_once(
+async def test_try_send_nowait_sends_template_headers_and_body(
     endpoint_at: EndpointAt, start: RequestTemplate, headers: HeaderLines, body: bytes, data: bytes
 ) -> None:
     got: list[bytes] = []
@@ -415,7 +415,7 @@ async def test_what_is_sent_at_once(
         expected = data.replace(b"%(here)s", here)
         await _warm(endpoint)
         for _ in range(2):
-            receiver = NotingReceiver()
+            receiver = RecordingReceiver()
             sent = endpoint.try_send_nowait(start, headers, body, receiver)
             assert sent is not None
             await receiver.wait()
@@ -426,11 +426,11 @@ async def test_what_is_sent_at_once(
         assert got == [expected, expected, b""]
 
 
-async def test_each_endpoint_is_told_its_own_host(endpoint_at: EndpointAt) -> None:
+async def test_each_endpoint_gets_its_own_host_header(endpoint_at: EndpointAt) -> None:
     start = _start(method="GET")
     async with ScriptedServer() as one, ScriptedServer() as two:
         for server in (one, two, one):
-            endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+            endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
             await _warm(endpoint)
             sent = endpoint.try_send_nowait(start, (), b"", receiver)
             assert sent is not None
@@ -439,16 +439,16 @@ async def test_each_endpoint_is_told_its_own_host(endpoint_at: EndpointAt) -> No
             assert server.requests[-1].head.get("Host") == server.url.removeprefix("http://")
 
 
-async def test_what_a_receiver_is_given(endpoint_at: EndpointAt) -> None:
+async def test_receiver_gets_the_complete_response(endpoint_at: EndpointAt) -> None:
     data = http_response(b"abc", {"X-One": "1", "x-one": "2"}, "299 So So")
     async with ScriptedServer(always_respond(data)) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _warm(endpoint)
         for _ in range(2):
             sent = _sent(endpoint, receiver)
             await receiver.wait()
             sent.close()
-        (first, body), (second, _) = receiver.wholes
+        (first, body), (second, _) = receiver.complete
         assert (first.status, first.reason, body) == (299, "So So", b"abc")
         assert first.headers.getall("X-One") == ["1", "2"]
         assert first is second
@@ -457,7 +457,7 @@ async def test_what_a_receiver_is_given(endpoint_at: EndpointAt) -> None:
         assert not receiver.errors
 
 
-async def test_an_answer_with_more_to_come(endpoint_at: EndpointAt) -> None:
+async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response())
@@ -470,7 +470,7 @@ async def test_an_answer_with_more_to_come(endpoint_at: EndpointAt) -> None:
 
     read = asyncio.Event()
     async with ScriptedServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
         await receiver.wait()
@@ -482,7 +482,7 @@ async def test_an_answer_with_more_to_come(endpoint_at: EndpointAt) -> None:
         read.set()
         assert await _read(response) == b"bc"
         sent.close()
-        # The connection is kept, once.
+        # The connection is put back once.
         again = _sent(endpoint, receiver)
         assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
         await receiver.wait()
@@ -491,9 +491,9 @@ async def test_an_answer_with_more_to_come(endpoint_at: EndpointAt) -> None:
         assert len(server.connections) == 1
 
 
-async def test_connections_are_used_again_at_once(endpoint_at: EndpointAt) -> None:
+async def test_connection_is_idle_again_after_a_complete_response(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _warm(endpoint)
         for number in range(3):
             sent = _sent(endpoint, receiver, b"%d" % number)
@@ -505,9 +505,9 @@ async def test_connections_are_used_again_at_once(endpoint_at: EndpointAt) -> No
         assert [received.body for received in server.requests] == [b"", b"0", b"1", b"2", b""]
 
 
-async def test_a_connection_may_be_used_while_its_answer_is_given(endpoint_at: EndpointAt) -> None:
+async def test_connection_may_be_reused_in_on_complete(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
-        endpoint, first, second = endpoint_at(server.url), NotingReceiver(), NotingReceiver()
+        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, first, b"first")
         after: list[PendingRequest] = []
@@ -519,17 +519,17 @@ async def test_a_connection_may_be_used_while_its_answer_is_given(endpoint_at: E
         first.then = then
         await second.wait()
         after[0].close()
-        assert (len(first.wholes), len(second.wholes)) == (1, 1)
+        assert (len(first.complete), len(second.complete)) == (1, 1)
         assert [received.body for received in server.requests] == [b"", b"first", b"second"]
         assert len(server.connections) == 1
 
 
 @pytest.mark.parametrize("kept", [http_response(b"whole"), message("HTTP/1.1 204 None")])
-async def test_a_connection_is_kept_behind_a_whole_answer(
+async def test_close_keeps_the_connection_after_a_complete_response(
     endpoint_at: EndpointAt, kept: bytes
 ) -> None:
     async with ScriptedServer(always_respond(kept)) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
         await receiver.wait()
@@ -550,7 +550,9 @@ DROPPED = {
 
 
 @pytest.mark.parametrize("data", DROPPED.values(), ids=DROPPED)
-async def test_close_drops_any_other_connection(endpoint_at: EndpointAt, data: bytes) -> None:
+async def test_close_drops_the_connection_of_an_incomplete_response(
+    endpoint_at: EndpointAt, data: bytes
+) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response())
@@ -561,29 +563,29 @@ async def test_close_drops_any_other_connection(endpoint_at: EndpointAt, data: b
 
     asked = asyncio.Event()
     async with ScriptedServer(script) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, receiver)
         await asked.wait()
         if b"\r\n\r\n" in data:
             await receiver.wait()
-        calls = len(receiver.wholes) + len(receiver.responses)
+        calls = len(receiver.complete) + len(receiver.responses)
         sent.close()
         await _left(server)
         assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
-        assert len(receiver.wholes) + len(receiver.responses) == calls
+        assert len(receiver.complete) + len(receiver.responses) == calls
         assert not receiver.errors
 
 
-async def test_errors_of_what_is_sent_at_once_name_the_server(endpoint_at: EndpointAt) -> None:
+async def test_errors_of_try_send_nowait_name_the_server(endpoint_at: EndpointAt) -> None:
     faults = {
         "closed the connection before it answered": message("HTTP/1.1 100 Continue"),
-        "answered what is not HTTP: ": b"what?\r\n\r\n",
+        "sent an invalid HTTP response: ": b"what?\r\n\r\n",
         "answered 101 Switching Protocols": http_response(status="101 Switching Protocols"),
     }
     for saying, data in faults.items():
         async with ScriptedServer(respond_in_turn(http_response(), data)) as server:
-            endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+            endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
             await _warm(endpoint)
             sent = _sent(endpoint, receiver)
             await receiver.wait()

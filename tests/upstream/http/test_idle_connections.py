@@ -34,7 +34,7 @@ def idle(clock: Clock) -> IdleConnections:
 
 
 async def _used() -> ServerConnection:
-    """Give a connection on which a request was answered."""
+    """Make a connection that has carried a complete call."""
     connection = ServerConnection("http://server:8000")
     connection.connection_made(FakeTransport())
     head = connection.expect_response("POST")
@@ -54,14 +54,14 @@ def _is_dropped(connection: ServerConnection) -> bool:
     return "abort" in _calls(connection)
 
 
-# ---------------------------------------------------------------------------------- by a clock
+# ---------------------------------------------------------------------- with a manual clock
 
 
-async def test_there_is_none_at_first(idle: IdleConnections) -> None:
+async def test_there_is_no_idle_connection_at_first(idle: IdleConnections) -> None:
     assert idle.take() is None
 
 
-async def test_what_is_kept_is_given_once(idle: IdleConnections) -> None:
+async def test_idle_connection_is_taken_once(idle: IdleConnections) -> None:
     connection = await _used()
     idle.put(connection)
     assert idle.take() is connection
@@ -71,7 +71,7 @@ async def test_what_is_kept_is_given_once(idle: IdleConnections) -> None:
     assert idle.take() is connection
 
 
-async def test_the_last_used_is_given_first(idle: IdleConnections) -> None:
+async def test_last_used_connection_is_taken_first(idle: IdleConnections) -> None:
     first, second, third = [await _used() for _ in range(3)]
     for connection in (first, second, third):
         idle.put(connection)
@@ -81,7 +81,9 @@ async def test_the_last_used_is_given_first(idle: IdleConnections) -> None:
     assert [idle.take(), idle.take(), idle.take()] == [third, first, None]
 
 
-async def test_each_is_kept_for_its_time(idle: IdleConnections, clock: Clock) -> None:
+async def test_connection_is_dropped_after_its_idle_timeout(
+    idle: IdleConnections, clock: Clock
+) -> None:
     first, second = [await _used() for _ in range(2)]
     idle.put(first)
     clock.advance(1)
@@ -99,7 +101,9 @@ async def test_each_is_kept_for_its_time(idle: IdleConnections, clock: Clock) ->
     assert clock.pending == []
 
 
-async def test_one_is_given_until_its_time_is_over(idle: IdleConnections, clock: Clock) -> None:
+async def test_connection_is_usable_until_its_idle_timeout(
+    idle: IdleConnections, clock: Clock
+) -> None:
     connection = await _used()
     idle.put(connection)
     clock.advance(KEEP_ALIVE - 0.25)
@@ -123,7 +127,7 @@ async def test_a_timer_without_connections_does_nothing(
     assert clock.pending == []
 
 
-async def test_there_is_one_timer(idle: IdleConnections, clock: Clock) -> None:
+async def test_all_connections_share_one_timer(idle: IdleConnections, clock: Clock) -> None:
     for _ in range(5):
         idle.put(await _used())
         clock.advance(0.25)
@@ -132,7 +136,7 @@ async def test_there_is_one_timer(idle: IdleConnections, clock: Clock) -> None:
     assert clock.pending == []
 
 
-async def test_closed_ones_are_not_given(idle: IdleConnections) -> None:
+async def test_closed_connections_are_not_taken(idle: IdleConnections) -> None:
     open_one, closed = [await _used() for _ in range(2)]
     idle.put(open_one)
     idle.put(closed)
@@ -141,7 +145,7 @@ async def test_closed_ones_are_not_given(idle: IdleConnections) -> None:
     assert idle.take() is None
 
 
-async def test_those_that_close_are_not_given(idle: IdleConnections) -> None:
+async def test_closing_connections_are_not_taken(idle: IdleConnections) -> None:
     connection = await _used()
     idle.put(connection)
     connection.eof_received()
@@ -150,7 +154,7 @@ async def test_those_that_close_are_not_given(idle: IdleConnections) -> None:
 
 
 @pytest.mark.parametrize("unasked", [http_response(b"unasked"), b"\x00", b"\r\nx"])
-async def test_those_on_which_more_came_are_not_given(
+async def test_connections_with_unexpected_bytes_are_not_taken(
     idle: IdleConnections, unasked: bytes
 ) -> None:
     other, connection = [await _used() for _ in range(2)]
@@ -162,7 +166,7 @@ async def test_those_on_which_more_came_are_not_given(
     assert not _is_dropped(other)
 
 
-async def test_close_drops_all(idle: IdleConnections, clock: Clock) -> None:
+async def test_close_drops_all_connections(idle: IdleConnections, clock: Clock) -> None:
     connections = [await _used() for _ in range(3)]
     for connection in connections:
         idle.put(connection)
@@ -172,13 +176,13 @@ async def test_close_drops_all(idle: IdleConnections, clock: Clock) -> None:
     assert idle.take() is None
 
 
-async def test_close_without_connections(idle: IdleConnections, clock: Clock) -> None:
+async def test_close_without_connections_does_nothing(idle: IdleConnections, clock: Clock) -> None:
     idle.close()
     idle.close()
     assert clock.pending == []
 
 
-async def test_nothing_is_kept_behind_close(idle: IdleConnections, clock: Clock) -> None:
+async def test_connection_put_after_close_is_dropped(idle: IdleConnections, clock: Clock) -> None:
     idle.close()
     connection = await _used()
     idle.put(connection)
@@ -186,7 +190,7 @@ async def test_nothing_is_kept_behind_close(idle: IdleConnections, clock: Clock)
     assert clock.pending == []
 
 
-async def test_a_real_timer_drops_them() -> None:
+async def test_timer_of_the_event_loop_drops_connections() -> None:
     idle = IdleConnections(0.01)
     connections = [await _used() for _ in range(3)]
     for connection in connections:
@@ -195,7 +199,7 @@ async def test_a_real_timer_drops_them() -> None:
     assert idle.take() is None
 
 
-# ---------------------------------------------------------------------------------- over TCP
+# ---------------------------------------------------------------------- over TCP
 
 
 async def _get(endpoint: HttpEndpoint) -> bytes:
@@ -207,7 +211,7 @@ async def _get(endpoint: HttpEndpoint) -> bytes:
     return data
 
 
-async def test_a_connection_is_kept(endpoint_at: EndpointAt) -> None:
+async def test_endpoint_keeps_its_connection(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         for _ in range(3):
@@ -215,7 +219,7 @@ async def test_a_connection_is_kept(endpoint_at: EndpointAt) -> None:
         assert len(server.connections) == 1
 
 
-async def test_a_connection_is_not_kept_for_ever() -> None:
+async def test_endpoint_closes_its_connection_after_the_idle_timeout() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response(b""))
@@ -234,7 +238,7 @@ async def test_a_connection_is_not_kept_for_ever() -> None:
 @pytest.mark.parametrize(
     "unasked", [http_response(b"unasked"), http_response(b"unasked") * 2, b"\x00", b"\r\n\r\nx"]
 )
-async def test_a_connection_on_which_more_came_is_not_used_again(
+async def test_connection_with_unexpected_bytes_is_not_reused(
     endpoint_at: EndpointAt, unasked: bytes
 ) -> None:
     async def script(connection: Connection) -> None:
@@ -258,7 +262,7 @@ async def test_a_connection_on_which_more_came_is_not_used_again(
         assert len(server.connections) == 3
 
 
-async def test_an_exchange_behind_close_does_not_keep_its_connection() -> None:
+async def test_call_that_ends_after_close_drops_its_connection() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response(b"asked"))

@@ -1,4 +1,4 @@
-"""A server closes a connection that it kept, just as it is used again."""
+"""A server closes an idle connection just as it is used again."""
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator
@@ -21,12 +21,12 @@ from tests.support.servers.scripted_server import (
     respond_in_turn,
 )
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.receivers import NotingReceiver
+from tests.upstream.receivers import RecordingReceiver
 
 LARGE = (b"a" * 200_000, b"b" * 200_000)
-CROSSED = "closed a kept connection as it was used again"
+CROSSED = "closed an idle connection as it was used again"
 closing = respond_in_turn(http_response(), b"")
-"""Answer one request, and close the connection at the next."""
+"""Responds to one request, and closes the connection at the next."""
 
 
 async def _ask(endpoint: HttpEndpoint, body: Body = None) -> bytes:
@@ -43,7 +43,7 @@ async def _pieces() -> AsyncIterator[bytes]:
     yield b"two"
 
 
-def _at_once(endpoint: HttpEndpoint, receiver: NotingReceiver) -> PendingRequest:
+def _at_once(endpoint: HttpEndpoint, receiver: RecordingReceiver) -> PendingRequest:
     start = RequestTemplate("POST", "/x", (("X", "y"),))
     sent = endpoint.try_send_nowait(start, (("Content-Length", "4"),), b"body", receiver)
     assert sent is not None
@@ -57,21 +57,23 @@ async def _error(endpoint: HttpEndpoint, body: Body = None) -> GatewayError:
 
 
 @pytest.mark.parametrize("body", [None, (b"",), (b"ab", b"c"), LARGE], ids=["no", "0", "3", "400k"])
-async def test_it_is_sent_again(endpoint_at: EndpointAt, body: Body) -> None:
+async def test_request_over_a_stale_connection_is_sent_again(
+    endpoint_at: EndpointAt, body: Body
+) -> None:
     async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
         assert await _ask(endpoint, body) == b"yes"
         assert server.connections[0].requests[1:] == server.connections[1].requests
         assert server.requests[-1].body == b"".join(body or ())  # type: ignore[arg-type]
-        # And the new connection is kept.
+        # The new connection is idle afterwards.
         assert await _ask(endpoint) == b"yes"
         assert len(server.connections) == 2
 
 
-async def test_what_is_sent_at_once_is_sent_again(endpoint_at: EndpointAt) -> None:
+async def test_request_of_try_send_nowait_is_sent_again(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         sent = _at_once(endpoint, receiver)
         await receiver.wait()
@@ -83,7 +85,7 @@ async def test_what_is_sent_at_once_is_sent_again(endpoint_at: EndpointAt) -> No
         _at_once(endpoint, receiver).close()
 
 
-async def test_an_answer_in_parts_to_what_was_sent_again(endpoint_at: EndpointAt) -> None:
+async def test_resent_request_may_get_a_response_in_parts(endpoint_at: EndpointAt) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response(b"abc")[:-1])
@@ -92,7 +94,7 @@ async def test_an_answer_in_parts_to_what_was_sent_again(endpoint_at: EndpointAt
 
     begun = asyncio.Event()
     async with ScriptedServer(closing, script) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         sent = _at_once(endpoint, receiver)
         await receiver.wait()
@@ -103,7 +105,7 @@ async def test_an_answer_in_parts_to_what_was_sent_again(endpoint_at: EndpointAt
         sent.close()
 
 
-async def test_a_body_that_was_begun_is_not_sent_again(endpoint_at: EndpointAt) -> None:
+async def test_partly_read_body_is_not_sent_again(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, always_respond(http_response())) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
@@ -114,13 +116,13 @@ async def test_a_body_that_was_begun_is_not_sent_again(endpoint_at: EndpointAt) 
 
 
 class Rereadable(AsyncIterable[bytes]):
-    """Pieces that come anew each time they are asked for."""
+    """A body that can be read again."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return _pieces()
 
 
-async def test_a_body_that_can_be_read_again_is_sent_again(endpoint_at: EndpointAt) -> None:
+async def test_repeatable_body_is_sent_again(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
         endpoint = endpoint_at(server.url)
         await _ask(endpoint)
@@ -129,7 +131,7 @@ async def test_a_body_that_can_be_read_again_is_sent_again(endpoint_at: Endpoint
         assert server.requests[-1].body == b"onetwo"
 
 
-async def test_a_new_connection_that_closes_is_no_crossing(endpoint_at: EndpointAt) -> None:
+async def test_close_of_a_new_connection_is_not_stale(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(respond_in_turn(b"")) as server:
         endpoint = endpoint_at(server.url)
         error = await _error(endpoint)
@@ -138,13 +140,13 @@ async def test_a_new_connection_that_closes_is_no_crossing(endpoint_at: Endpoint
 
 
 @pytest.mark.parametrize("data", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
-async def test_what_was_answered_in_part_is_not_sent_again(
+async def test_partly_responded_request_is_not_sent_again(
     endpoint_at: EndpointAt, data: bytes
 ) -> None:
     async with ScriptedServer(
         respond_in_turn(http_response(), data), always_respond(http_response())
     ) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         assert CROSSED not in (await _error(endpoint)).message
         assert len(server.requests) == 2
@@ -159,12 +161,12 @@ async def test_what_was_answered_in_part_is_not_sent_again(
         assert len(server.requests) == 2
 
 
-async def test_a_server_that_takes_its_time_has_taken_the_request_up(
+async def test_late_close_means_that_the_server_has_seen_the_request(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "_STALE_WINDOW", 0.0)
     async with ScriptedServer(closing, always_respond(http_response())) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         assert CROSSED not in (await _error(endpoint)).message
         await _ask(endpoint)
@@ -179,9 +181,9 @@ async def test_a_server_that_takes_its_time_has_taken_the_request_up(
         assert len(server.connections) == 1
 
 
-async def test_it_is_sent_again_once(endpoint_at: EndpointAt) -> None:
+async def test_request_is_sent_again_only_once(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, respond_in_turn(b"")) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         error = await _error(endpoint)
         assert error.message == f"{server.url} closed the connection before it answered"
@@ -198,7 +200,9 @@ async def test_it_is_sent_again_once(endpoint_at: EndpointAt) -> None:
         sent.close()
 
 
-async def test_a_server_that_is_gone_is_unreachable(endpoint_at: EndpointAt) -> None:
+async def test_server_that_refuses_the_second_connection_is_unreachable(
+    endpoint_at: EndpointAt,
+) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response())
@@ -207,7 +211,7 @@ async def test_a_server_that_is_gone_is_unreachable(endpoint_at: EndpointAt) -> 
 
     for at_once in (False, True):
         async with ScriptedServer(script, host=HOST) as server:
-            endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+            endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
             await _ask(endpoint)
             if at_once:
                 sent = _at_once(endpoint, receiver)
@@ -222,7 +226,7 @@ async def test_a_server_that_is_gone_is_unreachable(endpoint_at: EndpointAt) -> 
 
 
 @needs_source
-async def test_closing_while_it_is_sent_again(
+async def test_close_while_a_request_is_sent_again(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never() -> None:
@@ -231,13 +235,13 @@ async def test_closing_while_it_is_sent_again(
 
     connecting = asyncio.Event()
     async with ScriptedServer(closing) as server:
-        endpoint, receiver = endpoint_at(server.url), NotingReceiver()
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         monkeypatch.setattr(endpoint, "_connect", never)
         sent = _at_once(endpoint, receiver)
         await asyncio.wait_for(connecting.wait(), 5)
         sent.close()
         await until(lambda: not endpoint._senders)
-        assert not receiver.wholes
+        assert not receiver.complete
         assert not receiver.responses
         assert not receiver.errors

@@ -1,4 +1,4 @@
-"""What TLS is spoken with, what is refused, and how that reads."""
+"""TLS to servers: what the client offers, what it refuses, and its errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import Connection as ServerSide
 from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
 from tests.support.servers.tls_refusing_server import refusing_server
-from tests.upstream.endpoints import trusting
+from tests.upstream.endpoints import trusting_context
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ async def endpoint(
 ) -> AsyncIterator[HttpEndpoint]:
     async with no_leaks():
         made = HttpEndpoint(
-            parse_server_url(url, context or trusting(), server_name), connect_timeout
+            parse_server_url(url, context or trusting_context(), server_name), connect_timeout
         )
         yield made
         await made.close()
@@ -75,7 +75,7 @@ async def refusal(
     server_name: str | None = None,
     connect_timeout: float = 5,
 ) -> str:
-    """Give why there is no connection."""
+    """Return the reason of a failed connect."""
     async with endpoint(url, context, server_name, connect_timeout) as made:
         with pytest.raises(GatewayError) as caught:
             await ask(made)
@@ -85,8 +85,8 @@ async def refusal(
     return caught.value.message.removeprefix(begin)
 
 
-def test_addresses() -> None:
-    context = trusting()
+def test_server_urls_are_parsed() -> None:
+    context = trusting_context()
     assert parse_server_url("http://Triton:80", context) == TcpAddress("Triton", 80)
     assert parse_server_url("unix:/run/s", context) == UnixAddress("/run/s")
     tls = TlsTarget(context, "::1")
@@ -99,7 +99,7 @@ def test_addresses() -> None:
         assert parse_server_url(url, context).url == url
 
 
-async def test_what_is_offered() -> None:
+async def test_client_offers_its_tls_versions_and_http_1_1() -> None:
     seen: list[tuple[object, ...]] = []
     context = server_context()
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -120,7 +120,7 @@ async def test_what_is_offered() -> None:
     assert names == ["localhost"]
 
 
-async def test_the_name_can_be_another() -> None:
+async def test_server_name_can_be_set() -> None:
     context = server_context(server_certificate("triton.example"))
     async with ScriptedServer(always_respond(http_response(b"yes")), ssl=context) as server:
         async with endpoint(server.url, server_name="triton.example") as made:
@@ -130,23 +130,23 @@ async def test_the_name_can_be_another() -> None:
         assert reason == "its certificate does not name another.example"
 
 
-async def test_a_certificate_that_nobody_knows() -> None:
+async def test_certificate_of_an_unknown_authority_is_refused() -> None:
     stranger = trustme.CA().issue_cert("127.0.0.1")
     async with ScriptedServer(ssl=server_context(stranger)) as server:
         reason = await refusal(server.url)
         assert reason == "its certificate is not trusted (unable to get local issuer certificate)"
-        # The system does not trust the tests' authority either.
+        # The system does not trust the tests' authority.
     async with ScriptedServer(ssl=server_context()) as server:
         reason = await refusal(server.url, client_context(CertificateFiles()))
         assert reason.startswith("its certificate is not trusted (")
 
 
-async def test_a_certificate_that_has_expired() -> None:
+async def test_expired_certificate_is_refused() -> None:
     async with ScriptedServer(ssl=server_context(expired_certificate())) as server:
         assert await refusal(server.url) == "its certificate has expired"
 
 
-async def test_no_certificate_is_checked_if_none_shall_be() -> None:
+async def test_certificate_is_not_checked_without_verify() -> None:
     context = client_context(CertificateFiles(), verify=False)
     for certificate in (expired_certificate(), trustme.CA().issue_cert("elsewhere.example")):
         async with (
@@ -158,7 +158,7 @@ async def test_no_certificate_is_checked_if_none_shall_be() -> None:
             assert await ask(made) == b"yes"
 
 
-async def test_a_server_of_old() -> None:
+async def test_server_with_an_old_tls_version_is_refused() -> None:
     context = server_context()
     context.set_ciphers("ALL:@SECLEVEL=0")
     with warnings.catch_warnings(action="ignore"):
@@ -167,7 +167,7 @@ async def test_a_server_of_old() -> None:
         assert await refusal(url) == "it speaks no TLS of version 1.2 or newer"
 
 
-async def test_a_server_without_tls() -> None:
+async def test_server_without_tls_is_reported() -> None:
     async def plain(connection: ServerSide) -> None:
         await connection.reader.read(5)
         await connection.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -184,7 +184,7 @@ async def test_a_server_without_tls() -> None:
             assert await refusal(server.url.replace("http:", "https:")) == saying
 
 
-async def test_a_server_that_never_ends_the_handshake() -> None:
+async def test_handshake_times_out() -> None:
     async with ScriptedServer(never_respond) as server:
         url = server.url.replace("http:", "https:")
         assert await refusal(url, connect_timeout=0.1) == "no connection in time"
@@ -192,7 +192,7 @@ async def test_a_server_that_never_ends_the_handshake() -> None:
             await (await server.connection()).left.wait()
 
 
-async def test_leaving_within_the_handshake() -> None:
+async def test_cancellation_within_the_handshake() -> None:
     async with (
         ScriptedServer(never_respond) as server,
         endpoint(server.url.replace("http:", "https:")) as made,
@@ -206,7 +206,7 @@ async def test_leaving_within_the_handshake() -> None:
             await connection.left.wait()
 
 
-async def test_nobody_listens(tmp_path: Path) -> None:
+async def test_connection_refused_is_reported(tmp_path: Path) -> None:
     assert await refusal(f"https://{free_address()}") == "Connection refused"
     path = tmp_path / "s"
     assert await refusal(f"unix:{path}") == "No such file or directory"
@@ -215,7 +215,7 @@ async def test_nobody_listens(tmp_path: Path) -> None:
     assert await refusal(f"unix:{path}") == "Connection refused"
 
 
-async def test_a_unix_socket_whose_queue_is_full(tmp_path: Path) -> None:
+async def test_full_queue_of_a_unix_socket_is_waited_for(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
         listening.bind(path)
@@ -234,7 +234,7 @@ async def test_a_unix_socket_whose_queue_is_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_a_server_that_asks_for_a_certificate(
+async def test_server_that_requires_a_client_certificate(
     tmp_path: Path, version: ssl.TLSVersion
 ) -> None:
     context = server_context(clients=authority())
@@ -248,7 +248,7 @@ async def test_a_server_that_asks_for_a_certificate(
         reason = await refusal(url, client_context(CertificateFiles(ca)))
         if version is ssl.TLSVersion.TLSv1_3:
             assert reason == "it asks for a client certificate"
-        else:  # there is no alert of its own
+        else:  # TLS 1.2 has no such alert
             assert reason == "TLS failed: sslv3 alert handshake failure"
     other = certificate_files(tmp_path, trustme.CA().issue_cert("gateway"))
     with refusing_server(context) as url:
@@ -256,7 +256,7 @@ async def test_a_server_that_asks_for_a_certificate(
         assert reason == "it does not accept the gateway's certificate"
 
 
-def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_certificate_files_are_reported(tmp_path: Path) -> None:
     certificate, key = certificate_files(tmp_path)
     other = tmp_path / "other"
     other.mkdir()
@@ -300,8 +300,8 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 @needs_source
-async def test_a_reset_over_tls_is_one_below_it() -> None:
-    """A plain close, or TLS's own, would look like the end of a body."""
+async def test_reset_over_tls_resets_tcp() -> None:
+    """A FIN or a close_notify would look like the end of a body."""
     lost: list[Exception | None] = []
     gone = asyncio.Event()
 
@@ -326,7 +326,10 @@ async def test_a_reset_over_tls_is_one_below_it() -> None:
     server = await loop.create_server(Resetting, "127.0.0.1", 0, ssl=server_context())
     async with server, asyncio.timeout(5):
         await loop.create_connection(
-            Client, *server.sockets[0].getsockname(), ssl=trusting(), server_hostname="localhost"
+            Client,
+            *server.sockets[0].getsockname(),
+            ssl=trusting_context(),
+            server_hostname="localhost",
         )
         await gone.wait()
     assert [type(error) for error in lost] == [ConnectionResetError]

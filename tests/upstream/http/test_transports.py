@@ -1,4 +1,4 @@
-"""What holds whatever carries HTTP to a server: TCP, TLS or a Unix socket."""
+"""Behavior that TCP, TLS and Unix sockets share."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Serve = Callable[..., ScriptedServer]
 MIB = 1024 * 1024
 PIECE = bytes(range(256)) * 1024
 ON_THE_WAY = 48 * MIB
-"""More than systems hold between two processes; see tcp(7), tcp_rmem and tcp_wmem."""
+"""More than the kernel buffers between two processes: tcp(7), tcp_rmem and tcp_wmem."""
 UNTIL_CLOSE = message("HTTP/1.1 200 OK", {"Content-Type": "text/plain"})
 
 
 @pytest.fixture(params=["http", "https", "https 1.2", "unix"])
 def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
-    """Make servers that are reached in each of the ways."""
+    """Make servers for each transport."""
 
     def serve(*scripts: Script) -> ScriptedServer:
         match request.param:
@@ -92,7 +92,7 @@ async def _pieces(count: int) -> AsyncIterator[bytes]:
         yield PIECE
 
 
-async def test_the_host_is_that_of_the_address(serve: Serve, endpoint_at: EndpointAt) -> None:
+async def test_host_header_is_that_of_the_address(serve: Serve, endpoint_at: EndpointAt) -> None:
     async with serve() as server:
         endpoint = endpoint_at(server.url)
         await _call(endpoint)
@@ -122,7 +122,9 @@ async def test_many_requests_over_one_connection(serve: Serve, endpoint_at: Endp
 
 
 @pytest.mark.parametrize("form", ["at hand", "in parts", "to come", "chunked"])
-async def test_large_bodies_both_ways(serve: Serve, endpoint_at: EndpointAt, form: str) -> None:
+async def test_large_bodies_pass_both_ways(
+    serve: Serve, endpoint_at: EndpointAt, form: str
+) -> None:
     size = 16 * MIB
     count = size // len(PIECE)
     seen: list[str] = []
@@ -149,7 +151,7 @@ async def test_large_bodies_both_ways(serve: Serve, endpoint_at: EndpointAt, for
     assert (seen, got.hexdigest()) == ([whole], whole)
 
 
-async def test_a_slow_reader_holds_the_server_back(serve: Serve, endpoint_at: EndpointAt) -> None:
+async def test_slow_reader_slows_the_server_down(serve: Serve, endpoint_at: EndpointAt) -> None:
     size = 64 * MIB
     written = 0
 
@@ -172,7 +174,7 @@ async def test_a_slow_reader_holds_the_server_back(serve: Serve, endpoint_at: En
         assert len(await _read(response)) == size
 
 
-async def test_a_slow_server_holds_the_sender_back(serve: Serve, endpoint_at: EndpointAt) -> None:
+async def test_slow_server_slows_the_sender_down(serve: Serve, endpoint_at: EndpointAt) -> None:
     count = 64 * MIB // len(PIECE)
     given = 0
     go_on = asyncio.Event()
@@ -201,10 +203,10 @@ async def test_a_slow_server_holds_the_sender_back(serve: Serve, endpoint_at: En
         assert await sending == b"all of it"
 
 
-async def test_a_server_that_closes_before_a_slow_reader_is_done(
+async def test_slow_reader_gets_the_body_after_the_server_closed(
     serve: Serve, endpoint_at: EndpointAt
 ) -> None:
-    """What was sent before the close is there, whatever lies between server and reader."""
+    """Bytes that were sent before the close arrive, wherever they are buffered."""
     async with serve(respond_in_turn(http_response(PIECE * 16))) as server:
         response = await endpoint_at(server.url).send(_request())
         body = bytearray()
@@ -216,7 +218,9 @@ async def test_a_server_that_closes_before_a_slow_reader_is_done(
         assert len(body) > 4 * MAX_WINDOW
 
 
-async def test_an_early_answer(serve: Serve, endpoint_at: EndpointAt) -> None:
+async def test_early_response_is_read_while_the_body_is_sent(
+    serve: Serve, endpoint_at: EndpointAt
+) -> None:
     never = asyncio.Event()
 
     async def body() -> AsyncIterator[bytes]:
@@ -236,7 +240,7 @@ async def test_an_early_answer(serve: Serve, endpoint_at: EndpointAt) -> None:
             await (await server.connection()).left.wait()
 
 
-async def test_a_server_that_answers_early_and_closes(
+async def test_early_response_is_read_although_the_server_closes(
     serve: Serve, endpoint_at: EndpointAt
 ) -> None:
     async def script(connection: Connection) -> None:
@@ -262,7 +266,7 @@ async def test_a_server_that_answers_early_and_closes(
         (message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}, chunk(b"a")), "cut", True),
     ],
 )
-async def test_an_answer_that_is_cut_short(
+async def test_response_that_is_cut_short_is_an_error(
     serve: Serve, endpoint_at: EndpointAt, data: bytes, end: str, begun: bool
 ) -> None:
     async def script(connection: Connection) -> None:
@@ -277,20 +281,18 @@ async def test_an_answer_that_is_cut_short(
 
     async with serve(script) as server:
         error = await _error(endpoint_at(server.url))
-        when = "before the end of its answer" if begun else "before it answered"
+        when = "before the end of its response" if begun else "before it answered"
         assert error.kind is (ErrorKind.BAD_RESPONSE if data else ErrorKind.NO_RESPONSE)
         assert error.message == f"{server.url} closed the connection {when}"
 
 
 @pytest.mark.parametrize("data", [b"", b"all of it", PIECE * 16])
-async def test_a_body_until_close(serve: Serve, endpoint_at: EndpointAt, data: bytes) -> None:
+async def test_body_until_close_is_read(serve: Serve, endpoint_at: EndpointAt, data: bytes) -> None:
     async with serve(respond_in_turn(UNTIL_CLOSE + data)) as server:
         assert await _call(endpoint_at(server.url)) == data
 
 
-async def test_a_body_until_close_that_is_read_slowly(
-    serve: Serve, endpoint_at: EndpointAt
-) -> None:
+async def test_body_until_close_is_read_slowly(serve: Serve, endpoint_at: EndpointAt) -> None:
     async with serve(respond_in_turn(UNTIL_CLOSE + PIECE * 16)) as server:
         response = await endpoint_at(server.url).send(_request())
         await asyncio.sleep(0.2)
@@ -298,7 +300,7 @@ async def test_a_body_until_close_that_is_read_slowly(
 
 
 @pytest.mark.parametrize("data", [b"", b"all of it?", PIECE[:60_000]])
-async def test_over_tls_a_body_until_close_needs_a_last_word(
+async def test_body_until_close_over_tls_needs_close_notify(
     serve: Serve, endpoint_at: EndpointAt, data: bytes
 ) -> None:
     async def script(connection: Connection) -> None:
@@ -312,13 +314,13 @@ async def test_over_tls_a_body_until_close_needs_a_last_word(
         if server.url.startswith("https:"):
             error = await _error(endpoint)
             assert error.kind is ErrorKind.BAD_RESPONSE
-            assert error.message.endswith("closed the connection before the end of its answer")
+            assert error.message.endswith("closed the connection before the end of its response")
         else:
             assert await _call(endpoint) == data
 
 
 @pytest.mark.parametrize("end", ["close", "cut", "reset"])
-async def test_a_kept_connection_that_closes_is_not_used_again(
+async def test_closed_idle_connection_is_not_reused(
     serve: Serve, endpoint_at: EndpointAt, end: str
 ) -> None:
     async def script(connection: Connection) -> None:
@@ -342,7 +344,7 @@ async def test_a_kept_connection_that_closes_is_not_used_again(
         assert await _call(endpoint) == b"second"
 
 
-async def test_a_kept_connection_that_closes_as_it_is_used_again(
+async def test_request_is_sent_again_after_a_stale_connection(
     serve: Serve, endpoint_at: EndpointAt
 ) -> None:
     async def script(connection: Connection) -> None:
@@ -357,7 +359,7 @@ async def test_a_kept_connection_that_closes_as_it_is_used_again(
         assert len(server.connections) == 2
 
 
-async def test_many_at_once(serve: Serve, endpoint_at: EndpointAt) -> None:
+async def test_concurrent_requests(serve: Serve, endpoint_at: EndpointAt) -> None:
     async def script(connection: Connection) -> None:
         while True:
             received = await connection.request()
@@ -377,7 +379,7 @@ async def test_many_at_once(serve: Serve, endpoint_at: EndpointAt) -> None:
         assert len(server.connections) == 60
 
 
-async def test_leaving_drops_the_connection(serve: Serve, endpoint_at: EndpointAt) -> None:
+async def test_cancellation_drops_the_connection(serve: Serve, endpoint_at: EndpointAt) -> None:
     async with serve(never_respond) as server:
         sending = asyncio.create_task(endpoint_at(server.url).send(_request()))
         connection = await server.connection()
@@ -388,7 +390,7 @@ async def test_leaving_drops_the_connection(serve: Serve, endpoint_at: EndpointA
             await sending
 
 
-async def test_an_answer_half_read_drops_the_connection(
+async def test_partly_read_response_drops_the_connection(
     serve: Serve, endpoint_at: EndpointAt
 ) -> None:
     async def script(connection: Connection) -> None:
@@ -404,8 +406,8 @@ async def test_an_answer_half_read_drops_the_connection(
             await (await server.connection()).left.wait()
 
 
-async def test_tiny_chunks(serve: Serve, endpoint_at: EndpointAt) -> None:
-    """They are there to the last, though the server closes behind them."""
+async def test_tiny_chunks_are_read(serve: Serve, endpoint_at: EndpointAt) -> None:
+    """All chunks are read although the server closes after them."""
     count = 100_000
     head = {"Transfer-Encoding": "chunked"}
     body = chunk(b"x") * count + chunked()

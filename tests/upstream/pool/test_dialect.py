@@ -36,7 +36,7 @@ NOWHERE = "http://127.0.0.1:1"
 
 
 class _Itself:
-    """Answers with what it says of itself then."""
+    """Responds with its current metadata."""
 
     def __init__(self, document: object, status: str = "200 OK") -> None:
         self.document = document
@@ -54,17 +54,17 @@ Asking = Callable[..., AbstractAsyncContextManager[tuple[Pool, DialectDetector]]
 
 @pytest.fixture
 def asking(endpoint_at: EndpointAt) -> Asking:
-    """Make pools whose endpoints are asked what they are."""
+    """Make pools that detect the dialect of their endpoints."""
 
     @asynccontextmanager
     async def asking(
         *urls: str,
-        every: float = 60,
-        again: float = 60,
-        tells: bool = True,
+        interval: float = 60,
+        retry_delay: float = 60,
+        logs_startup: bool = True,
         health_checker: HealthChecker | None = None,
     ) -> AsyncIterator[tuple[Pool, DialectDetector]]:
-        dialect_detector = DialectDetector("u", every, again, tells)
+        dialect_detector = DialectDetector("u", interval, retry_delay, logs_startup)
         endpoints = [endpoint_at(url) for url in urls]
         pool = Pool(
             endpoints, supervisor=PoolSupervisor(health_checker, dialect_detector=dialect_detector)
@@ -78,17 +78,19 @@ def asking(endpoint_at: EndpointAt) -> Asking:
     return asking
 
 
-async def test_what_is_declared_is_known() -> None:
+async def test_fixed_dialect_is_known() -> None:
     dialect_state = fixed_dialect_state(KSERVE)
     await dialect_state.wait_until_known()
     assert (dialect_state.dialect, dialect_state.reason) == (KSERVE, "the settings say so")
 
 
-async def test_a_server_is_asked_once(asking: Asking, caplog: pytest.LogCaptureFixture) -> None:
+async def test_server_that_shows_its_dialect_is_asked_once(
+    asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     async with (
         ScriptedServer(_Itself(OF_TRITON)) as server,
-        asking(server.url, every=9, again=0.01) as (pool, dialect_detector),
+        asking(server.url, interval=9, retry_delay=0.01) as (pool, dialect_detector),
     ):
         await asyncio.gather(*(dialect_detector.wait_until_known() for _ in range(10)))
         assert dialect_detector.dialect == TRITON
@@ -103,30 +105,30 @@ async def test_a_server_is_asked_once(asking: Asking, caplog: pytest.LogCaptureF
     assert caplog.records[0].levelno == logging.INFO
 
 
-async def test_one_that_does_not_show_what_it_is_is_asked_again(
+async def test_server_that_shows_no_dialect_is_asked_again(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Something may stand in for it while it starts."""
+    """A placeholder may respond while the server starts."""
     itself = _Itself({}, "404 Not Found")
     async with (
         ScriptedServer(itself) as server,
-        asking(server.url, every=0.01) as (_, dialect_detector),
+        asking(server.url, interval=0.01) as (_, dialect_detector),
     ):
         await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == JSON
         await until(lambda: len(server.requests) > 2)
         itself.document, itself.status = OF_TRITON, "200 OK"
         await until(lambda: dialect_detector.dialect == TRITON)
-    (record,) = caplog.records  # that it is known by now is no warning
+    (record,) = caplog.records  # that it is known now is logged at INFO
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(f"upstream u: dialect json: {server.url} answered")
 
 
-async def test_another_may_take_its_place_without_a_failure(asking: Asking) -> None:
+async def test_replaced_server_is_detected_without_a_failure(asking: Asking) -> None:
     itself = _Itself(OF_TRITON)
     async with (
         ScriptedServer(itself) as server,
-        asking(server.url, every=0.01) as (_, dialect_detector),
+        asking(server.url, interval=0.01) as (_, dialect_detector),
     ):
         await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == TRITON
@@ -134,7 +136,7 @@ async def test_another_may_take_its_place_without_a_failure(asking: Asking) -> N
         await until(lambda: dialect_detector.dialect == KSERVE)
 
 
-async def test_one_that_is_down_is_asked_by_who_needs_it(
+async def test_waiting_call_asks_an_unreachable_server_at_once(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ScriptedServer(_Itself(OF_KSERVE)) as server:
@@ -152,17 +154,17 @@ async def test_one_that_is_down_is_asked_by_who_needs_it(
         assert dialect_detector.dialect == KSERVE
 
 
-async def test_one_that_is_down_is_asked_without_anybody_who_needs_it(asking: Asking) -> None:
+async def test_unreachable_server_is_asked_again_without_calls(asking: Asking) -> None:
     async with ScriptedServer() as server:
         port = server.port
-    async with asking(server.url, again=0.01) as (_, dialect_detector):
+    async with asking(server.url, retry_delay=0.01) as (_, dialect_detector):
         await until(lambda: "cannot connect" in dialect_detector.reason)
         async with ScriptedServer(_Itself(OF_KSERVE), port=port):
             await until(lambda: dialect_detector.dialect == KSERVE)
 
 
 @pytest.mark.parametrize("status", ["500 Broken", "503 Service Unavailable", "429 Too Many"])
-async def test_an_error_of_the_moment_tells_nothing(asking: Asking, status: str) -> None:
+async def test_temporary_error_shows_no_dialect(asking: Asking, status: str) -> None:
     itself = _Itself({"error": "starting"}, status)
     async with ScriptedServer(itself) as server, asking(server.url) as (_, dialect_detector):
         with pytest.raises(GatewayError, match=f"{server.url}/v2, which .* answered {status[:3]}"):
@@ -173,7 +175,7 @@ async def test_an_error_of_the_moment_tells_nothing(asking: Asking, status: str)
         assert dialect_detector.dialect == JSON
 
 
-async def test_a_server_that_hangs_is_waited_for_no_longer_than_needed(
+async def test_hanging_server_does_not_delay_the_others(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
@@ -190,7 +192,7 @@ async def test_a_server_that_hangs_is_waited_for_no_longer_than_needed(
         assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
 
 
-async def test_a_lack_of_descriptors_is_the_gateways_own(asking: Asking) -> None:
+async def test_lack_of_descriptors_is_not_the_servers_error(asking: Asking) -> None:
     async with ScriptedServer(_Itself(OF_TRITON)) as server:
         with no_descriptors():
             async with asking(server.url) as (_, dialect_detector):
@@ -199,7 +201,7 @@ async def test_a_lack_of_descriptors_is_the_gateways_own(asking: Asking) -> None
     assert (caught.value.kind, caught.value.retry_after) == (ErrorKind.EXHAUSTED, 1)
 
 
-async def test_who_waits_may_leave(asking: Asking) -> None:
+async def test_waiting_call_may_be_cancelled(asking: Asking) -> None:
     go_on = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -217,7 +219,7 @@ async def test_who_waits_may_leave(asking: Asking) -> None:
         assert dialect_detector.dialect == TRITON
 
 
-async def test_who_waits_is_told_when_it_ends(asking: Asking) -> None:
+async def test_waiting_call_fails_when_the_pool_closes(asking: Asking) -> None:
     async with (
         ScriptedServer(never_respond) as server,
         asking(server.url) as (pool, dialect_detector),
@@ -230,18 +232,18 @@ async def test_who_waits_is_told_when_it_ends(asking: Asking) -> None:
 
 
 def _fail(pool: Pool, number: int = 0) -> None:
-    loan = pool.lease_all()[number]
-    loan.acquire()
-    loan.release(Outcome.FAILED, "it is gone")
+    lease = pool.lease_all()[number]
+    lease.acquire()
+    lease.release(Outcome.FAILED, "it is gone")
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_after_a_failure_a_server_may_be_another(asking: Asking, count: int) -> None:
+async def test_failed_call_rechecks_the_dialect(asking: Asking, count: int) -> None:
     itself = _Itself(OF_MLSERVER)
     async with (
         ScriptedServer(itself) as server,
         ScriptedServer(_Itself(OF_KSERVE)) as other,
-        asking(*[server.url, other.url][:count], again=0.01) as (pool, dialect_detector),
+        asking(*[server.url, other.url][:count], retry_delay=0.01) as (pool, dialect_detector),
     ):
         await until(lambda: all(member.detected_dialect for member in pool.members))
         itself.document = OF_KSERVE
@@ -251,10 +253,10 @@ async def test_after_a_failure_a_server_may_be_another(asking: Asking, count: in
         assert len(other.requests) == count - 1
 
 
-async def test_failures_in_a_row_are_one_question(asking: Asking) -> None:
+async def test_failures_in_a_row_recheck_once(asking: Asking) -> None:
     async with (
         ScriptedServer(_Itself(OF_TRITON)) as server,
-        asking(server.url, again=0.05) as (pool, dialect_detector),
+        asking(server.url, retry_delay=0.05) as (pool, dialect_detector),
     ):
         await dialect_detector.wait_until_known()
         dialect = dialect_detector.dialect
@@ -266,9 +268,12 @@ async def test_failures_in_a_row_are_one_question(asking: Asking) -> None:
         assert dialect_detector.dialect is dialect
 
 
-async def test_what_is_known_stays_while_a_server_is_down(asking: Asking) -> None:
+async def test_known_dialect_stays_while_a_server_is_down(asking: Asking) -> None:
     script = respond_in_turn(http_response(json.dumps(OF_KSERVE).encode()))
-    async with ScriptedServer(script) as server, asking(server.url, again=0.01) as (pool, one):
+    async with (
+        ScriptedServer(script) as server,
+        asking(server.url, retry_delay=0.01) as (pool, one),
+    ):
         await one.wait_until_known()
         port = server.port
         await server.__aexit__(None, None, None)
@@ -286,19 +291,19 @@ def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
 
 
 async def _asked(server: ScriptedServer, more: int) -> None:
-    """Wait until a server has been asked so many times more."""
+    """Wait until a server got this many more requests."""
     before = len(server.requests)
     await until(lambda: len(server.requests) >= before + more)
 
 
-async def test_the_loss_of_the_only_server_is_logged_once(
+async def test_loss_of_the_only_server_is_logged_once(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     itself = _Itself(OF_KSERVE)
     async with (
         ScriptedServer(itself) as server,
-        asking(server.url, every=0.02, again=0.01) as (pool, dialect_detector),
+        asking(server.url, interval=0.02, retry_delay=0.01) as (pool, dialect_detector),
     ):
         await dialect_detector.wait_until_known()
         for _ in range(2):  # outages
@@ -320,16 +325,19 @@ async def test_the_loss_of_the_only_server_is_logged_once(
             ]
 
 
-async def test_a_loss_that_others_log_is_not_logged_again(
+async def test_loss_that_is_logged_elsewhere_is_not_logged_again(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Probes do, and so does ejection where there are several endpoints."""
+    """Health checks log it, and so do ejections if there are several endpoints."""
     itself = _Itself(OF_KSERVE)
     health_checker = HealthChecker("/", 60, 5, HealthCheckPolicy(1, 1), lambda: 0.9)
     async with ScriptedServer(itself) as server, ScriptedServer(_Itself(OF_KSERVE)) as other:
         for urls, probed in (((server.url,), health_checker), ((server.url, other.url), None)):
             itself.status = "200 OK"
-            async with asking(*urls, every=0.02, again=0.01, health_checker=probed) as (pool, _):
+            async with asking(*urls, interval=0.02, retry_delay=0.01, health_checker=probed) as (
+                pool,
+                _,
+            ):
                 await until(lambda: all(member.detected_dialect for member in pool.members))
                 if probed is not None:
                     await until(lambda: pool.members[0].probed.healthy)
@@ -339,14 +347,14 @@ async def test_a_loss_that_others_log_is_not_logged_again(
     assert _told(caplog) == []
 
 
-async def test_what_all_find_out_alike_is_logged_by_one(
+async def test_first_detection_is_logged_by_one_worker(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "tensorgate.upstream")
     itself = _Itself(OF_KSERVE, "503 Starting")
     async with (
         ScriptedServer(itself) as server,
-        asking(server.url, again=0.01, tells=False) as (pool, dialect_detector),
+        asking(server.url, retry_delay=0.01, logs_startup=False) as (pool, dialect_detector),
     ):
         await until(lambda: caplog.records)
         itself.status = "200 OK"
@@ -356,11 +364,11 @@ async def test_what_all_find_out_alike_is_logged_by_one(
         itself.document = OF_TRITON
         _fail(pool)
         await until(lambda: dialect_detector.dialect == TRITON)
-        # What it learns later, others may not.
+        # Later detections may differ between workers, so each logs its own.
         assert [level for level, _ in _told(caplog)] == [logging.INFO]
 
 
-async def test_servers_that_differ_are_named(
+async def test_different_servers_are_logged(
     asking: Asking, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = _Itself(OF_MLSERVER)
@@ -368,7 +376,7 @@ async def test_servers_that_differ_are_named(
         ScriptedServer(_Itself(OF_TRITON)) as first,
         ScriptedServer(other) as second,
         ScriptedServer(_Itself(OF_TRITON)) as third,
-        asking(first.url, second.url, third.url, again=0.01) as (pool, dialect_detector),
+        asking(first.url, second.url, third.url, retry_delay=0.01) as (pool, dialect_detector),
     ):
         await until(lambda: all(member.detected_dialect for member in pool.members))
         dialect = dialect_detector.dialect
@@ -386,7 +394,7 @@ async def test_servers_that_differ_are_named(
         assert "differ" not in dialect_detector.reason
 
 
-async def test_releases_that_differ_are_named(asking: Asking) -> None:
+async def test_different_releases_are_logged(asking: Asking) -> None:
     old = {**OF_KSERVE, "version": "0.13.0"}
     async with (
         ScriptedServer(_Itself(OF_KSERVE)) as first,
@@ -399,7 +407,9 @@ async def test_releases_that_differ_are_named(asking: Asking) -> None:
         assert second.url in dialect_detector.reason
 
 
-async def test_servers_come_and_go(asking: Asking, endpoint_at: EndpointAt) -> None:
+async def test_dialect_follows_the_servers_of_the_pool(
+    asking: Asking, endpoint_at: EndpointAt
+) -> None:
     async with (
         ScriptedServer(_Itself(OF_TRITON)) as first,
         ScriptedServer(_Itself(OF_KSERVE)) as second,
@@ -414,14 +424,12 @@ async def test_servers_come_and_go(asking: Asking, endpoint_at: EndpointAt) -> N
         assert "its endpoints differ" in dialect_detector.reason
         pool.set_endpoints([new])
         assert dialect_detector.dialect == KSERVE
-        # What is not known of those that come is what those were that go.
+        # Until new servers are detected, the dialect of the old ones stays.
         pool.set_endpoints([endpoint_at(NOWHERE)])
         assert dialect_detector.dialect == KSERVE
 
 
-async def test_a_pool_that_replaces_another_knows_what_that_knew(
-    asking: Asking, endpoint_at: EndpointAt
-) -> None:
+async def test_new_pool_adopts_detected_dialects(asking: Asking, endpoint_at: EndpointAt) -> None:
     script = respond_in_turn(http_response(json.dumps(OF_KSERVE).encode()))
     async with (
         ScriptedServer(script, never_respond) as server,
@@ -432,15 +440,15 @@ async def test_a_pool_that_replaces_another_knows_what_that_knew(
             pool.adopt_state(before)
             await dialect_detector.wait_until_known()
             assert dialect_detector.dialect == KSERVE
-            await server.connection(1)  # it is asked nevertheless
+            await server.connection(1)  # it is asked again all the same
 
 
-async def test_one_that_another_worker_uses_again_may_be_another(asking: Asking) -> None:
+async def test_recovery_in_another_worker_rechecks_the_dialect(asking: Asking) -> None:
     itself = _Itself(OF_TRITON)
     async with (
         ScriptedServer(itself) as server,
         ScriptedServer(_Itself(OF_KSERVE)) as other,
-        asking(server.url, other.url, again=0.01) as (pool, dialect_detector),
+        asking(server.url, other.url, retry_delay=0.01) as (pool, dialect_detector),
     ):
         await until(lambda: all(member.detected_dialect for member in pool.members))
         member = pool.members[0]

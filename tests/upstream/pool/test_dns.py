@@ -22,7 +22,7 @@ from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response, message
 from tests.support.servers.name_service import UNKNOWN_NAME, Answer, NameService
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
-from tests.upstream.endpoints import trusting
+from tests.upstream.endpoints import trusting_context
 
 REQUEST = UpstreamRequest("GET", "/v2", CIMultiDict())
 
@@ -33,9 +33,9 @@ def _connect(address: ServerAddress) -> HttpEndpoint:
 
 @asynccontextmanager
 async def _pool(names: NameService, *urls: str, time: float = 5) -> AsyncIterator[Pool]:
-    """Run a pool whose names are looked up without much of a pause; nothing is left of it."""
+    """Run a pool that looks names up with short pauses; nothing may be left of it."""
     async with no_leaks():
-        servers = [parse_server_url(url, trusting()) for url in urls]
+        servers = [parse_server_url(url, trusting_context()) for url in urls]
         resolver = Resolver(servers, 0.01, _connect, names, time, lambda: 0.0)
         pool = Pool(resolver.endpoints, supervisor=PoolSupervisor(resolver=resolver))
         await pool.start()
@@ -48,7 +48,7 @@ async def _pool(names: NameService, *urls: str, time: float = 5) -> AsyncIterato
 
 @asynccontextmanager
 async def _servers(*hosts: str) -> AsyncIterator[list[ScriptedServer]]:
-    """Run servers at several addresses, with the same port, that tell where they are."""
+    """Run servers at several addresses with the same port, which respond with their address."""
     async with AsyncExitStack() as stack:
         servers: list[ScriptedServer] = []
         for host in hosts:
@@ -60,7 +60,7 @@ async def _servers(*hosts: str) -> AsyncIterator[list[ScriptedServer]]:
 
 
 async def _asked(pool: Pool) -> set[str]:
-    """Give what the next exchanges are answered."""
+    """Return the bodies of the next responses."""
     bodies = set()
     for _ in range(2 * len(pool.members)):
         with pool.lease() as endpoint:
@@ -69,7 +69,7 @@ async def _asked(pool: Pool) -> set[str]:
 
 
 async def _looked_up(names: NameService) -> None:
-    """Wait until what the service says now has been heard."""
+    """Wait until the pool uses the current addresses of the name service."""
     asked = names.asked
     await until(lambda: names.asked > asked + 2)
 
@@ -78,7 +78,7 @@ def _urls(pool: Pool) -> list[str]:
     return [endpoint.url for endpoint in pool.endpoints]
 
 
-async def test_each_address_is_an_endpoint_of_its_own() -> None:
+async def test_each_address_is_an_endpoint() -> None:
     names = NameService(triton=["127.0.0.2", "127.0.0.1", "127.0.0.2"])
     async with _servers("127.0.0.1", "127.0.0.2") as servers:
         name = f"triton:{servers[0].port}"
@@ -104,14 +104,14 @@ async def test_addresses_come_and_go() -> None:
         assert await _asked(pool) == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}
         names.answers["triton"] = ["127.0.0.3"]
         await until(lambda: len(pool.endpoints) == 1)
-        # What they kept open is closed.
+        # Their idle connections are closed.
         await until(servers[0].connections[0].left.is_set)
         await until(servers[1].connections[0].left.is_set)
         assert await _asked(pool) == {"127.0.0.3"}
         assert not servers[2].connections[0].left.is_set()
 
 
-async def test_exchanges_finish_at_an_address_that_vanishes() -> None:
+async def test_calls_finish_at_an_address_that_vanishes() -> None:
     go_on = asyncio.Event()
 
     async def slow(connection: Connection) -> None:
@@ -145,7 +145,7 @@ async def test_exchanges_finish_at_an_address_that_vanishes() -> None:
         assert len(pool.snapshot()) == 1
 
 
-async def test_a_failing_look_up_keeps_what_was_known(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_look_up_keeps_the_addresses(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tensorgate.upstream")
     names = NameService(triton=["127.0.0.1", "127.0.0.2"])
     async with _pool(names, "http://triton:8000") as pool:
@@ -171,7 +171,7 @@ async def test_a_failing_look_up_keeps_what_was_known(caplog: pytest.LogCaptureF
         (UnicodeError("label too long"), "label too long"),
     ],
 )
-async def test_an_unknown_name_is_an_error_that_tells(known: list[str], fault: str) -> None:
+async def test_error_without_addresses_tells_why(known: list[str], fault: str) -> None:
     names = NameService(triton=known)
     async with _pool(names, "http://triton:8000", "https://other:1") as pool:
         with pytest.raises(GatewayError) as caught:
@@ -187,7 +187,7 @@ async def test_an_unknown_name_is_an_error_that_tells(known: list[str], fault: s
         assert pool.lease().endpoint is pool.endpoints[0]
 
 
-async def test_the_start_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_waits_only_a_moment_for_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_START_DNS_TIMEOUT", 0.01)
     names = NameService(triton=["127.0.0.1"])
     names.ready.clear()
@@ -201,20 +201,20 @@ async def test_the_start_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch)
         await until(lambda: pool.endpoints)
 
 
-async def test_a_look_up_is_given_up_but_not_made_twice() -> None:
+async def test_look_up_that_times_out_is_not_started_twice() -> None:
     names = NameService(triton=["127.0.0.1"])
     names.ready.clear()
     async with _pool(names, "http://triton:8000", time=0.01) as pool:
         with pytest.raises(GatewayError) as caught:
             pool.lease()
-        assert caught.value.message.endswith("no answer of the name service within 0.01 s")
+        assert caught.value.message.endswith("no response of the name service within 0.01 s")
         await asyncio.sleep(0.05)
         assert names.asked == 1
         names.ready.set()
         await until(lambda: pool.endpoints)
 
 
-async def test_a_name_without_answer_does_not_hold_up_another() -> None:
+async def test_slow_look_up_does_not_delay_another_name() -> None:
     names = NameService(triton=["127.0.0.1"])
 
     async def lookup(host: str) -> list[str]:
@@ -237,7 +237,7 @@ async def test_a_name_without_answer_does_not_hold_up_another() -> None:
         await asyncio.gather(watch, return_exceptions=True)
 
 
-async def test_what_is_no_name_stays_as_it_is() -> None:
+async def test_ip_address_is_not_looked_up() -> None:
     urls = ["http://127.0.0.1:1", "http://[::1]:2", "unix:/s"]
     names = NameService(triton=["127.0.0.9", "::1"])
     async with _pool(names, *urls[:2], "http://triton:3", urls[2]) as pool:
@@ -254,7 +254,7 @@ async def test_what_is_no_name_stays_as_it_is() -> None:
         assert names.asked >= 2
 
 
-async def test_the_addresses_of_a_name_have_a_cap(caplog: pytest.LogCaptureFixture) -> None:
+async def test_number_of_addresses_is_limited(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tensorgate.upstream")
     many = [f"127.0.{i // 250}.{i % 250 + 1}" for i in range(300)]
     names = NameService(triton=many)
@@ -268,7 +268,7 @@ async def test_the_addresses_of_a_name_have_a_cap(caplog: pytest.LogCaptureFixtu
     assert record.getMessage().endswith(", 256 of 300")
 
 
-async def test_a_certificate_names_the_host_and_not_the_address() -> None:
+async def test_certificate_must_have_the_host_name() -> None:
     names = NameService(localhost=["127.0.0.2"])
     server = ScriptedServer(ssl=server_context(server_certificate("localhost")), host="127.0.0.2")
     async with server, _pool(names, f"https://localhost:{server.port}") as pool:
@@ -276,7 +276,7 @@ async def test_a_certificate_names_the_host_and_not_the_address() -> None:
         assert _urls(pool) == [f"https://localhost:{server.port} (127.0.0.2)"]
 
 
-async def test_an_address_that_cannot_be_reached_is_named() -> None:
+async def test_unreachable_address_is_named() -> None:
     port = free_port()
     async with _pool(NameService(triton=[HOST]), f"http://triton:{port}") as pool:
         with pytest.raises(GatewayError) as caught:
@@ -288,15 +288,15 @@ async def test_an_address_that_cannot_be_reached_is_named() -> None:
 @pytest.mark.parametrize(
     ("host", "named"), [("triton", True), ("10.0.0.1", False), ("::1", False), ("localhost", True)]
 )
-def test_which_hosts_are_names(host: str, named: bool) -> None:
+def test_ip_addresses_are_no_host_names(host: str, named: bool) -> None:
     assert TcpAddress(host, 1).has_host_name is named
 
 
-async def test_the_system_knows_this_machine() -> None:
+async def test_localhost_is_resolved() -> None:
     assert set(await resolve_host("localhost")) & {"127.0.0.1", "::1"}
 
 
-def test_the_same_server_twice_is_one() -> None:
+def test_duplicate_server_is_one_endpoint() -> None:
     made: list[ServerAddress] = []
 
     def connect(address: ServerAddress) -> ScriptedEndpoint:
@@ -311,12 +311,12 @@ def test_the_same_server_twice_is_one() -> None:
     assert len(made) == 1
 
 
-async def test_what_another_one_knows_is_used_until_names_are_looked_up() -> None:
+async def test_adopted_addresses_are_used_until_a_look_up() -> None:
     names = NameService(triton=["127.0.0.1", "127.0.0.2"])
     async with _pool(names, "http://triton:1000", "http://other:1000") as before:
         names.ready.clear()
         urls = ["https://triton:2000", "http://other:1000", "http://new:1000", "http://127.0.0.9:1"]
-        servers = [parse_server_url(url, trusting()) for url in urls]
+        servers = [parse_server_url(url, trusting_context()) for url in urls]
         resolver = Resolver(servers, 0.01, _connect, names, 5, lambda: 0.0)
         pool = Pool(resolver.endpoints, supervisor=PoolSupervisor(resolver=resolver))
         pool.adopt_addresses(before)
@@ -329,7 +329,7 @@ async def test_what_another_one_knows_is_used_until_names_are_looked_up() -> Non
         names.ready.set()
 
 
-async def test_without_names_there_is_nothing_to_begin_with() -> None:
+async def test_pool_without_names_adopts_no_addresses() -> None:
     async with _pool(NameService(), "http://127.0.0.1:1") as named:
         pool = Pool([_connect(parse_server_url("http://127.0.0.2:1"))])
         members = pool.members

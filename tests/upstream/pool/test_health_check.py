@@ -35,7 +35,7 @@ Probing = Callable[..., AbstractAsyncContextManager[Pool]]
 
 @pytest.fixture
 def probing(endpoint_at: EndpointAt) -> Probing:
-    """Make pools whose endpoints are probed, without much of a pause."""
+    """Make pools with health checks at short intervals."""
 
     @asynccontextmanager
     async def probing(*urls: str, time: float = 5, unhealthy: int = 2) -> AsyncIterator[Pool]:
@@ -53,7 +53,7 @@ def probing(endpoint_at: EndpointAt) -> Probing:
 
 
 def _lent(pool: Pool) -> set[str]:
-    """Give the endpoints that the next exchanges go to."""
+    """Return the endpoints of the next calls."""
     urls = set()
     for _ in range(2 * len(pool.members)):
         with pool.lease() as endpoint:
@@ -62,11 +62,11 @@ def _lent(pool: Pool) -> set[str]:
 
 
 def _eject(member: Member, pool: Pool) -> None:
-    """Have exchanges fail at an endpoint until it is left out."""
+    """Make calls to an endpoint fail until it is ejected."""
     for _ in range(5):
-        loan = Lease(pool, member)
-        loan.acquire()
-        loan.release(Outcome.FAILED)
+        lease = Lease(pool, member)
+        lease.acquire()
+        lease.release(Outcome.FAILED)
 
 
 def _is_asked(server: ScriptedServer, times: int) -> bool:
@@ -74,7 +74,7 @@ def _is_asked(server: ScriptedServer, times: int) -> bool:
 
 
 class _Moody:
-    """Answers as it is told to."""
+    """Responds with the current status."""
 
     def __init__(self) -> None:
         self.http_response = WELL
@@ -85,7 +85,7 @@ class _Moody:
             await connection.send(self.http_response)
 
 
-async def test_one_that_turns_bad_is_left_out_until_it_is_good_again(
+async def test_unhealthy_endpoint_is_not_used_until_it_is_healthy(
     probing: Probing, caplog: pytest.LogCaptureFixture
 ) -> None:
     moody = _Moody()
@@ -122,7 +122,7 @@ async def _close(connection: Connection) -> None:
     [
         (never_respond, "no response to GET /ready within 0.05 s"),
         (_close, "{url} closed the connection before it answered"),
-        (always_respond(b"what?\r\n\r\n"), "{url} answered what is not HTTP"),
+        (always_respond(b"what?\r\n\r\n"), "{url} sent an invalid HTTP response"),
         (always_respond(http_response(bytes(65_537))), "{url}/ready is larger than 65536 bytes"),
         (always_respond(ILL), "GET /ready answered 503"),
         (always_respond(http_response(status="302 Found")), "GET /ready answered 302"),
@@ -132,14 +132,16 @@ async def _close(connection: Connection) -> None:
         ),
     ],
 )
-async def test_what_is_no_good_answer(probing: Probing, script: Script, reason: str) -> None:
+async def test_failed_health_checks_give_their_reason(
+    probing: Probing, script: Script, reason: str
+) -> None:
     time = 0.05 if "within" in reason else 5
     async with ScriptedServer(script) as bad, probing(bad.url, time=time) as pool:
         await until(lambda: pool.snapshot()[0].healthy is False)
         assert pool.snapshot()[0].reason.startswith(reason.format(url=bad.url))
 
 
-async def test_one_that_cannot_be_reached(
+async def test_unreachable_endpoint_is_unhealthy(
     probing: Probing, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_port()
@@ -154,7 +156,7 @@ async def test_one_that_cannot_be_reached(
     assert f"{url} is unhealthy and is not used: {reason}" in caplog.text
 
 
-async def test_one_that_becomes_healthy_is_used_even_if_it_was_left_out(probing: Probing) -> None:
+async def test_endpoint_that_becomes_healthy_ends_its_ejection(probing: Probing) -> None:
     moody = _Moody()
     moody.http_response = ILL
     async with (
@@ -170,7 +172,7 @@ async def test_one_that_becomes_healthy_is_used_even_if_it_was_left_out(probing:
         assert _lent(pool) == {server.url, good.url}
 
 
-async def test_one_that_stays_healthy_stays_left_out(probing: Probing) -> None:
+async def test_endpoint_that_stays_healthy_stays_ejected(probing: Probing) -> None:
     async with (
         ScriptedServer() as server,
         ScriptedServer() as good,
@@ -182,7 +184,7 @@ async def test_one_that_stays_healthy_stays_left_out(probing: Probing) -> None:
         assert _lent(pool) == {good.url}
 
 
-async def test_before_its_first_answer_an_endpoint_is_used(probing: Probing) -> None:
+async def test_endpoint_is_used_before_its_first_check(probing: Probing) -> None:
     async with (
         ScriptedServer(never_respond) as silent,
         ScriptedServer() as good,
@@ -193,7 +195,7 @@ async def test_before_its_first_answer_an_endpoint_is_used(probing: Probing) -> 
         assert _lent(pool) == {silent.url, good.url}
 
 
-async def test_a_probe_that_cannot_be_made_tells_nothing(
+async def test_check_that_the_gateway_cannot_make_has_no_result(
     probing: Probing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = under_way = 0
@@ -216,7 +218,7 @@ async def test_a_probe_that_cannot_be_made_tells_nothing(
         ScriptedServer() as other,
         probing(server.url, other.url) as pool,
     ):
-        # The servers are in this process: without descriptors they would drop a probe under way.
+        # The servers are in this process: without descriptors they would drop a check in flight.
         await until(lambda: not under_way and all(each.healthy for each in pool.snapshot()))
         with no_descriptors():
             before = asked
@@ -224,7 +226,7 @@ async def test_a_probe_that_cannot_be_made_tells_nothing(
         assert all(each.healthy for each in pool.snapshot())
 
 
-async def test_where_all_are_unhealthy_all_are_used(probing: Probing) -> None:
+async def test_all_endpoints_are_used_if_all_are_unhealthy(probing: Probing) -> None:
     async with (
         ScriptedServer(always_respond(ILL)) as one,
         ScriptedServer(always_respond(ILL)) as two,
@@ -236,7 +238,7 @@ async def test_where_all_are_unhealthy_all_are_used(probing: Probing) -> None:
         assert pool.any_healthy is False
 
 
-async def test_one_is_enough_to_be_usable(probing: Probing) -> None:
+async def test_one_healthy_endpoint_is_enough(probing: Probing) -> None:
     async with (
         ScriptedServer(always_respond(ILL)) as one,
         ScriptedServer() as two,
@@ -245,7 +247,7 @@ async def test_one_is_enough_to_be_usable(probing: Probing) -> None:
         await until(lambda: pool.any_healthy)
 
 
-async def test_a_row_of_bad_answers_is_needed(probing: Probing) -> None:
+async def test_unhealthy_threshold_counts_failures_in_a_row(probing: Probing) -> None:
     answers = [WELL, ILL, ILL, WELL, ILL, ILL, ILL, ILL]
     async with (
         ScriptedServer(respond_in_turn(*answers), never_respond) as server,
@@ -260,7 +262,7 @@ async def test_a_row_of_bad_answers_is_needed(probing: Probing) -> None:
         assert False not in states
 
 
-async def test_all_is_over_when_the_pool_is_closed(probing: Probing) -> None:
+async def test_close_ends_health_checks(probing: Probing) -> None:
     async with ScriptedServer(never_respond) as silent, ScriptedServer() as good:
         async with probing(silent.url, good.url):
             connection = await silent.connection()

@@ -1,4 +1,4 @@
-"""What is counted of the calls at each endpoint."""
+"""The statistics of failed calls of an endpoint."""
 
 import gc
 import weakref
@@ -10,7 +10,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import MemberState, Outcome
 from gateway.upstream.pool.pool import Pool
-from tests.upstream.pools import failing, pool_of
+from tests.upstream.pools import fail_calls, make_pool
 
 UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "cannot connect to http://0: Connection refused")
 
@@ -25,16 +25,16 @@ def _counts(pool: Pool) -> tuple[int, int, int]:
 
 
 def _answers(pool: Pool, status: int) -> None:
-    """Have the first endpoint answer with a status."""
-    loan = pool.lease(pool.endpoints[1:])
-    loan.acquire()
-    loan.release(*loan.classify_status(status))
+    """Make a call to which the first endpoint responds with a status."""
+    lease = pool.lease(pool.endpoints[1:])
+    lease.acquire()
+    lease.release(*lease.classify_status(status))
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_endpoints_failed_calls_are_counted_even_where_it_is_alone(count: int) -> None:
-    pool = pool_of(count)
-    failing(pool, 0, UNREACHABLE, times=2)
+def test_failed_calls_of_a_single_endpoint_are_counted(count: int) -> None:
+    pool = make_pool(count)
+    fail_calls(pool, 0, UNREACHABLE, times=2)
     assert _counts(pool) == (2, 2, 0)
     assert _state(pool).last_error == str(UNREACHABLE)
     assert (_state(pool).last_error_at or "").endswith("+00:00")
@@ -42,10 +42,8 @@ def test_an_endpoints_failed_calls_are_counted_even_where_it_is_alone(count: int
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("status", [500, 503])
-def test_responses_of_5xx_are_failed_calls_whether_they_eject_or_not(
-    count: int, status: int
-) -> None:
-    pool = pool_of(count)
+def test_responses_of_5xx_count_as_failed_calls(count: int, status: int) -> None:
+    pool = make_pool(count)
     for _ in range(3):
         _answers(pool, status)
     assert _counts(pool) == (3, 3, 3)
@@ -53,8 +51,8 @@ def test_responses_of_5xx_are_failed_calls_whether_they_eject_or_not(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_500_does_not_eject(count: int) -> None:
-    pool = pool_of(count)
+def test_500_does_not_eject(count: int) -> None:
+    pool = make_pool(count)
     for _ in range(20):
         _answers(pool, 500)
     assert _state(pool).ejections == 0
@@ -62,76 +60,76 @@ def test_a_500_does_not_eject(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("status", [200, 404])
-def test_a_good_response_ends_the_row_of_failed_calls(count: int, status: int) -> None:
-    pool = pool_of(count)
-    failing(pool, 0, UNREACHABLE)
+def test_success_ends_the_row_of_failed_calls(count: int, status: int) -> None:
+    pool = make_pool(count)
+    fail_calls(pool, 0, UNREACHABLE)
     _answers(pool, 500)
     _answers(pool, status)
     assert _counts(pool) == (0, 2, 1)
     assert _state(pool).last_error == "it answered 500"
 
 
-def test_an_endpoint_that_never_failed_has_no_last_error() -> None:
-    pool = pool_of(1)
+def test_endpoint_without_failures_has_no_last_error() -> None:
+    pool = make_pool(1)
     _answers(pool, 200)
-    failing(pool, 0, ConnectionError("the client left"))
+    fail_calls(pool, 0, ConnectionError("the client left"))
     assert _counts(pool) == (0, 0, 0)
     assert (_state(pool).last_error, _state(pool).last_error_at) == (None, None)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_client_that_leaves_within_a_response_of_5xx_does_not_hide_it(count: int) -> None:
-    pool = pool_of(count)
-    loan = pool.lease(pool.endpoints[1:])
-    loan.acquire()
-    loan.classify_status(500)
-    loan.release(Outcome.UNKNOWN, "the client left")
+def test_5xx_counts_although_the_client_leaves(count: int) -> None:
+    pool = make_pool(count)
+    lease = pool.lease(pool.endpoints[1:])
+    lease.acquire()
+    lease.classify_status(500)
+    lease.release(Outcome.UNKNOWN, "the client left")
     assert _counts(pool) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_response_that_breaks_off_is_one_failed_call_whatever_its_status(count: int) -> None:
-    pool = pool_of(count)
-    loan = pool.lease(pool.endpoints[1:])
-    loan.acquire()
-    loan.classify_status(500)
-    loan.finish(GatewayError(ErrorKind.BAD_RESPONSE, "it closed the connection"))
+def test_response_that_is_cut_short_is_one_failed_call(count: int) -> None:
+    pool = make_pool(count)
+    lease = pool.lease(pool.endpoints[1:])
+    lease.acquire()
+    lease.classify_status(500)
+    lease.finish(GatewayError(ErrorKind.BAD_RESPONSE, "it closed the connection"))
     assert _counts(pool) == (1, 1, 1)
     assert _state(pool).last_error == "it closed the connection"
 
 
-def test_a_response_for_which_another_endpoint_is_asked_is_counted() -> None:
-    pool = pool_of(2)
-    loan = pool.lease(pool.endpoints[1:])
-    loan.acquire()
-    loan.release(*loan.classify_retried(500))
+def test_retried_response_is_a_failed_call() -> None:
+    pool = make_pool(2)
+    lease = pool.lease(pool.endpoints[1:])
+    lease.acquire()
+    lease.release(*lease.classify_retried(500))
     assert _counts(pool) == (1, 1, 1)
     assert pool.members[0].ejection.failures == 1
 
 
 @pytest.mark.parametrize(("status", "counts"), [(500, (1, 1, 1)), (404, (0, 0, 0))])
-def test_a_refusal_of_metadata_is_counted_by_its_status(
+def test_error_response_for_metadata_is_counted_by_its_status(
     status: int, counts: tuple[int, int, int]
 ) -> None:
-    pool = pool_of(1)
-    loan = pool.lease()
-    loan.acquire()
-    loan.finish(UpstreamResponseError(status, "application/json", b"{}"))
+    pool = make_pool(1)
+    lease = pool.lease()
+    lease.acquire()
+    lease.finish(UpstreamResponseError(status, "application/json", b"{}"))
     assert _counts(pool) == counts
 
 
-def test_a_long_error_is_stored_in_part() -> None:
-    pool = pool_of(1)
-    failing(pool, 0, GatewayError(ErrorKind.BAD_RESPONSE, "x" * 10_000))
+def test_long_error_is_cut() -> None:
+    pool = make_pool(1)
+    fail_calls(pool, 0, GatewayError(ErrorKind.BAD_RESPONSE, "x" * 10_000))
     assert _state(pool).last_error == "x" * 300
 
 
 class _Body:
-    """A request's body, in a frame that an error passes."""
+    """A request's body, referred to by a frame of a traceback."""
 
 
-def test_no_error_is_stored_with_the_frames_that_it_passed() -> None:
-    pool = pool_of(1)
+def test_stored_error_keeps_no_frames_alive() -> None:
+    pool = make_pool(1)
 
     def call() -> "weakref.ref[_Body]":
         body = _Body()
@@ -148,8 +146,8 @@ def test_no_error_is_stored_with_the_frames_that_it_passed() -> None:
     assert "was not answered" in (_state(pool).last_error or "")
 
 
-def test_a_pool_that_replaces_another_goes_on_counting() -> None:
-    before, after = pool_of(2), pool_of(2)
-    failing(before, 0, UNREACHABLE, times=2)
+def test_new_pool_goes_on_counting() -> None:
+    before, after = make_pool(2), make_pool(2)
+    fail_calls(before, 0, UNREACHABLE, times=2)
     after.adopt_state(before)
     assert _counts(after) == (2, 2, 0)

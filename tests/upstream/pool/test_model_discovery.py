@@ -37,7 +37,7 @@ def _index(*names: str, **others: str) -> bytes:
 
 
 class _Repository:
-    """Answers with the index that it has then."""
+    """Responds with its current index."""
 
     def __init__(self, *names: str) -> None:
         self.index = _index(*names)
@@ -50,11 +50,11 @@ class _Repository:
 
 @pytest.fixture
 def discovering(endpoint_at: EndpointAt) -> Discovering:
-    """Make pools whose endpoints are asked for their models."""
+    """Make pools with model discovery."""
 
     @asynccontextmanager
-    async def discovering(*urls: str, every: float = 0.01) -> AsyncIterator[Pool]:
-        model_discovery = ModelDiscovery(every, lambda: 0.9)
+    async def discovering(*urls: str, interval: float = 0.01) -> AsyncIterator[Pool]:
+        model_discovery = ModelDiscovery(interval, lambda: 0.9)
         pool = Pool(
             [endpoint_at(url) for url in urls],
             supervisor=PoolSupervisor(model_discovery=model_discovery),
@@ -72,13 +72,13 @@ def _is_asked(server: ScriptedServer, times: int) -> bool:
     return len(server.requests) >= times
 
 
-def _lent(pool: Pool, model: str | None, but: Iterable[str] = ()) -> set[str]:
-    """Give the endpoints that the next exchanges for a model go to."""
-    left_out = [endpoint for endpoint in pool.endpoints if endpoint.url in but]
+def _lent(pool: Pool, model: str | None, exclude: Iterable[str] = ()) -> set[str]:
+    """Return the endpoints of the next calls for a model."""
+    excluded = [endpoint for endpoint in pool.endpoints if endpoint.url in exclude]
     urls = set()
     for _ in range(2 * len(pool.members)):
-        loan = pool.lease(left_out, None if model is None else ModelName(model))
-        with loan as endpoint:
+        lease = pool.lease(excluded, None if model is None else ModelName(model))
+        with lease as endpoint:
             urls.add(endpoint.url)
     return urls
 
@@ -87,7 +87,7 @@ def _models(pool: Pool) -> list[tuple[str, ...] | None]:
     return [state.models for state in pool.snapshot()]
 
 
-async def test_one_is_asked_whether_it_has_a_model(
+async def test_server_is_asked_whether_it_has_a_model(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.upstream.pool.model_discovery._TIMEOUT", 0.05)
@@ -99,7 +99,7 @@ async def test_one_is_asked_whether_it_has_a_model(
             await endpoint.close()
 
 
-async def test_a_request_goes_where_its_model_is(discovering: Discovering) -> None:
+async def test_request_goes_where_its_model_is_ready(discovering: Discovering) -> None:
     async with (
         ScriptedServer(_Repository("a", "b")) as one,
         ScriptedServer(_Repository("b", "c")) as two,
@@ -107,13 +107,13 @@ async def test_a_request_goes_where_its_model_is(discovering: Discovering) -> No
         discovering(one.url, two.url, none.url) as pool,
     ):
         await until(lambda: _models(pool) == [("a", "b"), ("b", "c"), ()])
-        every = {one.url, two.url, none.url}
+        all_urls = {one.url, two.url, none.url}
         assert _lent(pool, "a") == {one.url}
         assert _lent(pool, "b") == {one.url, two.url}
         assert _lent(pool, "c") == {two.url}
-        assert _lent(pool, "d") == every
-        assert _lent(pool, None) == every
-        # Another one is asked only where the model is.
+        assert _lent(pool, "d") == all_urls
+        assert _lent(pool, None) == all_urls
+        # There is an alternative only if it has the model.
         first = [each for each in pool.endpoints if each.url == one.url]
         assert not pool.has_alternative(first, ModelName("a"))
         assert pool.has_alternative(first, ModelName("b"))
@@ -123,7 +123,7 @@ async def test_a_request_goes_where_its_model_is(discovering: Discovering) -> No
         assert json.loads(asked.body) == {"ready": True}
 
 
-async def test_a_request_goes_where_the_version_is(discovering: Discovering) -> None:
+async def test_request_goes_where_its_version_is_ready(discovering: Discovering) -> None:
     entries = [[{"name": "m", "version": version, "state": "READY"}] for version in "12"]
     one, two = [always_respond(http_response(json.dumps(each).encode())) for each in entries]
     async with (
@@ -137,7 +137,7 @@ async def test_a_request_goes_where_the_version_is(discovering: Discovering) -> 
         assert _lent(pool, "m") == {first.url, second.url}
 
 
-async def test_models_come_and_go(discovering: Discovering) -> None:
+async def test_routing_follows_models_that_come_and_go(discovering: Discovering) -> None:
     one, two = _Repository("a"), _Repository("b")
     async with (
         ScriptedServer(one) as first,
@@ -150,7 +150,7 @@ async def test_models_come_and_go(discovering: Discovering) -> None:
         assert _lent(pool, "a") == {second.url}
 
 
-async def test_what_is_not_known_yet_may_be_anywhere(discovering: Discovering) -> None:
+async def test_unknown_model_may_be_anywhere(discovering: Discovering) -> None:
     async with (
         ScriptedServer(_Repository("a")) as one,
         ScriptedServer(never_respond) as silent,
@@ -162,12 +162,12 @@ async def test_what_is_not_known_yet_may_be_anywhere(discovering: Discovering) -
         assert _lent(pool, "b") == {silent.url}
 
 
-async def test_after_a_change_all_are_asked_at_once(discovering: Discovering) -> None:
+async def test_refresh_asks_all_endpoints_at_once(discovering: Discovering) -> None:
     one = _Repository("a")
     async with (
         ScriptedServer(one) as server,
         ScriptedServer() as other,
-        discovering(server.url, other.url, every=60) as pool,
+        discovering(server.url, other.url, interval=60) as pool,
     ):
         await until(lambda: _models(pool)[0] == ("a",))
         one.index = _index("b")
@@ -177,7 +177,7 @@ async def test_after_a_change_all_are_asked_at_once(discovering: Discovering) ->
         assert len(server.requests) == 2
 
 
-async def test_a_change_while_it_is_asked_makes_it_asked_again(discovering: Discovering) -> None:
+async def test_refresh_during_a_request_asks_again(discovering: Discovering) -> None:
     go_on = asyncio.Event()
 
     async def script(connection: Connection) -> None:
@@ -188,7 +188,7 @@ async def test_a_change_while_it_is_asked_makes_it_asked_again(discovering: Disc
         await connection.send(_index("new"))
         await connection.wait_for_close()
 
-    async with ScriptedServer(script) as server, discovering(server.url, every=60) as pool:
+    async with ScriptedServer(script) as server, discovering(server.url, interval=60) as pool:
         await until(lambda: server.requests)
         for _ in range(5):
             pool.refresh_models()
@@ -198,7 +198,7 @@ async def test_a_change_while_it_is_asked_makes_it_asked_again(discovering: Disc
 
 
 @pytest.mark.parametrize("status", ["404 Not Found", "400 Bad Request", "501 Not Implemented"])
-async def test_who_serves_no_index_may_have_every_model(
+async def test_server_without_index_may_have_any_model(
     discovering: Discovering, status: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
@@ -215,7 +215,7 @@ async def test_who_serves_no_index_may_have_every_model(
     assert [record.getMessage() for record in caplog.records] == [message]
 
 
-async def test_what_was_known_stays_where_it_cannot_be_asked(
+async def test_known_models_stay_after_an_error(
     discovering: Discovering, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = _Repository("a")
@@ -239,11 +239,11 @@ async def test_what_was_known_stays_where_it_cannot_be_asked(
     assert len(said) == 3
     assert said[0] == f"{start}/v2/repository/index answered 503"
     assert said[1] == f"{start}/v2/repository/index is no index of models"
-    assert said[2].startswith(f"{start} answered what is not HTTP")
+    assert said[2].startswith(f"{start} sent an invalid HTTP response")
 
 
 class _V1:
-    """Has no repository index, and answers like this under the path of V1's list."""
+    """A server without repository index, with this response at the path of the V1 list."""
 
     def __init__(self, listed: bytes) -> None:
         self.listed = listed
@@ -255,7 +255,7 @@ class _V1:
             await connection.send(self.listed if is_v1 else http_response(status="404 Not Found"))
 
 
-async def test_a_server_without_an_index_is_asked_for_its_v1_list(
+async def test_v1_list_is_read_from_a_server_without_index(
     discovering: Discovering, caplog: pytest.LogCaptureFixture
 ) -> None:
     kserve = _V1(http_response(b'{"models":["b","c"]}'))
@@ -269,7 +269,7 @@ async def test_a_server_without_an_index_is_asked_for_its_v1_list(
         assert _lent(pool, "c") == {two.url}
         kserve.listed = http_response(b'{"models":["d"]}')
         await until(lambda: _models(pool)[1] == ("d",))
-        # What was known stays where it fails.
+        # After an error, the known models stay.
         kserve.listed = http_response(status="503 Busy")
         await until(partial(_is_asked, two, len(two.requests) + 4))
         assert _lent(pool, "d") == {two.url}
@@ -289,14 +289,14 @@ async def test_a_server_without_an_index_is_asked_for_its_v1_list(
     ],
     ids=lambda data: data[-40:],
 )
-async def test_what_is_another_list_tells_nothing(endpoint_at: EndpointAt, data: bytes) -> None:
+async def test_other_list_of_models_is_ignored(endpoint_at: EndpointAt, data: bytes) -> None:
     async with ScriptedServer(_V1(data)) as server:
         assert await fetch_ready_models(endpoint_at(server.url)) is ANY_MODEL
         assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("status", ["500 Internal Server Error", "429 Too Many Requests"])
-async def test_a_v1_list_that_fails_is_still_one(endpoint_at: EndpointAt, status: str) -> None:
+async def test_error_of_the_v1_list_is_raised(endpoint_at: EndpointAt, status: str) -> None:
     async with ScriptedServer(_V1(http_response(status=status))) as server:
         with pytest.raises(GatewayError, match=f"{server.url}/v1/models answered {status[:3]}"):
             await fetch_ready_models(endpoint_at(server.url))
@@ -317,7 +317,7 @@ async def test_a_v1_list_that_fails_is_still_one(endpoint_at: EndpointAt, status
     ],
     ids=lambda data: data[:60],
 )
-async def test_what_is_no_index(endpoint_at: EndpointAt, data: bytes) -> None:
+async def test_invalid_index_is_an_error(endpoint_at: EndpointAt, data: bytes) -> None:
     async with ScriptedServer(always_respond(data)) as server:
         with pytest.raises(GatewayError) as caught:
             await fetch_ready_models(endpoint_at(server.url))

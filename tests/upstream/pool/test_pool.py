@@ -14,11 +14,11 @@ from gateway.upstream.pool.ready_models import ANY_MODEL
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ready
 from tests.support.gateway import no_leaks
-from tests.upstream.pools import Times, failing, pool_of, used_by
+from tests.upstream.pools import ManualClock, fail_calls, make_pool, used_endpoints
 
 
-def test_one_endpoint_takes_all() -> None:
-    pool = pool_of(1)
+def test_single_endpoint_gets_all_calls() -> None:
+    pool = make_pool(1)
     with pool.lease() as first, pool.lease() as second:
         assert first is second
         assert pool.outstanding == [2]
@@ -26,7 +26,7 @@ def test_one_endpoint_takes_all() -> None:
 
 
 def test_idle_endpoints_take_turns() -> None:
-    pool = pool_of(3)
+    pool = make_pool(3)
     urls = []
     for _ in range(6):
         with pool.lease() as endpoint:
@@ -34,8 +34,8 @@ def test_idle_endpoints_take_turns() -> None:
     assert "".join(urls) == "012012"
 
 
-def test_the_least_busy_goes_first() -> None:
-    pool = pool_of(2)
+def test_least_busy_endpoint_is_chosen() -> None:
+    pool = make_pool(2)
     with pool.lease() as busy, pool.lease() as other:
         assert other is not busy
         with pool.lease():
@@ -46,69 +46,69 @@ def test_the_least_busy_goes_first() -> None:
                 assert endpoint is not busy
 
 
-def test_it_is_given_back_whatever_happens() -> None:
-    pool = pool_of(1)
+def test_lease_is_released_after_any_outcome() -> None:
+    pool = make_pool(1)
     with pytest.raises(KeyError), pool.lease():
         raise KeyError
     assert pool.outstanding == [0]
 
 
-def test_a_loan_lasts_until_it_is_given_back() -> None:
-    pool = pool_of(1)
-    loans = [pool.lease() for _ in range(2)]
+def test_lease_lasts_until_its_release() -> None:
+    pool = make_pool(1)
+    leases = [pool.lease() for _ in range(2)]
     assert pool.outstanding == [0]
-    assert loans[0].acquire() is loans[1].acquire()
+    assert leases[0].acquire() is leases[1].acquire()
     assert pool.outstanding == [2]
-    for left, loan in ((1, loans[0]), (0, loans[1])):
-        loan.release(Outcome.SUCCEEDED)
+    for left, lease in ((1, leases[0]), (0, leases[1])):
+        lease.release(Outcome.SUCCEEDED)
         assert pool.outstanding == [left]
 
 
-def test_what_is_known_of_endpoints_is_taken_over_by_url() -> None:
+def test_new_pool_adopts_state_by_url() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
-    before, after = pool_of(3), pool_of(4)
-    failing(before, 1, error, times=5)
-    failing(before, 2, error, times=3)
+    before, after = make_pool(3), make_pool(4)
+    fail_calls(before, 1, error, times=5)
+    fail_calls(before, 2, error, times=3)
     after.adopt_state(before)
     assert [member.ejection for member in after.members[:3]] == [
         member.ejection for member in before.members
     ]
-    failing(after, 2, error, times=2)
-    assert set(used_by(after)) == set("03")
+    fail_calls(after, 2, error, times=2)
+    assert set(used_endpoints(after)) == set("03")
     assert before.members[2].ejection.failures == 3
 
 
-def test_a_trial_that_is_under_way_tells_the_pool_where_it_began_alone() -> None:
-    clock = Times()
+def test_trial_in_flight_reports_only_to_its_own_pool() -> None:
+    clock = ManualClock()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(3)]
     before, after = Pool(endpoints, clock=clock), Pool(endpoints, clock=clock)
-    failing(before, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+    fail_calls(before, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     clock.now = 1000
     on_trial = before.lease(endpoints[1:])
     on_trial.acquire()
     after.adopt_state(before)
-    assert set(used_by(after)) == set("012")  # with a trial of its own
+    assert set(used_endpoints(after)) == set("012")  # with a trial request of its own
     on_trial.release(Outcome.UNKNOWN)
 
 
-def test_another_one_is_preferred_to_one_that_does_not_fail() -> None:
-    pool = pool_of(2)
-    failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+def test_retry_prefers_another_endpoint_even_if_it_is_ejected() -> None:
+    pool = make_pool(2)
+    fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     one, two = pool.endpoints
     assert pool.lease([two]).endpoint is one
     assert pool.lease([one]).endpoint is two
     assert pool.lease([one, two]).endpoint in (one, two)
 
 
-# ---------------------------------------------------------------------------------- probes, models
+# ---------------------------------------------------------------------- health checks, models
 
-PROBER = HealthChecker("/", 1, 1, HealthCheckPolicy())
+HEALTH_CHECKER = HealthChecker("/", 1, 1, HealthCheckPolicy())
 
 
 def _probed(states: str) -> Pool:
-    """Make a pool whose probes say good (+), bad (-) or nothing yet (?)."""
+    """Make a pool of healthy (+), unhealthy (-) and unchecked (?) endpoints."""
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{i}") for i in range(len(states))]
-    pool = Pool(endpoints, supervisor=PoolSupervisor(PROBER))
+    pool = Pool(endpoints, supervisor=PoolSupervisor(HEALTH_CHECKER))
     for member, state in zip(pool.members, states, strict=True):
         if state != "?":
             member.probed = ProbeState(state == "+")
@@ -129,15 +129,17 @@ def _probed(states: str) -> Pool:
         ("+", "0", True),
     ],
 )
-def test_probes_tell_which_are_used(states: str, used: str, usable: bool) -> None:
+def test_health_checks_decide_which_endpoints_are_used(
+    states: str, used: str, usable: bool
+) -> None:
     pool = _probed(states)
-    assert set(used_by(pool)) == set(used)
+    assert set(used_endpoints(pool)) == set(used)
     assert pool.any_healthy is usable
     assert len(pool.endpoints) == len(states)
 
 
-async def test_without_probes_nothing_is_said_of_the_whole() -> None:
-    pool = pool_of(2)
+async def test_any_healthy_is_unknown_without_health_checks() -> None:
+    pool = make_pool(2)
     assert pool.any_healthy is None
     await pool.wait_until_probed()
 
@@ -145,9 +147,7 @@ async def test_without_probes_nothing_is_said_of_the_whole() -> None:
 @pytest.mark.parametrize(
     ("states", "told"), [("?-?", "---"), ("???", "-+"), ("?", "+"), ("+??", ""), ("--", "")]
 )
-async def test_first_probes_are_waited_for_as_long_as_they_can_tell_more(
-    states: str, told: str
-) -> None:
+async def test_first_health_checks_are_waited_for(states: str, told: str) -> None:
     pool = _probed(states)
     waiting = asyncio.create_task(pool.wait_until_probed())
     await asyncio.sleep(0)
@@ -160,25 +160,25 @@ async def test_first_probes_are_waited_for_as_long_as_they_can_tell_more(
     assert pool.any_healthy is ("+" in states + told)
 
 
-def test_a_probe_of_its_own_counts_where_no_other_is_known() -> None:
-    before, after = pool_of(2), _probed("+-")
+def test_new_pool_keeps_its_own_first_checks() -> None:
+    before, after = make_pool(2), _probed("+-")
     after.adopt_state(before)
     assert [member.probed.healthy for member in after.members] == [True, False]
 
 
-def test_who_fails_is_preferred_to_who_is_unhealthy() -> None:
+def test_ejected_endpoint_is_preferred_to_an_unhealthy_one() -> None:
     pool = _probed("+-+-")
     for number in (0, 2):
-        failing(pool, number, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+        fail_calls(pool, number, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     assert [member.ejection.ejections for member in pool.members] == [1, 0, 1, 0]
     assert pool.lease().endpoint.url[-1] in "02"
-    # Once all that are healthy were tried, there is no other.
+    # After all healthy endpoints were tried, there is no alternative.
     assert pool.has_alternative([pool.endpoints[0]])
     assert not pool.has_alternative([pool.endpoints[0], pool.endpoints[2]])
 
 
 def _with_models(*models: Sequence[str]) -> Pool:
-    """Make a pool of endpoints that have these models each; any for *, unknown for ?."""
+    """Make a pool of endpoints with these models each; * is any model, ? is unknown."""
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{i}") for i in range(len(models))]
     pool = Pool(endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(1)))
     for member, names in zip(pool.members, models, strict=True):
@@ -202,10 +202,10 @@ def _with_models(*models: Sequence[str]) -> Pool:
         (("",), "a", "0"),
     ],
 )
-async def test_models_tell_which_are_used(
+async def test_models_decide_which_endpoints_are_used(
     models: tuple[str, ...], wanted: str | None, used: str
 ) -> None:
-    assert set(used_by(_with_models(*models), wanted)) == set(used)
+    assert set(used_endpoints(_with_models(*models), wanted)) == set(used)
 
 
 @pytest.mark.parametrize(
@@ -214,25 +214,25 @@ async def test_models_tell_which_are_used(
         ((["m/1"], ["m/2"], ["n/2"]), "m/2", "1"),
         ((["m/1"], ["m/2"], ["n/2"]), "m", "01"),
         ((["m/1", "m/2"], ["m/2"], []), "m/2", "01"),
-        # Where no version is named, each may be there.
+        # Without a list of versions, any version may be there.
         ((["m/1"], ["m"], "*"), "m/2", "12"),
-        # A version that none has is not where the model is unknown.
+        # For an unknown version, endpoints with the model come before those with unknown models.
         ((["m/1"], ["n/2"], []), "m/2", "0"),
         ((["m/1"], "?", []), "m/2", "1"),
         ((["n"], ["n"], []), "m/2", "012"),
     ],
 )
-async def test_versions_tell_which_are_used(
+async def test_versions_decide_which_endpoints_are_used(
     models: tuple[Sequence[str], ...], wanted: str, used: str
 ) -> None:
-    assert set(used_by(_with_models(*models), wanted)) == set(used)
+    assert set(used_endpoints(_with_models(*models), wanted)) == set(used)
 
 
-async def test_a_model_is_asked_where_it_is_even_if_that_fails_or_is_unhealthy() -> None:
-    """From elsewhere, the client would be told that there is no such model."""
+async def test_endpoint_with_the_model_is_used_even_if_it_is_ejected_or_unhealthy() -> None:
+    """Another endpoint would respond that there is no such model."""
     pool = _with_models("a", "a", "b")
-    failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
-    assert set(used_by(pool, "a")) == {"1"}
+    fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+    assert set(used_endpoints(pool, "a")) == {"1"}
     pool.members[1].probed = ProbeState(healthy=False)
     pool._find_up()
     assert pool.lease(model=ModelName("a")).endpoint is pool.endpoints[0]
@@ -242,18 +242,18 @@ async def test_a_model_is_asked_where_it_is_even_if_that_fails_or_is_unhealthy()
     assert pool.lease(model=ModelName("a")).endpoint is pool.endpoints[1]
 
 
-def test_without_discovery_a_model_makes_no_difference() -> None:
-    pool = pool_of(2)
+def test_model_is_ignored_without_discovery() -> None:
+    pool = make_pool(2)
     pool.members[0].models = ready("a")
-    assert set(used_by(pool, "a")) == set("01")
+    assert set(used_endpoints(pool, "a")) == set("01")
     pool.refresh_models()
 
 
-# ---------------------------------------------------------------------------------- other members
+# ---------------------------------------------------------------------- changes of members
 
 
 async def test_endpoints_come_and_go() -> None:
-    pool = pool_of(2)
+    pool = make_pool(2)
     zero, one = pool.endpoints
     kept = pool.members[1]
     two = ScriptedEndpoint(EventLog(), url="http://2")
@@ -261,24 +261,24 @@ async def test_endpoints_come_and_go() -> None:
         pool.set_endpoints([one, two])
         assert pool.endpoints == (one, two)
         assert pool.members[0] is kept
-        assert set(used_by(pool)) == set("12")
+        assert set(used_endpoints(pool)) == set("12")
         pool.set_endpoints([two])
         assert pool.has_single_endpoint
-        assert used_by(pool) == "2" * 8
+        assert used_endpoints(pool) == "2" * 8
         pool.set_endpoints([zero, two])
         assert not pool.has_single_endpoint
-        assert set(used_by(pool)) == set("02")
+        assert set(used_endpoints(pool)) == set("02")
         await pool.close()
 
 
-async def test_who_leaves_is_closed_but_what_is_under_way_still_counts() -> None:
+async def test_removed_endpoint_is_closed_and_its_calls_still_count() -> None:
     log = EventLog()
     pool = Pool(
         [ScriptedEndpoint(log, url="http://0"), ScriptedEndpoint(EventLog(), url="http://1")]
     )
     zero, one = pool.endpoints
-    loan = pool.lease([one])
-    loan.acquire()
+    lease = pool.lease([one])
+    lease.acquire()
     async with no_leaks():
         pool.set_endpoints([one])
     assert log == ["server is left"]
@@ -287,17 +287,17 @@ async def test_who_leaves_is_closed_but_what_is_under_way_still_counts() -> None
         ("http://0", True),
     ]
     assert pool.outstanding == [0]
-    loan.release(Outcome.FAILED, "it is gone")
+    lease.release(Outcome.FAILED, "it is gone")
     assert [state.url for state in pool.snapshot()] == ["http://1"]
     assert zero not in pool.endpoints
 
 
-async def test_one_that_was_on_trial_as_it_was_left_alone_is_used_again() -> None:
-    clock = Times()
+async def test_endpoint_on_trial_is_used_again_after_it_was_single() -> None:
+    clock = ManualClock()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
     pool = Pool(endpoints, clock=clock)
     zero, one = endpoints
-    failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
+    fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, ""), times=5)
     clock.now = 10
     on_trial = pool.lease([one])
     on_trial.acquire()
@@ -305,12 +305,12 @@ async def test_one_that_was_on_trial_as_it_was_left_alone_is_used_again() -> Non
     on_trial.release(Outcome.UNKNOWN)
     pool.set_endpoints([zero, one])
     assert pool.members[0].ejection == NOT_EJECTED
-    assert set(used_by(pool)) == set("01")
+    assert set(used_endpoints(pool)) == set("01")
     await pool.close()
 
 
-async def test_where_there_is_no_endpoint() -> None:
-    pool = pool_of(2)
+async def test_pool_without_endpoints_refuses_calls() -> None:
+    pool = make_pool(2)
     pool.set_endpoints([])
     with pytest.raises(GatewayError) as caught:
         pool.lease()
@@ -319,12 +319,12 @@ async def test_where_there_is_no_endpoint() -> None:
     await pool.close()
 
 
-async def test_a_snapshot_tells_how_all_do() -> None:
-    clock = Times()
+async def test_snapshot_describes_all_endpoints() -> None:
+    clock = ManualClock()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
-    supervisor = PoolSupervisor(PROBER, ModelDiscovery(1))
+    supervisor = PoolSupervisor(HEALTH_CHECKER, ModelDiscovery(1))
     pool = Pool(endpoints, OutlierPolicy(base_ejection_time=10), clock, supervisor)
-    failing(pool, 0, GatewayError(ErrorKind.UNREACHABLE, "nobody there"), times=5)
+    fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, "nobody there"), times=5)
     clock.now = 4
     pool.members[0].calls.last_error_time = 1.5
     pool.members[0].probed = ProbeState(healthy=False)
@@ -354,20 +354,20 @@ async def test_a_snapshot_tells_how_all_do() -> None:
     assert pool.snapshot()[0].ejected_for == 0.0
 
 
-def test_every_endpoint_is_lent_whether_it_fails_or_not() -> None:
+def test_lease_all_includes_ejected_endpoints() -> None:
     error = GatewayError(ErrorKind.UNREACHABLE, "")
-    clock = Times()
+    clock = ManualClock()
     endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(3)]
     pool = Pool(endpoints, OutlierPolicy(base_ejection_time=10), clock)
-    failing(pool, 0, error, times=5)
-    loans = pool.lease_all()
-    assert [loan.acquire() for loan in loans] == endpoints
+    fail_calls(pool, 0, error, times=5)
+    leases = pool.lease_all()
+    assert [lease.acquire() for lease in leases] == endpoints
     assert pool.outstanding == [1, 1, 1]
-    for loan in loans:
-        loan.finish(error)
+    for lease in leases:
+        lease.finish(error)
     assert pool.outstanding == [0, 0, 0]
-    # That was no trial, so that the time for which it is left out stays the same.
+    # It was no trial, so the ejection is not extended.
     clock.now = 9
-    assert set(used_by(pool)) == set("12")
+    assert set(used_endpoints(pool)) == set("12")
     clock.now = 10
-    assert set(used_by(pool)) == set("012")
+    assert set(used_endpoints(pool)) == set("012")

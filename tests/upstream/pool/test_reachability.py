@@ -13,7 +13,7 @@ from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import ScriptedServer, always_respond, never_respond
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.pools import Times, failing
+from tests.upstream.pools import ManualClock, fail_calls
 
 UNREACHABLE = GatewayError(ErrorKind.UNREACHABLE, "cannot connect: Connection refused")
 LOST = "upstream u is not ready: 3 calls in a row could not connect; last error: cannot connect"
@@ -24,15 +24,15 @@ def _pool_of(count: int) -> Pool:
     return Pool(endpoints, upstream="u")
 
 
-def test_an_upstream_is_unreachable_after_three_connect_failures_in_a_row(
+def test_upstream_is_unreachable_after_three_connect_failures_in_a_row(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pool = _pool_of(1)
-    failing(pool, 0, UNREACHABLE, times=2)
+    fail_calls(pool, 0, UNREACHABLE, times=2)
     assert pool.unreachable is None
-    failing(pool, 0, UNREACHABLE, times=10)
+    fail_calls(pool, 0, UNREACHABLE, times=10)
     assert pool.unreachable == str(UNREACHABLE)
-    failing(pool, 0, None, times=2)
+    fail_calls(pool, 0, None, times=2)
     assert pool.unreachable is None
     first, second = caplog.messages
     assert first.startswith(LOST)
@@ -47,34 +47,34 @@ def test_an_upstream_is_unreachable_after_three_connect_failures_in_a_row(
         None,
     ],
 )
-def test_a_call_that_connects_ends_the_row(error: Exception | None) -> None:
+def test_call_that_connects_ends_the_row(error: Exception | None) -> None:
     pool = _pool_of(1)
     for _ in range(5):
-        failing(pool, 0, UNREACHABLE, times=2)
-        failing(pool, 0, error)
+        fail_calls(pool, 0, UNREACHABLE, times=2)
+        fail_calls(pool, 0, error)
     assert pool.unreachable is None
 
 
-def test_a_client_that_leaves_says_nothing_of_the_server() -> None:
+def test_client_that_leaves_does_not_count_as_connected() -> None:
     pool = _pool_of(1)
     for _ in range(3):
-        failing(pool, 0, UNREACHABLE)
-        failing(pool, 0, ConnectionError("the client left"))
+        fail_calls(pool, 0, UNREACHABLE)
+        fail_calls(pool, 0, ConnectionError("the client left"))
     assert pool.unreachable is not None
 
 
-def test_an_upstream_is_reachable_while_one_of_its_endpoints_is() -> None:
+def test_upstream_is_reachable_while_one_endpoint_is() -> None:
     pool = _pool_of(2)
-    failing(pool, 0, UNREACHABLE, times=10)
-    assert pool.unreachable is None  # nobody has called the other one
-    failing(pool, 1, None)
-    failing(pool, 0, UNREACHABLE, times=10)
+    fail_calls(pool, 0, UNREACHABLE, times=10)
+    assert pool.unreachable is None  # no call went to the other one
+    fail_calls(pool, 1, None)
+    fail_calls(pool, 0, UNREACHABLE, times=10)
     assert pool.unreachable is None
-    failing(pool, 1, UNREACHABLE)
+    fail_calls(pool, 1, UNREACHABLE)
     assert pool.unreachable is not None
 
 
-async def test_the_gateway_itself_finds_out_that_an_upstream_is_back(
+async def test_probes_find_that_an_upstream_is_back(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
@@ -82,7 +82,7 @@ async def test_the_gateway_itself_finds_out_that_an_upstream_is_back(
     async with no_leaks():
         pool = Pool([endpoint_at(f"http://127.0.0.1:{port}")], upstream="u")
         await pool.start()
-        failing(pool, 0, UNREACHABLE, times=3)
+        fail_calls(pool, 0, UNREACHABLE, times=3)
         await asyncio.sleep(0.05)
         assert pool.unreachable is not None
         script = always_respond(http_response(b"", status="404 Not Found"))
@@ -90,7 +90,7 @@ async def test_the_gateway_itself_finds_out_that_an_upstream_is_back(
             await until(lambda: pool.unreachable is None)
             tried = len(server.requests)
             await asyncio.sleep(0.05)
-            assert len(server.requests) == tried  # it is not asked any more
+            assert len(server.requests) == tried  # the probes have ended
         await pool.close()
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "upstream u is not ready",
@@ -98,7 +98,7 @@ async def test_the_gateway_itself_finds_out_that_an_upstream_is_back(
     ]
 
 
-async def test_a_server_that_accepts_and_does_not_respond_is_not_back(
+async def test_server_that_does_not_respond_is_not_back(
     endpoint_at: EndpointAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
@@ -106,13 +106,13 @@ async def test_a_server_that_accepts_and_does_not_respond_is_not_back(
     async with no_leaks(), ScriptedServer(never_respond) as server:
         pool = Pool([endpoint_at(server.url)], upstream="u")
         await pool.start()
-        failing(pool, 0, UNREACHABLE, times=3)
+        fail_calls(pool, 0, UNREACHABLE, times=3)
         await server.connection(3)
         assert pool.unreachable is not None
         await pool.close()
 
 
-async def test_a_fault_of_the_gateways_own_does_not_end_the_attempts(
+async def test_internal_error_does_not_end_the_probes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
@@ -121,18 +121,18 @@ async def test_a_fault_of_the_gateways_own_does_not_end_the_attempts(
     async with no_leaks():
         pool = Pool([endpoint], upstream="u")
         await pool.start()
-        failing(pool, 0, UNREACHABLE, times=3)
+        fail_calls(pool, 0, UNREACHABLE, times=3)
         await until(lambda: pool.unreachable is None)
         await pool.close()
     assert len(endpoint.requests) == 3
     assert caplog.messages[1] == "an endpoint could not be probed"
 
 
-async def test_what_another_worker_says_is_heeded_once_and_then_tried(
+async def test_remote_report_counts_once_and_starts_probes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
-    clock = Times()
+    clock = ManualClock()
     endpoint = ScriptedEndpoint(
         EventLog(), UNREACHABLE, ScriptedUpstreamResponse(200), url="http://0"
     )
@@ -141,7 +141,7 @@ async def test_what_another_worker_says_is_heeded_once_and_then_tried(
         await pool.start()
         clock.now = 10
         pool.record_remote_unreachable(9)
-        assert pool.unreachable is None  # that is long ago
+        assert pool.unreachable is None  # the report has expired
         for _ in range(2):
             pool.record_remote_unreachable(11)
         assert pool.unreachable == "another worker cannot connect to upstream u"
@@ -152,7 +152,7 @@ async def test_what_another_worker_says_is_heeded_once_and_then_tried(
     assert len(endpoint.requests) == 2
 
 
-async def test_one_attempt_at_a_time_is_made_however_often_it_is_lost(
+async def test_probes_run_only_once_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
@@ -161,19 +161,19 @@ async def test_one_attempt_at_a_time_is_made_however_often_it_is_lost(
         pool = Pool([endpoint], upstream="u")
         await pool.start()
         for _ in range(5):
-            failing(pool, 0, UNREACHABLE, times=3)
+            fail_calls(pool, 0, UNREACHABLE, times=3)
             await asyncio.sleep(0)
-            failing(pool, 0, None)
-        failing(pool, 0, UNREACHABLE, times=3)
+            fail_calls(pool, 0, None)
+        fail_calls(pool, 0, UNREACHABLE, times=3)
         await until(lambda: pool.unreachable is None)
         await pool.close()
     assert len(endpoint.requests) == 1
 
 
-async def test_a_pool_that_is_closed_tries_no_more() -> None:
+async def test_closed_pool_does_not_probe() -> None:
     async with no_leaks():
         pool = _pool_of(1)
         await pool.start()
         await pool.close()
-        failing(pool, 0, UNREACHABLE, times=3)
+        fail_calls(pool, 0, UNREACHABLE, times=3)
         assert pool.unreachable is not None

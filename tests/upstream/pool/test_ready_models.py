@@ -22,18 +22,18 @@ def _entry(name: str, version: object = None, state: str = "READY") -> dict[str,
             [_entry("m", "1"), _entry("m", "2", "UNAVAILABLE"), _entry("n", "1", "LOADING")],
             ready("m/1"),
         ),
-        # One entry without a version is enough: others may be there too.
+        # One entry without a version is enough: the model may have other versions.
         ([_entry("m", "1"), _entry("m")], ready("m")),
         ([_entry("m", "")], ready("m")),
         ({"models": ["a", "b"]}, ready("a", "b")),
     ],
 )
-def test_what_is_listed(document: Any, models: ReadyModels) -> None:
+def test_lists_of_models_are_parsed(document: Any, models: ReadyModels) -> None:
     assert parse_ready_models(document) == models
 
 
 @pytest.mark.parametrize("document", [5, {}, {"models": [1]}, [1], [{"state": "READY"}]], ids=repr)
-def test_what_lists_nothing(document: Any) -> None:
+def test_other_documents_are_errors(document: Any) -> None:
     with pytest.raises((TypeError, KeyError, AttributeError)):
         parse_ready_models(document)
 
@@ -51,10 +51,12 @@ def test_what_lists_nothing(document: Any) -> None:
         (ANY_MODEL, "anything", "3", True),
     ],
 )
-def test_what_they_have(models: ReadyModels, name: str, version: str | None, have: bool) -> None:
+def test_ready_models_include_model_and_version(
+    models: ReadyModels, name: str, version: str | None, have: bool
+) -> None:
     assert models.includes(ModelName(name, version)) is have
 
 
-def test_their_names() -> None:
+def test_names_are_sorted() -> None:
     assert ready("b/1", "a/2", "a/1").names == ("a", "b")
     assert ANY_MODEL.names is None

@@ -14,7 +14,7 @@ from tests.support.gateway import no_leaks, until
 
 
 class _Attending(HealthChecker):
-    """Notes who is attended."""
+    """Records the members whose task runs."""
 
     def __init__(self, fault: Exception | None = None) -> None:
         super().__init__("/", 1, 1, HealthCheckPolicy())
@@ -35,7 +35,7 @@ def _members(count: int) -> list[Member]:
     return [Member(ScriptedEndpoint(EventLog(), url=f"http://{number}")) for number in range(count)]
 
 
-async def test_each_member_is_attended_until_it_is_let_go() -> None:
+async def test_tasks_of_a_member_run_until_it_is_removed() -> None:
     health_checker = _Attending()
     supervisor = PoolSupervisor(health_checker)
     one, two, three = _members(3)
@@ -49,7 +49,7 @@ async def test_each_member_is_attended_until_it_is_let_go() -> None:
         assert not health_checker.attended
 
 
-async def test_what_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     supervisor = PoolSupervisor(_Attending(ZeroDivisionError()))
     async with no_leaks():
         supervisor.add(_members(1), lambda member: None)
@@ -60,7 +60,7 @@ async def test_what_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_where_nothing_is_wanted_there_are_no_tasks() -> None:
+async def test_supervisor_without_checks_starts_no_tasks() -> None:
     supervisor = PoolSupervisor()
     tasks = asyncio.all_tasks()
     supervisor.add(_members(3), lambda member: None)
@@ -70,7 +70,7 @@ async def test_where_nothing_is_wanted_there_are_no_tasks() -> None:
 
 
 class _Listening(DialectDetector):
-    """Notes who is doubted."""
+    """Records the members that are rechecked."""
 
     def __init__(self) -> None:
         super().__init__("u", 60, 60)
@@ -83,7 +83,7 @@ class _Listening(DialectDetector):
         self.rechecked.append(member)
 
 
-async def test_one_that_is_well_again_may_be_another_server() -> None:
+async def test_health_change_rechecks_the_dialect() -> None:
     class Telling(_Attending):
         async def run(self, member: Member, changed: Callable[[], None]) -> None:
             changed()

@@ -1,4 +1,4 @@
-"""Answer as many zeros as asked for: an answer of any size to a tiny request."""
+"""Answer as many zeros as asked for: a response of any size to a tiny request."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

@@ -1,4 +1,4 @@
-"""Infer requests as OpenVINO Model Server reads them."""
+"""Reads infer requests as OpenVINO Model Server does."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Understood:
+class ParsedRequest:
     """A request: its id, its inputs, and which outputs are to be binary."""
 
     id: str
@@ -60,7 +60,7 @@ class Understood:
     binary: frozenset[str]
 
 
-def understood(body: bytes, header_length: str | None, model: Model) -> Understood:
+def parse_request(body: bytes, header_length: str | None, model: Model) -> ParsedRequest:
     """Read a request; raises RefusedError."""
     end = _header_length(header_length, len(body))
     fields = _parsed(body[:end])
@@ -73,7 +73,7 @@ def understood(body: bytes, header_length: str | None, model: Model) -> Understo
     _take_raw(list(zip(entries, tensors.values(), strict=True)), body[end:])
     _check_names(set(tensors), model)
     arrays = {name: tensor.array() for name, tensor in tensors.items()}
-    return Understood(fields.get("id", ""), arrays, _binary_outputs(fields))
+    return ParsedRequest(fields.get("id", ""), arrays, _binary_outputs(fields))
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class _Tensor:
     raw: bytes | None = None
 
     def array(self) -> npt.NDArray[Any]:
-        """Give the tensor; raises RefusedError where elements and shape do not fit together."""
+        """Return the tensor; raises RefusedError where elements and shape do not fit together."""
         dtype, count = np.dtype(_DTYPES[self.datatype]), math.prod(self.shape)
         if self.raw is None:
             elements = self.elements
@@ -125,7 +125,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _take_raw(inputs: list[tuple[dict[str, Any], _Tensor]], rest: bytes) -> None:
-    """Give each input that has no elements in JSON its bytes; nobody looks at what is left over.
+    """Return each input that has no elements in JSON its bytes; nobody looks at what is left over.
 
     All inputs have to be binary, or none.
     """
@@ -175,14 +175,14 @@ def _flat(data: Any, datatype: str) -> Iterator[Any]:
     for each in data:
         if isinstance(each, list):
             yield from _flat(each, datatype)
-        elif not _fits(each, datatype):
+        elif not _is_element(each, datatype):
             raise RefusedError(400, _INPUT)
         else:
             yield each.partition("\0")[0].encode() if datatype == "BYTES" else each
 
 
-def _fits(value: Any, datatype: str) -> bool:
-    """Tell whether it takes such a value; integers of 64 bits it does not take in JSON."""
+def _is_element(value: Any, datatype: str) -> bool:
+    """Return whether it takes such a value; integers of 64 bits it does not take in JSON."""
     if datatype in ("BOOL", "BYTES"):
         return isinstance(value, bool if datatype == "BOOL" else str)
     if isinstance(value, bool) or not isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Answers as OpenVINO Model Server writes them."""
+"""Writes responses as OpenVINO Model Server does."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from tests.integration.triton.models import Model
 from tests.support.servers.numpy_models import Arrays
-from tests.support.servers.openvino.request import RefusedError, Understood
+from tests.support.servers.openvino.request import ParsedRequest, RefusedError
 
 
-def refused(message: str) -> bytes:
+def error_body(message: str) -> bytes:
     """Write the body of an error."""
     return json.dumps({"error": message}).encode()
 
 
-def described(model: Model) -> bytes:
+def metadata_body(model: Model) -> bytes:
     """Write a model's metadata."""
     fields = {
         "name": model.name,
@@ -31,8 +31,8 @@ def described(model: Model) -> bytes:
     return json.dumps(fields).encode()
 
 
-def answered(model: Model, request: Understood, arrays: Arrays) -> tuple[bytes, bytes]:
-    """Write an answer's JSON part and its binary one; raises RefusedError.
+def infer_response(model: Model, request: ParsedRequest, arrays: Arrays) -> tuple[bytes, bytes]:
+    """Write a response's JSON part and its binary one; raises RefusedError.
 
     All outputs come back, whichever were listed.
     """
@@ -44,7 +44,7 @@ def answered(model: Model, request: Understood, arrays: Arrays) -> tuple[bytes, 
             raise RefusedError(400, f"{message} - Unsupported precisionFP16")
         head = {"name": declared.name, "shape": list(array.shape), "datatype": declared.datatype}
         if declared.name not in request.binary:
-            outputs.append(f'{json.dumps(head)[:-1]}, "data": [{_printed(array)}]}}')
+            outputs.append(f'{json.dumps(head)[:-1]}, "data": [{_json_data(array)}]}}')
             continue
         data = _bytes(array)
         # A size of nothing is not told.
@@ -56,7 +56,7 @@ def answered(model: Model, request: Understood, arrays: Arrays) -> tuple[bytes, 
     return f'{text[:-1]}, "outputs": [{", ".join(outputs)}]}}'.encode(), binary
 
 
-def _printed(array: npt.NDArray[Any]) -> str:
+def _json_data(array: npt.NDArray[Any]) -> str:
     """Write the elements; for what is not finite its JSON writer has nothing, not even null."""
     values = array.ravel().tolist()
     if array.dtype == object:

@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from tests.integration.triton import models as triton
 from tests.support.servers.numpy_models import WORK
-from tests.support.servers.openvino.request import RefusedError, understood
-from tests.support.servers.openvino.response import answered, described, refused
+from tests.support.servers.openvino.request import RefusedError, parse_request
+from tests.support.servers.openvino.response import error_body, infer_response, metadata_body
 
 HOST = "127.0.0.1"
 
@@ -94,22 +94,22 @@ class _Handler(BaseHTTPRequestHandler):
             # Without "extensions": a list that is empty is not written.
             self._send(200, b'{"name":"OpenVINO Model Server","version":"2026.3"}')
         elif found and found[3] != "infer":
-            self._answer_about(found)
+            self._send_metadata(found)
         else:
-            self._refuse(400, "Invalid request URL")
+            self._send_error(400, "Invalid request URL")
 
     def do_POST(self) -> None:
         body = self._body()
         found = _PATH.fullmatch(self.path)
         if not found or found[3] != "infer":
-            self._refuse(400, "Invalid request URL")
+            self._send_error(400, "Invalid request URL")
             return
         try:
             model = _model(found)
-            request = understood(body, self.headers[_LENGTH], model)
-            text, binary = answered(model, request, WORK[model.source](request.arrays))
+            request = parse_request(body, self.headers[_LENGTH], model)
+            text, binary = infer_response(model, request, WORK[model.source](request.arrays))
         except RefusedError as error:
-            self._refuse(error.status, error.message)
+            self._send_error(error.status, error.message)
             return
         # Only bytes make it tell where they begin.
         lengths = {_LENGTH.lower(): str(len(text))} if binary else {}
@@ -117,20 +117,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _unsupported(self) -> None:
         self._body()
-        self._refuse(406, "Unsupported method")
+        self._send_error(406, "Unsupported method")
 
     do_HEAD = do_PUT = do_DELETE = do_PATCH = _unsupported  # noqa: N815
 
-    def _answer_about(self, found: re.Match[str]) -> None:
+    def _send_metadata(self, found: re.Match[str]) -> None:
         try:
             model = _model(found)
         except RefusedError as error:
-            self._refuse(error.status, error.message)
+            self._send_error(error.status, error.message)
             return
         if found[3] == "ready":
             self._send(200, b"")
         else:
-            self._send(200, described(model))
+            self._send(200, metadata_body(model))
 
     def _body(self) -> bytes:
         if self.headers["Transfer-Encoding"] is None:
@@ -142,8 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return body
 
-    def _refuse(self, status: int, message: str) -> None:
-        self._send(status, refused(message))
+    def _send_error(self, status: int, message: str) -> None:
+        self._send(status, error_body(message))
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

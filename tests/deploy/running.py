@@ -1,4 +1,4 @@
-"""The gateway, started by a command line that stands in deploy/."""
+"""Run the gateway by a command line of deploy/."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from tests.support.gateway_process import TENSORGATE, Process, running_process
 
 
 @asynccontextmanager
-async def at_work(arguments: Sequence[str], **environ: str) -> AsyncIterator[tuple[Process, str]]:
-    """Run ``tensorgate`` with these arguments; give it, and where it listens.
+async def run_gateway(
+    arguments: Sequence[str], **environ: str
+) -> AsyncIterator[tuple[Process, str]]:
+    """Run ``tensorgate`` with these arguments; yield the process and its address.
 
-    Checks that SIGTERM ends it, and well.
+    Checks that SIGTERM ends it without an error.
     """
     async with running_process(TENSORGATE, *arguments, **environ) as process:
         found = await process.wait_for_output(r"listening on (\S+)")

@@ -1,4 +1,4 @@
-"""Sends streams of requests through a gateway, and compares what happens with the strict reader."""
+"""Compares how the gateway and a strict reader take streams of HTTP/1.1 requests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support.http_messages import http_response
 from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
-_AT_ONCE = 32
+_CONCURRENCY = 32
 """Streams that are sent at the same time."""
 
-_MOMENT = 0.01
-"""Seconds in which a request that is not there might reach the server."""
+_SETTLE_TIME = 0.01
+"""Seconds to wait for a request that must not reach the server."""
 
 Seen = tuple[bytes, bytes | None, bytes]
 """Method, path and body of a request."""
@@ -44,7 +44,7 @@ class Stream:
 
     @property
     def pieces(self) -> list[bytes]:
-        """Give the pieces."""
+        """Return the pieces."""
         ends = zip((0, *self.cuts), (*self.cuts, len(self.data)), strict=True)
         return [self.data[start:end] for start, end in ends]
 
@@ -76,7 +76,7 @@ class Recorder:
                 while data and (request := next_request(data)) is not None:
                     data = data[request.size :]
                     self.seen.append(_seen(request))
-                    await connection.send(http_response(_told(request)))
+                    await connection.send(http_response(_response_to(request)))
             except RefusedError as error:
                 self.faults.append(f"the gateway sends {data[:200]!r}: {error}")
                 return
@@ -86,8 +86,8 @@ def _seen(request: Request) -> Seen:
     return request.method, request.path, request.body
 
 
-def _told(request: Request) -> bytes:
-    """Write what the server answers to a request: another one has another answer."""
+def _response_to(request: Request) -> bytes:
+    """Write what the server answers to a request: another request has another response."""
     line = b"%s %s %d %08x"
     return line % (
         request.method,
@@ -110,7 +110,7 @@ async def check_streams(
 ) -> None:
     """Send streams, many at a time; whatever they are, each is taken as the strict reader does."""
     left = iter(streams)
-    while batch := list(islice(left, _AT_ONCE)):
+    while batch := list(islice(left, _CONCURRENCY)):
         recorder.seen.clear()
         outcomes = await asyncio.gather(*(_outcome(gateway, stream) for stream in batch))
         await gateway.until_idle()
@@ -138,7 +138,7 @@ async def _outcome(gateway: RunningGateway, stream: Stream) -> Outcome:
         except TimeoutError:
             raise AssertionError(f"it hangs: {_what(stream, outcome)}") from None
         if reading.end == "cut":
-            await asyncio.sleep(_MOMENT)
+            await asyncio.sleep(_SETTLE_TIME)
         await sending
     return outcome
 
@@ -171,7 +171,7 @@ def _what(stream: Stream, outcome: Outcome) -> str:
 
 
 def _check(stream: Stream, outcome: Outcome) -> list[Request]:
-    """Compare what a client got with what it sent; give the requests that were served."""
+    """Compare what a client got with what it sent; return the requests that were served."""
     reading = read_all(stream.data)
     what = _what(stream, outcome)
     served = []
@@ -179,7 +179,7 @@ def _check(stream: Stream, outcome: Outcome) -> list[Request]:
         if reply.status == 200:
             assert number < len(reading.requests), what
             request = reading.requests[number]
-            assert reply.body == _told(request), what
+            assert reply.body == _response_to(request), what
             served.append(request)
         else:
             assert 400 <= reply.status < 500, what

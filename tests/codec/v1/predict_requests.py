@@ -1,0 +1,67 @@
+"""Converts V1 requests for tests, and checks what every result has."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.codec.json import array_scanner
+from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
+from gateway.errors import GatewayError
+from tests.codec import strategies
+from tests.codec.reference_v1 import Declared, PlainPredict
+from tests.codec.strategies_v1 import model
+
+WINDOW = array_scanner.WINDOW
+X: Declared = {"x": ("FP32", [-1])}
+TEXT: Declared = {"t": ("BYTES", [-1])}
+TWO: Declared = {"a": ("FP32", [-1, -1]), "b": ("INT64", [-1])}
+
+
+def convert(
+    pieces: list[bytes],
+    declared: Declared,
+    *,
+    batching: bool = False,
+    header_cap: int = 10_000,
+    depth_cap: int = 64,
+) -> PredictRequest:
+    codec = PredictRequestConverter(model(declared, batching), header_cap, depth_cap)
+    for piece in (*pieces, None):
+        codec.feed(piece or b"", last=piece is None)
+        while codec.step():
+            pass
+    return codec.finish("7")
+
+
+def as_plain(request: PredictRequest, declared: Declared) -> PlainPredict:
+    """Return a request as the reference does; checks what every header has."""
+    fields = json.loads(request.header)
+    assert list(fields) == ["id", "inputs", "parameters"]
+    assert fields["id"] == "7"
+    parameters = fields["parameters"]
+    assert parameters.pop("binary_data_output") is True
+    rest = b"".join(request.tensors)
+    inputs = {}
+    for entry, (name, (datatype, _)) in zip(fields["inputs"], declared.items(), strict=True):
+        size = entry["parameters"]["binary_data_size"]
+        assert (entry["name"], entry["datatype"]) == (name, datatype)
+        inputs[name] = (entry["shape"], rest[:size])
+        rest = rest[size:]
+    assert not rest
+    predicted = request.predicted
+    return PlainPredict(inputs, predicted.form.value, predicted.single, parameters)
+
+
+def refusal(body: bytes | dict[str, Any], declared: Declared, **caps: Any) -> GatewayError:
+    """Return the error of a request; it must be the same however the body is split."""
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    errors = []
+    for pieces in ([text], strategies.bytewise(text), strategies.cut(text, 1)):
+        with pytest.raises(GatewayError) as caught:
+            convert(pieces, declared, **caps)
+        errors.append(caught.value)
+    assert len({(error.kind, error.message) for error in errors}) == 1
+    return errors[0]

@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.codec.policies import BytesEncoding
+from gateway.errors import ErrorKind
+from gateway.protocol.v1 import V1Format
+from tests.codec import strategies
+from tests.codec.reference import pack_bytes
+from tests.codec.reference_v1 import Declared
+from tests.codec.v1.predict_requests import TEXT, TWO, X, as_plain, convert, refusal
+
+
+def floats(*values: float) -> bytes:
+    return np.array(values, "<f4").tobytes()
+
+
+# --------------------------------------------------------------------------------------- tables
+
+
+FORMS: dict[str, tuple[dict[str, Any], Declared, list[tuple[list[int], bytes]]]] = {
+    "rows": ({"instances": [1, 2.5]}, X, [([2], floats(1, 2.5))]),
+    "column": ({"inputs": [1, 2.5]}, X, [([2], floats(1, 2.5))]),
+    "named column": ({"inputs": {"x": [1, 2.5]}}, X, [([2], floats(1, 2.5))]),
+    "named rows": ({"instances": [{"x": 1}, {"x": 2.5}]}, X, [([2], floats(1, 2.5))]),
+    "several inputs": (
+        {"instances": [{"a": [1, 2], "b": 7}, {"b": 8, "a": [3, 4]}]},
+        TWO,
+        [([2, 2], floats(1, 2, 3, 4)), ([2], np.array([7, 8], "<i8").tobytes())],
+    ),
+    "several columns": (
+        {"inputs": {"b": [7], "a": [[1, 2], [3, 4]]}},
+        TWO,
+        [([2, 2], floats(1, 2, 3, 4)), ([1], np.array([7], "<i8").tobytes())],
+    ),
+    "an empty column": ({"inputs": []}, X, [([0], b"")]),
+    "empty columns": ({"inputs": [[], []]}, {"x": ("FP32", [-1, -1])}, [([2, 0], b"")]),
+    "a scalar": ({"inputs": 5}, {"x": ("FP32", [])}, [([], floats(5))]),
+    "strings": ({"instances": ["a", "é"]}, TEXT, [([2], pack_bytes([b"a", "é".encode()]))]),
+    "base64": ({"instances": [{"b64": "/wA="}]}, TEXT, [([1], pack_bytes([b"\xff\0"]))]),
+    "base64 without padding": ({"inputs": [{"b64": "/w"}]}, TEXT, [([1], pack_bytes([b"\xff"]))]),
+    "both": ({"inputs": ["a", {"b64": "/w=="}]}, TEXT, [([2], pack_bytes([b"a", b"\xff"]))]),
+    "named base64": ({"instances": [{"t": {"b64": "YQ=="}}]}, TEXT, [([1], pack_bytes([b"a"]))]),
+    "one in base64": (
+        {"inputs": {"b64": "YQ=="}},
+        {"t": ("BYTES", [])},
+        [([], pack_bytes([b"a"]))],
+    ),
+    "an input of that name": (
+        {"instances": [{"b64": "YQ=="}]},
+        {"b64": ("BYTES", [-1])},
+        [([1], pack_bytes([b"YQ=="]))],
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "declared", "expected"), FORMS.values(), ids=FORMS)
+def test_each_form_is_converted(
+    fields: dict[str, Any], declared: Declared, expected: list[tuple[list[int], bytes]]
+) -> None:
+    for text in (
+        json.dumps(fields),
+        json.dumps(fields, indent=1),
+        json.dumps({"z": [fields], **fields}),
+    ):
+        for pieces in ([text.encode()], strategies.bytewise(text.encode())):
+            request = as_plain(convert(pieces, declared), declared)
+            assert list(request.inputs.values()) == expected
+            assert request.form == next(iter(fields))
+            assert not request.single
+
+
+BOTH: Declared = {"t": ("BYTES", [-1]), "u": ("BYTES", [-1])}
+
+
+@pytest.mark.parametrize(
+    ("fields", "declared", "input_encodings"),
+    [
+        ({"instances": ["a"]}, TEXT, {}),
+        ({"instances": [{"b64": "/wA="}]}, TEXT, {0: BytesEncoding.BASE64}),
+        ({"inputs": ["a", {"b64": "/w=="}]}, TEXT, {0: BytesEncoding.BASE64}),
+        ({"inputs": {"b64": "YQ=="}}, {"t": ("BYTES", [])}, {0: BytesEncoding.BASE64}),
+        ({"instances": [{"t": "a", "u": {"b64": "/w=="}}]}, BOTH, {1: BytesEncoding.BASE64}),
+        ({"inputs": {"u": ["a"], "t": [{"b64": "/w=="}]}}, BOTH, {0: BytesEncoding.BASE64}),
+        ({"instances": [{"b64": "YQ=="}]}, {"b64": ("BYTES", [-1])}, {}),
+    ],
+)
+def test_base64_inputs_are_reported(
+    fields: dict[str, Any], declared: Declared, input_encodings: dict[int, BytesEncoding]
+) -> None:
+    text = json.dumps(fields).encode()
+    for pieces in ([text], strategies.bytewise(text)):
+        assert convert(pieces, declared).input_encodings == input_encodings
+
+
+@pytest.mark.parametrize(
+    ("declared", "instances", "shape", "single"),
+    [
+        ([3], [1, 2, 3], [3], False),  # three instances, as the model takes
+        ([3], [[1, 2, 3]], [3], True),
+        ([1], [5], [1], False),
+        ([], [5], [], True),
+        ([2, -1], [[[1], [2]]], [2, 1], True),
+        ([-1, 3], [[1, 2, 3]], [1, 3], False),
+    ],
+)
+def test_single_instance_for_a_model_without_batching(
+    declared: list[int], instances: list[Any], shape: list[int], single: bool
+) -> None:
+    body = json.dumps({"instances": instances}).encode()
+    request = convert([body], {"x": ("FP32", declared)})
+    assert json.loads(request.header)["inputs"][0]["shape"] == shape
+    assert request.predicted.single is single
+    assert request.predicted.form is V1Format.ROWS
+
+
+def test_parameters_reach_the_model() -> None:
+    fields = {"parameters": {"top": 3, "binary_data_output": False}, "inputs": [1], "else": None}
+    request = convert([json.dumps(fields).encode()], X)
+    assert json.loads(request.header)["parameters"] == {"top": 3, "binary_data_output": True}
+
+
+OF_V2 = (
+    "inputs is an array of tensors, as in the V2 protocol: "
+    "send such a request to /v2/models/MODEL/infer"
+)
+
+NOT_TAKEN = "input 'x' of model 'm' takes shape "
+
+REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
+    "no object": (
+        b"[1]",
+        X,
+        "the request must be a JSON object with instances or inputs, got an array",
+    ),
+    "neither": ({"data": [1]}, X, "the request has neither instances nor inputs"),
+    "nothing": (b"{}", X, "the request has neither instances nor inputs"),
+    "both": (
+        {"inputs": [1], "instances": [1]},
+        X,
+        "the request must have either instances or inputs, and once",
+    ),
+    "broken off": (
+        b'{"instances":[1,2',
+        X,
+        "the request's JSON ends at byte 17, before it is complete",
+    ),
+    "no text": (b" ", X, "the request's JSON ends at byte 1, before it is complete"),
+    "more behind": (
+        b'{"instances":[1]} x',
+        X,
+        "the request is not valid JSON: expected nothing more at byte 18, near: x",
+    ),
+    "no comma": (
+        b'{"instances":[1] "a":2}',
+        X,
+        "the request is not valid JSON: expected a comma or the end of the request at byte 17, "
+        'near: "a":2}',
+    ),
+    "no name": (
+        b"{instances:[1]}",
+        X,
+        "the request is not valid JSON: expected a name in double quotes at byte 1, "
+        "near: instances:[1]}",
+    ),
+    "an invalid name": (
+        b'{"\\x":1}',
+        X,
+        'the request is not valid JSON (invalid escaped sequence in string at byte 2), near: "\\x"',
+    ),
+    "an invalid value": (
+        b'{"a":1.,"instances":[1]}',
+        X,
+        "the request is not valid JSON (no digit after decimal point at byte 7), near: 1.",
+    ),
+    "no instances": ({"instances": []}, X, "instances is empty: there is nothing to predict"),
+    "no array": ({"instances": 5}, X, "instances must be an array, got a number"),
+    "an object": ({"instances": {"x": 1}}, X, "instances must be an array, got an object"),
+    "a string": (
+        {"instances": ["a"]},
+        X,
+        """input 'x': element 0 ("a") is not a number, as FP32 needs""",
+    ),
+    "a string alone": (
+        {"inputs": "a"},
+        X,
+        """input 'x': element 0 ("a") is not a number, as FP32 needs""",
+    ),
+    "a number": (
+        {"instances": [1]},
+        TEXT,
+        "input 't': element 0 (1) is not a string, as BYTES needs",
+    ),
+    "an object in an array": (
+        {"inputs": [1, {"x": 1}]},
+        X,
+        "input 'x': element 1 is an object, FP32 needs a number",
+    ),
+    "an object as an element": (
+        {"instances": [{"x": {"b64": "YQ=="}}]},
+        X,
+        "input 'x': element 0 is an object, FP32 needs a number",
+    ),
+    "too large": ({"instances": [1, 1e40]}, X, "input 'x': element 1 (1e+40) does not fit FP32"),
+    "too large in an object": (
+        {"instances": [{"x": 1}, {"x": 1e40}]},
+        X,
+        "input 'x': element 1 (1e+40) does not fit FP32",
+    ),
+    "too large for 64 bits, in an object": (
+        b'{"instances":[{"x":1},{"x":99999999999999999999}]}',
+        {"x": ("INT64", [-1])},
+        "input 'x': element 1 (99999999999999999999) does not fit INT64",
+    ),
+    "a V2 request": ({"inputs": [{"name": "x", "data": [1]}]}, X, OF_V2),
+    "a V2 request for BYTES": (b' { "inputs" :\n [ {\n "shape" :[1],"name":"t"}]}', TEXT, OF_V2),
+    "a V2 request for several inputs": ({"inputs": [{"datatype": "FP32"}]}, TWO, OF_V2),
+    "objects that are no tensors": (
+        {"inputs": [{"x": 1}]},
+        X,
+        "input 'x': element 0 is an object, FP32 needs a number",
+    ),
+    "null for an array": ({"instances": None}, X, "instances must be an array, got null"),
+    "a string for an array": ({"instances": "a"}, X, "instances must be an array, got a string"),
+    "null for inputs": (
+        {"inputs": None},
+        X,
+        "input 'x': element 0 (null) is not a number, as FP32 needs",
+    ),
+    "ragged": (
+        {"instances": [[1, 2], [3]]},
+        {"x": ("FP32", [-1, -1])},
+        "input 'x' is no tensor, as its arrays are ragged: "
+        "at depth 2, array number 1 has 1 items, those before it 2",
+    ),
+    "ragged objects": (
+        {"instances": [{"a": [1], "b": 1}, {"a": [1, 2], "b": 1}]},
+        TWO,
+        "input 'a' is no tensor, as its arrays are ragged: "
+        "at depth 2, array number 1 has 2 items, those before it 1",
+    ),
+    "another depth": (
+        {"instances": [[1], 2]},
+        {"x": ("FP32", [-1, -1])},
+        "input 'x' is no tensor, as its arrays are ragged: values stand beside arrays",
+    ),
+    "a dimension more": (
+        {"instances": [[1]]},
+        X,
+        NOT_TAKEN + "[-1]; the instances have shape [1, 1]",
+    ),
+    "a dimension less": (
+        {"inputs": 1},
+        X,
+        NOT_TAKEN + "[-1]; the inputs have shape []",
+    ),
+    "another size": (
+        {"inputs": {"x": [[1, 2]]}},
+        {"x": ("FP32", [-1, 3])},
+        NOT_TAKEN + "[-1, 3]; the inputs have shape [1, 2]",
+    ),
+    "several for a model that takes one": (
+        {"instances": [[1, 2, 3], [4, 5, 6]]},
+        {"x": ("FP32", [3])},
+        NOT_TAKEN + "[3], one instance at a time; the instances have shape [2, 3]",
+    ),
+    "unnamed": (
+        {"instances": [1]},
+        TWO,
+        "each of the instances must be an object that names the inputs: model 'm' takes a, b",
+    ),
+    "an unnamed column": (
+        {"inputs": [1]},
+        TWO,
+        "inputs must be an object that names the inputs: model 'm' takes a, b",
+    ),
+    "a name that is none": (
+        {"inputs": {"a": [[1]], "c": 1}},
+        TWO,
+        "inputs names 'c', but the model takes a, b",
+    ),
+    "a name that is none, in an instance": (
+        {"instances": [{"a": [1], "b": 1}, {"a": [1], "c": 1}]},
+        TWO,
+        "instances[1] names 'c', but the model takes a, b",
+    ),
+    "a name that lacks": ({"inputs": {"b": [1]}}, TWO, "inputs lacks 'a'; the model takes a, b"),
+    "a name that lacks, in an instance": (
+        {"instances": [{"a": [1], "b": 1}, {}]},
+        TWO,
+        "instances[1] lacks 'a'; the model takes a, b",
+    ),
+    "a name twice": (b'{"inputs":{"x":[1],"x":[2]}}', X, "inputs names 'x' twice"),
+    "a name twice, in an instance": (
+        b'{"instances":[{"x":[1]},{"x":[1],"x":[2]}]}',
+        X,
+        "instances[1] names 'x' twice",
+    ),
+    "a name twice, in one instance of many": (
+        b'{"instances":[' + b'{"x":[1]},' * 5000 + rb'{"x":[1],"\u0078":[2]},{"x":[1]}]}',
+        X,
+        "instances[5000] names 'x' twice",
+    ),
+    "base64 twice in an element": (
+        b'{"instances":["{:",' + b'{"b64":"QQ=="},' * 99 + b'{"b64":"QQ==","b64":"QQ=="}]}',
+        TEXT,
+        """input 't': element 100 must be a string or {"b64": "..."}, as BYTES needs""",
+    ),
+    "base64 twice in an instance": (
+        b'{"instances":[{"t":"::"},{"t":{"b64":"QQ==","b64":"QQ=="}}]}',
+        TEXT,
+        """input 't': element 1 must be a string or {"b64": "..."}, as BYTES needs""",
+    ),
+    "no object any more": (
+        {"instances": [{"x": 1}, 2]},
+        X,
+        "instances[1] must be an object, as those before it are",
+    ),
+    "another signature": (
+        {"signature_name": "classify", "inputs": [1]},
+        X,
+        'signature_name is "classify": models are served with one signature here; leave it out, '
+        'or say "serving_default"',
+    ),
+    "parameters": (
+        {"parameters": [1], "inputs": [1]},
+        X,
+        "parameters must be an object, got an array",
+    ),
+    "no base64": (
+        {"instances": [{"b64": "YQ==YQ=="}]},
+        TEXT,
+        "input 't': element 0 is not base64 (Excess data after padding)",
+    ),
+    "an object that is no base64": (
+        {"instances": [{"t": {"b65": "YQ=="}}]},
+        TEXT,
+        """input 't': element 0 must be a string or {"b64": "..."}, as BYTES needs""",
+    ),
+    "base64 and more": (
+        {"inputs": ["a", {"b64": "YQ==", "x": 1}]},
+        TEXT,
+        """input 't': element 1 must be a string or {"b64": "..."}, as BYTES needs""",
+    ),
+    "base64 that is no string": (
+        {"inputs": [{"b64": 1}]},
+        TEXT,
+        """input 't': element 0 must be a string or {"b64": "..."}, as BYTES needs""",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "declared", "message"), REFUSED.values(), ids=REFUSED)
+def test_errors_name_the_invalid_part(
+    body: bytes | dict[str, Any], declared: Declared, message: str
+) -> None:
+    error = refusal(body, declared)
+    assert (error.kind, error.message) == (ErrorKind.BAD_REQUEST, message)
+
+
+def test_batching_model_refuses_an_instance_without_its_dimension() -> None:
+    error = refusal({"instances": [[[1, 2]]]}, {"x": ("FP32", [4, 2])}, batching=True)
+    assert error.message == NOT_TAKEN + "[4, 2]; the instances have shape [1, 1, 2]"
+
+
+@pytest.mark.parametrize(
+    ("declared", "fields"),
+    [
+        (X, {"instances": [[[[1]]]]}),
+        (X, {"instances": [{"x": [[[1]]]}]}),
+        (TEXT, {"inputs": [[[[{"b64": ""}]]]]}),
+        (X, {"other": [[[{"x": 1}]]], "inputs": [1]}),
+    ],
+)
+def test_depth_cap_applies(declared: Declared, fields: dict[str, Any]) -> None:
+    error = refusal(fields, declared, depth_cap=2)
+    assert error.kind is ErrorKind.BAD_REQUEST
+    assert "nested deeper than 2" in error.message
+
+
+def test_header_cap_applies_to_other_members() -> None:
+    error = refusal({"other": ["x" * 50] * 50, "inputs": [1]}, X, header_cap=1000)
+    assert error.kind is ErrorKind.TOO_LARGE
+    assert "limits.header_bytes" in error.message

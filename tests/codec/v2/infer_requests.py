@@ -1,0 +1,148 @@
+"""Converts infer requests for tests, and compares results with the reference."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.codec.json import array_scanner
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.errors import ErrorKind, GatewayError
+from tests.codec import strategies
+from tests.codec.reference import PlainRequest, RefusedError, convert_request
+
+HEADER_CAP = 1 << 20
+DEPTH_CAP = 12
+WINDOW = array_scanner.WINDOW
+STRING_WINDOW = array_scanner.STRING_WINDOW
+
+
+@dataclass(frozen=True)
+class Accepted:
+    header: bytes
+    tensors: list[bytes | int]
+    binary_by_default: bool
+    binary_by_output: dict[str, bool]
+    content_length: int
+    expected_size: int
+    as_base64: frozenset[str] = frozenset()
+
+    @property
+    def fields(self) -> Any:
+        return json.loads(self.header)
+
+
+@dataclass(frozen=True)
+class Failed:
+    kind: ErrorKind
+    message: str
+
+
+Outcome = Accepted | Failed
+
+
+def outcome(
+    pieces: list[bytes],
+    *,
+    work: bool = True,
+    header_cap: int = HEADER_CAP,
+    depth_cap: int = DEPTH_CAP,
+) -> Outcome:
+    """Convert a body; `work` says whether to convert between the pieces."""
+    codec = InferRequestConverter(header_cap, depth_cap)
+    try:
+        for piece in pieces:
+            codec.feed(piece)
+            while work and codec.step():
+                pass
+        codec.feed(b"", last=True)
+        request = codec.finish()
+    except GatewayError as error:
+        return Failed(error.kind, error.message)
+    return Accepted(
+        request.header,
+        [part if isinstance(part, int) else b"".join(part) for part in request.tensors],
+        request.output_encoding.binary_by_default,
+        dict(request.output_encoding.binary_by_output),
+        request.content_length,
+        request.expected_size,
+        request.output_encoding.as_base64,
+    )
+
+
+def converted(body: bytes) -> Accepted:
+    found = outcome([body])
+    assert isinstance(found, Accepted)
+    return found
+
+
+def plain_outcome(body: bytes) -> PlainRequest | None:
+    try:
+        return convert_request(body, DEPTH_CAP)
+    except RefusedError:
+        return None
+
+
+def agrees(found: Outcome, plain: PlainRequest | None) -> bool:
+    if isinstance(found, Failed):
+        without_comma = "bytes without a comma" in found.message
+        return found.kind is ErrorKind.BAD_REQUEST and (plain is None or without_comma)
+    return plain is not None and (
+        normal(found.header) == json.dumps(plain.header)
+        and found.tensors == plain.tensors
+        and found.binary_by_default == plain.binary_by_default
+        and found.binary_by_output == plain.binary_by_output
+        and found.as_base64 == plain.as_base64
+        and found.content_length == len(found.header) + sum(map(size, plain.tensors))
+        and found.expected_size == sum(part for part in plain.tensors if isinstance(part, int))
+    )
+
+
+def size(part: bytes | int) -> int:
+    return part if isinstance(part, int) else len(part)
+
+
+def normal(header: bytes) -> str:
+    """Return a header in a normal form, with integers as a 64-bit library parses them."""
+
+    def to_int(digits: str) -> int | float:
+        value = int(digits)
+        return value if -(2**63) <= value < 2**64 else float(value)
+
+    return json.dumps(json.loads(header, parse_int=to_int))
+
+
+def check_law(body: bytes, seed: int, window: int) -> None:
+    with strategies.windows_of(window):
+        found = outcome([body])
+        assert agrees(found, plain_outcome(body)), found
+        assert outcome([body], work=False) == found
+        assert outcome(strategies.cut(body, seed)) == found
+        assert outcome(strategies.cut(body, seed + 1), work=False) == found
+        assert outcome(strategies.bytewise(body)) == found
+
+
+def request_body(datatype: str, shape: str, data: str, *more: str) -> bytes:
+    entry = [f'"name":"x","datatype":"{datatype}","shape":{shape},"data":{data}', *more]
+    return ('{"inputs":[{' + ",".join(entry) + "}]}").encode()
+
+
+def pack(code: str, *values: float) -> bytes:
+    return struct.pack(f"<{len(values)}{code}", *values)
+
+
+X = "input 'x': "
+
+
+def chunks(body: bytes, step: int) -> list[bytes]:
+    return [body[i : i + step] for i in range(0, len(body), step)]
+
+
+def check_large(body: bytes, steps: tuple[int, ...] = (65536, 50_001)) -> Accepted:
+    found = converted(body)
+    assert agrees(found, plain_outcome(body))
+    for step in steps:
+        assert outcome(chunks(body, step)) == found
+    return found

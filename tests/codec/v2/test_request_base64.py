@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import random
+
+import pytest
+
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.errors import ErrorKind
+from tests.codec import strategies
+from tests.codec.reference import pack_bytes
+from tests.codec.v2.infer_requests import (
+    DEPTH_CAP,
+    HEADER_CAP,
+    WINDOW,
+    Failed,
+    X,
+    check_large,
+    converted,
+    outcome,
+)
+
+BASE64 = '"parameters":{"content_type":"base64"}'
+
+NOT_BASE64 = X + "element 1 is not base64, as its content_type says: "
+
+ORDERS = ["".join(letters) for letters in itertools.permutations("ndspc")]
+
+FOR_BYTES = X + "the content_type base64 is for BYTES only, not for "
+
+
+def keyed(order: str, **values: str) -> bytes:
+    """Write a request of one input with its keys in this order, by their first letters."""
+    given = {
+        "name": '"x"',
+        "datatype": '"BYTES"',
+        "shape": "[2]",
+        "parameters": '{"a":1,"content_type":"base64"}',
+        "content": '["/9j/4A==",""]',  # the data
+        **values,
+    }
+    keys = {key[0]: f'"{"data" if key == "content" else key}":{given[key]}' for key in given}
+    return ('{"inputs":[{' + ",".join(keys[letter] for letter in order) + "}]}").encode()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_base64_is_decoded_wherever_the_content_type_stands(order: str) -> None:
+    found = converted(keyed(order))
+    assert found.tensors == [pack_bytes([b"\xff\xd8\xff\xe0", b""])]
+    (entry,) = found.fields["inputs"]
+    # The content type of the JSON data does not apply to the bytes.
+    assert entry["parameters"] == {"a": 1, "binary_data_size": 12}
+    assert outcome(strategies.bytewise(keyed(order)), work=False) == found
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("data", ["[1,2]", '["AAAA","AAAA"]'])
+def test_base64_is_for_bytes_only(order: str, data: str) -> None:
+    found = outcome([keyed(order, datatype='"INT32"', content=data)])
+    assert isinstance(found, Failed)
+    seen_first = order.index("c") > max(order.index("d"), order.index("p"))
+    if "A" not in data or seen_first:
+        assert found == Failed(ErrorKind.BAD_REQUEST, FOR_BYTES + "INT32")
+    assert outcome(strategies.bytewise(keyed(order, datatype='"INT32"', content=data))) == found
+
+
+@pytest.mark.parametrize("content_type", ['"np"', '"str"', '"pd"', '"Base64"', "64", "null", "{}"])
+def test_other_content_types_are_passed_through(content_type: str) -> None:
+    parameters = f'{{"content_type":{content_type}}}'
+    found = converted(keyed("ndspc", parameters=parameters, content='["YQ==","-"]'))
+    assert found.tensors == [pack_bytes([b"YQ==", b"-"])]
+    (entry,) = found.fields["inputs"]
+    assert entry["parameters"]["content_type"] == json.loads(content_type)
+
+
+def test_binary_bytes_inputs_are_not_decoded() -> None:
+    parameters = '{"content_type":"base64","binary_data_size":9}'
+    body = keyed("ndsp", parameters=parameters)
+    found = converted(body)
+    assert found.tensors == [9]
+    assert found.fields["inputs"][0]["parameters"] == json.loads(parameters)
+    body = keyed("ndsp", parameters='{"content_type":"base64","shared_memory_region":"r"}')
+    assert "base64" in converted(body).header.decode()
+
+
+def test_invalid_base64_is_refused() -> None:
+    body = keyed("ndspc", content='["YQ==","YW-j"]')
+    found = outcome([body])
+    assert found == Failed(
+        ErrorKind.BAD_REQUEST, NOT_BASE64 + "character 2 ('-') is not in the base64 alphabet"
+    )
+    assert outcome(strategies.bytewise(body), work=False) == found
+    assert outcome([keyed("cpnds", content='["YQ==","YW-j"]')]) == found
+
+
+def test_wrong_element_type_is_reported_before_invalid_base64() -> None:
+    body = keyed("ndspc", content='["-",7]')
+    assert outcome([body]) == Failed(
+        ErrorKind.BAD_REQUEST, X + "element 1 (7) is not a string, as BYTES needs"
+    )
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 49_149, 49_152, 49_153, 300_001])
+def test_large_base64_elements_are_decoded(size: int) -> None:
+    elements = [b"a", random.Random(size).randbytes(size), b"", bytes(40_000), b"bc"]
+    texts = json.dumps([base64.b64encode(element).decode() for element in elements])
+    body = keyed("ndspc", shape="[5]", content=texts)
+    found = check_large(body)
+    assert found.tensors == [pack_bytes(elements)]
+
+
+def test_base64_is_decoded_in_steps() -> None:
+    elements = [random.Random(0).randbytes(1_000_000), *[b"abc"] * 50_000]
+    texts = json.dumps([base64.b64encode(element).decode() for element in elements])
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
+    codec.feed(keyed("ndspc", shape="[50001]", content=texts))
+    codec.feed(b"", last=True)
+    rounds, held, most = 0, codec.buffered_data_bytes, codec.buffered_data_bytes
+    while codec.step():
+        rounds += 1
+        assert codec.buffered_data_bytes <= held + 8
+        held = codec.buffered_data_bytes
+    assert rounds > len(texts) / WINDOW
+    (tensor,) = codec.finish().tensors
+    assert not isinstance(tensor, int)
+    assert b"".join(tensor) == pack_bytes(elements)
+    assert codec.buffered_data_bytes == sum(map(len, tensor)) < most * 0.9
+
+
+def test_outputs_requested_as_base64_are_recognised() -> None:
+    outputs = [
+        {"name": "y", "parameters": {"content_type": "base64", "a": 1}},
+        {"name": "b", "parameters": {"content_type": "base64", "binary_data": True}},
+        {"name": "s", "parameters": {"content_type": "base64", "shared_memory_region": "r"}},
+        {"name": "o", "parameters": {"content_type": "np"}},
+        {"name": "o", "parameters": {"content_type": "base64"}},
+    ]
+    fields = {**json.loads(keyed("ndspc")), "outputs": outputs}
+    found = converted(json.dumps(fields).encode())
+    # Of an output that is listed twice, the first counts.
+    assert found.as_base64 == {"y", "s"}
+    assert [entry["parameters"] for entry in found.fields["outputs"]] == [
+        {"a": 1, "binary_data": True},
+        {"content_type": "base64", "binary_data": True},
+        {"content_type": "base64", "shared_memory_region": "r"},
+        {"content_type": "np", "binary_data": True},
+        {"binary_data": True},
+    ]

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from gateway.codec.v2.request import InferRequestConverter
+from gateway.errors import ErrorKind
+from gateway.sizes import QUOTED_NAME
+from tests.codec import strategies
+from tests.codec.v2.infer_requests import (
+    DEPTH_CAP,
+    HEADER_CAP,
+    STRING_WINDOW,
+    WINDOW,
+    Accepted,
+    Failed,
+    X,
+    check_law,
+    converted,
+    outcome,
+    pack,
+    request_body,
+)
+
+# -------------------------------------------------------------------------------- errors
+
+
+ENDS_INSIDE = "the request ends at byte 62, inside the data of input 'x'"
+
+OTHERS = [
+    (
+        b'{"inputs":[{"name":"x","shape":[1],"data":[1]}]}',
+        X + "datatype is missing",
+    ),
+    (
+        request_body("INT32", "[1]", "[1]", '"datatype":"INT64"'),
+        "input 'x' has more than one datatype",
+    ),
+    (
+        request_body("INT32", "[1]", "[1]", '"parameters":{"binary_data_size":4}'),
+        "input 'x' needs exactly one of data, binary_data_size and shared_memory_region; "
+        "it has data and binary_data_size",
+    ),
+    (
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}],"inputs":[]}',
+        "the request has the key inputs more than once",
+    ),
+    (
+        b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[1]}],"inputs":'
+        b'[{"name":"y","datatype":"INT8","shape":[1],"parameters":{"binary_data_size":1}}]}',
+        "the request has the key inputs more than once",
+    ),
+    (
+        rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"\u0064ata":[1]}]}',
+        X + 'data must be given once, under the key "data" written without escapes',
+    ),
+    (
+        rb'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"\u0064ata":0}]}',
+        X + "data must be an array, got 0",
+    ),
+    # The value of the second data would look like a placeholder.
+    *(
+        (b'{"inputs":[{"name":"x","datatype":"INT8","shape":[1],%b}%b]}' % (members, behind), text)
+        for behind in (b"", b',{"name":"y","datatype":"INT8","shape":[1],"data":[1]}')
+        for members, text in (
+            (rb'"data":[1],"\u0064ata":0', "input 'x' has more than one data"),
+            (rb'"data":[1],"\u0064ata":[0]', "input 'x' has more than one data"),
+            (rb'"\u0064ata":[0],"data":[1]', "input 'x' has more than one data"),
+            (rb'"\u0064ata":0,"data":[1]', "input 'x' has more than one data"),
+            (rb'"data":0,"data":[1]', X + "data must be an array, got a number"),
+        )
+    ),
+    (
+        b'{"inputs":[{"data":["x"],"name":"x","datatype":"INT8","shape":[1]}]}',
+        X + 'element 0 ("x") is not an integer, as INT8 needs',
+    ),
+    (
+        b'{"inputs":[{"datatype":"INT8","data":["x"],"name":"x","shape":[1]}]}',
+        'inputs[0]: element 0 ("x") is not an integer, as INT8 needs',
+    ),
+    (
+        b'{"inputs":[{"name":"x","data":["x"],"datatype":"INT8","shape":[1]}]}',
+        X + 'element 0 ("x") is not an integer, as INT8 needs',
+    ),
+    (request_body("INT8", "[1]", "[1")[:-3], ENDS_INSIDE),
+    (
+        request_body("INT8", "[1]", '[1,{"a":2}]'),
+        X + "element 1 is an object, INT8 needs an integer",
+    ),
+    (
+        b'{"inputs":[{"name":"x","data":[1,{"a":2}],"datatype":"INT8"',
+        X + 'data is not an array of plain values, at byte 33, near: {"a":2}],"datatype":"INT8"',
+    ),
+    (request_body("INT8", "[1]", "[1,]"), X + "data is not a valid JSON array, near element 0"),
+    (request_body("INT8", "[1]", "[,1]"), X + "data is not a valid JSON array, near element 0"),
+    (request_body("INT8", "[2]", "[1]]"), X + "data has a closing bracket too many"),
+    (request_body("INT8", "[2]", "[1][2]"), X + "data is not a valid JSON array, near element 1"),
+    (request_body("INT8", "[2]", "[1] 2,3"), X + "data ends and is followed by 2, behind"),
+]
+
+
+@pytest.mark.parametrize(
+    "note", ['{"data":1,"data":{"x":2}}', '{"data":1,"data":2}', '{"inputs":1,"inputs":[2]}']
+)
+def test_duplicate_keys_outside_of_tensors_pass(note: str) -> None:
+    for body in (
+        request_body("INT8", "[1]", "[1]", f'"note":{note}'),
+        request_body("INT8", "[1]", "[1]")[:-1] + f',"note":{note}}}'.encode(),
+    ):
+        check_law(body, 1, 24)
+        assert isinstance(outcome([body]), Accepted)
+
+
+@pytest.mark.parametrize(("body", "message"), OTHERS)
+def test_other_invalid_requests_are_refused(body: bytes, message: str) -> None:
+    found = outcome([body])
+    assert isinstance(found, Failed)
+    assert found.kind.value.status == 400
+    assert found.message.startswith(message)
+    assert outcome(strategies.bytewise(body)) == found
+    assert outcome(strategies.cut(body, 2), work=False) == found
+
+
+FIRST_FAULT = '{"name":"a","shape":[1],"data":["x"],"datatype":"INT8"}'
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        '{"name":"b","datatype":"INT8","shape":[1],"data":["y"]}',
+        '{"name":"b","datatype":"INT8","shape":[1],"data":' + "[" * 99 + "]" * 99 + "}",
+        '{"name":"b","datatype":"INT8","shape":[1],"data":[1,' + "1" * 70_000 + "]}",
+        '{"name":"b","data":5}',
+        '{"name":"b","data":[1],"data":[2]}',
+        '{"name":"b","x":{"data":[1]}}',
+        '{"name":"' + "b" * 3000 + '","data":[1]}',
+        '{"name":"b","shape":[1],"data":["y"],"datatype":"INT8"}',
+        '{"name":7,"data":[1]}',
+        '{"name":"b" nonsense',
+    ],
+)
+def test_first_of_two_errors_is_reported(behind: str) -> None:
+    # The first waits for its datatype; the text behind it does not.
+    body = ('{"inputs":[' + FIRST_FAULT + ',{"data":[]},' + behind + "]}").encode()
+    found = outcome([body], header_cap=2000)
+    assert isinstance(found, Failed)
+    assert found.message == "input 'a': element 0 (\"x\") is not an integer, as INT8 needs"
+    for work in (True, False):
+        for pieces in (strategies.bytewise(body), strategies.cut(body, 3), [body]):
+            assert outcome(pieces, work=work, header_cap=2000) == found
+
+
+def test_data_before_its_datatype_is_converted_in_steps() -> None:
+    # Sorted keys, as many clients write them.
+    numbers = json.dumps(list(range(100_000)))
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
+    codec.feed(b'{"inputs":[{"data":' + numbers.encode())
+    codec.feed(b',"datatype":"INT32","name":"a","shape":[100000]}]}')
+    assert not codec.step()
+    codec.feed(b"", last=True)
+    rounds = 0
+    while codec.step():
+        rounds += 1
+    assert rounds > 3
+    (tensor,) = codec.finish().tensors
+    assert not isinstance(tensor, int)
+    assert b"".join(tensor) == np.arange(100_000, dtype="<i4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "element", "window"), [("INT8", "1", WINDOW), ("BYTES", '""', STRING_WINDOW)]
+)
+def test_large_feed_is_converted_in_steps(datatype: str, element: str, window: int) -> None:
+    body = request_body(datatype, "[200000]", "[" + ",".join([element] * 200_000) + "]")
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
+    codec.feed(body)
+    assert codec.buffered_data_bytes > len(body) - 200
+    rounds = 0
+    while codec.step():
+        rounds += 1
+    assert rounds >= len(body) // window
+    assert codec.buffered_data_bytes == 200_000 * (4 if datatype == "BYTES" else 1)
+
+
+def test_many_arrays_are_converted_in_steps() -> None:
+    entry = '{"name":"x%d","datatype":"INT8","shape":[1],"data":[%d]}'
+    body = '{"inputs":[' + ",".join(entry % (i, i % 100) for i in range(2000)) + "]}"
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, tensor_cap=2000)
+    codec.feed(body.encode(), last=True)
+    rounds, before = 0, codec.buffered_data_bytes
+    while codec.step():
+        rounds += 1
+        assert abs(codec.buffered_data_bytes - before) <= 64 * len("[00]")
+        before = codec.buffered_data_bytes
+    assert 2 * 2000 / 64 < rounds < 200
+    tensors = codec.finish().tensors
+    assert tensors == tuple([bytes([i % 100])] for i in range(2000))
+
+
+def test_queued_data_is_converted_in_steps() -> None:
+    numbers = json.dumps(list(range(100_000)))
+    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
+    codec.feed(b'{"inputs":[{"name":"a","data":' + numbers.encode())
+    assert not codec.step()
+    codec.feed(b',"datatype":"INT32","shape":[100000]},{"name":"b","data":[1],')
+    rounds = 0
+    while codec.step():
+        rounds += 1
+    assert rounds > 3
+    codec.feed(b'"datatype":"INT8","shape":[1]}]}', last=True)
+    first, second = codec.finish().tensors
+    assert not isinstance(first, int)
+    assert b"".join(first) == np.arange(100_000, dtype="<i4").tobytes()
+    assert second == [b"\1"]
+
+
+# ----------------------------------------------------------------------------------------- caps
+
+
+def test_the_header_cap_does_not_count_data() -> None:
+    body = request_body("INT8", "[9000]", json.dumps([1] * 9000))
+    least = len(body) - len(json.dumps([1] * 9000)) + len("[0]")
+    assert isinstance(outcome([body], header_cap=least), Accepted)
+    for pieces in ([body], strategies.bytewise(body)):
+        assert outcome(pieces, header_cap=least - 1) == Failed(
+            ErrorKind.TOO_LARGE,
+            f"the JSON around the data is larger than {least - 1} bytes (limits.header_bytes)",
+        )
+
+
+@pytest.mark.parametrize("depth_cap", [4, 5, 64, 200])
+def test_depth_cap_applies(depth_cap: int) -> None:
+    def body(data: int, header: int) -> bytes:
+        array = "[" * data + "7" + "]" * data
+        nest = "[" * (header - 3) + "]" * (header - 3)
+        return request_body("INT8", "[1]", array, f'"z":{nest}')
+
+    assert isinstance(outcome([body(depth_cap, depth_cap)], depth_cap=depth_cap), Accepted)
+    assert outcome([body(depth_cap + 1, depth_cap)], depth_cap=depth_cap) == Failed(
+        ErrorKind.BAD_REQUEST, X + f"data is nested deeper than {depth_cap}"
+    )
+    assert outcome([body(depth_cap, depth_cap + 1)], depth_cap=depth_cap) == Failed(
+        ErrorKind.BAD_REQUEST, f"the request's JSON is nested deeper than {depth_cap}"
+    )
+
+
+def test_shape_of_many_dimensions_is_accepted() -> None:
+    dimensions = 64
+    ones = json.dumps([1] * dimensions)
+    assert converted(request_body("INT8", ones, "[7]")).tensors == [b"\7"]
+    found = outcome([request_body("INT8", json.dumps([9] * dimensions), "[7]")])
+    assert isinstance(found, Failed)
+    assert found.message.endswith("takes 9223372036854775808 elements, data has 1")
+
+
+@pytest.mark.parametrize("digits", [100, 5000, 60_000])
+@pytest.mark.parametrize("datatype", ["INT64", "UINT8", "FP64", "FP32", "BF16"])
+def test_thousands_of_digits_are_converted_or_refused(datatype: str, digits: int) -> None:
+    found = outcome([request_body(datatype, "[2]", "[1," + "7" * digits + "]")])
+    if datatype == "FP64" and digits == 100:
+        assert isinstance(found, Accepted)
+    else:
+        assert found == Failed(
+            ErrorKind.BAD_REQUEST, X + f"element 1 ({'7' * QUOTED_NAME}...) does not fit {datatype}"
+        )
+    small = converted(request_body("FP64", "[1]", "[0." + "7" * digits + "]"))
+    assert small.tensors == [pack("d", float("0." + "7" * digits))]
+
+
+@pytest.mark.parametrize("exponent", ["308", "-324", "-400", "-99999", "-" + "9" * 5000])
+def test_huge_exponents_are_converted_or_refused(exponent: str) -> None:
+    text = f"1e{exponent}"
+    assert converted(request_body("FP64", "[1]", f"[{text}]")).tensors == [pack("d", float(text))]
+    text = f"1e{exponent.strip('-')}9"
+    found = outcome([request_body("FP64", "[1]", f"[{text}]")])
+    assert isinstance(found, Failed)
+    assert found.message.endswith(") does not fit FP64")

@@ -1,0 +1,107 @@
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.settings.load import load_with_positions
+from gateway.settings.problems import SettingsError
+from gateway.settings.routes import Route, WeightedUpstream
+from gateway.settings.schema import ClientTls, Settings
+from gateway.settings.upstreams import Upstream
+from tests.settings.loading import ONE_UPSTREAM, problems, route_to
+
+
+def test_cross_checks_take_a_single_item_as_a_list(file: Path) -> None:
+    file.write_text(
+        "upstreams: {u: {endpoints: http://10.0.0.1:1, tls: {ca: c}, dns_refresh: 1s}}\n"
+        "routes: [{upstream: u, auth: none}]\n"
+        "listen: 127.0.0.1:9\n"
+        "admin: 127.0.0.1:9\n"
+    )
+    assert [(each.setting, each.message) for each in problems(file)] == [
+        ("upstreams.u.tls", "no endpoint needs it: none is https"),
+        ("upstreams.u.dns_refresh", "no endpoint has a host name that could be looked up"),
+        ("routes[0].auth", "no group of API keys is named 'none'; there are none"),
+        ("admin", "needs an address of its own: clients connect there (listen)"),
+    ]
+
+
+def test_a_route_behind_one_without_a_match_is_never_reached(file: Path) -> None:
+    for match in ("{}", "{model: null}", "{headers: {}}", "{version: ~, operations: null}"):
+        file.write_text(
+            f"{ONE_UPSTREAM}routes: [{{match: {match}, upstream: triton}}, {{upstream: triton}}]"
+        )
+        (problem,) = problems(file)
+        assert problem.setting == "routes[1]"
+        assert problem.message == "never reached: routes[0] takes every request"
+
+
+def test_tls_settings_made_in_code_are_cross_checked() -> None:
+    upstreams = {"a": Upstream(endpoints=("http://a:1",))}
+    tls = ClientTls(certificate="c", key="k", client_certificates="required")
+    with pytest.raises(ValidationError, match="needs client_ca"):
+        Settings(upstreams=upstreams, tls=tls)
+
+
+def test_settings_made_in_code_are_cross_checked() -> None:
+    upstreams = {"a": Upstream(endpoints=("http://a:1",))}
+    assert Settings(upstreams=upstreams).routes == (route_to("a"),)
+    with pytest.raises(ValidationError, match="no upstream is named 'b'"):
+        Settings(upstreams=upstreams, routes=(route_to("b"),))
+    with pytest.raises(ValidationError, match=r"routes\[0\] takes every request"):
+        Settings(upstreams=upstreams, routes=(route_to("a"), route_to("a", match={"model": "m"})))
+    shared = Route(upstream=(WeightedUpstream(name="a", weight=1),))
+    assert shared == route_to("a")
+
+
+NAMED = """\
+tls:
+  certificate: {0}/tls.crt
+  key: {0}/tls.key
+  client_ca: {0}
+workers: {1}
+api_keys:
+  a: {{file: no-keys}}
+  b: {{environment: KEYS_OF_B}}
+  c: {{environment: KEYS_OF_C}}
+upstreams:
+  u:
+    endpoints: https://u:1
+    tls:
+      ca: {0}/ca.crt
+      certificate: {0}/there
+      key: {0}/u.key
+routes: [{{upstream: u, auth: [a, b, c]}}]
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "many"])
+def test_missing_files_are_reported_together(file: Path, workers: str) -> None:
+    folder = file.parent
+    (folder / "there").write_text("")
+    file.write_text(NAMED.format(folder, workers))
+    with pytest.raises(SettingsError) as error:
+        load_with_positions(file, {"KEYS_OF_B": "k"}, with_files=True)
+    gone = "cannot be read: No such file or directory"
+    expected = [
+        f"2: tls.certificate: {folder}/tls.crt {gone}",
+        f"3: tls.key: {folder}/tls.key {gone}",
+        f"4: tls.client_ca: {folder} cannot be read: Is a directory",
+        f"7: api_keys.a.file: no-keys {gone} (in {Path.cwd()})",
+        "9: api_keys.c.environment: KEYS_OF_C is not set in the environment",
+        f"14: upstreams.u.tls.ca: {folder}/ca.crt {gone}",
+        f"16: upstreams.u.tls.key: {folder}/u.key {gone}",
+    ]
+    if workers == "many":
+        expected.insert(3, "5: workers: expected 1 to 256, or auto, got 'many'")
+    assert str(error.value) == "\n".join(f"{file}:{line}" for line in expected)
+    assert error.value.is_about_files is (workers == "1")
+
+
+def test_a_pipe_of_keys_is_not_opened(file: Path) -> None:
+    pipe = file.parent / "keys"
+    os.mkfifo(pipe)
+    route = "routes: [{upstream: triton, auth: a}]"
+    file.write_text(f"{ONE_UPSTREAM}api_keys: {{a: {{file: {pipe}}}}}\n{route}\n")
+    load_with_positions(file, {}, with_files=True)
