@@ -39,7 +39,7 @@ _SIZES = (
 def cost(env: Environment) -> list[Row]:
     """Measure the time per number, less what a request of one number takes.
 
-    The bound is for one process alone: its helper makes large requests cheaper, and only those.
+    The bound is for one process alone: its offload process makes large requests cheaper, and only those.
     """
     alone, alone_each = _per_number(env, "never")
     _, helped_each = _per_number(env, "always")
@@ -53,7 +53,7 @@ def cost(env: Environment) -> list[Row]:
             f"{ratio:.2f} × from least to most, {alone * 1e3:.2f} ms per request aside",
             below(ratio, _MAX_UNEVEN, f"{_MAX_UNEVEN} ×"),
         ),
-        Row("… with a helper process", "", _shown(helped_each), ""),
+        Row("… with an offload process", "", _shown(helped_each), ""),
     ]
 
 

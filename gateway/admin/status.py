@@ -56,8 +56,8 @@ def status(gateway: ObservedGateway) -> dict[str, Any]:
         "connections": listener.connections,
         "requests": listener.requests,
         "tasks": len(asyncio.all_tasks()),
-        "places": _concurrency(gateway.concurrency_limit),
-        "held_bytes": gateway.buffered_bytes,
+        "concurrency": _concurrency(gateway.concurrency_limit),
+        "buffered_bytes": gateway.buffered_bytes,
         "upstreams": {name: _upstream(each) for name, each in gateway.upstreams.items()},
     }
 
@@ -68,7 +68,7 @@ def _upstream(upstream: Upstream) -> dict[str, Any]:
         "usable": False if upstream.pool.unreachable else upstream.pool.any_healthy,
         "unreachable": upstream.pool.unreachable,
         "dialect": _dialect(upstream),
-        "places": _concurrency(upstream.concurrency_limit),
+        "concurrency": _concurrency(upstream.concurrency_limit),
         "endpoints": [asdict(state) for state in upstream.pool.snapshot()],
     }
 
@@ -80,4 +80,4 @@ def _dialect(upstream: Upstream) -> dict[str, str | None]:
 
 
 def _concurrency(limit: ConcurrencyLimit | None) -> dict[str, int] | None:
-    return None if limit is None else {"taken": limit.active, "waiting": limit.queued}
+    return None if limit is None else {"active": limit.active, "queued": limit.queued}

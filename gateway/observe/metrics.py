@@ -27,8 +27,8 @@ class _StatusCollector(Collector):
         yield from self._settings_metrics()
         status = self._status
         yield _gauge("connections", "Open client connections.", status["connections"])
-        yield _gauge("requests", "Calls in progress.", status["requests"])
-        yield _gauge("held_bytes", "Bytes of buffered bodies.", status["held_bytes"])
+        yield _gauge("requests_in_progress", "Calls in progress.", status["requests"])
+        yield _gauge("buffered_bytes", "Bytes of buffered bodies.", status["buffered_bytes"])
         yield _gauge("draining", "1 while the gateway drains before shutdown.", status["draining"])
         yield from self._endpoint_metrics()
 
@@ -37,7 +37,7 @@ class _StatusCollector(Collector):
         failed = settings["last_failure"] is not None
         yield _gauge("settings_current", "1 while the newest settings are in use.", not failed)
         yield _gauge(
-            "settings_loaded_seconds",
+            "settings_loaded_timestamp_seconds",
             "Unix time at which the settings in use were loaded.",
             settings["loaded_at"],
         )
@@ -51,7 +51,9 @@ class _StatusCollector(Collector):
     def _endpoint_metrics(self) -> Iterator[Metric]:
         labels = ["upstream", "endpoint"]
         outstanding = GaugeMetricFamily(
-            "tensorgate_endpoint_requests", "Calls in progress at the endpoint.", labels=labels
+            "tensorgate_endpoint_requests_in_progress",
+            "Calls in progress at the endpoint.",
+            labels=labels,
         )
         ejected = GaugeMetricFamily(
             "tensorgate_endpoint_ejected",

@@ -109,10 +109,14 @@ async def test_status_shows_calls_and_endpoints() -> None:
             status = (await client.call("GET", "/status")).json
         assert status["process"] == os.getpid()
         assert (status["connections"], status["requests"], status["draining"]) == (1, 1, False)
-        assert status["places"] == {"taken": 1, "waiting": 0}
+        assert status["concurrency"] == {"active": 1, "queued": 0}
         assert status["settings"]["number"] == 1
         upstream = status["upstreams"]["u"]
-        assert (upstream["required"], upstream["usable"], upstream["places"]) == (True, None, None)
+        assert (upstream["required"], upstream["usable"], upstream["concurrency"]) == (
+            True,
+            None,
+            None,
+        )
         assert upstream["dialect"] == {"name": "triton", "reason": "the settings say so"}
         (endpoint,) = upstream["endpoints"]
         assert (endpoint["url"], endpoint["outstanding"]) == (server.url, 1)
@@ -147,8 +151,8 @@ async def test_metrics_show_calls_and_endpoints() -> None:
             reply = await client.call("GET", "/metrics")
         assert (reply.head.get("Content-Type") or "").startswith("text/plain; version=0.0.4")
         metrics = _metrics(reply.body)
-        assert metrics["tensorgate_requests"] == 1
-        assert metrics["tensorgate_endpoint_requests"] == 1
+        assert metrics["tensorgate_requests_in_progress"] == 1
+        assert metrics["tensorgate_endpoint_requests_in_progress"] == 1
         assert metrics["tensorgate_endpoint_ejected"] == 0
         assert metrics["tensorgate_settings_current"] == 1
         assert "tensorgate_endpoint_healthy" not in metrics  # no probes are made

@@ -23,9 +23,10 @@ install() {
     chmod +x "$policy"
     trap 'rm -f "$policy"' EXIT
   fi
-  apt-get update --quiet=2 || true
+  local once=(-o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20)
+  apt-get "${once[@]}" update --quiet=2 || true
   for program in "$@"; do
-    apt-get install --quiet=2 --yes --no-install-recommends "${packages[$program]}" > /dev/null || true
+    apt-get "${once[@]}" install --quiet=2 --yes --no-install-recommends "${packages[$program]}" > /dev/null || true
   done
 }
 

@@ -71,7 +71,7 @@ class ProbedGateway:
 
     async def until_idle(self) -> None:
         """Wait until no call and no client is left, and nothing is buffered."""
-        names = ("requests", "connections", "held_bytes")
+        names = ("requests", "connections", "buffered_bytes")
         await self.until_status(lambda status: not any(status[name] for name in names))
 
     def memory(self, field: str) -> int:
@@ -187,7 +187,7 @@ async def send_long_heads(gateway: ProbedGateway, count: int = 1500) -> None:
     data = b"GET /v2/x HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 60_000
     async with clients(gateway.url, count) as opened:
         await asyncio.gather(*(_send_all(client, data) for client in opened))
-        await gateway.until_status(lambda status: status["held_bytes"] > BUFFERED // 2)
+        await gateway.until_status(lambda status: status["buffered_bytes"] > BUFFERED // 2)
 
 
 async def never_read_bytes(gateway: ProbedGateway) -> None:

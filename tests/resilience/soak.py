@@ -59,7 +59,7 @@ class Sample:
     processes: int
     tasks: int
     requests: int
-    held_bytes: int
+    buffered_bytes: int
 
 
 def _forms() -> dict[str, bytes]:
@@ -188,7 +188,7 @@ async def _sample(process: Process, admin: str) -> Sample:
         len(pids),
         status["tasks"],
         status["requests"],
-        status["held_bytes"],
+        status["buffered_bytes"],
     )
 
 
@@ -267,8 +267,8 @@ def _find_problems(samples: Sequence[Sample], wrong: int, status: int, said: str
         before, after = getattr(first, name), getattr(last, name)
         if after > before + slack:
             found.append(f"{name} grew from {before} to {after}")
-    if last.requests or last.held_bytes:
-        found.append(f"{last.requests} requests, {last.held_bytes} bytes are left")
+    if last.requests or last.buffered_bytes:
+        found.append(f"{last.requests} requests, {last.buffered_bytes} bytes are left")
     if wrong:
         found.append(f"{wrong} responses were wrong")
     if status:
