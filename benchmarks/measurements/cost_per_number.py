@@ -39,7 +39,7 @@ _SIZES = (
 def cost(env: Environment) -> list[Row]:
     """Measure the time per number, less what a request of one number takes.
 
-    The bound is for one process alone: its offload process makes large requests cheaper, and only those.
+    The bound is for one process alone: offloading makes large requests cheaper, and only those.
     """
     alone, alone_each = _per_number(env, "never")
     _, helped_each = _per_number(env, "always")
