@@ -47,7 +47,7 @@ OperationName = Literal[
 _Pattern = Annotated[str, PlainValidator(parse_pattern, json_schema_input_type=str | int)]
 _PathPart = Annotated[str, PlainValidator(parse_path_part, json_schema_input_type=str | int)]
 _HeaderName = Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)]
-_RetryReason = Literal["unanswered", 500, 502, 503, 504]
+_RetryReason = Literal["no_response", 500, 502, 503, 504]
 _Coding = Literal["gzip", "deflate"]
 _NonFinite = Literal["literal", "null", "string", "error"]
 
@@ -194,7 +194,7 @@ class Route(Section):
     retry_on: OneOrMore[_RetryReason] = Field(
         default=(),
         description="When a call is retried on another endpoint, beside failed connections."
-        " unanswered: the server closed the connection without a response. A status: the server"
+        " no_response: the server closed the connection without a response. A status: the server"
         " answered with it.",
     )
     mirror: Mirror | None = Field(

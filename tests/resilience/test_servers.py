@@ -20,8 +20,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("more", "lost"),
-    [("", len(MIXED)), ("routes: [{upstream: fleet, retry_on: [unanswered]}]\n", 0)],
-    ids=["careful", "unanswered"],
+    [("", len(MIXED)), ("routes: [{upstream: fleet, retry_on: [no_response]}]\n", 0)],
+    ids=["careful", "no_response"],
 )
 async def test_a_killed_server_costs_only_its_unanswered_requests(
     file: Path, more: str, lost: int

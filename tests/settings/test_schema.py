@@ -16,7 +16,7 @@ CONFIG = Path(__file__).parents[2] / "config"
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SCHEMA = Draft202012Validator(settings_schema())
 MOST_WORDS = 25
-WORDS = ("auto", "json", "least_request", "unanswered")
+WORDS = ("auto", "json", "least_request", "no_response")
 """Values with which a sentence may begin."""
 SAMPLES = sorted(CONFIG.glob("*.yaml"))
 
@@ -116,7 +116,7 @@ def test_nonsense_is_invalid_by_the_schema(written: str) -> None:
         "forwarded: {trusted_proxies: 10.0.0.0/8}",
         "routes: [{upstream: u, match: {operations: infer}, deny_operations: repository, auth: a}]",
         "routes: [{upstream: u, retry_on: 503, compression: gzip}]",
-        "routes: [{upstream: u, retry_on: unanswered}]",
+        "routes: [{upstream: u, retry_on: no_response}]",
     ],
 )
 def test_a_single_item_stands_for_a_list_of_one(written: str) -> None:

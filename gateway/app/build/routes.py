@@ -137,7 +137,7 @@ def _match(declared: MatchSettings) -> Match:
 
 def _retry(declared: Iterable[str | int]) -> RetryPolicy:
     statuses = frozenset(each for each in declared if isinstance(each, int))
-    return RetryPolicy("unanswered" in declared, statuses)
+    return RetryPolicy("no_response" in declared, statuses)
 
 
 def _operation_kinds(names: Iterable[str]) -> frozenset[OperationKind]:

@@ -51,7 +51,7 @@ def _then(faulty: Script) -> Script:
 
 
 UNWANTED = http_response(b'{"error":"busy"}', status="503 Busy")
-FAULTS = {"unanswered": closes, "503": always_respond(UNWANTED)}
+FAULTS = {"no_response": closes, "503": always_respond(UNWANTED)}
 
 
 async def _warm(client: RawClient) -> None:
@@ -84,7 +84,7 @@ async def test_route_may_allow_more_retries(data: bytes, fault: str, warm: bool)
 
 
 @pytest.mark.parametrize(
-    ("fault", "status"), [("unanswered", 502), ("503", 503)], ids=["unanswered", "503"]
+    ("fault", "status"), [("no_response", 502), ("503", 503)], ids=["no_response", "503"]
 )
 @pytest.mark.parametrize("data", ASKED.values(), ids=ASKED)
 async def test_request_is_not_retried_by_default(data: bytes, fault: str, status: int) -> None:
@@ -98,12 +98,12 @@ async def test_request_is_not_retried_by_default(data: bytes, fault: str, status
 
 
 @pytest.mark.parametrize("data", STREAMED.values(), ids=STREAMED)
-@pytest.mark.parametrize(("fault", "status"), [("unanswered", 502), ("503", 503)])
+@pytest.mark.parametrize(("fault", "status"), [("no_response", 502), ("503", 503)])
 async def test_streamed_body_is_not_retried(data: bytes, fault: str, status: int) -> None:
     async with (
         ScriptedServer(FAULTS[fault]) as bad,
         ScriptedServer(always_respond(GOOD)) as good,
-        gateway_client(bad.url, good.url, route={"retry_on": ["unanswered", 503]}) as client,
+        gateway_client(bad.url, good.url, route={"retry_on": ["no_response", 503]}) as client,
     ):
         assert (await client.ask(data)).status == status
         assert good.requests == []
@@ -153,7 +153,7 @@ async def test_all_requests_of_one_of_three_servers_may_be_retried() -> None:
         ScriptedServer(dies) as one,
         ScriptedServer(lives) as two,
         ScriptedServer(lives) as three,
-        running_gateway(one.url, two.url, three.url, route={"retry_on": ["unanswered"]}) as gateway,
+        running_gateway(one.url, two.url, three.url, route={"retry_on": ["no_response"]}) as gateway,
         AsyncExitStack() as stack,
     ):
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(120)]
@@ -172,7 +172,7 @@ async def test_partial_response_is_not_retried() -> None:
     async with (
         ScriptedServer(respond_in_turn(broken)) as bad,
         ScriptedServer(always_respond(GOOD)) as good,
-        gateway_client(bad.url, good.url, route={"retry_on": ["unanswered"]}) as client,
+        gateway_client(bad.url, good.url, route={"retry_on": ["no_response"]}) as client,
     ):
         await client.send(request("GET", "/v2/x"))
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
@@ -184,7 +184,7 @@ async def test_retry_keeps_target_and_headers() -> None:
     async with (
         ScriptedServer(closes) as bad,
         ScriptedServer(always_respond(GOOD)) as good,
-        gateway_client(bad.url, good.url, route={"retry_on": ["unanswered"]}) as client,
+        gateway_client(bad.url, good.url, route={"retry_on": ["no_response"]}) as client,
     ):
         for _ in range(2):
             assert (await client.call("POST", INFER, json_request(), {"x-a": "1"})).status == 200
