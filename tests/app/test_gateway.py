@@ -151,14 +151,18 @@ async def test_routes_share_a_conversion_scheduler() -> None:
 
 async def test_route_without_limits_has_those_of_all_routes() -> None:
     routes = [
-        {"upstream": "u", "match": {"model": "m"}, "limits": {"json_depth": 3, "idle_timeout": 2}},
+        {
+            "upstream": "u",
+            "match": {"model": "m"},
+            "limits": {"max_json_depth": 3, "idle_timeout": 2},
+        },
         {"upstream": "u"},
     ]
-    settings = _settings(routes=routes, limits={"json_depth": 9, "request_timeout": 7})
+    settings = _settings(routes=routes, limits={"max_json_depth": 9, "request_timeout": 7})
     async with Gateway(settings) as gateway:
         first, second = gateway.runtime.fast_path._router.rules
     assert (
-        second.limits.json_depth,
+        second.limits.max_json_depth,
         second.limits.idle_timeout,
         second.limits.request_timeout,
     ) == (
@@ -166,11 +170,11 @@ async def test_route_without_limits_has_those_of_all_routes() -> None:
         300,
         7,
     )
-    assert first.limits == replace(second.limits, json_depth=3, idle_timeout=2)
+    assert first.limits == replace(second.limits, max_json_depth=3, idle_timeout=2)
 
 
 async def test_mirror_has_the_policies_of_its_route_and_limits_of_its_own() -> None:
-    route = {"upstream": "u", "nonfinite": "null", "limits": {"json_depth": 3}}
+    route = {"upstream": "u", "nonfinite": "null", "limits": {"max_json_depth": 3}}
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
@@ -247,7 +251,7 @@ async def test_example_settings_route_several_models(
 
 async def test_limits_of_the_settings_apply() -> None:
     async with ScriptedServer() as server:
-        settings = _settings(endpoints=(server.url,), limits={"request_bytes": "1KiB"})
+        settings = _settings(endpoints=(server.url,), limits={"max_request_bytes": "1KiB"})
         async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
             assert (await client.ask(infer_json(bytes(1025)))).status == 413
 

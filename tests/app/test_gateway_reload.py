@@ -375,7 +375,7 @@ async def test_reload_changes_access_log_and_request_limits(
         connect(url) as client,
     ):
         for access, size, status in ((False, "1KiB", 413), (True, "1MiB", 200)):
-            limits = {"request_bytes": size}
+            limits = {"max_request_bytes": size}
             await gateway.reload(settings_for(server.url, log={"access": access}, limits=limits))
             caplog.clear()
             assert (await client.call("POST", "/v2/x", bytes(2000))).status == status

@@ -91,7 +91,7 @@ async def running_gateway(script: Script, folder: Path) -> AsyncIterator[ProbedG
         file.write_text(
             f"listen: {HOST}:0\nadmin: {HOST}:{admin}\noffload: never\nlog: {{access: false}}\n"
             f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
-            f"limits: {{max_buffered_bytes: {BUFFERED}, spool_bytes: {BUFFERED}}}\n"
+            f"limits: {{max_buffered_bytes: {BUFFERED}, max_buffered_body_bytes: {BUFFERED}}}\n"
         )
         async with gateway_process(str(file)) as (process, url):
             yield ProbedGateway(process, url, f"http://{HOST}:{admin}")
