@@ -9,7 +9,7 @@ from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.offload import Offloader
+from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import JsonPolicies
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.declared_model import DeclaredModel

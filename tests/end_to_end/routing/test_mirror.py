@@ -99,12 +99,12 @@ async def mirrored(
 
 
 def _in_flight(gateway: RunningGateway) -> int:
-    mirror = gateway.gateway.runtime.router.rules[0].mirror
+    mirror = gateway.gateway.active_config.router.rules[0].mirror
     return 0 if mirror is None else mirror.in_flight
 
 
 def _buffered_bytes(gateway: RunningGateway) -> int:
-    mirror = gateway.gateway.runtime.router.rules[0].mirror
+    mirror = gateway.gateway.active_config.router.rules[0].mirror
     assert mirror is not None
     return mirror.route.memory_budget.total
 
@@ -307,7 +307,7 @@ async def _everything(shadow: str | None) -> tuple[list[Any], list[Any]]:
     ):
         seen = [_seen(await client.ask(data)) for data in REQUESTS]
         assert not gateway.gateway._listener._active_calls
-        pools = gateway.gateway.runtime.upstreams["server"].pool
+        pools = gateway.gateway.active_config.upstreams["server"].pool
         assert pools.outstanding == [0]
         own = server.url.removeprefix("http://")  # the Host of the gateway's own requests
         got = [
