@@ -26,12 +26,12 @@ from gateway.app.build.worker_count import worker_count
 from gateway.app.gateway import Gateway
 from gateway.app.loaded_resources import load_resources, log_warnings
 from gateway.app.malloc_trim import MallocTrim
+from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.app.preflight.probe_all import probe_servers
 from gateway.app.preflight.self_reference import find_self_references
 from gateway.app.reload.revision import Revision, log_addresses
 from gateway.app.reload.source import SettingsSource
 from gateway.app.single_process_reloader import SingleProcessReloader
-from gateway.app.worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.build_info import COMPILED
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError

@@ -44,7 +44,7 @@ class ActiveConfig:
         """Tell whether calls that began on it are still running."""
         calls = self._calls or self.fast_path.in_flight
         return bool(calls) or any(
-            each.busy_with_last_holder for each in self.shared_upstreams.values()
+            each.has_calls_of_last_user for each in self.shared_upstreams.values()
         )
 
     async def handle_request(self, request: ClientRequest, response: ClientResponse) -> None:

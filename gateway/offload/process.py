@@ -117,11 +117,11 @@ class _SubmittedJob(OffloadFuture):
     async def wait(self) -> None:
         # The waiting call has nothing else to do, and the offload process may share its core with
         # others. So this process does the last jobs, while the other one does the first.
-        for job in self.connection.jobs_last_first():
+        for job in self.connection.pending_newest_first():
             if self.done:
                 return
             if not job.done:
-                self.connection.do_here(job)
+                self.connection.run_locally(job)
                 await asyncio.sleep(0)
 
 
@@ -155,11 +155,11 @@ class _Connection(asyncio.Protocol):
             self._timer = self._loop.call_later(_JOB_TIMEOUT, self._check, submitted)
         return submitted
 
-    def jobs_last_first(self) -> list[_SubmittedJob]:
+    def pending_newest_first(self) -> list[_SubmittedJob]:
         """Return the jobs without a reply, the last one first."""
         return list(reversed(self._jobs))
 
-    def do_here(self, submitted: _SubmittedJob) -> None:
+    def run_locally(self, submitted: _SubmittedJob) -> None:
         """Do a job in this process; the offload process need not begin with it any more."""
         self._slots.cancel(submitted.slot)
         data = self._slots.job_data(submitted.slot, submitted.size)

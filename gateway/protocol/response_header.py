@@ -117,7 +117,7 @@ def _explain_invalid_output(index: int, entry: Any) -> str:
     return f"{label} has the parameters {quote_value(entry['parameters'])}, which must be an object"
 
 
-def check_no_binary_promised(document: bytes) -> None:
+def check_no_binary_outputs(document: bytes) -> None:
     """Check a response without a header length: none of its outputs may claim binary data.
 
     Raises GatewayError (502) that names an output with a binary size but without data.

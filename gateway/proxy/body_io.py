@@ -124,7 +124,7 @@ async def write_all(
         await write(response, piece, deadline)
 
 
-async def pump(chunks: Chunks, response: ClientResponse, deadline: Deadline) -> None:
+async def relay_chunks(chunks: Chunks, response: ClientResponse, deadline: Deadline) -> None:
     """Write a body to the client chunk by chunk, and end the response."""
     async for chunk in chunks:
         await write(response, chunk, deadline)

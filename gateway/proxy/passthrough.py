@@ -8,7 +8,14 @@ from gateway.codec.json.nesting import NestingCheck
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import Chunks, ClientBody, coalesce, pump, response_chunks, write_all
+from gateway.proxy.body_io import (
+    Chunks,
+    ClientBody,
+    coalesce,
+    relay_chunks,
+    response_chunks,
+    write_all,
+)
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Route
 from gateway.proxy.retry import UpstreamCall
@@ -84,7 +91,9 @@ async def relay_response(
     await response.start(
         upstream_response.status, upstream_response.reason, end_to_end(upstream_response.headers)
     )
-    await pump(chunks or response_chunks(upstream_response, url, deadline), response, deadline)
+    await relay_chunks(
+        chunks or response_chunks(upstream_response, url, deadline), response, deadline
+    )
 
 
 async def relay_rewritten(
@@ -115,4 +124,4 @@ async def relay_rewritten(
         headers = end_to_end(upstream_response.headers)
         await response.start(upstream_response.status, upstream_response.reason, headers)
         await write_all(response, buffered, deadline)
-    await pump(chunks, response, deadline)
+    await relay_chunks(chunks, response, deadline)

@@ -176,7 +176,7 @@ class WorkerSlot:
             return 0
         return self.worker.sent_connections - int(self.closed_connections[0])
 
-    def vacate(self, started_at: float, now: float) -> float:
+    def remove_worker(self, started_at: float, now: float) -> float:
         """Remove the worker; return the seconds until the next one starts."""
         self.worker = None
         delay = 0.0
@@ -266,7 +266,7 @@ class WorkerPool:
                 self._main, slot.closed_connections, is_first, self._close_in_child
             )
         except OSError as error:
-            delay = slot.vacate(now, now)
+            delay = slot.remove_worker(now, now)
             _log.error("cannot start a worker: %s; next try in %g s", error.strerror, delay)
             return
         slot.worker = WorkerProcess(pid, channel, now)
@@ -288,7 +288,7 @@ class WorkerPool:
         code = os.waitstatus_to_exitcode(os.waitpid(worker.pid, 0)[1])
         self.dropped_calls += worker.dropped_calls
         self.returned += worker.unacknowledged
-        delay = slot.vacate(worker.started_at, time.monotonic())
+        delay = slot.remove_worker(worker.started_at, time.monotonic())
         self.reap_adopted_children()
         if not self.is_stopping:
             then = f"in {delay:g} s" if delay else "at once"

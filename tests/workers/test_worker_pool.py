@@ -211,19 +211,19 @@ def test_worker_that_was_drained_before_it_is_ready_stays_so() -> None:
 
 def test_workers_that_exit_early_are_replaced_after_growing_delays(counter: memoryview) -> None:
     slot = WorkerSlot(counter)
-    delays = [slot.vacate(started_at=100.0, now=101.0) for _ in range(8)]
+    delays = [slot.remove_worker(started_at=100.0, now=101.0) for _ in range(8)]
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     assert slot.start_at == 106.0
     for _ in range(5000):
-        assert slot.vacate(started_at=100.0, now=100.0) == 5.0
+        assert slot.remove_worker(started_at=100.0, now=100.0) == 5.0
 
 
 def test_worker_that_ran_for_long_is_replaced_at_once(counter: memoryview) -> None:
     slot = WorkerSlot(counter)
-    assert slot.vacate(started_at=0.0, now=1.0) == 0.1
-    assert slot.vacate(started_at=1.0, now=11.0) == 0.0
+    assert slot.remove_worker(started_at=0.0, now=1.0) == 0.1
+    assert slot.remove_worker(started_at=1.0, now=11.0) == 0.0
     assert slot.start_at == 11.0
-    assert slot.vacate(started_at=11.0, now=12.0) == 0.1
+    assert slot.remove_worker(started_at=11.0, now=12.0) == 0.1
 
 
 def test_exit_codes_are_described() -> None:

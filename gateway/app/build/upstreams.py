@@ -103,7 +103,7 @@ class SharedUpstream:
             await self.upstream.pool.close()
 
     @property
-    def busy_with_last_holder(self) -> bool:
+    def has_calls_of_last_user(self) -> bool:
         """Tell whether calls are running there, and only one configuration uses it."""
         return self._holders == 1 and any(self.upstream.pool.outstanding)
 

@@ -31,14 +31,14 @@ def _skip_space_at(text: bytes, start: int) -> int:
     return space.end() if space else start
 
 
-class Pause(Enum):
+class PauseReason(Enum):
     """Why a reader pauses."""
 
     NEED_DATA = "more text is needed"
     TIME_SLICE = "it has worked for a while"
 
 
-Steps = Generator[Pause, None, _T]
+Steps = Generator[PauseReason, None, _T]
 
 
 class JsonTextReader:
@@ -118,12 +118,12 @@ class JsonTextReader:
             raise bad_request(
                 f"the request's JSON ends at byte {self._received}, before it is complete"
             )
-        yield Pause.NEED_DATA
+        yield PauseReason.NEED_DATA
 
     def peek_window(self, size: int = WINDOW) -> Steps[bytes]:
         """Wait until ``size`` bytes or the end are available; return them without taking them."""
         while self.size < size and not self.ended:
-            yield Pause.NEED_DATA
+            yield PauseReason.NEED_DATA
         return self.peek(size)
 
     def peek_byte(self) -> Steps[bytes]:
@@ -168,7 +168,7 @@ class JsonTextReader:
             if self.skip_space():
                 yield from self.fail("expected nothing more")
             if not self.ended:
-                yield Pause.NEED_DATA
+                yield PauseReason.NEED_DATA
 
     def skip_space(self) -> bool:
         """Take space; return whether anything else is available."""

@@ -14,7 +14,7 @@ from gateway.codec.json.array_scanner import (
     find_string_cut,
 )
 from gateway.codec.json.structure_scan import scan_array_values
-from gateway.codec.json.text_reader import JsonTextReader, Pause, Steps
+from gateway.codec.json.text_reader import JsonTextReader, PauseReason, Steps
 from gateway.codec.v1.nested_tensor import NestedTensorBuilder
 from gateway.errors import bad_request
 from gateway.protocol.json_errors import quote_bytes
@@ -59,7 +59,7 @@ def read_members(
             raise bad_request(f"{where} names '{name}' twice")
         named.add(name)
         if len(named) % _MEMBERS_PER_SLICE == 0:
-            yield Pause.TIME_SLICE
+            yield PauseReason.TIME_SLICE
         if in_rows:
             tensors[name].begin_row()
         yield from read_value(text, tensors[name])
@@ -133,7 +133,7 @@ def _read_array(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None
         for item in scanner.scan(buffer, text.ended, at):
             tensor.feed(item)
             if tensor.is_text:
-                yield Pause.TIME_SLICE
+                yield PauseReason.TIME_SLICE
         if scanner.invalid_text is not None:
             raise bad_request(
                 f"{tensor.label} is not an array of plain values, at byte "
@@ -168,7 +168,7 @@ def _read_elements(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[N
             single_reads -= 1
             read += 1
             if read % _ELEMENTS_PER_SLICE == 0:
-                yield Pause.TIME_SLICE
+                yield PauseReason.TIME_SLICE
         while (yield from text.expect(b",]", "a comma or the end of the array")) == b"]":
             tensor.add_marks(b"]")
             depth -= 1
@@ -192,7 +192,7 @@ def _read_window(text: JsonTextReader, tensor: NestedTensorBuilder, depth: int) 
         return _ALL_REMAINING
     tensor.append_elements(rows)
     text.skip(end)
-    yield Pause.TIME_SLICE
+    yield PauseReason.TIME_SLICE
     return 0
 
 

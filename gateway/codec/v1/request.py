@@ -14,7 +14,7 @@ import orjson
 from gateway.codec.elements.decode import parse_finite_float
 from gateway.codec.elements.rounding import may_decide_ties
 from gateway.codec.json.structure_scan import count_objects_and_members, scan_values
-from gateway.codec.json.text_reader import JsonTextReader, Pause, Steps
+from gateway.codec.json.text_reader import JsonTextReader, PauseReason, Steps
 from gateway.codec.policies import BytesEncoding
 from gateway.codec.v1.nested_reader import input_names, is_base64_object, read_members, read_value
 from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
@@ -110,7 +110,7 @@ class PredictRequestConverter:
 
         Raises GatewayError: 400 that names what is invalid, 413 over the header cap.
         """
-        if next(self._steps, Pause.NEED_DATA) is Pause.TIME_SLICE:
+        if next(self._steps, PauseReason.NEED_DATA) is PauseReason.TIME_SLICE:
             return True
         self._text.compact()
         return False
@@ -279,7 +279,7 @@ class RowsReader:
             return count
         self._text.skip(int(ends[count - 1]))
         self._number += converted
-        yield Pause.TIME_SLICE
+        yield PauseReason.TIME_SLICE
         return 0
 
     def _convert(self, text: bytes, depth: int) -> int:
@@ -315,7 +315,7 @@ class RowsReader:
         )
         self._number += 1
         if self._number % _INSTANCES_PER_SLICE == 0:
-            yield Pause.TIME_SLICE
+            yield PauseReason.TIME_SLICE
 
 
 def _parse(text: bytes) -> Any:

@@ -15,7 +15,7 @@ from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import Event
 from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_reader import ElementSink, JsonMessageReader
-from gateway.codec.v2.json_writer import skeleton
+from gateway.codec.v2.json_writer import split_around_data
 from gateway.errors import bad_response
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import RESPONSE
@@ -56,7 +56,7 @@ class ResponseParts:
             entries[index] = _as_binary_output(entries[index], sum(map(len, chunks)))
             tensors += chunks
         is_text = [index in self.texts for index in range(len(entries))]
-        parts = skeleton(self.fields, RESPONSE.tensors, is_text)
+        parts = split_around_data(self.fields, RESPONSE.tensors, is_text)
         header: Chunks = [parts[0]]
         for index, after in zip(sorted(self.texts), parts[1:], strict=True):
             header += [*self.texts[index], after]

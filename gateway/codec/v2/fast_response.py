@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from gateway.codec.elements.encode import json_dtype
-from gateway.codec.v2.json_writer import skeleton
+from gateway.codec.v2.json_writer import split_around_data
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE
@@ -30,13 +30,13 @@ def fast_convert_response(body: bytes, header_size: int) -> bytes | None:
     plan = _make_plan(body[:header_size])
     if plan is None or header_size + plan.size != len(body):
         return None
-    text = [plan.skeleton[0]]
+    text = [plan.split_around_data[0]]
     for number, tensor in enumerate(plan.tensors, 1):
         values = np.frombuffer(body, tensor.dtype, tensor.count, header_size + tensor.start)
         data = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
         if b"n" in data:
             return None  # null for NaN or an infinity: a policy decides
-        text += data[1:-1], plan.skeleton[number]
+        text += data[1:-1], plan.split_around_data[number]
     return b"".join(text)
 
 
@@ -53,7 +53,7 @@ class _Tensor:
 class _Plan:
     """What a response becomes, apart from its numbers; ``size`` counts the bytes of all tensors."""
 
-    skeleton: tuple[bytes, ...]
+    split_around_data: tuple[bytes, ...]
     tensors: tuple[_Tensor, ...]
     size: int
 
@@ -79,7 +79,7 @@ def _make_plan(header: bytes) -> _Plan | None:
         tensors.append(_Tensor(size, output.binary_size // dtype.itemsize, dtype))
         size += output.binary_size
     follows = [output.binary_size is not None for output in outputs]
-    pieces = skeleton(fields, RESPONSE.tensors, follows)
+    pieces = split_around_data(fields, RESPONSE.tensors, follows)
     return _Plan(tuple(pieces), tuple(tensors), size)
 
 

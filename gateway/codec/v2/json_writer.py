@@ -156,13 +156,13 @@ class JsonMessageWriter(ABC):
     def _write_first_part(self) -> bytes:
         follows = [tensor.binary_size is not None for tensor in self._reader.tensors]
         fields = self._rewrite_fields(self._reader.fields or {})
-        self._skeleton = deque(skeleton(fields, self._message.tensors, follows))
+        self._skeleton = deque(split_around_data(fields, self._message.tensors, follows))
         self._skeleton_size = sum(map(getsizeof, self._skeleton))
         return self._next_skeleton_part(self._skeleton)
 
-    def _next_skeleton_part(self, skeleton: deque[bytes]) -> bytes:
+    def _next_skeleton_part(self, split_around_data: deque[bytes]) -> bytes:
         """Take the text before or behind the next data."""
-        text = skeleton.popleft()
+        text = split_around_data.popleft()
         self._skeleton_size -= getsizeof(text)
         return text
 
@@ -193,7 +193,7 @@ def check_element_count(tensor: Tensor, converter: TensorEncoder, message: Error
         )
 
 
-def skeleton(fields: Fields, tensors: str, wants_json: list[bool]) -> list[bytes]:
+def split_around_data(fields: Fields, tensors: str, wants_json: list[bool]) -> list[bytes]:
     """Return the JSON around the data of the tensors written as JSON, split at each data.
 
     ``tensors`` is the key of the tensors.

@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 
-class Timed(Protocol):
+class TimeoutListener(Protocol):
     """What a TimeoutQueue times out."""
 
     def on_timeout(self) -> None:
@@ -22,7 +22,7 @@ class TimeoutQueue:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
-        self._due: dict[Timed, float] = {}
+        self._due: dict[TimeoutListener, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -30,13 +30,13 @@ class TimeoutQueue:
         """Return the number of entries."""
         return len(self._due)
 
-    def add(self, entry: Timed) -> None:
+    def add(self, entry: TimeoutListener) -> None:
         """Start the time of an entry."""
         due = self._due[entry] = self._loop.time() + self._timeout
         if self._timer is None:
             self._timer = self._loop.call_at(due, self._check)
 
-    def remove(self, entry: Timed) -> float:
+    def remove(self, entry: TimeoutListener) -> float:
         """Stop the time of an entry; return the seconds that it has taken."""
         due = self._due.pop(entry, None)
         return 0.0 if due is None else self._loop.time() - (due - self._timeout)

@@ -19,7 +19,7 @@ from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConver
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.request_header import OutputEncoding
 from gateway.protocol.response_header import (
-    check_no_binary_promised,
+    check_no_binary_outputs,
     parse_response_header,
     read_outputs,
 )
@@ -76,7 +76,7 @@ async def _pass_binary(relay: ResponseRelay) -> None:
 
 def _check_document(document: bytes) -> bytes:
     """Return a response untouched; raises GatewayError (502) if it promises binary tensors."""
-    check_no_binary_promised(document)
+    check_no_binary_outputs(document)
     return document
 
 
@@ -245,7 +245,7 @@ def with_empty_data(document: bytes, encoding: OutputEncoding, route: Route) -> 
     sends no sizes either. A server may send text although binary was requested; it becomes base64
     if that is wanted. Raises GatewayError (502) if the response promises binary tensors.
     """
-    check_no_binary_promised(document)
+    check_no_binary_outputs(document)
     may_have_text = not route.upstream.dialect.honors_output_encoding
     rewrite = _with_base64 if route.policies.any_base64 and may_have_text else _with_data
     try:

@@ -67,7 +67,7 @@ class HealthChecker(MemberTask):
 
     def _log_change(self, member: Member, before: bool | None) -> None:
         url, reason = member.endpoint.url, member.reason
-        if not member.is_up:
+        if not member.is_healthy:
             _log.warning("%s is unhealthy and is not used: %s", url, reason)
         elif before is not None:
             _log.warning("%s is healthy and is used again: %s", url, reason)

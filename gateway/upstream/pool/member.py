@@ -82,7 +82,7 @@ class Member:
     """It gets no new calls; those in flight finish."""
 
     @property
-    def is_up(self) -> bool:
+    def is_healthy(self) -> bool:
         """Tell whether health checks allow calls; without checks they do."""
         return self.probed.healthy is not False
 

@@ -75,7 +75,7 @@ class Pool:
         self._find_up()
 
     def _find_up(self) -> None:
-        up = tuple(member for member in self.members if member.is_up)
+        up = tuple(member for member in self.members if member.is_healthy)
         # If every health check fails, a call may still succeed: trying beats refusing.
         self._up = up or self.members
         self._health_changed.set()
@@ -191,7 +191,7 @@ class Pool:
             # These can respond that they lack only the version.
             or self._with_model(ModelName(model.name))
         )
-        return [member for member in candidates if member.is_up] or candidates or self._up
+        return [member for member in candidates if member.is_healthy] or candidates or self._up
 
     def _with_model(self, model: ModelName) -> list[Member]:
         members = self.members

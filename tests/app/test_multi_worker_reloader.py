@@ -11,8 +11,8 @@ import pytest
 
 from gateway.app.gateway import Gateway
 from gateway.app.loaded_resources import LoadedResources
+from gateway.app.multi_worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.app.reload.source import SettingsSource
-from gateway.app.worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.settings.schema import Settings
 from gateway.workers.reload_broadcast import ConfigUpdate
 from tests.support.certificates import authority, certificate_files
@@ -163,7 +163,7 @@ async def test_unexpected_error_ends_neither_supervisor_nor_worker(
             assert await worker.reload(settings) == "the gateway failed; its log says why"
         assert await worker.reload(settings) == ""
         with monkeypatch.context() as patch:
-            patch.setattr("gateway.app.worker_reloader.load_resources", fail)
+            patch.setattr("gateway.app.multi_worker_reloader.load_resources", fail)
             assert await worker.reload(reloads.request()) == ""
         assert caplog.text.count("RuntimeError: no luck") == 2
         assert (
