@@ -88,7 +88,7 @@ class FastPath:
             not is_passthrough,
             model_name_of(operation),
             _mirror_of(route_match, method, passed, length),
-            adds_vary=bool(route_match.codings),
+            header_policy=route_match.header_policy,
             has_version=operation.version is not None,
             is_untyped=is_passthrough and length > 0 and "Content-Type" not in passed,
             declared=route_match.choice.next.declared_models.get(operation.model or ""),

@@ -16,6 +16,7 @@ from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.fast_path.call import CallPlan
 from gateway.proxy.fast_path.planner import MAX_PASSTHROUGH, FastPath
 from gateway.proxy.interfaces import Route
+from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
 from gateway.upstream.pool.model_discovery import ModelDiscovery
@@ -243,7 +244,7 @@ async def test_response_to_be_compressed_takes_the_streaming_path(
     plan = FastPath(routes).plan("POST", target, make_headers(headers), 5)
     assert (plan is not None) is on_fast_path
     if plan is not None:
-        assert plan.adds_vary
+        assert plan.header_policy == ResponseHeaderPolicy(adds_vary=True)
         assert "Accept-Encoding" not in dict(plan.template.headers)
 
 
