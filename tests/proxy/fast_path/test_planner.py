@@ -12,9 +12,10 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
+from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.fast_path.call import CallPlan
-from gateway.proxy.fast_path.planner import MAX_PASSTHROUGH, FastPath
+from gateway.proxy.fast_path.planner import LONG_HEAD_PART, MAX_PASSTHROUGH, FastPath
 from gateway.proxy.interfaces import Route
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Router, Rule
@@ -483,3 +484,8 @@ async def test_upstream_without_endpoints_takes_the_streaming_path() -> None:
     route.upstream.pool.set_endpoints([])
     assert fast_path.start(plan, b"", ScriptedClient()) is None
     await route.upstream.pool.close()
+
+
+def test_no_dialect_refuses_a_head_part_that_the_fast_path_takes() -> None:
+    limits = [dialect.max_head_part for dialect in DIALECTS.values()]
+    assert all(limit is None or limit >= LONG_HEAD_PART for limit in limits)
