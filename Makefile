@@ -39,7 +39,7 @@ test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests 
 	@$(if $(ARGS),,$(if $(CAN_COMPILE),$(MAKE) --no-print-directory test-compiled,echo "not tested compiled: there is no C compiler, or Python.h is missing"))
 
 test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of what can be compiled, compiled
-	@$(AS_COMPILED) $(BIN)/python -c 'import sys; from gateway.build import COMPILED; COMPILED or sys.exit("the gateway is not compiled: it takes a C compiler and Python.h")'
+	@$(AS_COMPILED) $(BIN)/python -c 'import sys; from gateway.build_info import COMPILED; COMPILED or sys.exit("the gateway is not compiled: it takes a C compiler and Python.h")'
 	@$(AS_COMPILED) TENSORGATE_FUZZ_SECONDS=2 TENSORGATE_TEST_SCALE=0.2 $(PYTEST) --override-ini pythonpath= $(TESTS_OF_COMPILED)
 
 test-system: .venv/.test-ready ## Run the tests with programs of the system: curl, proxies, load generators (root: installs them)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from gateway.build import COMPILED
+from gateway.build_info import COMPILED
 
 _PACKAGES = ("httptools", "uvloop", "numpy", "orjson", "pysimdjson")
 _COLUMNS = ("", "directly", "through the gateway", "result", "bound")

@@ -21,18 +21,18 @@ import uvloop
 from gateway import __version__
 from gateway.app.build.api_keys import ApiKeysError
 from gateway.app.build.listen import ListenError
-from gateway.app.build.processes import worker_count
 from gateway.app.build.tls import UpstreamTlsError
+from gateway.app.build.worker_count import worker_count
 from gateway.app.gateway import Gateway
+from gateway.app.loaded_resources import load_resources, log_warnings
 from gateway.app.malloc_trim import MallocTrim
-from gateway.app.preflight.probe import probe_servers
+from gateway.app.preflight.probe_all import probe_servers
 from gateway.app.preflight.self_reference import find_self_references
-from gateway.app.reload.resources import load_resources, log_warnings
 from gateway.app.reload.revision import Revision, log_addresses
 from gateway.app.reload.source import SettingsSource
-from gateway.app.reloader import Reloader
+from gateway.app.single_process_reloader import SingleProcessReloader
 from gateway.app.worker_reloader import SupervisorReloader, WorkerReloader
-from gateway.build import COMPILED
+from gateway.build_info import COMPILED
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Match, Route
@@ -136,7 +136,7 @@ def demo(once: bool, port: int) -> None:
 
     After the show both keep running until Ctrl-C.
     """
-    from gateway.demo.show.client import ShowError  # imports aiohttp, which takes time
+    from gateway.demo.walkthrough.client import ShowError  # imports aiohttp, which takes time
 
     _start_logging("warning")
     with _exit_on_errors(ShowError):
@@ -186,7 +186,7 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
     _call_on_stop_signal(stop.set)
     revision = Revision(time.time(), str(source.file))
     async with Gateway(settings, revision=revision) as gateway:
-        async with Reloader(gateway, source, _set_log_level) as reloader, MallocTrim():
+        async with SingleProcessReloader(gateway, source, _set_log_level) as reloader, MallocTrim():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request_reload)
             log_addresses(gateway.addresses)
             tune_garbage_collector()
@@ -248,7 +248,7 @@ def _log_stopped(dropped: int) -> None:
 
 async def _demo(once: bool, port: int) -> None:
     from gateway.demo.server.server import DemoServer
-    from gateway.demo.show.show import next_steps, run_show
+    from gateway.demo.walkthrough.walkthrough import next_steps, run_show
 
     stop = asyncio.Event()
     _call_on_stop_signal(stop.set)

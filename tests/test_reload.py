@@ -115,7 +115,7 @@ async def _ended(process: Process) -> str:
 async def test_fifty_reloads_fail_no_request(file: Path, workers: int) -> None:
     async with _Server("one") as one, _Server("two") as two:
         servers = (one, two)
-        limits = ("{request_bytes: 1MiB, connect_timeout: 1s}", "{request_bytes: 2MiB}")
+        limits = ("{max_request_bytes: 1MiB, connect_timeout: 1s}", "{max_request_bytes: 2MiB}")
 
         def settings(number: int) -> str:
             server = servers[number % 2]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.build.processes import usable_cores
+from gateway.app.build.worker_count import usable_cores
 from tests.support.addresses import HOST, OTHER_HOST, free_port
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway import until

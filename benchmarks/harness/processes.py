@@ -132,7 +132,7 @@ def running_gateway(
         "upstreams": {
             "server": {"endpoints": [f"http://{HOST}:{server_port}"], "dialect": dialect}
         },
-        "limits": {"request_bytes": "4GiB"},
+        "limits": {"max_request_bytes": "4GiB"},
         "log": {"access": False},
     }
     with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:

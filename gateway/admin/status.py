@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from gateway import __version__
-from gateway.build import COMPILED
+from gateway.build_info import COMPILED
 from gateway.listener.server import HttpListener
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.interfaces import Upstream
@@ -50,11 +50,11 @@ def status(gateway: ObservedGateway) -> dict[str, Any]:
     return {
         "version": __version__,
         "compiled": COMPILED,
-        "process": os.getpid(),
+        "pid": os.getpid(),
         "draining": gateway.draining,
         "settings": gateway.settings_status,
         "connections": listener.connections,
-        "requests": listener.requests,
+        "requests_in_progress": listener.requests,
         "tasks": len(asyncio.all_tasks()),
         "concurrency": _concurrency(gateway.concurrency_limit),
         "buffered_bytes": gateway.buffered_bytes,
@@ -65,8 +65,8 @@ def status(gateway: ObservedGateway) -> dict[str, Any]:
 def _upstream(upstream: Upstream) -> dict[str, Any]:
     return {
         "required": upstream.required,
-        "usable": False if upstream.pool.unreachable else upstream.pool.any_healthy,
-        "unreachable": upstream.pool.unreachable,
+        "healthy": False if upstream.pool.unreachable else upstream.pool.any_healthy,
+        "unreachable_reason": upstream.pool.unreachable,
         "dialect": _dialect(upstream),
         "concurrency": _concurrency(upstream.concurrency_limit),
         "endpoints": [asdict(state) for state in upstream.pool.snapshot()],

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from gateway.routing.health import EjectionState
+from gateway.routing.endpoint_health import EjectionState
 from gateway.upstream.pool.outlier_detection import EjectionListener
 from gateway.upstream.pool.pool import Pool
 from gateway.workers.shared_state import SharedEjections

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from gateway.admin.listener import Admin
 from gateway.admin.pages import pages
+from gateway.app.active_config import ActiveConfig, RetiredConfigs
 from gateway.app.build.limits import SharedLimits, build_shared_limits
 from gateway.app.build.listen import (
     BoundAddress,
@@ -21,14 +22,13 @@ from gateway.app.build.listen import (
     listen,
     listen_addresses,
 )
-from gateway.app.build.processes import uses_offload
 from gateway.app.build.routes import build_routes
 from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstreams_by_name
+from gateway.app.build.worker_count import uses_offload
 from gateway.app.ejection_sync import EjectionSync
+from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
-from gateway.app.reload.resources import Resources, load_resources, log_warnings
 from gateway.app.reload.revision import Revision
-from gateway.app.runtime import RetiredRuntimes, Runtime
 from gateway.listener.connection import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import AccessLog
@@ -58,7 +58,7 @@ class Gateway:
         self,
         settings: Settings,
         on_closed: Callable[[], None] | None = None,
-        resources: Resources | None = None,
+        resources: LoadedResources | None = None,
         revision: Revision | None = None,
         shared_ejections: SharedEjections | None = None,
         is_first: bool = True,
@@ -74,7 +74,7 @@ class Gateway:
         self._offload: OffloadProcess | None = None
         self._bound: tuple[BoundAddress, ...] = ()
         self._watches: list[asyncio.Task[None]] = []
-        self._retired = RetiredRuntimes()
+        self._retired = RetiredConfigs()
         self.revision = revision or Revision(time.time())
         """Which settings are in use; the reloader keeps it up to date."""
         self.addresses: list[str] = []
@@ -97,17 +97,17 @@ class Gateway:
     @property
     def upstreams(self) -> dict[str, Upstream]:
         """Return the upstreams by name."""
-        return self.runtime.upstreams
+        return self.active_config.upstreams
 
     @property
     def concurrency_limit(self) -> ConcurrencyLimit | None:
         """Return the limit of all calls together, if there is one."""
-        return self.runtime.limits.concurrency_limit
+        return self.active_config.limits.concurrency_limit
 
     @property
     def buffered_bytes(self) -> int:
         """Return the bytes of bodies that are buffered."""
-        return self.runtime.limits.memory_budget.total
+        return self.active_config.limits.memory_budget.total
 
     @property
     def settings_status(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Gateway:
 
     async def not_ready_reason(self) -> str:
         """Return why the gateway is not ready, or an empty text."""
-        return await self.runtime.router.readiness.check()
+        return await self.active_config.router.readiness.check()
 
     async def __aenter__(self) -> Self:
         settings = self._settings
@@ -137,12 +137,12 @@ class Gateway:
             await _close_unused(upstreams)
             raise
         router = _build_router(resources, upstreams, limits, self._offload)
-        self.runtime = Runtime(upstreams, router, limits)
+        self.active_config = ActiveConfig(upstreams, router, limits)
         self._listener = HttpListener(
             self._handle_request,
             _access_log(settings),
             self._on_closed,
-            self.runtime.fast_path,
+            self.active_config.fast_path,
             resources.tls,
             _idle_timeouts(settings),
             resources.forwarding,
@@ -162,7 +162,7 @@ class Gateway:
 
     def begin_draining(self) -> None:
         """Be not ready from now on; leaving the context drains."""
-        self.draining = self.runtime.router.readiness.draining = True
+        self.draining = self.active_config.router.readiness.draining = True
 
     async def reload(self, settings: Settings) -> str:
         """Apply other settings, but for the number of workers; return what has changed.
@@ -174,10 +174,10 @@ class Gateway:
         before = self._resources
         resources = await asyncio.to_thread(load_resources, settings, before)
         offload = (self._offload or OffloadProcess()) if uses_offload(settings) else None
-        limits = build_shared_limits(settings, self.runtime.limits)
+        limits = build_shared_limits(settings, self.active_config.limits)
         upstreams = build_upstreams(
             resources.upstream_specs,
-            self.runtime.shared_upstreams,
+            self.active_config.shared_upstreams,
             limits.memory_budget.buffers,
             self._ejection_sync,
         )
@@ -188,14 +188,14 @@ class Gateway:
         except BaseException:
             await _close_unused(upstreams)
             raise
-        await self._swap(resources, bound, Runtime(upstreams, router, limits), offload)
+        await self._swap(resources, bound, ActiveConfig(upstreams, router, limits), offload)
         return describe_changes(resources, before)
 
     async def _swap(
         self,
-        resources: Resources,
+        resources: LoadedResources,
         bound: tuple[BoundAddress, ...],
-        runtime: Runtime,
+        active_config: ActiveConfig,
         offload: OffloadProcess | None,
     ) -> None:
         """Switch to the new parts without awaiting anything, then close the old ones."""
@@ -205,14 +205,14 @@ class Gateway:
         self._watch_files(resources)
         self._resources = resources
         self._listener.reconfigure(
-            runtime.fast_path,
+            active_config.fast_path,
             _access_log(resources.settings),
             resources.tls,
             _idle_timeouts(resources.settings),
             resources.forwarding,
         )
-        self._retired.add(self.runtime)
-        self.runtime = runtime
+        self._retired.add(self.active_config)
+        self.active_config = active_config
         old_offload, self._offload = self._offload, offload
         await self._listen(opened)
         kept_addresses = {each.address for each in bound}
@@ -241,7 +241,7 @@ class Gateway:
         if self._ejection_sync is not None:
             await self._ejection_sync.close()
         await self._retired.close()
-        await self.runtime.close()
+        await self.active_config.close()
         if self._offload is not None:
             await self._offload.close()
 
@@ -264,7 +264,7 @@ class Gateway:
     def _listener_at(self, each: BoundAddress) -> HttpListener:
         return self._admin if each.address == self._settings.admin else self._listener
 
-    def _watch_files(self, resources: Resources) -> None:
+    def _watch_files(self, resources: LoadedResources) -> None:
         self._stop_watching()
         if resources.tls is not None:
             self._watches.append(asyncio.create_task(resources.tls.watch()))
@@ -278,11 +278,11 @@ class Gateway:
         self._watches.clear()
 
     async def _handle_request(self, request: ClientRequest, response: ClientResponse) -> None:
-        await self.runtime.handle_request(request, response)
+        await self.active_config.handle_request(request, response)
 
 
 def _build_router(
-    resources: Resources,
+    resources: LoadedResources,
     upstreams: Mapping[str, SharedUpstream],
     limits: SharedLimits,
     offload: OffloadProcess | None,

@@ -21,11 +21,11 @@ from gateway.app.build.listen import (
 )
 from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.gateway import Gateway
+from gateway.app.loaded_resources import load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
-from gateway.app.reload.resources import load_resources, log_warnings
 from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
 from gateway.app.reload.source import SettingsSource, failure_text
-from gateway.app.reloader import INTERNAL_ERROR, SETTINGS_ERRORS, OnApplied
+from gateway.app.single_process_reloader import INTERNAL_ERROR, SETTINGS_ERRORS, OnApplied
 from gateway.settings.schema import Settings
 from gateway.workers.ipc import ConnectionKind, ToWorker
 from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate

@@ -15,7 +15,7 @@ import stat
 from dataclasses import dataclass
 
 from gateway.system.certificates import CertificateFileError, load_authorities, load_certificate
-from gateway.system.files import POLL_INTERVAL, FileWatch
+from gateway.system.file_watcher import POLL_INTERVAL, FileWatch
 
 _log = logging.getLogger("tensorgate.listener")
 

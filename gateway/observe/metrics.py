@@ -27,7 +27,7 @@ class _StatusCollector(Collector):
         yield from self._settings_metrics()
         status = self._status
         yield _gauge("connections", "Open client connections.", status["connections"])
-        yield _gauge("requests_in_progress", "Calls in progress.", status["requests"])
+        yield _gauge("requests_in_progress", "Calls in progress.", status["requests_in_progress"])
         yield _gauge("buffered_bytes", "Bytes of buffered bodies.", status["buffered_bytes"])
         yield _gauge("draining", "1 while the gateway drains before shutdown.", status["draining"])
         yield from self._endpoint_metrics()
@@ -45,7 +45,7 @@ class _StatusCollector(Collector):
             "tensorgate_reloads", "Reloads that took effect.", settings["reloads"]
         )
         yield CounterMetricFamily(
-            "tensorgate_reload_failures", "Reloads that failed.", settings["failures"]
+            "tensorgate_reload_failures", "Reloads that failed.", settings["reload_failures"]
         )
 
     def _endpoint_metrics(self) -> Iterator[Metric]:
@@ -76,8 +76,8 @@ class _StatusCollector(Collector):
         for name, upstream in self._status["upstreams"].items():
             for endpoint in upstream["endpoints"]:
                 values = [name, endpoint["url"]]
-                outstanding.add_metric(values, endpoint["outstanding"])
-                ejected.add_metric(values, float(endpoint["ejections"] > 0))
+                outstanding.add_metric(values, endpoint["requests_in_progress"])
+                ejected.add_metric(values, float(endpoint["consecutive_ejections"] > 0))
                 failures.add_metric(values, endpoint["failures_total"])
                 responses_5xx.add_metric(values, endpoint["responses_5xx"])
                 if endpoint["healthy"] is not None:

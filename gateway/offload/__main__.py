@@ -11,7 +11,7 @@ import socket
 import sys
 from contextlib import suppress
 
-from gateway.codec.elements.offloaded_work import run_job
+from gateway.codec.elements.run_job import run_job
 from gateway.offload.slots import (
     DONE,
     MAX_RESULT_SIZE,

@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import cast
 
-from gateway.codec.elements.offloaded_work import run_job
-from gateway.codec.offload import ConversionJob, Offloader, OffloadFuture
+from gateway.codec.elements.run_job import run_job
+from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
 from gateway.offload.slots import (
     DONE,
     MAX_JOB_SIZE,

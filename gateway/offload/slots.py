@@ -7,7 +7,7 @@ import os
 import struct
 import tempfile
 
-from gateway.codec.offload import ConversionJob
+from gateway.codec.offload_interface import ConversionJob
 from gateway.protocol.datatypes import DATATYPES
 
 SLOT_COUNT = 3

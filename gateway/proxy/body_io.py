@@ -84,7 +84,7 @@ class ClientBody:
         if size > self._size_cap:
             raise GatewayError(
                 ErrorKind.TOO_LARGE,
-                f"the request is larger than {self._size_cap} bytes (limits.request_bytes)",
+                f"the request is larger than {self._size_cap} bytes (limits.max_request_bytes)",
             )
 
 

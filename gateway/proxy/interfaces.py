@@ -9,7 +9,7 @@ from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.offload import Offloader
+from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import JsonPolicies
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.declared_model import DeclaredModel
@@ -128,10 +128,10 @@ class FastPathClient(Protocol):
 class Limits:
     """Limits of one call: sizes in bytes, times in seconds, rates in bytes a second."""
 
-    request_bytes: int
-    header_bytes: int
-    json_depth: int
-    spool_bytes: int
+    max_request_bytes: int
+    max_inference_header_bytes: int
+    max_json_depth: int
+    max_buffered_body_bytes: int
     idle_timeout: float
     request_timeout: float
     min_body_rate: int = 0

@@ -25,11 +25,11 @@ async def passthrough(
     The server has ``model``, as far as is known.
     """
     request, route, deadline = call.request, call.route, call.deadline
-    body = ClientBody(request, route.limits.request_bytes, deadline)
+    body = ClientBody(request, route.limits.max_request_bytes, deadline)
     dialect = route.upstream.dialect_state.dialect
     limits_chunks = dialect is None or dialect.limits_chunks
     headers = await headers_with_type(request, route.upstream, deadline)
-    max_depth = route.limits.json_depth
+    max_depth = route.limits.max_json_depth
     with route.memory_budget.reserve() as reservation:
         checked = await checked_body(
             request, body, max_depth, reservation, limits_chunks=limits_chunks

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from gateway.system.files import FileWatch, digest
+from gateway.system.file_watcher import FileWatch, digest
 
 
 class ContentWatcher:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from gateway.settings.values.fields import (
+    BufferedBodyBytes,
     HeaderBytes,
     IdleTimeout,
     JsonDepth,
@@ -15,7 +16,6 @@ from gateway.settings.values.fields import (
     RequestBytes,
     RequestTimeout,
     Section,
-    SpoolBytes,
     count,
     count_or,
     size,
@@ -51,7 +51,7 @@ class Concurrency(Section):
 class Limits(Section):
     """What one call, one connection and the whole gateway may take."""
 
-    request_bytes: RequestBytes = Field(
+    max_request_bytes: RequestBytes = Field(
         default=64 * _MIB,
         description="Largest request body, as received and after decompression. The gateway"
         " answers a larger one with 413.",
@@ -61,17 +61,17 @@ class Limits(Section):
         description="How many times larger a compressed request body may become. The first"
         " mebibyte of it is exempt. The gateway answers 413 above it.",
     )
-    header_bytes: HeaderBytes = Field(
+    max_inference_header_bytes: HeaderBytes = Field(
         default=1 * _MIB,
         description="Largest JSON part of a request, without its data arrays, or of a response.",
     )
-    json_depth: JsonDepth = Field(
+    max_json_depth: JsonDepth = Field(
         default=64, description="How deep the JSON of a request may nest."
     )
     max_tensors: MaxTensors = Field(
         default=1024, description="Most inputs of a request, and most outputs that it may request."
     )
-    spool_bytes: SpoolBytes = Field(
+    max_buffered_body_bytes: BufferedBodyBytes = Field(
         default=64 * _MIB,
         description="Most bytes that the gateway buffers of one body. It buffers bodies without a"
         " length, and bodies for several servers. It buffers responses in mixed form, and binary"

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from gateway.settings.values.fields import (
+    BufferedBodyBytes,
     HeaderBytes,
     IdleTimeout,
     JsonDepth,
@@ -18,7 +19,6 @@ from gateway.settings.values.fields import (
     RequestBytes,
     RequestTimeout,
     Section,
-    SpoolBytes,
     count,
 )
 from gateway.settings.values.patterns import (
@@ -106,20 +106,22 @@ class Mirror(Section):
 class RouteLimits(Section):
     """Limits of the calls of one route; each defaults to that of the whole gateway."""
 
-    request_bytes: RequestBytes | None = Field(default=None, description="Largest request body.")
+    max_request_bytes: RequestBytes | None = Field(
+        default=None, description="Largest request body."
+    )
     max_decompression_ratio: MaxDecompressionRatio | None = Field(
         default=None, description="How many times larger a compressed request body may become."
     )
-    header_bytes: HeaderBytes | None = Field(
+    max_inference_header_bytes: HeaderBytes | None = Field(
         default=None, description="Largest JSON part of a request or of a response."
     )
-    json_depth: JsonDepth | None = Field(
+    max_json_depth: JsonDepth | None = Field(
         default=None, description="How deep the JSON of a request may nest."
     )
     max_tensors: MaxTensors | None = Field(
         default=None, description="Most inputs of a request, and most outputs."
     )
-    spool_bytes: SpoolBytes | None = Field(
+    max_buffered_body_bytes: BufferedBodyBytes | None = Field(
         default=None, description="Most bytes that the gateway buffers of one body."
     )
     idle_timeout: IdleTimeout | None = Field(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gateway.system.files import POLL_INTERVAL
+from gateway.system.file_watcher import POLL_INTERVAL
 from gateway.workers.ipc import ConnectionKind
 from gateway.workers.worker_pool import NEVER, WorkerProcess, WorkerState
 

@@ -107,25 +107,29 @@ async def test_status_shows_calls_and_endpoints() -> None:
             await busy.send(request("GET", "/v2/x"))
             await until(lambda: gateway.listener.requests == 1)
             status = (await client.call("GET", "/status")).json
-        assert status["process"] == os.getpid()
-        assert (status["connections"], status["requests"], status["draining"]) == (1, 1, False)
+        assert status["pid"] == os.getpid()
+        assert (status["connections"], status["requests_in_progress"], status["draining"]) == (
+            1,
+            1,
+            False,
+        )
         assert status["concurrency"] == {"active": 1, "queued": 0}
         assert status["settings"]["number"] == 1
         upstream = status["upstreams"]["u"]
-        assert (upstream["required"], upstream["usable"], upstream["concurrency"]) == (
+        assert (upstream["required"], upstream["healthy"], upstream["concurrency"]) == (
             True,
             None,
             None,
         )
         assert upstream["dialect"] == {"name": "triton", "reason": "the settings say so"}
         (endpoint,) = upstream["endpoints"]
-        assert (endpoint["url"], endpoint["outstanding"]) == (server.url, 1)
+        assert (endpoint["url"], endpoint["requests_in_progress"]) == (server.url, 1)
 
 
 async def test_status_shows_the_dialect_of_the_servers() -> None:
     auto = {"u": {"endpoints": [NOWHERE], "dialect": "auto"}}
     async with _admin(NOWHERE, upstreams=auto) as (gateway, client):
-        dialect_state = gateway.runtime.upstreams["u"].dialect_state
+        dialect_state = gateway.active_config.upstreams["u"].dialect_state
         await until(lambda: "cannot connect" in dialect_state.reason)
         told = (await client.call("GET", "/status")).json["upstreams"]["u"]["dialect"]
         assert told["name"] is None
@@ -134,7 +138,7 @@ async def test_status_shows_the_dialect_of_the_servers() -> None:
     async with ScriptedServer(always_respond(itself)) as server:
         auto["u"]["endpoints"] = [server.url]
         async with _admin(server.url, upstreams=auto) as (gateway, client):
-            dialect_state = gateway.runtime.upstreams["u"].dialect_state
+            dialect_state = gateway.active_config.upstreams["u"].dialect_state
             await until(lambda: dialect_state.dialect)
             status = (await client.call("GET", "/status")).json
     assert status["upstreams"]["u"]["dialect"] == {

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.app import ejection_sync
 from gateway.app.gateway import Gateway
-from gateway.routing.health import EjectionState
+from gateway.routing.endpoint_health import EjectionState
 from gateway.settings.schema import Settings
 from gateway.settings.upstreams import HealthCheck as HealthSettings
 from gateway.upstream.pool import reachability
@@ -60,7 +60,7 @@ def _settings(*servers: ScriptedServer, time: str, connect_timeout: str = "1s") 
 
 def _first(gateway: Gateway) -> EjectionState:
     """Return the ejection state of the first endpoint."""
-    return gateway.runtime.upstreams["u"].pool.members[0].ejection
+    return gateway.active_config.upstreams["u"].pool.members[0].ejection
 
 
 async def _client(stack: AsyncExitStack, gateway: Gateway) -> RawClient:
@@ -129,11 +129,11 @@ async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
                 await stack.enter_async_context(Gateway(settings, shared_ejections=shared))
                 for _ in range(2)
             ]
-            pools = [each.runtime.upstreams["u"].pool for each in (one, other)]
+            pools = [each.active_config.upstreams["u"].pool for each in (one, other)]
             await until(lambda: all(pool.any_healthy for pool in pools))
         assert 503 in await _ask(await _client(stack, one), 4)
         await until(lambda: pools[1].unreachable)
-        missing = await other.runtime.router.readiness.check()
+        missing = await other.active_config.router.readiness.check()
         assert missing == "upstream u (another worker cannot connect to upstream u)"
         async with ScriptedServer(port=port):
             await until(lambda: not any(pool.unreachable for pool in pools))

@@ -64,11 +64,11 @@ async def test_status_shows_an_unreachable_endpoint_that_is_the_only_one(
         for _ in range(4):
             assert (await client.call("GET", "/v2/x")).status == 503
         endpoint = await _status_of(operator)
-        assert (endpoint["failures"], endpoint["failures_total"]) == (4, 4)
+        assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
         assert (endpoint["responses_5xx"], endpoint["last_error"]) == (0, why)
         assert endpoint["last_error_at"]
         upstream = (await operator.call("GET", "/status")).json["upstreams"]["u"]
-        assert (upstream["usable"], upstream["unreachable"]) == (False, why)
+        assert (upstream["healthy"], upstream["unreachable_reason"]) == (False, why)
         assert await _metric(operator, "tensorgate_endpoint_failures_total") == [4]
         for asked, path in ((client, "/v2/health/ready"), (operator, "/ready")):
             reply = await asked.call("GET", path)
@@ -84,11 +84,11 @@ async def test_failed_calls_before_the_dialect_is_known_are_counted() -> None:
         for _ in range(4):
             assert (await client.ask(infer_json())).status == 503
         endpoint = await _status_of(operator)
-        assert (endpoint["failures"], endpoint["failures_total"]) == (4, 4)
+        assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
         assert endpoint["last_error"] == f"cannot connect to {url}: Connection refused"
-        assert endpoint["outstanding"] == 0
+        assert endpoint["requests_in_progress"] == 0
         upstream = (await operator.call("GET", "/status")).json["upstreams"]["u"]
-        assert upstream["unreachable"] == endpoint["last_error"]
+        assert upstream["unreachable_reason"] == endpoint["last_error"]
 
 
 async def test_responses_with_500_are_counted_on_the_fast_path(
@@ -109,12 +109,12 @@ async def test_responses_with_500_are_counted_on_the_fast_path(
         for _ in range(4):
             assert (await client.call("GET", "/v2/models/m/ready")).status == 500
         endpoint = await _status_of(operator)
-        assert (endpoint["failures"], endpoint["failures_total"]) == (4, 4)
+        assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
         assert (endpoint["responses_5xx"], endpoint["last_error"]) == (4, "it answered 500")
         assert await _metric(operator, "tensorgate_endpoint_responses_5xx_total") == [4]
         assert (await client.call("GET", "/v2/models/m/ready")).status == 200
         endpoint = await _status_of(operator)
-        assert (endpoint["failures"], endpoint["failures_total"]) == (0, 4)
+        assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (0, 4)
     assert fast == [500, 500, 500, 200]
     said = f"{server.url} answered 500"
     assert sum(said in message for message in caplog.messages) == 1
@@ -132,8 +132,8 @@ async def test_broken_responses_are_counted_on_the_fast_path() -> None:
         for _ in range(4):
             assert (await client.ask(infer_json())).status == 502
         endpoint = await _status_of(operator)
-        assert (endpoint["failures"], endpoint["failures_total"]) == (4, 4)
-        assert (endpoint["responses_5xx"], endpoint["outstanding"]) == (0, 0)
+        assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
+        assert (endpoint["responses_5xx"], endpoint["requests_in_progress"]) == (0, 0)
         assert endpoint["last_error"].startswith(f"{server.url}: ")
 
 

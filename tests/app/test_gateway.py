@@ -145,20 +145,24 @@ async def test_route_applies_its_nonfinite_policy() -> None:
 async def test_routes_share_a_conversion_scheduler() -> None:
     routes = [{"upstream": "u", "match": {"model": "m"}}, {"upstream": "u"}]
     async with Gateway(_settings(routes=routes)) as gateway:
-        first, second = gateway.runtime.fast_path._router.rules
+        first, second = gateway.active_config.fast_path._router.rules
         assert first.routes[0].scheduler is second.routes[0].scheduler
 
 
 async def test_route_without_limits_has_those_of_all_routes() -> None:
     routes = [
-        {"upstream": "u", "match": {"model": "m"}, "limits": {"json_depth": 3, "idle_timeout": 2}},
+        {
+            "upstream": "u",
+            "match": {"model": "m"},
+            "limits": {"max_json_depth": 3, "idle_timeout": 2},
+        },
         {"upstream": "u"},
     ]
-    settings = _settings(routes=routes, limits={"json_depth": 9, "request_timeout": 7})
+    settings = _settings(routes=routes, limits={"max_json_depth": 9, "request_timeout": 7})
     async with Gateway(settings) as gateway:
-        first, second = gateway.runtime.fast_path._router.rules
+        first, second = gateway.active_config.fast_path._router.rules
     assert (
-        second.limits.json_depth,
+        second.limits.max_json_depth,
         second.limits.idle_timeout,
         second.limits.request_timeout,
     ) == (
@@ -166,11 +170,11 @@ async def test_route_without_limits_has_those_of_all_routes() -> None:
         300,
         7,
     )
-    assert first.limits == replace(second.limits, json_depth=3, idle_timeout=2)
+    assert first.limits == replace(second.limits, max_json_depth=3, idle_timeout=2)
 
 
 async def test_mirror_has_the_policies_of_its_route_and_limits_of_its_own() -> None:
-    route = {"upstream": "u", "nonfinite": "null", "limits": {"json_depth": 3}}
+    route = {"upstream": "u", "nonfinite": "null", "limits": {"max_json_depth": 3}}
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
@@ -189,14 +193,14 @@ async def test_mirror_has_the_policies_of_its_route_and_limits_of_its_own() -> N
         }
     )
     async with Gateway(settings) as gateway:
-        first, second, third = gateway.runtime.router.rules
+        first, second, third = gateway.active_config.router.rules
         assert third.mirror is None
         assert first.mirror is not None
         assert second.mirror is not None
         assert (first.mirror.share, second.mirror.share) == (0.07, 1.0)
         (own,), copied = first.routes, first.mirror.route
         assert (copied.policies, copied.limits) == (own.policies, own.limits)
-        upstream = gateway.runtime.upstreams["next"]
+        upstream = gateway.active_config.upstreams["next"]
         assert copied.upstream is upstream
         assert len(own.concurrency_limits) == 1  # the gateway's, where copies take no slots
         assert copied.concurrency_limits == (upstream.concurrency_limit,)
@@ -234,7 +238,7 @@ async def test_example_settings_route_several_models(
 ) -> None:
     settings = load(CONFIG / "models.yaml", {"LISTEN": "127.0.0.1:0"})
     async with Gateway(settings) as gateway:
-        routes = gateway.runtime.fast_path._router
+        routes = gateway.active_config.fast_path._router
         try:
             way = routes.find(method, target, CIMultiDictProxy(CIMultiDict(headers)))
         except GatewayError as error:
@@ -247,7 +251,7 @@ async def test_example_settings_route_several_models(
 
 async def test_limits_of_the_settings_apply() -> None:
     async with ScriptedServer() as server:
-        settings = _settings(endpoints=(server.url,), limits={"request_bytes": "1KiB"})
+        settings = _settings(endpoints=(server.url,), limits={"max_request_bytes": "1KiB"})
         async with Gateway(settings) as gateway, connect(gateway.addresses[0]) as client:
             assert (await client.ask(infer_json(bytes(1025)))).status == 413
 
@@ -387,7 +391,7 @@ async def test_tls_files_that_cannot_be_used_are_refused(
 async def test_upstream_may_be_required(required: bool) -> None:
     upstreams = {"u": {"endpoints": [NOWHERE], "required": required}}
     async with Gateway(_settings(upstreams=upstreams)) as gateway:
-        assert gateway.runtime.upstreams["u"].required is required
+        assert gateway.active_config.upstreams["u"].required is required
 
 
 async def test_cancelled_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

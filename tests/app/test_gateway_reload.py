@@ -79,12 +79,12 @@ async def test_unchanged_upstream_keeps_its_connections_and_metadata() -> None:
     ):
         async with connect(url) as client:
             assert (await client.ask(infer_raw(bytes(8)))).status == 200
-            upstream = gateway.runtime.upstreams["u"]
+            upstream = gateway.active_config.upstreams["u"]
             changes = await gateway.reload(
                 settings_for(server.url, routes=[{"upstream": "u", "nonfinite": "null"}])
             )
             assert changes == "routes changed"
-            assert gateway.runtime.upstreams["u"] is upstream
+            assert gateway.active_config.upstreams["u"] is upstream
             assert (await client.ask(infer_raw(bytes(8)))).status == 200
         assert len(server.connections) == 1
         targets = [received.head.target for received in server.requests]
@@ -101,10 +101,10 @@ async def test_changed_upstream_keeps_the_health_of_its_endpoints() -> None:
     ):
         for _ in range(12):
             assert (await client.call("GET", "/v2/x")).body == b"alive"
-        before = gateway.runtime.upstreams["u"].pool.members[0].ejection
+        before = gateway.active_config.upstreams["u"].pool.members[0].ejection
         assert before.ejections == 1
         assert await gateway.reload(settings_for(new.url, dead)) == "upstreams ~u"
-        assert gateway.runtime.upstreams["u"].pool.members[1].ejection == before
+        assert gateway.active_config.upstreams["u"].pool.members[1].ejection == before
         for _ in range(4):
             assert (await client.call("GET", "/v2/x")).body == b"new"
 
@@ -159,14 +159,14 @@ async def test_changed_upstream_keeps_the_addresses_of_its_names(
         client = await stack.enter_async_context(connect(url))
         for _ in range(12):
             assert (await client.call("GET", "/v2/x")).body == b"one"
-        before = [member.ejection for member in gateway.runtime.upstreams["u"].pool.members]
+        before = [member.ejection for member in gateway.active_config.upstreams["u"].pool.members]
         assert [health.ejections for health in before] == [0, 1]
         if names_fail:
             names.answers["tritons"] = UNKNOWN_NAME
         else:
             names.ready.clear()
         await gateway.reload(settings(21))
-        pool = gateway.runtime.upstreams["u"].pool
+        pool = gateway.active_config.upstreams["u"].pool
         assert [member.ejection for member in pool.members] == before
         for _ in range(4):
             assert (await client.call("GET", "/v2/x")).body == b"one"
@@ -187,17 +187,17 @@ async def test_response_that_has_begun_is_finished_by_the_old_server() -> None:
             url,
         ),
     ):
-        runtime = gateway.runtime
+        active_config = gateway.active_config
         async with connect(url) as busy, connect(url) as idle:
             await busy.send(request("GET", "/v2/x"))
             await busy.head()
             assert await busy.chunk() == b"one "
             assert await gateway.reload(settings_for(new.url)) == "upstreams ~u"
             assert (await idle.call("GET", "/v2/x")).body == b"new"
-            assert runtime.in_use
+            assert active_config.in_use
             script.go_on.set()
             assert await busy.whole_body() == b"two"
-            await until(lambda: not runtime.in_use)
+            await until(lambda: not active_config.in_use)
             async with asyncio.timeout(5):
                 await old.connections[0].left.wait()
             assert (await busy.call("GET", "/v2/x")).body == b"new"
@@ -214,7 +214,7 @@ async def test_waiting_call_is_answered_by_the_old_server(warm: bool) -> None:
             url,
         ),
     ):
-        runtime = gateway.runtime
+        active_config = gateway.active_config
         async with connect(url) as client:
             if warm:
                 gated.may_respond.set()
@@ -222,12 +222,12 @@ async def test_waiting_call_is_answered_by_the_old_server(warm: bool) -> None:
                 gated.may_respond.clear()
             await client.send(request("GET", "/v2/x"))
             await until(lambda: len(old.requests) == 1 + warm)
-            assert bool(runtime.fast_path.in_flight) is warm
+            assert bool(active_config.fast_path.in_flight) is warm
             await gateway.reload(settings_for(new.url))
-            assert runtime.in_use
+            assert active_config.in_use
             gated.may_respond.set()
             assert (await client.read_response()).body == b"gated"
-            await until(lambda: not runtime.in_use)
+            await until(lambda: not active_config.in_use)
             assert (await client.call("GET", "/v2/x")).body == b"new"
 
 
@@ -254,8 +254,8 @@ async def test_running_calls_keep_their_slots(of_upstream: bool) -> None:
 
         def places() -> tuple[int, int]:
             concurrency_limits = (
-                gateway.runtime.limits.concurrency_limit,
-                gateway.runtime.upstreams["u"].concurrency_limit,
+                gateway.active_config.limits.concurrency_limit,
+                gateway.active_config.upstreams["u"].concurrency_limit,
             )
             (concurrency_limit,) = filter(None, concurrency_limits)
             return concurrency_limit.active, concurrency_limit.queued
@@ -294,7 +294,7 @@ async def test_running_call_keeps_its_timeouts() -> None:
         await client.call("GET", "/v2/x")
         gated.may_respond.clear()
         await client.send(request("GET", "/v2/x"))
-        await until(lambda: gateway.runtime.fast_path.in_flight)
+        await until(lambda: gateway.active_config.fast_path.in_flight)
         assert await gateway.reload(settings_for(old.url)) == "limits changed"
         reply = await client.read_response()
         assert reply.status == 504
@@ -335,13 +335,13 @@ async def test_replaced_runtimes_are_freed() -> None:
         runtimes = []
         for number in range(10):
             assert (await client.call("GET", "/v2/x")).status == 200
-            runtimes.append(weakref.ref(gateway.runtime))
+            runtimes.append(weakref.ref(gateway.active_config))
             limits = {"connect_timeout": 1 + number % 2}
             await gateway.reload(settings_for(server.url, limits=limits))
 
         def left() -> int:
             gc.collect()
-            return sum(runtime() is not None for runtime in runtimes)
+            return sum(active_config() is not None for active_config in runtimes)
 
         await until(lambda: not left())
         assert not gateway._retired._tasks
@@ -357,12 +357,12 @@ async def test_changed_ca_file_replaces_the_upstream(tmp_path: Path) -> None:
     servers = {"u": {"endpoints": ["https://127.0.0.1:1"], "tls": {"ca": ca}}}
     settings = settings_for(upstreams=servers)
     async with running_gateway(settings) as (gateway, _):
-        upstream = gateway.runtime.upstreams["u"]
+        upstream = gateway.active_config.upstreams["u"]
         assert await gateway.reload(settings) == "nothing has changed"
-        assert gateway.runtime.upstreams["u"] is upstream
+        assert gateway.active_config.upstreams["u"] is upstream
         _append(ca, "\n")
         assert await gateway.reload(settings) == "upstreams ~u"
-        assert gateway.runtime.upstreams["u"] is not upstream
+        assert gateway.active_config.upstreams["u"] is not upstream
 
 
 async def test_reload_changes_access_log_and_request_limits(
@@ -375,7 +375,7 @@ async def test_reload_changes_access_log_and_request_limits(
         connect(url) as client,
     ):
         for access, size, status in ((False, "1KiB", 413), (True, "1MiB", 200)):
-            limits = {"request_bytes": size}
+            limits = {"max_request_bytes": size}
             await gateway.reload(settings_for(server.url, log={"access": access}, limits=limits))
             caplog.clear()
             assert (await client.call("POST", "/v2/x", bytes(2000))).status == status
@@ -386,7 +386,7 @@ async def test_reload_adds_and_removes_the_offload_process() -> None:
     async with running_gateway(settings_for()) as (gateway, _):
         for helper in ("always", "never", "always"):
             await gateway.reload(settings_for(offload=helper))
-            rule = gateway.runtime.router.rules[0]
+            rule = gateway.active_config.router.rules[0]
             assert rule.routes[0].offloader is gateway._offload
             assert (gateway._offload is not None) is (helper == "always")
         before = gateway._offload
@@ -426,19 +426,19 @@ async def test_detected_dialects_are_kept() -> None:
         ScriptedServer(script) as server,
         running_gateway(_auto(server.url)) as (gateway, url),
     ):
-        first = gateway.runtime.upstreams["u"].dialect_state
+        first = gateway.active_config.upstreams["u"].dialect_state
         await until(lambda: first.dialect)
         await gateway.reload(_auto(server.url).model_copy(update={"request_id": False}))
-        assert gateway.runtime.upstreams["u"].dialect_state is first
+        assert gateway.active_config.upstreams["u"].dialect_state is first
         async with connect(url) as client:
             assert (await client.ask(infer_json())).status == 200
         assert asked() == 1
         await gateway.reload(_auto(server.url, required=False))
-        dialect_state = gateway.runtime.upstreams["u"].dialect_state
+        dialect_state = gateway.active_config.upstreams["u"].dialect_state
         assert dialect_state is not first
         assert dialect_state.dialect == first.dialect
         await until(lambda: asked() == 2)
         # A declared dialect is not detected.
         await gateway.reload(_auto(server.url, dialect="kserve"))
-        assert gateway.runtime.upstreams["u"].dialect.name == "kserve"
+        assert gateway.active_config.upstreams["u"].dialect.name == "kserve"
         assert asked() == 2

@@ -112,10 +112,10 @@ async def test_reload_to_an_address_in_use_changes_nothing() -> None:
             server_named("one") as one,
             running_gateway(settings_for(one.url)) as (gateway, url),
         ):
-            before = gateway.settings, gateway.runtime, gateway.addresses
+            before = gateway.settings, gateway.active_config, gateway.addresses
             with pytest.raises(ListenError, match="Address already in use"):
                 await gateway.reload(settings_for(listen=[free, address]))
-            assert (gateway.settings, gateway.runtime, gateway.addresses) == before
+            assert (gateway.settings, gateway.active_config, gateway.addresses) == before
             with pytest.raises(ConnectionRefusedError):
                 async with connect(f"http://{free}"):
                     pass

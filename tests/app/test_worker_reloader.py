@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app.gateway import Gateway
-from gateway.app.reload.resources import Resources
+from gateway.app.loaded_resources import LoadedResources
 from gateway.app.reload.source import SettingsSource
 from gateway.app.worker_reloader import SupervisorReloader, WorkerReloader
 from gateway.settings.schema import Settings
@@ -121,7 +121,7 @@ async def test_workers_show_why_a_settings_file_cannot_be_used(
         revision = worker.gateway.revision
         assert revision.last_failure is not None
         assert revision.last_failure in message
-        assert (revision.number, revision.failures) == (1, 1)
+        assert (revision.number, revision.reload_failures) == (1, 1)
         assert worker.levels == reloads.levels == []
 
 
@@ -248,10 +248,10 @@ async def test_new_worker_starts_with_the_newest_certificate(
 def test_error_while_refreshing_files_does_not_end_the_supervisor(
     reloads: _Reloads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_: Resources) -> None:
+    def fail(_: LoadedResources) -> None:
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(Resources, "refresh", fail)
+    monkeypatch.setattr(LoadedResources, "refresh", fail)
     assert reloads.poll() is None
     assert reloads.request()
     assert caplog.text.count("RuntimeError: no luck") == 2

@@ -41,7 +41,8 @@ The worst found was 26, for numbers invalid for their datatype in a response tha
 those beyond 64 bits it was 15.
 """
 MOST = 130.0
-"""The bound for all else: escaped strings, objects, V1 rows, and what limits.header_bytes caps.
+"""The bound for all else: escaped strings, objects, V1 rows, and what
+limits.max_inference_header_bytes caps.
 
 The worst found was 98.
 """

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gateway.codec.elements.offloaded_work import run_job
-from gateway.codec.offload import ConversionJob
+from gateway.codec.elements.run_job import run_job
+from gateway.codec.offload_interface import ConversionJob
 from gateway.codec.v2.fast_request import fast_convert_request
 from gateway.codec.v2.fast_response import fast_convert_response
 from gateway.codec.v2.request import InferRequestConverter

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gateway.app.reload import resources
+from gateway.app import loaded_resources
 from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
 from tests.support.event_loops import both_loops
 from tests.support.gateway import no_errors_logged, no_leaks
@@ -22,7 +22,7 @@ async def clean(caplog: pytest.LogCaptureFixture) -> AsyncIterator[None]:
 @pytest.fixture
 def one_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """All gateways have the same identity, so that recorded requests do not differ by it."""
-    monkeypatch.setattr(resources, "new_identity", lambda: "0" * 16)
+    monkeypatch.setattr(loaded_resources, "new_identity", lambda: "0" * 16)
 
 
 @pytest.fixture

@@ -488,6 +488,6 @@ async def test_early_response_reaches_a_client_that_still_sends(tls: dict[str, s
 
     async with (
         ScriptedServer(_echo) as server,
-        _serving(server, tls, request_bytes=1024) as gateway,
+        _serving(server, tls, max_request_bytes=1024) as gateway,
     ):
         assert await asyncio.to_thread(ask, *_address(gateway.url)) == 413

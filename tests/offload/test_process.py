@@ -15,8 +15,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from gateway.codec.elements.offloaded_work import run_job
-from gateway.codec.offload import ConversionJob, OffloadFuture
+from gateway.codec.elements.run_job import run_job
+from gateway.codec.offload_interface import ConversionJob, OffloadFuture
 from gateway.offload import process, slots
 from gateway.offload.__main__ import serve
 from gateway.offload.process import OffloadProcess

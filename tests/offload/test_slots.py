@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.elements.offloaded_work import run_job
-from gateway.codec.offload import ConversionJob
+from gateway.codec.elements.run_job import run_job
+from gateway.codec.offload_interface import ConversionJob
 from gateway.offload.slots import (
     MAX_JOB_SIZE,
     MAX_RESULT_SIZE,

@@ -482,7 +482,7 @@ async def test_route_match_tells_what_passes_through(
 
 
 async def test_fast_path_uses_the_size_limits_of_each_route() -> None:
-    small = make_route(ReadyEndpoint(), limits=replace(LIMITS, request_bytes=1000))
+    small = make_route(ReadyEndpoint(), limits=replace(LIMITS, max_request_bytes=1000))
     routes = Router([Rule(_model("small"), (small,)), Rule(Match(), _pair()[:1])])
     fast_path = FastPath(routes)
     headers = _headers({"Content-Length": "1001"})

@@ -136,7 +136,7 @@ async def test_detected_dialect_does_not_reset_the_failures_of_an_endpoint() -> 
     upstream.pool.members[0].calls.failures = 2
     await _prepare("POST", INFER, upstream)
     state = upstream.pool.snapshot()[0]
-    assert (state.failures, state.outstanding) == (2, 0)
+    assert (state.consecutive_failures, state.requests_in_progress) == (2, 0)
 
 
 async def test_upstream_without_endpoints_is_a_503() -> None:

@@ -71,7 +71,7 @@ class ProbedGateway:
 
     async def until_idle(self) -> None:
         """Wait until no call and no client is left, and nothing is buffered."""
-        names = ("requests", "connections", "buffered_bytes")
+        names = ("requests_in_progress", "connections", "buffered_bytes")
         await self.until_status(lambda status: not any(status[name] for name in names))
 
     def memory(self, field: str) -> int:
@@ -91,7 +91,7 @@ async def running_gateway(script: Script, folder: Path) -> AsyncIterator[ProbedG
         file.write_text(
             f"listen: {HOST}:0\nadmin: {HOST}:{admin}\noffload: never\nlog: {{access: false}}\n"
             f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
-            f"limits: {{max_buffered_bytes: {BUFFERED}, spool_bytes: {BUFFERED}}}\n"
+            f"limits: {{max_buffered_bytes: {BUFFERED}, max_buffered_body_bytes: {BUFFERED}}}\n"
         )
         async with gateway_process(str(file)) as (process, url):
             yield ProbedGateway(process, url, f"http://{HOST}:{admin}")
@@ -179,7 +179,7 @@ async def send_long_ids(gateway: ProbedGateway, count: int = 400) -> None:
     data = request("POST", INFER, headers=_LENGTH) + b'{"id":"' + b"a" * 900_000
     async with clients(gateway.url, count) as opened:
         await asyncio.gather(*(_send_all(client, data) for client in opened))
-        await gateway.until_status(lambda status: 0 < status["requests"] < count)
+        await gateway.until_status(lambda status: 0 < status["requests_in_progress"] < count)
 
 
 async def send_long_heads(gateway: ProbedGateway, count: int = 1500) -> None:
@@ -206,7 +206,7 @@ async def _never_read(gateway: ProbedGateway, data: bytes, count: int = 150) -> 
         for client in opened:
             client.stop_reading()
         await asyncio.gather(*(_send_all(client, data) for client in opened))
-        await gateway.until_status(lambda status: status["requests"] == count)
+        await gateway.until_status(lambda status: status["requests_in_progress"] == count)
         await asyncio.sleep(3)  # in which the responses come, as far as they may
 
 

@@ -187,7 +187,7 @@ async def _sample(process: Process, admin: str) -> Sample:
         sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids),
         len(pids),
         status["tasks"],
-        status["requests"],
+        status["requests_in_progress"],
         status["buffered_bytes"],
     )
 

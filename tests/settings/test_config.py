@@ -113,7 +113,7 @@ def test_the_sidecar_sample_takes_values_from_the_environment() -> None:
     settings = load(CONFIG / "sidecar.yaml", environ)
     assert settings.listen == (TcpAddress("0.0.0.0", 80),)
     assert settings.upstreams["triton"].endpoints == ("http://[::1]:9000",)
-    assert settings.limits.request_bytes == 1048576
+    assert settings.limits.max_request_bytes == 1048576
     assert settings.limits.drain_timeout == 2.0
     assert settings.log.level == "debug"
 

@@ -17,7 +17,7 @@ KEYS = [
     *Settings.model_fields,
     *("endpoints", "dialect", "upstream", "nonfinite", "bytes", "level", "access", "match"),
     *("model", "version", "headers", "operations", "name", "weight", "sticky_header", "rewrite"),
-    *("request_bytes", "json_depth", "idle_timeout", "triton", "<<", "a b", ""),
+    *("max_request_bytes", "max_json_depth", "idle_timeout", "triton", "<<", "a b", ""),
 ]
 SCALARS = [
     *("triton", "http://127.0.0.1:8000", "127.0.0.1:8080", "unix:/s", "64MiB", "5s", "null"),

@@ -47,10 +47,10 @@ upstreams:
 routes:
   - {upstream: green, nonfinite: string, bytes: base64}
 limits:
-  request_bytes: 4GiB
-  header_bytes: 2048
-  json_depth: 200
-  spool_bytes: 10MB
+  max_request_bytes: 4GiB
+  max_inference_header_bytes: 2048
+  max_json_depth: 200
+  max_buffered_body_bytes: 10MB
   connect_timeout: 500ms
   idle_timeout: 1.5
   request_timeout: 2h
@@ -70,10 +70,10 @@ log: {level: warning, access: false}
     assert list(settings.upstreams) == ["blue", "green"]
     assert settings.routes == (route_to("green", nonfinite="string", bytes="base64"),)
     assert settings.limits == Limits(
-        request_bytes=4 * 2**30,
-        header_bytes=2048,
-        json_depth=200,
-        spool_bytes=10_000_000,
+        max_request_bytes=4 * 2**30,
+        max_inference_header_bytes=2048,
+        max_json_depth=200,
+        max_buffered_body_bytes=10_000_000,
         connect_timeout=0.5,
         idle_timeout=1.5,
         request_timeout=7200.0,
@@ -101,10 +101,10 @@ routes:
     rewrite: {model: a%2Fb, version: 1}
     deny_operations: [repository, other]
     limits:
-      request_bytes: 1KiB
-      header_bytes: 2KiB
-      json_depth: 3
-      spool_bytes: 4KiB
+      max_request_bytes: 1KiB
+      max_inference_header_bytes: 2KiB
+      max_json_depth: 3
+      max_buffered_body_bytes: 4KiB
       idle_timeout: 5
       request_timeout: 6m
   - {match: {model: '[a-c]?'}, upstream: green, deny_operations: []}
@@ -127,10 +127,10 @@ routes:
             rewrite=Rewrite(model="a%2Fb", version="1"),
             deny_operations=("repository", "other"),
             limits=RouteLimits(
-                request_bytes=1024,
-                header_bytes=2048,
-                json_depth=3,
-                spool_bytes=4096,
+                max_request_bytes=1024,
+                max_inference_header_bytes=2048,
+                max_json_depth=3,
+                max_buffered_body_bytes=4096,
                 idle_timeout=5.0,
                 request_timeout=360.0,
             ),
@@ -251,13 +251,13 @@ def test_values_from_the_environment_are_typed_as_those_of_the_file(file: Path) 
     file.write_text(
         f"{ONE_UPSTREAM}"
         "listen: 127.0.0.1:${PORT:-8080}\n"
-        "limits: {json_depth: '${DEPTH}'}\n"
+        "limits: {max_json_depth: '${DEPTH}'}\n"
         "log:\n"
         "  access: ${ACCESS}\n"
     )
     settings = load(file, {"PORT": "9000", "DEPTH": "7", "ACCESS": "false"})
     assert settings.listen == (TcpAddress("127.0.0.1", 9000),)
-    assert settings.limits.json_depth == 7
+    assert settings.limits.max_json_depth == 7
     assert settings.log.access is False
 
 
@@ -355,7 +355,7 @@ def test_settings_are_immutable(file: Path) -> None:
     file.write_text(ONE_UPSTREAM)
     settings = load(file, {})
     with pytest.raises(ValidationError, match="frozen"):
-        settings.limits.json_depth = 3
+        settings.limits.max_json_depth = 3
 
 
 def test_a_missing_file_is_an_error(file: Path) -> None:
@@ -430,7 +430,9 @@ def test_settings_survive_a_dump_to_json(file: Path) -> None:
         "1s, model_discovery: true"
     )
     upstreams = f"upstreams: {{triton: {{endpoints: ['http://triton:8000'], {care}}}}}\n"
-    route = "{match: {model: m*}, upstream: triton, rewrite: {model: n}, limits: {json_depth: 9}}"
+    route = (
+        "{match: {model: m*}, upstream: triton, rewrite: {model: n}, limits: {max_json_depth: 9}}"
+    )
     file.write_text(f"{upstreams}listen: ['[::1]:0', unix:/s]\nroutes: [{route}]\n")
     settings = load(file, {})
     assert Settings.model_validate_json(settings.model_dump_json()) == settings

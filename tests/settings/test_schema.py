@@ -157,7 +157,7 @@ def test_every_setting_is_described_in_short_sentences(name: str, field: dict[st
 @pytest.mark.parametrize(
     ("section", "setting", "end"),
     [
-        ("Limits", "request_bytes", "A size from 1KiB to 1TiB. The default is 64MiB."),
+        ("Limits", "max_request_bytes", "A size from 1KiB to 1TiB. The default is 64MiB."),
         ("Limits", "idle_timeout", "A duration from 1ms to 24h. The default is 5m."),
         ("Limits", "min_body_rate", "A size from 0 to 1GiB. The default is 240B."),
         ("Limits", "metadata_cache_size", "A whole number from 1 to 1000000. The default is 1024."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.build import COMPILED
+from gateway.build_info import COMPILED
 
 _REASON = "replaces or extends what cannot be where it is compiled"
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-from gateway.build import COMPILED
+from gateway.build_info import COMPILED
 from tests.support.scale import SCALE
 
 LoopFactories = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]

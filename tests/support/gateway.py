@@ -39,13 +39,13 @@ class RunningGateway:
     @property
     def outstanding(self) -> int:
         """Return the number of calls that hold an endpoint."""
-        pools = [upstream.pool for upstream in self.gateway.runtime.upstreams.values()]
+        pools = [upstream.pool for upstream in self.gateway.active_config.upstreams.values()]
         return sum(sum(pool.outstanding) for pool in pools)
 
     @property
     def pool(self) -> Pool:
         """Return the endpoints of the one upstream."""
-        (upstream,) = self.gateway.runtime.upstreams.values()
+        (upstream,) = self.gateway.active_config.upstreams.values()
         return upstream.pool
 
     def client(self) -> AbstractAsyncContextManager[RawClient]:

@@ -18,7 +18,7 @@ TENSORGATE = str(Path(sys.executable).with_name("tensorgate"))
 FAST_FILE_WATCH = (
     sys.executable,
     "-c",
-    "from gateway.system import files; files.POLL_INTERVAL = 0.1;"
+    "from gateway.system import file_watcher; file_watcher.POLL_INTERVAL = 0.1;"
     " from gateway.cli import main; main()",
 )
 """The same command, which polls its files ten times a second."""

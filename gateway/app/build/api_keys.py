@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from gateway.listener.tls import is_world_readable
 from gateway.proxy.filters.authentication import KeyGroup, parse_keys
 from gateway.settings.schema import Settings
-from gateway.system.files import POLL_INTERVAL, FileWatch
+from gateway.system.file_watcher import POLL_INTERVAL, FileWatch
 
 _MAX_FILE_SIZE = 1024 * 1024
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.app.build.processes import share_per_worker, worker_count
+from gateway.app.build.worker_count import share_per_worker, worker_count
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.settings.limits import Concurrency

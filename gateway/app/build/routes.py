@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from gateway.app.build.limits import SharedLimits
 from gateway.app.build.models import declared_models
-from gateway.codec.offload import Offloader
+from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind

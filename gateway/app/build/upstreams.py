@@ -13,7 +13,7 @@ from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.interfaces import Upstream
 from gateway.routing.balancer import LEAST_REQUEST, LoadBalancingPolicy
-from gateway.routing.health import HealthCheckPolicy, OutlierPolicy
+from gateway.routing.endpoint_health import HealthCheckPolicy, OutlierPolicy
 from gateway.routing.retry import RetryBudget
 from gateway.settings.upstreams import HealthCheck, LoadBalancing, OutlierDetection
 from gateway.settings.upstreams import Upstream as UpstreamSettings
@@ -85,26 +85,26 @@ class SharedUpstream:
             self._before = None
 
     def acquire(self) -> None:
-        """Count a runtime that uses it, and apply the limits of its spec."""
+        """Count a configuration that uses it, and apply the limits of its spec."""
         self._holders += 1
         apply_concurrency(
             self.upstream.concurrency_limit, self.spec.declared.concurrency, self.spec.workers
         )
 
     async def release(self) -> None:
-        """Count a runtime no more; the last one closes it."""
+        """Count a configuration no more; the last one closes it."""
         self._holders -= 1
         await self.close_if_unused()
 
     async def close_if_unused(self) -> None:
-        """Close it if no runtime uses it."""
+        """Close it if no configuration uses it."""
         if not self._holders:
             await self.upstream.metadata.close()
             await self.upstream.pool.close()
 
     @property
     def busy_with_last_holder(self) -> bool:
-        """Tell whether calls are running there, and only one runtime uses it."""
+        """Tell whether calls are running there, and only one configuration uses it."""
         return self._holders == 1 and any(self.upstream.pool.outstanding)
 
 

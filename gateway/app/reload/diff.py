@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from gateway.app.build.upstreams import UpstreamSpec
-from gateway.app.reload.resources import Resources
+from gateway.app.loaded_resources import LoadedResources
 from gateway.settings.schema import Settings
 from gateway.sizes import LISTED_NAMES
 
@@ -23,7 +23,7 @@ def settings_needing_restart(settings: Settings, before: Settings) -> list[str]:
     return [name for name in _STARTUP_SETTINGS if getattr(settings, name) != getattr(before, name)]
 
 
-def describe_changes(now: Resources, before: Resources) -> str:
+def describe_changes(now: LoadedResources, before: LoadedResources) -> str:
     """Describe what has changed: ``upstreams +new -old ~other, routes changed``."""
     upstreams = list(_upstreams(_by_name(now.upstream_specs), _by_name(before.upstream_specs)))
     sections = [

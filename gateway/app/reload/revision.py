@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from gateway.app.loaded_resources import log_warnings
 from gateway.app.reload.diff import settings_needing_restart
-from gateway.app.reload.resources import log_warnings
 from gateway.settings.schema import Settings
 
 _log = logging.getLogger("tensorgate")
@@ -26,7 +26,7 @@ class Revision:
     """Why newer settings could not be used; None if these are the newest."""
     failed_at: float | None = None
     reloads: int = 0
-    failures: int = 0
+    reload_failures: int = 0
     """Reloads that failed since the start."""
 
     def after_reload(self, now: float) -> Revision:
@@ -42,7 +42,9 @@ class Revision:
 
     def after_failure(self, reason: str, now: float) -> Revision:
         """Return the revision of these settings after a reload that failed."""
-        return replace(self, last_failure=reason, failed_at=now, failures=self.failures + 1)
+        return replace(
+            self, last_failure=reason, failed_at=now, reload_failures=self.reload_failures + 1
+        )
 
 
 class ReloadLog:

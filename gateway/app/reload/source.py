@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.app.build.tls import server_tls_files
-from gateway.app.reload.resources import unwatched_files
+from gateway.app.loaded_resources import unwatched_files
 from gateway.settings.file_watch import ContentWatcher
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import Problem, SettingsError

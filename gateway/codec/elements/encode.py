@@ -13,7 +13,7 @@ import orjson
 
 from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
-from gateway.codec.offload import ConversionJob, Offloader, OffloadFuture
+from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype, Family

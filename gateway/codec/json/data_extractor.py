@@ -337,7 +337,7 @@ class DataExtractor:
         return GatewayError(
             self._message.too_large,
             f"the JSON around the data is larger than {self._header_cap} bytes "
-            "(limits.header_bytes)",
+            "(limits.max_inference_header_bytes)",
         )
 
 

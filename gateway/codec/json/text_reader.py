@@ -267,7 +267,7 @@ class JsonTextReader:
                 raise GatewayError(
                     ErrorKind.TOO_LARGE,
                     f"the request is, without its tensors, larger than {self._value_cap} "
-                    "bytes (limits.header_bytes)",
+                    "bytes (limits.max_inference_header_bytes)",
                 )
             if ends.size:
                 self._position += end

@@ -16,8 +16,8 @@ from gateway.codec.elements.rounding import may_decide_ties
 from gateway.codec.json.structure_scan import count_objects_and_members, scan_values
 from gateway.codec.json.text_reader import JsonTextReader, Pause, Steps
 from gateway.codec.policies import BytesEncoding
+from gateway.codec.v1.nested_reader import input_names, is_base64_object, read_members, read_value
 from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
-from gateway.codec.v1.values import input_names, is_base64_object, read_members, read_value
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import describe_json_kind

@@ -37,16 +37,16 @@ class PredictResponseConverter:
     """Writes a response for a V1 client while it arrives.
 
     ``header_size`` is the size of the JSON before the tensors. Rows of several outputs are the only
-    data buffered, up to ``spool_cap`` bytes: each row needs a part of every output.
+    data buffered, up to ``body_cap`` bytes: each row needs a part of every output.
     """
 
     def __init__(
-        self, header_size: int, predicted: V1ResponseLayout, policies: JsonPolicies, spool_cap: int
+        self, header_size: int, predicted: V1ResponseLayout, policies: JsonPolicies, body_cap: int
     ) -> None:
         self._reader = response_reader(header_size)
         self._predicted = predicted
         self._policies = policies
-        self._spool_cap = spool_cap
+        self._body_cap = body_cap
         self._shapes: list[tuple[int, ...]] | None = None
         self._rows: list[RowBuffer] | None = None
         self._buffered_rows_size = 0
@@ -131,10 +131,10 @@ class PredictResponseConverter:
             before = rows.buffered_bytes
             rows.feed(piece.data)
             self._buffered_rows_size += rows.buffered_bytes - before
-            if self._buffered_rows_size > self._spool_cap:
+            if self._buffered_rows_size > self._body_cap:
                 raise bad_response(
                     f"a response of rows of several outputs must be buffered, and exceeds "
-                    f"{self._spool_cap} bytes (limits.spool_bytes); "
+                    f"{self._body_cap} bytes (limits.max_buffered_body_bytes); "
                     "send the request with inputs instead of instances"
                 )
             return

@@ -72,20 +72,20 @@ class BinaryResponseConverter(JsonMessageReader):
     In outputs requested in binary form, null becomes NaN. BYTES are decoded from base64 if their
     content type says so.
 
-    ``header_cap`` limits the JSON around the data, ``spool_cap`` the data, both in bytes.
+    ``header_cap`` limits the JSON around the data, ``body_cap`` the data, both in bytes.
     """
 
     def __init__(
         self,
         form: OutputEncoding,
         header_cap: int,
-        spool_cap: int,
+        body_cap: int,
         policies: JsonPolicies = _DEFAULT_POLICIES,
     ) -> None:
         super().__init__(RESPONSE, header_cap, MAX_RESPONSE_DEPTH, tensor_cap=MAX_OUTPUTS)
         self._form = form
         self._policies = policies
-        self._spool_cap = spool_cap
+        self._body_cap = body_cap
         self._outputs: tuple[OutputTensor, ...] = ()
 
     def feed(self, text: bytes | memoryview, last: bool = False) -> None:
@@ -107,13 +107,13 @@ class BinaryResponseConverter(JsonMessageReader):
         self._convert_some()  # the cap counts data in the client's encoding
 
     def _check_spool(self) -> None:
-        if self.buffered_data_bytes > self._spool_cap:
+        if self.buffered_data_bytes > self._body_cap:
             encoding, advice = "binary", "ask for all outputs as JSON"
             if self._form.all_json:
                 encoding, advice = "base64", "ask for all outputs in binary form"
             raise bad_response(
                 f"a response that becomes {encoding} must be buffered, and exceeds "
-                f"{self._spool_cap} bytes (limits.spool_bytes); {advice}"
+                f"{self._body_cap} bytes (limits.max_buffered_body_bytes); {advice}"
             )
 
     def finish(self) -> tuple[bytes, Chunks]:

@@ -16,11 +16,11 @@ from typing import Any
 import orjson
 
 from gateway.codec.elements.fast_decode import has_c_decoder
-from gateway.codec.elements.offloaded_work import run_job
 from gateway.codec.elements.rounding import may_decide_ties, needs_rounding
+from gateway.codec.elements.run_job import run_job
 from gateway.codec.json.array_scanner import WINDOW, end_of_numbers, max_depth
 from gateway.codec.json.data_extractor import placeholder
-from gateway.codec.offload import ConversionJob
+from gateway.codec.offload_interface import ConversionJob
 from gateway.errors import GatewayError
 from gateway.protocol.request_features import RequestFeatures, read_features
 from gateway.protocol.request_header import (

@@ -13,7 +13,7 @@ from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import ArrayStart, DataExtractor, Event, placeholder
 from gateway.codec.json.parsed_size import estimate_parsed_size
-from gateway.codec.offload import FAILED_FUTURE, ConversionJob, Offloader, OffloadFuture
+from gateway.codec.offload_interface import FAILED_FUTURE, ConversionJob, Offloader, OffloadFuture
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor

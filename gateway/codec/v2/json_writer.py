@@ -12,7 +12,7 @@ import orjson
 
 from gateway.codec.elements.encode import OffloadedText, TensorEncoder, TextChunk
 from gateway.codec.json.parsed_size import estimate_parsed_size
-from gateway.codec.offload import Offloader
+from gateway.codec.offload_interface import Offloader
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
 from gateway.protocol.request_header import Fields

@@ -10,7 +10,7 @@ import orjson
 
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.header_length_check import check_header_end
-from gateway.codec.offload import Offloader
+from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import BytesEncoding
 from gateway.codec.v2.json_reader import JsonMessageReader
 from gateway.errors import GatewayError

@@ -65,7 +65,7 @@ class MixedResponseConverter:
 
     The header comes first and contains the JSON outputs. So everything is buffered until it is
     parsed. ``header_size`` is the size of the JSON part, data included. ``header_cap`` limits the
-    JSON around the data, ``spool_cap`` the data in the client's encoding, both in bytes.
+    JSON around the data, ``body_cap`` the data in the client's encoding, both in bytes.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class MixedResponseConverter:
         form: OutputEncoding,
         policies: JsonPolicies,
         header_cap: int,
-        spool_cap: int,
+        body_cap: int,
     ) -> None:
         self._missing_json = header_size
         self._has_all_json = False
         self._form = form
         self._policies = policies
-        self._spool_cap = spool_cap
-        self._json = BinaryResponseConverter(form, header_cap, spool_cap, policies)
+        self._body_cap = body_cap
+        self._json = BinaryResponseConverter(form, header_cap, body_cap, policies)
         self._tensor_bytes = b""
         self._parts: ResponseParts | None = None
         self._reader: TensorReader | None = None
@@ -176,10 +176,11 @@ class MixedResponseConverter:
         chunks.append(data)
         self._size += len(data)
         self._chunks += 1
-        if self._json.buffered_data_bytes + self._size > self._spool_cap:
+        if self._json.buffered_data_bytes + self._size > self._body_cap:
             raise bad_response(
                 f"a response of JSON and binary outputs must be buffered, and exceeds "
-                f"{self._spool_cap} bytes (limits.spool_bytes); ask for all outputs in one form"
+                f"{self._body_cap} bytes (limits.max_buffered_body_bytes); "
+                "ask for all outputs in one form"
             )
 
 

@@ -64,18 +64,20 @@ async def buffer_body(call: Call, reservation: Reservation) -> Body:
     Raises GatewayError: 413 over the caps, 400 for a broken body, 503 for overload.
     """
     request, limits = call.request, call.route.limits
-    body = ClientBody(request, limits.request_bytes, call.deadline)
-    if (body.size or 0) > limits.spool_bytes:
-        raise _too_large(limits.spool_bytes)
-    checked = await checked_body(request, body, limits.json_depth, reservation, limits_chunks=False)
+    body = ClientBody(request, limits.max_request_bytes, call.deadline)
+    if (body.size or 0) > limits.max_buffered_body_bytes:
+        raise _too_large(limits.max_buffered_body_bytes)
+    checked = await checked_body(
+        request, body, limits.max_json_depth, reservation, limits_chunks=False
+    )
     if not isinstance(checked, AsyncIterable):
         return checked
-    return await buffer_chunks(checked, reservation, limits.spool_bytes, _too_large)
+    return await buffer_chunks(checked, reservation, limits.max_buffered_body_bytes, _too_large)
 
 
 def _too_large(cap: int) -> GatewayError:
     return GatewayError(
         ErrorKind.TOO_LARGE,
         "a request that goes to several servers is buffered, and is larger than "
-        f"{cap} bytes (limits.spool_bytes)",
+        f"{cap} bytes (limits.max_buffered_body_bytes)",
     )

@@ -134,7 +134,9 @@ async def unready_endpoints(upstream: Upstream) -> tuple[str, ...]:
             async with asyncio.timeout(READINESS_TIMEOUT):
                 await pool.wait_until_probed()
         states = () if pool.any_healthy else pool.snapshot()
-        return tuple(f"{state.url}: {state.reason or 'not probed yet'}" for state in states)
+        return tuple(
+            f"{state.url}: {state.health_check_result or 'not probed yet'}" for state in states
+        )
     probes = [asyncio.create_task(_why_not_ready(each)) for each in upstream.pool.endpoints]
     try:
         for probe in asyncio.as_completed(probes):

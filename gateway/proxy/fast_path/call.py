@@ -224,7 +224,7 @@ class FastPathCall:
         """Return headers and body of the client's response; raises GatewayError."""
         if not self._plan.converts or head.status != 200:
             return _end_to_end_lines(head), body
-        cap = self._route.limits.header_bytes
+        cap = self._route.limits.max_inference_header_bytes
         try:
             header_size, headers = _json_head(head, cap)
             if header_size is not None:

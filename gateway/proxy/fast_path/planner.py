@@ -63,7 +63,7 @@ class FastPath:
         if route_match.codings and accepted_coding(headers, route_match.codings):
             return None
         max_size = MAX_PASSTHROUGH if route_match.is_passthrough else MAX_FAST_REQUEST
-        if length > min(max_size, limits.request_bytes):
+        if length > min(max_size, limits.max_request_bytes):
             return None
         operation = route_match.operation
         passed = to_server(headers, route_match.dropped_headers)
@@ -113,7 +113,7 @@ class FastPath:
                 ("Content-Length", str(len(body))),
                 (HEADER_LENGTH, str(request.header_size)),
             )
-        elif body and nests_deeper(body, route.limits.json_depth):
+        elif body and nests_deeper(body, route.limits.max_json_depth):
             return None
         if not _try_admit(route, BODY_COPIES * len(body)):
             return None
@@ -159,14 +159,14 @@ def _may_be_json(headers: CIMultiDictProxy[str], length: int, limits: Limits) ->
     """Tell whether an infer request may be all JSON, of a size that is converted here."""
     if HEADER_LENGTH in headers or may_have_cloud_type(headers):
         return False
-    return 0 < length <= limits.header_bytes
+    return 0 < length <= limits.max_inference_header_bytes
 
 
 def _convert(plan: CallPlan, body: bytes, route: Route) -> FastRequest | None:
     """Convert a request for JSON outputs; None if the streaming path has to inspect it."""
     if len(body) > MAX_UNSCHEDULED and not route.scheduler.try_take_slice():
         return None  # requests of many clients may come in the same time slice
-    request = fast_convert_request(body, route.limits.json_depth, route.limits.max_tensors)
+    request = fast_convert_request(body, route.limits.max_json_depth, route.limits.max_tensors)
     if request is None or not request.output_encoding.all_json or request.output_encoding.as_base64:
         return None
     if plan.declared is not None and not plan.declared.accepts(request.features.inputs):

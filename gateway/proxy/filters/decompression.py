@@ -44,7 +44,7 @@ async def decompress_request(call: Call, reservation: Reservation) -> Call:
 class DecompressedRequest(ClientRequest):
     """A request whose body is decompressed as it arrives.
 
-    It has at most ``limits.request_bytes``, both as received and decompressed. Reading raises
+    It has at most ``limits.max_request_bytes``, both as received and decompressed. Reading raises
     GatewayError: 413 over the caps, 400 for invalid data, 408 if the body arrives too slowly, 503
     if too much is buffered.
     """
@@ -61,7 +61,7 @@ class DecompressedRequest(ClientRequest):
         self.target = request.target
         self.headers = request.headers
         self.content_length: int | None = None
-        self._body = ClientBody(request, route.limits.request_bytes, deadline)
+        self._body = ClientBody(request, route.limits.max_request_bytes, deadline)
         self._decompressor = Decompressor(coding, route.limits.max_decompression_ratio)
         self._scheduler = route.scheduler
         self._reservation = reservation

@@ -152,9 +152,9 @@ class MirroredRequest(ClientRequest):
         if not self._collecting:
             return
         self._size += len(piece)
-        cap = self._mirror.route.limits.spool_bytes
+        cap = self._mirror.route.limits.max_buffered_body_bytes
         if max(self._size, self.content_length or 0) > cap:
-            self._skip(f"its body is larger than {cap} bytes (limits.spool_bytes)")
+            self._skip(f"its body is larger than {cap} bytes (limits.max_buffered_body_bytes)")
             return
         try:
             self._reservation.resize(self._size)

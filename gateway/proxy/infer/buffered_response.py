@@ -49,7 +49,7 @@ async def relay_json_as_binary(relay: ResponseRelay, chunks: Chunks) -> None:
     """
     limits, policies = relay.route.limits, relay.route.policies
     codec = BinaryResponseConverter(
-        relay.encoding, limits.header_bytes, limits.spool_bytes, policies
+        relay.encoding, limits.max_inference_header_bytes, limits.max_buffered_body_bytes, policies
     )
     with relay.route.memory_budget.reserve() as reservation:
         await _convert(relay, chunks, codec, reservation)
@@ -62,7 +62,11 @@ async def relay_mixed(relay: ResponseRelay, chunks: Chunks, header_size: int) ->
     """Convert a response of JSON with tensors behind it: each output as requested."""
     limits, policies = relay.route.limits, relay.route.policies
     codec = MixedResponseConverter(
-        header_size, relay.encoding, policies, limits.header_bytes, limits.spool_bytes
+        header_size,
+        relay.encoding,
+        policies,
+        limits.max_inference_header_bytes,
+        limits.max_buffered_body_bytes,
     )
     with relay.route.memory_budget.reserve() as reservation:
         await _convert(relay, chunks, codec, reservation)
@@ -73,14 +77,14 @@ async def relay_in_encoding(relay: ResponseRelay, chunks: Chunks, header_size: i
     """Pass a response of status 200, converted unless it is in the requested encoding already.
 
     ``header_size`` is the size of the JSON before its tensors, None without tensors. Up to
-    ``limits.header_bytes`` of it are inspected before the client gets anything.
+    ``limits.max_inference_header_bytes`` of it are inspected before the client gets anything.
     """
     if header_size is None:
         await relay_json_as_binary(relay, chunks)
         return
     route = relay.route
     with route.memory_budget.reserve() as reservation:
-        if header_size <= route.limits.header_bytes:
+        if header_size <= route.limits.max_inference_header_bytes:
             first = await _read_first(chunks, header_size, reservation)
             chunks = _prepend(first, chunks)
             header = b"".join(first)[:header_size]

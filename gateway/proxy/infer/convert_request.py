@@ -70,7 +70,7 @@ async def convert_request(call: Call, reservation: Reservation) -> ConvertedRequ
     Raises GatewayError: 400 for an invalid request, 413 over a cap.
     """
     length = header_length(call.request.headers)
-    body = ClientBody(call.request, call.route.limits.request_bytes, call.deadline)
+    body = ClientBody(call.request, call.route.limits.max_request_bytes, call.deadline)
     if length == 0:
         return await _convert_raw_binary(call, body, reservation)
     return await _convert_json(call, body, length, reservation)
@@ -111,12 +111,12 @@ async def _convert_small(
 ) -> ConvertedRequest | None:
     """Convert a small request that is all JSON in one go; None if that is not possible."""
     limits, scheduler = call.route.limits, call.route.scheduler
-    if body.size is None or body.size > min(MAX_FAST_REQUEST, limits.header_bytes):
+    if body.size is None or body.size > min(MAX_FAST_REQUEST, limits.max_inference_header_bytes):
         return None
     text = await body.read_all(reservation)
     if len(text) > MAX_UNSCHEDULED:
         await scheduler.next_slice()
-    request = fast_convert_request(text, limits.json_depth, limits.max_tensors)
+    request = fast_convert_request(text, limits.max_json_depth, limits.max_tensors)
     if request is None:
         return None
     old = request.body[: request.header_size]
@@ -147,13 +147,13 @@ async def _read_json(
     limits = route.limits
     missing = _UNKNOWN_SIZE if length is None else length
     text = await body.read(min(CONVERT_CHUNK, missing))
-    if len(text) == length and length <= min(MAX_CACHED_HEADER, limits.header_bytes):
-        request = header_without_data(bytes(text), limits.json_depth, limits.max_tensors)
+    if len(text) == length and length <= min(MAX_CACHED_HEADER, limits.max_inference_header_bytes):
+        request = header_without_data(bytes(text), limits.max_json_depth, limits.max_tensors)
         if request is not None:
             return request
     codec = InferRequestConverter(
-        limits.header_bytes,
-        limits.json_depth,
+        limits.max_inference_header_bytes,
+        limits.max_json_depth,
         route.offloader_for(body.size),
         limits.max_tensors,
     )
@@ -227,7 +227,7 @@ async def _convert_raw_binary(
     chunks: list[bytes] | None = None
     size = body.size
     if size is None:
-        cap = call.route.limits.spool_bytes
+        cap = call.route.limits.max_buffered_body_bytes
         chunks = await buffer_chunks(body.read_rest(), reservation, cap, _raw_binary_too_large)
         size = sum(map(len, chunks))
     try:
@@ -253,7 +253,7 @@ def _raw_binary_too_large(cap: int) -> GatewayError:
     return GatewayError(
         ErrorKind.TOO_LARGE,
         f"a raw binary request without Content-Length, or compressed, is buffered, and is "
-        f"larger than {cap} bytes (limits.spool_bytes); send a Content-Length",
+        f"larger than {cap} bytes (limits.max_buffered_body_bytes); send a Content-Length",
     )
 
 

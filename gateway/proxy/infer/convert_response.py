@@ -68,7 +68,7 @@ async def _pass_binary(relay: ResponseRelay) -> None:
         check_all_json(relay.chunks()),
         relay.response,
         _check_document,
-        relay.route.limits.header_bytes,
+        relay.route.limits.max_inference_header_bytes,
         relay.route,
         relay.deadline,
     )
@@ -103,7 +103,7 @@ def route_with_base64(route: Route, encoding: OutputEncoding) -> Route:
 
 async def _convert_binary(relay: ResponseRelay) -> None:
     """Convert a response whose outputs are binary."""
-    cap = relay.route.limits.header_bytes
+    cap = relay.route.limits.max_inference_header_bytes
     header_size = response_header_size(relay.upstream_response, cap)
     if header_size is None:
         await relay_rewritten(
@@ -126,7 +126,7 @@ async def _convert_unsure(relay: ResponseRelay) -> None:
     # The header may contain data, which counts as buffered rather than as header.
     header_size = response_header_size(relay.upstream_response, None)
     text_is_fine = header_size is not None or not relay.route.policies.any_base64
-    is_within_cap = (header_size or 0) <= relay.route.limits.header_bytes
+    is_within_cap = (header_size or 0) <= relay.route.limits.max_inference_header_bytes
     if relay.encoding.all_json and text_is_fine and is_within_cap:
         await _convert_binary(relay)
         return
@@ -175,7 +175,7 @@ def parse_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int | 
     if cap is not None and int(value) > cap:
         raise bad_response(
             f"the server's response has {value} bytes of JSON before the tensors; "
-            f"at most {cap} are taken (limits.header_bytes)"
+            f"at most {cap} are taken (limits.max_inference_header_bytes)"
         )
     return int(value)
 
@@ -262,7 +262,7 @@ def _with_data(document: bytes, encoding: OutputEncoding, route: Route) -> bytes
         return document
     if encoding.all_json:
         return convert_to_json(document, len(document), route)
-    caps = route.limits.header_bytes, route.limits.spool_bytes
+    caps = route.limits.max_inference_header_bytes, route.limits.max_buffered_body_bytes
     codec = MixedResponseConverter(len(document), encoding, route.policies, *caps)
     codec.feed(document)
     return codec.finish()[0]
@@ -270,7 +270,10 @@ def _with_data(document: bytes, encoding: OutputEncoding, route: Route) -> bytes
 
 def _with_base64(document: bytes, encoding: OutputEncoding, route: Route) -> bytes:
     codec = BinaryResponseConverter(
-        encoding, route.limits.header_bytes, route.limits.spool_bytes, route.policies
+        encoding,
+        route.limits.max_inference_header_bytes,
+        route.limits.max_buffered_body_bytes,
+        route.policies,
     )
     codec.feed(document, last=True)
     return codec.finish()[0]

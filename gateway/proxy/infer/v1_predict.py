@@ -43,7 +43,7 @@ async def predict(call: Call) -> None:
             )
         await passthrough(call, model=model_name_of(operation))
         return
-    body = ClientBody(request, route.limits.request_bytes, call.deadline)
+    body = ClientBody(request, route.limits.max_request_bytes, call.deadline)
     budget = route.memory_budget
     with budget.reserve() as reservation, budget.reserve() as response_reservation:
         try:
@@ -97,7 +97,7 @@ async def _convert(
     if body.size == 0:
         raise bad_request("the request has no body")
     codec = PredictRequestConverter(
-        model, limits.header_bytes, limits.json_depth, limits.max_tensors
+        model, limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
     )
     with closing(codec):
         unscheduled = 0
@@ -155,7 +155,7 @@ class PredictResponse(ClientResponse):
         received = CIMultiDictProxy(headers)
         self._headers = with_body(received, {"Content-Type": "application/json"})
         if status == 200:
-            header_size = parse_header_size(received, self._route.limits.header_bytes)
+            header_size = parse_header_size(received, self._route.limits.max_inference_header_bytes)
             if header_size is not None:
                 self._codec = self._new_codec(header_size)
 
@@ -165,11 +165,11 @@ class PredictResponse(ClientResponse):
             # A server's error, or a response without tensors, as all of them are empty.
             self._buffer += data
             self._reservation.resize(len(self._buffer))
-            cap = self._route.limits.header_bytes
+            cap = self._route.limits.max_inference_header_bytes
             if self._status == 200 and len(self._buffer) > cap:
                 raise bad_response(
                     f"the server's response has more than {cap} bytes of JSON "
-                    "(limits.header_bytes) and no binary tensors behind it"
+                    "(limits.max_inference_header_bytes) and no binary tensors behind it"
                 )
             del self._buffer[cap:]
             return
@@ -202,7 +202,7 @@ class PredictResponse(ClientResponse):
         self._response.abort()
 
     def _new_codec(self, header_size: int) -> PredictResponseConverter:
-        cap = self._route.limits.spool_bytes
+        cap = self._route.limits.max_buffered_body_bytes
         return PredictResponseConverter(header_size, self._layout, self._route.policies, cap)
 
     async def _write_text(self, text: bytes, converted: int) -> None:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
-from gateway.routing.health import HealthCheckPolicy, record_probe
+from gateway.routing.endpoint_health import HealthCheckPolicy, record_probe
 from gateway.routing.intervals import jittered_intervals
 from gateway.sizes import MAX_PROBE_RESPONSE
 from gateway.upstream.control_client import send_control_request

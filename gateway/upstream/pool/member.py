@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from enum import Enum
 
 from gateway.protocol.dialect_detection import DetectedDialect
-from gateway.routing.health import NOT_EJECTED, NOT_PROBED, EjectionState, ProbeState
+from gateway.routing.endpoint_health import NOT_EJECTED, NOT_PROBED, EjectionState, ProbeState
 from gateway.upstream.pool.ready_models import ReadyModels
 from gateway.upstream.transport import UpstreamEndpoint
 
@@ -114,21 +114,21 @@ class MemberState:
     """An endpoint's state as the operators' address shows it."""
 
     url: str
-    outstanding: int
+    requests_in_progress: int
     """Calls in flight."""
-    failures: int
+    consecutive_failures: int
     """Failed calls in a row: without a complete response, or with a response of 5xx."""
-    ejections: int
+    consecutive_ejections: int
     """In a row; 0 for an endpoint in use."""
-    ejected_for: float
+    ejection_remaining_seconds: float
     """Seconds that the ejection still lasts; 0 without one, or if a trial may start."""
     healthy: bool | None
     """By health checks; None without them, or before the first."""
-    reason: str
+    health_check_result: str
     """The result of the last health check."""
     models: tuple[str, ...] | None
     """The models that are ready there; None if the endpoint is not asked, or does not tell."""
-    leaving: bool
+    draining: bool
     """It gets no new calls; those in flight finish."""
     failures_total: int = 0
     """Failed calls."""

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 
 from gateway.errors import escape_for_log
-from gateway.routing import health
-from gateway.routing.health import NOT_EJECTED, EjectionState, OutlierPolicy
+from gateway.routing import endpoint_health
+from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierPolicy
 from gateway.upstream.pool.member import Member, Outcome
 from gateway.upstream.pool.reachability import Reachability
 
@@ -60,7 +60,7 @@ class OutlierDetector:
 
     def start_trial(self, member: Member) -> None:
         """Record that a call goes to an endpoint that was ejected before."""
-        member.ejection = health.record_request(member.ejection, self._clock())
+        member.ejection = endpoint_health.record_request(member.ejection, self._clock())
 
     def record(self, member: Member, outcome: Outcome, why: str, server_error: int = 0) -> None:
         """Record a call's outcome; ``why`` is the error of a failure.
@@ -108,12 +108,12 @@ class OutlierDetector:
         before = member.ejection
         url = member.endpoint.url
         if outcome is Outcome.SUCCEEDED:
-            after = health.record_success(before)
+            after = endpoint_health.record_success(before)
         elif outcome is Outcome.UNKNOWN:
-            after = health.record_inconclusive(before)
+            after = endpoint_health.record_inconclusive(before)
         else:
             now = self._clock()
-            after = health.record_failure(before, self._others(member), now, self._policy)
+            after = endpoint_health.record_failure(before, self._others(member), now, self._policy)
             if after.ejections > before.ejections:
                 _log.warning(
                     "%s failed %d times in a row: ejected for %g s; last error: %s",
@@ -138,9 +138,11 @@ class OutlierDetector:
         before = member.ejection
         if remote.ejections:
             others, now = self._others(member), self._clock()
-            after = health.record_remote_ejection(before, remote, others, now, self._policy)
+            after = endpoint_health.record_remote_ejection(
+                before, remote, others, now, self._policy
+            )
         else:
-            after = health.record_remote_recovery(before)
+            after = endpoint_health.record_remote_recovery(before)
         if after.ejections and not before.ejections:
             _log.info("%s: ejected, as another worker reports", member.endpoint.url)
         elif before.ejections and not after.ejections:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import ModelName
-from gateway.routing import health
+from gateway.routing import endpoint_health
 from gateway.routing.balancer import (
     LEAST_REQUEST,
     LoadBalancingPolicy,
     choose_endpoint,
     choose_least_request,
 )
-from gateway.routing.health import EjectionState, OutlierPolicy
+from gateway.routing.endpoint_health import EjectionState, OutlierPolicy
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.pool.member import Member, MemberState, Outcome
 from gateway.upstream.pool.outlier_detection import EjectionListener, OutlierDetector
@@ -259,7 +259,7 @@ class Pool:
         for member in self.members:
             if (same := known.get(member.endpoint.url)) is not None:
                 # A trial in flight reports to the old pool: here the endpoint is not on trial.
-                member.ejection = health.record_inconclusive(same.ejection)
+                member.ejection = endpoint_health.record_inconclusive(same.ejection)
                 member.calls = same.calls
                 # Without an old result, keep what a first check here may have found meanwhile.
                 if self._supervisor.health_checker is not None and same.probed.healthy is not None:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from gateway.app.loaded_resources import load_resources
 from gateway.app.reload.diff import (
     describe_changes,
     keep_startup_settings,
     settings_needing_restart,
 )
-from gateway.app.reload.resources import load_resources
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.build import COMPILED
+from gateway.build_info import COMPILED
 from gateway.codec.elements.fast_decode import PARSE_ERRORS, fast_decode_numbers, parse_numbers
 from gateway.protocol.datatypes import DATATYPES, Family
 from tests.codec.exact_rounding import nearest

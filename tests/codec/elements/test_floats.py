@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.build import COMPILED
+from gateway.build_info import COMPILED
 from gateway.codec.elements import fast_decode
-from gateway.codec.elements.offloaded_work import run_job
-from gateway.codec.offload import ConversionJob
+from gateway.codec.elements.run_job import run_job
+from gateway.codec.offload_interface import ConversionJob
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec.exact_rounding import nearest
 from tests.codec.near_ties import near_ties

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 
 from gateway.codec.elements import rounding
 from gateway.codec.elements.fast_decode import parse_numbers
-from gateway.codec.elements.offloaded_work import run_job
 from gateway.codec.elements.rounding import MAX_EXACT_LENGTH, may_decide_ties, round_text
-from gateway.codec.offload import ConversionJob
+from gateway.codec.elements.run_job import run_job
+from gateway.codec.offload_interface import ConversionJob
 from gateway.codec.v2.fast_request import fast_convert_request
 from gateway.codec.v2.request import InferRequestConverter
 from gateway.protocol.datatypes import DATATYPES, float_datatype

@@ -208,7 +208,8 @@ def test_header_cap_does_not_count_arrays() -> None:
     error = refusal(text, len(header) - 1)
     assert error.kind is ErrorKind.TOO_LARGE
     assert error.message == (
-        f"the JSON around the data is larger than {len(header) - 1} bytes (limits.header_bytes)"
+        f"the JSON around the data is larger than {len(header) - 1} bytes "
+        "(limits.max_inference_header_bytes)"
     )
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.json import text_reader
+from gateway.codec.v1 import nested_reader as v1_values
 from gateway.codec.v1 import request as v1_request
-from gateway.codec.v1 import values as v1_values
 from gateway.errors import GatewayError
 from tests.codec import strategies
 from tests.codec.reference import RefusedError

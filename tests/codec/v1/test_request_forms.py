@@ -385,4 +385,4 @@ def test_depth_cap_applies(declared: Declared, fields: dict[str, Any]) -> None:
 def test_header_cap_applies_to_other_members() -> None:
     error = refusal({"other": ["x" * 50] * 50, "inputs": [1]}, X, header_cap=1000)
     assert error.kind is ErrorKind.TOO_LARGE
-    assert "limits.header_bytes" in error.message
+    assert "limits.max_inference_header_bytes" in error.message

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gateway.codec.json import array_scanner
+from gateway.codec.v1 import nested_reader as v1_values
 from gateway.codec.v1 import request as v1_request
-from gateway.codec.v1 import values as v1_values
 from gateway.codec.v1.request import PredictRequestConverter
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies

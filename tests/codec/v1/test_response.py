@@ -26,12 +26,12 @@ def convert(
     header_size: int,
     predicted: V1ResponseLayout,
     *,
-    spool_cap: int = 10**9,
+    body_cap: int = 10**9,
     bytes_encoding: BytesEncoding = BytesEncoding.UTF8,
     nonfinite: Nonfinite = Nonfinite.LITERAL,
 ) -> bytes:
     policies = JsonPolicies(nonfinite=nonfinite, bytes_encoding=bytes_encoding)
-    codec = PredictResponseConverter(header_size, predicted, policies, spool_cap)
+    codec = PredictResponseConverter(header_size, predicted, policies, body_cap)
     return b"".join([*map(codec.feed, pieces), *codec.finish()])
 
 
@@ -150,10 +150,10 @@ def test_single_output_is_written_as_it_arrives() -> None:
 
 def test_rows_of_several_outputs_are_buffered_up_to_the_cap() -> None:
     outputs = floats("y", 100), texts("z", *[b""] * 100)
-    assert response_to(ROWS, *outputs, spool_cap=2000)
-    refused = error(ROWS, *outputs, spool_cap=1000)
+    assert response_to(ROWS, *outputs, body_cap=2000)
+    refused = error(ROWS, *outputs, body_cap=1000)
     assert refused.kind is ErrorKind.BAD_RESPONSE
-    assert "limits.spool_bytes" in refused.message
+    assert "limits.max_buffered_body_bytes" in refused.message
 
 
 @pytest.mark.parametrize(

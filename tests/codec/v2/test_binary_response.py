@@ -41,10 +41,10 @@ def convert_response(
     *,
     work: bool = True,
     header_cap: int = 1 << 20,
-    spool_cap: int = 1 << 24,
+    body_cap: int = 1 << 24,
 ) -> Converted | Failed:
     """Convert a response; `work` says whether to convert between the pieces."""
-    codec = BinaryResponseConverter(form, header_cap, spool_cap)
+    codec = BinaryResponseConverter(form, header_cap, body_cap)
     try:
         for piece in pieces:
             codec.feed(piece)
@@ -353,7 +353,7 @@ def test_base64_beyond_the_spool_cap_is_refused() -> None:
         OutputEncoding(False, {}), 1000, 999, JsonPolicies(as_base64=frozenset("y"))
     )
     with pytest.raises(
-        GatewayError, match=r"becomes base64 .* \(limits.spool_bytes\); ask for all"
+        GatewayError, match=r"becomes base64 .* \(limits.max_buffered_body_bytes\); ask for all"
     ):
         codec.feed(response(output("BYTES", ["abcd"] * 999)), last=True)
 
@@ -433,18 +433,18 @@ def test_too_deep_data_is_refused() -> None:
 
 def test_response_beyond_the_spool_cap_is_refused() -> None:
     body = response(output("INT8", [1] * 1000))
-    found = convert_response(strategies.cut(body, 1), spool_cap=999)
+    found = convert_response(strategies.cut(body, 1), body_cap=999)
     assert found == Failed(
         ErrorKind.BAD_RESPONSE,
         "a response that becomes binary must be buffered, and exceeds 999 bytes "
-        "(limits.spool_bytes); ask for all outputs as JSON",
+        "(limits.max_buffered_body_bytes); ask for all outputs as JSON",
     )
-    assert isinstance(convert_response([body], spool_cap=3000), Converted)
+    assert isinstance(convert_response([body], body_cap=3000), Converted)
 
 
 def test_header_beyond_the_cap_is_refused() -> None:
     found = convert_response([response(output("INT8", [1]), more="x" * 200)], header_cap=200)
     assert found == Failed(
         ErrorKind.BAD_RESPONSE,
-        "the JSON around the data is larger than 200 bytes (limits.header_bytes)",
+        "the JSON around the data is larger than 200 bytes (limits.max_inference_header_bytes)",
     )

@@ -68,9 +68,9 @@ def body_of(*outputs: Output) -> tuple[bytes, int]:
 
 
 def mixed(
-    pieces: list[bytes], header_size: int, form: OutputEncoding, spool_cap: int = CAP, **more: Any
+    pieces: list[bytes], header_size: int, form: OutputEncoding, body_cap: int = CAP, **more: Any
 ) -> tuple[bytes, bytes]:
-    codec = MixedResponseConverter(header_size, form, JsonPolicies(**more), CAP, spool_cap)
+    codec = MixedResponseConverter(header_size, form, JsonPolicies(**more), CAP, body_cap)
     for piece in pieces:
         codec.feed(piece)
         while codec.step():
@@ -294,9 +294,9 @@ def test_spool_cap_counts_json_and_binary_outputs() -> None:
     body, size = body_of(SUM, DIFFERENCE)
     held = len(SUM.data) + len(DIFFERENCE.data)
     for pieces in ([body], strategies.cut(body, 1)):
-        mixed(pieces, size, ALL, spool_cap=held)
-        with pytest.raises(GatewayError, match=r"limits\.spool_bytes") as caught:
-            mixed(pieces, size, ALL, spool_cap=held - 1)
+        mixed(pieces, size, ALL, body_cap=held)
+        with pytest.raises(GatewayError, match=r"limits\.max_buffered_body_bytes") as caught:
+            mixed(pieces, size, ALL, body_cap=held - 1)
         assert caught.value.kind is ErrorKind.BAD_RESPONSE
 
 

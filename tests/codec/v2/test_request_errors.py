@@ -226,7 +226,8 @@ def test_the_header_cap_does_not_count_data() -> None:
     for pieces in ([body], strategies.bytewise(body)):
         assert outcome(pieces, header_cap=least - 1) == Failed(
             ErrorKind.TOO_LARGE,
-            f"the JSON around the data is larger than {least - 1} bytes (limits.header_bytes)",
+            f"the JSON around the data is larger than {least - 1} bytes "
+            "(limits.max_inference_header_bytes)",
         )
 
 

@@ -22,7 +22,7 @@ from tests.codec import strategies
 from tests.codec.reference import DATATYPES, DTYPES, RefusedError, convert_response, pack_bytes
 from tests.codec.strategies import output, response_body
 
-HEADER_CAP = SPOOL_CAP = 1 << 20
+HEADER_CAP = BODY_CAP = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ def as_mixed(
     header_size: int,
     form: OutputEncoding,
     policies: JsonPolicies | None = None,
-    spool_cap: int = SPOOL_CAP,
+    body_cap: int = BODY_CAP,
 ) -> tuple[bytes, bytes] | Failed:
     codec = MixedResponseConverter(
-        header_size, form, policies or JsonPolicies(), HEADER_CAP, spool_cap
+        header_size, form, policies or JsonPolicies(), HEADER_CAP, body_cap
     )
     try:
         for piece in pieces:
@@ -466,12 +466,12 @@ def test_the_spool_cap_counts_text_and_binary() -> None:
     form = OutputEncoding(False, {"z": True})
     held = len("1,2") + len(FLOAT.data)
     for pieces in ([body], strategies.bytewise(body)):
-        assert not isinstance(as_mixed(pieces, size, form, spool_cap=held), Failed)
-        failed = as_mixed(pieces, size, form, spool_cap=held - 1)
+        assert not isinstance(as_mixed(pieces, size, form, body_cap=held), Failed)
+        failed = as_mixed(pieces, size, form, body_cap=held - 1)
         assert failed == Failed(
             ErrorKind.BAD_RESPONSE,
             f"a response of JSON and binary outputs must be buffered, and exceeds {held - 1} bytes "
-            "(limits.spool_bytes); ask for all outputs in one form",
+            "(limits.max_buffered_body_bytes); ask for all outputs in one form",
         )
 
 

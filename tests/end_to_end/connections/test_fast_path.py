@@ -287,15 +287,17 @@ REQUESTS = {
     "the last": Case(infer_json(headers={"Connection": "close"})),
     "an absolute target": Case(request("POST", f"http://x{INFER}", json_request())),
     "an absolute target alone": Case(request("POST", "http://x?y", b"z")),
-    "all that may be held": Case(_of_size(2048), settings={"header_bytes": 2048}),
-    "more than may be held": Case(_of_size(2049), False, {"header_bytes": 2048}),
-    "all that may be sent": Case(_of_size(2048), settings={"request_bytes": 2048}),
-    "more than may be sent": Case(_of_size(2049), False, {"request_bytes": 2048}),
+    "all that may be held": Case(_of_size(2048), settings={"max_inference_header_bytes": 2048}),
+    "more than may be held": Case(_of_size(2049), False, {"max_inference_header_bytes": 2048}),
+    "all that may be sent": Case(_of_size(2048), settings={"max_request_bytes": 2048}),
+    "more than may be sent": Case(_of_size(2049), False, {"max_request_bytes": 2048}),
     "more than may be forwarded": Case(
-        request("POST", "/v2/x", bytes(2049)), False, {"request_bytes": 2048}
+        request("POST", "/v2/x", bytes(2049)), False, {"max_request_bytes": 2048}
     ),
-    "nested as deep as may be": Case(_tensor(shape=[1], data=[[[1]]]), settings={"json_depth": 6}),
-    "nested too deep": Case(_tensor(shape=[1], data=[[[[[[[1]]]]]]]), False, {"json_depth": 6}),
+    "nested as deep as may be": Case(
+        _tensor(shape=[1], data=[[[1]]]), settings={"max_json_depth": 6}
+    ),
+    "nested too deep": Case(_tensor(shape=[1], data=[[[[[[[1]]]]]]]), False, {"max_json_depth": 6}),
     "no JSON": Case(infer_json(b"what?"), False),
     "JSON cut short": Case(infer_json(json_request()[:-1]), False),
     "no object": Case(infer_json(b"[1]"), False),
@@ -548,7 +550,9 @@ async def test_response_near_the_buffer_cap_is_the_same_on_both_paths(
     both_paths: BothPaths, body: bytes, size: int
 ) -> None:
     step = ServerScript([http_response(body.ljust(size))])
-    outcome = await both_paths.both(infer_json(), step, {"header_bytes": 2048}, fast_path=True)
+    outcome = await both_paths.both(
+        infer_json(), step, {"max_inference_header_bytes": 2048}, fast_path=True
+    )
     assert outcome.body is not None
     assert (b'"data":[]' in outcome.body) is (body is EMPTY and size <= 2048)
 

@@ -187,7 +187,7 @@ async def test_client_is_paused_while_the_server_does_not_read(form: str) -> Non
 
     async with (
         ScriptedServer(script) as server,
-        gateway_client(server.url, request_bytes="1GiB") as client,
+        gateway_client(server.url, max_request_bytes="1GiB") as client,
     ):
         await client.send(data)
         pouring = asyncio.create_task(flow.pour(client, MUCH_MORE))

@@ -93,7 +93,7 @@ async def test_invalid_compressed_body_is_refused(target: str) -> None:
     body = gzip.compress(json_request())
     async with (
         ScriptedServer() as server,
-        gateway_client(server.url, request_bytes=2 * FREE_OUTPUT_BYTES) as client,
+        gateway_client(server.url, max_request_bytes=2 * FREE_OUTPUT_BYTES) as client,
     ):
         status, why = await _status(client, body[:-1], target)
         assert (status, "ends before its gzip data does" in why) == (400, True)
@@ -114,10 +114,10 @@ async def test_body_beyond_the_decompressed_cap_is_refused() -> None:
     body = gzip.compress(NOISE)
     async with (
         ScriptedServer() as server,
-        gateway_client(server.url, request_bytes=290_000) as client,
+        gateway_client(server.url, max_request_bytes=290_000) as client,
     ):
         status, why = await _status(client, gzip.compress(b" " * 300_000))
-        assert (status, "290000 bytes (limits.request_bytes)" in why) == (413, True)
+        assert (status, "290000 bytes (limits.max_request_bytes)" in why) == (413, True)
         await client.send(request("POST", INFER, body[:9], {"Content-Encoding": "gzip"}))
         assert (await client.read_response()).status == 400
         assert server.requests == []

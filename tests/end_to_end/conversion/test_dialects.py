@@ -73,7 +73,7 @@ def _received(server: ScriptedServer) -> list[str]:
 
 
 def _dialect(gateway: RunningGateway) -> str | None:
-    (upstream,) = gateway.gateway.runtime.upstreams.values()
+    (upstream,) = gateway.gateway.active_config.upstreams.values()
     dialect = upstream.dialect_state.dialect
     return None if dialect is None else dialect.name
 

@@ -201,7 +201,7 @@ WRONG = {
 async def test_invalid_response_is_a_502(wrong: bytes) -> None:
     async with (
         ScriptedServer(respond_in_turn(wrong), echo_inputs) as server,
-        gateway_client(server.url, upstream=JSON_ONLY, spool_bytes="4KiB") as client,
+        gateway_client(server.url, upstream=JSON_ONLY, max_buffered_body_bytes="4KiB") as client,
     ):
         reply = await client.ask(_request(3, IN["binary"], True))
         assert reply.status == 502

@@ -34,7 +34,7 @@ CLIENTS = {
     "raw": infer_raw(bytes(4)),
     "V1": request("POST", "/v1/models/m:predict", b'{"instances":[1]}'),
 }
-SIZES = {"small": 8, "beyond a chunk": 100_000, "beyond limits.header_bytes": 400_000}
+SIZES = {"small": 8, "beyond a chunk": 100_000, "beyond limits.max_inference_header_bytes": 400_000}
 HEADER_CAP = "256KiB"
 
 
@@ -74,7 +74,7 @@ async def test_tensors_without_a_header_length_are_a_502(
     async with (
         _server(body, form) as server,
         gateway_client(
-            server.url, upstream={"dialect": dialect}, header_bytes=HEADER_CAP
+            server.url, upstream={"dialect": dialect}, max_inference_header_bytes=HEADER_CAP
         ) as client,
     ):
         reply = await client.ask(data)
@@ -88,14 +88,14 @@ async def test_tensors_without_a_header_length_are_a_502(
 async def test_tensors_after_json_that_was_sent_already_end_the_connection(
     data: bytes, form: str
 ) -> None:
-    """JSON above limits.header_bytes is not buffered: the client has its start already."""
+    """JSON above limits.max_inference_header_bytes is not buffered: its start was sent already."""
     fields = json.loads(binary_response_header(8, 4))
     entry = {"name": "OUT0", "shape": [200_000], "datatype": "FP32", "data": [0] * 200_000}
     fields["outputs"][0] = entry
     body = json.dumps(fields).encode() + bytes(4)
     async with (
         _server(body, form) as server,
-        gateway_client(server.url, header_bytes=HEADER_CAP) as client,
+        gateway_client(server.url, max_inference_header_bytes=HEADER_CAP) as client,
     ):
         await client.send(data)
         try:
@@ -126,7 +126,7 @@ async def test_empty_tensors_need_no_header_length(data: bytes, form: str, space
     body = binary_response_header(0, 0) + space
     async with (
         _server(body, form) as server,
-        gateway_client(server.url, header_bytes=HEADER_CAP) as client,
+        gateway_client(server.url, max_inference_header_bytes=HEADER_CAP) as client,
     ):
         reply = await client.ask(data)
         if data == CLIENTS["V1"] and len(space) > 1000:
@@ -150,7 +150,7 @@ async def test_data_beside_an_unused_size_passes(count: int) -> None:
     async with (
         _server(body) as server,
         gateway_client(
-            server.url, upstream={"dialect": "kserve"}, header_bytes=HEADER_CAP
+            server.url, upstream={"dialect": "kserve"}, max_inference_header_bytes=HEADER_CAP
         ) as client,
     ):
         reply = await client.ask(CLIENTS["JSON"])

@@ -213,7 +213,7 @@ async def test_passthrough_json_nested_too_deep_is_refused(target: str) -> None:
 
 async def test_json_depth_is_a_limit_of_the_route() -> None:
     server = Server(metadata())
-    route = {"limits": {"json_depth": 65}}
+    route = {"limits": {"max_json_depth": 65}}
     async with (
         ScriptedServer(server.play) as running,
         gateway_client(running.url, route=route) as client,

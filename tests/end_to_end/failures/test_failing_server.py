@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from gateway.routing.health import NOT_EJECTED
+from gateway.routing.endpoint_health import NOT_EJECTED
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.checks.descriptors import no_descriptors
 from tests.support.gateway import gateway_client, running_gateway, until

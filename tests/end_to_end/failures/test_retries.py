@@ -153,7 +153,9 @@ async def test_all_requests_of_one_of_three_servers_may_be_retried() -> None:
         ScriptedServer(dies) as one,
         ScriptedServer(lives) as two,
         ScriptedServer(lives) as three,
-        running_gateway(one.url, two.url, three.url, route={"retry_on": ["no_response"]}) as gateway,
+        running_gateway(
+            one.url, two.url, three.url, route={"retry_on": ["no_response"]}
+        ) as gateway,
         AsyncExitStack() as stack,
     ):
         clients = [await stack.enter_async_context(gateway.client()) for _ in range(120)]

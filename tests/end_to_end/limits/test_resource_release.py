@@ -76,9 +76,9 @@ SMALL = {
 EVERY = LARGE | SMALL
 
 CAPS = {
-    "request_bytes": 200_000,
-    "header_bytes": 2000,
-    "spool_bytes": 2**20,
+    "max_request_bytes": 200_000,
+    "max_inference_header_bytes": 2000,
+    "max_buffered_body_bytes": 2**20,
     "max_buffered_bytes": 2**20,
 }
 

@@ -27,17 +27,23 @@ TARGETS = {"infer": INFER, "forward": "/v2/x"}
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 async def test_request_bytes_are_refused_before_they_arrive(target: str) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, max_request_bytes=KIB) as client,
+    ):
         await client.send(request("POST", target, headers={"Content-Length": str(KIB + 1)}))
         reply = await client.read_response()
         assert reply.status == 413
-        assert "1024 bytes (limits.request_bytes)" in reply.error
+        assert "1024 bytes (limits.max_request_bytes)" in reply.error
         assert not server.connections
 
 
 @pytest.mark.parametrize("headers", [{}, {HEADER_LENGTH: "0"}, {"Content-Encoding": "gzip"}])
 async def test_request_bytes_of_every_form_are_refused(headers: dict[str, str]) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, max_request_bytes=KIB) as client,
+    ):
         headers = {"Content-Length": "9999", **headers}
         await client.send(request("POST", INFER, headers=headers))
         assert (await client.read_response()).status == 413
@@ -46,21 +52,27 @@ async def test_request_bytes_of_every_form_are_refused(headers: dict[str, str]) 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 async def test_request_bytes_of_a_chunked_body_are_counted(target: str) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, max_request_bytes=KIB) as client,
+    ):
         head = {"Host": "x", "Transfer-Encoding": "chunked"}
         await client.send(message(f"POST {target} HTTP/1.1", head, chunk(b" " * KIB)))
         await asyncio.sleep(0.02)
         await client.send(chunk(b"x"))
         reply = await client.read_response()
         assert reply.status == 413
-        assert "limits.request_bytes" in reply.error
+        assert "limits.max_request_bytes" in reply.error
         assert server.requests == []
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 async def test_request_bytes_may_be_used_up(target: str) -> None:
     body = json_request().ljust(KIB)
-    async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, max_request_bytes=KIB) as client,
+    ):
         assert (await client.call("POST", target, body)).status == 200
         head = {"Host": "x", "Transfer-Encoding": "chunked"}
         data = message(f"POST {target} HTTP/1.1", head, chunk(body) + chunk(b""))
@@ -75,16 +87,22 @@ def _padded(size: int) -> bytes:
 
 @pytest.mark.parametrize("size", [KIB, 200_000])
 async def test_header_bytes_of_a_request_are_capped(size: int) -> None:
-    async with ScriptedServer() as server, gateway_client(server.url, header_bytes=KIB) as client:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, max_inference_header_bytes=KIB) as client,
+    ):
         for data in (infer_json(_padded(size)), infer_binary(_padded(size), b"")):
             reply = await client.ask(data)
             assert reply.status == 413
-            assert "1024 bytes (limits.header_bytes)" in reply.error
+            assert "1024 bytes (limits.max_inference_header_bytes)" in reply.error
         assert server.requests == []
 
 
 async def test_data_does_not_count_as_header_bytes() -> None:
-    async with ScriptedServer() as server, gateway_client(server.url, header_bytes=KIB) as client:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, max_inference_header_bytes=KIB) as client,
+    ):
         reply = await client.ask(infer_json(json_request(*range(100_000))))
         assert reply.status == 200
         assert len(server.requests[0].body) > 400_000
@@ -96,11 +114,11 @@ async def test_header_bytes_of_a_response_are_capped(size: int) -> None:
     data = http_response(header + bytes(8), {HEADER_LENGTH: str(len(header))})
     async with (
         ScriptedServer(always_respond(data)) as server,
-        gateway_client(server.url, header_bytes=KIB) as client,
+        gateway_client(server.url, max_inference_header_bytes=KIB) as client,
     ):
         reply = await client.ask(infer_json())
         assert reply.status == 502
-        assert "limits.header_bytes" in reply.error
+        assert "limits.max_inference_header_bytes" in reply.error
         assert server.url in reply.error
 
 
@@ -108,7 +126,7 @@ async def test_response_without_tensors_passes_at_any_size() -> None:
     body = json.dumps({"outputs": [], "x": "x" * 300_000}).encode()
     async with (
         ScriptedServer(always_respond(http_response(body))) as server,
-        gateway_client(server.url, header_bytes=KIB) as client,
+        gateway_client(server.url, max_inference_header_bytes=KIB) as client,
     ):
         reply = await client.ask(infer_json())
         assert reply.status == 200
@@ -132,12 +150,12 @@ def _raw_chunks(size: int) -> bytes:
 async def test_spool_bytes_cap_a_raw_binary_request_without_length() -> None:
     async with (
         ScriptedServer(_knows_a_model) as server,
-        gateway_client(server.url, spool_bytes=KIB) as client,
+        gateway_client(server.url, max_buffered_body_bytes=KIB) as client,
     ):
         assert (await client.ask(_raw_chunks(KIB))).status == 200
         reply = await client.ask(_raw_chunks(KIB + 4))
         assert reply.status == 413
-        assert "limits.spool_bytes" in reply.error
+        assert "limits.max_buffered_body_bytes" in reply.error
         assert "Content-Length" in reply.error
         assert len([r for r in server.requests if r.head.target == INFER]) == 1
 
@@ -145,7 +163,7 @@ async def test_spool_bytes_cap_a_raw_binary_request_without_length() -> None:
 async def test_spool_bytes_do_not_cap_a_raw_binary_request_with_length() -> None:
     async with (
         ScriptedServer(_knows_a_model) as server,
-        gateway_client(server.url, spool_bytes=KIB) as client,
+        gateway_client(server.url, max_buffered_body_bytes=KIB) as client,
     ):
         assert (await client.ask(infer_raw(bytes(100 * KIB)))).status == 200
 
@@ -160,11 +178,11 @@ async def test_spool_bytes_cap_a_mixed_response(sizes: tuple[int, int]) -> None:
     data = binary_response(*map(bytes, sizes))
     async with (
         ScriptedServer(always_respond(data)) as server,
-        gateway_client(server.url, spool_bytes=KIB) as client,
+        gateway_client(server.url, max_buffered_body_bytes=KIB) as client,
     ):
         reply = await client.ask(infer_json(MIXED_OUTPUTS))
         assert reply.status == 502
-        assert "limits.spool_bytes" in reply.error
+        assert "limits.max_buffered_body_bytes" in reply.error
         assert server.url in reply.error
 
 
@@ -179,7 +197,7 @@ def _nested(depth: int) -> bytes:
 
 
 async def test_json_depth_caps_nested_data() -> None:
-    async with ScriptedServer() as server, gateway_client(server.url, json_depth=10) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, max_json_depth=10) as client:
         assert (await client.ask(infer_json(_nested(10)))).status == 200
         reply = await client.ask(infer_json(_nested(11)))
         assert reply.status == 400
@@ -190,7 +208,7 @@ async def test_json_depth_caps_nested_data() -> None:
 
 async def test_json_depth_caps_the_header() -> None:
     deep = b'{"inputs":[],"x":' + b"[" * 10 + b"]" * 10 + b"}"
-    async with ScriptedServer() as server, gateway_client(server.url, json_depth=10) as client:
+    async with ScriptedServer() as server, gateway_client(server.url, max_json_depth=10) as client:
         for data in (infer_json(deep), infer_binary(deep, b"")):
             reply = await client.ask(data)
             assert reply.status == 400
@@ -209,7 +227,10 @@ async def test_json_of_any_depth_is_refused_without_a_crash(depth: int) -> None:
 
 
 async def test_empty_binary_header_is_checked_like_any_other() -> None:
-    async with ScriptedServer() as server, gateway_client(server.url, request_bytes=KIB) as client:
+    async with (
+        ScriptedServer() as server,
+        gateway_client(server.url, max_request_bytes=KIB) as client,
+    ):
         assert (await client.ask(infer_binary(binary_header(0), b""))).status == 200
         assert len(server.requests) == 1
 

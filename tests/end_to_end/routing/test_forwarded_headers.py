@@ -453,7 +453,7 @@ async def test_aborted_response_is_logged_with_the_request_id(
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert warnings == [
         f"request my-own: response aborted: {server.url} closed the connection before the end of"
-        " its answer"
+        " its response"
     ]
 
 

@@ -99,12 +99,12 @@ async def mirrored(
 
 
 def _in_flight(gateway: RunningGateway) -> int:
-    mirror = gateway.gateway.runtime.router.rules[0].mirror
+    mirror = gateway.gateway.active_config.router.rules[0].mirror
     return 0 if mirror is None else mirror.in_flight
 
 
 def _buffered_bytes(gateway: RunningGateway) -> int:
-    mirror = gateway.gateway.runtime.router.rules[0].mirror
+    mirror = gateway.gateway.active_config.router.rules[0].mirror
     assert mirror is not None
     return mirror.route.memory_budget.total
 
@@ -183,7 +183,7 @@ async def test_body_over_the_cap_is_not_mirrored(
     streamed = message(f"POST {INFER} HTTP/1.1", head) + chunked(HEADER + TENSOR)
     async with ScriptedServer(model) as server, ScriptedServer(model) as shadow:
         async with (
-            mirrored(server.url, shadow.url, spool_bytes="512KiB") as gateway,
+            mirrored(server.url, shadow.url, max_buffered_body_bytes="512KiB") as gateway,
             gateway.client() as client,
         ):
             for data in (infer_binary(HEADER, TENSOR), streamed, infer_json()):
@@ -192,7 +192,7 @@ async def test_body_over_the_cap_is_not_mirrored(
             assert _buffered_bytes(gateway) == 0
         assert [each.body[-MIB:] for each in server.requests[:2]] == [TENSOR, TENSOR]
         assert [each.body for each in shadow.requests] == [server.requests[2].body]
-    why = "last: its body is larger than 524288 bytes (limits.spool_bytes)"
+    why = "last: its body is larger than 524288 bytes (limits.max_buffered_body_bytes)"
     start = "mirror to 'shadow': 0 of"
     assert caplog.messages == [
         f"{start} {sent} requests failed, 1 were not sent, {why}" for sent in (0, 1)
@@ -307,7 +307,7 @@ async def _everything(shadow: str | None) -> tuple[list[Any], list[Any]]:
     ):
         seen = [_seen(await client.ask(data)) for data in REQUESTS]
         assert not gateway.gateway._listener._active_calls
-        pools = gateway.gateway.runtime.upstreams["server"].pool
+        pools = gateway.gateway.active_config.upstreams["server"].pool
         assert pools.outstanding == [0]
         own = server.url.removeprefix("http://")  # the Host of the gateway's own requests
         got = [

@@ -260,8 +260,8 @@ async def test_rewrite_gives_a_model_an_alias(send: Send, fast_path_requests: li
 async def test_route_has_its_own_limits(send: Send) -> None:
     async with ScriptedServer(_model) as server, ScriptedServer(_stalling) as slow:
         routes: list[dict[str, Any]] = [
-            {"match": {"model": "small"}, "upstream": "one", "limits": {"request_bytes": 1024}},
-            {"match": {"model": "shallow"}, "upstream": "one", "limits": {"json_depth": 1}},
+            {"match": {"model": "small"}, "upstream": "one", "limits": {"max_request_bytes": 1024}},
+            {"match": {"model": "shallow"}, "upstream": "one", "limits": {"max_json_depth": 1}},
             {"match": {"model": "hasty"}, "upstream": "slow", "limits": {"idle_timeout": "30ms"}},
             {"upstream": "one"},
         ]

@@ -96,7 +96,7 @@ def test_the_server_passes_over_content_types_itself(direct: Client, via_gateway
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("/9g", "multiple of 4"), ("_9g=", "'_'"), ("/9h=", "behind the last byte")],
+    [("/9g", "multiple of 4"), ("_9g=", "'_'"), ("/9h=", "unused bits")],
 )
 def test_invalid_base64_does_not_reach_the_server(
     via_gateway: Client, text: str, words: str

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.triton
 
 MIB = 2**20
 PIECE = MIB
-LIMITS = {"request_bytes": "1GiB"}
+LIMITS = {"max_request_bytes": "1GiB"}
 INFER = "/v2/models/{}/infer"
 
 

@@ -157,14 +157,16 @@ def test_the_buffered_part_of_a_chunked_body_is_limited(
     triton: TritonServer, tmp_path: Path
 ) -> None:
     with (
-        running_gateway(tmp_path, triton.http_url, limits={"spool_bytes": "4KiB"}) as gateway,
+        running_gateway(
+            tmp_path, triton.http_url, limits={"max_buffered_body_bytes": "4KiB"}
+        ) as gateway,
         Client(gateway.host, gateway.port) as client,
     ):
         pieces = [bytes(1024)] * 4
         assert client.infer("identity_fp32", iter(pieces), RAW).status == 200
         response = client.infer("identity_fp32", iter([*pieces, bytes(4)]), RAW)
         assert response.status == 413
-        assert "limits.spool_bytes" in response.error
+        assert "limits.max_buffered_body_bytes" in response.error
         # With a length it need not be held.
         assert client.infer("identity_fp32", bytes(8192), RAW).status == 200
 

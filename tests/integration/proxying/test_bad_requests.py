@@ -455,10 +455,10 @@ def test_an_output_that_is_not_utf8(via_gateway: Client) -> None:
 
 
 LIMITS = {
-    "request_bytes": "64KiB",
-    "header_bytes": "4KiB",
-    "json_depth": 5,
-    "spool_bytes": "16KiB",
+    "max_request_bytes": "64KiB",
+    "max_inference_header_bytes": "4KiB",
+    "max_json_depth": 5,
+    "max_buffered_body_bytes": "16KiB",
 }
 
 
@@ -508,7 +508,7 @@ def test_much_larger_than_the_limit(strict: Client, chunked: bool) -> None:
     body = iter([text, *[data] * 32]) if chunked else text + data * 32
     response = strict.infer("identity_fp32", body)
     assert response.status == 413
-    assert "limits.request_bytes" in response.error
+    assert "limits.max_request_bytes" in response.error
     assert strict.infer("identity_fp32", GOOD).status == 200
 
 
@@ -526,7 +526,7 @@ def test_a_header_over_the_limit(strict: Client) -> None:
     body = request_with(more="x" * 5000).encode()
     response = strict.infer("identity_fp32", body)
     assert response.status == 413
-    assert "limits.header_bytes" in response.error
+    assert "limits.max_inference_header_bytes" in response.error
     # The data itself does not count.
     body = one_input("FP32", "[5000]", str([1] * 5000)).encode()
     assert strict.infer("identity_fp32", body).status == 200
@@ -549,7 +549,7 @@ def test_a_mixed_answer_over_the_limit(strict: Client) -> None:
     outputs = [{"name": "SUM", "parameters": {"binary_data": True}}, {"name": "DIFFERENCE"}]
     response = strict.infer("add", json.dumps({"inputs": inputs, "outputs": outputs}).encode())
     assert response.status == 502
-    assert "limits.spool_bytes" in response.error
+    assert "limits.max_buffered_body_bytes" in response.error
 
 
 def test_a_missing_body_times_out(triton: TritonServer, tmp_path_factory: Any) -> None:

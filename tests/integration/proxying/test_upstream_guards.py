@@ -72,7 +72,7 @@ def test_json_nested_too_deep(
 def test_an_infer_request_nested_too_deep(
     body: bytes, tapped: Client, tap: Tap, triton: TritonServer
 ) -> None:
-    # What is not data is held, up to limits.header_bytes.
+    # What is not data is held, up to limits.max_inference_header_bytes.
     status = 413 if len(body) > 2**20 else 400
     check_refused(tapped, tap, triton, _post(tapped, INFER, body), status)
 

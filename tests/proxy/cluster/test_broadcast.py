@@ -363,9 +363,12 @@ async def test_every_endpoint_gets_the_whole_body(
 @pytest.mark.parametrize(
     ("limits", "error"),
     [
-        ({"request_bytes": 99}, "larger than 99 bytes (limits.request_bytes)"),
-        ({"spool_bytes": 99}, "larger than 99 bytes (limits.spool_bytes)"),
-        ({"spool_bytes": 99, "request_bytes": 98}, "larger than 98 bytes (limits.request_bytes)"),
+        ({"max_request_bytes": 99}, "larger than 99 bytes (limits.max_request_bytes)"),
+        ({"max_buffered_body_bytes": 99}, "larger than 99 bytes (limits.max_buffered_body_bytes)"),
+        (
+            {"max_buffered_body_bytes": 99, "max_request_bytes": 98},
+            "larger than 98 bytes (limits.max_request_bytes)",
+        ),
     ],
 )
 async def test_body_over_the_cap_reaches_no_endpoint(
@@ -394,7 +397,7 @@ async def test_client_is_expected_while_its_body_is_read() -> None:
 
 async def test_single_server_gets_the_body_as_it_arrives() -> None:
     (endpoint,) = servers(a=scripted_response(b"{}", 200, {"X-A": "1"}))
-    routes = single_route(make_route(endpoint, limits=replace(LIMITS, spool_bytes=10)))
+    routes = single_route(make_route(endpoint, limits=replace(LIMITS, max_buffered_body_bytes=10)))
     headers = {**CHUNKED, "Accept-Encoding": "gzip"}
     response = await send_request(routes, "POST", LOAD, bytes(50), bytes(50), headers=headers)
     assert (response.status, response.body, dict(response.headers)) == (200, b"{}", {"X-A": "1"})
@@ -463,7 +466,7 @@ async def test_buffered_bytes_of_a_broadcast_count() -> None:
     assert "limits.max_buffered_bytes" in _error(response)
     assert budget.total == 0
     endpoints = servers(a=OK, b=OK)
-    route = make_route(*endpoints, limits=replace(LIMITS, spool_bytes=200_000))
+    route = make_route(*endpoints, limits=replace(LIMITS, max_buffered_body_bytes=200_000))
     routes = single_route(replace(route, memory_budget=budget))
     response = await send_request(
         routes, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED

@@ -14,7 +14,7 @@ from gateway.proxy.cluster import health
 from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness, unready_endpoints
 from gateway.proxy.interfaces import Upstream
 from gateway.proxy.router import Router, Rule
-from gateway.routing.health import HealthCheckPolicy
+from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.routing.matcher import Match, Pattern
 from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.supervisor import PoolSupervisor

@@ -156,7 +156,7 @@ EMPTY = binary_response_header(0)
         b"no JSON",
         b'{"binary_data_size" 0}',
         b'{"outputs":[{"parameters":{"binary_data_size":4}}]}',
-        EMPTY.ljust(LIMITS.header_bytes + 1),
+        EMPTY.ljust(LIMITS.max_inference_header_bytes + 1),
     ],
 )
 async def test_response_without_tensors_passes(body: bytes) -> None:
@@ -168,7 +168,7 @@ async def test_response_without_tensors_passes(body: bytes) -> None:
     assert scene.responses.body == body
 
 
-@pytest.mark.parametrize("size", [len(EMPTY), LIMITS.header_bytes])
+@pytest.mark.parametrize("size", [len(EMPTY), LIMITS.max_inference_header_bytes])
 async def test_response_without_tensors_gets_its_empty_data(size: int) -> None:
     scene = Scene()
     scene.infer()
@@ -204,7 +204,7 @@ async def test_response_to_a_passthrough_request_passes() -> None:
 INCONSISTENT = {
     "no number": ({HEADER_LENGTH: "x"}, b"{}", HEADER_LENGTH),
     "negative": ({HEADER_LENGTH: "-1"}, b"{}", HEADER_LENGTH),
-    "above the cap": ({HEADER_LENGTH: "10001"}, b"{}", "limits.header_bytes"),
+    "above the cap": ({HEADER_LENGTH: "10001"}, b"{}", "limits.max_inference_header_bytes"),
     "beyond the body": ({HEADER_LENGTH: "3"}, b"{}", "ends before"),
     "no JSON": ({HEADER_LENGTH: "1"}, b"{", "not valid JSON"),
     "too short": (

@@ -90,7 +90,7 @@ CONVERTED: dict[str, tuple[str, dict[str, str], int]] = {
     "JSON": (INFER, {}, 10),
     "a version and a query": ("/v2/models/m/versions/2/infer?x=1", {}, 10),
     "one byte": (INFER, {}, 1),
-    "all that a header may have": (INFER, {}, LIMITS.header_bytes),
+    "all that a header may have": (INFER, {}, LIMITS.max_inference_header_bytes),
     "said to be something": (INFER, {"Content-Type": "text/plain"}, 10),
     "said to be binary": (INFER, BINARY, 10),
 }
@@ -139,7 +139,7 @@ STREAMED: dict[str, tuple[str, str, dict[str, str], int]] = {
     "liveness": ("GET", "/v2/health/live", {}, 0),
     "readiness": ("GET", "/v2/health/ready?x", {}, 0),
     "too large to forward": ("POST", "/v2/x", {}, MAX_PASSTHROUGH + 1),
-    "too large to convert": ("POST", INFER, {}, LIMITS.header_bytes + 1),
+    "too large to convert": ("POST", INFER, {}, LIMITS.max_inference_header_bytes + 1),
 }
 
 
@@ -172,16 +172,16 @@ async def test_request_for_all_servers_has_a_plan_if_there_is_one_server(
 @pytest.mark.parametrize(
     ("target", "length", "limits", "on_fast_path"),
     [
-        ("/v2/x", 1000, {"request_bytes": 1000}, True),
-        ("/v2/x", 1001, {"request_bytes": 1000}, False),
-        ("/v2/x", 1001, {"header_bytes": 1000}, True),
-        ("/v2/x", MAX_PASSTHROUGH + 1, {"request_bytes": 10 * MAX_PASSTHROUGH}, False),
-        (INFER, 1000, {"request_bytes": 1000}, True),
-        (INFER, 1001, {"request_bytes": 1000}, False),
-        (INFER, 1000, {"header_bytes": 1000}, True),
-        (INFER, 1001, {"header_bytes": 1000}, False),
-        (INFER, MAX_FAST_REQUEST, {"header_bytes": 10 * MAX_PASSTHROUGH}, True),
-        (INFER, MAX_FAST_REQUEST + 1, {"header_bytes": 10 * MAX_PASSTHROUGH}, False),
+        ("/v2/x", 1000, {"max_request_bytes": 1000}, True),
+        ("/v2/x", 1001, {"max_request_bytes": 1000}, False),
+        ("/v2/x", 1001, {"max_inference_header_bytes": 1000}, True),
+        ("/v2/x", MAX_PASSTHROUGH + 1, {"max_request_bytes": 10 * MAX_PASSTHROUGH}, False),
+        (INFER, 1000, {"max_request_bytes": 1000}, True),
+        (INFER, 1001, {"max_request_bytes": 1000}, False),
+        (INFER, 1000, {"max_inference_header_bytes": 1000}, True),
+        (INFER, 1001, {"max_inference_header_bytes": 1000}, False),
+        (INFER, MAX_FAST_REQUEST, {"max_inference_header_bytes": 10 * MAX_PASSTHROUGH}, True),
+        (INFER, MAX_FAST_REQUEST + 1, {"max_inference_header_bytes": 10 * MAX_PASSTHROUGH}, False),
     ],
 )
 async def test_request_over_a_cap_takes_the_streaming_path(
@@ -293,7 +293,7 @@ def _of_size(size: int) -> bytes:
 
 
 async def test_one_large_request_is_converted_per_time_slice() -> None:
-    scene = Scene(replace(LIMITS, header_bytes=MAX_FAST_REQUEST))
+    scene = Scene(replace(LIMITS, max_inference_header_bytes=MAX_FAST_REQUEST))
     large, small = _of_size(MAX_FAST_REQUEST), _of_size(MAX_UNSCHEDULED)
     assert scene.start(body=large) is not None
     assert scene.start(body=large) is None

@@ -49,7 +49,7 @@ CHUNKED = {"Transfer-Encoding": "chunked"}
 NOISE = random.Random(7).randbytes(200_000)
 HEAD = binary_header(FLOATS.nbytes)
 LARGE_HEAD = binary_header(len(NOISE))
-LARGE = replace(LIMITS, spool_bytes=10**6)
+LARGE = replace(LIMITS, max_buffered_body_bytes=10**6)
 
 
 def bare(data: bytes) -> bytes:
@@ -267,7 +267,7 @@ BAD: dict[str, tuple[bytes, int, str]] = {
 async def test_broken_compressed_body_never_reaches_a_server_whole(
     target: str, body: bytes, status: int, why: str
 ) -> None:
-    scene = Scene(limits=replace(LIMITS, spool_bytes=10**6))
+    scene = Scene(limits=replace(LIMITS, max_buffered_body_bytes=10**6))
     headers = {"Content-Encoding": "gzip", HEADER_LENGTH: "0", **CHUNKED}
     scene.server._turns[:0] = [METADATA, NO_CONFIG] if target == INFER else []
     steps = [body[at : at + 9999] for at in range(0, len(body), 9999)]
@@ -287,7 +287,7 @@ async def test_content_length_beyond_the_cap_is_refused_at_once() -> None:
 @pytest.mark.parametrize("target", [INFER, GENERATE])
 async def test_decompression_bomb_is_refused_early(target: str) -> None:
     bomb = gzip.compress(bytes(16 * FREE_OUTPUT_BYTES))
-    limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES)
+    limits = replace(LIMITS, max_request_bytes=32 * FREE_OUTPUT_BYTES)
     steps = [bomb[at : at + 1000] for at in range(0, len(bomb), 1000)]
     scene = Scene(limits=limits)
     response = await scene.ask(
@@ -301,7 +301,7 @@ async def test_decompression_bomb_is_refused_early(target: str) -> None:
 
 async def test_decompression_ratio_of_the_route_counts() -> None:
     body = gzip.compress(bytes(2 * FREE_OUTPUT_BYTES) + NOISE)
-    limits = replace(LIMITS, request_bytes=32 * FREE_OUTPUT_BYTES, max_decompression_ratio=9)
+    limits = replace(LIMITS, max_request_bytes=32 * FREE_OUTPUT_BYTES, max_decompression_ratio=9)
     scene = Scene(limits=limits)
     response = await scene.ask(GENERATE, body, headers={"Content-Encoding": "gzip"})
     assert response.status == 413
@@ -369,7 +369,7 @@ async def test_at_most_two_chunks_of_a_bomb_are_buffered() -> None:
     bomb = gzip.compress(bytes(FREE_OUTPUT_BYTES))
     with RecordingDeadline() as deadline:
         request = await _decoded(
-            deadline, [bomb], replace(LIMITS, request_bytes=2 * FREE_OUTPUT_BYTES)
+            deadline, [bomb], replace(LIMITS, max_request_bytes=2 * FREE_OUTPUT_BYTES)
         )
         assert len(request._first) <= 2 * CONVERT_CHUNK
         assert request._decompressor.buffered_bytes <= len(bomb) + _STATE

@@ -146,7 +146,7 @@ REQUESTS: dict[str, tuple[str, dict[str, str], list[BodyStep]]] = {
     "generate without a body": (GENERATE, {}, []),
     "generate with an empty body": (GENERATE, {"Content-Length": "0"}, []),
 }
-LARGE = replace(LIMITS, spool_bytes=10**6)
+LARGE = replace(LIMITS, max_buffered_body_bytes=10**6)
 
 
 @pytest.mark.parametrize(("target", "headers", "body"), REQUESTS.values(), ids=REQUESTS)
@@ -445,7 +445,7 @@ START = "mirror to 'shadow': "
 async def test_body_over_the_cap_is_not_mirrored(
     chunked: bool, told: Callable[[], list[str]]
 ) -> None:
-    scene = Scene([OK, OK], limits=replace(LIMITS, spool_bytes=1000))
+    scene = Scene([OK, OK], limits=replace(LIMITS, max_buffered_body_bytes=1000))
     headers = CHUNKED if chunked else {}
     for pieces in ([b"x" * 500] * 2, [b"x" * 500, b"x" * 501]):
         response = await scene.ask(GENERATE, *pieces, headers=headers)
@@ -453,12 +453,12 @@ async def test_body_over_the_cap_is_not_mirrored(
     await scene.over()
     assert scene.shadow.bodies == [b"x" * 1000]
     assert scene.server.bodies == [b"x" * 1000, b"x" * 1001]
-    why = "its body is larger than 1000 bytes (limits.spool_bytes)"
+    why = "its body is larger than 1000 bytes (limits.max_buffered_body_bytes)"
     assert told() == [f"{START}0 of 1 requests failed, 1 were not sent, last: {why}"]
 
 
 async def test_content_length_over_the_cap_reserves_no_memory() -> None:
-    scene = Scene(limits=replace(LIMITS, spool_bytes=1000))
+    scene = Scene(limits=replace(LIMITS, max_buffered_body_bytes=1000))
     more = asyncio.Event()
     body: list[BodyStep] = [b"x", more, b"x" * 1000]
     asking = asyncio.create_task(scene.ask(GENERATE, *body, headers={"Content-Length": "1001"}))
@@ -575,7 +575,7 @@ async def test_broken_body_is_not_mirrored() -> None:
 async def test_request_error_is_no_failure_of_the_mirror(
     headers: dict[str, str], body: list[BodyStep], told: Callable[[], list[str]]
 ) -> None:
-    scene = Scene(limits=replace(LIMITS, request_bytes=10_000))
+    scene = Scene(limits=replace(LIMITS, max_request_bytes=10_000))
     assert (await scene.ask(INFER, *body, headers=headers)).status in (400, 413)
     await scene.over()
     await scene.mirror.close()

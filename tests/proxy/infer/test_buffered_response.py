@@ -177,7 +177,7 @@ async def test_response_in_the_requested_encoding_streams() -> None:
     more = asyncio.Event()
     chunks: list[BodyStep] = [header[:9], header[9:] + bytes(40_000), more, bytes(40_000)]
     told = ScriptedUpstreamResponse(200, {HEADER_LENGTH: str(len(header))}, chunks)
-    scene = _Scene(told, body=[_request(default=True)], spool_bytes=100)
+    scene = _Scene(told, body=[_request(default=True)], max_buffered_body_bytes=100)
     running = asyncio.create_task(scene.run())
     await until(lambda: len(scene.response.body) == len(header) + 40_000)
     assert not running.done()
@@ -285,7 +285,7 @@ async def test_text_output_becomes_base64_when_requested(
         body=[_wanted(as_base64=not by_route, T=False, R=bool(wanted))],
         dialect=dialect,
         policies=policies,
-        spool_bytes=100_000,
+        max_buffered_body_bytes=100_000,
     )
     response = await scene.run()
     expected = base64.b64encode(str(text["data"][0]).encode()).decode()
@@ -349,31 +349,34 @@ def _large(count: int) -> tuple[ScriptedUpstreamResponse, bytes]:
     values = np.arange(count, dtype="<i4")
     data = {"name": "A", "shape": [count], "datatype": "INT32", "data": values.tolist()}
     header = json.dumps({"outputs": [data, _entry("R", binary=True)]}).encode()
-    assert len(header) > LIMITS.header_bytes
+    assert len(header) > LIMITS.max_inference_header_bytes
     return _response(header, RIGHT.tobytes()), values.tobytes()
 
 
 async def test_tensor_data_does_not_count_as_header_bytes() -> None:
     told, data = _large(20_000)
     body = _request(default=True)
-    response = await _Scene(told, body=[body], spool_bytes=200_000).run()
+    response = await _Scene(told, body=[body], max_buffered_body_bytes=200_000).run()
     assert _forms(response) == {"A": data, "R": RIGHT.tobytes()}
     told, data = _large(20_000)
-    response = await _Scene(told, body=[_request()], spool_bytes=200_000).run()
+    response = await _Scene(told, body=[_request()], max_buffered_body_bytes=200_000).run()
     assert _forms(response) == {"A": list(range(20_000)), "R": RIGHT.tolist()}
 
 
 @pytest.mark.parametrize("body", [_request(default=True), _request()])
 async def test_buffered_response_has_a_cap(body: bytes) -> None:
     told, _ = _large(20_000)
-    assert "(limits.spool_bytes)" in await _Scene(told, body=[body], spool_bytes=50_000).fault()
+    assert (
+        "(limits.max_buffered_body_bytes)"
+        in await _Scene(told, body=[body], max_buffered_body_bytes=50_000).fault()
+    )
 
 
 async def test_json_around_the_data_has_a_cap() -> None:
     outputs = [_entry("L", binary=False), _entry("R", binary=True)]
     header = json.dumps({"x": "y" * 20_000, "outputs": outputs}).encode()
     scene = _Scene(_response(header, RIGHT.tobytes()), body=[_request(default=True)])
-    assert "(limits.header_bytes)" in await scene.fault()
+    assert "(limits.max_inference_header_bytes)" in await scene.fault()
 
 
 # ----------------------------------------------------------------------------------------------- V1

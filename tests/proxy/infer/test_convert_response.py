@@ -139,7 +139,10 @@ async def test_response_requested_in_binary_passes_untouched() -> None:
         (_response(binary_response_header(8)), "ends before"),
         (_response(b"{"), "not valid JSON"),
         (ScriptedUpstreamResponse(200, {HEADER_LENGTH: "x"}, [b"{}"]), HEADER_LENGTH),
-        (ScriptedUpstreamResponse(200, {HEADER_LENGTH: "10001"}, [b"{}"]), "limits.header_bytes"),
+        (
+            ScriptedUpstreamResponse(200, {HEADER_LENGTH: "10001"}, [b"{}"]),
+            "limits.max_inference_header_bytes",
+        ),
         (ScriptedUpstreamResponse(200, {HEADER_LENGTH: "3"}, [b"{}"]), "ends before"),
     ],
 )

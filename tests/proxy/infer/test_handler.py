@@ -327,7 +327,7 @@ async def test_conversion_of_strings_yields_between_windows(
 async def test_conversion_yields_before_a_large_step(count: int, slices: int) -> None:
     entry = {"name": "a", "datatype": "INT8", "shape": [count], "data": [7] * count}
     body = json.dumps({"inputs": [entry]}, separators=(",", ":")).encode()
-    limits = replace(LIMITS, header_bytes=1_000_000)
+    limits = replace(LIMITS, max_inference_header_bytes=1_000_000)
     scene = ScriptedCall(ANSWER, body=[body], limits=limits)
     with mock.patch.object(
         ConversionScheduler, "next_slice", autospec=True, side_effect=ConversionScheduler.next_slice

@@ -52,8 +52,12 @@ def _response(body: bytes = BODY, *more: BodyStep, status: int = 200) -> Scripte
 class _Scene(ScriptedCall):
     """One infer call to a server that accepts only JSON."""
 
-    def __init__(self, *steps: ServerStep, spool_bytes: int = 1_000_000, **others: Any) -> None:
-        limits = replace(LIMITS, spool_bytes=spool_bytes, request_bytes=10_000_000)
+    def __init__(
+        self, *steps: ServerStep, max_buffered_body_bytes: int = 1_000_000, **others: Any
+    ) -> None:
+        limits = replace(
+            LIMITS, max_buffered_body_bytes=max_buffered_body_bytes, max_request_bytes=10_000_000
+        )
         super().__init__(*steps, dialect=JSON, limits=limits, **others)
 
     @property
@@ -204,7 +208,7 @@ async def test_large_buffered_request_can_be_retried() -> None:
     log = EventLog()
     gone = ScriptedEndpoint(log, GatewayError(ErrorKind.UNREACHABLE, "gone"))
     endpoints = [gone, ScriptedEndpoint(log, _response())]
-    limits = replace(LIMITS, spool_bytes=1_000_000)
+    limits = replace(LIMITS, max_buffered_body_bytes=1_000_000)
     route = replace(
         make_route(*endpoints, dialect=JSON, limits=limits), retry_policy=SAFE_RETRIES_ONLY
     )
@@ -369,7 +373,7 @@ async def test_error_response_passes_untouched(status: int) -> None:
         (BODY.replace(b"1.5", b"true"), "output 'OUT': element 0 .true. is not a number"),
         (BODY.replace(b"[3]", b"[4]"), "output 'OUT': shape .4. takes 4 elements, data has 3"),
         (BODY[:-9], "inside the data of output 'OUT'"),
-        (BODY + b" " * 20_000, "limits.header_bytes"),
+        (BODY + b" " * 20_000, "limits.max_inference_header_bytes"),
     ],
 )
 async def test_inconsistent_response_is_a_502_that_names_the_server(
@@ -393,8 +397,8 @@ async def test_truncated_response_is_never_started() -> None:
 async def test_response_over_the_cap_is_a_502() -> None:
     entry = {**OUTPUT, "shape": [5000], "data": [0] * 5000}
     body = json.dumps({"outputs": [entry]}).encode()
-    scene = _Scene(_response(body), **ASKING_BINARY, spool_bytes=19_999)
-    with pytest.raises(GatewayError, match=r"limits\.spool_bytes") as caught:
+    scene = _Scene(_response(body), **ASKING_BINARY, max_buffered_body_bytes=19_999)
+    with pytest.raises(GatewayError, match=r"limits\.max_buffered_body_bytes") as caught:
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
     assert caught.value.message.startswith(URL)

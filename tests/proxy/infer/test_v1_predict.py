@@ -252,7 +252,7 @@ FAULTS: dict[str, tuple[Made, ErrorKind, str]] = {
     "too large": (
         lambda: _scene(METADATA, NO_CONFIG, body=[BODY, b" " * 1_000_000]),
         ErrorKind.TOO_LARGE,
-        "limits.request_bytes",
+        "limits.max_request_bytes",
     ),
     "bad": (
         lambda: _scene(METADATA, NO_CONFIG, body=[b'{"instances":[[1],[2]]}']),
@@ -305,7 +305,7 @@ async def test_buffered_rows_yield_to_other_calls() -> None:
     client_response = ScriptedUpstreamResponse(
         200, {HEADER_LENGTH: str(len(header))}, [header + bytes(800_000)]
     )
-    limits = replace(LIMITS, spool_bytes=1_000_000)
+    limits = replace(LIMITS, max_buffered_body_bytes=1_000_000)
     scene = _scene(METADATA, NO_CONFIG, client_response, limits=limits)
 
     async def log_turns() -> None:

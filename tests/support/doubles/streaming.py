@@ -209,10 +209,10 @@ class ScriptedEndpoint(UpstreamEndpoint):
 
 
 LIMITS = Limits(
-    request_bytes=1_000_000,
-    header_bytes=10_000,
-    json_depth=64,
-    spool_bytes=10_000,
+    max_request_bytes=1_000_000,
+    max_inference_header_bytes=10_000,
+    max_json_depth=64,
+    max_buffered_body_bytes=10_000,
     idle_timeout=30,
     request_timeout=60,
 )

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, TRITON
-from gateway.routing.health import HealthCheckPolicy
+from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.upstream.pool import dialect as of_dialect
 from gateway.upstream.pool.dialect import DialectDetector, fixed_dialect_state
 from gateway.upstream.pool.health_check import HealthChecker

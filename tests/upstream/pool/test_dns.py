@@ -133,7 +133,9 @@ async def test_calls_finish_at_an_address_that_vanishes() -> None:
             names.answers["triton"] = ["127.0.0.2"]
             await until(lambda: _urls(pool) == [f"http://triton:{old.port} (127.0.0.2)"])
             states = pool.snapshot()
-            assert [(each.url[-11:], each.outstanding, each.leaving) for each in states] == [
+            assert [
+                (each.url[-11:], each.requests_in_progress, each.draining) for each in states
+            ] == [
                 ("(127.0.0.2)", 0, False),
                 ("(127.0.0.1)", 1, True),
             ]

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from gateway.routing.health import HealthCheckPolicy
+from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.pool.member import Member, Outcome
@@ -100,7 +100,7 @@ async def test_unhealthy_endpoint_is_not_used_until_it_is_healthy(
         moody.http_response = ILL
         await until(lambda: pool.snapshot()[0].healthy is False)
         assert _lent(pool) == {good.url}
-        assert pool.snapshot()[0].reason == "GET /ready answered 503"
+        assert pool.snapshot()[0].health_check_result == "GET /ready answered 503"
         moody.http_response = http_response(status="204 No Content")
         await until(lambda: pool.snapshot()[0].healthy)
         assert _lent(pool) == {bad.url, good.url}
@@ -138,7 +138,7 @@ async def test_failed_health_checks_give_their_reason(
     time = 0.05 if "within" in reason else 5
     async with ScriptedServer(script) as bad, probing(bad.url, time=time) as pool:
         await until(lambda: pool.snapshot()[0].healthy is False)
-        assert pool.snapshot()[0].reason.startswith(reason.format(url=bad.url))
+        assert pool.snapshot()[0].health_check_result.startswith(reason.format(url=bad.url))
 
 
 async def test_unreachable_endpoint_is_unhealthy(
@@ -166,7 +166,7 @@ async def test_endpoint_that_becomes_healthy_ends_its_ejection(probing: Probing)
     ):
         await until(lambda: pool.snapshot()[0].healthy is False)
         _eject(pool.members[0], pool)
-        assert pool.snapshot()[0].ejections == 1
+        assert pool.snapshot()[0].consecutive_ejections == 1
         moody.http_response = WELL
         await until(lambda: pool.snapshot()[0].healthy)
         assert _lent(pool) == {server.url, good.url}

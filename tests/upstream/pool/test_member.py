@@ -21,7 +21,7 @@ def _state(pool: Pool) -> MemberState:
 
 def _counts(pool: Pool) -> tuple[int, int, int]:
     state = _state(pool)
-    return state.failures, state.failures_total, state.responses_5xx
+    return state.consecutive_failures, state.failures_total, state.responses_5xx
 
 
 def _answers(pool: Pool, status: int) -> None:
@@ -55,7 +55,7 @@ def test_500_does_not_eject(count: int) -> None:
     pool = make_pool(count)
     for _ in range(20):
         _answers(pool, 500)
-    assert _state(pool).ejections == 0
+    assert _state(pool).consecutive_ejections == 0
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.routing.health import NOT_EJECTED, EjectionState, OutlierPolicy
+from gateway.routing.endpoint_health import NOT_EJECTED, EjectionState, OutlierPolicy
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.pool import Pool
 from tests.support.doubles.streaming import EventLog, ScriptedEndpoint
@@ -127,7 +127,7 @@ async def test_failure_of_a_removed_endpoint_is_ignored(caplog: pytest.LogCaptur
     pool.set_endpoints([one, two])
     for lease in leases:
         lease.release(Outcome.FAILED, "it is gone")
-    assert [state.failures for state in pool.snapshot()] == [0, 0]
+    assert [state.consecutive_failures for state in pool.snapshot()] == [0, 0]
     assert not caplog.records
     await pool.close()
 

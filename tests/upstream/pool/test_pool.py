@@ -5,7 +5,12 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import ModelName
-from gateway.routing.health import NOT_EJECTED, HealthCheckPolicy, OutlierPolicy, ProbeState
+from gateway.routing.endpoint_health import (
+    NOT_EJECTED,
+    HealthCheckPolicy,
+    OutlierPolicy,
+    ProbeState,
+)
 from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import MemberState, Outcome
 from gateway.upstream.pool.model_discovery import ModelDiscovery
@@ -282,7 +287,7 @@ async def test_removed_endpoint_is_closed_and_its_calls_still_count() -> None:
     async with no_leaks():
         pool.set_endpoints([one])
     assert log == ["server is left"]
-    assert [(state.url, state.leaving) for state in pool.snapshot()] == [
+    assert [(state.url, state.draining) for state in pool.snapshot()] == [
         ("http://1", False),
         ("http://0", True),
     ]
@@ -351,7 +356,7 @@ async def test_snapshot_describes_all_endpoints() -> None:
         MemberState("http://1", 1, 0, 0, 0.0, None, "", ("a", "b"), False),
     )
     clock.now = 11
-    assert pool.snapshot()[0].ejected_for == 0.0
+    assert pool.snapshot()[0].ejection_remaining_seconds == 0.0
 
 
 def test_lease_all_includes_ejected_endpoints() -> None:

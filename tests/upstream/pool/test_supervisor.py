@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.routing.health import HealthCheckPolicy
+from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.upstream.pool.dialect import DialectDetector
 from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.member import Member

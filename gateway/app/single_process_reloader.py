@@ -16,7 +16,7 @@ from gateway.app.reload.revision import ReloadLog, log_addresses
 from gateway.app.reload.source import SettingsSource, failure_text
 from gateway.settings.problems import SettingsError
 from gateway.settings.schema import Settings
-from gateway.system.files import POLL_INTERVAL
+from gateway.system.file_watcher import POLL_INTERVAL
 
 SETTINGS_ERRORS = (SettingsError, ListenError, UpstreamTlsError, ApiKeysError)
 """The errors of settings that cannot be used."""
@@ -28,7 +28,7 @@ OnApplied = Callable[[Settings], None]
 """Called with settings once they are in use."""
 
 
-class Reloader(BackgroundTask):
+class SingleProcessReloader(BackgroundTask):
     """Reloads a gateway when its files change, and on request, while its context is open.
 
     With ``watch: false`` in the settings, only on request. Requests during a reload lead to one

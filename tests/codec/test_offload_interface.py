@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 
 from gateway.codec.elements.encode import OffloadedText, TextChunk
-from gateway.codec.elements.offloaded_work import run_job
+from gateway.codec.elements.run_job import run_job
 from gateway.codec.json import array_scanner
-from gateway.codec.offload import FAILED_FUTURE, ConversionJob, Offloader, OffloadFuture
+from gateway.codec.offload_interface import FAILED_FUTURE, ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.codec.v2.request import InferRequestConverter
 from gateway.codec.v2.response import JsonResponseConverter

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.build.processes import (
+from gateway.app.build.worker_count import (
     share_per_worker,
     usable_cores,
     uses_offload,
@@ -18,7 +18,7 @@ def _settings(**more: object) -> Settings:
 
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.app.build.processes.usable_cores", lambda: 4)
+    monkeypatch.setattr("gateway.app.build.worker_count.usable_cores", lambda: 4)
 
 
 @pytest.mark.usefixtures("four_cores")

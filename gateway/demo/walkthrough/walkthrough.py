@@ -8,8 +8,8 @@ import numpy as np
 from gateway.demo.server import documents
 from gateway.demo.server.server import DemoServer
 from gateway.demo.server.tensors import Array
-from gateway.demo.show.client import CallResult, DemoClient, http_session
-from gateway.demo.show.page import Page, milliseconds, summarize_body, summarize_json
+from gateway.demo.walkthrough.client import CallResult, DemoClient, http_session
+from gateway.demo.walkthrough.page import Page, milliseconds, summarize_body, summarize_json
 
 ROUNDS: Final = 5  # calls of each kind in a comparison
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app import reloader as reload
+from gateway.app import single_process_reloader as reload
 from gateway.app.gateway import Gateway
 from gateway.app.reload.revision import Revision
 from gateway.app.reload.source import SettingsSource
-from gateway.app.reloader import Reloader
+from gateway.app.single_process_reloader import SingleProcessReloader
 from gateway.settings.schema import Settings
 from tests.support.certificates import ca_file
 from tests.support.gateway import no_leaks, until
@@ -40,14 +40,14 @@ def _write_settings(file: Path, url: str, more: str = "") -> None:
 
 
 @asynccontextmanager
-async def _reloading(file: Path) -> AsyncIterator[tuple[Gateway, Reloader, list[str]]]:
+async def _reloading(file: Path) -> AsyncIterator[tuple[Gateway, SingleProcessReloader, list[str]]]:
     source = SettingsSource(file, {})
     levels: list[str] = []
     revision = Revision(0.0, str(file))
     async with (
         no_leaks(),
         Gateway(source.read(), revision=revision) as gateway,
-        Reloader(gateway, source, lambda s: levels.append(s.log.level)) as reloader,
+        SingleProcessReloader(gateway, source, lambda s: levels.append(s.log.level)) as reloader,
     ):
         yield gateway, reloader, levels
 
@@ -85,9 +85,9 @@ async def test_invalid_file_is_logged_once_and_changes_nothing(
         async with _reloading(file) as (gateway, reloader, levels):
             broken = "upstreams: {u: {endpoints: []}}\nlisten: 1\n"
             _write(file, broken)
-            await until(lambda: gateway.revision.failures == 1)
+            await until(lambda: gateway.revision.reload_failures == 1)
             _write(file, f"{broken}# the same error, in another file\n")
-            await until(lambda: gateway.revision.failures == 2)
+            await until(lambda: gateway.revision.reload_failures == 2)
             why = f"{file}:1: upstreams.u.endpoints: expected at least one, got none (2 problems)"
             message = f"settings not reloaded: {why}; going on with those from before"
             assert caplog.messages == [message]
@@ -101,7 +101,7 @@ async def test_invalid_file_is_logged_once_and_changes_nothing(
             _write_settings(file, server.url)
             await until(lambda: gateway.revision.number == 2)
             assert gateway.revision.last_failure is None
-            assert gateway.revision.failures == 3
+            assert gateway.revision.reload_failures == 3
 
 
 @pytest.mark.usefixtures("frequent_polls")
@@ -111,7 +111,7 @@ async def test_settings_apply_once_a_named_file_exists(file: Path, tmp_path: Pat
     async with _reloading(file) as (gateway, _, _):
         tls = f"endpoints: ['https://127.0.0.1:1'], tls: {{ca: {ca}}}"
         _write(file, f"upstreams: {{u: {{{tls}}}}}\nlisten: 127.0.0.1:0\n")
-        await until(lambda: gateway.revision.failures == 1)
+        await until(lambda: gateway.revision.reload_failures == 1)
         assert f"upstreams.u.tls.ca: cannot read {ca}" in (gateway.revision.last_failure or "")
         shutil.copyfile(ca_file(tmp_path), ca)
         await until(lambda: gateway.revision.number == 2)
@@ -158,7 +158,7 @@ async def test_unexpected_error_does_not_end_reloads(
 
             patch.setattr(gateway, "reload", fail)
             reloader.request_reload()
-            await until(lambda: gateway.revision.failures == 1)
+            await until(lambda: gateway.revision.reload_failures == 1)
             assert "no luck" in caplog.text
         reloader.request_reload()
         await until(lambda: gateway.revision.number == 2)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.health import (
+from gateway.routing.endpoint_health import (
     NOT_EJECTED,
     NOT_PROBED,
     EjectionState,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.app.preflight import probe as of_probe
-from gateway.app.preflight.probe import probe_servers
+from gateway.app.loaded_resources import load_resources
+from gateway.app.preflight import probe_all as of_probe
+from gateway.app.preflight.probe_all import probe_servers
 from gateway.app.preflight.report import ProbeResult, Report, Verdict
-from gateway.app.reload.resources import load_resources
 from gateway.demo.server.server import DemoServer
 from gateway.settings.schema import Settings
 from tests.support.certificates import (

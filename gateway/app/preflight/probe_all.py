@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from gateway.app.build.models import declared_models
 from gateway.app.build.upstreams import UpstreamSpec, build_pool
+from gateway.app.loaded_resources import LoadedResources
 from gateway.app.preflight.model_probe import probe_models, upstreams_serving
 from gateway.app.preflight.report import ProbeResult, Report, Verdict
 from gateway.app.preflight.server_probe import probe_server
-from gateway.app.reload.resources import Resources
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.settings.schema import Settings
 from gateway.upstream.transport import UpstreamEndpoint
@@ -31,7 +31,7 @@ class _EndpointResult:
     models: Mapping[str, ProbeResult]
 
 
-async def probe_servers(resources: Resources, time_limit: float = _TIMEOUT) -> Report:
+async def probe_servers(resources: LoadedResources, time_limit: float = _TIMEOUT) -> Report:
     """Probe every endpoint that routes or mirrors lead to; ``time_limit`` is for each request."""
     settings = resources.settings
     models = declared_models(settings.models)

@@ -5,10 +5,10 @@ import pytest
 from aiohttp import web
 
 from gateway.demo.server.server import DemoServer
-from gateway.demo.show.client import ShowError
-from gateway.demo.show.page import WIDTH
-from gateway.demo.show.show import curl_commands, next_steps, run_show
-from tests.demo.show.fake_gateway import fake_gateway, serve
+from gateway.demo.walkthrough.client import ShowError
+from gateway.demo.walkthrough.page import WIDTH
+from gateway.demo.walkthrough.walkthrough import curl_commands, next_steps, run_show
+from tests.demo.walkthrough.fake_gateway import fake_gateway, serve
 from tests.support.addresses import free_address
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 
 from gateway.app.build.api_keys import ApiKeys
-from gateway.app.build.processes import worker_count
 from gateway.app.build.tls import (
     load_server_tls,
     tls_warnings,
@@ -16,16 +15,17 @@ from gateway.app.build.tls import (
     upstream_tls_files,
 )
 from gateway.app.build.upstreams import UpstreamSpec
+from gateway.app.build.worker_count import worker_count
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy, new_identity
 from gateway.settings.schema import Settings
-from gateway.system.files import digest
+from gateway.system.file_watcher import digest
 
 _log = logging.getLogger("tensorgate")
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
+class LoadedResources:
     """Settings, and what they name.
 
     ``forwarding`` has the identity of the gateway, which its workers share.
@@ -47,7 +47,7 @@ class Resources:
             self.tls.reload_if_changed()
 
 
-def load_resources(settings: Settings, before: Resources | None = None) -> Resources:
+def load_resources(settings: Settings, before: LoadedResources | None = None) -> LoadedResources:
     """Load what settings name, which takes a while.
 
     If their settings are as ``before``, the server certificate and the API keys are those from
@@ -65,7 +65,7 @@ def load_resources(settings: Settings, before: Resources | None = None) -> Resou
     identity = new_identity() if before is None else before.forwarding.identity
     forwarding = _forwarded_policy(settings, identity)
     specs = tuple(_upstream_spec(settings, name, forwarding) for name in settings.upstreams)
-    return Resources(settings, tls, api_keys, specs, forwarding)
+    return LoadedResources(settings, tls, api_keys, specs, forwarding)
 
 
 def unwatched_files(settings: Settings) -> tuple[str, ...]:

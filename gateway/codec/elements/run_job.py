@@ -5,7 +5,7 @@ from __future__ import annotations
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.elements.encode import NumberEncoder
 from gateway.codec.elements.fast_decode import fast_decode_numbers
-from gateway.codec.offload import ConversionJob
+from gateway.codec.offload_interface import ConversionJob
 from gateway.codec.policies import Nonfinite
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Family

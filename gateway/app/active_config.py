@@ -13,10 +13,10 @@ from gateway.proxy.interfaces import ClientRequest, ClientResponse, Upstream
 from gateway.proxy.router import Router
 
 _POLL_INTERVAL = 0.1
-"""Seconds between two looks whether the calls of a retired runtime have ended."""
+"""Seconds between two looks whether the calls of a retired configuration have ended."""
 
 
-class Runtime:
+class ActiveConfig:
     """A router and its upstreams, which it may share with the runtimes before and after it."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Runtime:
             self._calls -= 1
 
     async def close(self) -> None:
-        """Close all that no other runtime uses, once no call is running."""
+        """Close all that no other configuration uses, once no call is running."""
         self.fast_path.close()
         for rule in self.router.rules:
             if rule.mirror is not None:
@@ -66,15 +66,15 @@ class Runtime:
             await each.release()
 
 
-class RetiredRuntimes:
+class RetiredConfigs:
     """Closes runtimes that a reload has replaced, each when its calls have ended."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, runtime: Runtime) -> None:
-        """Close a runtime, on which no call begins any more, when its calls have ended."""
-        task = asyncio.create_task(_close_when_idle(runtime))
+    def add(self, active_config: ActiveConfig) -> None:
+        """Close a configuration, on which no call begins any more, when its calls have ended."""
+        task = asyncio.create_task(_close_when_idle(active_config))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -85,10 +85,10 @@ class RetiredRuntimes:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def _close_when_idle(runtime: Runtime) -> None:
+async def _close_when_idle(active_config: ActiveConfig) -> None:
     try:
         # Polled: nothing signals the end of the last call.
-        while runtime.in_use:  # noqa: ASYNC110
+        while active_config.in_use:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL)
     finally:
-        await runtime.close()
+        await active_config.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.system.files import FileWatch, digest
+from gateway.system.file_watcher import FileWatch, digest
 
 
 @pytest.fixture

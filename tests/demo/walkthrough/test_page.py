@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from gateway.demo.show.page import WIDTH, Page, milliseconds, summarize_json
+from gateway.demo.walkthrough.page import WIDTH, Page, milliseconds, summarize_json
 
 
 def page_text(*, color: bool) -> str:
