@@ -54,12 +54,13 @@ GATEWAY: Rooms = {
 }
 PROXY: Rooms = {
     "fast_path": _imports(
-        "dispatch router infer passthrough filters retry interfaces headers admission"
+        "dispatch router infer passthrough filters retry interfaces headers response_headers"
+        " admission"
     ),
     "dispatch": _imports(
         "router cluster infer passthrough filters server_dialect interfaces headers admission"
     ),
-    "router": _imports("cluster filters interfaces not_found"),
+    "router": _imports("cluster filters interfaces response_headers not_found"),
     "cluster": _imports("passthrough server_dialect retry body_io interfaces headers admission"),
     "infer": _imports("passthrough filters retry body_io interfaces headers admission"),
     "passthrough": _imports("server_dialect retry body_io interfaces headers admission"),
@@ -67,8 +68,9 @@ PROXY: Rooms = {
     "server_dialect": _imports("interfaces headers admission"),
     "retry": _imports("interfaces headers admission"),
     "body_io": _imports("interfaces admission"),
-    "interfaces": _imports("admission"),
+    "interfaces": _imports("response_headers admission"),
     "headers": _imports(""),
+    "response_headers": _imports(""),
     "admission": _imports(""),
     "not_found": _imports(""),
 }

@@ -101,6 +101,8 @@ class HttpResponse(ClientResponse):
         request = self._request
         self.status = status
         self.started = True
+        if self.header_policy is not None:
+            self.header_policy.apply(headers)
         self._has_no_body = request.method == "HEAD" or status in _STATUSES_WITHOUT_BODY
         self.last = self.last or self._closes_after()
         lines = list(headers.items())

@@ -53,6 +53,7 @@ async def handle_request(request: ClientRequest, response: ClientResponse, route
         await send_error(response, strip_tracebacks(error))
         return
     scheduler = route_match.choice.next.scheduler
+    response.header_policy = route_match.header_policy
     response = compress_response(response, request, route_match.codings, scheduler)
     # From here on, the request is the one for the server.
     request.target = route_match.target

@@ -20,6 +20,7 @@ from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectState
@@ -68,6 +69,11 @@ class ClientResponse(ABC):
     """Whether the client may have seen a part of it."""
     request_id: str = ""
     """The id by which log and client name the call; may be empty."""
+    header_policy: ResponseHeaderPolicy | None = None
+    """What the call's route changes in the headers, once the route is known.
+
+    The listener's response applies it, so that wrappers need not know it.
+    """
 
     @abstractmethod
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:

@@ -27,6 +27,7 @@ from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, Forwar
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror, MirrorSampler
 from gateway.proxy.interfaces import Limits, Route, Upstream
 from gateway.proxy.not_found import not_found_text
+from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.routing.matcher import Match, find_first_match
 from gateway.routing.weights import CumulativeWeights, hash_to_fraction
 
@@ -135,6 +136,7 @@ class RouteMatch:
     dropped_headers: frozenset[str]
     mirror: MirrorSampler | None = None
     codings: tuple[str, ...] = ()
+    header_policy: ResponseHeaderPolicy | None = None
 
     @property
     def is_passthrough(self) -> bool:
@@ -206,7 +208,14 @@ class Router:
         mirror = targets.mirror if operation.kind in MIRRORED_KINDS else None
         choice = targets.choice(headers)
         return RouteMatch(
-            choice, operation, target, upstreams, dropped_headers, mirror, rule.codings
+            choice,
+            operation,
+            target,
+            upstreams,
+            dropped_headers,
+            mirror,
+            rule.codings,
+            targets.header_policy,
         )
 
     def _find_rule(
@@ -255,6 +264,9 @@ class _RuleTargets:
         # Servers must not compress what the gateway compresses.
         own = frozenset(("accept-encoding",)) if rule.codings else frozenset()
         self.dropped_headers = rule.dropped_headers | own
+        header_policy = ResponseHeaderPolicy(adds_vary=bool(rule.codings))
+        # The fast path saves a function call if there is nothing to change.
+        self.header_policy = None if header_policy == ResponseHeaderPolicy() else header_policy
         self._sticky_header = rule.sticky_header
         self.mirror = None if rule.mirror is None else MirrorSampler(rule.mirror, random)
         self._fixed = [WeightedChoice(None, route) for route in rule.routes]

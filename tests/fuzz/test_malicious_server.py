@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.protocol.dialects import DIALECTS
 from tests.fuzz.malicious_responses import ServerResponse, any_response, in_order
 from tests.fuzz.malicious_server import KINDS, Case, check_cases
 from tests.support.scale import fuzz_seconds
@@ -21,8 +22,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_factories=["uvloop"]),
     pytest.mark.usefixtures("clean"),
 ]
-
-DIALECTS = ("triton", "kserve", "openvino", "json")
 
 
 @pytest.mark.parametrize(

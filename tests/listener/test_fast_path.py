@@ -15,15 +15,18 @@ from gateway.listener.connection import ClientConnection, Continuation
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.access_log import AccessLog
+from gateway.proxy import dispatch
 from gateway.proxy.dispatch import handle_request
 from gateway.proxy.fast_path import call as straight_module
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, Limits, Route
+from gateway.proxy.router import Router, Rule
+from gateway.routing.matcher import Match
 from gateway.upstream.http.address import parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.compiled import needs_source
-from tests.support.doubles.streaming import LIMITS, make_route, single_route
+from tests.support.doubles.streaming import LIMITS, make_route
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import FLOATS, INFER, binary_response, infer_json
@@ -83,17 +86,21 @@ class _Listening:
 
 @asynccontextmanager
 async def _listening(
-    server: ScriptedServer, access_log: AccessLog | None = None, limits: Limits = LIMITS
+    server: ScriptedServer,
+    access_log: AccessLog | None = None,
+    limits: Limits = LIMITS,
+    codings: tuple[str, ...] = (),
 ) -> AsyncIterator[_Listening]:
     async with no_leaks():
         route = make_route(
             HttpEndpoint(parse_server_url(server.url), connect_timeout=5), limits=limits
         )
+        router = Router([Rule(Match(), (route,), codings=codings)])
 
         async def on_request(client: ClientRequest, http_response: ClientResponse) -> None:
-            await handle_request(client, http_response, single_route(route))
+            await handle_request(client, http_response, router)
 
-        straight = FastPath(single_route(route))
+        straight = FastPath(router)
         listener = HttpListener(on_request, access_log, None, straight)
         (sock,) = open_tcp_sockets("127.0.0.1", 0)
         here = _Listening(server, listener, route, "http://{}:{}".format(*sock.getsockname()))
@@ -766,6 +773,39 @@ async def test_a_fault_within_an_answer_closes_the_connection_behind_it(
         assert await client.rest() == b""
         await here.until_idle()
     assert f"POST {INFER} failed" in caplog.text
+
+
+@needs_source
+@pytest.mark.parametrize("path", ["fast path", "relayed in parts", "streaming path"])
+async def test_internal_error_has_the_headers_that_its_route_adds(
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fast_path_requests: list[str],
+) -> None:
+    def fails(*_: object) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(straight_module, "convert_to_json", fails)
+    monkeypatch.setattr(straight_module, "convert_response", fails)
+    monkeypatch.setattr(dispatch, "infer", fails)
+    whole = binary_response(bytes(4))
+    parts = [whole[:-1], whole[-1:]] if path == "relayed in parts" else [whole]
+    server_script = _Slow(*parts)
+    server_script.continue_in_task.set()
+    async with (
+        ScriptedServer(server_script) as server,
+        _listening(server, codings=("gzip",)) as here,
+        here.client() as client,
+    ):
+        fast_path_requests.clear()
+        size = {"X-Long": "x" * 5000} if path == "streaming path" else {}
+        reply = await client.ask(infer_json(headers=size))
+        assert (reply.status, reply.head.get("Vary")) == (500, "Accept-Encoding")
+        assert reply.head.get("Connection") == "close"
+        assert bool(fast_path_requests) is (path != "streaming path")
+        await here.until_idle()
+    assert "ZeroDivisionError" in caplog.text
 
 
 async def test_a_client_may_go_on_after_its_server_failed(fast_path_requests: list[str]) -> None:

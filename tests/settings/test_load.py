@@ -5,6 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.dialects import DIALECTS
 from gateway.protocol.operations import OPERATION_KINDS
 from gateway.settings.limits import Limits
 from gateway.settings.load import MAX_FILE_BYTES, load
@@ -190,6 +191,11 @@ def test_the_operations_are_those_of_the_protocol() -> None:
 
 def test_the_datatypes_are_those_of_the_protocol() -> None:
     assert set(get_args(Datatype)) == set(DATATYPES)
+
+
+def test_the_dialects_are_auto_and_those_of_the_protocol() -> None:
+    named = get_args(Upstream.model_fields["dialect"].annotation)
+    assert named == ("auto", *DIALECTS)
 
 
 def test_declared_models_are_loaded(file: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -25,7 +25,6 @@ from gateway.proxy.admission.deadline import (
 )
 from gateway.proxy.admission.timeout_queue import TimeoutQueue
 from gateway.proxy.dispatch import INTERNAL_ERROR, error_body, error_headers, run_with_deadline
-from gateway.proxy.filters.compression import CompressedResponse, with_vary
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.infer.buffered_response import ResponseRelay
 from gateway.proxy.infer.convert_response import (
@@ -37,6 +36,7 @@ from gateway.proxy.infer.convert_response import (
 )
 from gateway.proxy.interfaces import ClientResponse, FastPathClient, Route
 from gateway.proxy.passthrough import relay_response
+from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.retry import RetryState, UpstreamCall
 from gateway.proxy.router import WeightedChoice
 from gateway.sizes import CACHED_HEADS
@@ -75,8 +75,8 @@ class CallPlan:
     """The model that the requests name."""
     mirror: Callable[[bytes, HeaderLines], None] | None = None
     """Takes the bodies that were sent, and headers added to them, if requests are mirrored."""
-    adds_vary: bool = False
-    """Whether the route compresses for other clients, so that responses need Vary."""
+    header_policy: ResponseHeaderPolicy | None = None
+    """What the route changes in the headers of responses."""
     has_version: bool = False
     """Whether the requests name a version of the model."""
     is_untyped: bool = False
@@ -145,8 +145,8 @@ class FastPathCall:
             self._end(Outcome.SUCCEEDED)
         else:
             self._end(*self._lease.classify_status(head.status))
-        if self._plan.adds_vary:
-            headers = with_vary(headers)
+        if (policy := self._plan.header_policy) is not None:
+            headers = policy.apply_to_lines(headers)
         self._client.respond(head.status, head.reason, headers, data)
 
     def on_headers(self, response: UpstreamResponse) -> None:
@@ -248,8 +248,8 @@ class FastPathCall:
         reported = error if isinstance(error, GatewayError) else INTERNAL_ERROR
         FAILURE_LOG.write(reported, request_id)
         headers = error_headers(request_id)
-        if self._plan.adds_vary:
-            headers = with_vary(headers)
+        if (policy := self._plan.header_policy) is not None:
+            headers = policy.apply_to_lines(headers)
         body = error_body(reported.message)
         self._client.respond(reported.kind.value.status, "", headers, body, last=is_internal)
 
@@ -257,7 +257,6 @@ class FastPathCall:
         self, upstream_response: UpstreamResponse, spent: float, response: ClientResponse
     ) -> None:
         url = self._lease.endpoint.url
-        response = self._with_vary(response)
 
         async def run(deadline: Deadline) -> None:
             deadline.expect_server(url)
@@ -268,7 +267,7 @@ class FastPathCall:
                 raise
 
         try:
-            await run_with_deadline(run, response, self._route.limits.new_deadline(spent))
+            await self._run(run, spent, response)
         finally:
             upstream_response.close()
 
@@ -278,7 +277,6 @@ class FastPathCall:
         has_body = bool(self._body) or "Content-Length" in headers
         body = (self._body,) if has_body else None
         request = UpstreamRequest(template.method, template.target, headers, body)
-        response = self._with_vary(response)
         route = replace(self._route, concurrency_limits=())  # the call has its slots already
 
         async def run(deadline: Deadline) -> None:
@@ -287,6 +285,13 @@ class FastPathCall:
             async with UpstreamCall(route, request, deadline, tried, model) as upstream_call:
                 await self._pass_on(upstream_call.response, upstream_call.url, response, deadline)
 
+        await self._run(run, spent, response)
+
+    async def _run(
+        self, run: Callable[[Deadline], Awaitable[None]], spent: float, response: ClientResponse
+    ) -> None:
+        """Run the rest of the call in a task, as the streaming path does."""
+        response.header_policy = self._plan.header_policy
         await run_with_deadline(run, response, self._route.limits.new_deadline(spent))
 
     async def _pass_on(
@@ -302,11 +307,6 @@ class FastPathCall:
             )
         else:
             await relay_response(upstream_response, response, url, deadline)
-
-    def _with_vary(self, response: ClientResponse) -> ClientResponse:
-        if not self._plan.adds_vary:
-            return response
-        return CompressedResponse(response, None, self._route.scheduler)
 
 
 def header_lines(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> HeaderLines:

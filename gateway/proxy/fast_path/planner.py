@@ -32,7 +32,7 @@ from gateway.upstream.transport import HeaderLines, RequestTemplate
 MAX_PASSTHROUGH = 64 * 1024
 """Bytes of the largest request that passes untouched."""
 
-_LONG_HEAD_PART = 4 * 1024
+LONG_HEAD_PART = 4 * 1024
 """Bytes of a part of a head above which the streaming path checks whether the server takes it."""
 
 
@@ -51,7 +51,7 @@ class FastPath:
         if (
             method == "HEAD"
             or "Expect" in headers
-            or has_longer_part(target, headers, _LONG_HEAD_PART)
+            or has_longer_part(target, headers, LONG_HEAD_PART)
         ):
             return None
         try:
@@ -88,7 +88,7 @@ class FastPath:
             not is_passthrough,
             model_name_of(operation),
             _mirror_of(route_match, method, passed, length),
-            adds_vary=bool(route_match.codings),
+            header_policy=route_match.header_policy,
             has_version=operation.version is not None,
             is_untyped=is_passthrough and length > 0 and "Content-Type" not in passed,
             declared=route_match.choice.next.declared_models.get(operation.model or ""),

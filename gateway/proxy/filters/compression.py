@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict
@@ -13,8 +12,7 @@ from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.body_io import split
 from gateway.proxy.filters.content_codings import accepted_coding, is_encoded
 from gateway.proxy.headers import HEADER_LENGTH
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
-from gateway.sizes import CACHED_HEADS
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 
 if TYPE_CHECKING:
     from zlib import _Compress
@@ -39,17 +37,15 @@ def compress_response(
     codings: Sequence[str],
     scheduler: ConversionScheduler,
 ) -> ClientResponse:
-    """Wrap a response if its route compresses with ``codings``, else return it."""
-    if not codings:
+    """Wrap a response if the client accepts one of its route's ``codings``, else return it."""
+    if not codings or request.method == "HEAD":
         return response
-    coding = None
-    if request.method != "HEAD":
-        coding = accepted_coding(request.headers, codings)
-    return CompressedResponse(response, coding, scheduler)
+    coding = accepted_coding(request.headers, codings)
+    return response if coding is None else CompressedResponse(response, coding, scheduler)
 
 
 class CompressedResponse(ClientResponse):
-    """Compresses a response; without a ``coding`` it only adds Vary.
+    """Compresses a response with a ``coding``.
 
     Bodies that are small, encoded already or must not be transformed stay as they are. So do
     server-sent events, which must not be delayed. A response without a length is not delayed
@@ -57,7 +53,7 @@ class CompressedResponse(ClientResponse):
     """
 
     def __init__(
-        self, response: ClientResponse, coding: str | None, scheduler: ConversionScheduler
+        self, response: ClientResponse, coding: str, scheduler: ConversionScheduler
     ) -> None:
         self.request_id = response.request_id
         self._response = response
@@ -107,8 +103,7 @@ class CompressedResponse(ClientResponse):
         """Adapt the headers; ``size`` is that of the body in bytes, if known."""
         self._compressor = None
         self._has_length = size is not None
-        _add_vary(headers)
-        if self._coding is None or not _is_worthwhile(status, headers, size):
+        if not _is_worthwhile(status, headers, size):
             return
         headers.popall("Content-Length", None)
         headers["Content-Encoding"] = self._coding
@@ -133,22 +128,6 @@ class CompressedResponse(ClientResponse):
     async def _write(self, data: bytes) -> None:
         if data:
             await self._response.write(data)
-
-
-@lru_cache(maxsize=CACHED_HEADS)
-def with_vary(lines: HeaderLines) -> HeaderLines:
-    """Return a response's headers with Vary for Accept-Encoding."""
-    headers = CIMultiDict(lines)
-    _add_vary(headers)
-    return tuple(headers.items())
-
-
-def _add_vary(headers: CIMultiDict[str]) -> None:
-    """Say that the response depends on Accept-Encoding; RFC 9110, section 12.5.5."""
-    values = [value for value in headers.getall("Vary", ()) if value]
-    names = {name.strip().lower() for value in values for name in value.split(",")}
-    if names.isdisjoint(("*", "accept-encoding")):
-        headers["Vary"] = ", ".join([*values, "Accept-Encoding"])
 
 
 def _is_worthwhile(status: int, headers: CIMultiDict[str], size: int | None) -> bool:

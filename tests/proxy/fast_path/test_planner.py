@@ -12,10 +12,12 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
+from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.fast_path.call import CallPlan
-from gateway.proxy.fast_path.planner import MAX_PASSTHROUGH, FastPath
+from gateway.proxy.fast_path.planner import LONG_HEAD_PART, MAX_PASSTHROUGH, FastPath
 from gateway.proxy.interfaces import Route
+from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
 from gateway.upstream.pool.model_discovery import ModelDiscovery
@@ -243,7 +245,7 @@ async def test_response_to_be_compressed_takes_the_streaming_path(
     plan = FastPath(routes).plan("POST", target, make_headers(headers), 5)
     assert (plan is not None) is on_fast_path
     if plan is not None:
-        assert plan.adds_vary
+        assert plan.header_policy == ResponseHeaderPolicy(adds_vary=True)
         assert "Accept-Encoding" not in dict(plan.template.headers)
 
 
@@ -482,3 +484,8 @@ async def test_upstream_without_endpoints_takes_the_streaming_path() -> None:
     route.upstream.pool.set_endpoints([])
     assert fast_path.start(plan, b"", ScriptedClient()) is None
     await route.upstream.pool.close()
+
+
+def test_no_dialect_refuses_a_head_part_that_the_fast_path_takes() -> None:
+    limits = [dialect.max_head_part for dialect in DIALECTS.values()]
+    assert all(limit is None or limit >= LONG_HEAD_PART for limit in limits)

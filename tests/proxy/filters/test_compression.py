@@ -17,7 +17,7 @@ from multidict import CIMultiDict
 from gateway.errors import bad_response
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.filters.compression import MIN_SIZE, CompressedResponse, with_vary
+from gateway.proxy.filters.compression import MIN_SIZE, CompressedResponse
 from gateway.proxy.router import Router, Rule
 from gateway.routing.matcher import Match
 from tests.support.checks.time_slices import others
@@ -182,28 +182,6 @@ async def test_head_response_is_that_of_the_server() -> None:
     assert dict(response.headers) == {"Content-Length": str(len(TEXT)), "Vary": "Accept-Encoding"}
 
 
-@pytest.mark.parametrize(
-    ("said", "vary"),
-    [
-        ([], "Accept-Encoding"),
-        ([""], "Accept-Encoding"),
-        (["Origin"], "Origin, Accept-Encoding"),
-        (["Origin", "Accept"], "Origin, Accept, Accept-Encoding"),
-        (["Origin, accept-encoding"], "Origin, accept-encoding"),
-        (["*"], "*"),
-    ],
-)
-async def test_vary_names_accept_encoding(said: list[str], vary: str) -> None:
-    lines = tuple(("Vary", value) for value in said)
-    assert with_vary((("X-A", "1"), *lines)) == (("X-A", "1"), ("Vary", vary))
-    log = EventLog()
-    inner = ScriptedClientResponse(log)
-    await CompressedResponse(inner, "gzip", ConversionScheduler()).send(
-        200, "", CIMultiDict(lines), TEXT
-    )
-    assert inner.headers.getall("Vary") == [vary]
-
-
 @pytest.mark.parametrize(("etag", "weak"), [('"x"', 'W/"x"'), ('W/"x"', 'W/"x"')])
 async def test_strong_etag_becomes_weak(etag: str, weak: str) -> None:
     assert (await sized(TEXT, {"ETag": etag}).ask()).headers["ETag"] == weak
@@ -327,7 +305,7 @@ async def test_buffered_response_has_a_content_length() -> None:
 async def test_first_output_of_the_compressor_follows_the_head() -> None:
     inner = ScriptedClientResponse(EventLog())
     inner.request_id = "x"
-    response = CompressedResponse(inner, None, ConversionScheduler())
+    response = CompressedResponse(inner, "gzip", ConversionScheduler())
     assert (response.started, response.request_id) == (False, "x")
     await response.start(200, "", CIMultiDict())
     assert response.started

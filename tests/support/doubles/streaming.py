@@ -110,6 +110,8 @@ class ScriptedClientResponse(ClientResponse):
         await asyncio.sleep(0)
         self.started = True
         self.status = status
+        if self.header_policy is not None:
+            self.header_policy.apply(headers)
         self.headers = headers
         self._log.append(f"client gets {status}")
 

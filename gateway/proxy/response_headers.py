@@ -1,0 +1,43 @@
+"""What routes change in the headers of their responses, the same on both paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from multidict import CIMultiDict
+
+from gateway.sizes import CACHED_HEADS
+from gateway.upstream.transport import HeaderLines
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHeaderPolicy:
+    """Changes the headers of every response of a route, errors included."""
+
+    adds_vary: bool = False
+    """Whether the route compresses responses for some clients."""
+
+    def apply(self, headers: CIMultiDict[str]) -> None:
+        """Change the headers of a response."""
+        if self.adds_vary:
+            _add_vary(headers)
+
+    def apply_to_lines(self, lines: HeaderLines) -> HeaderLines:
+        """Return the changed headers of a fully buffered response."""
+        return _changed_lines(self, lines)
+
+
+@lru_cache(maxsize=CACHED_HEADS)
+def _changed_lines(policy: ResponseHeaderPolicy, lines: HeaderLines) -> HeaderLines:
+    headers = CIMultiDict(lines)
+    policy.apply(headers)
+    return tuple(headers.items())
+
+
+def _add_vary(headers: CIMultiDict[str]) -> None:
+    """Say that the response depends on Accept-Encoding; RFC 9110, section 12.5.5."""
+    values = [value for value in headers.getall("Vary", ()) if value]
+    names = {name.strip().lower() for value in values for name in value.split(",")}
+    if names.isdisjoint(("*", "accept-encoding")):
+        headers["Vary"] = ", ".join([*values, "Accept-Encoding"])
