@@ -1,4 +1,4 @@
-"""Reloads with a single process: when the settings are read again, and what comes of it."""
+"""Reloads the settings of a single-process gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call must know of its server's dialect before it starts."""
+"""Waits for the server's dialect and adapts headers to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends one request to several servers in parallel, and collects what came of it at each."""
+"""Sends one request to several servers in parallel, and collects the responses."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ class OutlierDetector:
     """Counts failed calls of a pool's members and ejects those that fail.
 
     ``clock`` gives seconds. ``recheck`` gets members that may be another server by now. ``notify``
-    hears of ejections and recoveries that calls here have caused. ``reachability`` hears which
-    calls could connect.
+    is called with ejections and recoveries that calls here cause. ``reachability`` is called with
+    the endpoints that calls could or could not connect to.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class OutlierDetector:
         member.ejection = after
 
     def record_remote(self, member: Member, remote: EjectionState) -> None:
-        """Record another worker's ejection or recovery of an endpoint; listeners do not hear it."""
+        """Record another worker's ejection or recovery of an endpoint, without ``notify``."""
         if self._has_single_member:
             return
         before = member.ejection
