@@ -125,7 +125,7 @@ class SupervisorReloader(ConfigSource):
             workers[error].append(str(pid))
         for error, pids in workers.items():
             of = "worker" if len(pids) == 1 else "workers"
-            _log.error("%s %s: still on the settings from before: %s", of, ", ".join(pids), error)
+            _log.error("%s %s: keeping the previous settings: %s", of, ", ".join(pids), error)
 
     def _refresh_resources(self) -> None:
         """Load the files that workers reload by themselves, for workers that start later."""

@@ -34,7 +34,7 @@ class ToWorker(IntEnum):
     STOPPING = 4
     """The gateway is not ready any more, but clients that have begun to connect still come."""
     DRAIN = 5
-    """No client comes any more: finish the running calls, then reply DRAINED."""
+    """No client comes any more: finish the calls in progress, then reply DRAINED."""
 
 
 class FromWorker(IntEnum):

@@ -89,7 +89,7 @@ async def test_invalid_file_is_logged_once_and_changes_nothing(
             _write(file, f"{broken}# the same error, in another file\n")
             await until(lambda: gateway.revision.failures == 2)
             why = f"{file}:1: upstreams.u.endpoints: expected at least one, got none (2 problems)"
-            message = f"settings not reloaded: {why}; going on with those from before"
+            message = f"settings not reloaded: {why}; keeping the previous settings"
             assert caplog.messages == [message]
             assert gateway.revision.last_failure == why
             assert gateway.revision.number == 1

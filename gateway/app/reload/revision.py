@@ -71,7 +71,7 @@ class ReloadLog:
         is_new = reason != self.revision.last_failure
         self.revision = self.revision.after_failure(reason, time.time())
         if is_new or requested:
-            _log.error("settings not reloaded: %s; going on with those from before", reason)
+            _log.error("settings not reloaded: %s; keeping the previous settings", reason)
 
 
 def log_addresses(addresses: Sequence[str], before: Iterable[str] = ()) -> None:

@@ -216,7 +216,7 @@ async def _join_if_small(chunks: Chunks, size: int) -> Body:
 
 async def _check_end(body: ClientBody) -> None:
     if await body.read():
-        raise bad_request("the body goes on after all that its header says")
+        raise bad_request("the body is longer than its inference header declares")
 
 
 async def _convert_raw_binary(

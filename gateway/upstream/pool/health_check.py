@@ -63,7 +63,7 @@ class HealthChecker(MemberTask):
         except GatewayError as error:
             strip_tracebacks(error)
             return None if error.kind is ErrorKind.EXHAUSTED else (False, error.message)
-        return 200 <= response.status < 300, f"GET {self._path} answered {response.status}"
+        return 200 <= response.status < 300, f"GET {self._path} returned {response.status}"
 
     def _log_change(self, member: Member, before: bool | None) -> None:
         url, reason = member.endpoint.url, member.reason
