@@ -171,11 +171,11 @@ async def test_log_shows_what_reloads_change(file: Path, workers: int) -> None:
             assert said.count("settings not reloaded") == 1
             assert (await client.call("GET", "/v2/x")).body == b"one"
             _write(file, _settings(workers + 1, two.url, more="log: {level: warning}\n"))
-            said = await _reload(process, "takes effect at the next start")
+            said = await _reload(process, "takes effect after a restart")
             # The level that was asked for holds from this very line on.
             assert "settings reloaded" not in said
             warning = (
-                f"workers: {workers + 1} takes effect at the next start; until then, {workers}"
+                f"workers: {workers + 1} takes effect after a restart; until then it is {workers}"
             )
             assert said.count(warning) == 1
             assert (await client.call("GET", "/v2/x")).body == b"two"

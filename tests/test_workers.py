@@ -319,7 +319,7 @@ async def test_workers_drain_if_the_supervisor_is_killed(file: Path) -> None:
             workers = _workers_of(process)
             assert len(workers) == 2
             process.signal(signal.SIGKILL)
-            await process.wait_for_output("the supervisor is gone")
+            await process.wait_for_output("the supervisor has died")
             gated.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
             await _until_gone(workers)

@@ -110,7 +110,7 @@ class SupervisorReloader(ConfigSource):
             reload = _Reload(None, self._reload_log.revision)
         except Exception:
             # An error of our own is logged, and must not end the supervisor.
-            _log.exception("a reload failed")
+            _log.exception("the settings reload failed with an unexpected error")
             self._reload_log.record_failure(f"{self._source.file}: {INTERNAL_ERROR}", requested)
             reload = _Reload(None, self._reload_log.revision)
         return ConfigUpdate(pickle.dumps(reload), self.sockets, self.settings.limits.drain_timeout)
@@ -132,7 +132,9 @@ class SupervisorReloader(ConfigSource):
         try:
             self._resources.refresh()
         except Exception:
-            _log.exception("keys or certificates could not be renewed")
+            _log.exception(
+                "API keys or certificates could not be reloaded; keeping the previous ones"
+            )
 
     def _changed(self) -> bool:
         failed = self._reload_log.revision.last_failure is not None
@@ -194,7 +196,7 @@ class WorkerReloader(BackgroundTask):
         except (ListenError, UpstreamTlsError, ApiKeysError) as error:
             why = str(error)
         except Exception:
-            _log.exception("a reload failed")
+            _log.exception("the settings reload failed with an unexpected error")
             why = INTERNAL_ERROR
         else:
             gateway.revision = reload.revision

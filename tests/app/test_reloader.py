@@ -186,6 +186,6 @@ async def test_worker_count_changes_at_the_next_start(
         _write_settings(file, NOWHERE, "workers: 3\nlimits: {drain_timeout: 1}\n")
         reloader.request_reload()
         await until(lambda: gateway.revision.number == 2)
-        assert caplog.messages == ["workers: 3 takes effect at the next start; until then, 1"]
+        assert caplog.messages == ["workers: 3 takes effect after a restart; until then it is 1"]
         assert gateway.settings.limits.drain_timeout == 1
         assert gateway.settings.workers == 1

@@ -207,7 +207,7 @@ class ServerConnection(Connection):
         """Count an interim response; raises GatewayError (502) for 101 or too many."""
         if status == HTTPStatus.SWITCHING_PROTOCOLS:
             raise bad_response(
-                f"{self._url} returned 101 Switching Protocols, for which it was not asked"
+                f"{self._url} returned 101 Switching Protocols, which the gateway did not request"
             )
         self._interim += 1
         if self._interim > MAX_INTERIM_RESPONSES:

@@ -225,5 +225,5 @@ async def _detect_in_time(endpoint: UpstreamEndpoint) -> DetectedDialect:
     except TimeoutError:
         url = endpoint.url + _SERVER_METADATA
         raise GatewayError(
-            ErrorKind.SERVER_TIMEOUT, f"{url} did not answer within {_TIMEOUT:g} s"
+            ErrorKind.SERVER_TIMEOUT, f"{url} did not respond within {_TIMEOUT:g} s"
         ) from None

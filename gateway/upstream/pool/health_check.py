@@ -68,6 +68,6 @@ class HealthChecker(MemberTask):
     def _log_change(self, member: Member, before: bool | None) -> None:
         url, reason = member.endpoint.url, member.reason
         if not member.is_up:
-            _log.warning("%s is unhealthy and is not used: %s", url, reason)
+            _log.warning("%s is unhealthy and gets no calls: %s", url, reason)
         elif before is not None:
-            _log.warning("%s is healthy and is used again: %s", url, reason)
+            _log.warning("%s is healthy and gets calls again: %s", url, reason)

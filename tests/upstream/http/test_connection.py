@@ -399,7 +399,7 @@ async def test_close_after_a_complete_response_is_no_error() -> None:
             "sent an invalid HTTP response: a head of more than ",
         ),
         (b"".join(INTERIM) + b"what?\r\n\r\n", "sent an invalid HTTP response: "),
-        (message("HTTP/1.1 101 Switching Protocols"), "returned 101 Switching Protocols, for "),
+        (message("HTTP/1.1 101 Switching Protocols"), "returned 101 Switching Protocols, which "),
     ],
     ids=range(8),
 )

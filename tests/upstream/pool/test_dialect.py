@@ -187,7 +187,7 @@ async def test_hanging_server_does_not_delay_the_others(
         assert dialect_detector.dialect == TRITON
     monkeypatch.setattr(of_dialect, "_TIMEOUT", 0.01)
     async with ScriptedServer(never_respond) as silent, asking(silent.url) as (_, dialect_detector):
-        with pytest.raises(GatewayError, match=f"{silent.url}/v2 did not answer") as caught:
+        with pytest.raises(GatewayError, match=f"{silent.url}/v2 did not respond") as caught:
             await dialect_detector.wait_until_known()
         assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
 
