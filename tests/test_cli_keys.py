@@ -125,9 +125,7 @@ async def test_keys_are_reloaded_while_connections_stay_open(file: Path, workers
                     assert await _status(each, Authorization="Bearer new-key") == 200
                     assert await _status(each, X_Api_Key="robot-key") == 200
                 _write(file, "secret key\n")
-                await process.wait_for_output(
-                    r"line 1 is not a key.*; keeping the previous keys"
-                )
+                await process.wait_for_output(r"line 1 is not a key.*; keeping the previous keys")
                 assert await _status(client, Authorization="Bearer new-key") == 200
             process.signal(signal.SIGTERM)
             status, _, err = await process.end()
