@@ -68,7 +68,7 @@ def main() -> None:
     help="Settings file, YAML.",
 )
 def serve(config: Path) -> None:
-    """Serve until SIGTERM or Ctrl-C, and then finish the running calls.
+    """Serve until SIGTERM or Ctrl-C, and then finish the calls in progress.
 
     SIGHUP reloads the settings. The exit status is 2 for invalid settings, and 1 if they cannot be
     used, as an address that is in use.
@@ -100,7 +100,7 @@ def check(config: Path, probe: bool) -> None:
 
     The exit status is 0 for valid settings, 2 for invalid ones, and 1 if a file that they name
     cannot be used. With --probe, it is 3 if a server or a model is not as declared, and else 4 if a
-    server is not ready or cannot be asked.
+    server is not ready or cannot be reached.
     """
     loaded = _load_or_exit(partial(load_with_positions, config, os.environ, with_files=True))
     settings = loaded.settings
@@ -237,12 +237,12 @@ class _LogEvents:
 
 
 def _log_stopping(settings: Settings) -> None:
-    _log.info("stopping: running calls have at most %g s", settings.limits.drain_timeout)
+    _log.info("stopping: calls in progress have at most %g s", settings.limits.drain_timeout)
 
 
 def _log_stopped(dropped: int) -> None:
     if dropped:
-        _log.warning("%d calls took longer and were dropped", dropped)
+        _log.warning("%d calls did not finish in time and were aborted", dropped)
     _log.info("stopped")
 
 
@@ -322,7 +322,7 @@ def _describe_checks(upstream: Upstream) -> str:
     if upstream.health_check is not None:
         checks.append(f"checked every {upstream.health_check.interval:g} s")
     if upstream.model_discovery:
-        checks.append("asked for their models")
+        checks.append("model discovery")
     return f" ({', '.join(checks)})" if checks else ""
 
 

@@ -78,7 +78,7 @@ async def test_check_prints_the_groups_of_keys_of_routes(file: Path) -> None:
     [
         (None, "cannot be read: No such file or directory"),
         ("", "there is no key"),
-        ("good-key\nsecret key\n", "line 2 is no key, which is"),
+        ("good-key\nsecret key\n", "line 2 is not a key"),
     ],
 )
 async def test_an_unusable_file_of_keys_is_an_error(
@@ -116,7 +116,7 @@ async def test_keys_are_reloaded_while_connections_stay_open(file: Path, workers
                     assert await _status(each, X_Api_Key="another-key") == 200
                     assert (await each.call("GET", "/v2/health/live")).status == 200
                 _write(file, "new-key\n")
-                renewed = rf"people\.file: 1 from {re.escape(str(file))} are in use from now on"
+                renewed = rf"people\.file: keys loaded from {re.escape(str(file))}: 1"
                 # The parent of workers says it too: those to come begin with what it has.
                 processes = workers + (workers > 1)
                 await process.wait_for_output("(?s)" + ".*".join([renewed] * processes))
@@ -125,9 +125,7 @@ async def test_keys_are_reloaded_while_connections_stay_open(file: Path, workers
                     assert await _status(each, Authorization="Bearer new-key") == 200
                     assert await _status(each, X_Api_Key="robot-key") == 200
                 _write(file, "secret key\n")
-                await process.wait_for_output(
-                    r"line 1 is no key.*; the keys from before stay in use"
-                )
+                await process.wait_for_output(r"line 1 is not a key.*; keeping the previous keys")
                 assert await _status(client, Authorization="Bearer new-key") == 200
             process.signal(signal.SIGTERM)
             status, _, err = await process.end()

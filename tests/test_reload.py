@@ -164,18 +164,18 @@ async def test_log_shows_what_reloads_change(file: Path, workers: int) -> None:
         async with gateway_process(str(file)) as (process, url), connect(url) as client:
             assert (await client.call("GET", "/v2/x")).body == b"one"
             _write(file, "upstreams: {}\nlimits: {idle_timeout: 0}\n")
-            said = await _reload(process, "going on with those from before")
+            said = await _reload(process, "keeping the previous settings")
             assert re.search(
-                rf"settings not reloaded: {file}:1: upstreams: .* \(2 problems\); going on", said
+                rf"settings not reloaded: {file}:1: upstreams: .* \(2 problems\); keeping", said
             )
             assert said.count("settings not reloaded") == 1
             assert (await client.call("GET", "/v2/x")).body == b"one"
             _write(file, _settings(workers + 1, two.url, more="log: {level: warning}\n"))
-            said = await _reload(process, "takes effect at the next start")
+            said = await _reload(process, "takes effect after a restart")
             # The level that was asked for holds from this very line on.
             assert "settings reloaded" not in said
             warning = (
-                f"workers: {workers + 1} takes effect at the next start; until then, {workers}"
+                f"workers: {workers + 1} takes effect after a restart; until then it is {workers}"
             )
             assert said.count(warning) == 1
             assert (await client.call("GET", "/v2/x")).body == b"two"
@@ -236,7 +236,7 @@ async def test_address_in_use_changes_nothing(file: Path) -> None:
             async with gateway_process(str(file)) as (process, url), connect(url) as client:
                 taken = server.url.removeprefix("http://")
                 _write(file, _settings(workers, NOWHERE, listen=taken))
-                said = await _reload(process, "going on with those from before")
+                said = await _reload(process, "keeping the previous settings")
                 assert f"{file}: cannot listen on {taken}: Address already in use" in said
                 for _ in range(2):
                     assert (await client.call("GET", "/v2/x")).body == b"one"

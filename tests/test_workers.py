@@ -185,8 +185,8 @@ async def test_ejection_reaches_the_other_worker(file: Path) -> None:
             while len(bad.requests) == 7:
                 await asyncio.sleep(0.05)
                 assert await ask(finder, 3) == {200: 3}
-            await process.wait_for_output(rf"\[{found[1]}\]: {bad.url} is used again")
-            await process.wait_for_output(rf"\[{heard[1]}\]: {bad.url}: used again, as another")
+            await process.wait_for_output(rf"\[{found[1]}\]: {bad.url}: ejection ended")
+            await process.wait_for_output(rf"\[{heard[1]}\]: {bad.url}: ejection ended, as another")
             asked = len(bad.requests)
             assert await ask(hearer, 9) == {200: 9}
             assert len(bad.requests) > asked
@@ -255,7 +255,7 @@ async def test_signal_drains_every_worker(file: Path, number: int) -> None:
     assert (status, out) == (0, "")
     assert err.splitlines()[-1].endswith(": stopped")
     assert err.count("stopping") == 1
-    for word in ("dropped", "worker ", "Traceback"):
+    for word in ("aborted", "worker ", "Traceback"):
         assert word not in err
     await _until_gone(workers)
 
@@ -307,8 +307,8 @@ async def test_dropped_calls_of_all_workers_are_reported_as_one(file: Path) -> N
         status, _, err = await process.end()
         assert [await _outcome(client) for client in clients] == [0] * 4
     assert status == 0
-    assert err.count("dropped") == 1
-    assert "4 calls took longer and were dropped" in err
+    assert err.count("aborted") == 1
+    assert "4 calls did not finish in time and were aborted" in err
 
 
 async def test_workers_drain_if_the_supervisor_is_killed(file: Path) -> None:
@@ -319,7 +319,7 @@ async def test_workers_drain_if_the_supervisor_is_killed(file: Path) -> None:
             workers = _workers_of(process)
             assert len(workers) == 2
             process.signal(signal.SIGKILL)
-            await process.wait_for_output("the supervisor is gone")
+            await process.wait_for_output("the supervisor has died")
             gated.may_respond.set()
             assert [await _outcome(client) for client in clients] == [200] * 4
             await _until_gone(workers)

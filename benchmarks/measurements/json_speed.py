@@ -164,7 +164,7 @@ def _json_to_json(env: Environment, count: int, rounds: int, min_speedup: int) -
     values = normal(count)
     asked_binary = binary("identity_fp32", values)
     response = env.to_server.fetch(asked_binary)
-    exchanges: dict[str, Job] = {"server": lambda: env.to_server.time(asked_binary)}
+    calls: dict[str, Job] = {"server": lambda: env.to_server.time(asked_binary)}
     parts: dict[str, Job] = {
         "print": lambda: orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY),
         "response": lambda: _convert_response(response),
@@ -173,14 +173,14 @@ def _json_to_json(env: Environment, count: int, rounds: int, min_speedup: int) -
         request = digits.request("identity_fp32", values)
         check(env.to_server, request, values)
         check(env.to_gateway, request, values)
-        exchanges |= _exchanges(env, digits, request)
+        calls |= _calls(env, digits, request)
         parts |= _parts(digits, request)
     # Apart: what this process does itself takes the caches, and the core, from the calls.
-    times = time_jobs(rounds, exchanges, _IN_A_ROW) | time_jobs(rounds, parts)
+    times = time_jobs(rounds, calls, _IN_A_ROW) | time_jobs(rounds, parts)
     return [row for digits in DIGITS for row in _rows(count, digits, times, min_speedup)]
 
 
-def _exchanges(env: Environment, digits: Digits, request: Request) -> dict[str, Job]:
+def _calls(env: Environment, digits: Digits, request: Request) -> dict[str, Job]:
     return {
         f"direct, {digits.name}": lambda: env.to_server.time(request),
         f"gateway, {digits.name}": lambda: env.to_gateway.time(request),
@@ -212,7 +212,7 @@ def _rows(count: int, digits: Digits, times: dict[str, list[float]], min_speedup
         ),
         Row(
             "… the floor",
-            f"simdjson {milliseconds(parse)}, binary exchange {milliseconds(server)}, "
+            f"simdjson {milliseconds(parse)}, binary call {milliseconds(server)}, "
             f"orjson {milliseconds(print_)}: {milliseconds(floor)}",
             "",
             f"{took[to_gateway] / floor:.2f} × the floor",

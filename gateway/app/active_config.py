@@ -1,4 +1,4 @@
-"""What calls run on, between one reload and the next: a router, upstreams and limits."""
+"""The router, upstreams and limits built from one version of the settings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ActiveConfig:
         )
 
     async def handle_request(self, request: ClientRequest, response: ClientResponse) -> None:
-        """Answer a request on the streaming path."""
+        """Serve a request on the streaming path."""
         self._calls += 1
         try:
             await handle_request(request, response, self.router)

@@ -20,7 +20,7 @@ class BackgroundTask(ABC):
 
     async def __aenter__(self) -> Self:
         """Start the task."""
-        self._task = asyncio.create_task(self.run())
+        self._task = asyncio.create_task(self.run(), name=type(self).__name__)
         self._task.add_done_callback(_log_error)
         return self
 
@@ -38,4 +38,4 @@ class BackgroundTask(ABC):
 def _log_error(task: asyncio.Task[None]) -> None:
     """Log an unexpected end of the task: nobody awaits it while it should run."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("a background task failed and does not go on", exc_info=error)
+        _log.error("background task %s failed and stopped", task.get_name(), exc_info=error)

@@ -1,4 +1,4 @@
-"""Ejections that workers share: each learns in half a second what another has found out."""
+"""Shares endpoint ejections between workers through shared memory."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Gateway:
         self.dropped = 0
         """Calls that were cut at the drain timeout."""
         self.draining = False
-        """It is stopping, and finishes the running calls."""
+        """It is stopping, and finishes the calls in progress."""
 
     @property
     def settings(self) -> Settings:

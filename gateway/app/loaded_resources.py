@@ -1,4 +1,4 @@
-"""What settings name, loaded: certificates, API keys, and the specs of upstreams."""
+"""Loads the certificates, API keys and upstream specs that the settings name."""
 
 from __future__ import annotations
 

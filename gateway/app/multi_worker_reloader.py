@@ -110,7 +110,7 @@ class SupervisorReloader(ConfigSource):
             reload = _Reload(None, self._reload_log.revision)
         except Exception:
             # An error of our own is logged, and must not end the supervisor.
-            _log.exception("a reload failed")
+            _log.exception("the settings reload failed with an unexpected error")
             self._reload_log.record_failure(f"{self._source.file}: {INTERNAL_ERROR}", requested)
             reload = _Reload(None, self._reload_log.revision)
         return ConfigUpdate(pickle.dumps(reload), self.sockets, self.settings.limits.drain_timeout)
@@ -125,14 +125,16 @@ class SupervisorReloader(ConfigSource):
             workers[error].append(str(pid))
         for error, pids in workers.items():
             of = "worker" if len(pids) == 1 else "workers"
-            _log.error("%s %s: still on the settings from before: %s", of, ", ".join(pids), error)
+            _log.error("%s %s: keeping the previous settings: %s", of, ", ".join(pids), error)
 
     def _refresh_resources(self) -> None:
         """Load the files that workers reload by themselves, for workers that start later."""
         try:
             self._resources.refresh()
         except Exception:
-            _log.exception("keys or certificates could not be renewed")
+            _log.exception(
+                "API keys or certificates could not be reloaded; keeping the previous ones"
+            )
 
     def _changed(self) -> bool:
         failed = self._reload_log.revision.last_failure is not None
@@ -194,7 +196,7 @@ class WorkerReloader(BackgroundTask):
         except (ListenError, UpstreamTlsError, ApiKeysError) as error:
             why = str(error)
         except Exception:
-            _log.exception("a reload failed")
+            _log.exception("the settings reload failed with an unexpected error")
             why = INTERNAL_ERROR
         else:
             gateway.revision = reload.revision

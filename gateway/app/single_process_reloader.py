@@ -1,4 +1,4 @@
-"""Reloads with a single process: when the settings are read again, and what comes of it."""
+"""Reloads the settings of a single-process gateway."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SingleProcessReloader(BackgroundTask):
             self._reload_log.record_failure(failure_text(error, self._source.file), requested)
         except Exception:
             # An error of our own is logged, and must not end the task.
-            _log.exception("a reload failed")
+            _log.exception("the settings reload failed with an unexpected error")
             self._reload_log.record_failure(f"{self._source.file}: {INTERNAL_ERROR}", requested)
         else:
             self._on_applied(gateway.settings)

@@ -128,7 +128,7 @@ class Decompressor:
     def _open_stream(self) -> _Decompress:
         is_gzip = self._coding == "gzip"
         if self._stream_count and not (is_gzip and self._window.startswith(_GZIP_MAGIC)):
-            raise bad_request(f"the request's body goes on after its {self._coding} data")
+            raise bad_request(f"the request's body has data after its {self._coding} data")
         self._stream_count += 1
         self._check_members()
         if is_gzip:

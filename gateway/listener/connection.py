@@ -1,4 +1,4 @@
-"""A client's connection: parses its requests and has them answered one after the other."""
+"""A client's connection: parses requests and serves them in order."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ConnectionHost(ABC):
     ) -> FastPathCall | None:
         """Start a fully buffered request on the fast path; None if it must be streamed.
 
-        The call ends with ``answer`` or ``continue_in_task`` of the connection.
+        The call ends with ``respond`` or ``continue_in_task`` of the connection.
         """
 
     @abstractmethod

@@ -1,1 +1,1 @@
-"""A process on another core that converts large tensors for a worker."""
+"""The offload process: converts parts of large tensors for a worker."""

@@ -89,7 +89,9 @@ class OffloadProcess(Offloader):
             )
             self._connection = connection
             await connection.lost
-            _log.warning("the offload process %d ended; another one is started", process.pid)
+            _log.warning(
+                "the offload process %d ended; it will be restarted on demand", process.pid
+            )
         finally:
             self._connection = None
             if connection is None:
@@ -196,7 +198,9 @@ class _Connection(asyncio.Protocol):
         """Abort if the process has not replied to a job in time."""
         self._timer = None
         if submitted in self._jobs:
-            _log.warning("the offload process did nothing for %g s", _JOB_TIMEOUT)
+            _log.warning(
+                "the offload process did not reply to a job within %g s: stopped", _JOB_TIMEOUT
+            )
             self.transport.abort()
         elif self._jobs:
             self._timer = self._loop.call_later(_JOB_TIMEOUT, self._check, self._jobs[-1])

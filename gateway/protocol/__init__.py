@@ -1,1 +1,1 @@
-"""The Open Inference Protocol as pure facts and functions, without I/O."""
+"""The Open Inference Protocol: operations, datatypes, headers, dialects; no I/O."""

@@ -45,13 +45,13 @@ class DetectedDialect:
 def parse_server_metadata(status: int, document: bytes) -> DetectedDialect:
     """Detect the dialect from a response to ``GET /v2``; JSON unless it shows binary tensors."""
     if status != 200:
-        return _unknown(f"answered GET /v2 with {status}")
+        return _unknown(f"returned {status} to GET /v2")
     try:
         fields = orjson.loads(document)
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        return _unknown("answered GET /v2 with what is no JSON object")
+        return _unknown("returned no JSON object to GET /v2")
     return _by_fields(fields)
 
 

@@ -41,7 +41,7 @@ class OperationKind(Enum):
 PASSTHROUGH_IF_SINGLE = frozenset(
     (OperationKind.LOGGING, OperationKind.INDEX, OperationKind.ALL_STATISTICS)
 )
-"""Kinds that are forwarded unchanged if only one server has to be asked."""
+"""Kinds that are forwarded unchanged if only one server has to be queried."""
 
 PASSTHROUGH = (
     frozenset(OperationKind)

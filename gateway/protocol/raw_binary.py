@@ -31,8 +31,8 @@ def make_raw_binary_preamble(model: ModelMetadata, body_size: int) -> RawBinaryP
     """
     if not model.inputs:
         raise bad_request(
-            f"the server does not say what model '{model.name}' takes, as it must for a raw binary "
-            "request (Inference-Header-Content-Length: 0); the gateway's settings can (models)"
+            f"the server's metadata of model '{model.name}' lists no inputs, which a raw binary "
+            "request (Inference-Header-Content-Length: 0) needs; declare the model in the settings"
         )
     if len(model.inputs) != 1:
         raise bad_request(

@@ -332,7 +332,9 @@ def _shape(entry: Fields, label: str) -> tuple[int, ...]:
             f"{label}: shape must be an array of integers, got {describe_value(shape)}"
         )
     if len(shape) > MAX_RANK:
-        raise bad_request(f"{label}: shape has {len(shape)} dimensions; at most {MAX_RANK} may be")
+        raise bad_request(
+            f"{label}: shape has {len(shape)} dimensions; at most {MAX_RANK} are allowed"
+        )
     for size in shape:
         if type(size) is not int or size < 0:
             raise bad_request(

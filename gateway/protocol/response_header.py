@@ -84,7 +84,7 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
     if len(shape) > MAX_RANK:
         raise bad_response(
             f"output '{name}' of the server's response has {len(shape)} dimensions; "
-            f"at most {MAX_RANK} may be"
+            f"at most {MAX_RANK} are allowed"
         )
     if not (size is None or (type(size) is int and size >= 0)):
         raise bad_response(

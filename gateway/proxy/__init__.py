@@ -1,1 +1,1 @@
-"""One call, from the first byte of its request to the last byte of its response."""
+"""Serves one call: routing, admission, conversion, forwarding."""

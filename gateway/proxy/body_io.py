@@ -65,7 +65,9 @@ class ClientBody:
         while size:
             piece = await self.read(size)
             if not piece:
-                raise bad_request(f"the body ends {size} bytes before its header says")
+                raise bad_request(
+                    f"the body is {size} bytes shorter than its inference header declares"
+                )
             size -= len(piece)
             yield piece
 

@@ -1,4 +1,4 @@
-"""What a call must know of its server's dialect before it starts."""
+"""Waits for the server's dialect and adapts headers to it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def prepare_dialect(call: Call) -> None:
     if operation.version is not None and not upstream.dialect.versioned_paths:
         raise GatewayError(
             ErrorKind.UNSUPPORTED,
-            f"upstream '{upstream.name}' ({upstream.dialect.name}) has no versions of models; "
-            f"without one, this is {strip_version(call.request.target)}",
+            f"upstream '{upstream.name}' ({upstream.dialect.name}) does not support model "
+            f"versions; use {strip_version(call.request.target)}",
         )
 
 

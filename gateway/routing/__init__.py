@@ -1,1 +1,1 @@
-"""Routing decisions as pure functions of state, clock and randomness."""
+"""Route matching, load balancing, endpoint health and retry budgets, without I/O."""

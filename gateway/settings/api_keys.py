@@ -35,7 +35,7 @@ def _key_header(value: object) -> str:
     if name.lower() == "authorization":
         raise ValueError("without header, keys are shown as Authorization: Bearer KEY already")
     if name.lower() in _RESERVED_HEADERS:
-        raise ValueError(f"{name} has a use of its own and cannot hold a key")
+        raise ValueError(f"{name} is a reserved header and cannot hold a key")
     return name
 
 

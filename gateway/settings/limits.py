@@ -109,7 +109,7 @@ class Limits(Section):
         default=3600.0, description="How long one call may take in all."
     )
     drain_timeout: Annotated[float, time("1ms", "24h")] = Field(
-        default=30.0, description="How long running calls may go on after SIGTERM."
+        default=30.0, description="How long calls in progress may go on after SIGTERM."
     )
     drain_grace: Annotated[float, time("0s", "1h")] = Field(
         default=1.0,

@@ -83,8 +83,8 @@ class RetryBudget(Section):
     )
     min_concurrency: Annotated[int, count("0", "1000000")] = Field(
         default=20,
-        description="Retries that are allowed at once, beside that percentage of the running"
-        " calls.",
+        description="Retries that are allowed at once, beside that percentage of the calls in"
+        " progress.",
     )
 
 

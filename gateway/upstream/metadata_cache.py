@@ -104,7 +104,8 @@ class MetadataCache:
         except TimeoutError:
             raise GatewayError(
                 ErrorKind.SERVER_TIMEOUT,
-                f"{endpoint.url} gave no metadata of model '{key[0]}' in {self._fetch_timeout:g} s",
+                f"{endpoint.url} returned no metadata of model '{key[0]}' "
+                f"in {self._fetch_timeout:g} s",
             ) from None
         if self._fetches.get(key) is asyncio.current_task():
             self._entries[key] = _Entry(metadata, self._clock() + self._ttl)
@@ -127,7 +128,7 @@ async def fetch_metadata(
     """Fetch a model's metadata from a server, and from its config whether the model batches.
 
     Without ``has_config`` the config is not asked for. Raises UpstreamResponseError for an error
-    response, and GatewayError (502) that says which part makes no sense.
+    response, and GatewayError (502) that names the invalid part.
     """
     path = model_path(model, version)
     status, content_type, body = await _get(endpoint, path)
@@ -139,13 +140,13 @@ async def fetch_metadata(
         fields = orjson.loads(body)
         entries = list(fields.get("inputs") or ())
     except (ValueError, TypeError, AttributeError):
-        raise bad_response(f"{endpoint.url} gave no metadata of model '{model}'") from None
+        raise bad_response(f"{endpoint.url} returned no metadata of model '{model}'") from None
     try:
         inputs = tuple(map(_tensor, entries))
     except (ValueError, KeyError, TypeError):
         text = orjson.dumps(entries).decode()
         raise bad_response(
-            f"{endpoint.url} gave metadata of model '{model}' whose inputs make no sense: "
+            f"{endpoint.url} returned invalid inputs in the metadata of model '{model}': "
             f"{text[:QUOTED_TEXT]}"
         ) from None
     return ModelMetadata(model, inputs, batching, _outputs(fields))

@@ -1,1 +1,1 @@
-"""Worker processes behind one set of addresses, and the supervisor that starts and feeds them."""
+"""Worker processes, and the supervisor that starts them and distributes connections."""

@@ -34,7 +34,7 @@ class ToWorker(IntEnum):
     STOPPING = 4
     """The gateway is not ready any more, but clients that have begun to connect still come."""
     DRAIN = 5
-    """No client comes any more: finish the running calls, then reply DRAINED."""
+    """No client comes any more: finish the calls in progress, then reply DRAINED."""
 
 
 class FromWorker(IntEnum):
@@ -148,7 +148,7 @@ class WorkerChannel:
                 loop.remove_reader(descriptor)
                 self._ended.set()
                 if not self._draining.is_set():
-                    _log.error("the supervisor is gone: stopping")
+                    _log.error("the supervisor has died: this worker drains and stops")
                     self._draining.set()
 
         loop.add_reader(descriptor, handle_next)
@@ -189,13 +189,13 @@ class WorkerChannel:
         self._send(FromWorker.RECEIVED)
         if descriptor < 0:
             self.count_closed()
-            _log.error("a connection was lost: too many open files")
+            _log.error("a client connection was dropped: too many open files")
         else:
             on_connection(socket.socket(fileno=descriptor), is_admin)
 
     def _reload(self, descriptor: int, on_reload: Callable[[bytes], None]) -> None:
         if descriptor < 0:
-            _log.error("new settings were lost: too many open files")
+            _log.error("the new settings were not received: too many open files")
             self.send_reloaded("too many open files")
             return
         # All workers share the position in this file, so none of them may use it.

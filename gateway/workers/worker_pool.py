@@ -157,7 +157,7 @@ class WorkerProcess:
 
 
 class WorkerSlot:
-    """The place of one worker and, one after the other, of those that replace it.
+    """One worker position, filled again when its worker ends.
 
     ``closed_connections`` is one number that it shares with the worker.
     """

@@ -121,7 +121,7 @@ async def test_status_shows_calls_and_endpoints() -> None:
             None,
             None,
         )
-        assert upstream["dialect"] == {"name": "triton", "reason": "the settings say so"}
+        assert upstream["dialect"] == {"name": "triton", "reason": "configured"}
         (endpoint,) = upstream["endpoints"]
         assert (endpoint["url"], endpoint["requests_in_progress"]) == (server.url, 1)
 

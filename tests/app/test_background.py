@@ -36,5 +36,5 @@ async def test_failed_background_task_is_logged_and_ends_no_other(
 
     async with Failing():
         await asyncio.sleep(0)
-    assert caplog.messages == ["a background task failed and does not go on"]
+    assert caplog.messages == ["background task Failing failed and stopped"]
     assert "ValueError: failed" in caplog.text

@@ -110,13 +110,13 @@ async def test_responses_with_500_are_counted_on_the_fast_path(
             assert (await client.call("GET", "/v2/models/m/ready")).status == 500
         endpoint = await _status_of(operator)
         assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
-        assert (endpoint["responses_5xx"], endpoint["last_error"]) == (4, "it answered 500")
+        assert (endpoint["responses_5xx"], endpoint["last_error"]) == (4, "it returned 500")
         assert await _metric(operator, "tensorgate_endpoint_responses_5xx_total") == [4]
         assert (await client.call("GET", "/v2/models/m/ready")).status == 200
         endpoint = await _status_of(operator)
         assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (0, 4)
     assert fast == [500, 500, 500, 200]
-    said = f"{server.url} answered 500"
+    said = f"{server.url} returned 500"
     assert sum(said in message for message in caplog.messages) == 1
 
 

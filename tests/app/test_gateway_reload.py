@@ -203,7 +203,7 @@ async def test_response_that_has_begun_is_finished_by_the_old_server() -> None:
             assert (await busy.call("GET", "/v2/x")).body == b"new"
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["task", "straight"])
+@pytest.mark.parametrize("warm", [False, True], ids=["task", "fast_path"])
 async def test_waiting_call_is_answered_by_the_old_server(warm: bool) -> None:
     gated = GatedResponse(b"gated")
     async with (
@@ -384,11 +384,11 @@ async def test_reload_changes_access_log_and_request_limits(
 
 async def test_reload_adds_and_removes_the_offload_process() -> None:
     async with running_gateway(settings_for()) as (gateway, _):
-        for helper in ("always", "never", "always"):
-            await gateway.reload(settings_for(offload=helper))
+        for offload in ("always", "never", "always"):
+            await gateway.reload(settings_for(offload=offload))
             rule = gateway.active_config.router.rules[0]
             assert rule.routes[0].offloader is gateway._offload
-            assert (gateway._offload is not None) is (helper == "always")
+            assert (gateway._offload is not None) is (offload == "always")
         before = gateway._offload
         await gateway.reload(settings_for(offload="always"))
         assert gateway._offload is before

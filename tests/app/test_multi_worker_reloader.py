@@ -139,8 +139,8 @@ async def test_worker_that_cannot_apply_settings_keeps_its_own_until_the_next_re
         assert error.startswith(f"upstreams.u.tls.ca: cannot read {certificates}: No such file")
         reloads.supervisor.on_applied({7: error, 8: error, 9: "no luck"})
         assert caplog.messages == [
-            f"workers 7, 8: still on the settings from before: {error}",
-            "worker 9: still on the settings from before: no luck",
+            f"workers 7, 8: keeping the previous settings: {error}",
+            "worker 9: keeping the previous settings: no luck",
         ]
         assert worker.gateway.settings.upstreams["u"].endpoints == ("http://127.0.0.1:1",)
         assert worker.gateway.revision.last_failure == error

@@ -89,7 +89,7 @@ async def test_invalid_file_is_logged_once_and_changes_nothing(
             _write(file, f"{broken}# the same error, in another file\n")
             await until(lambda: gateway.revision.reload_failures == 2)
             why = f"{file}:1: upstreams.u.endpoints: expected at least one, got none (2 problems)"
-            message = f"settings not reloaded: {why}; going on with those from before"
+            message = f"settings not reloaded: {why}; keeping the previous settings"
             assert caplog.messages == [message]
             assert gateway.revision.last_failure == why
             assert gateway.revision.number == 1
@@ -186,6 +186,6 @@ async def test_worker_count_changes_at_the_next_start(
         _write_settings(file, NOWHERE, "workers: 3\nlimits: {drain_timeout: 1}\n")
         reloader.request_reload()
         await until(lambda: gateway.revision.number == 2)
-        assert caplog.messages == ["workers: 3 takes effect at the next start; until then, 1"]
+        assert caplog.messages == ["workers: 3 takes effect after a restart; until then it is 1"]
         assert gateway.settings.limits.drain_timeout == 1
         assert gateway.settings.workers == 1

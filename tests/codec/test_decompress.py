@@ -165,11 +165,11 @@ BAD = {
         "is not valid deflate: incorrect data check",
     ),
     "a wrong header of deflate": ("deflate", b"\x78\x00" + bytes(9), "incorrect header check"),
-    "more": ("gzip", WHOLE["gzip"] + b"more", "goes on after its gzip data"),
-    "a byte more": ("gzip", WHOLE["gzip"] + b"\x1f", "goes on after its gzip data"),
-    "padding": ("gzip", WHOLE["gzip"] + bytes(100), "goes on after its gzip data"),
-    "more than deflate": ("deflate", WHOLE["deflate"] * 2, "goes on after its deflate data"),
-    "more than bare deflate": ("deflate", WHOLE["bare"] + b"\0", "goes on after its deflate data"),
+    "more": ("gzip", WHOLE["gzip"] + b"more", "has data after its gzip data"),
+    "a byte more": ("gzip", WHOLE["gzip"] + b"\x1f", "has data after its gzip data"),
+    "padding": ("gzip", WHOLE["gzip"] + bytes(100), "has data after its gzip data"),
+    "more than deflate": ("deflate", WHOLE["deflate"] * 2, "has data after its deflate data"),
+    "more than bare deflate": ("deflate", WHOLE["bare"] + b"\0", "has data after its deflate data"),
 }
 
 

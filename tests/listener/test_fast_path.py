@@ -1,4 +1,4 @@
-"""Exchanges of the straight way, between real sockets."""
+"""Calls on the fast path, between real sockets."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Listening:
             yield client
 
     async def until_straight(self, count: int = 1) -> None:
-        """Wait until so many exchanges are under way, all of them on the straight way."""
+        """Wait until so many calls are in progress, all of them on the fast path."""
         await until(lambda: len(self.straight_ones) == count == len(self.listener._active_calls))
 
     async def until_asked(self, count: int) -> None:
@@ -823,7 +823,7 @@ async def test_a_client_may_go_on_after_its_server_failed(fast_path_requests: li
         for _ in range(2):
             reply = await client.ask(GET)
             assert (reply.status, reply.head.get("Connection")) == (502, None)
-            text = bad_response(f"{server.url} closed the connection before it answered").message
+            text = bad_response(f"{server.url} closed the connection before it responded").message
             assert reply.error == text
             assert (await client.ask(GET)).status == 200
         assert len(fast_path_requests) == 2

@@ -34,7 +34,7 @@ def test_number_of_different_messages_is_limited(caplog: pytest.LogCaptureFixtur
     clock = _Clock()
     log = FailureLog(clock)
     for number in range(1000):
-        log.write(GatewayError(ErrorKind.BAD_RESPONSE, f"http://a answered {number} bytes"))
+        log.write(GatewayError(ErrorKind.BAD_RESPONSE, f"http://a returned {number} bytes"))
     assert len(caplog.messages) == 20
     clock.now += 10
     log.write(REFUSED)

@@ -100,10 +100,10 @@ def test_kserve_of_any_release_speaks_v1(version: str) -> None:
         (200, b"null", "no JSON object"),
         (200, b"", "no JSON object"),
         (200, b"<html>", "no JSON object"),
-        (204, b"", "answered GET /v2 with 204"),
-        (301, b"", "answered GET /v2 with 301"),
-        (401, b"{}", "answered GET /v2 with 401"),
-        (404, b'{"name":"triton","extensions":["binary_tensor_data"]}', "GET /v2 with 404"),
+        (204, b"", "returned 204 to GET /v2"),
+        (301, b"", "returned 301 to GET /v2"),
+        (401, b"{}", "returned 401 to GET /v2"),
+        (404, b'{"name":"triton","extensions":["binary_tensor_data"]}', "returned 404 to GET /v2"),
     ],
 )
 def test_server_without_binary_extension_gets_json(status: int, document: bytes, said: str) -> None:

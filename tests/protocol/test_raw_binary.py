@@ -70,7 +70,7 @@ def test_bytes_element_gets_its_length(
 
 
 REFUSED = [
-    (model("FP32"), 4, "does not say what model 'm' takes"),
+    (model("FP32"), 4, "metadata of model 'm' lists no inputs"),
     (model("FP32", [-1], [-1]), 4, "model 'm' takes 2 inputs; a raw binary request"),
     (model("FP32", [-1, -1]), 4, "shape [-1, -1]; a raw binary request allows at most 1 variable"),
     (model("FP32", [-1, -1, -1], batching=True), 4, "has shape [-1, -1]; a raw binary request"),

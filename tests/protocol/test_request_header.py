@@ -163,7 +163,7 @@ REFUSED_INPUTS = [
     ({"inputs": [tensor(shape=[-1] * 60)]}, "input 'x': shape [-1,-1,-1,-1,-1,-1,-1,-1,-1,-1,-1"),
     (
         {"inputs": [tensor(shape=[1] * 65)]},
-        "input 'x': shape has 65 dimensions; at most 64 may be",
+        "input 'x': shape has 65 dimensions; at most 64 are allowed",
     ),
     ({"inputs": [tensor(data=0, parameters=[])]}, "input 'x': parameters must be an object"),
     (

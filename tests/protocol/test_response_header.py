@@ -120,7 +120,7 @@ REFUSED_OUTPUTS = [
     ({"outputs": [tensor(shape=[True])]}, f"{ITS} shape [true], {NO_SHAPE}"),
     (
         {"outputs": [tensor(shape=[1] * 65)]},
-        "output 'x' of the server's response has 65 dimensions; at most 64 may be",
+        "output 'x' of the server's response has 65 dimensions; at most 64 are allowed",
     ),
     (
         {"outputs": [tensor(parameters={"binary_data_size": -1}, datatype="BYTES")]},

@@ -162,7 +162,7 @@ async def test_model_version_is_refused_by_a_server_without_versions(
     with pytest.raises(GatewayError) as caught:
         await _prepare(method, target, upstream)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
-    said = f"upstream 'models' (kserve) has no versions of models; without one, this is {path}"
+    said = f"upstream 'models' (kserve) does not support model versions; use {path}"
     assert caught.value.message == said
     await _prepare(method, path, upstream)
     for dialect in (TRITON, OPENVINO, JSON):

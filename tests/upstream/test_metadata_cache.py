@@ -320,7 +320,7 @@ async def test_failure_without_waiting_calls_is_not_reported(
 async def test_fetch_fails_after_its_timeout(clock: _Clock, server: _Server) -> None:
     cache = MetadataCache(TTL, 3, 1.0, clock)
     server.ready.clear()
-    with pytest.raises(GatewayError, match=f"{URL} gave no metadata of model 'm' in 1 s") as e:
+    with pytest.raises(GatewayError, match=f"{URL} returned no metadata of model 'm' in 1 s") as e:
         await cache.get("m", None, server)
     assert e.value.kind is ErrorKind.SERVER_TIMEOUT
     server.ready.set()
@@ -416,7 +416,7 @@ async def test_error_quotes_invalid_inputs() -> None:
     with pytest.raises(GatewayError) as caught:
         await _fetch(ScriptedUpstreamResponse(200, {}, [document]), ScriptedUpstreamResponse(404))
     assert caught.value.message == (
-        f"{URL} gave metadata of model 'm' whose inputs make no sense: "
+        f"{URL} returned invalid inputs in the metadata of model 'm': "
         '[{"name":"IN","datatype":"FP31","shape":[1]}]'
     )
 

@@ -146,7 +146,7 @@ async def test_worker_stops_if_the_supervisor_is_gone(
     ends.supervisor.close()
     await ends.receive()
     assert len(ends.clients) == 1
-    assert caplog.messages == ["the supervisor is gone: stopping"]
+    assert caplog.messages == ["the supervisor has died: this worker drains and stops"]
     ends.channel.send_dropped(1)  # to nobody, which is no error
 
 
@@ -175,7 +175,7 @@ async def test_connection_without_a_descriptor_counts_as_closed(
     assert ends.closed[0] == 1
     assert len(ends.clients) == 1
     assert ends.replies() == [RECEIVED] * 2
-    assert caplog.messages == ["a connection was lost: too many open files"]
+    assert caplog.messages == ["a client connection was dropped: too many open files"]
 
 
 async def test_settings_are_received_in_order(
@@ -191,7 +191,7 @@ async def test_settings_are_received_in_order(
     ends.channel.send_reloaded("why not")
     lost = (FromWorker.RELOADED, "too many open files")
     assert ends.replies() == [RECEIVED, lost, RECEIVED, (FromWorker.RELOADED, "why not")]
-    assert caplog.messages == ["new settings were lost: too many open files"]
+    assert caplog.messages == ["the new settings were not received: too many open files"]
 
 
 def test_worker_reports_its_state(ends: _Ends) -> None:

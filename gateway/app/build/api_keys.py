@@ -95,11 +95,11 @@ class _KeyFile:
         try:
             keys = self.read()
         except ApiKeysError as error:
-            self._log_once(f"{error}; the keys from before stay in use")
+            self._log_once(f"{error}; keeping the previous keys")
             return None
         self._watch.mark_used()
         self._logged = ""
-        _log.info("%s: %d from %s are in use from now on", self._setting, len(keys), self._file)
+        _log.info("%s: keys loaded from %s: %d", self._setting, self._file, len(keys))
         return keys
 
     def _log_once(self, error: str) -> None:

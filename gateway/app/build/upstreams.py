@@ -118,7 +118,8 @@ def build_upstreams(
 
     If the spec is as before, the upstream is the one from before, with its connections and all that
     it knows. If the spec has changed, endpoints that are still there keep their health, names keep
-    their addresses, and running calls keep their slots. ``buffers`` counts what connections buffer.
+    their addresses, and calls in progress keep their slots. ``buffers`` counts what connections
+    buffer.
     """
     return {
         spec.name: _build_or_keep(spec, before.get(spec.name), buffers, ejection_sync)

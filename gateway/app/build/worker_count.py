@@ -26,8 +26,8 @@ def uses_offload(settings: Settings) -> bool:
 def share_per_worker(number: int, workers: int) -> int:
     """Return one worker's share of a limit, at least 1.
 
-    The supervisor deals connections evenly to workers, and a connection has one request at a time.
-    So the shares are equal, and workers need not exchange them.
+    The supervisor distributes connections evenly to workers, and a connection has one request at a
+    time. So the shares are equal, and workers need not exchange them.
     """
     return max(1, number // workers)
 

@@ -1,1 +1,1 @@
-"""Checks before serving: probes of servers, and settings that lead back to the gateway."""
+"""Checks before serving: probes of servers, and endpoints that point to the gateway itself."""

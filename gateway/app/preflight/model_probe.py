@@ -68,7 +68,7 @@ async def _probe_model(
         quoted = f"{error.status} {excerpt(error.body)}"
         if error.status in _UNKNOWN_MODEL:
             return Verdict.MISMATCH, (f"does not know it: {quoted}",)
-        return Verdict.UNAVAILABLE, (f"answered {quoted}",)
+        return Verdict.UNAVAILABLE, (f"returned {quoted}",)
     except GatewayError as error:
         return Verdict.UNAVAILABLE, (error.message,)
     differences = list(find_differences(model, metadata, max_batch_size))

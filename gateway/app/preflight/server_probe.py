@@ -28,9 +28,7 @@ async def probe_server(
             verdict = Verdict.NOT_READY
             is_ready = response.status == 200
             quoted = f"{response.status} {excerpt(response.body)}".rstrip()
-            messages.append(
-                "ready" if is_ready else f"not ready: it answered GET {_READY} with {quoted}"
-            )
+            messages.append("ready" if is_ready else f"not ready: GET {_READY} returned {quoted}")
             detected = await detect_dialect(endpoint)
     except TimeoutError:
         messages.append(f"no response{' to GET /v2' if messages else ''} within {time_limit:g} s")
@@ -54,7 +52,10 @@ def _compare(declared: str, detected: DetectedDialect) -> tuple[bool, str]:
         return True, f"dialect {name}, but {declared} is declared: it {detected.reason}"
     if detected.certain and detected.dialect.name in DIALECTS:
         return False, f"dialect {declared}, as declared: it {detected.reason}"
-    return False, f"dialect {declared} is declared, which it does not show: it {detected.reason}"
+    return (
+        False,
+        f"dialect {declared} is declared, but the server does not confirm it: it {detected.reason}",
+    )
 
 
 def _differs(detected: Dialect, declared: Dialect) -> bool:

@@ -1,1 +1,1 @@
-"""Reloads: where settings come from, what they load, what differs, which are in use."""
+"""Settings reload: source, loaded files, differences, revision."""

@@ -63,7 +63,7 @@ class ReloadLog:
         log_warnings(read, before)
         for name in settings_needing_restart(read, before):
             old, new = getattr(before, name), getattr(read, name)
-            _log.warning("%s: %s takes effect at the next start; until then, %s", name, new, old)
+            _log.warning("%s: %s takes effect after a restart; until then it is %s", name, new, old)
 
     def record_failure(self, reason: str, requested: bool) -> None:
         """Record and log why the settings that were read are not in use.
@@ -73,7 +73,7 @@ class ReloadLog:
         is_new = reason != self.revision.last_failure
         self.revision = self.revision.after_failure(reason, time.time())
         if is_new or requested:
-            _log.error("settings not reloaded: %s; going on with those from before", reason)
+            _log.error("settings not reloaded: %s; keeping the previous settings", reason)
 
 
 def log_addresses(addresses: Sequence[str], before: Iterable[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Decodes JSON arrays of numbers in a few calls, without a Python object per element.
+"""Decodes JSON arrays of numbers into binary elements, without a Python object for each.
 
 pysimdjson parses into a buffer, and numpy rounds. In a compiled gateway, the C module ``_floats``
 does both in one pass for most floats.

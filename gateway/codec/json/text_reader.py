@@ -166,7 +166,7 @@ class JsonTextReader:
         """Take the rest of the text, which must be space."""
         while not (self.ended and not self.size):
             if self.skip_space():
-                yield from self.fail("expected nothing more")
+                yield from self.fail("expected the end of the request")
             if not self.ended:
                 yield PauseReason.NEED_DATA
 

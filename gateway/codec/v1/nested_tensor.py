@@ -386,7 +386,7 @@ class ShapeFinder:
             return ()
         if self._rank > MAX_RANK:
             raise bad_request(
-                f"{self._label} has {self._rank} dimensions; at most {MAX_RANK} may be"
+                f"{self._label} has {self._rank} dimensions; at most {MAX_RANK} are allowed"
             )
         shape = [self._lengths[depth] for depth in range(1, self._rank + 1)]
         if not count and shape[-1] == 1:

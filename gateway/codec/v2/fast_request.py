@@ -1,4 +1,4 @@
-"""Converts small, fully buffered JSON requests in a few calls.
+"""Converts small, fully buffered JSON requests to binary tensors in a few calls.
 
 Requests for a model look alike but for their numbers. The JSON around the data is parsed once, and
 the plan made of it is cached. Unusual and invalid requests are left to InferRequestConverter; for

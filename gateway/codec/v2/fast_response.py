@@ -1,4 +1,4 @@
-"""Converts small, fully buffered binary responses to JSON in a few calls.
+"""Converts small, fully buffered binary responses to JSON text in a few calls.
 
 Responses of a model look alike but for their numbers. The header is parsed once, and the plan made
 of it is cached. Unusual and invalid responses are left to JsonResponseConverter; for all others

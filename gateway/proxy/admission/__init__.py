@@ -1,1 +1,1 @@
-"""What a call must pass before it is served: concurrency, memory, time."""
+"""Concurrency limits, memory budget, deadlines and time slices."""

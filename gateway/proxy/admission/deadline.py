@@ -110,7 +110,7 @@ class Deadline:
         """Pause while tasks run inside that have a ``part`` of this deadline each.
 
         A part that times out does not end the others. Afterwards the client is expected, with a few
-        seconds at least: it must hear what the other parts did.
+        seconds at least: the client must learn what the other servers did.
         """
         try:
             with self.suspended():

@@ -1,4 +1,4 @@
-"""Sends what changes servers to every server, so that all of them stay alike."""
+"""Sends requests that modify servers to every endpoint."""
 
 from __future__ import annotations
 

@@ -165,4 +165,4 @@ async def _why_not_ready(endpoint: UpstreamEndpoint) -> str | None:
         return error.message
     except TimeoutError:
         return f"{endpoint.url} did not say in {READINESS_TIMEOUT:g} s that it is ready"
-    return None if response.status == 200 else f"{endpoint.url} answered {response.status}"
+    return None if response.status == 200 else f"{endpoint.url} returned {response.status}"

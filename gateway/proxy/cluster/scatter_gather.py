@@ -1,4 +1,4 @@
-"""Sends one request to several servers in parallel, and collects what came of it at each."""
+"""Sends one request to several servers in parallel, and collects the responses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def json_response(status: int, document: bytes, reason: str = "") -> BufferedRes
 
 @dataclass(frozen=True, slots=True)
 class SubResponse:
-    """What came of the request at one server.
+    """The outcome of a request at one server.
 
     ``name`` is the URL of an endpoint, or the upstream if any of its endpoints could respond.
     """
@@ -69,7 +69,7 @@ class SubResponse:
             message = self.outcome.message
             return message if self.name in message else f"{self.name}: {message}"
         text = _error_text(self.outcome.body)
-        return f"{self.name} answered {self.outcome.status}" + (f": {text}" if text else "")
+        return f"{self.name} returned {self.outcome.status}" + (f": {text}" if text else "")
 
 
 def count_endpoints(upstreams: Iterable[Upstream]) -> int:
@@ -164,7 +164,7 @@ def merge_responses(
     if not responses and len({error.kind for error in errors}) == 1:
         kind, retry_after = errors[0].kind, errors[0].retry_after
     what = f"{request.method} {shorten(request.target.partition('?')[0], QUOTED_TEXT)}"
-    result = f"went well at {', '.join(succeeded)}, but failed" if succeeded else "failed"
+    result = f"succeeded at {', '.join(succeeded)}; failed" if succeeded else "failed"
     failures = "; ".join(each.failure for each in sub_responses if not each.success)
     raise GatewayError(kind, f"{what} {result}: {failures}", retry_after)
 
@@ -189,7 +189,7 @@ async def buffer_response(
         response_chunks(response, url, deadline),
         reservation,
         MAX_MODEL_DOCUMENT,
-        lambda cap: bad_response(f"{url} answered more than {cap} bytes"),
+        lambda cap: bad_response(f"{url} returned more than {cap} bytes"),
     )
     return BufferedResponse(response.status, response.reason, response.headers, b"".join(chunks))
 

@@ -53,8 +53,8 @@ async def trace_settings(call: Call, upstreams: Sequence[Upstream]) -> None:
             raise _no_trace_extension([upstream])  # another server was detected meanwhile
         if operation.version is not None and not dialect.trace.per_version:
             _log.info(
-                "trace settings of version %s of model %s: %s keeps them per model, "
-                "all versions share",
+                "trace settings of version %s of model %s: a %s server has one set per model, "
+                "which all versions share",
                 operation.version,
                 operation.model,
                 dialect.name,

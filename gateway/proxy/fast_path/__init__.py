@@ -1,1 +1,1 @@
-"""Calls that are fully buffered on both sides: served without a task."""
+"""Small buffered calls, started without a task."""

@@ -1,1 +1,1 @@
-"""What is done to every call on the way: authentication, headers, compression, mirroring."""
+"""Authentication, forwarded headers, compression, decompression and mirroring of calls."""

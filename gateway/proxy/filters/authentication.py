@@ -101,7 +101,7 @@ class Authenticator:
         wanted = " or ".join(map(_describe_header, self._headers))
         has_bearer = _bearer(headers.get(_AUTHORIZATION, "")) is not None
         challenges = [_challenge(header, has_bearer) for header in self._headers]
-        return UnauthenticatedError(f"a valid key is needed: {wanted}", ", ".join(challenges))
+        return UnauthenticatedError(f"a valid API key is needed: {wanted}", ", ".join(challenges))
 
 
 def parse_keys(lines: Iterable[str], word: str = "line") -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def parse_keys(lines: Iterable[str], word: str = "line") -> tuple[str, ...]:
             continue
         if not _KEY.fullmatch(line):
             raise ValueError(
-                f"{word} {number} is no key, which is 1 to 512 visible ASCII characters"
+                f"{word} {number} is not a key; a key is 1 to 512 visible ASCII characters"
                 " without a comma"
             )
         keys.append(line)

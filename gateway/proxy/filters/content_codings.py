@@ -39,8 +39,7 @@ def content_coding(headers: MultiMapping[str]) -> str | None:
     quoted = ", ".join(headers.getall("Content-Encoding"))[:QUOTED_NAME]
     raise GatewayError(
         ErrorKind.UNSUPPORTED_ENCODING,
-        f"the request's Content-Encoding is {quoted!r}; one of {', '.join(CODINGS)} is taken, "
-        "or none",
+        f"the request's Content-Encoding is {quoted!r}; use {', '.join(CODINGS)}, or none",
     )
 
 

@@ -172,7 +172,7 @@ async def _read_json(
             may_skip_slice = False  # even a small request gets no second step for free
         text = await body.read(min(codec.preferred_read_size, missing)) if missing else b""
     if missing and length is not None:
-        raise bad_request(f"the body ends {missing} bytes before {HEADER_LENGTH} says")
+        raise bad_request(f"the body is {missing} bytes shorter than {HEADER_LENGTH} declares")
     codec.feed(b"", last=True)
     while True:
         await run_steps(codec, reservation, route.scheduler)
@@ -216,7 +216,7 @@ async def _join_if_small(chunks: Chunks, size: int) -> Body:
 
 async def _check_end(body: ClientBody) -> None:
     if await body.read():
-        raise bad_request("the body goes on after all that its header says")
+        raise bad_request("the body is longer than its inference header declares")
 
 
 async def _convert_raw_binary(

@@ -138,6 +138,6 @@ async def _check_classified_outputs(call: Call, features: RequestFeatures) -> No
         # The server refuses an output that the model does not have.
         if name in datatypes and datatypes[name].family is Family.TEXT:
             raise bad_request(
-                f"output '{name}' of model '{model}' is {datatypes[name].name}, of which "
-                "there is no classification"
+                f"output '{name}' of model '{model}' is {datatypes[name].name}, which "
+                "cannot be classified"
             )

@@ -38,8 +38,8 @@ async def predict(call: Call) -> None:
     if not model.inputs:
         if not route.upstream.dialect.speaks_v1:
             raise bad_request(
-                f"model '{model.name}' does not say what inputs it takes, by which a V1 request "
-                "is converted"
+                f"the metadata of model '{model.name}' lists no inputs; the gateway needs them "
+                "to convert a V1 request"
             )
         await passthrough(call, model=model_name_of(operation))
         return

@@ -207,7 +207,7 @@ class ServerConnection(Connection):
         """Count an interim response; raises GatewayError (502) for 101 or too many."""
         if status == HTTPStatus.SWITCHING_PROTOCOLS:
             raise bad_response(
-                f"{self._url} answered 101 Switching Protocols, for which it was not asked"
+                f"{self._url} returned 101 Switching Protocols, which the gateway did not request"
             )
         self._interim += 1
         if self._interim > MAX_INTERIM_RESPONSES:
@@ -265,7 +265,7 @@ class ServerConnection(Connection):
         if self._silent and self._is_reused and self.loop.time() - self._started_at < _STALE_WINDOW:
             message = f"{self._url} closed an idle connection as it was used again"
             return StaleConnectionError(ErrorKind.BAD_RESPONSE, message)
-        when = "before it answered" if self.body is None else "before the end of its response"
+        when = "before it responded" if self.body is None else "before the end of its response"
         kind = ErrorKind.NO_RESPONSE if self._silent else ErrorKind.BAD_RESPONSE
         return GatewayError(kind, f"{self._url} closed the connection {when}")
 

@@ -143,7 +143,10 @@ class HttpEndpoint(UpstreamEndpoint):
         if not is_local_exhaustion(error):
             return GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {self.url}: {reason}")
         # The server is not at fault, and another endpoint may have an idle connection.
-        message = f"the gateway has no means to connect to {self.url}: {reason}"
+        message = (
+            "the gateway is out of local resources (ports or file descriptors) for "
+            f"{self.url}: {reason}"
+        )
         return GatewayError(ErrorKind.EXHAUSTED, message, retry_after=RETRY_AFTER)
 
     def _send(

@@ -42,7 +42,7 @@ class DialectState:
 
 def fixed_dialect_state(dialect: Dialect) -> DialectState:
     """Make the state of a dialect that the settings name."""
-    return DialectState(dialect, "the settings say so")
+    return DialectState(dialect, "configured")
 
 
 class DialectDetector(DialectState, MemberTask):
@@ -61,7 +61,7 @@ class DialectDetector(DialectState, MemberTask):
     def __init__(
         self, upstream: str, interval: float, retry_delay: float, logs_startup: bool = True
     ) -> None:
-        super().__init__(None, "its servers were not asked yet")
+        super().__init__(None, "dialect detection has not started")
         self._upstream = upstream
         self._interval = interval
         self._retry_delay = retry_delay
@@ -71,7 +71,8 @@ class DialectDetector(DialectState, MemberTask):
         self._lost: set[Member] = set()
         self._progress = asyncio.Event()
         self._error = GatewayError(
-            ErrorKind.UNREACHABLE, f"no server of upstream '{upstream}' is asked how it speaks"
+            ErrorKind.UNREACHABLE,
+            f"the dialect of upstream '{upstream}' cannot be detected: no endpoint is being probed",
         )
 
     def add(self, member: Member) -> None:
@@ -174,7 +175,7 @@ class DialectDetector(DialectState, MemberTask):
         elif error.message != self.reason:
             self.reason = error.message
             level = self._startup_level(logging.WARNING)
-            _log.log(level, "upstream %s: dialect not known yet: %s", self._upstream, self.reason)
+            _log.log(level, "upstream %s: dialect unknown: %s", self._upstream, self.reason)
 
     def _log_loss(self, member: Member, dialect: Dialect, error: GatewayError) -> None:
         """Log once that the only endpoint is lost; health checks and ejections log other losses."""
@@ -182,13 +183,13 @@ class DialectDetector(DialectState, MemberTask):
         if member.detected_dialect is None or member in self._lost or is_logged:
             return
         self._lost.add(member)
-        kept = f"its dialect is still taken for {dialect.name}"
+        kept = f"keeping dialect {dialect.name}"
         _log.warning("upstream %s: %s; %s", self._upstream, error.message, kept)
 
     def _record_success(self, member: Member) -> None:
         if member in self._lost:
             self._lost.discard(member)
-            _log.info("upstream %s: %s answers again", self._upstream, member.endpoint.url)
+            _log.info("upstream %s: %s is reachable again", self._upstream, member.endpoint.url)
 
     def _wake_waiters(self) -> None:
         self._progress.set()
@@ -203,7 +204,7 @@ def _explain(known: list[tuple[str, DetectedDialect]]) -> tuple[str, bool]:
     if len(reasons) == 1:
         return next(iter(reasons.values())), False
     each = "; ".join(f"{dialect.name}: {why}" for dialect, why in reasons.items())
-    return f"its endpoints differ, and this is what all of them understand ({each})", True
+    return f"its endpoints differ, and all of them understand this one ({each})", True
 
 
 async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
@@ -212,7 +213,7 @@ async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
     temporary = response.status >= 500 and response.status != 501
     if temporary or response.status in _TEMPORARY:
         url = endpoint.url + _SERVER_METADATA
-        raise bad_response(f"{url}, which tells how it speaks, answered {response.status}")
+        raise bad_response(f"dialect detection failed: {url} returned {response.status}")
     return parse_server_metadata(response.status, response.body)
 
 
@@ -224,5 +225,5 @@ async def _detect_in_time(endpoint: UpstreamEndpoint) -> DetectedDialect:
     except TimeoutError:
         url = endpoint.url + _SERVER_METADATA
         raise GatewayError(
-            ErrorKind.SERVER_TIMEOUT, f"{url} did not answer within {_TIMEOUT:g} s"
+            ErrorKind.SERVER_TIMEOUT, f"{url} did not respond within {_TIMEOUT:g} s"
         ) from None

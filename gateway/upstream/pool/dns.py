@@ -159,9 +159,9 @@ class _Name:
         self.error = why
         if not self._failing:
             self._failing = True
-            kept = f"; the {len(self.addresses)} addresses from before stay in use"
+            kept = f"; keeping the previous {len(self.addresses)} addresses"
             _log.warning(
-                "%s: look-up failed: %s%s", self._server.url, why, kept if self.addresses else ""
+                "%s: DNS lookup failed: %s%s", self._server.url, why, kept if self.addresses else ""
             )
 
     def _use(self, addresses: Sequence[str]) -> bool:
@@ -172,7 +172,7 @@ class _Name:
         changed = len(before) < len(self.addresses) or len(after) > len(before)
         if changed or self._failing:
             all_of = "" if len(after) == len(wanted) else f", {len(after)} of {len(wanted)}"
-            _log.info("%s is at %s%s", self._server.url, ", ".join(after), all_of)
+            _log.info("%s resolves to %s%s", self._server.url, ", ".join(after), all_of)
         self._failing = False
         self.addresses = tuple(replace(self._server, address=address) for address in after)
         return changed

@@ -63,11 +63,11 @@ class HealthChecker(MemberTask):
         except GatewayError as error:
             strip_tracebacks(error)
             return None if error.kind is ErrorKind.EXHAUSTED else (False, error.message)
-        return 200 <= response.status < 300, f"GET {self._path} answered {response.status}"
+        return 200 <= response.status < 300, f"GET {self._path} returned {response.status}"
 
     def _log_change(self, member: Member, before: bool | None) -> None:
         url, reason = member.endpoint.url, member.reason
         if not member.is_healthy:
-            _log.warning("%s is unhealthy and is not used: %s", url, reason)
+            _log.warning("%s is unhealthy and gets no calls: %s", url, reason)
         elif before is not None:
-            _log.warning("%s is healthy and is used again: %s", url, reason)
+            _log.warning("%s is healthy and gets calls again: %s", url, reason)

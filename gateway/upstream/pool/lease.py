@@ -79,7 +79,7 @@ class Lease:
     def classify_retried(self, status: int) -> tuple[Outcome, str]:
         """Return a failure for a status that the call retries on another endpoint."""
         self.classify_status(status)
-        return Outcome.FAILED, f"it answered {status}"
+        return Outcome.FAILED, f"it returned {status}"
 
     def finish(self, error: BaseException | None) -> None:
         """Release the endpoint with the outcome that an error stands for; None is a success."""

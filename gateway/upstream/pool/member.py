@@ -87,7 +87,7 @@ class Member:
         return self.probed.healthy is not False
 
     def state(self, now: float) -> MemberState:
-        """Describe the endpoint for the operators' address."""
+        """Describe the endpoint for the admin address."""
         ejected = max(0.0, self.ejection.until - now) if self.ejection.ejections else 0.0
         models = None if self.models is None else self.models.names
         calls = self.calls
@@ -111,7 +111,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class MemberState:
-    """An endpoint's state as the operators' address shows it."""
+    """An endpoint's state as the admin address shows it."""
 
     url: str
     requests_in_progress: int

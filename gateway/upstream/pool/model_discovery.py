@@ -118,7 +118,7 @@ async def _fetch_list(
     if response.status in _NOT_SERVED:
         return None
     if response.status != 200:
-        raise bad_response(f"{endpoint.url}{path} answered {response.status}")
+        raise bad_response(f"{endpoint.url}{path} returned {response.status}")
     return response.body
 
 

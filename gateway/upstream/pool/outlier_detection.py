@@ -30,8 +30,8 @@ class OutlierDetector:
     """Counts failed calls of a pool's members and ejects those that fail.
 
     ``clock`` gives seconds. ``recheck`` gets members that may be another server by now. ``notify``
-    hears of ejections and recoveries that calls here have caused. ``reachability`` hears which
-    calls could connect.
+    is called with ejections and recoveries that calls here cause. ``reachability`` is called with
+    the endpoints that calls could or could not connect to.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class OutlierDetector:
             self._recheck(member)
             calls.record_failure(why, bool(server_error), connect_failed)
         elif server_error:
-            calls.record_failure(f"it answered {server_error}", True, False)
+            calls.record_failure(f"it returned {server_error}", True, False)
         elif outcome is Outcome.SUCCEEDED and calls.failures:
             calls.record_success()
         if server_error:
@@ -101,7 +101,7 @@ class OutlierDetector:
             calls.next_logged = now + _LOG_INTERVAL
             count = calls.responses_5xx
             _log.warning(
-                "%s answered %d; responses of 5xx so far: %d", member.endpoint.url, status, count
+                "%s returned %d; responses of 5xx so far: %d", member.endpoint.url, status, count
             )
 
     def _update_ejection(self, member: Member, outcome: Outcome, why: str) -> None:
@@ -125,14 +125,14 @@ class OutlierDetector:
                 if self._notify is not None:
                     self._notify(url, after)
         if before.ejections and not after.ejections:
-            _log.warning("%s is used again", url)
+            _log.warning("%s: ejection ended", url)
             # After a failure it is used only because too many are ejected: no recovery to share.
             if outcome is Outcome.SUCCEEDED and self._notify is not None:
                 self._notify(url, after)
         member.ejection = after
 
     def record_remote(self, member: Member, remote: EjectionState) -> None:
-        """Record another worker's ejection or recovery of an endpoint; listeners do not hear it."""
+        """Record another worker's ejection or recovery of an endpoint, without ``notify``."""
         if self._has_single_member:
             return
         before = member.ejection
@@ -146,7 +146,7 @@ class OutlierDetector:
         if after.ejections and not before.ejections:
             _log.info("%s: ejected, as another worker reports", member.endpoint.url)
         elif before.ejections and not after.ejections:
-            _log.info("%s: used again, as another worker reports", member.endpoint.url)
+            _log.info("%s: ejection ended, as another worker reports", member.endpoint.url)
             self._recheck(member)
         member.ejection = after
 
@@ -154,7 +154,7 @@ class OutlierDetector:
         """Return what a response's status says about the endpoint, and the error if it failed."""
         if status < FIRST_ERROR_STATUS or status not in self._policy.failure_statuses:
             return Outcome.SUCCEEDED, ""
-        return Outcome.FAILED, f"it answered {status}"
+        return Outcome.FAILED, f"it returned {status}"
 
     def _others(self, member: Member) -> list[EjectionState]:
         return [each.ejection for each in self._members if each is not member]

@@ -31,7 +31,7 @@ class Pool:
     """Leases endpoints to calls: of those that do not fail, the least busy one first.
 
     ``clock`` gives seconds. ``supervisor`` checks the endpoints from ``start`` to ``close``.
-    ``notify`` hears of ejections and recoveries that calls here have caused. The log names the
+    ``notify`` is called with ejections and recoveries that calls here cause. The log names the
     ``upstream``.
     """
 

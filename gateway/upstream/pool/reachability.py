@@ -29,7 +29,7 @@ class Reachability:
     """Marks an upstream unreachable after connect failures at all its endpoints.
 
     It stays so until a call or a probe connects. ``start_probing`` is called when probes have to
-    begin. ``notify`` hears whether calls here found the upstream unreachable, or reachable again.
+    begin. ``notify`` is called with True if calls here find the upstream unreachable, else False.
     """
 
     def __init__(

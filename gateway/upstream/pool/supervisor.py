@@ -98,4 +98,4 @@ class PoolSupervisor:
     def _end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a background task of an upstream ended with an error", exc_info=error)
+            _log.error("a background task of an upstream failed and stopped", exc_info=error)

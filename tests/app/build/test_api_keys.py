@@ -83,7 +83,7 @@ def test_environment_variable_holds_keys(value: str) -> None:
         ({"TEAM": " , "}, "there is no key"),
         (
             {"TEAM": "good secr\xe9t"},
-            "word 2 is no key, which is 1 to 512 visible ASCII characters",
+            "word 2 is not a key; a key is 1 to 512 visible ASCII characters",
         ),
     ],
 )
@@ -115,8 +115,8 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pipe": (_pipe, "there is no key"),
     "empty": (lambda file: file.write_bytes(b""), "there is no key"),
     "only comments": (lambda file: file.write_bytes(b"# none\n\n"), "there is no key"),
-    "no text": (lambda file: file.write_bytes(b"good\nsecret\xff\n"), "line 2 is no key, which is"),
-    "two on a line": (lambda file: file.write_bytes(b"secret key\n"), "line 1 is no key, which is"),
+    "no text": (lambda file: file.write_bytes(b"good\nsecret\xff\n"), "line 2 is not a key"),
+    "two on a line": (lambda file: file.write_bytes(b"secret key\n"), "line 1 is not a key"),
     "many": (lambda file: file.write_bytes(b"secret\n" * 1001), "more than 1000"),
     "large": (lambda file: file.write_bytes(b"#" * 1024 * 1024 + b"\n"), "is larger than"),
 }
@@ -164,7 +164,7 @@ def test_new_keys_are_used_once_the_file_stays_the_same(
     assert keys.refresh()
     assert _accepted(keys, "old", "kept", "secret-new") == [False, True, True]
     assert not keys.refresh()
-    assert caplog.messages == [f"api_keys.team.file: 3 from {file} are in use from now on"]
+    assert caplog.messages == [f"api_keys.team.file: keys loaded from {file}: 3"]
 
 
 def test_file_that_is_still_being_written_is_not_used(file: Path) -> None:
@@ -201,7 +201,7 @@ def test_unusable_file_leaves_the_old_keys(
     (message,) = caplog.messages
     assert message.startswith(f"api_keys.team.file: {file}")
     assert error in message
-    assert message.endswith("; the keys from before stay in use")
+    assert message.endswith("; keeping the previous keys")
     assert "secr" not in message
     if file.is_dir():
         file.rmdir()

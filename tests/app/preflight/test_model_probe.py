@@ -104,9 +104,9 @@ async def test_batch_size_is_compared() -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (http_response(b"{}", status="503 Oh"), "answered 503 {}"),
-        (http_response(b"no JSON"), "gave no metadata of model 'm'"),
-        (b"", "closed the connection before it answered"),
+        (http_response(b"{}", status="503 Oh"), "returned 503 {}"),
+        (http_response(b"no JSON"), "returned no metadata of model 'm'"),
+        (b"", "closed the connection before it responded"),
     ],
 )
 async def test_failing_server_is_unavailable_and_no_mismatch(data: bytes, expected: str) -> None:

@@ -75,7 +75,7 @@ async def test_control_characters_of_servers_are_replaced() -> None:
         lines = list((await _probed({"u": {"endpoints": [server.url]}})).lines())
     assert len(lines) == 2
     assert "".join(lines).isprintable()
-    assert "answered GET /v2/health/ready with 500 �[2J � �" in lines[1]
+    assert "GET /v2/health/ready returned 500 �[2J � �" in lines[1]
 
 
 @pytest.mark.parametrize(

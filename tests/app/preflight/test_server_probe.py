@@ -91,7 +91,12 @@ async def _probed(url: str, declared: str = "auto", time: float = 5.0) -> tuple[
         ),
         # A server with the binary form and an unknown name may be any of them.
         (UNKNOWN, "auto", WELL, "dialect binary: it names itself 'x' and lists "),
-        (UNKNOWN, "triton", WELL, "dialect triton is declared, which it does not show: it names "),
+        (
+            UNKNOWN,
+            "triton",
+            WELL,
+            "dialect triton is declared, but the server does not confirm it: ",
+        ),
         (
             UNKNOWN,
             "json",
@@ -121,8 +126,8 @@ async def test_dialect_that_the_server_does_not_show_is_no_mismatch(declared: st
     assert verdict is WELL
     assert messages == [
         "ready",
-        f"dialect {declared} is declared, which it does not show: it answered GET /v2 with 404: "
-        "nothing shows that it takes the binary form",
+        f"dialect {declared} is declared, but the server does not confirm it: "
+        "it returned 404 to GET /v2: nothing shows that it takes the binary form",
     ]
 
 
@@ -133,13 +138,13 @@ async def test_server_that_is_not_ready_shows_its_dialect(declared: str, verdict
     async with ScriptedServer(Server(KSERVE, ready="503 Oh").play) as server:
         found, messages = await _probed(server.url, declared)
     assert found is verdict
-    assert messages[0] == "not ready: it answered GET /v2/health/ready with 503 starting"
+    assert messages[0] == "not ready: GET /v2/health/ready returned 503 starting"
     assert messages[1].startswith("dialect kserve")
 
 
 async def test_ready_server_may_not_show_its_dialect() -> None:
     async with ScriptedServer(Server(NOTHING, "500 Oh").play) as server:
-        messages = ["ready", f"{server.url}/v2, which tells how it speaks, answered 500"]
+        messages = ["ready", f"dialect detection failed: {server.url}/v2 returned 500"]
         assert await _probed(server.url) == (Verdict.NOT_READY, messages)
 
 

@@ -124,4 +124,4 @@ def test_more_dimensions_than_the_cap_are_refused() -> None:
             continue
         with pytest.raises(GatewayError) as caught:
             finder.shape(1)
-        assert caught.value.message == "input 'x' has 65 dimensions; at most 64 may be"
+        assert caught.value.message == "input 'x' has 65 dimensions; at most 64 are allowed"

@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[bytes | dict[str, Any], Declared, str]] = {
     "more behind": (
         b'{"instances":[1]} x',
         X,
-        "the request is not valid JSON: expected nothing more at byte 18, near: x",
+        "the request is not valid JSON: expected the end of the request at byte 18, near: x",
     ),
     "no comma": (
         b'{"instances":[1] "a":2}',

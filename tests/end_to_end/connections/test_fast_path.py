@@ -287,8 +287,10 @@ REQUESTS = {
     "the last": Case(infer_json(headers={"Connection": "close"})),
     "an absolute target": Case(request("POST", f"http://x{INFER}", json_request())),
     "an absolute target alone": Case(request("POST", "http://x?y", b"z")),
-    "all that may be held": Case(_of_size(2048), settings={"max_inference_header_bytes": 2048}),
-    "more than may be held": Case(_of_size(2049), False, {"max_inference_header_bytes": 2048}),
+    "as much as may be buffered": Case(
+        _of_size(2048), settings={"max_inference_header_bytes": 2048}
+    ),
+    "more than may be buffered": Case(_of_size(2049), False, {"max_inference_header_bytes": 2048}),
     "all that may be sent": Case(_of_size(2048), settings={"max_request_bytes": 2048}),
     "more than may be sent": Case(_of_size(2049), False, {"max_request_bytes": 2048}),
     "more than may be forwarded": Case(

@@ -165,23 +165,23 @@ def _chunked(length: int | None, *parts: bytes) -> bytes:
 
 BAD_CHUNKED = {
     "no body": (_chunked(None), "JSON"),
-    "length beyond the body": (_chunked(len(TWO) + 1, TWO), "ends 1 bytes before"),
-    "length and no body": (_chunked(len(TWO)), f"ends {len(TWO)} bytes before"),
-    "tensors too short": (_chunked(len(TWO), TWO, bytes(7)), "ends 1 bytes before"),
-    "tensors too long": (_chunked(len(TWO), TWO, bytes(9)), "goes on after"),
+    "length beyond the body": (_chunked(len(TWO) + 1, TWO), "is 1 bytes shorter than"),
+    "length and no body": (_chunked(len(TWO)), f"is {len(TWO)} bytes shorter than"),
+    "tensors too short": (_chunked(len(TWO), TWO, bytes(7)), "is 1 bytes shorter than"),
+    "tensors too long": (_chunked(len(TWO), TWO, bytes(9)), "longer than its inference header"),
     "tensors too long, in one chunk more": (
         _chunked(len(TWO), TWO, bytes(8), bytes(1)),
-        "goes on after",
+        "longer than its inference header",
     ),
-    "mixed too short": (_chunked(len(MIXED), MIXED, bytes(7)), "ends 1 bytes before"),
-    "mixed too long": (_chunked(len(MIXED), MIXED, bytes(9)), "goes on after"),
+    "mixed too short": (_chunked(len(MIXED), MIXED, bytes(7)), "is 1 bytes shorter than"),
+    "mixed too long": (_chunked(len(MIXED), MIXED, bytes(9)), "longer than its inference header"),
     "a tail behind JSON alone": (
         _chunked(len(json_request()), json_request(), bytes(1)),
-        "goes on after",
+        "longer than its inference header",
     ),
     "a tail behind an empty tensor": (
         _chunked(len(binary_header(0)), binary_header(0), bytes(1)),
-        "goes on after",
+        "longer than its inference header",
     ),
     "a tail behind JSON": (_chunked(None, json_request(), bytes(1)), "not valid JSON"),
 }
@@ -231,8 +231,8 @@ TWO_INPUTS = json.dumps(
 
 BAD_RAW = {
     "two inputs": (TWO_INPUTS, bytes(8), "takes 2 inputs"),
-    "no inputs": (b'{"inputs":[]}', bytes(8), "does not say what model 'm' takes"),
-    "nothing of inputs": (b"{}", bytes(8), "does not say what model 'm' takes"),
+    "no inputs": (b'{"inputs":[]}', bytes(8), "metadata of model 'm' lists no inputs"),
+    "nothing of inputs": (b"{}", bytes(8), "metadata of model 'm' lists no inputs"),
     "two variable dimensions": (metadata(-1, -1), bytes(8), "at most 1 variable"),
     "bytes that do not divide": (metadata(-1, 4), bytes(17), "multiple of 16"),
     "too few bytes": (metadata(2, 2), bytes(15), "takes 16 bytes, got 15"),

@@ -98,7 +98,7 @@ async def test_missing_metadata_is_an_error() -> None:
     async with ScriptedServer(server.play) as running, gateway_client(running.url) as client:
         reply = await client.ask(infer_raw(bytes(8)))
         assert reply.status == 400
-        assert "the gateway's settings can (models)" in reply.error
+        assert "declare the model in the settings" in reply.error
 
 
 def _entry(name: str, datatype: str, *shape: int) -> dict[str, Any]:

@@ -235,7 +235,7 @@ async def test_version_is_refused_by_a_server_without_versions(
             ("GET", "/ready", None),
         ]:
             error = await _refused(client, method, path, body)
-            assert error.startswith("upstream 'servers' (kserve) has no versions of models")
+            assert error.startswith("upstream 'servers' (kserve) does not support model versions")
             assert error.endswith(f" /v2/models/m{path}")
             assert (await client.call(method, f"/v2/models/m{path}", body)).status == 200
         assert not [target for target in _received(server) if "versions" in target]

@@ -95,7 +95,7 @@ async def test_classification_of_strings_is_refused(form: Any) -> None:
             reply = await client.ask(form(_fields(*outputs)))
             assert reply.status == 400
             assert reply.error == (
-                "output 'LABELS' of model 'm' is BYTES, of which there is no classification"
+                "output 'LABELS' of model 'm' is BYTES, which cannot be classified"
             )
         assert not server.asked
 

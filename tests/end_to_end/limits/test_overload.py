@@ -59,8 +59,8 @@ def _waiting(gateway: RunningGateway) -> int:
 async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: int) -> None:
     free = asyncio.Event()
     free.set()
-    places: dict[str, Any] = {"max_requests": 2, "max_queue": 3, "queue_timeout": 30}
-    own = {"upstream": {"concurrency": places}} if where == "upstream" else places
+    concurrency: dict[str, Any] = {"max_requests": 2, "max_queue": 3, "queue_timeout": 30}
+    own = {"upstream": {"concurrency": concurrency}} if where == "upstream" else concurrency
     async with (
         ScriptedServer(_once(free)) as server,
         running_gateway(server.url, **own) as gateway,
@@ -157,12 +157,16 @@ async def test_failing_server_makes_room() -> None:
 async def test_queue_of_one_upstream_takes_no_slots_of_others() -> None:
     free = asyncio.Event()
     async with ScriptedServer(_once(free)) as busy, ScriptedServer() as idle:
-        places = {"max_requests": 1, "max_queue": 5, "queue_timeout": 30}
+        concurrency = {"max_requests": 1, "max_queue": 5, "queue_timeout": 30}
         settings = Settings.model_validate(
             {
                 "listen": "127.0.0.1:0",
                 "upstreams": {
-                    "busy": {"endpoints": [busy.url], "dialect": "triton", "concurrency": places},
+                    "busy": {
+                        "endpoints": [busy.url],
+                        "dialect": "triton",
+                        "concurrency": concurrency,
+                    },
                     "idle": {"endpoints": [idle.url], "dialect": "triton"},
                 },
                 "routes": [{"upstream": "busy", "match": {"model": "m"}}, {"upstream": "idle"}],
@@ -201,12 +205,12 @@ def _then_busy(busy: asyncio.Event) -> Script:
 async def test_retried_request_keeps_its_slot(leaves: bool, fast_path_requests: list[str]) -> None:
     busy, free = asyncio.Event(), asyncio.Event()
     free.set()
-    places = {"max_requests": 1, "max_queue": 1, "queue_timeout": 30}
+    concurrency = {"max_requests": 1, "max_queue": 1, "queue_timeout": 30}
     async with (
         ScriptedServer(_then_busy(busy)) as bad,
         ScriptedServer(_once(free)) as good,
         running_gateway(
-            bad.url, good.url, upstream={"concurrency": places}, route={"retry_on": [503]}
+            bad.url, good.url, upstream={"concurrency": concurrency}, route={"retry_on": [503]}
         ) as gateway,
         gateway.client() as other,
     ):

@@ -23,7 +23,7 @@ from tests.support.servers.scripted_server import ScriptedServer, always_respond
 Send = Callable[[RawClient, bytes], Awaitable[ReceivedResponse]]
 
 CHALLENGE = 'Bearer realm="tensorgate", ApiKey realm="tensorgate", header="X-Api-Key"'
-NEEDED = "a valid key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key"
+NEEDED = "a valid API key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key"
 
 A = {"Authorization": "Bearer key-of-a"}
 B = {"Authorization": "Bearer key-of-b"}
@@ -246,7 +246,7 @@ async def test_removed_key_authenticates_no_more(
         assert (await send(other, _post("a", new))).status == 401
         (tmp_path / "next").write_text("new-key-of-a")
         (tmp_path / "next").rename(tmp_path / "a")
-        await until(lambda: any("in use from now on" in each for each in caplog.messages))
+        await until(lambda: any(": keys loaded from " in each for each in caplog.messages))
         # The same heads on the same connections, so that plans are cached.
         assert (await send(client, _post("a", A))).status == 401
         assert (await send(other, _post("a", new))).status == 200

@@ -105,7 +105,7 @@ async def test_gateway_in_front_of_itself_is_not_ready(
     async with _chain(address, address, forwarded={"via": via}) as (gateway,):
         async with gateway.client() as client:
             reply = await client.call("GET", "/v2/health/ready")
-            assert (reply.status, "answered 508" in reply.error) == (503, True)
+            assert (reply.status, "returned 508" in reply.error) == (503, True)
         await gateway.until_idle()
     assert _requests(caplog) == 2
 

@@ -118,7 +118,7 @@ async def test_one_of_three_servers_is_down_during_a_load() -> None:
             reply = await client.call("POST", LOAD, b"{}")
             assert reply.status == 502
             assert reply.error == (
-                f"POST {LOAD} went well at {first}, {last}, but failed: "
+                f"POST {LOAD} succeeded at {first}, {last}; failed: "
                 f"cannot connect to {down}: Connection refused"
             )
         assert [len(server.requests) for server in servers] == [1, 1]
@@ -131,7 +131,7 @@ async def test_one_of_three_servers_hangs_during_a_load(limit: str) -> None:
         async with client_to(main=urls, limits={limit: 0.2}) as client:
             reply = await client.call("POST", LOAD, b"{}")
             assert reply.status == 502
-            assert f"went well at {urls[0]}, {urls[2]}, but failed" in reply.error
+            assert f"succeeded at {urls[0]}, {urls[2]}; failed" in reply.error
             assert f"waiting for {urls[1]}: " in reply.error
             assert f"limits.{limit}" in reply.error
             # Connection and gateway stay usable.
@@ -147,7 +147,7 @@ async def test_one_of_three_servers_closes_during_a_load() -> None:
         async with client_to(main=urls) as client:
             reply = await client.call("POST", LOAD, b"{}")
             assert reply.status == 502
-            assert f"{urls[0]} closed the connection before it answered" in reply.error
+            assert f"{urls[0]} closed the connection before it responded" in reply.error
 
 
 async def test_client_disconnect_during_a_broadcast_frees_everything() -> None:
@@ -265,7 +265,7 @@ async def test_health_of_the_gateway_depends_on_its_upstreams() -> None:
             assert reply.status == 503
             assert reply.error == (
                 f"not ready: upstream canary (cannot connect to {down}: Connection refused; "
-                f"{unready} answered 400)"
+                f"{unready} returned 400)"
             )
             # A response to HEAD has no body: it would be taken for the next response.
             await client.send(request("HEAD", READY))

@@ -94,5 +94,5 @@ def test_no_server_serves_its_index_by_get(via_gateway: Client) -> None:
     """So that it says nothing of who has one."""
     response = via_gateway.get(INDEX)
     assert response.status == 502
-    for part in ("upstream kserve", "upstream triton answered 405", "upstream mlserver answered"):
+    for part in ("upstream kserve", "upstream triton returned 405", "upstream mlserver returned"):
         assert part in response.error

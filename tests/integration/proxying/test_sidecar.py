@@ -100,7 +100,7 @@ def test_a_call_that_runs_at_sigterm_may_finish(tap: Tap, tmp_path: Path) -> Non
         assert response.fields["outputs"][0]["data"] == [1.5]
         assert gateway.wait(WELL_BEFORE_DRAIN_TIME) == 0
         assert "stopped" in gateway.log
-        assert "dropped" not in gateway.log
+        assert "were aborted" not in gateway.log
         assert_no_errors_logged(gateway.log)
 
 

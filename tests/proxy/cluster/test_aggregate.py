@@ -190,7 +190,7 @@ async def test_error_names_an_upstream_that_hangs() -> None:
     response = await send_request(routes, "POST", INDEX)
     assert (response.status, _json(response)["error"]) == (
         502,
-        f"POST {INDEX} went well at upstream a, but failed: "
+        f"POST {INDEX} succeeded at upstream a; failed: "
         f"upstream b: waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)",
     )
 
@@ -286,13 +286,13 @@ async def test_endpoint_without_a_model_list_is_omitted_and_named() -> None:
 @pytest.mark.parametrize(
     ("method", "dialect", "step", "why"),
     [
-        ("POST", JSON, scripted_response(b"closed", 401), "answered 401: closed"),
-        ("POST", JSON, scripted_response(b"closed", 403), "answered 403: closed"),
-        ("POST", JSON, scripted_response(b"what?", 422), "answered 422: what?"),
-        ("POST", JSON, scripted_response(b"later", 503), "answered 503: later"),
-        ("GET", JSON, scripted_response(b"by POST", 405), "answered 405: by POST"),
-        ("GET", JSON, scripted_response(b"by POST", 404), "answered 404: by POST"),
-        ("POST", OPENVINO, scripted_response(b"later", 503), "answered 503: later"),
+        ("POST", JSON, scripted_response(b"closed", 401), "returned 401: closed"),
+        ("POST", JSON, scripted_response(b"closed", 403), "returned 403: closed"),
+        ("POST", JSON, scripted_response(b"what?", 422), "returned 422: what?"),
+        ("POST", JSON, scripted_response(b"later", 503), "returned 503: later"),
+        ("GET", JSON, scripted_response(b"by POST", 405), "returned 405: by POST"),
+        ("GET", JSON, scripted_response(b"by POST", 404), "returned 404: by POST"),
+        ("POST", OPENVINO, scripted_response(b"later", 503), "returned 503: later"),
         ("POST", OPENVINO, connect_error(B), f"cannot connect to {B}"),
         (
             "POST",
@@ -375,7 +375,7 @@ async def test_server_of_unknown_dialect_is_named_with_its_error(
     response = await send_request(routes, "POST", INDEX)
     assert (response.status, _json(response)["error"]) == (
         502,
-        f"POST {INDEX} went well at upstream a, but failed: "
+        f"POST {INDEX} succeeded at upstream a; failed: "
         f"upstream b: cannot connect to {B}: Connection refused",
     )
     assert received_requests(b) == [[f"POST {INDEX}"]]

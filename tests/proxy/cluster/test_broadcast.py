@@ -184,14 +184,13 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
         pytest.param(
             lambda: {"a": OK, "b": connect_error(B), "c": OK},
             502,
-            f"POST {LOAD} went well at {A}, {C}, but failed: "
-            f"cannot connect to {B}: Connection refused",
+            f"POST {LOAD} succeeded at {A}, {C}; failed: cannot connect to {B}: Connection refused",
             id="one is down",
         ),
         pytest.param(
             lambda: {"a": asyncio.Event(), "b": OK, "c": OK},
             502,
-            f"POST {LOAD} went well at {B}, {C}, but failed: "
+            f"POST {LOAD} succeeded at {B}, {C}; failed: "
             f"waiting for {A}: nothing moved for 0.2 s (limits.idle_timeout)",
             id="one hangs",
         ),
@@ -202,7 +201,7 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
                 "c": OK,
             },
             502,
-            f"POST {LOAD} went well at {A}, {C}, but failed: "
+            f"POST {LOAD} succeeded at {A}, {C}; failed: "
             f"waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)",
             id="one hangs within its answer",
         ),
@@ -213,8 +212,8 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
                 "c": bad_response("fell over"),
             },
             502,
-            f"POST {LOAD} went well at {B}, but failed: "
-            f"{A} answered 400: failed to load 'm', no backend; {C}: fell over",
+            f"POST {LOAD} succeeded at {B}; failed: "
+            f"{A} returned 400: failed to load 'm', no backend; {C}: fell over",
             id="two fail",
         ),
         pytest.param(
@@ -224,7 +223,7 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
                 "c": scripted_response(b"", 302),
             },
             502,
-            f"POST {LOAD} failed: {A} answered 404: no; {B} answered 500: <p>; {C} answered 302",
+            f"POST {LOAD} failed: {A} returned 404: no; {B} returned 500: <p>; {C} returned 302",
             id="all fail in their own ways",
         ),
         pytest.param(
@@ -238,20 +237,20 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
             lambda: {"a": connect_error(A), "b": scripted_response(b'{"error":["x"]}', 503)},
             502,
             f"POST {LOAD} failed: cannot connect to {A}: Connection refused; "
-            f'{B} answered 503: {{"error":["x"]}}',
+            f'{B} returned 503: {{"error":["x"]}}',
             id="one is down, the other says the same of itself",
         ),
         pytest.param(
             lambda: {"a": OK, "b": scripted_response(b"x" * (MAX_MODEL_DOCUMENT + 1))},
             502,
-            f"POST {LOAD} went well at {A}, but failed: {B} answered more than "
+            f"POST {LOAD} succeeded at {A}; failed: {B} returned more than "
             f"{MAX_MODEL_DOCUMENT} bytes",
             id="an endless response",
         ),
         pytest.param(
             lambda: {"a": OK, "b": scripted_response(b"\xff" + b"y" * 500, 500)},
             502,
-            f"POST {LOAD} went well at {A}, but failed: {B} answered 500: \ufffd{'y' * 199}...",
+            f"POST {LOAD} succeeded at {A}; failed: {B} returned 500: \ufffd{'y' * 199}...",
             id="a long error",
         ),
     ],
@@ -272,7 +271,7 @@ async def test_error_after_the_request_timeout_names_the_endpoints_that_failed()
     response = await send_request(single_route(route), "POST", LOAD)
     assert response.status == 502
     assert _error(response) == (
-        f"POST {LOAD} went well at {A}, but failed: "
+        f"POST {LOAD} succeeded at {A}; failed: "
         f"waiting for {B}: not done in 0.2 s (limits.request_timeout)"
     )
 
@@ -300,7 +299,7 @@ async def test_order_of_endpoints_is_that_of_the_settings() -> None:
     task = asyncio.create_task(send_request(routes, "POST", LOAD))
     await until(lambda: not quick._turns)
     concurrency_limit.set()
-    expected = f"POST {LOAD} failed: {A} answered 500: slow; {B} answered 400: quick"
+    expected = f"POST {LOAD} failed: {A} returned 500: slow; {B} returned 400: quick"
     assert _error(await task) == expected
 
 
@@ -314,7 +313,7 @@ async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
 
 
 async def test_overload_of_all_endpoints_has_a_retry_after() -> None:
-    lack = GatewayError(ErrorKind.EXHAUSTED, "no means to connect", retry_after=1)
+    lack = GatewayError(ErrorKind.EXHAUSTED, "out of local resources", retry_after=1)
     both = make_route(*servers(a=lack, b=lack))
     response = await send_request(single_route(both), "POST", LOAD)
     assert (response.status, response.headers["Retry-After"]) == (503, "1")
@@ -328,7 +327,7 @@ async def test_error_shortens_a_long_path() -> None:
     response = await send_request(
         single_route(route), "POST", f"/v2/repository/models/{'m' * 500}/load"
     )
-    assert _error(response).startswith(f"POST /v2/repository/models/{'m' * 178}... went well")
+    assert _error(response).startswith(f"POST /v2/repository/models/{'m' * 178}... succeeded")
 
 
 # ------------------------------------------------------------------------------------------- bodies

@@ -103,7 +103,7 @@ async def test_endpoint_whose_models_cannot_be_listed_is_named(known: str) -> No
     response = await send_request(single_route(_discovering(endpoints, known)), "POST", UNLOAD)
     assert response.status == 502
     assert _error(response) == (
-        f"POST {UNLOAD} went well at {A}, but failed: cannot connect to {B}: Connection refused"
+        f"POST {UNLOAD} succeeded at {A}; failed: cannot connect to {B}: Connection refused"
     )
 
 
@@ -122,7 +122,7 @@ async def test_endpoint_that_hangs_while_listing_models_is_named() -> None:
     response = await send_request(single_route(route), "POST", UNLOAD)
     assert response.status == 502
     assert _error(response) == (
-        f"POST {UNLOAD} went well at {A}, but failed: "
+        f"POST {UNLOAD} succeeded at {A}; failed: "
         f"waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)"
     )
     assert sum(route.upstream.pool.outstanding) == 0

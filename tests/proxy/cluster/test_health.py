@@ -94,8 +94,8 @@ async def test_upstream_that_is_not_ready_is_named() -> None:
     response = await send_request(routes, "GET", READY)
     assert response.status == 503
     assert _error(response) == (
-        f"not ready: upstream one (cannot connect to {A}: Connection refused; {B} answered 400), "
-        "upstream three (http://d:8000 answered 503)"
+        f"not ready: upstream one (cannot connect to {A}: Connection refused; {B} returned 400), "
+        "upstream three (http://d:8000 returned 503)"
     )
 
 
@@ -160,7 +160,7 @@ async def test_error_tells_the_reason_of_every_endpoint(monkeypatch: pytest.Monk
     assert await unready_endpoints(_upstream(*endpoints)) == (
         f"{A} did not say in 0.02 s that it is ready",
         f"cannot connect to {B}: Connection refused",
-        f"{C} answered 204",
+        f"{C} returned 204",
     )
 
 
@@ -306,7 +306,7 @@ async def test_readiness_waits_for_the_first_health_check(status: int, ready: bo
     response = await asking
     assert response.status == (200 if ready else 503)
     if not ready:
-        assert _error(response) == f"not ready: upstream servers ({A}: GET /probe answered 500)"
+        assert _error(response) == f"not ready: upstream servers ({A}: GET /probe returned 500)"
     assert received_requests(endpoint) == [["GET /probe"]]
     await pool.close()
 
@@ -338,6 +338,6 @@ async def test_readiness_waits_only_briefly_for_the_first_health_check(
     response = await send_request(single_route(route), "GET", READY)
     assert response.status == 503
     assert _error(response) == (
-        f"not ready: upstream servers ({A}: not probed yet; {B}: GET /probe answered 500)"
+        f"not ready: upstream servers ({A}: not probed yet; {B}: GET /probe returned 500)"
     )
     await route.upstream.pool.close()

@@ -132,7 +132,7 @@ async def test_extensions_are_those_that_all_upstreams_share(
     ("step", "why"),
     [
         (connect_error(B), f"cannot connect to {B}: Connection refused"),
-        (scripted_response(b'{"error":"starting"}', 400), "upstream two answered 400: starting"),
+        (scripted_response(b'{"error":"starting"}', 400), "upstream two returned 400: starting"),
         (scripted_response(b"["), "upstream two sent no valid server metadata"),
         (scripted_response(b"[]"), "upstream two sent no valid server metadata"),
     ],

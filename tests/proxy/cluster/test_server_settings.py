@@ -135,7 +135,7 @@ async def test_error_tells_why_all_endpoints_failed() -> None:
     response = await send_request(routes, "GET", "/v2/trace")
     assert response.status == 502
     assert json.loads(response.body)["error"] == (
-        f"GET /v2/trace failed: cannot connect to {A}: Connection refused; {B} answered 400: no"
+        f"GET /v2/trace failed: cannot connect to {A}: Connection refused; {B} returned 400: no"
     )
 
 

@@ -141,7 +141,7 @@ async def test_list_without_one_upstream_is_an_error() -> None:
     )
     assert response.status == 502
     error = json.loads(response.body)["error"]
-    assert "upstream b answered 500: no" in error
+    assert "upstream b returned 500: no" in error
 
 
 OF_OPENAI = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
@@ -225,7 +225,7 @@ async def test_server_that_may_have_a_model_list_is_not_omitted(status: int) -> 
         by_model(make_route(a, name="a"), make_route(b, name="b")), "GET", MODELS
     )
     assert response.status == 502
-    assert f"upstream b answered {status}: no" in json.loads(response.body)["error"]
+    assert f"upstream b returned {status}: no" in json.loads(response.body)["error"]
 
 
 @pytest.mark.parametrize("target", [MODEL, MODELS])
@@ -263,6 +263,6 @@ async def test_error_names_the_upstream_that_is_down() -> None:
     response = await send_request(routes, "GET", MODELS)
     assert (response.status, json.loads(response.body)["error"]) == (
         502,
-        f"GET {MODELS} went well at upstream a, but failed: "
+        f"GET {MODELS} succeeded at upstream a; failed: "
         f"upstream b: cannot connect to {B}: Connection refused",
     )

@@ -152,11 +152,11 @@ def test_keys_are_parsed(text: str, keys: tuple[str, ...]) -> None:
     [
         ("", "there is no key"),
         ("\n# none\n  \n", "there is no key"),
-        ("a\n\nsecret key\n", "line 3 is no key, which is"),
-        ("secret,key", "line 1 is no key, which is"),
-        ("secr\xe9t", "line 1 is no key, which is"),
-        ("secret\x00", "line 1 is no key, which is"),
-        ("x" * 513, "line 1 is no key, which is"),
+        ("a\n\nsecret key\n", "line 3 is not a key"),
+        ("secret,key", "line 1 is not a key"),
+        ("secr\xe9t", "line 1 is not a key"),
+        ("secret\x00", "line 1 is not a key"),
+        ("x" * 513, "line 1 is not a key"),
         ("\n".join(map(str, range(MAX_KEYS + 1))), f"there are more than {MAX_KEYS} keys"),
     ],
 )
@@ -179,17 +179,17 @@ ROBOTS = KeyGroup("robots", "X-Api-Key", ["r-key"])
     [
         (
             (PEOPLE, OTHERS),
-            "a valid key is needed: as 'Authorization: Bearer KEY'",
+            "a valid API key is needed: as 'Authorization: Bearer KEY'",
             'Bearer realm="tensorgate"',
         ),
         (
             (ROBOTS,),
-            "a valid key is needed: in the header X-Api-Key",
+            "a valid API key is needed: in the header X-Api-Key",
             'ApiKey realm="tensorgate", header="X-Api-Key"',
         ),
         (
             (PEOPLE, ROBOTS, PEOPLE),
-            "a valid key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key",
+            "a valid API key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key",
             'Bearer realm="tensorgate", ApiKey realm="tensorgate", header="X-Api-Key"',
         ),
     ],
@@ -246,7 +246,7 @@ def _find(routes: Router, model: str, *pairs: tuple[str, str]) -> str:
     return " ".join(sorted(found.dropped_headers))
 
 
-NEEDED = "401 a valid key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key"
+NEEDED = "401 a valid API key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key"
 ROUTES = [
     _rule("p", PEOPLE),
     _rule("pr", PEOPLE, ROBOTS),

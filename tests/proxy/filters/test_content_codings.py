@@ -66,7 +66,7 @@ def test_unknown_content_coding_is_refused(values: tuple[str, ...]) -> None:
         content_coding(headers)
     assert caught.value.kind is ErrorKind.UNSUPPORTED_ENCODING
     said = ", ".join(values)
-    wanted = "one of gzip, deflate is taken, or none"
+    wanted = "use gzip, deflate, or none"
     assert caught.value.message == f"the request's Content-Encoding is {said!r}; {wanted}"
 
 

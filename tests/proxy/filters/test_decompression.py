@@ -252,7 +252,7 @@ BAD: dict[str, tuple[bytes, int, str]] = {
     "no gzip": (b"{}", 400, "not valid gzip"),
     "nothing": (b"", 400, "ends before its gzip data does"),
     "cut short": (gzip.compress(NOISE)[:-1], 400, "ends before its gzip data does"),
-    "followed by something": (gzip.compress(NOISE) + b"x", 400, "goes on after its gzip data"),
+    "followed by something": (gzip.compress(NOISE) + b"x", 400, "has data after its gzip data"),
     "too large": (gzip.compress(NOISE * 6), 413, "larger than 1000000 bytes"),
     "too large when decoded": (
         gzip.compress(NOISE * 4 + bytes(300_000)),

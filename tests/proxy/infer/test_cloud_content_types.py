@@ -188,7 +188,7 @@ async def test_invalid_header_length_is_refused(headers: dict[str, str], message
 
 async def test_header_length_beyond_a_chunked_body_is_refused() -> None:
     headers = {**of_type(SAGEMAKER, SIZE + 1), "Transfer-Encoding": "chunked"}
-    with pytest.raises(GatewayError, match="the body ends 1 bytes before"):
+    with pytest.raises(GatewayError, match="the body is 1 bytes shorter than"):
         await Scene().run(ALL_BINARY + TENSOR, headers)
 
 

@@ -220,7 +220,7 @@ async def test_unknown_model_passes_the_server_error() -> None:
 
 async def test_model_without_inputs_in_its_metadata_is_refused() -> None:
     scene = _scene(NO_INPUTS, NO_CONFIG)
-    with pytest.raises(GatewayError, match="model 'm' does not say what inputs it takes") as caught:
+    with pytest.raises(GatewayError, match="the metadata of model 'm' lists no inputs") as caught:
         await scene.run()
     assert caught.value.kind is ErrorKind.BAD_REQUEST
 

@@ -297,7 +297,7 @@ async def test_close_before_the_response_is_an_error(data: bytes, eof: bool) -> 
         connection.eof_received()
     connection.connection_lost(None if eof else ConnectionResetError())
     kind = ErrorKind.BAD_RESPONSE if data else ErrorKind.NO_RESPONSE
-    assert await _message(head, kind) == f"{URL} closed the connection before it answered"
+    assert await _message(head, kind) == f"{URL} closed the connection before it responded"
     assert connection.closed
     assert not connection.reusable
 
@@ -306,7 +306,7 @@ async def test_close_before_the_request_is_an_error() -> None:
     connection, _ = _connected()
     connection.connection_lost(None)
     head = connection.expect_response("POST")
-    text = f"{URL} closed the connection before it answered"
+    text = f"{URL} closed the connection before it responded"
     assert await _message(head, ErrorKind.NO_RESPONSE) == text
 
 
@@ -399,7 +399,7 @@ async def test_close_after_a_complete_response_is_no_error() -> None:
             "sent an invalid HTTP response: a head of more than ",
         ),
         (b"".join(INTERIM) + b"what?\r\n\r\n", "sent an invalid HTTP response: "),
-        (message("HTTP/1.1 101 Switching Protocols"), "answered 101 Switching Protocols, for "),
+        (message("HTTP/1.1 101 Switching Protocols"), "returned 101 Switching Protocols, which "),
     ],
     ids=range(8),
 )
@@ -831,7 +831,7 @@ async def test_request_over_a_closed_connection_fails() -> None:
     receiver = _Receiver(connection)
     connection.begin_request("POST", receiver)
     assert receiver.calls == ["failed"]
-    assert str(receiver.errors[0]) == f"{URL} closed the connection before it answered"
+    assert str(receiver.errors[0]) == f"{URL} closed the connection before it responded"
 
 
 @pytest.mark.parametrize(

@@ -263,9 +263,9 @@ async def test_errors_name_the_server(endpoint_at: EndpointAt) -> None:
         await connection.send(http_response(b"whole")[:-1])
 
     faults: dict[str, Script] = {
-        "closed the connection before it answered": nothing,
+        "closed the connection before it responded": nothing,
         "sent an invalid HTTP response: ": always_respond(b"what?\r\n\r\n"),
-        "answered 101 Switching Protocols": always_respond(
+        "returned 101 Switching Protocols": always_respond(
             http_response(status="101 Switching Protocols")
         ),
         "sent an invalid HTTP response: Invalid header value": always_respond(
@@ -295,7 +295,10 @@ async def test_lack_of_descriptors_is_not_the_servers_error(endpoint_at: Endpoin
         assert len(server.requests) == 2
     assert caught.value.kind is ErrorKind.EXHAUSTED
     reason = "Too many open files"
-    assert caught.value.message == f"the gateway has no means to connect to {server.url}: {reason}"
+    assert caught.value.message == (
+        "the gateway is out of local resources (ports or file descriptors) for "
+        f"{server.url}: {reason}"
+    )
     assert caught.value.retry_after == 1
 
 
@@ -579,9 +582,9 @@ async def test_close_drops_the_connection_of_an_incomplete_response(
 
 async def test_errors_of_try_send_nowait_name_the_server(endpoint_at: EndpointAt) -> None:
     faults = {
-        "closed the connection before it answered": message("HTTP/1.1 100 Continue"),
+        "closed the connection before it responded": message("HTTP/1.1 100 Continue"),
         "sent an invalid HTTP response: ": b"what?\r\n\r\n",
-        "answered 101 Switching Protocols": http_response(status="101 Switching Protocols"),
+        "returned 101 Switching Protocols": http_response(status="101 Switching Protocols"),
     }
     for saying, data in faults.items():
         async with ScriptedServer(respond_in_turn(http_response(), data)) as server:

@@ -135,7 +135,7 @@ async def test_close_of_a_new_connection_is_not_stale(endpoint_at: EndpointAt) -
     async with ScriptedServer(respond_in_turn(b"")) as server:
         endpoint = endpoint_at(server.url)
         error = await _error(endpoint)
-        assert error.message == f"{server.url} closed the connection before it answered"
+        assert error.message == f"{server.url} closed the connection before it responded"
         assert len(server.requests) == 1
 
 
@@ -186,7 +186,7 @@ async def test_request_is_sent_again_only_once(endpoint_at: EndpointAt) -> None:
         endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)
         error = await _error(endpoint)
-        assert error.message == f"{server.url} closed the connection before it answered"
+        assert error.message == f"{server.url} closed the connection before it responded"
         assert len(server.requests) == 3
     async with ScriptedServer(closing, respond_in_turn(b"")) as server:
         endpoint = endpoint_at(server.url)
@@ -195,7 +195,7 @@ async def test_request_is_sent_again_only_once(endpoint_at: EndpointAt) -> None:
         await receiver.wait()
         (failure,) = receiver.errors
         assert isinstance(failure, GatewayError)
-        assert failure.message == f"{server.url} closed the connection before it answered"
+        assert failure.message == f"{server.url} closed the connection before it responded"
         assert len(server.requests) == 3
         sent.close()
 

@@ -281,7 +281,7 @@ async def test_response_that_is_cut_short_is_an_error(
 
     async with serve(script) as server:
         error = await _error(endpoint_at(server.url))
-        when = "before the end of its response" if begun else "before it answered"
+        when = "before the end of its response" if begun else "before it responded"
         assert error.kind is (ErrorKind.BAD_RESPONSE if data else ErrorKind.NO_RESPONSE)
         assert error.message == f"{server.url} closed the connection {when}"
 

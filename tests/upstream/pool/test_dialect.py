@@ -81,7 +81,7 @@ def asking(endpoint_at: EndpointAt) -> Asking:
 async def test_fixed_dialect_is_known() -> None:
     dialect_state = fixed_dialect_state(KSERVE)
     await dialect_state.wait_until_known()
-    assert (dialect_state.dialect, dialect_state.reason) == (KSERVE, "the settings say so")
+    assert (dialect_state.dialect, dialect_state.reason) == (KSERVE, "configured")
 
 
 async def test_server_that_shows_its_dialect_is_asked_once(
@@ -121,7 +121,7 @@ async def test_server_that_shows_no_dialect_is_asked_again(
         await until(lambda: dialect_detector.dialect == TRITON)
     (record,) = caplog.records  # that it is known now is logged at INFO
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith(f"upstream u: dialect json: {server.url} answered")
+    assert record.getMessage().startswith(f"upstream u: dialect json: {server.url} returned")
 
 
 async def test_replaced_server_is_detected_without_a_failure(asking: Asking) -> None:
@@ -148,7 +148,7 @@ async def test_waiting_call_asks_an_unreachable_server_at_once(
             assert caught.value.kind is ErrorKind.UNREACHABLE
         assert dialect_detector.dialect is None
         assert dialect_detector.reason == caught.value.message
-        assert caplog.messages == [f"upstream u: dialect not known yet: {dialect_detector.reason}"]
+        assert caplog.messages == [f"upstream u: dialect unknown: {dialect_detector.reason}"]
         async with ScriptedServer(_Itself(OF_KSERVE), port=port):
             await dialect_detector.wait_until_known()
         assert dialect_detector.dialect == KSERVE
@@ -167,7 +167,7 @@ async def test_unreachable_server_is_asked_again_without_calls(asking: Asking) -
 async def test_temporary_error_shows_no_dialect(asking: Asking, status: str) -> None:
     itself = _Itself({"error": "starting"}, status)
     async with ScriptedServer(itself) as server, asking(server.url) as (_, dialect_detector):
-        with pytest.raises(GatewayError, match=f"{server.url}/v2, which .* answered {status[:3]}"):
+        with pytest.raises(GatewayError, match=f"{server.url}/v2 returned {status[:3]}"):
             await dialect_detector.wait_until_known()
         assert dialect_detector.dialect is None
         itself.document, itself.status = OF_MLSERVER, "200 OK"
@@ -187,7 +187,7 @@ async def test_hanging_server_does_not_delay_the_others(
         assert dialect_detector.dialect == TRITON
     monkeypatch.setattr(of_dialect, "_TIMEOUT", 0.01)
     async with ScriptedServer(never_respond) as silent, asking(silent.url) as (_, dialect_detector):
-        with pytest.raises(GatewayError, match=f"{silent.url}/v2 did not answer") as caught:
+        with pytest.raises(GatewayError, match=f"{silent.url}/v2 did not respond") as caught:
             await dialect_detector.wait_until_known()
         assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
 
@@ -196,7 +196,7 @@ async def test_lack_of_descriptors_is_not_the_servers_error(asking: Asking) -> N
     async with ScriptedServer(_Itself(OF_TRITON)) as server:
         with no_descriptors():
             async with asking(server.url) as (_, dialect_detector):
-                with pytest.raises(GatewayError, match="no means to connect") as caught:
+                with pytest.raises(GatewayError, match="out of local resources") as caught:
                     await dialect_detector.wait_until_known()
     assert (caught.value.kind, caught.value.retry_after) == (ErrorKind.EXHAUSTED, 1)
 
@@ -227,7 +227,7 @@ async def test_waiting_call_fails_when_the_pool_closes(asking: Asking) -> None:
         waiting = asyncio.create_task(dialect_detector.wait_until_known())
         await server.connection()
         await pool.close()
-        with pytest.raises(GatewayError, match="no server of upstream 'u' is asked how it speaks"):
+        with pytest.raises(GatewayError, match="the dialect of upstream 'u' cannot be detected"):
             await waiting
 
 
@@ -318,10 +318,10 @@ async def test_loss_of_the_only_server_is_logged_once(
             assert _told(caplog) == [
                 (
                     logging.WARNING,
-                    f"upstream u: {server.url}/v2, which tells how it speaks, answered 503; "
-                    "its dialect is still taken for kserve",
+                    f"upstream u: dialect detection failed: {server.url}/v2 returned 503; "
+                    "keeping dialect kserve",
                 ),
-                (logging.INFO, f"upstream u: {server.url} answers again"),
+                (logging.INFO, f"upstream u: {server.url} is reachable again"),
             ]
 
 

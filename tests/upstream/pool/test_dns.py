@@ -158,10 +158,10 @@ async def test_failing_look_up_keeps_the_addresses(caplog: pytest.LogCaptureFixt
             await _looked_up(names)
             assert pool.members == before
     assert [record.getMessage() for record in caplog.records] == [
-        "http://triton:8000 is at 127.0.0.1, 127.0.0.2",
-        "http://triton:8000: look-up failed: Name or service not known"
-        "; the 2 addresses from before stay in use",
-        "http://triton:8000 is at 127.0.0.1, 127.0.0.2",
+        "http://triton:8000 resolves to 127.0.0.1, 127.0.0.2",
+        "http://triton:8000: DNS lookup failed: Name or service not known"
+        "; keeping the previous 2 addresses",
+        "http://triton:8000 resolves to 127.0.0.1, 127.0.0.2",
     ]
 
 

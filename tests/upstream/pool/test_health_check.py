@@ -100,15 +100,15 @@ async def test_unhealthy_endpoint_is_not_used_until_it_is_healthy(
         moody.http_response = ILL
         await until(lambda: pool.snapshot()[0].healthy is False)
         assert _lent(pool) == {good.url}
-        assert pool.snapshot()[0].health_check_result == "GET /ready answered 503"
+        assert pool.snapshot()[0].health_check_result == "GET /ready returned 503"
         moody.http_response = http_response(status="204 No Content")
         await until(lambda: pool.snapshot()[0].healthy)
         assert _lent(pool) == {bad.url, good.url}
         assert pool.outstanding == [0, 0]
         assert {received.head.first for received in bad.requests} == {"GET /ready HTTP/1.1"}
     assert [record.getMessage() for record in caplog.records] == [
-        f"{bad.url} is unhealthy and is not used: GET /ready answered 503",
-        f"{bad.url} is healthy and is used again: GET /ready answered 204",
+        f"{bad.url} is unhealthy and gets no calls: GET /ready returned 503",
+        f"{bad.url} is healthy and gets calls again: GET /ready returned 204",
     ]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
@@ -121,11 +121,11 @@ async def _close(connection: Connection) -> None:
     ("script", "reason"),
     [
         (never_respond, "no response to GET /ready within 0.05 s"),
-        (_close, "{url} closed the connection before it answered"),
+        (_close, "{url} closed the connection before it responded"),
         (always_respond(b"what?\r\n\r\n"), "{url} sent an invalid HTTP response"),
         (always_respond(http_response(bytes(65_537))), "{url}/ready is larger than 65536 bytes"),
-        (always_respond(ILL), "GET /ready answered 503"),
-        (always_respond(http_response(status="302 Found")), "GET /ready answered 302"),
+        (always_respond(ILL), "GET /ready returned 503"),
+        (always_respond(http_response(status="302 Found")), "GET /ready returned 302"),
         (
             always_respond(http_response(b"x", {"Content-Length": "2"})),
             "no response to GET /ready within 0.05 s",
@@ -153,7 +153,7 @@ async def test_unreachable_endpoint_is_unhealthy(
             await until(lambda: pool.snapshot()[0].healthy)
             assert _lent(pool) == {url, good.url}
     reason = f"cannot connect to {url}: Connection refused"
-    assert f"{url} is unhealthy and is not used: {reason}" in caplog.text
+    assert f"{url} is unhealthy and gets no calls: {reason}" in caplog.text
 
 
 async def test_endpoint_that_becomes_healthy_ends_its_ejection(probing: Probing) -> None:

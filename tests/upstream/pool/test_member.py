@@ -47,7 +47,7 @@ def test_responses_of_5xx_count_as_failed_calls(count: int, status: int) -> None
     for _ in range(3):
         _answers(pool, status)
     assert _counts(pool) == (3, 3, 3)
-    assert _state(pool).last_error == f"it answered {status}"
+    assert _state(pool).last_error == f"it returned {status}"
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -66,7 +66,7 @@ def test_success_ends_the_row_of_failed_calls(count: int, status: int) -> None:
     _answers(pool, 500)
     _answers(pool, status)
     assert _counts(pool) == (0, 2, 1)
-    assert _state(pool).last_error == "it answered 500"
+    assert _state(pool).last_error == "it returned 500"
 
 
 def test_endpoint_without_failures_has_no_last_error() -> None:

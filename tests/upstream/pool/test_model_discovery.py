@@ -237,7 +237,7 @@ async def test_known_models_stay_after_an_error(
     said = [record.getMessage() for record in caplog.records]
     start = f"{server.url} does not say which models it has: {server.url}"
     assert len(said) == 3
-    assert said[0] == f"{start}/v2/repository/index answered 503"
+    assert said[0] == f"{start}/v2/repository/index returned 503"
     assert said[1] == f"{start}/v2/repository/index is no index of models"
     assert said[2].startswith(f"{start} sent an invalid HTTP response")
 
@@ -273,7 +273,7 @@ async def test_v1_list_is_read_from_a_server_without_index(
         kserve.listed = http_response(status="503 Busy")
         await until(partial(_is_asked, two, len(two.requests) + 4))
         assert _lent(pool, "d") == {two.url}
-    fault = f"{two.url} does not say which models it has: {two.url}/v1/models answered 503"
+    fault = f"{two.url} does not say which models it has: {two.url}/v1/models returned 503"
     assert [record.getMessage() for record in caplog.records] == [fault]
 
 
@@ -298,7 +298,7 @@ async def test_other_list_of_models_is_ignored(endpoint_at: EndpointAt, data: by
 @pytest.mark.parametrize("status", ["500 Internal Server Error", "429 Too Many Requests"])
 async def test_error_of_the_v1_list_is_raised(endpoint_at: EndpointAt, status: str) -> None:
     async with ScriptedServer(_V1(http_response(status=status))) as server:
-        with pytest.raises(GatewayError, match=f"{server.url}/v1/models answered {status[:3]}"):
+        with pytest.raises(GatewayError, match=f"{server.url}/v1/models returned {status[:3]}"):
             await fetch_ready_models(endpoint_at(server.url))
 
 

@@ -56,7 +56,7 @@ def test_ejected_endpoint_gets_one_trial_request(caplog: pytest.LogCaptureFixtur
     assert set(used_endpoints(pool)) == set("12")
     clock.now = 30
     assert set(used_endpoints(pool)) == set("012")
-    assert "http://0 is used again" in caplog.text
+    assert "http://0: ejection ended" in caplog.text
 
 
 def test_outage_of_all_endpoints_does_not_extend_ejections(
@@ -104,7 +104,7 @@ def test_single_endpoint_is_never_ejected() -> None:
 )
 def test_failure_statuses_are_failures(status: int, outcome: Outcome) -> None:
     pool = Pool([], OutlierPolicy(failure_statuses=frozenset((429, 503))))
-    reason = f"it answered {status}" if outcome is Outcome.FAILED else ""
+    reason = f"it returned {status}" if outcome is Outcome.FAILED else ""
     assert pool.outlier_detector.classify_status(status) == (outcome, reason)
 
 
@@ -200,7 +200,7 @@ def test_remote_ejection_counts_and_is_not_shared_again(caplog: pytest.LogCaptur
     assert told.all == []
     assert caplog.messages == [
         "http://0: ejected, as another worker reports",
-        "http://0: used again, as another worker reports",
+        "http://0: ejection ended, as another worker reports",
     ]
 
 

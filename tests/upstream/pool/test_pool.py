@@ -333,7 +333,7 @@ async def test_snapshot_describes_all_endpoints() -> None:
     clock.now = 4
     pool.members[0].calls.last_error_time = 1.5
     pool.members[0].probed = ProbeState(healthy=False)
-    pool.members[0].reason = "GET / answered 503"
+    pool.members[0].reason = "GET / returned 503"
     pool.members[1].models = ready("b", "a")
     with pool.lease():
         states = pool.snapshot()
@@ -345,7 +345,7 @@ async def test_snapshot_describes_all_endpoints() -> None:
             1,
             6.0,
             False,
-            "GET / answered 503",
+            "GET / returned 503",
             None,
             False,
             5,
