@@ -30,7 +30,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show the main job
+demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show five example calls
 	@$(BIN)/tensorgate demo $(ARGS)
 
 # TENSORGATE_TEST_SCALE=1 tries all generated examples, and both event loops everywhere: it takes twice as long.
@@ -38,7 +38,7 @@ test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests 
 	@$(PYTEST) $(or $(ARGS),--ignore tests/interop)
 	@$(if $(ARGS),,$(if $(CAN_COMPILE),$(MAKE) --no-print-directory test-compiled,echo "not tested compiled: there is no C compiler, or Python.h is missing"))
 
-test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of what can be compiled, compiled
+test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of the compiled modules
 	@$(AS_COMPILED) $(BIN)/python -c 'import sys; from gateway.build_info import COMPILED; COMPILED or sys.exit("the gateway is not compiled: it takes a C compiler and Python.h")'
 	@$(AS_COMPILED) TENSORGATE_FUZZ_SECONDS=2 TENSORGATE_TEST_SCALE=0.2 $(PYTEST) --override-ini pythonpath= $(TESTS_OF_COMPILED)
 

@@ -190,7 +190,9 @@ class Router:
         for reading in readings:
             if reading.kind in rule.denied_kinds:
                 name = operation_name(reading.kind)
-                raise GatewayError(ErrorKind.FORBIDDEN, f"operation '{name}' is not served here")
+                raise GatewayError(
+                    ErrorKind.FORBIDDEN, f"operation '{name}' is denied on this route"
+                )
         operation = parse_operation(method, target)
         targets = self._targets[index]
         upstreams = targets.upstreams

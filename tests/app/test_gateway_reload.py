@@ -358,7 +358,7 @@ async def test_changed_ca_file_replaces_the_upstream(tmp_path: Path) -> None:
     settings = settings_for(upstreams=servers)
     async with running_gateway(settings) as (gateway, _):
         upstream = gateway.active_config.upstreams["u"]
-        assert await gateway.reload(settings) == "nothing has changed"
+        assert await gateway.reload(settings) == "no setting that applies now has changed"
         assert gateway.active_config.upstreams["u"] is upstream
         _append(ca, "\n")
         assert await gateway.reload(settings) == "upstreams ~u"

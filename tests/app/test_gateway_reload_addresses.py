@@ -184,6 +184,6 @@ async def test_unchanged_tls_is_not_loaded_again(tmp_path: Path) -> None:
     settings = settings_for(listen=free_address(), tls={"certificate": certificate, "key": key})
     async with running_gateway(settings) as (gateway, url):
         os.unlink(key)  # which only the file watch notices
-        assert await gateway.reload(settings) == "nothing has changed"
+        assert await gateway.reload(settings) == "no setting that applies now has changed"
         async with connect(url) as client:
             assert (await client.call("GET", "/v2/x")).status == 503

@@ -19,4 +19,4 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "settings" / "index.html").exists()
+    assert (tmp_path / "settings.html").exists()

@@ -117,7 +117,7 @@ async def test_denied_operation_is_not_matched_by_later_rules() -> None:
     ]:
         error = _find_error(routes, method, target)
         assert error.kind is ErrorKind.FORBIDDEN
-        assert error.message == f"operation '{word}' is not served here"
+        assert error.message == f"operation '{word}' is denied on this route"
     assert routes.find("POST", INFER, _headers()).target == INFER
 
 

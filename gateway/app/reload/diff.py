@@ -33,7 +33,7 @@ def describe_changes(now: LoadedResources, before: LoadedResources) -> str:
     ]
     parts = [f"upstreams {_shorten(upstreams)}"] if upstreams else []
     parts += [f"{', '.join(sections)} changed"] if sections else []
-    return ", ".join(parts) or "nothing has changed"
+    return ", ".join(parts) or "no setting that applies now has changed"
 
 
 def _by_name(specs: Iterable[UpstreamSpec]) -> dict[str, UpstreamSpec]:

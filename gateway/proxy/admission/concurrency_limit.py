@@ -92,7 +92,7 @@ class ConcurrencyLimit:
 
     def _full(self, why: str) -> GatewayError:
         return overload_error(
-            f"{self._name} is busy: {self._max_requests} requests are under way, {why}"
+            f"{self._name} is busy: {self._max_requests} calls in progress, {why}"
         )
 
 

@@ -81,7 +81,7 @@ class Mirror:
             return False
         if self.in_flight >= self._max_concurrent:
             self.stats.count_skipped(
-                f"{self._max_concurrent} are under way (mirror.max_concurrent)"
+                f"{self._max_concurrent} copies are in progress (mirror.max_concurrent)"
             )
             return False
         return True

@@ -110,7 +110,7 @@ def _unless_one_of(own: int, levels: Sequence[int], what: str) -> str | None:
     if own in levels:
         return None
     same = f"{what} have the same indentation"
-    return f"indented by {spaces(own)}, what is above by {levels[-1]}; {same}"
+    return f"indented by {spaces(own)}, but the lines above by {levels[-1]}; {same}"
 
 
 def _levels(lines: Sequence[str]) -> list[tuple[int, bool]]:

@@ -101,7 +101,7 @@ class OutlierDetector:
             calls.next_logged = now + _LOG_INTERVAL
             count = calls.responses_5xx
             _log.warning(
-                "%s returned %d; responses of 5xx so far: %d", member.endpoint.url, status, count
+                "%s returned %d; 5xx responses so far: %d", member.endpoint.url, status, count
             )
 
     def _update_ejection(self, member: Member, outcome: Outcome, why: str) -> None:

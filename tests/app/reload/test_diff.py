@@ -29,7 +29,7 @@ B2 = {"endpoints": ["http://b:2"]}
 @pytest.mark.parametrize(
     ("now", "described"),
     [
-        (_settings(), "nothing has changed"),
+        (_settings(), "no setting that applies now has changed"),
         (_settings({"b": B}), "upstreams -a"),
         (_settings({"c": C, "b": B2}), "upstreams +c -a ~b"),
         (_settings(log={"access": False}), "log changed"),
@@ -64,7 +64,10 @@ def test_changed_certificate_file_changes_the_upstream(tmp_path: Path) -> None:
     ca = ca_file(tmp_path)
     settings = _settings({"b": {"endpoints": ["https://b:1"], "tls": {"ca": ca}}})
     before = load_resources(settings)
-    assert describe_changes(load_resources(settings, before), before) == "nothing has changed"
+    assert (
+        describe_changes(load_resources(settings, before), before)
+        == "no setting that applies now has changed"
+    )
     with open(ca, "a") as file:
         file.write("\n")
     assert describe_changes(load_resources(settings, before), before) == "upstreams ~b"

@@ -79,7 +79,7 @@ async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: i
         assert reply.status == 503
         assert reply.head.get("Retry-After") == "1"
         name = "the gateway" if where == "gateway" else "upstream 'servers'"
-        text = f"{name} is busy: 2 requests are under way, and 3 more wait"
+        text = f"{name} is busy: 2 calls in progress, and 3 more wait"
         assert reply.error == text
         assert gateway.outstanding == 2
         free.set()

@@ -186,7 +186,7 @@ async def test_denied_operation_is_a_403_with_a_key(tmp_path: Path, send: Send) 
     async with ScriptedServer() as server, _client_of(server, tmp_path) as client:
         reply = await send(client, request("GET", "/v2/models/a/config", b"", A))
         assert reply.status == 403
-        assert reply.error == "operation 'config' is not served here"
+        assert reply.error == "operation 'config' is denied on this route"
 
 
 async def test_open_route_needs_no_key(tmp_path: Path, send: Send) -> None:

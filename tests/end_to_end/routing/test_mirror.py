@@ -356,7 +356,7 @@ async def test_clients_continue_when_the_mirror_is_at_its_cap(
                 assert (await client.ask(large)).status == 200
         assert _in_flight(gateway) == MOST
     assert (
-        "requests failed, 1 were not sent, last: 64 are under way (mirror.max_concurrent)"
+        "requests failed, 1 were not sent, last: 64 copies are in progress (mirror.max_concurrent)"
         in caplog.messages[0]
     )
 

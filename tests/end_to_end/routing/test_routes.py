@@ -170,7 +170,7 @@ async def test_denied_operation_is_a_403(send: Send) -> None:
             for target, word in denied.items():
                 reply = await send(client, _post(target))
                 assert reply.status == 403
-                assert reply.error == f"operation '{word}' is not served here"
+                assert reply.error == f"operation '{word}' is denied on this route"
                 assert server.url not in str(reply)
             assert _values(await send(client, _post(INFER))) == [1.5, -2, 3e30]
         assert _received(server) == [INFER]

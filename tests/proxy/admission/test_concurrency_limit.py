@@ -64,7 +64,7 @@ async def test_call_is_refused_if_the_queue_has_no_room() -> None:
         await _acquire(limit)
     assert caught.value.kind is ErrorKind.OVERLOADED
     assert caught.value.retry_after == 1
-    expected = "the server is busy: 1 requests are under way, and 0 more wait"
+    expected = "the server is busy: 1 calls in progress, and 0 more wait"
     assert caught.value.message == expected
 
 
@@ -151,7 +151,7 @@ async def test_higher_limit_admits_queued_calls() -> None:
     limit.reconfigure(3, 0, LONG)
     await asyncio.gather(*waiting[:2])
     assert (limit.active, limit.queued) == (3, 1)
-    with pytest.raises(GatewayError, match="3 requests are under way, and 0 more wait"):
+    with pytest.raises(GatewayError, match="3 calls in progress, and 0 more wait"):
         await _acquire(limit)
     limit.release()
     await waiting[2]

@@ -89,7 +89,7 @@ async def test_version_is_refused_for_a_server_without_versions() -> None:
         single_route(make_route(a, dialect=KSERVE)), "GET", MODEL + "/versions/1"
     )
     assert response.status == 501
-    assert f"without one, this is {MODEL}" in json.loads(response.body)["error"]
+    assert f"does not support model versions; use {MODEL}" in json.loads(response.body)["error"]
     assert received_requests(a) == [[]]
 
 

@@ -497,7 +497,7 @@ async def test_mirrored_requests_in_flight_are_capped(told: Callable[[], list[st
         assert (await scene.ask(INFER, json_request())).status == 200
     assert scene.mirror.in_flight == 2
     assert told() == [
-        f"{START}0 of 0 requests failed, 1 were not sent, last: 2 are under way "
+        f"{START}0 of 0 requests failed, 1 were not sent, last: 2 copies are in progress "
         f"(mirror.max_concurrent)"
     ]
     hang.set()
