@@ -54,8 +54,8 @@ GATEWAY: Rooms = {
 }
 PROXY: Rooms = {
     "fast_path": _imports(
-        "dispatch router infer passthrough filters retry interfaces headers response_headers"
-        " admission"
+        "dispatch router infer passthrough filters server_dialect retry interfaces headers"
+        " response_headers admission"
     ),
     "dispatch": _imports(
         "router cluster infer passthrough filters server_dialect interfaces headers admission"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from multidict import CIMultiDict
 
@@ -57,13 +57,13 @@ async def _detect(upstream: Upstream, deadline: Deadline) -> None:
     lease.release(Outcome.UNKNOWN)  # the dialect may come from another endpoint
 
 
-def _has_content_type(request: ClientRequest) -> bool:
-    """Tell whether a request states the type of its body.
+def has_content_type(target: str, headers: Mapping[str, str]) -> bool:
+    """Tell whether the headers of a request to ``target`` state the type of its body.
 
     A form is no body of either protocol: curl calls every body a form unless told otherwise.
     """
-    content_type = request.headers.get("Content-Type")
-    is_inference_path = request.target.startswith(("/v1/", "/v2/"))
+    content_type = headers.get("Content-Type")
+    is_inference_path = target.startswith(("/v1/", "/v2/"))
     return content_type is not None and not (
         is_inference_path and content_type.startswith(_FORM_TYPE)
     )
@@ -77,7 +77,7 @@ async def headers_with_type(
     A Content-Type is added if the request has none and the dialect requires one.
     """
     headers = CIMultiDict(request.headers)
-    if request.content_length == 0 or _has_content_type(request):
+    if request.content_length == 0 or has_content_type(request.target, request.headers):
         return headers
     await wait_for_dialects([upstream], deadline)
     if upstream.dialect.requires_json_type:

@@ -27,6 +27,7 @@ from gateway.proxy.headers import HEADER_LENGTH, has_longer_part, to_server, wit
 from gateway.proxy.infer.cloud_content_types import may_have_cloud_type
 from gateway.proxy.interfaces import FastPathClient, Limits, Route
 from gateway.proxy.router import RouteMatch, Router
+from gateway.proxy.server_dialect import has_content_type
 from gateway.upstream.transport import HeaderLines, RequestTemplate
 
 MAX_PASSTHROUGH = 64 * 1024
@@ -90,7 +91,7 @@ class FastPath:
             _mirror_of(route_match, method, passed, length),
             header_policy=route_match.header_policy,
             has_version=operation.version is not None,
-            is_untyped=is_passthrough and length > 0 and "Content-Type" not in passed,
+            is_untyped=is_passthrough and length > 0 and not has_content_type(target, passed),
             declared=route_match.choice.next.declared_models.get(operation.model or ""),
         )
         return _with_current_dialect(plan)

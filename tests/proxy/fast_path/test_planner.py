@@ -489,3 +489,25 @@ async def test_upstream_without_endpoints_takes_the_streaming_path() -> None:
 def test_no_dialect_refuses_a_head_part_that_the_fast_path_takes() -> None:
     limits = [dialect.max_head_part for dialect in DIALECTS.values()]
     assert all(limit is None or limit >= LONG_HEAD_PART for limit in limits)
+
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize(
+    ("target", "headers", "is_untyped"),
+    [
+        ("/v2/models/m/generate", {}, True),
+        ("/v2/models/m/generate", FORM, True),
+        ("/v1/models/m:explain", FORM, True),
+        ("/other", FORM, False),
+        ("/v2/models/m/generate", {"Content-Type": "application/json"}, False),
+    ],
+    ids=["no type", "curl's form", "curl's form for V1", "a form elsewhere", "JSON"],
+)
+async def test_form_counts_as_no_content_type_on_inference_paths(
+    target: str, headers: dict[str, str], is_untyped: bool
+) -> None:
+    plan = make_plan("POST", target, {"Host": "h", **headers}, 5)
+    assert plan is not None
+    assert plan.is_untyped is is_untyped
