@@ -251,7 +251,7 @@ def test_versions(via_gateway: Client, any_server: InferenceServer, binary: bool
     response = send(via_gateway, Request("add/versions/1", inputs))
     if any_server.name == "kserve":
         assert response.status == 501
-        assert "has no versions" in response.error
+        assert "does not support model versions" in response.error
         assert "/v2/models/add/infer" in response.error
         return
     results = {output.name: output.elements.tolist() for output in read_outputs(response)}

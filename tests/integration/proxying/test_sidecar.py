@@ -133,7 +133,7 @@ def test_a_call_longer_than_the_drain_timeout_is_dropped(tap: Tap, tmp_path: Pat
         tap.wait_for_request(SLOW)
         assert gateway.stop() == 0
         assert b"200 OK" not in _rest(sock)
-        assert "1 calls took longer and were dropped" in gateway.log
+        assert "1 calls did not finish in time and were aborted" in gateway.log
         assert_no_errors_logged(gateway.log)
 
 
