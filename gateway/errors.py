@@ -51,6 +51,10 @@ RETRY_AFTER = 1
 """Seconds of Retry-After if the gateway itself is out of resources."""
 
 
+INTERNAL_ERROR_TEXT = "the gateway failed; its log says why"
+"""What clients and operators are told of an exception that nothing expected."""
+
+
 class GatewayError(Exception):
     """An error that the client gets as ``{"error": message}``.
 

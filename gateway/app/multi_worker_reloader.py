@@ -25,7 +25,8 @@ from gateway.app.loaded_resources import load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
 from gateway.app.reload.source import SettingsSource, failure_text
-from gateway.app.single_process_reloader import INTERNAL_ERROR, SETTINGS_ERRORS, OnApplied
+from gateway.app.single_process_reloader import SETTINGS_ERRORS, OnApplied
+from gateway.errors import INTERNAL_ERROR_TEXT
 from gateway.settings.schema import Settings
 from gateway.workers.ipc import ConnectionKind, ToWorker
 from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate
@@ -111,7 +112,9 @@ class SupervisorReloader(ConfigSource):
         except Exception:
             # An error of our own is logged, and must not end the supervisor.
             _log.exception("the settings reload failed with an unexpected error")
-            self._reload_log.record_failure(f"{self._source.file}: {INTERNAL_ERROR}", requested)
+            self._reload_log.record_failure(
+                f"{self._source.file}: {INTERNAL_ERROR_TEXT}", requested
+            )
             reload = _Reload(None, self._reload_log.revision)
         return ConfigUpdate(pickle.dumps(reload), self.sockets, self.settings.limits.drain_timeout)
 
@@ -197,7 +200,7 @@ class WorkerReloader(BackgroundTask):
             why = str(error)
         except Exception:
             _log.exception("the settings reload failed with an unexpected error")
-            why = INTERNAL_ERROR
+            why = INTERNAL_ERROR_TEXT
         else:
             gateway.revision = reload.revision
             self._on_applied(reload.settings)

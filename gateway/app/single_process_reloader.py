@@ -14,13 +14,13 @@ from gateway.app.build.tls import UpstreamTlsError
 from gateway.app.gateway import Gateway
 from gateway.app.reload.revision import ReloadLog, log_addresses
 from gateway.app.reload.source import SettingsSource, failure_text
+from gateway.errors import INTERNAL_ERROR_TEXT
 from gateway.settings.problems import SettingsError
 from gateway.settings.schema import Settings
 from gateway.system.file_watcher import POLL_INTERVAL
 
 SETTINGS_ERRORS = (SettingsError, ListenError, UpstreamTlsError, ApiKeysError)
 """The errors of settings that cannot be used."""
-INTERNAL_ERROR = "the gateway failed; its log says why"
 
 _log = logging.getLogger("tensorgate")
 
@@ -73,7 +73,9 @@ class SingleProcessReloader(BackgroundTask):
         except Exception:
             # An error of our own is logged, and must not end the task.
             _log.exception("the settings reload failed with an unexpected error")
-            self._reload_log.record_failure(f"{self._source.file}: {INTERNAL_ERROR}", requested)
+            self._reload_log.record_failure(
+                f"{self._source.file}: {INTERNAL_ERROR_TEXT}", requested
+            )
         else:
             self._on_applied(gateway.settings)
             self._reload_log.record_reload()

@@ -8,7 +8,13 @@ from collections.abc import Awaitable, Callable
 import orjson
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, escape_for_log, strip_tracebacks
+from gateway.errors import (
+    INTERNAL_ERROR_TEXT,
+    ErrorKind,
+    GatewayError,
+    escape_for_log,
+    strip_tracebacks,
+)
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
 from gateway.proxy.admission.deadline import Deadline
@@ -34,7 +40,7 @@ from gateway.upstream.metadata_cache import UpstreamResponseError
 
 _JSON: HeaderLines = (("Content-Type", "application/json"),)
 
-INTERNAL_ERROR = GatewayError(ErrorKind.INTERNAL, "the gateway failed; its log says why")
+INTERNAL_ERROR = GatewayError(ErrorKind.INTERNAL, INTERNAL_ERROR_TEXT)
 
 _ONE_SERVER_KINDS = OPERATION_KINDS["infer"]
 """Operations that one server serves although they do not pass through."""
