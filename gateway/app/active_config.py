@@ -58,9 +58,9 @@ class ActiveConfig:
     async def close(self) -> None:
         """Close all that no other configuration uses, once no call is running."""
         self.fast_path.close()
-        for rule in self.router.rules:
-            if rule.mirror is not None:
-                await rule.mirror.close()
+        for route in self.router.routes:
+            if route.mirror is not None:
+                await route.mirror.close()
         await self.router.readiness.close()
         for each in self.shared_upstreams.values():
             await each.release()

@@ -74,13 +74,13 @@ async def handle_request(request: ClientRequest, response: ClientResponse, route
 async def _serve(
     request: ClientRequest, response: ClientResponse, route_match: RouteMatch, readiness: Readiness
 ) -> None:
-    operation, route = route_match.operation, route_match.choice.take()
+    operation, destination = route_match.operation, route_match.choice.take()
 
     async def run(deadline: Deadline) -> None:
-        call = Call(request, response, operation, route, deadline)
+        call = Call(request, response, operation, destination, deadline)
         try:
             if operation.kind not in _ALWAYS_ADMITTED_KINDS:
-                route.memory_budget.check_admission()
+                destination.memory_budget.check_admission()
             if route_match.is_passthrough or operation.kind in _ONE_SERVER_KINDS:
                 await proxy_call(call)
             else:
@@ -91,7 +91,7 @@ async def _serve(
             headers = CIMultiDict({"Content-Type": error.content_type})
             await response.send(error.status, "", headers, error.body)
 
-    await run_with_deadline(run, response, route.limits.new_deadline())
+    await run_with_deadline(run, response, destination.limits.new_deadline())
 
 
 async def run_with_deadline(
@@ -121,7 +121,7 @@ async def proxy_call(call: Call) -> None:
     gateway's own.
     """
     await prepare_dialect(call)
-    with call.route.memory_budget.reserve() as reservation:
+    with call.destination.memory_budget.reserve() as reservation:
         call = await decompress_request(call, reservation)
         if call.operation.kind is OperationKind.INFER:
             await infer(call)
@@ -135,7 +135,7 @@ async def _serve_from_all(
     call: Call, upstreams: tuple[Upstream, ...], readiness: Readiness
 ) -> None:
     """Serve an operation of the gateway itself, or over several servers."""
-    with call.route.memory_budget.reserve() as reservation:
+    with call.destination.memory_budget.reserve() as reservation:
         call = await decompress_request(call, reservation)
         match call.operation.kind:
             case OperationKind.LIVENESS:

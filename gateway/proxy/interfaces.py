@@ -1,4 +1,4 @@
-"""Interfaces between listeners and the proxy, and the parts of a call: route, upstream, limits."""
+"""Interfaces between listeners and the proxy, and the parts of a call."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class Upstream:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Destination:
     """Where calls go, and what applies to them on the way."""
 
     upstream: Upstream
@@ -211,5 +211,5 @@ class Call:
     request: ClientRequest
     response: ClientResponse
     operation: Operation
-    route: Route
+    destination: Destination
     deadline: Deadline

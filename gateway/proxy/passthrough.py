@@ -17,7 +17,7 @@ from gateway.proxy.body_io import (
     write_all,
 )
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Route
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination
 from gateway.proxy.retry import UpstreamCall
 from gateway.proxy.server_dialect import headers_with_type
 from gateway.sizes import CONVERT_CHUNK
@@ -31,20 +31,22 @@ async def passthrough(
 
     The server has ``model``, as far as is known.
     """
-    request, route, deadline = call.request, call.route, call.deadline
-    body = ClientBody(request, route.limits.max_request_bytes, deadline)
-    dialect = route.upstream.dialect_state.dialect
+    request, destination, deadline = call.request, call.destination, call.deadline
+    body = ClientBody(request, destination.limits.max_request_bytes, deadline)
+    dialect = destination.upstream.dialect_state.dialect
     limits_chunks = dialect is None or dialect.limits_chunks
-    headers = await headers_with_type(request, route.upstream, deadline)
-    max_depth = route.limits.max_json_depth
-    with route.memory_budget.reserve() as reservation:
+    headers = await headers_with_type(request, destination.upstream, deadline)
+    max_depth = destination.limits.max_json_depth
+    with destination.memory_budget.reserve() as reservation:
         checked = await checked_body(
             request, body, max_depth, reservation, limits_chunks=limits_chunks
         )
         upstream_request = UpstreamRequest(
             request.method, target or request.target, headers, checked
         )
-        async with UpstreamCall(route, upstream_request, deadline, model=model) as upstream_call:
+        async with UpstreamCall(
+            destination, upstream_request, deadline, model=model
+        ) as upstream_call:
             await relay_response(upstream_call.response, call.response, upstream_call.url, deadline)
 
 
@@ -102,13 +104,13 @@ async def relay_rewritten(
     response: ClientResponse,
     rewrite: Callable[[bytes], bytes],
     cap: int,
-    route: Route,
+    destination: Destination,
     deadline: Deadline,
 ) -> None:
     """Pass a response of status 200 with its body rewritten; untouched if larger than ``cap``."""
     buffered: list[bytes | memoryview] = []
     size = 0
-    with route.memory_budget.reserve() as reservation:
+    with destination.memory_budget.reserve() as reservation:
         async for chunk in chunks:
             buffered.append(chunk)
             size += len(chunk)

@@ -12,7 +12,7 @@ from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.headers import check_lengths
-from gateway.proxy.interfaces import Route, Upstream
+from gateway.proxy.interfaces import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
@@ -21,11 +21,12 @@ _T = TypeVar("_T")
 
 
 class UpstreamCall:
-    """Sends a request to an endpoint of a route; holds the response while its context is open.
+    """Sends a request to an endpoint; holds the response while its context is open.
 
     If an endpoint is unreachable, no server has seen the request: another endpoint is tried. After
-    other failures that depends on the route's retry policy. A retry needs a body that is buffered,
-    or of which nothing was read. Each endpoint is tried once, within the upstream's retry budget.
+    other failures that depends on the retry policy of the destination. A retry needs a body that is
+    buffered, or of which nothing was read. Each endpoint is tried once, within the upstream's
+    retry budget.
 
     ``tried`` are endpoints that have failed before; ``model`` is the one that the request names.
     Raises GatewayError: that of the last endpoint, 503 for overload, 400 for a head that no server
@@ -37,17 +38,19 @@ class UpstreamCall:
 
     def __init__(
         self,
-        route: Route,
+        destination: Destination,
         request: UpstreamRequest,
         deadline: Deadline,
         tried: tuple[UpstreamEndpoint, ...] = (),
         model: ModelName | None = None,
     ) -> None:
-        self._limits = route.concurrency_limits
+        self._limits = destination.concurrency_limits
         self._request = request
         self._deadline = deadline
-        hash_key = route.upstream.pool.hash_key_of(request.headers)
-        self._retry = RetryState(route.upstream, route.retry_policy, list(tried), model, hash_key)
+        hash_key = destination.upstream.pool.hash_key_of(request.headers)
+        self._retry = RetryState(
+            destination.upstream, destination.retry_policy, list(tried), model, hash_key
+        )
 
     async def __aenter__(self) -> Self:
         """Send the request; return once the head of a response is there."""

@@ -1,4 +1,4 @@
-"""Finds the route of a request: the first rule that matches decides."""
+"""Finds the route of a request: the first one that matches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gateway.proxy.cluster.scatter_gather import count_endpoints
 from gateway.proxy.filters.authentication import Authenticator, KeyGroup
 from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror, MirrorSampler
-from gateway.proxy.interfaces import Limits, Route, Upstream
+from gateway.proxy.interfaces import Destination, Limits, Upstream
 from gateway.proxy.not_found import not_found_text
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.routing.matcher import Match, find_first_match
@@ -33,10 +33,10 @@ from gateway.routing.weights import CumulativeWeights, hash_to_fraction
 
 _AUTHORIZATION = frozenset(("authorization",))
 
-_ALL_RULES_KINDS = frozenset(
+_ALL_ROUTES_KINDS = frozenset(
     (OperationKind.INDEX, OperationKind.V1_MODELS, OperationKind.ALL_STATISTICS)
 )
-"""Operations over the upstreams of all rules, whichever rule the request matches."""
+"""Operations over the upstreams of all routes, whichever one the request matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,18 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Route:
     """What applies to requests that match.
 
-    ``routes`` differ in their upstreams alone, and have a weight each. Every value of
-    ``sticky_header`` stays with one route. Operations in ``denied_kinds`` are refused. ``mirror``
-    gets copies of requests. ``dropped_headers``, in lower case, do not go to servers. If there are
-    ``keys``, a request needs one. Responses are compressed with one of ``codings`` that the client
-    accepts; the first wins among equals.
+    ``destinations`` differ in their upstreams alone, and have a weight each. Every value of
+    ``sticky_header`` stays with one destination. Operations in ``denied_kinds`` are refused.
+    ``mirror`` gets copies of requests. ``dropped_headers``, in lower case, do not go to servers. If
+    there are ``keys``, a request needs one. Responses are compressed with one of ``codings`` that
+    the client accepts; the first wins among equals.
     """
 
     match: Match
-    routes: tuple[Route, ...]
+    destinations: tuple[Destination, ...]
     weights: tuple[int, ...] = (1,)
     sticky_header: str | None = None
     rewrite: Rewrite | None = None
@@ -70,13 +70,13 @@ class Rule:
     codings: tuple[str, ...] = ()
 
     def admits(self, authenticated: frozenset[KeyGroup]) -> bool:
-        """Tell whether the rule is open to a client with keys of these groups."""
+        """Tell whether the route is open to a client with keys of these groups."""
         return not self.keys or not authenticated.isdisjoint(self.keys)
 
     def lists(self, kind: OperationKind, authenticated: frozenset[KeyGroup]) -> bool:
-        """Tell whether responses of this kind include the rule's upstreams for such a client.
+        """Tell whether responses of this kind include the route's upstreams for such a client.
 
-        A rule for health alone leads to no model: it is open to probes, which have no key.
+        A route for health alone leads to no model: it is open to probes, which have no key.
         """
         is_for_health = (
             self.match.kinds is not None and self.match.kinds <= OPERATION_KINDS["health"]
@@ -85,23 +85,23 @@ class Rule:
 
     @property
     def limits(self) -> Limits:
-        """Return the limits, which are the same for all routes of the rule."""
-        return self.routes[0].limits
+        """Return the limits, which are the same for all destinations of the route."""
+        return self.destinations[0].limits
 
 
-def collect_upstreams(rules: Iterable[Rule]) -> tuple[Upstream, ...]:
-    """Return the upstreams of rules in order, each once; upstreams of no weight are left out."""
+def collect_upstreams(routes: Iterable[Route]) -> tuple[Upstream, ...]:
+    """Return the upstreams of routes in order, each once; upstreams of no weight are left out."""
     upstreams = [
-        route.upstream
-        for rule in rules
-        for route, weight in zip(rule.routes, rule.weights, strict=True)
+        destination.upstream
+        for route in routes
+        for destination, weight in zip(route.destinations, route.weights, strict=True)
         if weight
     ]
     return tuple(dict.fromkeys(upstreams))
 
 
 class WeightedChoice:
-    """Chooses the routes of successive requests by weight.
+    """Chooses the destinations of successive requests by weight.
 
     ``next`` stays until it is taken. So a choice that the fast path leaves, as no connection is
     idle there, is not lost, and the shares are those of the weights.
@@ -109,16 +109,16 @@ class WeightedChoice:
 
     __slots__ = ("_draw", "next")
 
-    def __init__(self, draw: Callable[[], Route] | None, first: Route) -> None:
+    def __init__(self, draw: Callable[[], Destination] | None, first: Destination) -> None:
         self._draw = draw
         self.next = first
 
-    def take(self) -> Route:
-        """Return the route for a request, and choose that of the next one."""
-        route = self.next
+    def take(self) -> Destination:
+        """Return the destination for a request, and choose that of the next one."""
+        destination = self.next
         if self._draw is not None:
             self.next = self._draw()
-        return route
+        return destination
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class RouteMatch:
     """Where requests with the same head go, and what the server gets.
 
     ``operation`` and ``target`` are those for the server. ``upstreams`` are all that serve an
-    operation over several servers: those of the rule, or those of all rules open to the client.
+    operation over several servers: those of the route, or those of all routes open to the client.
     """
 
     choice: WeightedChoice
@@ -153,7 +153,7 @@ class RouteMatch:
 
 
 class Router:
-    """Finds the rule for a request.
+    """Finds the route for a request.
 
     ``random`` returns numbers in [0, 1). ``forwarded`` recognizes a request that has been here
     before.
@@ -161,23 +161,23 @@ class Router:
 
     def __init__(
         self,
-        rules: Sequence[Rule],
+        routes: Sequence[Route],
         random: Callable[[], float] = random.random,
         forwarded: ForwardedPolicy = NO_FORWARDED_HEADERS,
     ) -> None:
-        self.rules = tuple(rules)
+        self.routes = tuple(routes)
         self._forwarded = forwarded
-        self._matches = [rule.match for rule in rules]
-        self._targets = [_RuleTargets(rule, random) for rule in rules]
-        self.readiness = Readiness(collect_upstreams(rules))
-        self._authenticator = Authenticator(group for rule in rules for group in rule.keys)
+        self._matches = [route.match for route in routes]
+        self._targets = [_RouteTargets(route, random) for route in routes]
+        self.readiness = Readiness(collect_upstreams(routes))
+        self._authenticator = Authenticator(group for route in routes for group in route.keys)
 
     def find(self, method: str, target: str, headers: CIMultiDictProxy[str]) -> RouteMatch:
         """Find where a request goes: a pure function of its head, but for the weighted choice.
 
         Raises GatewayError: 508 for a request that has been here before, 401 without a key, 404
-        without a rule that is open to the client, 403 for a denied operation. A path that servers
-        read in several ways matches only if all readings match the same rule, and none is denied.
+        without a route that is open to the client, 403 for a denied operation. A path that servers
+        read in several ways matches only if all readings match the same route, and none is denied.
         """
         if self._forwarded.is_loop(headers):
             # RFC 9110, section 7.6.3: else it would go round until all connections are in use.
@@ -185,10 +185,10 @@ class Router:
                 ErrorKind.LOOP, "loop: the request came back from an upstream of this gateway"
             )
         readings = parse_operation_variants(method, target)
-        index = self._find_rule(readings, method, target, headers)
-        rule = self.rules[index]
+        index = self._find_route(readings, method, target, headers)
+        route = self.routes[index]
         for reading in readings:
-            if reading.kind in rule.denied_kinds:
+            if reading.kind in route.denied_kinds:
                 name = operation_name(reading.kind)
                 raise GatewayError(
                     ErrorKind.FORBIDDEN, f"operation '{name}' is denied on this route"
@@ -196,13 +196,13 @@ class Router:
         operation = parse_operation(method, target)
         targets = self._targets[index]
         upstreams = targets.upstreams
-        if operation.kind in _ALL_RULES_KINDS:
+        if operation.kind in _ALL_ROUTES_KINDS:
             keys = self._authenticator.authenticated_groups(headers)
             upstreams = collect_upstreams(
-                each for each in self.rules if each.lists(operation.kind, keys)
+                each for each in self.routes if each.lists(operation.kind, keys)
             )
-        if rule.rewrite is not None:
-            target = self._rewrite(rule.rewrite, method, target, headers)
+        if route.rewrite is not None:
+            target = self._rewrite(route.rewrite, method, target, headers)
             operation = parse_operation(method, target)
         dropped_headers = targets.dropped_headers
         if self._authenticator and self._authenticator.uses_authorization(headers):
@@ -216,25 +216,25 @@ class Router:
             upstreams,
             dropped_headers,
             mirror,
-            rule.codings,
+            route.codings,
             targets.header_policy,
         )
 
-    def _find_rule(
+    def _find_route(
         self,
         readings: tuple[Operation, ...],
         method: str,
         target: str,
         headers: CIMultiDictProxy[str],
     ) -> int:
-        """Return the number of the first rule that matches, if it is open to the client."""
+        """Return the number of the first route that matches, if it is open to the client."""
         index, *others = {find_first_match(self._matches, each, headers) for each in readings}
         if others:
             index = None
-        if index is not None and not self.rules[index].keys:
+        if index is not None and not self.routes[index].keys:
             return index
         keys = self._authenticator.authenticated_groups(headers)
-        if index is not None and self.rules[index].admits(keys):
+        if index is not None and self.routes[index].admits(keys):
             return index
         if self._authenticator and not keys:
             raise self._authenticator.unauthenticated_error(headers)
@@ -251,33 +251,33 @@ class Router:
         return rewritten
 
     def _not_found(self, method: str, target: str, keys: frozenset[KeyGroup]) -> GatewayError:
-        matches = [rule.match for rule in self.rules if rule.admits(keys)]
+        matches = [route.match for route in self.routes if route.admits(keys)]
         return GatewayError(
             ErrorKind.NOT_FOUND, not_found_text(method, target, matches, with_key=bool(keys))
         )
 
 
-class _RuleTargets:
-    """The choices of routes, and what else a rule computes once for all its requests."""
+class _RouteTargets:
+    """The choices of destinations, and what else a route computes once for all its requests."""
 
-    def __init__(self, rule: Rule, random: Callable[[], float]) -> None:
-        self.upstreams = collect_upstreams([rule])
-        shares = self._shares = CumulativeWeights.of(rule.weights)
+    def __init__(self, route: Route, random: Callable[[], float]) -> None:
+        self.upstreams = collect_upstreams([route])
+        shares = self._shares = CumulativeWeights.of(route.weights)
         # Servers must not compress what the gateway compresses.
-        own = frozenset(("accept-encoding",)) if rule.codings else frozenset()
-        self.dropped_headers = rule.dropped_headers | own
-        header_policy = ResponseHeaderPolicy(adds_vary=bool(rule.codings))
+        own = frozenset(("accept-encoding",)) if route.codings else frozenset()
+        self.dropped_headers = route.dropped_headers | own
+        header_policy = ResponseHeaderPolicy(adds_vary=bool(route.codings))
         # The fast path saves a function call if there is nothing to change.
         self.header_policy = None if header_policy == ResponseHeaderPolicy() else header_policy
-        self._sticky_header = rule.sticky_header
-        self.mirror = None if rule.mirror is None else MirrorSampler(rule.mirror, random)
-        self._fixed = [WeightedChoice(None, route) for route in rule.routes]
-        if len(rule.routes) == 1:
+        self._sticky_header = route.sticky_header
+        self.mirror = None if route.mirror is None else MirrorSampler(route.mirror, random)
+        self._fixed = [WeightedChoice(None, destination) for destination in route.destinations]
+        if len(route.destinations) == 1:
             self._weighted = self._fixed[0]
         else:
 
-            def draw() -> Route:
-                return rule.routes[shares.at(random())]
+            def draw() -> Destination:
+                return route.destinations[shares.at(random())]
 
             self._weighted = WeightedChoice(draw, draw())
 

@@ -22,7 +22,7 @@ async def prepare_dialect(call: Call) -> None:
     Raises GatewayError: 501 for a version at a server without versions, and as
     ``wait_for_dialects``.
     """
-    operation, upstream = call.operation, call.route.upstream
+    operation, upstream = call.operation, call.destination.upstream
     if operation.kind in OPERATION_KINDS["infer"] or operation.version is not None:
         await wait_for_dialects([upstream], call.deadline)
     if operation.version is not None and not upstream.dialect.versioned_paths:

@@ -1,4 +1,4 @@
-"""Route matching: which requests a rule is for."""
+"""Route matching: which requests a route is for."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The conditions of a rule; None or an empty one matches every request.
+    """The conditions of a route; None or an empty one matches every request.
 
     Of a header that is given more than once, one value has to match.
     """

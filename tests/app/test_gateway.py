@@ -145,8 +145,8 @@ async def test_route_applies_its_nonfinite_policy() -> None:
 async def test_routes_share_a_conversion_scheduler() -> None:
     routes = [{"upstream": "u", "match": {"model": "m"}}, {"upstream": "u"}]
     async with Gateway(_settings(routes=routes)) as gateway:
-        first, second = gateway.active_config.fast_path._router.rules
-        assert first.routes[0].scheduler is second.routes[0].scheduler
+        first, second = gateway.active_config.fast_path._router.routes
+        assert first.destinations[0].scheduler is second.destinations[0].scheduler
 
 
 async def test_route_without_limits_has_those_of_all_routes() -> None:
@@ -160,7 +160,7 @@ async def test_route_without_limits_has_those_of_all_routes() -> None:
     ]
     settings = _settings(routes=routes, limits={"max_json_depth": 9, "request_timeout": 7})
     async with Gateway(settings) as gateway:
-        first, second = gateway.active_config.fast_path._router.rules
+        first, second = gateway.active_config.fast_path._router.routes
     assert (
         second.limits.max_json_depth,
         second.limits.idle_timeout,
@@ -193,21 +193,21 @@ async def test_mirror_has_the_policies_of_its_route_and_limits_of_its_own() -> N
         }
     )
     async with Gateway(settings) as gateway:
-        first, second, third = gateway.active_config.router.rules
+        first, second, third = gateway.active_config.router.routes
         assert third.mirror is None
         assert first.mirror is not None
         assert second.mirror is not None
         assert (first.mirror.share, second.mirror.share) == (0.07, 1.0)
-        (own,), copied = first.routes, first.mirror.route
+        (own,), copied = first.destinations, first.mirror.destination
         assert (copied.policies, copied.limits) == (own.policies, own.limits)
         upstream = gateway.active_config.upstreams["next"]
         assert copied.upstream is upstream
         assert len(own.concurrency_limits) == 1  # the gateway's, where copies take no slots
         assert copied.concurrency_limits == (upstream.concurrency_limit,)
         # Copies share a budget of their own.
-        assert copied.scheduler is second.mirror.route.scheduler
+        assert copied.scheduler is second.mirror.destination.scheduler
         assert copied.scheduler is not own.scheduler
-        assert copied.memory_budget is second.mirror.route.memory_budget
+        assert copied.memory_budget is second.mirror.destination.memory_budget
         assert copied.memory_budget is not own.memory_budget
         copied.memory_budget.adjust(2**19)
         with pytest.raises(GatewayError, match="at most 524288 bytes may be buffered"):

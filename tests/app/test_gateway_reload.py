@@ -386,8 +386,8 @@ async def test_reload_adds_and_removes_the_offload_process() -> None:
     async with running_gateway(settings_for()) as (gateway, _):
         for offload in ("always", "never", "always"):
             await gateway.reload(settings_for(offload=offload))
-            rule = gateway.active_config.router.rules[0]
-            assert rule.routes[0].offloader is gateway._offload
+            route = gateway.active_config.router.routes[0]
+            assert route.destinations[0].offloader is gateway._offload
             assert (gateway._offload is not None) is (offload == "always")
         before = gateway._offload
         await gateway.reload(settings_for(offload="always"))

@@ -20,13 +20,13 @@ from gateway.proxy.dispatch import handle_request
 from gateway.proxy.fast_path import call as straight_module
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Limits, Route
-from gateway.proxy.router import Router, Rule
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Destination, Limits
+from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.http.address import parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.compiled import needs_source
-from tests.support.doubles.streaming import LIMITS, make_route
+from tests.support.doubles.streaming import LIMITS, make_destination
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import FLOATS, INFER, binary_response, infer_json
@@ -44,16 +44,16 @@ class _Listening:
     """A listener at work before a server."""
 
     def __init__(
-        self, server: ScriptedServer, listener: HttpListener, route: Route, url: str
+        self, server: ScriptedServer, listener: HttpListener, destination: Destination, url: str
     ) -> None:
         self.server = server
         self.listener = listener
-        self.route = route
+        self.destination = destination
         self.url = url
 
     @property
     def outstanding(self) -> int:
-        return sum(self.route.upstream.pool.outstanding)
+        return sum(self.destination.upstream.pool.outstanding)
 
     @property
     def connection(self) -> ClientConnection:
@@ -92,10 +92,10 @@ async def _listening(
     codings: tuple[str, ...] = (),
 ) -> AsyncIterator[_Listening]:
     async with no_leaks():
-        route = make_route(
+        destination = make_destination(
             HttpEndpoint(parse_server_url(server.url), connect_timeout=5), limits=limits
         )
-        router = Router([Rule(Match(), (route,), codings=codings)])
+        router = Router([Route(Match(), (destination,), codings=codings)])
 
         async def on_request(client: ClientRequest, http_response: ClientResponse) -> None:
             await handle_request(client, http_response, router)
@@ -103,15 +103,15 @@ async def _listening(
         straight = FastPath(router)
         listener = HttpListener(on_request, access_log, None, straight)
         (sock,) = open_tcp_sockets("127.0.0.1", 0)
-        here = _Listening(server, listener, route, "http://{}:{}".format(*sock.getsockname()))
+        here = _Listening(server, listener, destination, "http://{}:{}".format(*sock.getsockname()))
         await listener.listen(sock)
         try:
             yield here
         finally:
             await listener.drain(0.05, 0.05)
             straight.close()
-            await route.upstream.metadata.close()
-            await route.upstream.pool.close()
+            await destination.upstream.metadata.close()
+            await destination.upstream.pool.close()
         assert here.outstanding == 0
         assert not listener._active_calls
 

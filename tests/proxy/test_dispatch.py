@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
 from gateway.proxy.dispatch import error_body, handle_request, send_error
-from gateway.proxy.interfaces import Route
+from gateway.proxy.interfaces import Destination
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import (
@@ -21,9 +21,9 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
     ready,
-    single_route,
+    single_destination,
 )
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -39,12 +39,18 @@ OK = ScriptedUpstreamResponse(200, {}, [b"{}"])
 
 
 async def _exchange(
-    route: Route, method: str, target: str, *body: BodyStep, headers: dict[str, str] | None = None
+    destination: Destination,
+    method: str,
+    target: str,
+    *body: BodyStep,
+    headers: dict[str, str] | None = None,
 ) -> tuple[ScriptedClientResponse, EventLog]:
     log = EventLog()
     response = ScriptedClientResponse(log)
     await handle_request(
-        ScriptedRequest(log, method, target, headers, body), response, single_route(route)
+        ScriptedRequest(log, method, target, headers, body),
+        response,
+        single_destination(destination),
     )
     return response, log
 
@@ -69,21 +75,21 @@ async def _exchange(
 )
 async def test_each_operation_has_its_handler(method: str, target: str, sent: str) -> None:
     endpoint = ScriptedEndpoint(EventLog(), OK)
-    response, _ = await _exchange(make_route(endpoint), method, target)
+    response, _ = await _exchange(make_destination(endpoint), method, target)
     assert response.status == 200
     assert [f"{r.method} {r.target}" for r in endpoint.requests] == [sent]
 
 
 async def test_infer_request_is_converted() -> None:
     endpoint = ScriptedEndpoint(EventLog(), OK)
-    await _exchange(make_route(endpoint), "POST", INFER, json_request())
+    await _exchange(make_destination(endpoint), "POST", INFER, json_request())
     assert HEADER_LENGTH in endpoint.requests[0].headers
 
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
 async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
     endpoint = ScriptedEndpoint(EventLog(), GatewayError(kind, "what “went” wrong"))
-    response, log = await _exchange(make_route(endpoint), "GET", "/v2/x")
+    response, log = await _exchange(make_destination(endpoint), "GET", "/v2/x")
     assert response.status == kind.value.status
     assert response.body.decode() == '{"error":"what “went” wrong"}'
     accepted = kind is ErrorKind.UNSUPPORTED_ENCODING
@@ -96,7 +102,9 @@ async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
 
 
 async def test_client_error_becomes_an_error_response() -> None:
-    response, _ = await _exchange(make_route(ScriptedEndpoint(EventLog())), "POST", INFER, b"no")
+    response, _ = await _exchange(
+        make_destination(ScriptedEndpoint(EventLog())), "POST", INFER, b"no"
+    )
     assert response.status == 400
 
 
@@ -104,7 +112,7 @@ async def test_error_within_a_response_aborts_it(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.WARNING)
     broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell\nover")])
     response, log = await _exchange(
-        make_route(ScriptedEndpoint(EventLog(), broken)), "GET", "/v2/x"
+        make_destination(ScriptedEndpoint(EventLog(), broken)), "GET", "/v2/x"
     )
     assert response.body == b"begun"
     assert log[-1] == "client is cut off"
@@ -114,8 +122,10 @@ async def test_error_within_a_response_aborts_it(caplog: pytest.LogCaptureFixtur
 
 async def test_upstream_error_response_passes_to_the_client() -> None:
     refusal = ScriptedUpstreamResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
-    route = make_route(ScriptedEndpoint(EventLog(), refusal))
-    response, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+    destination = make_destination(ScriptedEndpoint(EventLog(), refusal))
+    response, _ = await _exchange(
+        destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"}
+    )
     assert (response.status, response.body) == (404, b"no such model")
     assert dict(response.headers) == {"Content-Type": "text/x", "Content-Length": "13"}
 
@@ -125,7 +135,9 @@ async def test_client_disconnect_is_no_error_response() -> None:
     response = ScriptedClientResponse(log, fault=ConnectionResetError())
     request = ScriptedRequest(log, "GET", "/v2/x")
     with pytest.raises(ConnectionResetError):
-        await handle_request(request, response, single_route(make_route(ScriptedEndpoint(log, OK))))
+        await handle_request(
+            request, response, single_destination(make_destination(ScriptedEndpoint(log, OK)))
+        )
     assert "client is cut off" not in log
 
 
@@ -133,32 +145,34 @@ SHORT = replace(LIMITS, idle_timeout=0.02)
 
 
 async def test_client_that_does_not_send_is_a_408() -> None:
-    route = make_route(ScriptedEndpoint(EventLog()), limits=SHORT)
-    response, _ = await _exchange(route, "POST", INFER, b"{", asyncio.Event())
+    destination = make_destination(ScriptedEndpoint(EventLog()), limits=SHORT)
+    response, _ = await _exchange(destination, "POST", INFER, b"{", asyncio.Event())
     assert response.status == 408
     assert b"waiting for the client" in response.body
 
 
 async def test_server_that_does_not_respond_is_a_504() -> None:
-    route = make_route(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
-    response, _ = await _exchange(route, "POST", INFER, json_request())
+    destination = make_destination(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
+    response, _ = await _exchange(destination, "POST", INFER, json_request())
     assert response.status == 504
     assert URL.encode() in response.body
 
 
 async def test_server_that_gives_no_metadata_is_a_504() -> None:
-    route = make_route(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
-    response, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
-    await route.upstream.metadata.close()
+    destination = make_destination(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
+    response, _ = await _exchange(
+        destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"}
+    )
+    await destination.upstream.metadata.close()
     assert response.status == 504
     assert URL.encode() in response.body
 
 
 async def test_client_that_stops_streaming_to_a_server_is_a_408() -> None:
-    route = make_route(ScriptedEndpoint(EventLog()), limits=SHORT)
+    destination = make_destination(ScriptedEndpoint(EventLog()), limits=SHORT)
     chunked = {"Transfer-Encoding": "chunked"}
     response, _ = await _exchange(
-        route, "POST", "/v2/x", b"begun", asyncio.Event(), headers=chunked
+        destination, "POST", "/v2/x", b"begun", asyncio.Event(), headers=chunked
     )
     assert response.status == 408
 
@@ -168,7 +182,9 @@ async def test_client_that_does_not_read_is_aborted() -> None:
     response = ScriptedClientResponse(log, ready=asyncio.Event())
     request = ScriptedRequest(log, "GET", "/v2/x")
     await handle_request(
-        request, response, single_route(make_route(ScriptedEndpoint(log, OK), limits=SHORT))
+        request,
+        response,
+        single_destination(make_destination(ScriptedEndpoint(log, OK), limits=SHORT)),
     )
     assert log[-1] == "client is cut off"
 
@@ -178,12 +194,16 @@ async def test_client_that_does_not_read_an_error_is_aborted() -> None:
     response = ScriptedClientResponse(log, ready=asyncio.Event())
     refusal = ScriptedEndpoint(log, ScriptedUpstreamResponse(404, {}, [bytes(1000)]))
     request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(4)])
-    await handle_request(request, response, single_route(make_route(refusal, limits=SHORT)))
+    await handle_request(
+        request, response, single_destination(make_destination(refusal, limits=SHORT))
+    )
     assert log[-2:] == ["client gets 404", "client is cut off"]
 
 
-async def _raw(route: Route) -> int:
-    response, _ = await _exchange(route, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+async def _raw(destination: Destination) -> int:
+    response, _ = await _exchange(
+        destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"}
+    )
     return response.status
 
 
@@ -197,20 +217,20 @@ async def test_load_and_unload_drop_cached_metadata(
     endpoint = ScriptedEndpoint(
         EventLog(), METADATA, NO_CONFIG, OK, OK, step, METADATA, NO_CONFIG, OK
     )
-    route = make_route(endpoint)
-    assert [await _raw(route), await _raw(route)] == [200, 200]
-    await _exchange(route, "POST", f"{room}/models/m/{verb}")
-    assert await _raw(route) == 200
+    destination = make_destination(endpoint)
+    assert [await _raw(destination), await _raw(destination)] == [200, 200]
+    await _exchange(destination, "POST", f"{room}/models/m/{verb}")
+    assert await _raw(destination) == 200
     targets = [request.target for request in endpoint.requests]
     assert targets.count("/v2/models/m") == 2
 
 
 async def test_load_of_another_model_keeps_cached_metadata() -> None:
     endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, OK, OK, OK)
-    route = make_route(endpoint)
-    assert await _raw(route) == 200
-    await _exchange(route, "POST", "/v2/repository/models/m2/load")
-    assert await _raw(route) == 200
+    destination = make_destination(endpoint)
+    assert await _raw(destination) == 200
+    await _exchange(destination, "POST", "/v2/repository/models/m2/load")
+    assert await _raw(destination) == 200
     assert len(endpoint.requests) == 5
 
 
@@ -260,12 +280,14 @@ async def _goes_to_the_second(
     endpoints = [
         ScriptedEndpoint(EventLog(), *responses, *[OK] * 3, url=f"http://{i}") for i in range(3)
     ]
-    route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
-    for member, model in zip(route.upstream.pool.members, models, strict=True):
+    destination = make_destination(
+        *endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
+    )
+    for member, model in zip(destination.upstream.pool.members, models, strict=True):
         member.models = ready(model)
     steps = (body,) if body else ()
     for _ in range(3):
-        response, _ = await _exchange(route, method, target, *steps, headers=headers)
+        response, _ = await _exchange(destination, method, target, *steps, headers=headers)
         assert response.status == 200
     assert not endpoints[0].requests
     assert not endpoints[2].requests
@@ -281,13 +303,13 @@ async def test_load_and_unload_refresh_the_model_discovery(
         def refresh_models(self) -> None:
             asked.append("again")
 
-    route = make_route(
+    destination = make_destination(
         ScriptedEndpoint(EventLog(), step, OK),
         supervisor=PoolSupervisor(model_discovery=Noting(60)),
     )
-    await _exchange(route, "POST", "/v2/repository/models/m/load")
+    await _exchange(destination, "POST", "/v2/repository/models/m/load")
     assert asked == ["again"]
-    await _exchange(route, "GET", "/v2/models/m")
+    await _exchange(destination, "GET", "/v2/models/m")
     assert asked == ["again"]
 
 

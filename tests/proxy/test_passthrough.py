@@ -18,7 +18,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 
 CHUNKED = {"Transfer-Encoding": "chunked"}
@@ -41,17 +41,17 @@ class _Scene:
         self.request = ScriptedRequest(self.log, method, "/v2/x?y", headers, body)
         self.response = ScriptedClientResponse(self.log, fault, ready)
         self.endpoint = ScriptedEndpoint(self.log, *steps)
-        self.route = make_route(self.endpoint, dialect=dialect)
+        self.destination = make_destination(self.endpoint, dialect=dialect)
 
     async def run(self, target: str | None = None) -> None:
         with Deadline(9, 9) as deadline:
             operation = parse_operation(self.request.method, self.request.target)
-            call = Call(self.request, self.response, operation, self.route, deadline)
+            call = Call(self.request, self.response, operation, self.destination, deadline)
             await passthrough(call, target)
 
     @property
     def outstanding(self) -> int:
-        return sum(self.route.upstream.pool.outstanding)
+        return sum(self.destination.upstream.pool.outstanding)
 
 
 async def test_request_without_a_body_passes() -> None:

@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.interfaces import Route, Upstream
+from gateway.proxy.interfaces import Destination, Upstream
 from gateway.proxy.retry import UpstreamCall, use_reachable_endpoint
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
 from gateway.upstream.pool.member import Outcome
@@ -22,7 +22,7 @@ from tests.support.doubles.streaming import (
     EventLog,
     ScriptedEndpoint,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
     ready,
 )
 from tests.support.gateway import until
@@ -44,11 +44,11 @@ def _fault(kind: ErrorKind, message: str = "") -> GatewayError:
 def _servers(log: EventLog, *steps: ServerStep) -> tuple[Upstream, list[ScriptedEndpoint]]:
     """Return an upstream whose endpoints have one scripted step each."""
     endpoints = [ScriptedEndpoint(log, turn, url=f"http://{i}") for i, turn in enumerate(steps)]
-    return make_route(*endpoints).upstream, endpoints
+    return make_destination(*endpoints).upstream, endpoints
 
 
-def _to(upstream: Upstream, policy: RetryPolicy = SAFE_RETRIES_ONLY) -> Route:
-    return replace(make_route(), upstream=upstream, retry_policy=policy)
+def _to(upstream: Upstream, policy: RetryPolicy = SAFE_RETRIES_ONLY) -> Destination:
+    return replace(make_destination(), upstream=upstream, retry_policy=policy)
 
 
 async def _ask(
@@ -151,7 +151,7 @@ async def test_body_that_nothing_was_read_of_is_retried(endpoint_at: EndpointAt)
 
     async with ScriptedServer(always_respond(http_response(b"yes"))) as good:
         urls = f"http://{free_address()}", good.url
-        upstream = make_route(*map(endpoint_at, urls)).upstream
+        upstream = make_destination(*map(endpoint_at, urls)).upstream
         assert await _ask(upstream, body=body()) == good.url
         assert [each.body for each in good.requests] == [b"body"]
 
@@ -161,7 +161,7 @@ async def test_error_of_a_streaming_client_body_is_raised(endpoint_at: EndpointA
     context = server_context(clients=authority())
     with refusing_server(context) as refusing:
         async with ScriptedServer(always_respond(http_response(b"yes"))) as good:
-            upstream = make_route(*map(endpoint_at, (refusing, good.url))).upstream
+            upstream = make_destination(*map(endpoint_at, (refusing, good.url))).upstream
             with pytest.raises(GatewayError) as caught:
                 await _ask(upstream, body=_slow_body())
             assert caught.value.kind is ErrorKind.UNREACHABLE
@@ -262,7 +262,7 @@ async def test_call_goes_to_an_endpoint_that_has_the_model() -> None:
     """The other server would respond that there is no such model."""
     error = _fault(ErrorKind.UNREACHABLE, "nobody there")
     endpoints = [ScriptedEndpoint(EventLog(), turn, url="http://x") for turn in (error, error, OK)]
-    upstream = make_route(
+    upstream = make_destination(
         *endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
     ).upstream
     for member, models in zip(upstream.pool.members, ("m", "m", "n"), strict=True):

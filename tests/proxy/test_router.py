@@ -15,8 +15,8 @@ from gateway.proxy.dispatch import handle_request
 from gateway.proxy.fast_path.call import CallPlan
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
-from gateway.proxy.interfaces import Route
-from gateway.proxy.router import Rewrite, Router, Rule
+from gateway.proxy.interfaces import Destination
+from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match, Pattern
 from gateway.routing.weights import CumulativeWeights, hash_to_fraction
 from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
@@ -27,7 +27,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 from tests.support.gateway import until
 from tests.support.inference_messages import HEADER_LENGTH, INFER, json_request, metadata
@@ -47,9 +47,9 @@ def _kinds(*words: str) -> frozenset[OperationKind]:
     return frozenset(kind for word in words for kind in OPERATION_KINDS[word])
 
 
-def _find_error(routes: Router, method: str, target: str) -> GatewayError:
+def _find_error(router: Router, method: str, target: str) -> GatewayError:
     with pytest.raises(GatewayError) as caught:
-        routes.find(method, target, _headers())
+        router.find(method, target, _headers())
     return caught.value
 
 
@@ -61,13 +61,13 @@ def _scripted(numbers: Iterable[float]) -> Callable[[], float]:
 
 
 async def test_first_matching_rule_decides() -> None:
-    first, second, last = (make_route(ScriptedEndpoint(EventLog())) for _ in range(3))
-    routes = Router(
+    first, second, last = (make_destination(ScriptedEndpoint(EventLog())) for _ in range(3))
+    router = Router(
         [
-            Rule(_model("resnet*"), (first,)),
-            Rule(_model("resnet50"), (second,)),
-            Rule(Match(kinds=_kinds("health")), (second,)),
-            Rule(Match(), (last,)),
+            Route(_model("resnet*"), (first,)),
+            Route(_model("resnet50"), (second,)),
+            Route(Match(kinds=_kinds("health")), (second,)),
+            Route(Match(), (last,)),
         ]
     )
     for method, target, expected in [
@@ -78,16 +78,16 @@ async def test_first_matching_rule_decides() -> None:
         ("POST", "/v2/models/vgg/infer", last),
         ("GET", "/", last),
     ]:
-        found = routes.find(method, target, _headers())
+        found = router.find(method, target, _headers())
         assert found.choice.take() is expected
         assert found.target == target
 
 
 async def test_unmatched_request_gets_the_served_models() -> None:
-    route = make_route(ScriptedEndpoint(EventLog()))
+    destination = make_destination(ScriptedEndpoint(EventLog()))
     matches = (Match(Pattern.of("m"), Pattern.of("2")), Match(kinds=_kinds("health")))
-    routes = Router([Rule(match, (route,)) for match in matches])
-    error = _find_error(routes, "GET", "/v2/models/m?token=secret")
+    router = Router([Route(match, (destination,)) for match in matches])
+    error = _find_error(router, "GET", "/v2/models/m?token=secret")
     assert error.kind is ErrorKind.NOT_FOUND
     assert error.message == (
         "no route for GET /v2/models/m; models that are served: m version 2, any (health)"
@@ -98,10 +98,13 @@ async def test_unmatched_request_gets_the_served_models() -> None:
 
 
 async def test_denied_operation_is_not_matched_by_later_rules() -> None:
-    route = make_route(ScriptedEndpoint(EventLog()))
+    destination = make_destination(ScriptedEndpoint(EventLog()))
     deny = _kinds("repository", "shared_memory")
-    routes = Router(
-        [Rule(_model("m"), (route,), denied_kinds=deny), Rule(Match(), (route,), denied_kinds=deny)]
+    router = Router(
+        [
+            Route(_model("m"), (destination,), denied_kinds=deny),
+            Route(Match(), (destination,), denied_kinds=deny),
+        ]
     )
     for method, target, word in [
         ("POST", "/v2/repository/models/m/load", "repository"),
@@ -115,16 +118,16 @@ async def test_denied_operation_is_not_matched_by_later_rules() -> None:
         ("POST", "/v2/repository/models/x/%6Coad?x", "repository"),
         ("GET", "/v2%2Fcudasharedmemory/status", "shared_memory"),
     ]:
-        error = _find_error(routes, method, target)
+        error = _find_error(router, method, target)
         assert error.kind is ErrorKind.FORBIDDEN
         assert error.message == f"operation '{word}' is denied on this route"
-    assert routes.find("POST", INFER, _headers()).target == INFER
+    assert router.find("POST", INFER, _headers()).target == INFER
 
 
-def _outcome(routes: Router, method: str, target: str, key: str | None = None) -> str:
+def _outcome(router: Router, method: str, target: str, key: str | None = None) -> str:
     headers = _headers({"Authorization": f"Bearer {key}"} if key else {})
     try:
-        found = routes.find(method, target, headers)
+        found = router.find(method, target, headers)
     except GatewayError as error:
         return str(error.kind.value.status)
     return found.choice.take().upstream.name
@@ -133,14 +136,14 @@ def _outcome(routes: Router, method: str, target: str, key: str | None = None) -
 def _guarded() -> Router:
     """Rules that deny, need a key, and are open last; or open first without a model."""
     names = ("denying", "keyed", "metadata", "named", "open")
-    to = {name: (make_route(ReadyEndpoint(), name=name),) for name in names}
+    to = {name: (make_destination(ReadyEndpoint(), name=name),) for name in names}
     return Router(
         [
-            Rule(_model("d*"), to["denying"], denied_kinds=_kinds("infer")),
-            Rule(_model("k"), to["keyed"], keys=(KeyGroup("g", None, ["key"]),)),
-            Rule(Match(kinds=_kinds("metadata")), to["metadata"]),
-            Rule(_model("[!k]* é"), to["named"]),
-            Rule(Match(), to["open"], denied_kinds=_kinds("repository")),
+            Route(_model("d*"), to["denying"], denied_kinds=_kinds("infer")),
+            Route(_model("k"), to["keyed"], keys=(KeyGroup("g", None, ["key"]),)),
+            Route(Match(kinds=_kinds("metadata")), to["metadata"]),
+            Route(_model("[!k]* é"), to["named"]),
+            Route(Match(), to["open"], denied_kinds=_kinds("repository")),
         ]
     )
 
@@ -179,17 +182,17 @@ def _guarded() -> Router:
 async def test_ambiguous_path_matches_only_if_all_readings_agree(
     method: str, target: str, outcome: str, with_key: str
 ) -> None:
-    routes = _guarded()
-    assert _outcome(routes, method, target) == outcome
-    assert _outcome(routes, method, target, "key") == with_key
+    router = _guarded()
+    assert _outcome(router, method, target) == outcome
+    assert _outcome(router, method, target, "key") == with_key
 
 
 async def test_error_for_an_ambiguous_path_says_why() -> None:
-    rules = [
-        Rule(_model("m"), _pair()[:1], denied_kinds=_kinds("infer")),
-        Rule(_model("n*"), _pair()[:1]),
+    routes = [
+        Route(_model("m"), _pair()[:1], denied_kinds=_kinds("infer")),
+        Route(_model("n*"), _pair()[:1]),
     ]
-    error = _find_error(Router(rules), "POST", "/v2/models/n/../m/infer")
+    error = _find_error(Router(routes), "POST", "/v2/models/n/../m/infer")
     assert error.message == (
         "no route for POST /v2/models/n/../m/infer; its path can be read in more than one way;"
         " models that are served: m, n*"
@@ -201,11 +204,11 @@ async def test_error_for_an_ambiguous_path_says_why() -> None:
 )
 async def test_unmatched_request_is_an_error_response(target: str, status: int) -> None:
     endpoint = ScriptedEndpoint(EventLog())
-    rule = Rule(_model("m"), (make_route(endpoint),), denied_kinds=_kinds("infer"))
+    route = Route(_model("m"), (make_destination(endpoint),), denied_kinds=_kinds("infer"))
     log = EventLog()
     response = ScriptedClientResponse(log)
     request = ScriptedRequest(log, "POST", target, {}, [json_request()])
-    await handle_request(request, response, Router([rule]))
+    await handle_request(request, response, Router([route]))
     assert response.status == status
     assert response.body.startswith(b'{"error":"')
     assert response.headers["Content-Type"] == "application/json"
@@ -215,44 +218,44 @@ async def test_unmatched_request_is_an_error_response(target: str, status: int) 
 
 @pytest.mark.parametrize("target", ["/v2/models/vgg/infer", "/v2/models/m/infer"])
 async def test_unmatched_request_takes_the_streaming_path(target: str) -> None:
-    rule = Rule(_model("m"), (make_route(ReadyEndpoint()),), denied_kinds=_kinds("infer"))
-    fast_path = FastPath(Router([rule]))
+    route = Route(_model("m"), (make_destination(ReadyEndpoint()),), denied_kinds=_kinds("infer"))
+    fast_path = FastPath(Router([route]))
     assert fast_path.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
 
 
 # ------------------------------------------------------------------------------------------ weights
 
 
-def _pair(route: Route | None = None) -> tuple[Route, Route]:
+def _pair(destination: Destination | None = None) -> tuple[Destination, Destination]:
     return (
-        route or make_route(ReadyEndpoint(url="http://a")),
-        route or make_route(ReadyEndpoint(url="http://b")),
+        destination or make_destination(ReadyEndpoint(url="http://a")),
+        destination or make_destination(ReadyEndpoint(url="http://b")),
     )
 
 
 async def test_each_request_has_its_own_weighted_choice() -> None:
     one, two = _pair()
     numbers = [0.1, 0.95, 0.5, 0.9, 0.0, 0.7]
-    routes = Router([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
-    found = routes.find("POST", INFER, _headers())
+    router = Router([Route(Match(), (one, two), (90, 10))], _scripted(numbers))
+    found = router.find("POST", INFER, _headers())
     taken = [found.choice.take() for _ in range(2)]
-    other = routes.find("GET", "/v2/x", _headers())
+    other = router.find("GET", "/v2/x", _headers())
     taken += [other.choice.take(), found.choice.take(), other.choice.take()]
     assert taken == [one, two, one, two, one]
 
 
 async def test_sticky_header_keeps_a_client_on_one_upstream() -> None:
     one, two = _pair()
-    rule = Rule(Match(), (one, two), (50, 50), sticky_header="X-User")
-    routes = Router([rule], _scripted([0.0, 0.9, 0.0, 0.9]))
+    route = Route(Match(), (one, two), (50, 50), sticky_header="X-User")
+    router = Router([route], _scripted([0.0, 0.9, 0.0, 0.9]))
     shares = CumulativeWeights.of((50, 50))
     for user in map(str, range(100)):
         expected = (one, two)[shares.at(hash_to_fraction(user))]
         for name, target in (("x-user", INFER), ("X-USER", "/v2/x")):
-            choice = routes.find("POST", target, _headers({name: user})).choice
+            choice = router.find("POST", target, _headers({name: user})).choice
             assert [choice.take(), choice.take()] == [expected] * 2
     # Without the header, each request is chosen anew.
-    found = routes.find("POST", INFER, _headers())
+    found = router.find("POST", INFER, _headers())
     assert [found.choice.take() for _ in range(3)] == [one, two, one]
 
 
@@ -268,8 +271,10 @@ def _start(fast_path: FastPath, plan: CallPlan) -> bool:
 
 async def test_plan_chooses_an_upstream_for_each_request() -> None:
     one, two = ReadyEndpoint(), ReadyEndpoint()
-    rule = Rule(Match(), (make_route(one), make_route(two)), (3, 1), sticky_header="x-user")
-    fast_path = FastPath(Router([rule], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
+    route = Route(
+        Match(), (make_destination(one), make_destination(two)), (3, 1), sticky_header="x-user"
+    )
+    fast_path = FastPath(Router([route], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
     plan = _plan(fast_path)
     asked = []
     for _ in range(4):
@@ -291,17 +296,17 @@ async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
     """The choice for a call that leaves the fast path holds on the streaming path."""
     ready, unready = ReadyEndpoint(), ReadyEndpoint()
     unready.ready = False
-    one, two = make_route(ready), make_route(unready)
+    one, two = make_destination(ready), make_destination(unready)
     numbers = [hash_to_fraction(str(i)) for i in range(10_000)]
-    routes = Router([Rule(Match(), (one, two), (90, 10))], _scripted(numbers))
-    fast_path = FastPath(routes)
+    router = Router([Route(Match(), (one, two), (90, 10))], _scripted(numbers))
+    fast_path = FastPath(router)
     plan = _plan(fast_path)
     taken: Counter[str] = Counter()
     for _ in range(5000):
         if _start(fast_path, plan):
             taken["one"] += 1
         else:
-            chosen = routes.find("GET", "/v2/x", _headers()).choice.take()
+            chosen = router.find("GET", "/v2/x", _headers()).choice.take()
             taken["one" if chosen is one else "two"] += 1
     expected = Counter(
         "two" if CumulativeWeights.of((90, 10)).at(n) else "one" for n in numbers[:5000]
@@ -316,8 +321,8 @@ def _alias(
     *steps: ScriptedUpstreamResponse, version: str | None = None
 ) -> tuple[ScriptedEndpoint, Router]:
     endpoint = ScriptedEndpoint(EventLog(), *steps)
-    rule = Rule(Match(), (make_route(endpoint),), rewrite=Rewrite("resnet50", version))
-    return endpoint, Router([rule])
+    route = Route(Match(), (make_destination(endpoint),), rewrite=Rewrite("resnet50", version))
+    return endpoint, Router([route])
 
 
 @pytest.mark.parametrize("version", [None, "3"])
@@ -359,19 +364,19 @@ def _alias(
 async def test_rewrite_replaces_the_model(
     method: str, target: str, sent: str, sent_with_version: str, version: str | None
 ) -> None:
-    endpoint, routes = _alias(OK, version=version)
+    endpoint, router = _alias(OK, version=version)
     body = [json_request()] if target.partition("?")[0].endswith("/infer") else []
     response = ScriptedClientResponse(EventLog())
-    await handle_request(ScriptedRequest(EventLog(), method, target, {}, body), response, routes)
+    await handle_request(ScriptedRequest(EventLog(), method, target, {}, body), response, router)
     assert response.status == 200
     assert [each.target for each in endpoint.requests] == [sent_with_version if version else sent]
 
 
 async def test_rewrite_fetches_metadata_of_the_new_model() -> None:
     steps = ScriptedUpstreamResponse(200, {}, [metadata(-1)]), ScriptedUpstreamResponse(404), OK
-    endpoint, routes = _alias(*steps, version="3")
+    endpoint, router = _alias(*steps, version="3")
     request = ScriptedRequest(EventLog(), "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(4)])
-    await handle_request(request, ScriptedClientResponse(EventLog()), routes)
+    await handle_request(request, ScriptedClientResponse(EventLog()), router)
     assert [each.target for each in endpoint.requests] == [
         "/v2/models/resnet50/versions/3",
         "/v2/models/resnet50/versions/3/config",
@@ -382,8 +387,8 @@ async def test_rewrite_fetches_metadata_of_the_new_model() -> None:
 @pytest.mark.parametrize(("target", "below"), [(INFER, "/infer"), ("/v2/models/m/stats", "/stats")])
 async def test_rewrite_replaces_the_model_on_the_fast_path(target: str, below: str) -> None:
     endpoint = ReadyEndpoint()
-    rule = Rule(_model("m"), (make_route(endpoint),), rewrite=Rewrite("resnet50", "3"))
-    fast_path = FastPath(Router([rule]))
+    route = Route(_model("m"), (make_destination(endpoint),), rewrite=Rewrite("resnet50", "3"))
+    fast_path = FastPath(Router([route]))
     body = json_request()
     plan = fast_path.plan("POST", target, _headers({"Content-Length": str(len(body))}), len(body))
     assert plan is not None
@@ -404,16 +409,16 @@ async def test_rewrite_replaces_the_model_on_the_fast_path(target: str, below: s
     ],
 )
 async def test_rewrite_replaces_the_model_in_every_spelling(target: str) -> None:
-    _, routes = _alias(version="3")
-    assert _find_error(routes, "POST", target).kind is ErrorKind.NOT_FOUND
-    assert routes.find("POST", "/v2/models/%6D%2Fx/infer", _headers()).target == (
+    _, router = _alias(version="3")
+    assert _find_error(router, "POST", target).kind is ErrorKind.NOT_FOUND
+    assert router.find("POST", "/v2/models/%6D%2Fx/infer", _headers()).target == (
         "/v2/models/resnet50/versions/3/infer"
     )
 
 
 async def test_route_match_has_the_rewritten_operation_and_target() -> None:
-    _, routes = _alias(version="3")
-    found = routes.find("POST", "/v2/models/m/infer", _headers())
+    _, router = _alias(version="3")
+    found = router.find("POST", "/v2/models/m/infer", _headers())
     assert found.operation == Operation(OperationKind.INFER, "resnet50", "3")
 
 
@@ -422,13 +427,13 @@ async def test_route_match_has_the_rewritten_operation_and_target() -> None:
 
 async def test_route_match_has_the_upstreams_of_its_operation() -> None:
     one, two, three, four = (
-        make_route(ReadyEndpoint(), name=name) for name in ("one", "two", "three", "four")
+        make_destination(ReadyEndpoint(), name=name) for name in ("one", "two", "three", "four")
     )
-    routes = Router(
+    router = Router(
         [
-            Rule(_model("m"), (two, one, two), (1, 1, 1)),
-            Rule(_model("n"), (three,), denied_kinds=_kinds("repository")),
-            Rule(Match(), (one, four), (1, 0)),
+            Route(_model("m"), (two, one, two), (1, 1, 1)),
+            Route(_model("n"), (three,), denied_kinds=_kinds("repository")),
+            Route(Match(), (one, four), (1, 0)),
         ],
         lambda: 0.0,
     )
@@ -442,9 +447,9 @@ async def test_route_match_has_the_upstreams_of_its_operation() -> None:
         ("POST", "/v2/repository/index", "two one"),
         ("PUT", "/v2/repository/index", "one"),
     ]:
-        found = routes.find(method, target, _headers())
+        found = router.find(method, target, _headers())
         assert " ".join(upstream.name for upstream in found.upstreams) == names, target
-    assert routes.readiness.names == ["two", "one", "three"]
+    assert router.readiness.names == ["two", "one", "three"]
 
 
 @pytest.mark.parametrize(
@@ -468,12 +473,12 @@ async def test_route_match_tells_what_passes_through(
     a, b = (ReadyEndpoint(url=url) for url in ("http://a", "http://b"))
     told = []
     for name, choices in {
-        "one": (make_route(a),),
-        "alike": (make_route(a, b),),
-        "two": (make_route(a), make_route(b)),
+        "one": (make_destination(a),),
+        "alike": (make_destination(a, b),),
+        "two": (make_destination(a), make_destination(b)),
     }.items():
-        routes = Router([Rule(Match(), choices, (1,) * len(choices))])
-        if routes.find(method, target, _headers()).is_passthrough:
+        router = Router([Route(Match(), choices, (1,) * len(choices))])
+        if router.find(method, target, _headers()).is_passthrough:
             told.append(name)
     assert ", ".join(told) == forwarded
 
@@ -482,9 +487,9 @@ async def test_route_match_tells_what_passes_through(
 
 
 async def test_fast_path_uses_the_size_limits_of_each_route() -> None:
-    small = make_route(ReadyEndpoint(), limits=replace(LIMITS, max_request_bytes=1000))
-    routes = Router([Rule(_model("small"), (small,)), Rule(Match(), _pair()[:1])])
-    fast_path = FastPath(routes)
+    small = make_destination(ReadyEndpoint(), limits=replace(LIMITS, max_request_bytes=1000))
+    router = Router([Route(_model("small"), (small,)), Route(Match(), _pair()[:1])])
+    fast_path = FastPath(router)
     headers = _headers({"Content-Length": "1001"})
     assert fast_path.plan("POST", "/v2/models/small/generate", headers, 1001) is None
     assert fast_path.plan("POST", "/v2/models/large/generate", headers, 1001) is not None
@@ -492,13 +497,16 @@ async def test_fast_path_uses_the_size_limits_of_each_route() -> None:
 
 async def test_fast_path_uses_the_timeouts_of_each_route() -> None:
     hasty, patient = ReadyEndpoint(), ReadyEndpoint()
-    routes = Router(
+    router = Router(
         [
-            Rule(_model("hasty"), (make_route(hasty, limits=replace(LIMITS, idle_timeout=0.01)),)),
-            Rule(Match(), (make_route(patient),)),
+            Route(
+                _model("hasty"),
+                (make_destination(hasty, limits=replace(LIMITS, idle_timeout=0.01)),),
+            ),
+            Route(Match(), (make_destination(patient),)),
         ]
     )
-    fast_path = FastPath(routes)
+    fast_path = FastPath(router)
     clients = [ScriptedClient(), ScriptedClient()]
     for client, target in zip(clients, ("/v2/x", "/v2/models/hasty"), strict=True):
         plan = fast_path.plan("GET", target, _headers(), 0)

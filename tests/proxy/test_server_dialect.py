@@ -8,7 +8,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.interfaces import Call, Route, Upstream
+from gateway.proxy.interfaces import Call, Destination, Upstream
 from gateway.proxy.server_dialect import headers_with_type, prepare_dialect, wait_for_dialects
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectState
@@ -20,7 +20,7 @@ from tests.support.doubles.streaming import (
     ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedRequest,
-    make_route,
+    make_destination,
 )
 from tests.support.inference_messages import HEADER_LENGTH, INFER
 
@@ -60,9 +60,11 @@ def _request(method: str, target: str, **headers: str) -> ScriptedRequest:
 
 async def _prepare(method: str, target: str, upstream: Upstream) -> None:
     with Deadline(9, 9) as deadline:
-        route = Route(upstream, JsonPolicies(), LIMITS)
+        destination = Destination(upstream, JsonPolicies(), LIMITS)
         response, operation = ScriptedClientResponse(EventLog()), parse_operation(method, target)
-        await prepare_dialect(Call(_request(method, target), response, operation, route, deadline))
+        await prepare_dialect(
+            Call(_request(method, target), response, operation, destination, deadline)
+        )
 
 
 def test_unknown_dialect_is_never_guessed() -> None:
@@ -158,7 +160,9 @@ async def test_model_version_is_refused_by_a_server_without_versions(
     target: str, path: str
 ) -> None:
     method = "POST" if target.endswith("infer") else "GET"
-    upstream = make_route(ScriptedEndpoint(EventLog()), name="models", dialect=KSERVE).upstream
+    upstream = make_destination(
+        ScriptedEndpoint(EventLog()), name="models", dialect=KSERVE
+    ).upstream
     with pytest.raises(GatewayError) as caught:
         await _prepare(method, target, upstream)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
@@ -167,7 +171,7 @@ async def test_model_version_is_refused_by_a_server_without_versions(
     await _prepare(method, path, upstream)
     for dialect in (TRITON, OPENVINO, JSON):
         await _prepare(
-            method, target, make_route(ScriptedEndpoint(EventLog()), dialect=dialect).upstream
+            method, target, make_destination(ScriptedEndpoint(EventLog()), dialect=dialect).upstream
         )
 
 
@@ -191,7 +195,7 @@ async def test_model_version_is_refused_by_a_server_without_versions(
 async def test_server_that_requires_a_json_type_gets_one(
     dialect: Dialect, request_: ScriptedRequest, expected: str | None
 ) -> None:
-    upstream = make_route(ScriptedEndpoint(EventLog()), dialect=dialect).upstream
+    upstream = make_destination(ScriptedEndpoint(EventLog()), dialect=dialect).upstream
     before = CIMultiDict(request_.headers)
     with Deadline(9, 9) as deadline:
         headers = await headers_with_type(request_, upstream, deadline)

@@ -17,8 +17,8 @@ from gateway.proxy.dispatch import proxy_call
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.mirror import Mirror
-from gateway.proxy.interfaces import Limits, Route, Upstream
-from gateway.proxy.router import Rewrite, Router, Rule
+from gateway.proxy.interfaces import Destination, Limits, Upstream
+from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match, Pattern
 from gateway.routing.retry import RetryPolicy
 from gateway.settings.limits import Limits as CommonLimits
@@ -44,7 +44,7 @@ def build_routes(
     # passes the headers of any key on. Authorization may be for the server, so it is passed on
     # where no key is required in it.
     key_headers = {group.header.lower() for group in key_groups.values() if group.header}
-    rules = []
+    routes = []
     for declared in settings.routes:
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesEncoding(declared.bytes))
         route_limits = _limits(settings.limits, declared.limits)
@@ -52,11 +52,11 @@ def build_routes(
         rewrite = declared.rewrite
         groups = tuple(key_groups[name] for name in declared.auth)
         auth_headers = {group.header_name.lower() for group in groups}
-        rules.append(
-            Rule(
+        routes.append(
+            Route(
                 _match(declared.match),
                 tuple(
-                    Route(
+                    Destination(
                         upstreams[share.name],
                         policies,
                         route_limits,
@@ -80,7 +80,7 @@ def build_routes(
                 declared.compression,
             )
         )
-    return Router(rules, forwarded=forwarding)
+    return Router(routes, forwarded=forwarding)
 
 
 def _present(*limits: ConcurrencyLimit | None) -> tuple[ConcurrencyLimit, ...]:
@@ -110,7 +110,7 @@ class _MirrorBuilder:
         if declared is None:
             return None
         upstream = self._upstreams[declared.upstream]
-        route = Route(
+        destination = Destination(
             upstream,
             policies,
             limits,
@@ -122,7 +122,7 @@ class _MirrorBuilder:
             declared_models=self._models,
         )
         return Mirror(
-            route, declared.percent / 100, proxy_call, max_concurrent=declared.max_concurrent
+            destination, declared.percent / 100, proxy_call, max_concurrent=declared.max_concurrent
         )
 
 

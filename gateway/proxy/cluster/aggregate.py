@@ -38,14 +38,14 @@ async def repository_index(call: Call, upstreams: Sequence[Upstream]) -> None:
     without a list. Raises GatewayError (502) that names the servers that fail: an index without
     their models would say that there are none.
     """
-    with call.route.memory_budget.reserve() as reservation:
+    with call.destination.memory_budget.reserve() as reservation:
         index_request = await _index_request(call, reservation)
         result = await query_model_lists(call, index_request, upstreams, reservation)
         if not result.are_complete:
             await send_buffered(call, result.error(call.request))
             return
         entries = await _merge_entries(
-            result.lists, _UniqueModels(), _upstream_name, call.route.scheduler
+            result.lists, _UniqueModels(), _upstream_name, call.destination.scheduler
         )
         headers = _json_headers()
         headers.update(result.headers)
@@ -71,14 +71,14 @@ async def statistics(call: Call, upstreams: Sequence[Upstream]) -> None:
     A header names the endpoints that fail: the counts of the others are true without them.
     """
     request = make_sub_request(call.request, call.request.target)
-    with call.route.memory_budget.reserve() as reservation:
+    with call.destination.memory_budget.reserve() as reservation:
         sub_responses = await query_every_endpoint(call, upstreams, lambda _: request, reservation)
         failed = [each.name for each in sub_responses if not each.success]
         if len(failed) == len(sub_responses):
             await send_buffered(call, merge_responses(call.request, sub_responses))
             return
         entries = await _merge_entries(
-            sub_responses, _model_statistics, _upstream_and_endpoint, call.route.scheduler
+            sub_responses, _model_statistics, _upstream_and_endpoint, call.destination.scheduler
         )
         headers = _json_headers()
         if failed:

@@ -31,9 +31,9 @@ async def broadcast(
     only some succeeded, with the names of all and the errors.
     """
     if count_endpoints(upstreams) == 1:
-        await passthrough(call, target_for(call.route.upstream))
+        await passthrough(call, target_for(call.destination.upstream))
         return
-    with call.route.memory_budget.reserve() as reservation:
+    with call.destination.memory_budget.reserve() as reservation:
         body = await buffer_body(call, reservation)
         sub_responses = await query_every_endpoint(
             call,
@@ -63,7 +63,7 @@ async def buffer_body(call: Call, reservation: Reservation) -> Body:
 
     Raises GatewayError: 413 over the caps, 400 for a broken body, 503 for overload.
     """
-    request, limits = call.request, call.route.limits
+    request, limits = call.request, call.destination.limits
     body = ClientBody(request, limits.max_request_bytes, call.deadline)
     if (body.size or 0) > limits.max_buffered_body_bytes:
         raise _too_large(limits.max_buffered_body_bytes)

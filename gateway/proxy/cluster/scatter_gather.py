@@ -16,7 +16,7 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import buffer_chunks, response_chunks, write
 from gateway.proxy.headers import check_lengths, end_to_end
-from gateway.proxy.interfaces import Call, ClientRequest, Route, Upstream
+from gateway.proxy.interfaces import Call, ClientRequest, Destination, Upstream
 from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.pool.lease import Lease
@@ -111,7 +111,9 @@ async def query_every_endpoint(
         queries: dict[str, _Query] = {}
         for upstream in upstreams:
             _add_every_endpoint(queries, upstream, request_for(upstream), reservation, wanted)
-        return await _run_all(queries.values(), _limits_of(call.route, upstreams), call.deadline)
+        return await _run_all(
+            queries.values(), _limits_of(call.destination, upstreams), call.deadline
+        )
 
     return await query(model) or await query(None)
 
@@ -123,8 +125,10 @@ async def query_one_of_each(
 
     The rest is as with ``query_every_endpoint``.
     """
-    queries = [_query_of_any(call.route, upstream, request, reservation) for upstream in upstreams]
-    return await _run_all(queries, _limits_of(call.route, upstreams), call.deadline)
+    queries = [
+        _query_of_any(call.destination, upstream, request, reservation) for upstream in upstreams
+    ]
+    return await _run_all(queries, _limits_of(call.destination, upstreams), call.deadline)
 
 
 async def query_model_holders(
@@ -140,8 +144,8 @@ async def query_model_holders(
         if upstream.pool.discovers_models:
             _add_every_endpoint(queries, upstream, request, reservation)
         else:
-            queries[upstream.name] = _query_of_any(call.route, upstream, request, reservation)
-    return await _run_all(queries.values(), _limits_of(call.route, upstreams), call.deadline)
+            queries[upstream.name] = _query_of_any(call.destination, upstream, request, reservation)
+    return await _run_all(queries.values(), _limits_of(call.destination, upstreams), call.deadline)
 
 
 def merge_responses(
@@ -212,11 +216,11 @@ def _add_every_endpoint(
 
 
 def _query_of_any(
-    route: Route, upstream: Upstream, request: UpstreamRequest, reservation: Reservation
+    destination: Destination, upstream: Upstream, request: UpstreamRequest, reservation: Reservation
 ) -> _Query:
     # The slots of all servers are taken already.
-    route = replace(route, upstream=upstream, concurrency_limits=())
-    return partial(_query_upstream, route, request, reservation)
+    destination = replace(destination, upstream=upstream, concurrency_limits=())
+    return partial(_query_upstream, destination, request, reservation)
 
 
 async def _run_all(
@@ -234,14 +238,16 @@ async def _run_all(
     return [result for result in results if result is not None]
 
 
-def _limits_of(route: Route, upstreams: Sequence[Upstream]) -> list[ConcurrencyLimit]:
-    """Return the concurrency limits of a route and of all upstreams, each once: it is one call.
+def _limits_of(destination: Destination, upstreams: Sequence[Upstream]) -> list[ConcurrencyLimit]:
+    """Return the concurrency limits of a destination and of all upstreams, each once.
 
     The order is the same for all calls, so that no two calls wait for each other's slots. Those of
-    upstreams come first, as with a route's.
+    upstreams come first, as with a destination's.
     """
     shared = [
-        limit for limit in route.concurrency_limits if limit is not route.upstream.concurrency_limit
+        limit
+        for limit in destination.concurrency_limits
+        if limit is not destination.upstream.concurrency_limit
     ]
     by_name = sorted(upstreams, key=lambda upstream: upstream.name)
     own = [upstream.concurrency_limit for upstream in by_name]
@@ -276,13 +282,13 @@ async def _query_endpoint(
 
 
 async def _query_upstream(
-    route: Route, request: UpstreamRequest, reservation: Reservation, deadline: Deadline
+    destination: Destination, request: UpstreamRequest, reservation: Reservation, deadline: Deadline
 ) -> SubResponse:
-    upstream = route.upstream.name
+    upstream = destination.upstream.name
     name = f"upstream {upstream}"
     try:
         with deadline:
-            async with UpstreamCall(route, request, deadline) as call:
+            async with UpstreamCall(destination, request, deadline) as call:
                 buffered = await buffer_response(call.response, call.url, deadline, reservation)
                 return SubResponse(upstream, name, buffered)
     except GatewayError as error:

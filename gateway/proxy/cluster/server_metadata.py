@@ -36,7 +36,7 @@ async def server_metadata(call: Call, upstreams: Sequence[Upstream]) -> None:
     if len(upstreams) == 1:
         await _relay_metadata(call, request)
         return
-    with call.route.memory_budget.reserve() as reservation:
+    with call.destination.memory_budget.reserve() as reservation:
         sub_responses = await query_one_of_each(call, upstreams, request, reservation)
         first = merge_responses(call.request, sub_responses)
         succeeded = [(each, each.success) for each in sub_responses if each.success]
@@ -51,15 +51,21 @@ async def server_metadata(call: Call, upstreams: Sequence[Upstream]) -> None:
 
 
 async def _relay_metadata(call: Call, request: UpstreamRequest) -> None:
-    route, deadline = call.route, call.deadline
-    async with UpstreamCall(route, request, deadline) as upstream_call:
+    destination, deadline = call.destination, call.deadline
+    async with UpstreamCall(destination, request, deadline) as upstream_call:
         response, url = upstream_call.response, upstream_call.url
         if response.status != 200:
             await relay_response(response, call.response, url, deadline)
             return
         chunks = response_chunks(response, url, deadline)
         await relay_rewritten(
-            response, chunks, call.response, _add_extension, MAX_SERVER_DOCUMENT, route, deadline
+            response,
+            chunks,
+            call.response,
+            _add_extension,
+            MAX_SERVER_DOCUMENT,
+            destination,
+            deadline,
         )
 
 

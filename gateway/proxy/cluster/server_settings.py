@@ -71,10 +71,10 @@ async def _server_settings(
     if call.request.method == "POST":
         await broadcast(call, upstreams, target_for, model)
     elif call.request.method == "GET" and count_endpoints(upstreams) > 1:
-        with call.route.memory_budget.reserve() as reservation:
+        with call.destination.memory_budget.reserve() as reservation:
             await _compare_settings(call, upstreams, target_for, reservation, model)
     else:
-        await passthrough(call, target_for(call.route.upstream))
+        await passthrough(call, target_for(call.destination.upstream))
 
 
 async def _compare_settings(

@@ -54,13 +54,13 @@ async def v1_models(call: Call, upstreams: Sequence[Upstream]) -> None:
 
 
 async def _model_readiness(call: Call, model: str) -> None:
-    upstream = call.route.upstream
+    upstream = call.destination.upstream
     await prepare_dialect(call)
     await wait_for_dialects([upstream], call.deadline)
     if upstream.dialect.speaks_v1:
         await passthrough(call, model=model_name_of(call.operation))
         return
-    with call.route.memory_budget.reserve() as reservation:
+    with call.destination.memory_budget.reserve() as reservation:
         await send_buffered(call, await _query_readiness(call, model, reservation))
 
 
@@ -77,7 +77,7 @@ async def _query_readiness(call: Call, model: str, reservation: Reservation) -> 
 
 
 async def _model_list(call: Call, upstreams: Sequence[Upstream]) -> None:
-    with call.route.memory_budget.reserve() as reservation:
+    with call.destination.memory_budget.reserve() as reservation:
         index_request = _index_request(call.request)
         result = await query_model_lists(call, index_request, upstreams, reservation)
         if result.are_complete:
@@ -101,7 +101,7 @@ async def _merge_lists(call: Call, result: ModelLists) -> BufferedResponse:
     names: list[str] = []
     for each in result.lists:
         names += _parse_list(each)
-        await call.route.scheduler.next_slice()
+        await call.destination.scheduler.next_slice()
     return json_response(200, models_document(names))
 
 
@@ -116,7 +116,7 @@ def _index_request(request: ClientRequest) -> UpstreamRequest:
 async def _query(call: Call, target: str, reservation: Reservation) -> BufferedResponse:
     request = make_sub_request(call.request, target)
     model = model_name_of(call.operation)
-    async with UpstreamCall(call.route, request, call.deadline, model=model) as upstream_call:
+    async with UpstreamCall(call.destination, request, call.deadline, model=model) as upstream_call:
         return await buffer_response(
             upstream_call.response, upstream_call.url, call.deadline, reservation
         )

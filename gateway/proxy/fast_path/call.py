@@ -34,7 +34,7 @@ from gateway.proxy.infer.convert_response import (
     response_header_size,
     with_empty_data,
 )
-from gateway.proxy.interfaces import ClientResponse, FastPathClient, Route
+from gateway.proxy.interfaces import ClientResponse, Destination, FastPathClient
 from gateway.proxy.passthrough import relay_response
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.retry import RetryState, UpstreamCall
@@ -107,14 +107,14 @@ class FastPathCall:
     def __init__(
         self,
         plan: CallPlan,
-        route: Route,
+        destination: Destination,
         headers: HeaderLines,
         body: bytes,
         lease: Lease,
         client: FastPathClient,
     ) -> None:
         self._plan = plan
-        self._route = route
+        self._destination = destination
         self._headers = headers
         self._body = body
         self._lease = lease
@@ -127,7 +127,7 @@ class FastPathCall:
         self._pending = pending
         self._lease.acquire()
         self._timeouts.add(self)
-        self._route.memory_budget.buffers.reserved += BODY_COPIES * len(self._body)
+        self._destination.memory_budget.buffers.reserved += BODY_COPIES * len(self._body)
 
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
         """Send a complete response to the client."""
@@ -169,7 +169,7 @@ class FastPathCall:
 
     def _retry_status(self, status: int) -> bool:
         """Retry at another endpoint in a task if the status demands it; tell whether it does."""
-        statuses = self._route.retry_policy.statuses
+        statuses = self._destination.retry_policy.statuses
         if not statuses or not self._retry_state.should_retry_status(status, self._lease.endpoint):
             return False
         self._continue_elsewhere(*self._lease.classify_retried(status))
@@ -182,11 +182,13 @@ class FastPathCall:
 
     @property
     def _retry_state(self) -> RetryState:
-        return RetryState(self._route.upstream, self._route.retry_policy, [], self._plan.model)
+        return RetryState(
+            self._destination.upstream, self._destination.retry_policy, [], self._plan.model
+        )
 
     def on_timeout(self) -> None:
         """Tell the client that the server did not respond in time."""
-        limits = self._route.limits
+        limits = self._destination.limits
         is_idle_timeout = limits.idle_timeout < limits.request_timeout
         expired = (
             idle_timeout_text(limits.idle_timeout)
@@ -208,8 +210,8 @@ class FastPathCall:
 
     def _release(self) -> None:
         """Release the slots and the memory."""
-        release_all(self._route.concurrency_limits)
-        self._route.memory_budget.buffers.reserved -= BODY_COPIES * len(self._body)
+        release_all(self._destination.concurrency_limits)
+        self._destination.memory_budget.buffers.reserved -= BODY_COPIES * len(self._body)
 
     def _release_endpoint(self, outcome: Outcome, why: str) -> float:
         """Release the endpoint; return the seconds that it has taken."""
@@ -224,14 +226,14 @@ class FastPathCall:
         """Return headers and body of the client's response; raises GatewayError."""
         if not self._plan.converts or head.status != 200:
             return _end_to_end_lines(head), body
-        cap = self._route.limits.max_inference_header_bytes
+        cap = self._destination.limits.max_inference_header_bytes
         try:
             header_size, headers = _json_head(head, cap)
             if header_size is not None:
-                return headers, convert_to_json(body, header_size, self._route)
+                return headers, convert_to_json(body, header_size, self._destination)
             check_header_length(body)
             if len(body) <= cap:
-                body = with_empty_data(body, _ALL_JSON, self._route)
+                body = with_empty_data(body, _ALL_JSON, self._destination)
         except GatewayError as error:
             raise name_endpoint(self._lease.endpoint.url, error) from error
         return headers, body
@@ -277,12 +279,14 @@ class FastPathCall:
         has_body = bool(self._body) or "Content-Length" in headers
         body = (self._body,) if has_body else None
         request = UpstreamRequest(template.method, template.target, headers, body)
-        route = replace(self._route, concurrency_limits=())  # the call has its slots already
+        destination = replace(
+            self._destination, concurrency_limits=()
+        )  # the call has its slots already
 
         async def run(deadline: Deadline) -> None:
             tried = (self._lease.endpoint,)
             model = self._plan.model
-            async with UpstreamCall(route, request, deadline, tried, model) as upstream_call:
+            async with UpstreamCall(destination, request, deadline, tried, model) as upstream_call:
                 await self._pass_on(upstream_call.response, upstream_call.url, response, deadline)
 
         await self._run(run, spent, response)
@@ -292,7 +296,7 @@ class FastPathCall:
     ) -> None:
         """Run the rest of the call in a task, as the streaming path does."""
         response.header_policy = self._plan.header_policy
-        await run_with_deadline(run, response, self._route.limits.new_deadline(spent))
+        await run_with_deadline(run, response, self._destination.limits.new_deadline(spent))
 
     async def _pass_on(
         self,
@@ -303,7 +307,9 @@ class FastPathCall:
     ) -> None:
         if self._plan.converts:
             await convert_response(
-                ResponseRelay(upstream_response, url, response, _ALL_JSON, self._route, deadline)
+                ResponseRelay(
+                    upstream_response, url, response, _ALL_JSON, self._destination, deadline
+                )
             )
         else:
             await relay_response(upstream_response, response, url, deadline)

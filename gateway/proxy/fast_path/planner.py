@@ -25,7 +25,7 @@ from gateway.proxy.filters.content_codings import accepted_coding
 from gateway.proxy.filters.mirror import MirroredHead
 from gateway.proxy.headers import HEADER_LENGTH, has_longer_part, to_server, with_body
 from gateway.proxy.infer.cloud_content_types import may_have_cloud_type
-from gateway.proxy.interfaces import FastPathClient, Limits, Route
+from gateway.proxy.interfaces import Destination, FastPathClient, Limits
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
 from gateway.upstream.transport import HeaderLines, RequestTemplate
@@ -42,7 +42,7 @@ class FastPath:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        timeouts = {_server_timeout(rule.limits) for rule in router.rules}
+        timeouts = {_server_timeout(route.limits) for route in router.routes}
         self._timeouts = {timeout: TimeoutQueue(timeout) for timeout in timeouts}
 
     def plan(
@@ -59,7 +59,7 @@ class FastPath:
             route_match = self._router.find(method, target, headers)
         except GatewayError:
             return None  # the streaming path sends the error
-        # The routes of a choice have the same limits: they differ in their upstreams alone.
+        # The destinations of a choice have the same limits: they differ in their upstreams alone.
         limits = route_match.choice.next.limits
         if route_match.codings and accepted_coding(headers, route_match.codings):
             return None
@@ -100,12 +100,12 @@ class FastPath:
         """Send a request to a server; None if it takes the streaming path."""
         headers = client.added_headers
         received = body
-        route = plan.choice.next
-        dialect = route.upstream.dialect_state.dialect
+        destination = plan.choice.next
+        dialect = destination.upstream.dialect_state.dialect
         if (dialect is None or dialect is not plan.dialect) and not plan.fits(dialect):
             return None
         if plan.converts:
-            request = _convert(plan, body, route)
+            request = _convert(plan, body, destination)
             if request is None:
                 return None
             body = request.body
@@ -114,22 +114,22 @@ class FastPath:
                 ("Content-Length", str(len(body))),
                 (HEADER_LENGTH, str(request.header_size)),
             )
-        elif body and nests_deeper(body, route.limits.max_json_depth):
+        elif body and nests_deeper(body, destination.limits.max_json_depth):
             return None
-        if not _try_admit(route, BODY_COPIES * len(body)):
+        if not _try_admit(destination, BODY_COPIES * len(body)):
             return None
         pending = None
         try:
-            pool = route.upstream.pool
+            pool = destination.upstream.pool
             hash_key = pool.hash_key_of(plan.headers, client.added_headers)
             lease = pool.lease((), plan.model, hash_key)
-            call = FastPathCall(plan, route, headers, body, lease, client)
+            call = FastPathCall(plan, destination, headers, body, lease, client)
             pending = lease.endpoint.try_send_nowait(plan.template, headers, body, call)
         except GatewayError:
             return None  # the streaming path sends the error
         finally:
             if pending is None:
-                release_all(route.concurrency_limits)
+                release_all(destination.concurrency_limits)
         if pending is None:
             return None
         plan.choice.take()
@@ -149,11 +149,13 @@ class FastPath:
             timeouts.close()
 
 
-def _try_admit(route: Route, size: int) -> bool:
-    """Take the route's slots if they and ``size`` bytes of memory are free."""
-    if size > route.memory_budget.buffers.free:
+def _try_admit(destination: Destination, size: int) -> bool:
+    """Take the destination's slots if they and ``size`` bytes of memory are free."""
+    if size > destination.memory_budget.buffers.free:
         return False  # the streaming path sends the error
-    return try_acquire_all(route.concurrency_limits)  # the streaming path may wait in the queue
+    return try_acquire_all(
+        destination.concurrency_limits
+    )  # the streaming path may wait in the queue
 
 
 def _may_be_json(headers: CIMultiDictProxy[str], length: int, limits: Limits) -> bool:
@@ -163,11 +165,13 @@ def _may_be_json(headers: CIMultiDictProxy[str], length: int, limits: Limits) ->
     return 0 < length <= limits.max_inference_header_bytes
 
 
-def _convert(plan: CallPlan, body: bytes, route: Route) -> FastRequest | None:
+def _convert(plan: CallPlan, body: bytes, destination: Destination) -> FastRequest | None:
     """Convert a request for JSON outputs; None if the streaming path has to inspect it."""
-    if len(body) > MAX_UNSCHEDULED and not route.scheduler.try_take_slice():
+    if len(body) > MAX_UNSCHEDULED and not destination.scheduler.try_take_slice():
         return None  # requests of many clients may come in the same time slice
-    request = fast_convert_request(body, route.limits.max_json_depth, route.limits.max_tensors)
+    request = fast_convert_request(
+        body, destination.limits.max_json_depth, destination.limits.max_tensors
+    )
     if request is None or not request.output_encoding.all_json or request.output_encoding.as_base64:
         return None
     if plan.declared is not None and not plan.declared.accepts(request.features.inputs):

@@ -12,7 +12,7 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.filters.content_codings import content_coding, is_encoded
-from gateway.proxy.interfaces import Call, ClientRequest, Route
+from gateway.proxy.interfaces import Call, ClientRequest, Destination
 from gateway.sizes import CONVERT_CHUNK
 
 _CODED_BODY_HEADERS = ("Content-Encoding", "Content-Length")
@@ -36,7 +36,9 @@ async def decompress_request(call: Call, reservation: Reservation) -> Call:
         return call
     coding = content_coding(request.headers)
     assert coding is not None
-    decompressed = DecompressedRequest(request, coding, call.route, call.deadline, reservation)
+    decompressed = DecompressedRequest(
+        request, coding, call.destination, call.deadline, reservation
+    )
     await decompressed.start()
     return replace(call, request=decompressed)
 
@@ -53,7 +55,7 @@ class DecompressedRequest(ClientRequest):
         self,
         request: ClientRequest,
         coding: str,
-        route: Route,
+        destination: Destination,
         deadline: Deadline,
         reservation: Reservation,
     ) -> None:
@@ -61,9 +63,9 @@ class DecompressedRequest(ClientRequest):
         self.target = request.target
         self.headers = request.headers
         self.content_length: int | None = None
-        self._body = ClientBody(request, route.limits.max_request_bytes, deadline)
-        self._decompressor = Decompressor(coding, route.limits.max_decompression_ratio)
-        self._scheduler = route.scheduler
+        self._body = ClientBody(request, destination.limits.max_request_bytes, deadline)
+        self._decompressor = Decompressor(coding, destination.limits.max_decompression_ratio)
+        self._scheduler = destination.scheduler
         self._reservation = reservation
         self._first = b""
         self._ended = False

@@ -21,7 +21,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.protocol.operations import OPERATION_KINDS, Operation
 from gateway.proxy.filters.mirror_stats import MirrorStats
-from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines, Route
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination, HeaderLines
 from gateway.sizes import QUOTED_TEXT
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
@@ -48,7 +48,7 @@ class MirroredHead:
 
 
 class Mirror:
-    """Sends copies of requests along ``route`` and discards the responses.
+    """Sends copies of requests to ``destination`` and discards the responses.
 
     ``share`` is the part of all requests to mirror, 0 to 1. ``serve`` serves a call; ``clock``
     returns seconds. At most ``max_concurrent`` copies are in flight; others are skipped.
@@ -56,15 +56,15 @@ class Mirror:
 
     def __init__(
         self,
-        route: Route,
+        destination: Destination,
         share: float,
         serve: Callable[[Call], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
         max_concurrent: int = 64,
     ) -> None:
-        self.route = route
+        self.destination = destination
         self.share = share
-        self.stats = MirrorStats(route.upstream.name, clock)
+        self.stats = MirrorStats(destination.upstream.name, clock)
         self._serve = serve
         self._max_concurrent = max_concurrent
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,8 +107,8 @@ class Mirror:
     async def _run(self, copy: MirroredRequest) -> None:
         response = DiscardResponse()
         try:
-            with self.route.limits.new_deadline() as deadline:
-                await self._serve(Call(copy, response, copy.operation, self.route, deadline))
+            with self.destination.limits.new_deadline() as deadline:
+                await self._serve(Call(copy, response, copy.operation, self.destination, deadline))
             failure = response.failure
         except UpstreamResponseError as error:
             strip_tracebacks(error)
@@ -142,7 +142,7 @@ class MirroredRequest(ClientRequest):
         self.content_length = head.content_length
         self.operation = head.operation
         self._mirror = mirror
-        self._reservation = mirror.route.memory_budget.reserve()
+        self._reservation = mirror.destination.memory_budget.reserve()
         self._pieces: deque[bytes] = deque()
         self._size = 0
         self._collecting = True
@@ -152,7 +152,7 @@ class MirroredRequest(ClientRequest):
         if not self._collecting:
             return
         self._size += len(piece)
-        cap = self._mirror.route.limits.max_buffered_body_bytes
+        cap = self._mirror.destination.limits.max_buffered_body_bytes
         if max(self._size, self.content_length or 0) > cap:
             self._skip(f"its body is larger than {cap} bytes (limits.max_buffered_body_bytes)")
             return

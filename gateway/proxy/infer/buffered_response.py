@@ -16,7 +16,7 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
 from gateway.proxy.body_io import Chunks, response_chunks, slices, write_all
 from gateway.proxy.headers import HEADER_LENGTH, with_body
-from gateway.proxy.interfaces import ClientResponse, Route
+from gateway.proxy.interfaces import ClientResponse, Destination
 from gateway.proxy.passthrough import relay_response
 from gateway.sizes import ENCODE_CHUNK
 from gateway.upstream.transport import UpstreamResponse
@@ -30,7 +30,7 @@ class ResponseRelay:
     url: str
     response: ClientResponse
     encoding: OutputEncoding
-    route: Route
+    destination: Destination
     deadline: Deadline
 
     def chunks(self) -> Chunks:
@@ -47,20 +47,20 @@ async def relay_json_as_binary(relay: ResponseRelay, chunks: Chunks) -> None:
 
     BYTES outputs become base64 if that is requested.
     """
-    limits, policies = relay.route.limits, relay.route.policies
+    limits, policies = relay.destination.limits, relay.destination.policies
     codec = BinaryResponseConverter(
         relay.encoding, limits.max_inference_header_bytes, limits.max_buffered_body_bytes, policies
     )
-    with relay.route.memory_budget.reserve() as reservation:
+    with relay.destination.memory_budget.reserve() as reservation:
         await _convert(relay, chunks, codec, reservation)
         codec.feed(b"", last=True)
-        await run_steps(codec, reservation, relay.route.scheduler)
+        await run_steps(codec, reservation, relay.destination.scheduler)
         await _send(relay, *codec.finish())
 
 
 async def relay_mixed(relay: ResponseRelay, chunks: Chunks, header_size: int) -> None:
     """Convert a response of JSON with tensors behind it: each output as requested."""
-    limits, policies = relay.route.limits, relay.route.policies
+    limits, policies = relay.destination.limits, relay.destination.policies
     codec = MixedResponseConverter(
         header_size,
         relay.encoding,
@@ -68,7 +68,7 @@ async def relay_mixed(relay: ResponseRelay, chunks: Chunks, header_size: int) ->
         limits.max_inference_header_bytes,
         limits.max_buffered_body_bytes,
     )
-    with relay.route.memory_budget.reserve() as reservation:
+    with relay.destination.memory_budget.reserve() as reservation:
         await _convert(relay, chunks, codec, reservation)
         await _send(relay, *codec.finish())
 
@@ -82,13 +82,13 @@ async def relay_in_encoding(relay: ResponseRelay, chunks: Chunks, header_size: i
     if header_size is None:
         await relay_json_as_binary(relay, chunks)
         return
-    route = relay.route
-    with route.memory_budget.reserve() as reservation:
-        if header_size <= route.limits.max_inference_header_bytes:
+    destination = relay.destination
+    with destination.memory_budget.reserve() as reservation:
+        if header_size <= destination.limits.max_inference_header_bytes:
             first = await _read_first(chunks, header_size, reservation)
             chunks = _prepend(first, chunks)
             header = b"".join(first)[:header_size]
-            if _has_requested_encoding(header, relay.encoding, route.policies):
+            if _has_requested_encoding(header, relay.encoding, destination.policies):
                 await relay.pass_untouched(chunks)
                 return
         await relay_mixed(relay, chunks, header_size)
@@ -102,7 +102,7 @@ class _ResponseConverter(BufferingCodec, Protocol):
 async def _convert(
     relay: ResponseRelay, chunks: Chunks, codec: _ResponseConverter, reservation: Reservation
 ) -> None:
-    scheduler = relay.route.scheduler
+    scheduler = relay.destination.scheduler
     async for piece in slices(chunks, ENCODE_CHUNK, scheduler):
         codec.feed(piece)
         reservation.resize(codec.buffered_bytes)

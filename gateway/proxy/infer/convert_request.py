@@ -25,7 +25,7 @@ from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks
 from gateway.proxy.headers import HEADER_LENGTH, header_length
-from gateway.proxy.interfaces import Call, Route
+from gateway.proxy.interfaces import Call, Destination
 from gateway.proxy.retry import use_reachable_endpoint
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.metadata_cache import UpstreamResponseError
@@ -70,7 +70,7 @@ async def convert_request(call: Call, reservation: Reservation) -> ConvertedRequ
     Raises GatewayError: 400 for an invalid request, 413 over a cap.
     """
     length = header_length(call.request.headers)
-    body = ClientBody(call.request, call.route.limits.max_request_bytes, call.deadline)
+    body = ClientBody(call.request, call.destination.limits.max_request_bytes, call.deadline)
     if length == 0:
         return await _convert_raw_binary(call, body, reservation)
     return await _convert_json(call, body, length, reservation)
@@ -88,7 +88,7 @@ async def _convert_json(
         converted = await _convert_small(call, body, reservation)
         if converted is not None:
             return converted
-    request = await _read_json(body, length, call.route, reservation)
+    request = await _read_json(body, length, call.destination, reservation)
     _check_binary_size(request, body, length)
     if body.size is None and not request.expected_size:
         await _check_end(body)
@@ -110,7 +110,7 @@ async def _convert_small(
     call: Call, body: ClientBody, reservation: Reservation
 ) -> ConvertedRequest | None:
     """Convert a small request that is all JSON in one go; None if that is not possible."""
-    limits, scheduler = call.route.limits, call.route.scheduler
+    limits, scheduler = call.destination.limits, call.destination.scheduler
     if body.size is None or body.size > min(MAX_FAST_REQUEST, limits.max_inference_header_bytes):
         return None
     text = await body.read_all(reservation)
@@ -142,9 +142,9 @@ def _check_binary_size(request: InferRequest, body: ClientBody, length: int | No
 
 
 async def _read_json(
-    body: ClientBody, length: int | None, route: Route, reservation: Reservation
+    body: ClientBody, length: int | None, destination: Destination, reservation: Reservation
 ) -> InferRequest:
-    limits = route.limits
+    limits = destination.limits
     missing = _UNKNOWN_SIZE if length is None else length
     text = await body.read(min(CONVERT_CHUNK, missing))
     if len(text) == length and length <= min(MAX_CACHED_HEADER, limits.max_inference_header_bytes):
@@ -154,7 +154,7 @@ async def _read_json(
     codec = InferRequestConverter(
         limits.max_inference_header_bytes,
         limits.max_json_depth,
-        route.offloader_for(body.size),
+        destination.offloader_for(body.size),
         limits.max_tensors,
     )
     size = body.size if length is None else length
@@ -168,14 +168,14 @@ async def _read_json(
             if not may_skip_slice:
                 unscheduled = 0
                 reservation.resize(codec.buffered_bytes)
-                await route.scheduler.next_slice()
+                await destination.scheduler.next_slice()
             may_skip_slice = False  # even a small request gets no second step for free
         text = await body.read(min(codec.preferred_read_size, missing)) if missing else b""
     if missing and length is not None:
         raise bad_request(f"the body is {missing} bytes shorter than {HEADER_LENGTH} declares")
     codec.feed(b"", last=True)
     while True:
-        await run_steps(codec, reservation, route.scheduler)
+        await run_steps(codec, reservation, destination.scheduler)
         if codec.future is None:
             return codec.finish()
         await codec.future.wait()
@@ -227,14 +227,14 @@ async def _convert_raw_binary(
     chunks: list[bytes] | None = None
     size = body.size
     if size is None:
-        cap = call.route.limits.max_buffered_body_bytes
+        cap = call.destination.limits.max_buffered_body_bytes
         chunks = await buffer_chunks(body.read_rest(), reservation, cap, _raw_binary_too_large)
         size = sum(map(len, chunks))
     try:
         preamble = make_raw_binary_preamble(model, size)
     except GatewayError:
         # The model may have changed: only its current metadata is a reason to refuse.
-        call.route.upstream.metadata.invalidate(call.operation.model or "")
+        call.destination.upstream.metadata.invalidate(call.operation.model or "")
         model = await model_metadata(call)
         preamble = make_raw_binary_preamble(model, size)
     header = await list_all_outputs(call, preamble.header, ALL_BINARY)
@@ -269,10 +269,10 @@ async def model_metadata(call: Call) -> ModelMetadata:
     The declared metadata fills what the server leaves out. Raises UpstreamResponseError if the
     server refuses and nothing is declared, and GatewayError if it fails.
     """
-    upstream, operation, deadline = call.route.upstream, call.operation, call.deadline
+    upstream, operation, deadline = call.destination.upstream, call.operation, call.deadline
     name = operation.model or ""
     has_config = upstream.dialect.has_config
-    declared = call.route.declared_models.get(name)
+    declared = call.destination.declared_models.get(name)
 
     async def fetch(endpoint: UpstreamEndpoint) -> ModelMetadata:
         deadline.expect_server(endpoint.url)
@@ -296,7 +296,7 @@ async def list_all_outputs(call: Call, header: bytes, encoding: OutputEncoding) 
     The header stays as it is if the client lists outputs itself. It also stays if the server does
     not tell its outputs: then they come as JSON.
     """
-    if not call.route.upstream.dialect.binary_only_if_listed or encoding.binary_by_output:
+    if not call.destination.upstream.dialect.binary_only_if_listed or encoding.binary_by_output:
         return header
     try:
         outputs = (await model_metadata(call)).outputs

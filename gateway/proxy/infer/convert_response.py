@@ -26,7 +26,7 @@ from gateway.protocol.response_header import (
 from gateway.proxy.body_io import Chunks, read_response, slices, write
 from gateway.proxy.headers import HEADER_LENGTH, with_body
 from gateway.proxy.infer.buffered_response import ResponseRelay, relay_in_encoding, relay_mixed
-from gateway.proxy.interfaces import Route
+from gateway.proxy.interfaces import Destination
 from gateway.proxy.passthrough import relay_rewritten
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import UpstreamResponseHead
@@ -44,7 +44,7 @@ async def convert_response(relay: ResponseRelay) -> None:
     A response that is in that encoding already passes untouched, too.
     """
     relay = with_requested_base64(relay)
-    honors_encoding = relay.route.upstream.dialect.honors_output_encoding
+    honors_encoding = relay.destination.upstream.dialect.honors_output_encoding
     with name_endpoint_in_errors(relay.url):
         is_error = relay.upstream_response.status != 200
         if is_error or (relay.encoding.all_binary and honors_encoding):
@@ -68,8 +68,8 @@ async def _pass_binary(relay: ResponseRelay) -> None:
         check_all_json(relay.chunks()),
         relay.response,
         _check_document,
-        relay.route.limits.max_inference_header_bytes,
-        relay.route,
+        relay.destination.limits.max_inference_header_bytes,
+        relay.destination,
         relay.deadline,
     )
 
@@ -90,29 +90,31 @@ async def check_all_json(chunks: Chunks) -> Chunks:
 
 def with_requested_base64(relay: ResponseRelay) -> ResponseRelay:
     """Add the outputs that a request wants as base64 to the policies."""
-    route = route_with_base64(relay.route, relay.encoding)
-    return relay if route is relay.route else replace(relay, route=route)
+    destination = destination_with_base64(relay.destination, relay.encoding)
+    return relay if destination is relay.destination else replace(relay, destination=destination)
 
 
-def route_with_base64(route: Route, encoding: OutputEncoding) -> Route:
-    """Return the route with the requested base64 outputs in its policies."""
+def destination_with_base64(destination: Destination, encoding: OutputEncoding) -> Destination:
+    """Return the destination with the requested base64 outputs in its policies."""
     if not encoding.as_base64:
-        return route
-    return replace(route, policies=replace(route.policies, as_base64=encoding.as_base64))
+        return destination
+    return replace(
+        destination, policies=replace(destination.policies, as_base64=encoding.as_base64)
+    )
 
 
 async def _convert_binary(relay: ResponseRelay) -> None:
     """Convert a response whose outputs are binary."""
-    cap = relay.route.limits.max_inference_header_bytes
+    cap = relay.destination.limits.max_inference_header_bytes
     header_size = response_header_size(relay.upstream_response, cap)
     if header_size is None:
         await relay_rewritten(
             relay.upstream_response,
             check_all_json(relay.chunks()),
             relay.response,
-            partial(with_empty_data, encoding=relay.encoding, route=relay.route),
+            partial(with_empty_data, encoding=relay.encoding, destination=relay.destination),
             cap,
-            relay.route,
+            relay.destination,
             relay.deadline,
         )
     elif relay.encoding.all_json:
@@ -125,8 +127,8 @@ async def _convert_unsure(relay: ResponseRelay) -> None:
     """Convert a response whose outputs may be JSON although binary was requested."""
     # The header may contain data, which counts as buffered rather than as header.
     header_size = response_header_size(relay.upstream_response, None)
-    text_is_fine = header_size is not None or not relay.route.policies.any_base64
-    is_within_cap = (header_size or 0) <= relay.route.limits.max_inference_header_bytes
+    text_is_fine = header_size is not None or not relay.destination.policies.any_base64
+    is_within_cap = (header_size or 0) <= relay.destination.limits.max_inference_header_bytes
     if relay.encoding.all_json and text_is_fine and is_within_cap:
         await _convert_binary(relay)
         return
@@ -182,21 +184,21 @@ def parse_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int | 
 
 async def _relay_as_json(relay: ResponseRelay, header_size: int) -> None:
     """Write all binary outputs as JSON, while the response arrives unless it is small."""
-    response, route, deadline = relay.response, relay.route, relay.deadline
+    response, destination, deadline = relay.response, relay.destination, relay.deadline
     upstream_response = relay.upstream_response
     headers = with_body(upstream_response.headers, {"Content-Type": "application/json"})
     size = upstream_response.content_length
     if size is not None and size <= CONVERT_CHUNK:
         body = await read_response(upstream_response, relay.url, deadline)
-        text = convert_to_json(body, header_size, route)
+        text = convert_to_json(body, header_size, destination)
         deadline.expect_client()
         await response.send(200, upstream_response.reason, headers, text)
         return
-    codec = JsonResponseConverter(header_size, route.policies)
-    offloader = route.offloader_for(size)
+    codec = JsonResponseConverter(header_size, destination.policies)
+    offloader = destination.offloader_for(size)
     parts: deque[TextChunk | OffloadedText] = deque()
-    with route.memory_budget.reserve() as reservation:
-        async for piece in slices(relay.chunks(), CONVERT_CHUNK, route.scheduler):
+    with destination.memory_budget.reserve() as reservation:
+        async for piece in slices(relay.chunks(), CONVERT_CHUNK, destination.scheduler):
             parts.extend(codec.parts(piece, offloader))
             reservation.resize_unchecked(codec.buffered_bytes + sum(map(_size_of, parts)))
             if parts and not response.started:
@@ -228,17 +230,17 @@ async def _write_parts(
             await write(relay.response, part, relay.deadline)
 
 
-def convert_to_json(body: bytes, header_size: int, route: Route) -> bytes:
+def convert_to_json(body: bytes, header_size: int, destination: Destination) -> bytes:
     """Write a buffered binary response as JSON; raises GatewayError."""
     text = fast_convert_response(body, header_size)
     if text is None:
-        codec = JsonResponseConverter(header_size, route.policies)
+        codec = JsonResponseConverter(header_size, destination.policies)
         text = codec.feed(body)
         codec.finish()
     return text
 
 
-def with_empty_data(document: bytes, encoding: OutputEncoding, route: Route) -> bytes:
+def with_empty_data(document: bytes, encoding: OutputEncoding, destination: Destination) -> bytes:
     """Return a response without tensors behind it, with the empty data that the client wants.
 
     If every binary output is empty, Triton sends sizes of 0 and no data; OpenVINO Model Server
@@ -246,34 +248,34 @@ def with_empty_data(document: bytes, encoding: OutputEncoding, route: Route) -> 
     if that is wanted. Raises GatewayError (502) if the response promises binary tensors.
     """
     check_no_binary_outputs(document)
-    may_have_text = not route.upstream.dialect.honors_output_encoding
-    rewrite = _with_base64 if route.policies.any_base64 and may_have_text else _with_data
+    may_have_text = not destination.upstream.dialect.honors_output_encoding
+    rewrite = _with_base64 if destination.policies.any_base64 and may_have_text else _with_data
     try:
-        return rewrite(document, encoding, route)
+        return rewrite(document, encoding, destination)
     except GatewayError:
         return document  # unknown to the gateway: the client gets what the server sent
 
 
-def _with_data(document: bytes, encoding: OutputEncoding, route: Route) -> bytes:
+def _with_data(document: bytes, encoding: OutputEncoding, destination: Destination) -> bytes:
     if b'"binary_data_size"' not in document and not _EMPTY_SHAPE.search(document):
         return document
     outputs = read_outputs(parse_response_header(document))
     if all(output.binary_size is None for output in outputs):
         return document
     if encoding.all_json:
-        return convert_to_json(document, len(document), route)
-    caps = route.limits.max_inference_header_bytes, route.limits.max_buffered_body_bytes
-    codec = MixedResponseConverter(len(document), encoding, route.policies, *caps)
+        return convert_to_json(document, len(document), destination)
+    caps = destination.limits.max_inference_header_bytes, destination.limits.max_buffered_body_bytes
+    codec = MixedResponseConverter(len(document), encoding, destination.policies, *caps)
     codec.feed(document)
     return codec.finish()[0]
 
 
-def _with_base64(document: bytes, encoding: OutputEncoding, route: Route) -> bytes:
+def _with_base64(document: bytes, encoding: OutputEncoding, destination: Destination) -> bytes:
     codec = BinaryResponseConverter(
         encoding,
-        route.limits.max_inference_header_bytes,
-        route.limits.max_buffered_body_bytes,
-        route.policies,
+        destination.limits.max_inference_header_bytes,
+        destination.limits.max_buffered_body_bytes,
+        destination.policies,
     )
     codec.feed(document, last=True)
     return codec.finish()[0]

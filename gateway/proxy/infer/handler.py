@@ -20,7 +20,7 @@ from gateway.proxy.infer.convert_request import (
 )
 from gateway.proxy.infer.convert_response import convert_response
 from gateway.proxy.infer.json_upstream import convert_json_response, json_body, passes_as_json
-from gateway.proxy.interfaces import Call, ClientRequest, Route
+from gateway.proxy.interfaces import Call, ClientRequest, Destination
 from gateway.proxy.retry import UpstreamCall
 from gateway.upstream.transport import UpstreamRequest
 
@@ -28,7 +28,7 @@ from gateway.upstream.transport import UpstreamRequest
 async def infer(call: Call) -> None:
     """Serve an infer request of any encoding: JSON, binary, mixed or raw binary."""
     call = replace(call, response=translate_cloud_type(call.request, call.response))
-    with call.route.memory_budget.reserve() as reservation:
+    with call.destination.memory_budget.reserve() as reservation:
         converted = await convert_request(call, reservation)
         reservation.resize(converted.buffered_size)
         await send_converted(call, converted)
@@ -40,22 +40,29 @@ async def send_converted(call: Call, converted: ConvertedRequest) -> None:
     Raises GatewayError (400), before any server sees the request, as ``check_request``.
     """
     await check_request(call, converted.features)
-    route = call.route
-    dialect = route.upstream.dialect
+    destination = call.destination
+    dialect = destination.upstream.dialect
     if dialect.binary:
         upstream_request = _binary_request(call.request, converted, dialect)
         convert = convert_response
     else:
-        upstream_request = _json_request(call.request, converted, route)
+        upstream_request = _json_request(call.request, converted, destination)
         convert = convert_json_response
     model = model_name_of(call.operation)
-    async with UpstreamCall(route, upstream_request, call.deadline, model=model) as upstream_call:
+    async with UpstreamCall(
+        destination, upstream_request, call.deadline, model=model
+    ) as upstream_call:
         response = upstream_call.response
         if response.status != 200 and (converted.uses_metadata or dialect.binary_only_if_listed):
             # The header may have been made from outdated metadata.
-            route.upstream.metadata.invalidate(call.operation.model or "")
+            destination.upstream.metadata.invalidate(call.operation.model or "")
         relay = ResponseRelay(
-            response, upstream_call.url, call.response, converted.encoding, route, call.deadline
+            response,
+            upstream_call.url,
+            call.response,
+            converted.encoding,
+            destination,
+            call.deadline,
         )
         await convert(relay)
 
@@ -76,23 +83,23 @@ def _binary_request(
 
 
 def _json_request(
-    request: ClientRequest, converted: ConvertedRequest, route: Route
+    request: ClientRequest, converted: ConvertedRequest, destination: Destination
 ) -> UpstreamRequest:
     """Return the request for a server that accepts only JSON."""
 
     def new_codec() -> JsonRequestConverter:
         return JsonRequestConverter(
             converted.header_size,
-            route.policies,
+            destination.policies,
             converted.input_encodings,
             converted.encoding.as_base64,
         )
 
     headers = with_body(request.headers, {"Content-Type": "application/json"})
-    if not passes_as_json(converted.encoding, route):
+    if not passes_as_json(converted.encoding, destination):
         # The gateway reads the response.
         headers.popall("Accept-Encoding", None)
-    body = json_body(converted.body, converted.size, new_codec, route.scheduler)
+    body = json_body(converted.body, converted.size, new_codec, destination.scheduler)
     return UpstreamRequest(request.method, request.target, headers, body)
 
 
@@ -102,10 +109,10 @@ async def check_request(call: Call, features: RequestFeatures) -> None:
     Raises GatewayError (400) that names the input, output or parameter, and what ``model_metadata``
     raises if that is needed.
     """
-    declared = call.route.declared_models.get(call.operation.model or "")
+    declared = call.destination.declared_models.get(call.operation.model or "")
     if declared is not None:
         declared.check(features.inputs)
-    if features.is_plain or not call.route.upstream.dialect.triton_extensions:
+    if features.is_plain or not call.destination.upstream.dialect.triton_extensions:
         return
     if features.error:
         raise bad_request(features.error)

@@ -10,11 +10,11 @@ from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.body_io import Chunks, slices
 from gateway.proxy.infer.buffered_response import ResponseRelay, relay_json_as_binary
 from gateway.proxy.infer.convert_response import (
+    destination_with_base64,
     name_endpoint_in_errors,
-    route_with_base64,
     with_requested_base64,
 )
-from gateway.proxy.interfaces import Route
+from gateway.proxy.interfaces import Destination
 from gateway.sizes import ENCODE_CHUNK
 from gateway.upstream.transport import Body
 
@@ -74,15 +74,17 @@ async def _write_json(
     codec.finish()
 
 
-def passes_as_json(encoding: OutputEncoding, route: Route) -> bool:
+def passes_as_json(encoding: OutputEncoding, destination: Destination) -> bool:
     """Tell whether the client gets the JSON of the server untouched."""
-    return encoding.all_json and not route_with_base64(route, encoding).policies.any_base64
+    return (
+        encoding.all_json and not destination_with_base64(destination, encoding).policies.any_base64
+    )
 
 
 async def convert_json_response(relay: ResponseRelay) -> None:
     """Convert a JSON response into the client's encoding; errors pass untouched."""
     is_error = relay.upstream_response.status != 200
-    if is_error or passes_as_json(relay.encoding, relay.route):
+    if is_error or passes_as_json(relay.encoding, relay.destination):
         await relay.pass_untouched()
         return
     with name_endpoint_in_errors(relay.url):

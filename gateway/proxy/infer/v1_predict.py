@@ -25,7 +25,7 @@ from gateway.proxy.infer.convert_request import (
 )
 from gateway.proxy.infer.convert_response import parse_header_size
 from gateway.proxy.infer.handler import send_converted
-from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Route
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination
 from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK
 from gateway.upstream.metadata_cache import UpstreamResponseError
@@ -33,24 +33,24 @@ from gateway.upstream.metadata_cache import UpstreamResponseError
 
 async def predict(call: Call) -> None:
     """Serve a V1 prediction; one that cannot be converted passes to a server of V1."""
-    request, route, operation = call.request, call.route, call.operation
+    request, destination, operation = call.request, call.destination, call.operation
     model = await _model_metadata(call)
     if not model.inputs:
-        if not route.upstream.dialect.speaks_v1:
+        if not destination.upstream.dialect.speaks_v1:
             raise bad_request(
                 f"the metadata of model '{model.name}' lists no inputs; the gateway needs them "
                 "to convert a V1 request"
             )
         await passthrough(call, model=model_name_of(operation))
         return
-    body = ClientBody(request, route.limits.max_request_bytes, call.deadline)
-    budget = route.memory_budget
+    body = ClientBody(request, destination.limits.max_request_bytes, call.deadline)
+    budget = destination.memory_budget
     with budget.reserve() as reservation, budget.reserve() as response_reservation:
         try:
             converted = await _convert(call, body, model, reservation)
         except GatewayError:
             # The model may have changed: the next request is checked against its new metadata.
-            route.upstream.metadata.invalidate(operation.model or "")
+            destination.upstream.metadata.invalidate(operation.model or "")
             raise
         header = await list_all_outputs(call, converted.header, ALL_BINARY)
         infer_request = _to_infer_request(header, converted)
@@ -93,7 +93,7 @@ class _InferHead(ClientRequest):
 async def _convert(
     call: Call, body: ClientBody, model: ModelMetadata, reservation: Reservation
 ) -> PredictRequest:
-    limits, scheduler = call.route.limits, call.route.scheduler
+    limits, scheduler = call.destination.limits, call.destination.scheduler
     if body.size == 0:
         raise bad_request("the request has no body")
     codec = PredictRequestConverter(
@@ -138,7 +138,7 @@ class PredictResponse(ClientResponse):
         self.request_id = call.response.request_id
         self._response = call.response
         self._layout = layout
-        self._route: Route = call.route
+        self._destination: Destination = call.destination
         self._deadline = call.deadline
         self._reservation = reservation
         self._codec: PredictResponseConverter | None = None
@@ -155,7 +155,9 @@ class PredictResponse(ClientResponse):
         received = CIMultiDictProxy(headers)
         self._headers = with_body(received, {"Content-Type": "application/json"})
         if status == 200:
-            header_size = parse_header_size(received, self._route.limits.max_inference_header_bytes)
+            header_size = parse_header_size(
+                received, self._destination.limits.max_inference_header_bytes
+            )
             if header_size is not None:
                 self._codec = self._new_codec(header_size)
 
@@ -165,7 +167,7 @@ class PredictResponse(ClientResponse):
             # A server's error, or a response without tensors, as all of them are empty.
             self._buffer += data
             self._reservation.resize(len(self._buffer))
-            cap = self._route.limits.max_inference_header_bytes
+            cap = self._destination.limits.max_inference_header_bytes
             if self._status == 200 and len(self._buffer) > cap:
                 raise bad_response(
                     f"the server's response has more than {cap} bytes of JSON "
@@ -202,8 +204,8 @@ class PredictResponse(ClientResponse):
         self._response.abort()
 
     def _new_codec(self, header_size: int) -> PredictResponseConverter:
-        cap = self._route.limits.max_buffered_body_bytes
-        return PredictResponseConverter(header_size, self._layout, self._route.policies, cap)
+        cap = self._destination.limits.max_buffered_body_bytes
+        return PredictResponseConverter(header_size, self._layout, self._destination.policies, cap)
 
     async def _write_text(self, text: bytes, converted: int) -> None:
         """Write text once there is more than is sent fully buffered.
@@ -221,7 +223,7 @@ class PredictResponse(ClientResponse):
         self._unscheduled += converted
         if self._unscheduled >= ENCODE_CHUNK:
             self._unscheduled = 0
-            await self._route.scheduler.next_slice()
+            await self._destination.scheduler.next_slice()
 
     async def _send(self, body: bytes) -> None:
         self._deadline.expect_client()

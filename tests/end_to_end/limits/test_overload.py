@@ -43,7 +43,7 @@ async def _ask(client: RawClient, first: int) -> ReceivedResponse:
 
 
 def _limits(gateway: RunningGateway) -> tuple[ConcurrencyLimit, ...]:
-    return gateway.gateway.active_config.router.rules[0].routes[0].concurrency_limits
+    return gateway.gateway.active_config.router.routes[0].destinations[0].concurrency_limits
 
 
 def _active_calls_per_limit(gateway: RunningGateway) -> list[int]:
@@ -249,7 +249,7 @@ async def test_buffered_bytes_of_all_bodies_are_bounded() -> None:
     ):
         head = request("POST", INFER, headers={"Content-Length": str(len(body))})
         await one.send(head, body[:-100])
-        budget = gateway.gateway.active_config.router.rules[0].routes[0].memory_budget
+        budget = gateway.gateway.active_config.router.routes[0].destinations[0].memory_budget
         await until(lambda: budget.total > 700_000)
         reply = await other.ask(infer_json(body))
         assert reply.status == 503

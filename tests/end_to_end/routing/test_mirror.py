@@ -99,14 +99,14 @@ async def mirrored(
 
 
 def _in_flight(gateway: RunningGateway) -> int:
-    mirror = gateway.gateway.active_config.router.rules[0].mirror
+    mirror = gateway.gateway.active_config.router.routes[0].mirror
     return 0 if mirror is None else mirror.in_flight
 
 
 def _buffered_bytes(gateway: RunningGateway) -> int:
-    mirror = gateway.gateway.active_config.router.rules[0].mirror
+    mirror = gateway.gateway.active_config.router.routes[0].mirror
     assert mirror is not None
-    return mirror.route.memory_budget.total
+    return mirror.destination.memory_budget.total
 
 
 # ----------------------------------------------------------------------------- what the mirror gets

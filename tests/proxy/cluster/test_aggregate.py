@@ -12,8 +12,8 @@ import pytest
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, Dialect
 from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy.cluster.scatter_gather import FAILED_ENDPOINTS
-from gateway.proxy.interfaces import Limits, Route
-from gateway.proxy.router import Router, Rule
+from gateway.proxy.interfaces import Destination, Limits
+from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match, Pattern
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
@@ -28,14 +28,14 @@ from tests.support.doubles.cluster import (
     scripted_response,
     send_request,
     servers,
-    weighted_routes,
+    weighted_destinations,
 )
 from tests.support.doubles.streaming import (
     LIMITS,
     ScriptedClientResponse,
     ScriptedEndpoint,
-    make_route,
-    single_route,
+    make_destination,
+    single_destination,
 )
 
 INDEX = "/v2/repository/index"
@@ -53,11 +53,11 @@ def _stats(**counts: int) -> ServerStep:
     return scripted_response(json.dumps({"model_stats": entries}).encode())
 
 
-def _rule(endpoint: ScriptedEndpoint, name: str, model: str = "", deny: str = "") -> Rule:
+def _route(endpoint: ScriptedEndpoint, name: str, model: str = "", deny: str = "") -> Route:
     match = Match(model=Pattern.of(model)) if model else Match()
-    return Rule(
+    return Route(
         match,
-        (make_route(endpoint, name=name),),
+        (make_destination(endpoint, name=name),),
         denied_kinds=OPERATION_KINDS[deny] if deny else frozenset(),
     )
 
@@ -79,16 +79,16 @@ async def test_index_has_the_models_of_all_upstreams(
 ) -> None:
     endpoints = servers(a=_models("resnet"), b=_models(), c=_models("bert", "resnet"), d=_models())
     one, two, three, denied = endpoints
-    routes = Router(
+    router = Router(
         [
-            _rule(two, "two", "bert*"),
-            _rule(denied, "denied", "secret*", deny="repository"),
-            _rule(three, "three", "m"),
-            _rule(one, "one"),
+            _route(two, "two", "bert*"),
+            _route(denied, "denied", "secret*", deny="repository"),
+            _route(three, "three", "m"),
+            _route(one, "one"),
         ]
     )
     response = await send_request(
-        routes, method, INDEX + "?x", *body, headers={"Accept-Encoding": "gzip"}
+        router, method, INDEX + "?x", *body, headers={"Accept-Encoding": "gzip"}
     )
     assert response.status == 200
     assert _json(response) == [
@@ -106,11 +106,17 @@ async def test_index_has_the_models_of_all_upstreams(
 async def test_upstream_of_several_rules_is_listed_once() -> None:
     """The servers of an upstream have the same models: the response of one passes untouched."""
     endpoints = servers(a=scripted_response(b"[ ]", 200, {"X-A": "1"}), b=_models(), c=_models())
-    route = make_route(*endpoints[:2])
-    denied = _rule(endpoints[2], "denied", deny="repository")
-    routes = Router([Rule(Match(model=Pattern.of("m")), (route,)), Rule(Match(), (route,)), denied])
+    destination = make_destination(*endpoints[:2])
+    denied = _route(endpoints[2], "denied", deny="repository")
+    router = Router(
+        [
+            Route(Match(model=Pattern.of("m")), (destination,)),
+            Route(Match(), (destination,)),
+            denied,
+        ]
+    )
     response = await send_request(
-        routes, "POST", INDEX, b"{ }", headers={"Accept-Encoding": "gzip"}
+        router, "POST", INDEX, b"{ }", headers={"Accept-Encoding": "gzip"}
     )
     assert (response.status, response.body, dict(response.headers)) == (200, b"[ ]", {"X-A": "1"})
     assert received_requests(*endpoints) == [[f"POST {INDEX}"], [], []]
@@ -119,25 +125,27 @@ async def test_upstream_of_several_rules_is_listed_once() -> None:
 
 async def test_index_comes_from_another_endpoint_if_one_is_unreachable() -> None:
     one, down, up = servers(a=_models("x"), b=connect_error(B), c=_models("y"))
-    routes = weighted_routes(make_route(one, name="one"), make_route(down, up, name="two"))
-    assert [entry["name"] for entry in _json(await send_request(routes, "POST", INDEX))] == [
+    router = weighted_destinations(
+        make_destination(one, name="one"), make_destination(down, up, name="two")
+    )
+    assert [entry["name"] for entry in _json(await send_request(router, "POST", INDEX))] == [
         "x",
         "y",
     ]
 
 
-def _discovering(*endpoints: ScriptedEndpoint, name: str = "servers") -> Route:
-    return make_route(
+def _discovering(*endpoints: ScriptedEndpoint, name: str = "servers") -> Destination:
+    return make_destination(
         *endpoints, name=name, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
     )
 
 
 async def test_index_has_the_models_of_all_endpoints_under_model_discovery() -> None:
     endpoints = servers(a=_models("one", "both"), b=_models("both", "two"), c=_models("both"))
-    routes = weighted_routes(
-        _discovering(*endpoints[:2], name="d"), make_route(endpoints[2], name="e")
+    router = weighted_destinations(
+        _discovering(*endpoints[:2], name="d"), make_destination(endpoints[2], name="e")
     )
-    response = await send_request(routes, "POST", INDEX)
+    response = await send_request(router, "POST", INDEX)
     assert response.status == 200
     found = sorted((entry["upstream"], entry["name"]) for entry in _json(response))
     assert found == [("d", "both"), ("d", "one"), ("d", "two"), ("e", "both")]
@@ -145,13 +153,13 @@ async def test_index_has_the_models_of_all_endpoints_under_model_discovery() -> 
 
 async def test_index_of_one_upstream_has_the_models_of_all_its_endpoints() -> None:
     endpoints = servers(a=_models("one"), b=_models("two"))
-    response = await send_request(single_route(_discovering(*endpoints)), "POST", INDEX)
+    response = await send_request(single_destination(_discovering(*endpoints)), "POST", INDEX)
     assert sorted(entry["name"] for entry in _json(response)) == ["one", "two"]
 
 
 async def test_index_fails_if_one_endpoint_under_model_discovery_fails() -> None:
     endpoints = servers(a=_models("one"), b=connect_error(B))
-    response = await send_request(single_route(_discovering(*endpoints)), "POST", INDEX)
+    response = await send_request(single_destination(_discovering(*endpoints)), "POST", INDEX)
     assert response.status == 502
     assert f"cannot connect to {B}" in response.body.decode()
 
@@ -173,8 +181,10 @@ async def test_index_fails_if_one_endpoint_under_model_discovery_fails() -> None
 )
 async def test_index_without_one_upstream_is_an_error(step: ServerStep, why: str) -> None:
     one, two = servers(a=_models("x"), b=step)
-    routes = weighted_routes(make_route(one, name="one"), make_route(two, name="two"))
-    response = await send_request(routes, "POST", INDEX)
+    router = weighted_destinations(
+        make_destination(one, name="one"), make_destination(two, name="two")
+    )
+    response = await send_request(router, "POST", INDEX)
     assert response.status == 502
     error = _json(response)["error"]
     assert "upstream two" in error
@@ -184,10 +194,10 @@ async def test_index_without_one_upstream_is_an_error(step: ServerStep, why: str
 async def test_error_names_an_upstream_that_hangs() -> None:
     one, two = servers(a=_models("x"), b=asyncio.Event())
     limits = replace(LIMITS, idle_timeout=0.2)
-    routes = weighted_routes(
-        *(make_route(each, limits=limits, name=each.url[7:8]) for each in (one, two))
+    router = weighted_destinations(
+        *(make_destination(each, limits=limits, name=each.url[7:8]) for each in (one, two))
     )
-    response = await send_request(routes, "POST", INDEX)
+    response = await send_request(router, "POST", INDEX)
     assert (response.status, _json(response)["error"]) == (
         502,
         f"POST {INDEX} succeeded at upstream a; failed: "
@@ -199,8 +209,10 @@ async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
     one, two = servers(
         a=scripted_response(b'{"error":"malformed"}', 400), b=scripted_response(b"other", 400)
     )
-    routes = weighted_routes(make_route(one, name="one"), make_route(two, name="two"))
-    response = await send_request(routes, "POST", INDEX, b"nonsense")
+    router = weighted_destinations(
+        make_destination(one, name="one"), make_destination(two, name="two")
+    )
+    response = await send_request(router, "POST", INDEX, b"nonsense")
     assert (response.status, response.body) == (400, b'{"error":"malformed"}')
 
 
@@ -214,8 +226,10 @@ async def test_empty_index_request_becomes_a_json_object(
 ) -> None:
     """MLServer requires a body."""
     endpoints = servers(a=_models("x"), b=_models("y"))
-    routes = weighted_routes(*(make_route(each, name=each.url[7:8]) for each in endpoints))
-    response = await send_request(routes, "POST", INDEX, *body, headers=headers)
+    router = weighted_destinations(
+        *(make_destination(each, name=each.url[7:8]) for each in endpoints)
+    )
+    response = await send_request(router, "POST", INDEX, *body, headers=headers)
     assert [entry["name"] for entry in _json(response)] == ["x", "y"]
     for endpoint in endpoints:
         assert endpoint.bodies == [b"{}"]
@@ -231,11 +245,12 @@ V1_LIST = scripted_response(b'{"models":["k","l"]}')
 )
 async def test_kserve_is_queried_for_its_v1_list(method: str, body: tuple[bytes, ...]) -> None:
     triton, kserve = endpoints = servers(a=_models("x"), b=V1_LIST)
-    routes = weighted_routes(
-        make_route(triton, name="triton"), make_route(kserve, name="kserve", dialect=KSERVE)
+    router = weighted_destinations(
+        make_destination(triton, name="triton"),
+        make_destination(kserve, name="kserve", dialect=KSERVE),
     )
     headers = {"Content-Type": "application/json", "X-A": "1"}
-    response = await send_request(routes, method, INDEX + "?x", *body, headers=headers)
+    response = await send_request(router, method, INDEX + "?x", *body, headers=headers)
     assert _json(response) == [
         {"name": "x", "state": "READY", "upstream": "triton"},
         {"name": "k", "upstream": "kserve"},
@@ -268,17 +283,19 @@ async def test_server_without_a_model_list_is_omitted_and_named(
     method: str, dialect: Dialect, step: ServerStep
 ) -> None:
     a, b, c = servers(a=_models("x"), b=step, c=_models())
-    routes = weighted_routes(
-        make_route(a, name="a"), make_route(b, name="b", dialect=dialect), make_route(c, name="c")
+    router = weighted_destinations(
+        make_destination(a, name="a"),
+        make_destination(b, name="b", dialect=dialect),
+        make_destination(c, name="c"),
     )
-    response = await send_request(routes, method, INDEX)
+    response = await send_request(router, method, INDEX)
     assert _json(response) == [{"name": "x", "state": "READY", "upstream": "a"}]
     assert response.headers[FAILED_ENDPOINTS] == "upstream b"
 
 
 async def test_endpoint_without_a_model_list_is_omitted_and_named() -> None:
     endpoints = servers(a=_models("x"), b=NOT_FOUND, c=scripted_response(b"", 501))
-    response = await send_request(single_route(_discovering(*endpoints)), "POST", INDEX)
+    response = await send_request(single_destination(_discovering(*endpoints)), "POST", INDEX)
     assert [entry["name"] for entry in _json(response)] == ["x"]
     assert response.headers[FAILED_ENDPOINTS] == f"{B}, {C}"
 
@@ -312,12 +329,12 @@ async def test_server_that_may_have_a_model_list_is_not_omitted(
     method: str, dialect: Dialect, step: ServerStep, why: str
 ) -> None:
     a, b, c = servers(a=_models("x"), b=step, c=BAD_URL)
-    routes = weighted_routes(
-        make_route(a, name="a"),
-        make_route(b, name="b", dialect=dialect),
-        make_route(c, name="c", dialect=OPENVINO),
+    router = weighted_destinations(
+        make_destination(a, name="a"),
+        make_destination(b, name="b", dialect=dialect),
+        make_destination(c, name="c", dialect=OPENVINO),
     )
-    response = await send_request(routes, method, INDEX)
+    response = await send_request(router, method, INDEX)
     assert response.status == 502
     error = _json(response)["error"]
     assert "upstream b" in error
@@ -327,29 +344,38 @@ async def test_server_that_may_have_a_model_list_is_not_omitted(
 
 async def test_error_passes_if_no_server_has_a_model_list() -> None:
     a, b = servers(a=NOT_FOUND, b=scripted_response(b"none", 404))
-    routes = weighted_routes(make_route(a, name="a"), make_route(b, name="b", dialect=KSERVE))
-    response = await send_request(routes, "POST", INDEX)
+    router = weighted_destinations(
+        make_destination(a, name="a"), make_destination(b, name="b", dialect=KSERVE)
+    )
+    response = await send_request(router, "POST", INDEX)
     assert (response.status, response.body) == (404, b'{"detail":"Not Found"}')
     assert FAILED_ENDPOINTS not in response.headers
 
 
 async def test_error_passes_if_all_servers_with_a_list_refuse() -> None:
     a, b = servers(a=scripted_response(b"by POST", 405), b=BAD_URL)
-    routes = weighted_routes(make_route(a, name="a"), make_route(b, name="b", dialect=OPENVINO))
-    response = await send_request(routes, "GET", INDEX)
+    router = weighted_destinations(
+        make_destination(a, name="a"), make_destination(b, name="b", dialect=OPENVINO)
+    )
+    response = await send_request(router, "GET", INDEX)
     assert (response.status, response.body) == (405, b"by POST")
 
 
-def _undeclared(route: Route, fault: BaseException | asyncio.Event | None) -> Route:
+def _undeclared(
+    destination: Destination, fault: BaseException | asyncio.Event | None
+) -> Destination:
     return replace(
-        route, upstream=replace(route.upstream, dialect_state=UndetectedDialectState(KSERVE, fault))
+        destination,
+        upstream=replace(destination.upstream, dialect_state=UndetectedDialectState(KSERVE, fault)),
     )
 
 
 async def test_index_waits_until_all_dialects_are_known() -> None:
     a, b = servers(a=_models("x"), b=V1_LIST)
-    routes = weighted_routes(make_route(a, name="a"), _undeclared(make_route(b, name="b"), None))
-    response = await send_request(routes, "POST", INDEX)
+    router = weighted_destinations(
+        make_destination(a, name="a"), _undeclared(make_destination(b, name="b"), None)
+    )
+    response = await send_request(router, "POST", INDEX)
     assert [entry["name"] for entry in _json(response)] == ["x", "k", "l"]
     assert received_requests(b) == [["GET /v1/models"]]
 
@@ -368,11 +394,11 @@ async def test_server_of_unknown_dialect_is_named_with_its_error(
 ) -> None:
     fault = asyncio.Event() if hangs else connect_error(B)
     a, b = servers(a=_models("x"), b=connect_error(B))
-    routes = weighted_routes(
-        make_route(a, name="a", limits=limits),
-        _undeclared(make_route(b, name="b", limits=limits), fault),
+    router = weighted_destinations(
+        make_destination(a, name="a", limits=limits),
+        _undeclared(make_destination(b, name="b", limits=limits), fault),
     )
-    response = await send_request(routes, "POST", INDEX)
+    response = await send_request(router, "POST", INDEX)
     assert (response.status, _json(response)["error"]) == (
         502,
         f"POST {INDEX} succeeded at upstream a; failed: "
@@ -385,7 +411,7 @@ async def test_server_of_unknown_dialect_is_named_with_its_error(
 async def test_other_methods_go_to_one_server(method: str) -> None:
     endpoints = servers(a=scripted_response(b""), b=scripted_response(b""))
     assert (
-        await send_request(weighted_routes(*map(make_route, endpoints)), method, INDEX)
+        await send_request(weighted_destinations(*map(make_destination, endpoints)), method, INDEX)
     ).status == 200
     assert received_requests(*endpoints) == [[f"{method} {INDEX}"], []]
 
@@ -395,16 +421,16 @@ async def test_other_methods_go_to_one_server(method: str) -> None:
 
 async def test_statistics_are_those_of_all_endpoints() -> None:
     endpoints = servers(a=_stats(x=1), b=_stats(x=2, y=3), c=_stats(), d=_stats(z=9))
-    one = make_route(*endpoints[:2], name="one")
-    routes = Router(
+    one = make_destination(*endpoints[:2], name="one")
+    router = Router(
         [
-            Rule(Match(model=Pattern.of("m")), (make_route(endpoints[2], name="two"),)),
-            _rule(endpoints[3], "denied", "secret", deny="statistics"),
-            Rule(Match(), (one,)),
+            Route(Match(model=Pattern.of("m")), (make_destination(endpoints[2], name="two"),)),
+            _route(endpoints[3], "denied", "secret", deny="statistics"),
+            Route(Match(), (one,)),
         ]
     )
     response = await send_request(
-        routes, "GET", STATISTICS + "?x", headers={"Accept-Encoding": "gzip"}
+        router, "GET", STATISTICS + "?x", headers={"Accept-Encoding": "gzip"}
     )
     assert response.status == 200
     assert _json(response) == {
@@ -421,17 +447,17 @@ async def test_statistics_are_those_of_all_endpoints() -> None:
 
 async def test_statistics_of_one_server_pass_untouched() -> None:
     (endpoint,) = servers(a=scripted_response(b'{ "model_stats": [] }', 200, {"X-A": "1"}))
-    response = await send_request(single_route(make_route(endpoint)), "GET", STATISTICS)
+    response = await send_request(single_destination(make_destination(endpoint)), "GET", STATISTICS)
     assert (response.body, dict(response.headers)) == (b'{ "model_stats": [] }', {"X-A": "1"})
 
 
 async def test_statistics_name_failed_endpoints() -> None:
     endpoints = servers(a=connect_error(A), b=_stats(x=1), c=scripted_response(b"", 500))
-    route = make_route(*endpoints)
-    response = await send_request(single_route(route), "GET", STATISTICS)
+    destination = make_destination(*endpoints)
+    response = await send_request(single_destination(destination), "GET", STATISTICS)
     assert [entry["endpoint"] for entry in _json(response)["model_stats"]] == [B]
     assert response.headers[FAILED_ENDPOINTS] == f"{A}, {C}"
-    assert sum(route.upstream.pool.outstanding) == 0
+    assert sum(destination.upstream.pool.outstanding) == 0
 
 
 @pytest.mark.parametrize(
@@ -439,8 +465,8 @@ async def test_statistics_name_failed_endpoints() -> None:
 )
 async def test_statistics_name_an_endpoint_that_hangs(limits: Limits) -> None:
     endpoints = servers(a=_stats(x=1), b=asyncio.Event(), c=_stats(x=2))
-    route = make_route(*endpoints, limits=limits)
-    response = await send_request(single_route(route), "GET", STATISTICS)
+    destination = make_destination(*endpoints, limits=limits)
+    response = await send_request(single_destination(destination), "GET", STATISTICS)
     assert response.status == 200
     assert [entry["endpoint"] for entry in _json(response)["model_stats"]] == [A, C]
     assert response.headers[FAILED_ENDPOINTS] == B
@@ -467,7 +493,9 @@ async def test_statistics_name_an_endpoint_that_hangs(limits: Limits) -> None:
 async def test_invalid_statistics_are_a_502(
     steps: dict[str, ServerStep], status: int, told: str
 ) -> None:
-    response = await send_request(single_route(make_route(*servers(**steps))), "GET", STATISTICS)
+    response = await send_request(
+        single_destination(make_destination(*servers(**steps))), "GET", STATISTICS
+    )
     assert response.status == status
     assert told in _json(response)["error"]
 
@@ -475,7 +503,7 @@ async def test_invalid_statistics_are_a_502(
 async def test_large_numbers_stay_exact() -> None:
     count = 2**64 - 1
     response = await send_request(
-        single_route(make_route(*servers(a=_stats(x=count), b=_stats(x=-(2**63))))),
+        single_destination(make_destination(*servers(a=_stats(x=count), b=_stats(x=-(2**63))))),
         "GET",
         STATISTICS,
     )

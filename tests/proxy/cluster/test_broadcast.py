@@ -14,8 +14,8 @@ from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.interfaces import Route
-from gateway.proxy.router import Router, Rule
+from gateway.proxy.interfaces import Destination
+from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.sizes import MAX_MODEL_DOCUMENT
 from gateway.upstream.pool.member import Outcome
@@ -29,7 +29,7 @@ from tests.support.doubles.cluster import (
     scripted_response,
     send_request,
     servers,
-    weighted_routes,
+    weighted_destinations,
 )
 from tests.support.doubles.streaming import (
     LIMITS,
@@ -38,8 +38,8 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
-    single_route,
+    make_destination,
+    single_destination,
 )
 from tests.support.gateway import until
 
@@ -78,7 +78,7 @@ async def test_every_endpoint_gets_the_load_and_the_first_response_is_returned(
         c=scripted_response(b"third"),
     )
     response = await send_request(
-        single_route(make_route(*endpoints)),
+        single_destination(make_destination(*endpoints)),
         "POST",
         target,
         b"{}",
@@ -95,11 +95,11 @@ async def test_every_endpoint_gets_the_load_and_the_first_response_is_returned(
 
 async def test_every_upstream_of_a_rule_gets_the_load() -> None:
     one, two, three, unused, elsewhere = servers(a=OK, b=OK, c=OK, unused=OK, elsewhere=OK)
-    canary = make_route(two, three, name="canary")
-    none = make_route(unused, name="unused")
-    rule = Rule(Match(), (make_route(one), canary, none, canary), (90, 10, 0, 1))
-    routes = Router([rule, Rule(Match(), (make_route(elsewhere),))], lambda: 0.0)
-    assert (await send_request(routes, "POST", LOAD)).status == 200
+    canary = make_destination(two, three, name="canary")
+    none = make_destination(unused, name="unused")
+    route = Route(Match(), (make_destination(one), canary, none, canary), (90, 10, 0, 1))
+    router = Router([route, Route(Match(), (make_destination(elsewhere),))], lambda: 0.0)
+    assert (await send_request(router, "POST", LOAD)).status == 200
     assert received_requests(one, two, three, unused, elsewhere) == [
         *[[f"POST {LOAD}"]] * 3,
         [],
@@ -109,15 +109,15 @@ async def test_every_upstream_of_a_rule_gets_the_load() -> None:
 
 async def test_endpoint_in_two_upstreams_gets_the_load_once() -> None:
     endpoints = [*servers(a=OK, b=OK), *servers(b=OK)]
-    one, two = make_route(*endpoints[:2]), make_route(endpoints[2])
-    assert (await send_request(weighted_routes(one, two), "POST", LOAD)).status == 200
+    one, two = make_destination(*endpoints[:2]), make_destination(endpoints[2])
+    assert (await send_request(weighted_destinations(one, two), "POST", LOAD)).status == 200
     assert [len(each.requests) for each in endpoints] == [1, 1, 0]
 
 
 async def test_ejected_endpoint_gets_the_load_without_a_trial() -> None:
     endpoints = servers(a=OK, b=(connect_error(B), OK))
-    route = make_route(*endpoints)
-    pool = route.upstream.pool
+    destination = make_destination(*endpoints)
+    pool = destination.upstream.pool
     for _ in range(5):
         lease = pool.lease_all()[1]
         lease.acquire()
@@ -125,9 +125,9 @@ async def test_ejected_endpoint_gets_the_load_without_a_trial() -> None:
     left_out = pool.members[1].ejection
     assert left_out.ejections == 1
     endpoints[0]._turns.append(OK)
-    assert (await send_request(single_route(route), "POST", LOAD)).status == 502
+    assert (await send_request(single_destination(destination), "POST", LOAD)).status == 502
     assert pool.members[1].ejection == replace(left_out, failures=6)
-    assert (await send_request(single_route(route), "POST", LOAD)).status == 200
+    assert (await send_request(single_destination(destination), "POST", LOAD)).status == 200
     assert pool.members[1].ejection.ejections == 0
 
 
@@ -136,17 +136,17 @@ async def test_endpoints_are_queried_in_parallel_and_each_counts() -> None:
     endpoints = servers(
         a=(concurrency_limits[0], OK), b=(concurrency_limits[1], OK), c=(concurrency_limits[2], OK)
     )
-    route = make_route(*endpoints)
-    task = asyncio.create_task(send_request(single_route(route), "POST", LOAD))
+    destination = make_destination(*endpoints)
+    task = asyncio.create_task(send_request(single_destination(destination), "POST", LOAD))
     await until(lambda: all(each.requests for each in endpoints))
-    assert route.upstream.pool.outstanding == [1, 1, 1]
+    assert destination.upstream.pool.outstanding == [1, 1, 1]
     concurrency_limits[1].set()
-    await until(lambda: route.upstream.pool.outstanding == [1, 0, 1])
+    await until(lambda: destination.upstream.pool.outstanding == [1, 0, 1])
     assert not task.done()
     for concurrency_limit in concurrency_limits:
         concurrency_limit.set()
     assert (await task).status == 200
-    assert route.upstream.pool.outstanding == [0, 0, 0]
+    assert destination.upstream.pool.outstanding == [0, 0, 0]
 
 
 async def test_client_disconnect_cancels_all_sub_requests() -> None:
@@ -159,17 +159,17 @@ async def test_client_disconnect_cancels_all_sub_requests() -> None:
     endpoints = [
         ScriptedEndpoint(log, step, url=url) for step, url in zip(steps, (A, B, C), strict=True)
     ]
-    route = make_route(*endpoints)
+    destination = make_destination(*endpoints)
     before = asyncio.all_tasks()
-    task = asyncio.create_task(send_request(single_route(route), "POST", LOAD))
+    task = asyncio.create_task(send_request(single_destination(destination), "POST", LOAD))
     await until(lambda: log.count_of("server answers") == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert asyncio.all_tasks() == before
-    assert route.upstream.pool.outstanding == [0, 0, 0]
+    assert destination.upstream.pool.outstanding == [0, 0, 0]
     assert log.count_of("server is let go") == 2
-    assert all(member.ejection.failures == 0 for member in route.upstream.pool.members)
+    assert all(member.ejection.failures == 0 for member in destination.upstream.pool.members)
 
 
 # ---------------------------------------------------------------------------------------- responses
@@ -258,17 +258,19 @@ SHORT = replace(LIMITS, idle_timeout=0.2)
 async def test_error_names_the_endpoints_that_failed(
     steps: Callable[[], dict[str, ServerStep]], status: int, error: str
 ) -> None:
-    route = make_route(*servers(**steps()), limits=SHORT)
-    response = await send_request(single_route(route), "POST", LOAD + "?token=secret", b"{}")
+    destination = make_destination(*servers(**steps()), limits=SHORT)
+    response = await send_request(
+        single_destination(destination), "POST", LOAD + "?token=secret", b"{}"
+    )
     assert _error(response) == error
     assert response.status == status
-    assert sum(route.upstream.pool.outstanding) == 0
+    assert sum(destination.upstream.pool.outstanding) == 0
 
 
 async def test_error_after_the_request_timeout_names_the_endpoints_that_failed() -> None:
     limits = replace(LIMITS, request_timeout=0.2)
-    route = make_route(*servers(a=OK, b=asyncio.Event()), limits=limits)
-    response = await send_request(single_route(route), "POST", LOAD)
+    destination = make_destination(*servers(a=OK, b=asyncio.Event()), limits=limits)
+    response = await send_request(single_destination(destination), "POST", LOAD)
     assert response.status == 502
     assert _error(response) == (
         f"POST {LOAD} succeeded at {A}; failed: "
@@ -277,17 +279,17 @@ async def test_error_after_the_request_timeout_names_the_endpoints_that_failed()
 
 
 async def test_broadcast_is_a_504_if_all_endpoints_hang() -> None:
-    route = make_route(*servers(a=asyncio.Event(), b=asyncio.Event()), limits=SHORT)
-    response = await send_request(single_route(route), "POST", LOAD)
+    destination = make_destination(*servers(a=asyncio.Event(), b=asyncio.Event()), limits=SHORT)
+    response = await send_request(single_destination(destination), "POST", LOAD)
     assert response.status == 504
     assert A in _error(response)
     assert B in _error(response)
 
 
 async def test_endpoint_that_hangs_counts_as_failed() -> None:
-    route = make_route(*servers(a=OK, b=asyncio.Event()), limits=SHORT)
-    await send_request(single_route(route), "POST", LOAD)
-    assert [member.ejection.failures for member in route.upstream.pool.members] == [0, 1]
+    destination = make_destination(*servers(a=OK, b=asyncio.Event()), limits=SHORT)
+    await send_request(single_destination(destination), "POST", LOAD)
+    assert [member.ejection.failures for member in destination.upstream.pool.members] == [0, 1]
 
 
 async def test_order_of_endpoints_is_that_of_the_settings() -> None:
@@ -295,8 +297,10 @@ async def test_order_of_endpoints_is_that_of_the_settings() -> None:
     slow, quick = servers(
         a=(concurrency_limit, scripted_response(b"slow", 500)), b=scripted_response(b"quick", 400)
     )
-    routes = weighted_routes(make_route(slow, name="one"), make_route(quick, name="two"))
-    task = asyncio.create_task(send_request(routes, "POST", LOAD))
+    router = weighted_destinations(
+        make_destination(slow, name="one"), make_destination(quick, name="two")
+    )
+    task = asyncio.create_task(send_request(router, "POST", LOAD))
     await until(lambda: not quick._turns)
     concurrency_limit.set()
     expected = f"POST {LOAD} failed: {A} returned 500: slow; {B} returned 400: quick"
@@ -308,24 +312,24 @@ async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
     endpoints = servers(
         a=scripted_response(text, 404, {"X-A": "1"}), b=scripted_response(b"another", 404)
     )
-    response = await send_request(single_route(make_route(*endpoints)), "POST", LOAD)
+    response = await send_request(single_destination(make_destination(*endpoints)), "POST", LOAD)
     assert (response.status, response.body, dict(response.headers)) == (404, text, {"X-A": "1"})
 
 
 async def test_overload_of_all_endpoints_has_a_retry_after() -> None:
     lack = GatewayError(ErrorKind.EXHAUSTED, "out of local resources", retry_after=1)
-    both = make_route(*servers(a=lack, b=lack))
-    response = await send_request(single_route(both), "POST", LOAD)
+    both = make_destination(*servers(a=lack, b=lack))
+    response = await send_request(single_destination(both), "POST", LOAD)
     assert (response.status, response.headers["Retry-After"]) == (503, "1")
-    one = make_route(*servers(a=OK, b=lack))
-    response = await send_request(single_route(one), "POST", LOAD)
+    one = make_destination(*servers(a=OK, b=lack))
+    response = await send_request(single_destination(one), "POST", LOAD)
     assert (response.status, response.headers.get("Retry-After")) == (502, None)
 
 
 async def test_error_shortens_a_long_path() -> None:
-    route = make_route(*servers(a=OK, b=connect_error(B)))
+    destination = make_destination(*servers(a=OK, b=connect_error(B)))
     response = await send_request(
-        single_route(route), "POST", f"/v2/repository/models/{'m' * 500}/load"
+        single_destination(destination), "POST", f"/v2/repository/models/{'m' * 500}/load"
     )
     assert _error(response).startswith(f"POST /v2/repository/models/{'m' * 178}... succeeded")
 
@@ -351,7 +355,9 @@ async def test_every_endpoint_gets_the_whole_body(
     if headers is CHUNKED:
         request.content_length = None
     await handle_request(
-        request, ScriptedClientResponse(EventLog()), single_route(make_route(*endpoints))
+        request,
+        ScriptedClientResponse(EventLog()),
+        single_destination(make_destination(*endpoints)),
     )
     for endpoint in endpoints:
         assert endpoint.requests[0].body == sent
@@ -374,10 +380,10 @@ async def test_body_over_the_cap_reaches_no_endpoint(
     chunked: bool, limits: dict[str, int], error: str
 ) -> None:
     endpoints = servers(a=OK, b=OK)
-    route = make_route(*endpoints, limits=replace(LIMITS, **limits))
+    destination = make_destination(*endpoints, limits=replace(LIMITS, **limits))
     headers = CHUNKED if chunked else {}
     response = await send_request(
-        single_route(route), "POST", LOAD, bytes(50), bytes(50), headers=headers
+        single_destination(destination), "POST", LOAD, bytes(50), bytes(50), headers=headers
     )
     assert response.status == 413
     assert error in _error(response)
@@ -386,9 +392,9 @@ async def test_body_over_the_cap_reaches_no_endpoint(
 
 async def test_client_is_expected_while_its_body_is_read() -> None:
     endpoints = servers(a=OK, b=OK)
-    route = make_route(*endpoints, limits=SHORT)
+    destination = make_destination(*endpoints, limits=SHORT)
     response = await send_request(
-        single_route(route), "POST", LOAD, b"{", asyncio.Event(), headers=CHUNKED
+        single_destination(destination), "POST", LOAD, b"{", asyncio.Event(), headers=CHUNKED
     )
     assert response.status == 408
     assert received_requests(*endpoints) == [[], []]
@@ -396,9 +402,11 @@ async def test_client_is_expected_while_its_body_is_read() -> None:
 
 async def test_single_server_gets_the_body_as_it_arrives() -> None:
     (endpoint,) = servers(a=scripted_response(b"{}", 200, {"X-A": "1"}))
-    routes = single_route(make_route(endpoint, limits=replace(LIMITS, max_buffered_body_bytes=10)))
+    router = single_destination(
+        make_destination(endpoint, limits=replace(LIMITS, max_buffered_body_bytes=10))
+    )
     headers = {**CHUNKED, "Accept-Encoding": "gzip"}
-    response = await send_request(routes, "POST", LOAD, bytes(50), bytes(50), headers=headers)
+    response = await send_request(router, "POST", LOAD, bytes(50), bytes(50), headers=headers)
     assert (response.status, response.body, dict(response.headers)) == (200, b"{}", {"X-A": "1"})
     assert isinstance(endpoint.requests[0].body, AsyncIterable)
     assert endpoint.requests[0].headers["Accept-Encoding"] == "gzip"
@@ -407,10 +415,12 @@ async def test_single_server_gets_the_body_as_it_arrives() -> None:
 # --------------------------------------------------------------------------------- slots and memory
 
 
-def _with_limits(route: Route, common: ConcurrencyLimit, own: ConcurrencyLimit) -> Route:
+def _with_limits(
+    destination: Destination, common: ConcurrencyLimit, own: ConcurrencyLimit
+) -> Destination:
     return replace(
-        route,
-        upstream=replace(route.upstream, concurrency_limit=own),
+        destination,
+        upstream=replace(destination.upstream, concurrency_limit=own),
         concurrency_limits=(own, common),
     )
 
@@ -421,16 +431,16 @@ async def test_broadcast_takes_one_slot_of_each_upstream(target: str) -> None:
     hangs = asyncio.Event()
     endpoints = servers(a=(hangs, scripted_response(b"[]")), b=(hangs, scripted_response(b"[]")))
     one = _with_limits(
-        make_route(endpoints[0], name="b"), concurrency_limits[0], concurrency_limits[2]
+        make_destination(endpoints[0], name="b"), concurrency_limits[0], concurrency_limits[2]
     )
     two = _with_limits(
-        make_route(endpoints[1], name="a"), concurrency_limits[0], concurrency_limits[1]
+        make_destination(endpoints[1], name="a"), concurrency_limits[0], concurrency_limits[1]
     )
-    routes = weighted_routes(one, two)
-    task = asyncio.create_task(send_request(routes, "POST", target))
+    router = weighted_destinations(one, two)
+    task = asyncio.create_task(send_request(router, "POST", target))
     await until(lambda: all(each.requests for each in endpoints))
     assert [concurrency_limit.active for concurrency_limit in concurrency_limits] == [1, 1, 1]
-    refused = await send_request(routes, "POST", target)
+    refused = await send_request(router, "POST", target)
     assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
     assert "a is busy" in _error(refused)
     hangs.set()
@@ -442,12 +452,12 @@ async def test_broadcast_takes_one_slot_of_each_upstream(target: str) -> None:
 async def test_broadcast_that_waits_for_an_upstream_takes_no_shared_slot() -> None:
     shared, *own = (ConcurrencyLimit(place, 1, 1, 1.0) for place in ("the gateway", "a", "b"))
     endpoints = servers(a=scripted_response(b"[]"), b=scripted_response(b"[]"))
-    routes = [
-        _with_limits(make_route(endpoint, name=name), shared, concurrency_limit)
+    router = [
+        _with_limits(make_destination(endpoint, name=name), shared, concurrency_limit)
         for endpoint, name, concurrency_limit in zip(endpoints, "ab", own, strict=True)
     ]
     assert own[1].try_acquire()
-    task = asyncio.create_task(send_request(weighted_routes(*routes), "POST", LOAD))
+    task = asyncio.create_task(send_request(weighted_destinations(*router), "POST", LOAD))
     await until(lambda: own[1].queued)
     assert (own[0].active, shared.active) == (1, 0)
     own[1].release()
@@ -456,19 +466,23 @@ async def test_broadcast_that_waits_for_an_upstream_takes_no_shared_slot() -> No
 
 
 async def test_buffered_bytes_of_a_broadcast_count() -> None:
-    route = make_route(
+    destination = make_destination(
         *servers(a=scripted_response(b"x" * 70_000), b=scripted_response(b"x" * 31_000))
     )
     budget = MemoryBudget(100_000)
-    response = await send_request(single_route(replace(route, memory_budget=budget)), "POST", LOAD)
+    response = await send_request(
+        single_destination(replace(destination, memory_budget=budget)), "POST", LOAD
+    )
     assert response.status == 502
     assert "limits.max_buffered_bytes" in _error(response)
     assert budget.total == 0
     endpoints = servers(a=OK, b=OK)
-    route = make_route(*endpoints, limits=replace(LIMITS, max_buffered_body_bytes=200_000))
-    routes = single_route(replace(route, memory_budget=budget))
+    destination = make_destination(
+        *endpoints, limits=replace(LIMITS, max_buffered_body_bytes=200_000)
+    )
+    router = single_destination(replace(destination, memory_budget=budget))
     response = await send_request(
-        routes, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED
+        router, "POST", LOAD, bytes(60_000), bytes(60_000), headers=CHUNKED
     )
     assert (response.status, budget.total) == (503, 0)
     assert received_requests(*endpoints) == [[], []]

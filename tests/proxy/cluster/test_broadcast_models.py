@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from gateway.protocol.tensors import ModelMetadata
-from gateway.proxy.interfaces import Route
-from gateway.proxy.router import Router, Rule
+from gateway.proxy.interfaces import Destination
+from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
@@ -24,16 +24,16 @@ from tests.support.doubles.cluster import (
     scripted_response,
     send_request,
     servers,
-    weighted_routes,
+    weighted_destinations,
 )
 from tests.support.doubles.streaming import (
     LIMITS,
     ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
     ready,
-    single_route,
+    single_destination,
 )
 from tests.support.inference_messages import metadata
 
@@ -62,12 +62,14 @@ def _has(*models: str) -> ServerStep:
     )
 
 
-def _discovering(endpoints: Sequence[ScriptedEndpoint], known: str) -> Route:
+def _discovering(endpoints: Sequence[ScriptedEndpoint], known: str) -> Destination:
     """Return a route to endpoints with these models, a letter each; ? if they are unknown."""
-    route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
-    for member, model in zip(route.upstream.pool.members, known, strict=True):
+    destination = make_destination(
+        *endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
+    )
+    for member, model in zip(destination.upstream.pool.members, known, strict=True):
         member.models = None if model == "?" else ready(*model)
-    return route
+    return destination
 
 
 @pytest.mark.parametrize("known", ["mnn", "nmn", "nnn", "???", "mmm"])
@@ -83,7 +85,9 @@ async def test_unload_goes_to_the_endpoints_that_have_the_model(
     known: str, method: str, target: str, sent: str
 ) -> None:
     endpoints = servers(a=(_has("n", "m"), OK), b=(_has("m"), OK), c=_has("n"))
-    response = await send_request(single_route(_discovering(endpoints, known)), method, target)
+    response = await send_request(
+        single_destination(_discovering(endpoints, known)), method, target
+    )
     assert response.status == 200
     assert received_requests(*endpoints) == [[INDEX, f"{method} {sent}"]] * 2 + [[INDEX]]
 
@@ -92,7 +96,7 @@ async def test_unload_of_an_unknown_model_goes_to_all_endpoints() -> None:
     endpoints = servers(
         a=(_has("n"), scripted_response(b"no", 400)), b=(_has(), scripted_response(b"none", 400))
     )
-    response = await send_request(single_route(_discovering(endpoints, "mm")), "POST", UNLOAD)
+    response = await send_request(single_destination(_discovering(endpoints, "mm")), "POST", UNLOAD)
     assert (response.status, response.body) == (400, b"no")
     assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
 
@@ -100,7 +104,9 @@ async def test_unload_of_an_unknown_model_goes_to_all_endpoints() -> None:
 @pytest.mark.parametrize("known", ["mn", "m?", "mm"])
 async def test_endpoint_whose_models_cannot_be_listed_is_named(known: str) -> None:
     endpoints = servers(a=(_has("m"), OK), b=(connect_error(B), connect_error(B)))
-    response = await send_request(single_route(_discovering(endpoints, known)), "POST", UNLOAD)
+    response = await send_request(
+        single_destination(_discovering(endpoints, known)), "POST", UNLOAD
+    )
     assert response.status == 502
     assert _error(response) == (
         f"POST {UNLOAD} succeeded at {A}; failed: cannot connect to {B}: Connection refused"
@@ -111,27 +117,27 @@ async def test_endpoint_whose_models_cannot_be_listed_is_named(known: str) -> No
 async def test_endpoint_without_a_model_list_gets_the_unload(step: ServerStep) -> None:
     endpoints = servers(a=(_has("m"), OK), b=(step, OK))
     assert (
-        await send_request(single_route(_discovering(endpoints, "mn")), "POST", UNLOAD)
+        await send_request(single_destination(_discovering(endpoints, "mn")), "POST", UNLOAD)
     ).status == 200
     assert received_requests(*endpoints) == [[INDEX, f"POST {UNLOAD}"]] * 2
 
 
 async def test_endpoint_that_hangs_while_listing_models_is_named() -> None:
     endpoints = servers(a=(_has("m"), OK), b=asyncio.Event())
-    route = replace(_discovering(endpoints, "mn"), limits=SHORT)
-    response = await send_request(single_route(route), "POST", UNLOAD)
+    destination = replace(_discovering(endpoints, "mn"), limits=SHORT)
+    response = await send_request(single_destination(destination), "POST", UNLOAD)
     assert response.status == 502
     assert _error(response) == (
         f"POST {UNLOAD} succeeded at {A}; failed: "
         f"waiting for {B}: nothing moved for 0.2 s (limits.idle_timeout)"
     )
-    assert sum(route.upstream.pool.outstanding) == 0
+    assert sum(destination.upstream.pool.outstanding) == 0
 
 
 async def test_load_goes_to_all_endpoints_without_listing_models() -> None:
     endpoints = servers(a=OK, b=OK)
     assert (
-        await send_request(single_route(_discovering(endpoints, "mn")), "POST", LOAD)
+        await send_request(single_destination(_discovering(endpoints, "mn")), "POST", LOAD)
     ).status == 200
     assert received_requests(*endpoints) == [[f"POST {LOAD}"]] * 2
 
@@ -139,30 +145,30 @@ async def test_load_goes_to_all_endpoints_without_listing_models() -> None:
 # ---------------------------------------------------------------------------------- cached metadata
 
 
-async def _known(route: Route) -> ModelMetadata:
+async def _known(destination: Destination) -> ModelMetadata:
     """Fill the cache with the model, or return what it has."""
     (source,) = servers(source=(scripted_response(metadata(-1)), ScriptedUpstreamResponse(404)))
-    return await route.upstream.metadata.get("m", None, source)
+    return await destination.upstream.metadata.get("m", None, source)
 
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
 @pytest.mark.parametrize("step", [OK, scripted_response(b"", 400), connect_error(B)])
 async def test_load_drops_cached_metadata_in_every_upstream(verb: str, step: ServerStep) -> None:
     one, canary = servers(a=OK, b=step)
-    routes = [make_route(one), make_route(canary, name="canary")]
-    before = [await _known(route) for route in routes]
-    assert [await _known(route) for route in routes] == before
-    await send_request(weighted_routes(*routes), "POST", f"/v2/repository/r/models/m/{verb}")
-    for route, old in zip(routes, before, strict=True):
-        assert await _known(route) is not old
+    router = [make_destination(one), make_destination(canary, name="canary")]
+    before = [await _known(destination) for destination in router]
+    assert [await _known(destination) for destination in router] == before
+    await send_request(weighted_destinations(*router), "POST", f"/v2/repository/r/models/m/{verb}")
+    for destination, old in zip(router, before, strict=True):
+        assert await _known(destination) is not old
 
 
 async def test_load_keeps_cached_metadata_of_other_models_and_upstreams() -> None:
     endpoints = servers(a=(OK, OK), b=(OK, OK), c=OK)
-    one, two, elsewhere = (make_route(each) for each in endpoints)
-    routes = Router([Rule(Match(), (one, two), (1, 1)), Rule(Match(), (elsewhere,))], lambda: 0.0)
-    before = [await _known(route) for route in (one, two, elsewhere)]
-    await send_request(routes, "POST", "/v2/repository/models/m2/load")
-    assert [await _known(route) for route in (one, two, elsewhere)] == before
-    await send_request(routes, "POST", LOAD)
+    one, two, elsewhere = (make_destination(each) for each in endpoints)
+    router = Router([Route(Match(), (one, two), (1, 1)), Route(Match(), (elsewhere,))], lambda: 0.0)
+    before = [await _known(destination) for destination in (one, two, elsewhere)]
+    await send_request(router, "POST", "/v2/repository/models/m2/load")
+    assert [await _known(destination) for destination in (one, two, elsewhere)] == before
+    await send_request(router, "POST", LOAD)
     assert await _known(elsewhere) is before[2]

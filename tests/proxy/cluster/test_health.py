@@ -13,7 +13,7 @@ from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy.cluster import health
 from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness, unready_endpoints
 from gateway.proxy.interfaces import Upstream
-from gateway.proxy.router import Router, Rule
+from gateway.proxy.router import Route, Router
 from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.routing.matcher import Match, Pattern
 from gateway.upstream.pool.health_check import HealthChecker
@@ -27,7 +27,7 @@ from tests.support.doubles.cluster import (
     scripted_response,
     send_request,
     servers,
-    weighted_routes,
+    weighted_destinations,
 )
 from tests.support.doubles.streaming import (
     LIMITS,
@@ -35,8 +35,8 @@ from tests.support.doubles.streaming import (
     ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedUpstreamResponse,
-    make_route,
-    single_route,
+    make_destination,
+    single_destination,
 )
 from tests.support.gateway import no_leaks, until
 from tests.upstream.pools import fail_calls
@@ -63,7 +63,9 @@ def _error(response: ScriptedClientResponse) -> str:
 @pytest.mark.parametrize("method", METHODS)
 async def test_gateway_is_live_whatever_its_servers_do(method: str) -> None:
     (endpoint,) = servers(a=connect_error(A))
-    response = await send_request(single_route(make_route(endpoint)), method, LIVE + "?x")
+    response = await send_request(
+        single_destination(make_destination(endpoint)), method, LIVE + "?x"
+    )
     assert (response.status, response.body) == (200, b'{"live":true}')
     assert dict(response.headers) == JSON | {"Content-Length": "13"}
     assert received_requests(endpoint) == [[]]
@@ -72,13 +74,15 @@ async def test_gateway_is_live_whatever_its_servers_do(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 async def test_gateway_is_ready_if_every_upstream_has_a_ready_endpoint(method: str) -> None:
     endpoints = servers(a=connect_error(A), b=OK, c=scripted_response(b'{"ready":true}'), unused=OK)
-    routes = Router(
+    router = Router(
         [
-            Rule(Match(model=Pattern.of("m")), (make_route(endpoints[2]),)),
-            Rule(Match(), (make_route(*endpoints[:2]), make_route(endpoints[3])), (1, 0)),
+            Route(Match(model=Pattern.of("m")), (make_destination(endpoints[2]),)),
+            Route(
+                Match(), (make_destination(*endpoints[:2]), make_destination(endpoints[3])), (1, 0)
+            ),
         ]
     )
-    response = await send_request(routes, method, READY)
+    response = await send_request(router, method, READY)
     assert (response.status, response.body) == (200, b'{"ready":true}')
     assert dict(response.headers) == JSON | {"Content-Length": "14"}
     assert received_requests(*endpoints) == [*[[f"GET {READY}"]] * 3, []]
@@ -88,10 +92,12 @@ async def test_upstream_that_is_not_ready_is_named() -> None:
     a, b, c, d = servers(
         a=connect_error(A), b=scripted_response(b"", 400), c=OK, d=scripted_response(b"", 503)
     )
-    routes = weighted_routes(
-        make_route(a, b, name="one"), make_route(c, name="two"), make_route(d, name="three")
+    router = weighted_destinations(
+        make_destination(a, b, name="one"),
+        make_destination(c, name="two"),
+        make_destination(d, name="three"),
     )
-    response = await send_request(routes, "GET", READY)
+    response = await send_request(router, "GET", READY)
     assert response.status == 503
     assert _error(response) == (
         f"not ready: upstream one (cannot connect to {A}: Connection refused; {B} returned 400), "
@@ -101,10 +107,12 @@ async def test_upstream_that_is_not_ready_is_named() -> None:
 
 async def test_upstream_that_is_not_required_is_not_probed() -> None:
     needed, spare = servers(a=OK, b=connect_error(B))
-    route = make_route(spare)
-    spare_route = replace(route, upstream=replace(route.upstream, required=False))
+    destination = make_destination(spare)
+    spare_route = replace(destination, upstream=replace(destination.upstream, required=False))
     assert (
-        await send_request(weighted_routes(make_route(needed), spare_route), "GET", READY)
+        await send_request(
+            weighted_destinations(make_destination(needed), spare_route), "GET", READY
+        )
     ).status == 200
     assert received_requests(spare) == [[]]
 
@@ -113,35 +121,39 @@ async def test_upstream_that_is_not_required_is_not_probed() -> None:
 async def test_health_can_be_denied_or_without_a_route(target: str) -> None:
     (endpoint,) = servers(a=OK)
     denied = Router(
-        [Rule(Match(), (make_route(endpoint),), denied_kinds=OPERATION_KINDS["health"])]
+        [Route(Match(), (make_destination(endpoint),), denied_kinds=OPERATION_KINDS["health"])]
     )
     assert (await send_request(denied, "GET", target)).status == 403
-    routes = Router([Rule(Match(kinds=OPERATION_KINDS["infer"]), (make_route(endpoint),))])
-    assert (await send_request(routes, "GET", target)).status == 404
+    router = Router([Route(Match(kinds=OPERATION_KINDS["infer"]), (make_destination(endpoint),))])
+    assert (await send_request(router, "GET", target)).status == 404
     assert received_requests(endpoint) == [[]]
 
 
 async def test_model_readiness_comes_from_its_server() -> None:
     (endpoint,) = servers(a=scripted_response(b"yes"))
-    response = await send_request(single_route(make_route(endpoint)), "GET", "/v2/models/m/ready")
+    response = await send_request(
+        single_destination(make_destination(endpoint)), "GET", "/v2/models/m/ready"
+    )
     assert (response.status, response.body) == (200, b"yes")
     assert received_requests(endpoint) == [["GET /v2/models/m/ready"]]
 
 
 async def test_timeout_of_readiness_names_the_upstreams() -> None:
     (endpoint,) = servers(a=asyncio.Event())
-    routes = single_route(make_route(endpoint, limits=replace(LIMITS, idle_timeout=0.03)))
-    response = await send_request(routes, "GET", READY)
+    router = single_destination(
+        make_destination(endpoint, limits=replace(LIMITS, idle_timeout=0.03))
+    )
+    response = await send_request(router, "GET", READY)
     assert response.status == 504
     assert _error(response).startswith("waiting for the endpoints of servers: nothing moved")
-    await routes.readiness.close()
+    await router.readiness.close()
 
 
 # ------------------------------------------------------------------------ the check of one upstream
 
 
 def _upstream(*endpoints: ScriptedEndpoint, name: str = "servers") -> Upstream:
-    return make_route(*endpoints, name=name).upstream
+    return make_destination(*endpoints, name=name).upstream
 
 
 async def test_first_ready_endpoint_ends_the_check() -> None:
@@ -296,10 +308,10 @@ def _prober() -> PoolSupervisor:
 async def test_readiness_waits_for_the_first_health_check(status: int, ready: bool) -> None:
     go_on = asyncio.Event()
     (endpoint,) = servers(a=(go_on, ScriptedUpstreamResponse(status)))
-    route = make_route(endpoint, supervisor=_prober())
-    pool = route.upstream.pool
+    destination = make_destination(endpoint, supervisor=_prober())
+    pool = destination.upstream.pool
     await pool.start()
-    asking = asyncio.create_task(send_request(single_route(route), "GET", READY))
+    asking = asyncio.create_task(send_request(single_destination(destination), "GET", READY))
     await until(lambda: endpoint.requests)
     assert not asking.done()
     go_on.set()
@@ -312,14 +324,14 @@ async def test_readiness_waits_for_the_first_health_check(status: int, ready: bo
 
 
 async def test_unreachable_upstream_overrides_a_cached_outcome() -> None:
-    route = make_route(*servers(a=OK, b=OK), supervisor=_prober())
-    pool, routes = route.upstream.pool, single_route(route)
+    destination = make_destination(*servers(a=OK, b=OK), supervisor=_prober())
+    pool, router = destination.upstream.pool, single_destination(destination)
     await pool.start()
-    assert (await send_request(routes, "GET", READY)).status == 200
+    assert (await send_request(router, "GET", READY)).status == 200
     fail_calls(pool, 0, connect_error(A), times=2)
-    assert (await send_request(routes, "GET", READY)).status == 200
+    assert (await send_request(router, "GET", READY)).status == 200
     fail_calls(pool, 1, connect_error(B))
-    response = await send_request(routes, "GET", READY)
+    response = await send_request(router, "GET", READY)
     assert response.status == 503
     assert _error(response) == (
         f"not ready: upstream servers (cannot connect to {A}: Connection refused; "
@@ -333,11 +345,11 @@ async def test_readiness_waits_only_briefly_for_the_first_health_check(
 ) -> None:
     monkeypatch.setattr(health, "READINESS_TIMEOUT", 0.05)
     endpoints = servers(a=asyncio.Event(), b=scripted_response(b"", 500))
-    route = make_route(*endpoints, supervisor=_prober())
-    await route.upstream.pool.start()
-    response = await send_request(single_route(route), "GET", READY)
+    destination = make_destination(*endpoints, supervisor=_prober())
+    await destination.upstream.pool.start()
+    response = await send_request(single_destination(destination), "GET", READY)
     assert response.status == 503
     assert _error(response) == (
         f"not ready: upstream servers ({A}: not probed yet; {B}: GET /probe returned 500)"
     )
-    await route.upstream.pool.close()
+    await destination.upstream.pool.close()

@@ -14,7 +14,7 @@ from tests.support.doubles.cluster import (
     scripted_response,
     send_request,
     servers,
-    weighted_routes,
+    weighted_destinations,
 )
 from tests.support.doubles.streaming import (
     EventLog,
@@ -22,7 +22,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 
 _LARGEST = 1024 * 1024
@@ -37,14 +37,16 @@ async def _response(
     received_requests = {"Accept-Encoding": "gzip", "X-Asked": "1", "Content-Length": "0"}
     request = ScriptedRequest(log, "GET", "/v2?q", received_requests)
     response = ScriptedClientResponse(log)
-    route = make_route(endpoint)
+    destination = make_destination(endpoint)
     with Deadline(9, 9) as deadline:
         operation = parse_operation("GET", "/v2?q")
-        await server_metadata(Call(request, response, operation, route, deadline), [route.upstream])
+        await server_metadata(
+            Call(request, response, operation, destination, deadline), [destination.upstream]
+        )
     assert log[-2:] == ["client has got all", "server is let go"]
     assert response.status == status
     assert response.headers["X-Kept"] == "1"
-    assert sum(route.upstream.pool.outstanding) == 0
+    assert sum(destination.upstream.pool.outstanding) == 0
     return response, endpoint
 
 
@@ -117,9 +119,9 @@ async def test_extensions_are_those_that_all_upstreams_share(
     steps: tuple[ServerStep, ...], shared: list[object]
 ) -> None:
     first, *others = servers(**dict(zip("abc", steps, strict=False)))
-    routes = weighted_routes(make_route(first), make_route(*others))
+    router = weighted_destinations(make_destination(first), make_destination(*others))
     response = await send_request(
-        routes, "GET", "/v2?q", headers={"Accept-Encoding": "gzip", "X-Asked": "1"}
+        router, "GET", "/v2?q", headers={"Accept-Encoding": "gzip", "X-Asked": "1"}
     )
     assert response.status == 200
     assert json.loads(response.body) == {"name": "n", "extensions": shared}
@@ -140,7 +142,9 @@ async def test_extensions_are_those_that_all_upstreams_share(
 async def test_missing_extensions_of_an_upstream_count_as_none(step: ServerStep, why: str) -> None:
     one, two = servers(a=_server("a"), b=step)
     response = await send_request(
-        weighted_routes(make_route(one, name="one"), make_route(two, name="two")), "GET", "/v2"
+        weighted_destinations(make_destination(one, name="one"), make_destination(two, name="two")),
+        "GET",
+        "/v2",
     )
     assert response.status == 502
     assert why in json.loads(response.body)["error"]
@@ -148,5 +152,7 @@ async def test_missing_extensions_of_an_upstream_count_as_none(step: ServerStep,
 
 async def test_equal_errors_of_all_upstreams_pass_to_the_client() -> None:
     one, two = servers(a=scripted_response(b"first", 503), b=scripted_response(b"second", 503))
-    response = await send_request(weighted_routes(make_route(one), make_route(two)), "GET", "/v2")
+    response = await send_request(
+        weighted_destinations(make_destination(one), make_destination(two)), "GET", "/v2"
+    )
     assert (response.status, response.body) == (503, b"first")

@@ -21,9 +21,9 @@ from tests.support.doubles.cluster import (
     scripted_response,
     send_request,
     servers,
-    weighted_routes,
+    weighted_destinations,
 )
-from tests.support.doubles.streaming import LIMITS, make_route, single_route
+from tests.support.doubles.streaming import LIMITS, make_destination, single_destination
 
 ON = b'{"log_info": true, "log_verbose_level": 1}'
 SAME = b'{"log_verbose_level":1,"log_info":true}'
@@ -44,9 +44,9 @@ async def test_settings_of_the_first_endpoint_are_returned(target: str, sent: st
         b=scripted_response(SAME),
         c=scripted_response(ON),
     )
-    routes = weighted_routes(make_route(*endpoints[:2]), make_route(endpoints[2]))
+    router = weighted_destinations(make_destination(*endpoints[:2]), make_destination(endpoints[2]))
     headers = {"Accept-Encoding": "gzip", "X-Asked": "1"}
-    response = await send_request(routes, "GET", target, b"{}", headers=headers)
+    response = await send_request(router, "GET", target, b"{}", headers=headers)
     assert (response.status, response.body, dict(response.headers)) == (200, ON, {"X-A": "1"})
     for endpoint in endpoints:
         (request,) = endpoint.requests
@@ -107,20 +107,22 @@ async def test_settings_of_the_first_endpoint_are_returned(target: str, sent: st
 async def test_headers_name_endpoints_that_differ_and_that_fail(
     steps: dict[str, ServerStep], body: bytes, differing: str | None, failed: str | None
 ) -> None:
-    route = make_route(*servers(**steps))
-    response = await send_request(single_route(route), "GET", "/v2/logging")
+    destination = make_destination(*servers(**steps))
+    response = await send_request(single_destination(destination), "GET", "/v2/logging")
     assert (response.status, response.body) == (200, body)
     assert response.headers.get(DIFFERING_ENDPOINTS) == differing
     assert response.headers.get(FAILED_ENDPOINTS) == failed
-    assert sum(route.upstream.pool.outstanding) == 0
+    assert sum(destination.upstream.pool.outstanding) == 0
 
 
 async def test_header_names_an_endpoint_that_hangs() -> None:
     endpoints = servers(
         a=asyncio.Event(), b=scripted_response(ON), c=scripted_response(OFF), d=asyncio.Event()
     )
-    routes = single_route(make_route(*endpoints, limits=replace(LIMITS, idle_timeout=0.2)))
-    response = await send_request(routes, "GET", "/v2/trace/setting")
+    router = single_destination(
+        make_destination(*endpoints, limits=replace(LIMITS, idle_timeout=0.2))
+    )
+    response = await send_request(router, "GET", "/v2/trace/setting")
     assert (response.status, response.body) == (200, ON)
     assert (response.headers[DIFFERING_ENDPOINTS], response.headers[FAILED_ENDPOINTS]) == (
         C,
@@ -129,10 +131,10 @@ async def test_header_names_an_endpoint_that_hangs() -> None:
 
 
 async def test_error_tells_why_all_endpoints_failed() -> None:
-    routes = single_route(
-        make_route(*servers(a=connect_error(A), b=scripted_response(b'{"error":"no"}', 400)))
+    router = single_destination(
+        make_destination(*servers(a=connect_error(A), b=scripted_response(b'{"error":"no"}', 400)))
     )
-    response = await send_request(routes, "GET", "/v2/trace")
+    response = await send_request(router, "GET", "/v2/trace")
     assert response.status == 502
     assert json.loads(response.body)["error"] == (
         f"GET /v2/trace failed: cannot connect to {A}: Connection refused; {B} returned 400: no"
@@ -140,14 +142,14 @@ async def test_error_tells_why_all_endpoints_failed() -> None:
 
 
 async def test_equal_errors_of_all_servers_pass_to_the_client() -> None:
-    routes = single_route(
-        make_route(
+    router = single_destination(
+        make_destination(
             *servers(
                 a=scripted_response(b"unknown model", 404), b=scripted_response(b"another", 404)
             )
         )
     )
-    response = await send_request(routes, "GET", "/v2/models/m/trace")
+    response = await send_request(router, "GET", "/v2/models/m/trace")
     assert (response.status, response.body) == (404, b"unknown model")
 
 
@@ -155,7 +157,7 @@ async def test_settings_of_one_server_pass_untouched() -> None:
     (endpoint,) = servers(a=scripted_response(ON))
     headers = {"Accept-Encoding": "gzip"}
     response = await send_request(
-        single_route(make_route(endpoint)), "GET", "/v2/trace", headers=headers
+        single_destination(make_destination(endpoint)), "GET", "/v2/trace", headers=headers
     )
     assert (response.status, response.body) == (200, ON)
     assert dict(endpoint.requests[0].headers) == headers
@@ -165,6 +167,6 @@ async def test_settings_of_one_server_pass_untouched() -> None:
 async def test_other_methods_go_to_one_server(method: str) -> None:
     endpoints = servers(a=scripted_response(b""), b=scripted_response(b""))
     assert (
-        await send_request(single_route(make_route(*endpoints)), method, "/v2/logging")
+        await send_request(single_destination(make_destination(*endpoints)), method, "/v2/logging")
     ).status == 200
     assert received_requests(*endpoints) == [[f"{method} /v2/logging"], []]

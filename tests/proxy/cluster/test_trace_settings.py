@@ -14,7 +14,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 
 
@@ -26,9 +26,9 @@ async def _sent(method: str, target: str, body: bytes = b"") -> tuple[str, bytes
     response = ScriptedClientResponse(log)
     with Deadline(9, 9) as deadline:
         operation = parse_operation(method, target)
-        route = make_route(endpoint)
-        call = Call(request, response, operation, route, deadline)
-        await trace_settings(call, [route.upstream])
+        destination = make_destination(endpoint)
+        call = Call(request, response, operation, destination, deadline)
+        await trace_settings(call, [destination.upstream])
     assert (response.status, response.body) == (200, b"{}")
     return endpoint.requests[0].target, endpoint.bodies[0]
 
@@ -69,12 +69,12 @@ async def test_version_that_the_server_ignores_is_logged(
 async def test_server_without_trace_settings_gets_no_request(dialect: Dialect, target: str) -> None:
     log = EventLog()
     endpoint = ScriptedEndpoint(log, ScriptedUpstreamResponse(200, {}, [b"{}"]))
-    route = make_route(endpoint, name="models", dialect=dialect)
+    destination = make_destination(endpoint, name="models", dialect=dialect)
     request, operation = ScriptedRequest(log, "GET", target), parse_operation("GET", target)
     with Deadline(9, 9) as deadline:
-        call = Call(request, ScriptedClientResponse(log), operation, route, deadline)
+        call = Call(request, ScriptedClientResponse(log), operation, destination, deadline)
         with pytest.raises(GatewayError) as caught:
-            await trace_settings(call, [route.upstream])
+            await trace_settings(call, [destination.upstream])
     assert caught.value.kind is ErrorKind.UNSUPPORTED
     assert f"upstream 'models' ({dialect.name}) lacks the trace extension" in caught.value.message
     assert not endpoint.requests
@@ -87,14 +87,14 @@ async def test_upstreams_without_trace_settings_are_named(method: str) -> None:
     endpoints = [ScriptedEndpoint(log, url=f"http://{name}:1") for name in "abc"]
 
     def upstream(number: int, dialect: Dialect) -> Upstream:
-        return make_route(endpoints[number], name="abc"[number], dialect=dialect).upstream
+        return make_destination(endpoints[number], name="abc"[number], dialect=dialect).upstream
 
     upstreams = [upstream(0, KSERVE), upstream(1, TRITON), upstream(2, JSON)]
-    route = make_route(endpoints[1])
+    destination = make_destination(endpoints[1])
     request = ScriptedRequest(log, method, "/v2/trace", body=[b"{}"] if method == "POST" else [])
     operation = parse_operation(method, "/v2/trace")
     with Deadline(9, 9) as deadline:
-        call = Call(request, ScriptedClientResponse(log), operation, route, deadline)
+        call = Call(request, ScriptedClientResponse(log), operation, destination, deadline)
         with pytest.raises(GatewayError) as caught:
             await trace_settings(call, upstreams)
     assert caught.value.kind is ErrorKind.UNSUPPORTED

@@ -11,7 +11,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.policies import JsonPolicies
 from gateway.proxy.fast_path.call import CallPlan, FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
-from gateway.proxy.interfaces import Limits, Route
+from gateway.proxy.interfaces import Destination, Limits
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.transport import (
     ResponseReceiver,
@@ -26,8 +26,8 @@ from tests.support.doubles.fast_path import (
 from tests.support.doubles.streaming import (
     LIMITS,
     EventLog,
-    make_route,
-    single_route,
+    make_destination,
+    single_destination,
 )
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -57,7 +57,7 @@ def make_plan(
     made = CIMultiDict(headers)
     if length and "Content-Length" not in made:
         made["Content-Length"] = str(length)
-    fast_path = FastPath(single_route(make_route(ReadyEndpoint(), limits=limits)))
+    fast_path = FastPath(single_destination(make_destination(ReadyEndpoint(), limits=limits)))
     try:
         return fast_path.plan(method, target, CIMultiDictProxy(made), length)
     finally:
@@ -77,10 +77,10 @@ class Scene:
         self.clock = Clock()
         self.client = ScriptedClient(self.log)
         self.endpoint = ReadyEndpoint(self.log)
-        route = make_route(self.endpoint, limits=limits, policies=policies)
-        self.route: Route = replace(route, retry_policy=retry)
+        destination = make_destination(self.endpoint, limits=limits, policies=policies)
+        self.destination: Destination = replace(destination, retry_policy=retry)
         with mock.patch("asyncio.get_running_loop", return_value=self.clock):
-            self.fast_path = FastPath(single_route(self.route))
+            self.fast_path = FastPath(single_destination(self.destination))
 
     def start(
         self, method: str = "POST", target: str = INFER, body: bytes = JSON
@@ -127,7 +127,7 @@ class Scene:
 
     @property
     def outstanding(self) -> int:
-        return sum(self.route.upstream.pool.outstanding)
+        return sum(self.destination.upstream.pool.outstanding)
 
 
 def binary_response(*tensors: bytes, **headers: str) -> tuple[dict[str, str], bytes]:

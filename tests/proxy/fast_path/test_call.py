@@ -31,8 +31,8 @@ from tests.support.doubles.streaming import (
     EventLog,
     ScriptedClientResponse,
     ScriptedUpstreamResponse,
-    make_route,
-    single_route,
+    make_destination,
+    single_destination,
 )
 from tests.support.inference_messages import (
     FLOATS,
@@ -48,8 +48,8 @@ async def test_response_status_is_recorded_for_its_endpoint(
     status: int, ejections: int, begun: bool
 ) -> None:
     bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
-    route = make_route(bad, good)
-    fast_path = FastPath(single_route(route))
+    destination = make_destination(bad, good)
+    fast_path = FastPath(single_destination(destination))
     plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
     assert plan is not None
     for _ in range(10):
@@ -65,15 +65,17 @@ async def test_response_status_is_recorded_for_its_endpoint(
                 asked.receiver.on_complete(response_head(status if bad.asked else 200), b"")
         bad.asked.clear()
         good.asked.clear()
-    assert [each.ejection.ejections for each in route.upstream.pool.members] == [ejections, 0]
+    assert [each.ejection.ejections for each in destination.upstream.pool.members] == [ejections, 0]
     fast_path.close()
 
 
 @pytest.mark.parametrize("stalls", [False, True], ids=["broken off", "stalled"])
 async def test_endpoint_whose_responses_never_end_has_failed(stalls: bool) -> None:
     bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
-    route = make_route(bad, good, limits=replace(LIMITS, idle_timeout=0.1) if stalls else LIMITS)
-    fast_path = FastPath(single_route(route))
+    destination = make_destination(
+        bad, good, limits=replace(LIMITS, idle_timeout=0.1) if stalls else LIMITS
+    )
+    fast_path = FastPath(single_destination(destination))
     plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
     assert plan is not None
     for _ in range(10):
@@ -86,7 +88,7 @@ async def test_endpoint_whose_responses_never_end_has_failed(stalls: bool) -> No
             await client.begin_task(ScriptedClientResponse(EventLog()))
         bad.asked.clear()
         good.asked.clear()
-    assert [each.ejection.ejections for each in route.upstream.pool.members] == [1, 0]
+    assert [each.ejection.ejections for each in destination.upstream.pool.members] == [1, 0]
     fast_path.close()
 
 

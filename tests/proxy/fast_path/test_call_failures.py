@@ -33,8 +33,8 @@ from tests.support.doubles.streaming import (
     ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedUpstreamResponse,
-    make_route,
-    single_route,
+    make_destination,
+    single_destination,
 )
 from tests.support.inference_messages import (
     FLOATS,
@@ -81,14 +81,14 @@ async def test_errors_of_the_server_are_recorded_for_its_endpoint(
     error: Exception, failures: int
 ) -> None:
     endpoint = ReadyEndpoint()
-    route = make_route(endpoint, ReadyEndpoint(url="http://other"))
-    fast_path = FastPath(single_route(route))
+    destination = make_destination(endpoint, ReadyEndpoint(url="http://other"))
+    fast_path = FastPath(single_destination(destination))
     plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
     assert plan is not None
     assert fast_path.start(plan, b"", ScriptedClient()) is not None
     (asked,) = endpoint.asked
     asked.receiver.on_error(error)
-    assert route.upstream.pool.members[0].ejection.failures == failures
+    assert destination.upstream.pool.members[0].ejection.failures == failures
     fast_path.close()
 
 
@@ -248,7 +248,9 @@ async def test_time_before_the_partial_response_counts(spent: list[float]) -> No
 async def test_time_before_a_retry_counts(failed: bool, spent: list[float]) -> None:
     scene = Scene(retry=RetryPolicy(no_response=True, statuses=frozenset((503,))))
     good = ScriptedUpstreamResponse(200, {}, [b"a"])
-    scene.route.upstream.pool.set_endpoints([scene.endpoint, ScriptedEndpoint(scene.log, good)])
+    scene.destination.upstream.pool.set_endpoints(
+        [scene.endpoint, ScriptedEndpoint(scene.log, good)]
+    )
     scene.get()
     scene.clock.advance(12.5)
     if failed:

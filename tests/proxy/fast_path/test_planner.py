@@ -16,9 +16,9 @@ from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.fast_path.call import CallPlan
 from gateway.proxy.fast_path.planner import LONG_HEAD_PART, MAX_PASSTHROUGH, FastPath
-from gateway.proxy.interfaces import Route
+from gateway.proxy.interfaces import Destination
 from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.proxy.router import Router, Rule
+from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
@@ -42,9 +42,9 @@ from tests.support.doubles.fast_path import (
 )
 from tests.support.doubles.streaming import (
     LIMITS,
-    make_route,
+    make_destination,
     ready,
-    single_route,
+    single_destination,
 )
 from tests.support.inference_messages import (
     FLOATS,
@@ -157,12 +157,12 @@ async def test_other_request_takes_the_streaming_path(
 async def test_request_for_all_servers_has_a_plan_if_there_is_one_server(
     method: str, target: str
 ) -> None:
-    def plan(*routes: Route) -> CallPlan | None:
-        rules = Router([Rule(Match(), routes, (1,) * len(routes))])
-        return FastPath(rules).plan(method, target, make_headers({"Content-Length": "0"}), 0)
+    def plan(*router: Destination) -> CallPlan | None:
+        routes = Router([Route(Match(), router, (1,) * len(router))])
+        return FastPath(routes).plan(method, target, make_headers({"Content-Length": "0"}), 0)
 
-    one, two = make_route(ReadyEndpoint()), make_route(ReadyEndpoint(), name="two")
-    several = make_route(ReadyEndpoint(url="http://a"), ReadyEndpoint(url="http://b"))
+    one, two = make_destination(ReadyEndpoint()), make_destination(ReadyEndpoint(), name="two")
+    several = make_destination(ReadyEndpoint(url="http://a"), ReadyEndpoint(url="http://b"))
     assert plan(one) is not None
     assert plan(one, two) is None
     # Servers of one upstream have the same models, but their own statistics.
@@ -240,9 +240,9 @@ async def test_converted_request_asks_for_no_compressed_response() -> None:
 async def test_response_to_be_compressed_takes_the_streaming_path(
     target: str, accepted: str, on_fast_path: bool
 ) -> None:
-    routes = Router([Rule(Match(), (make_route(ReadyEndpoint()),), codings=("gzip",))])
+    router = Router([Route(Match(), (make_destination(ReadyEndpoint()),), codings=("gzip",))])
     headers = {"Content-Length": "5", **({"Accept-Encoding": accepted} if accepted else {})}
-    plan = FastPath(routes).plan("POST", target, make_headers(headers), 5)
+    plan = FastPath(router).plan("POST", target, make_headers(headers), 5)
     assert (plan is not None) is on_fast_path
     if plan is not None:
         assert plan.header_policy == ResponseHeaderPolicy(adds_vary=True)
@@ -406,12 +406,12 @@ async def test_request_takes_the_streaming_path_if_the_transport_must_wait() -> 
         ) -> PendingRequest | None:
             return super(ReadyEndpoint, self).try_send_nowait(start, headers, body, receiver)
 
-    route = make_route(Slow())
-    fast_path = FastPath(single_route(route))
+    destination = make_destination(Slow())
+    fast_path = FastPath(single_destination(destination))
     plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
     assert plan is not None
     assert fast_path.start(plan, b"", ScriptedClient()) is None
-    assert route.upstream.pool.outstanding == [0]
+    assert destination.upstream.pool.outstanding == [0]
 
 
 async def test_failed_send_releases_its_lease() -> None:
@@ -425,29 +425,29 @@ async def test_failed_send_releases_its_lease() -> None:
         ) -> PendingRequest | None:
             raise ZeroDivisionError
 
-    route = make_route(Failing())
-    fast_path = FastPath(single_route(route))
+    destination = make_destination(Failing())
+    fast_path = FastPath(single_destination(destination))
     plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
     assert plan is not None
     with pytest.raises(ZeroDivisionError):
         fast_path.start(plan, b"", ScriptedClient())
-    assert route.upstream.pool.outstanding == [0]
+    assert destination.upstream.pool.outstanding == [0]
 
 
 async def test_least_busy_endpoint_gets_the_request() -> None:
     one, two = ReadyEndpoint(url="http://one"), ReadyEndpoint(url="http://two")
-    route = make_route(one, two)
-    fast_path = FastPath(single_route(route))
+    destination = make_destination(one, two)
+    fast_path = FastPath(single_destination(destination))
     plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
     assert plan is not None
     for _ in range(4):
         assert fast_path.start(plan, b"", ScriptedClient()) is not None
     assert [len(one.asked), len(two.asked)] == [2, 2]
     one.asked[0].receiver.on_complete(response_head(), b"")
-    assert route.upstream.pool.outstanding == [1, 2]
+    assert destination.upstream.pool.outstanding == [1, 2]
     for _ in range(2):
         assert fast_path.start(plan, b"", ScriptedClient()) is not None
-    assert route.upstream.pool.outstanding in ([3, 2], [2, 3])
+    assert destination.upstream.pool.outstanding in ([3, 2], [2, 3])
     fast_path.close()
 
 
@@ -463,10 +463,12 @@ async def test_request_goes_to_an_endpoint_that_has_its_model(
     method: str, target: str, body: bytes, models: Sequence[str]
 ) -> None:
     endpoints = [ReadyEndpoint(url=f"http://{number}") for number in range(3)]
-    route = make_route(*endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60)))
-    for member, model in zip(route.upstream.pool.members, models, strict=True):
+    destination = make_destination(
+        *endpoints, supervisor=PoolSupervisor(model_discovery=ModelDiscovery(60))
+    )
+    for member, model in zip(destination.upstream.pool.members, models, strict=True):
         member.models = ready(model)
-    fast_path = FastPath(single_route(route))
+    fast_path = FastPath(single_destination(destination))
     headers = {"Content-Length": str(len(body))} if body else {}
     plan = fast_path.plan(method, target, make_headers(headers), len(body))
     assert plan is not None
@@ -477,13 +479,13 @@ async def test_request_goes_to_an_endpoint_that_has_its_model(
 
 
 async def test_upstream_without_endpoints_takes_the_streaming_path() -> None:
-    route = make_route(ReadyEndpoint())
-    fast_path = FastPath(single_route(route))
+    destination = make_destination(ReadyEndpoint())
+    fast_path = FastPath(single_destination(destination))
     plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
     assert plan is not None
-    route.upstream.pool.set_endpoints([])
+    destination.upstream.pool.set_endpoints([])
     assert fast_path.start(plan, b"", ScriptedClient()) is None
-    await route.upstream.pool.close()
+    await destination.upstream.pool.close()
 
 
 def test_no_dialect_refuses_a_head_part_that_the_fast_path_takes() -> None:

@@ -19,11 +19,11 @@ from gateway.proxy.filters.authentication import (
     UnauthenticatedError,
     parse_keys,
 )
-from gateway.proxy.interfaces import Route
-from gateway.proxy.router import Router, Rule
+from gateway.proxy.interfaces import Destination
+from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match, Pattern
 from tests.support.doubles.fast_path import ReadyEndpoint
-from tests.support.doubles.streaming import make_route
+from tests.support.doubles.streaming import make_destination
 
 
 def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
@@ -226,21 +226,25 @@ def test_request_belongs_to_the_groups_of_its_keys() -> None:
 # ------------------------------------------------------------------------------------------- routes
 
 
-def _rule(
-    model: str | None, *keys: KeyGroup, kinds: str = "", route: Route | None = None, **more: Any
-) -> Rule:
+def _route(
+    model: str | None,
+    *keys: KeyGroup,
+    kinds: str = "",
+    destination: Destination | None = None,
+    **more: Any,
+) -> Route:
     match = Match(
         model=Pattern.of(model) if model else None, kinds=OPERATION_KINDS[kinds] if kinds else None
     )
     withheld = frozenset(group.header_name.lower() for group in keys)
-    routes = (route or make_route(ReadyEndpoint()),)
-    return Rule(match, routes, dropped_headers=withheld, keys=keys, **more)
+    router = (destination or make_destination(ReadyEndpoint()),)
+    return Route(match, router, dropped_headers=withheld, keys=keys, **more)
 
 
-def _find(routes: Router, model: str, *pairs: tuple[str, str]) -> str:
+def _find(router: Router, model: str, *pairs: tuple[str, str]) -> str:
     """Return the headers dropped from a request, or the status and message of its error."""
     try:
-        found = routes.find("POST", f"/v2/models/{model}/infer", _headers(*pairs))
+        found = router.find("POST", f"/v2/models/{model}/infer", _headers(*pairs))
     except GatewayError as error:
         return f"{error.kind.value.status} {error.message}"
     return " ".join(sorted(found.dropped_headers))
@@ -248,10 +252,10 @@ def _find(routes: Router, model: str, *pairs: tuple[str, str]) -> str:
 
 NEEDED = "401 a valid API key is needed: as 'Authorization: Bearer KEY' or in the header X-Api-Key"
 ROUTES = [
-    _rule("p", PEOPLE),
-    _rule("pr", PEOPLE, ROBOTS),
-    _rule("o", OTHERS),
-    _rule("open"),
+    _route("p", PEOPLE),
+    _route("pr", PEOPLE, ROBOTS),
+    _route("o", OTHERS),
+    _route("open"),
 ]
 
 
@@ -288,13 +292,13 @@ def test_key_is_dropped_on_an_open_route(pairs: tuple[tuple[str, str], ...], wit
 
 @pytest.mark.parametrize("pairs", [(_bearer("key"),), (_bearer("key"), _bearer("key"))])
 def test_authorization_passes_without_key_groups(pairs: tuple[tuple[str, str], ...]) -> None:
-    assert _find(Router([_rule("open")]), "open", *pairs) == ""
+    assert _find(Router([_route("open")]), "open", *pairs) == ""
 
 
 def test_key_in_authorization_is_dropped_beside_a_key_header() -> None:
-    routes = Router([_rule("r", ROBOTS), _rule("p", PEOPLE)])
+    router = Router([_route("r", ROBOTS), _route("p", PEOPLE)])
     shown = [("X-Api-Key", "r-key"), _bearer("p-key")]
-    assert _find(routes, "r", *shown) == "authorization x-api-key"
+    assert _find(router, "r", *shown) == "authorization x-api-key"
 
 
 @pytest.mark.parametrize("model", ["p", "pr", "o", "unknown"])
@@ -324,26 +328,26 @@ def test_route_for_other_keys_is_a_404(pair: tuple[str, str], closed: str, liste
 
 
 def test_first_matching_rule_decides_whatever_the_key() -> None:
-    routes = Router([_rule("p", PEOPLE), _rule(None, OTHERS)])
-    assert _find(routes, "p", _bearer("o-key")).startswith("404 ")
-    assert _find(routes, "x", _bearer("o-key")) == "authorization"
+    router = Router([_route("p", PEOPLE), _route(None, OTHERS)])
+    assert _find(router, "p", _bearer("o-key")).startswith("404 ")
+    assert _find(router, "x", _bearer("o-key")) == "authorization"
 
 
 def test_router_without_keys_authenticates_nobody() -> None:
     message = "404 no route for POST /v2/models/x/infer; models that are served: open"
-    assert _find(Router([_rule("open")]), "x", _bearer("p-key")) == message
+    assert _find(Router([_route("open")]), "x", _bearer("p-key")) == message
 
 
 def test_authentication_comes_before_denied_operations() -> None:
-    routes = Router(
+    router = Router(
         [
-            _rule("p", PEOPLE, denied_kinds=OPERATION_KINDS["infer"]),
-            _rule(None, denied_kinds=OPERATION_KINDS["infer"]),
+            _route("p", PEOPLE, denied_kinds=OPERATION_KINDS["infer"]),
+            _route(None, denied_kinds=OPERATION_KINDS["infer"]),
         ]
     )
-    assert _find(routes, "p").startswith("401 ")
-    assert _find(routes, "p", _bearer("p-key")).startswith("403 ")
-    assert _find(routes, "x").startswith("403 ")
+    assert _find(router, "p").startswith("401 ")
+    assert _find(router, "p", _bearer("p-key")).startswith("403 ")
+    assert _find(router, "x").startswith("403 ")
 
 
 @pytest.mark.parametrize(
@@ -365,30 +369,32 @@ def test_model_list_holds_only_routes_open_to_the_client(
     method: str, target: str, pairs: tuple[tuple[str, str], ...], listed: str
 ) -> None:
     names = ("people", "both", "others", "open", "all")
-    people, both, others, some, rest = (make_route(ReadyEndpoint(), name=name) for name in names)
-    routes = Router(
+    people, both, others, some, rest = (
+        make_destination(ReadyEndpoint(), name=name) for name in names
+    )
+    router = Router(
         [
-            _rule("p", PEOPLE, route=people),
-            _rule("pr", PEOPLE, ROBOTS, route=both),
-            _rule("o", OTHERS, route=others),
-            _rule(None, kinds="health", route=people),  # open for health probes
-            _rule("open", route=some),
-            _rule(None, route=rest),
+            _route("p", PEOPLE, destination=people),
+            _route("pr", PEOPLE, ROBOTS, destination=both),
+            _route("o", OTHERS, destination=others),
+            _route(None, kinds="health", destination=people),  # open for health probes
+            _route("open", destination=some),
+            _route(None, destination=rest),
         ]
     )
-    found = routes.find(method, target, _headers(*pairs))
+    found = router.find(method, target, _headers(*pairs))
     assert " ".join(upstream.name for upstream in found.upstreams) == listed
 
 
 def test_unauthenticated_error_is_a_gateway_error() -> None:
     with pytest.raises(UnauthenticatedError) as caught:
-        Router([_rule(None, PEOPLE)]).find("GET", "/v2", _headers())
+        Router([_route(None, PEOPLE)]).find("GET", "/v2", _headers())
     assert caught.value.kind.value.grpc_code == 16
 
 
 async def test_keys_are_checked_for_each_plan() -> None:
     group = KeyGroup("people", None, ["p-key"])
-    fast_path = FastPath(Router([_rule(None, group)]))
+    fast_path = FastPath(Router([_route(None, group)]))
     headers = _headers(("Host", "h"), _bearer("p-key"), ("X", "1"))
     try:
         plan = fast_path.plan("GET", "/v2/x", headers, 0)

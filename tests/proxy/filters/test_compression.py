@@ -18,7 +18,7 @@ from gateway.errors import bad_response
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.dispatch import handle_request
 from gateway.proxy.filters.compression import MIN_SIZE, CompressedResponse
-from gateway.proxy.router import Router, Rule
+from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from tests.support.checks.time_slices import others
 from tests.support.doubles.streaming import (
@@ -29,7 +29,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -59,7 +59,7 @@ class Scene:
     ) -> None:
         self.log = EventLog()
         self.server = ScriptedEndpoint(self.log, step)
-        self.routes = Router([Rule(Match(), (make_route(self.server),), codings=compress)])
+        self.router = Router([Route(Match(), (make_destination(self.server),), codings=compress)])
 
     async def ask(
         self,
@@ -70,7 +70,7 @@ class Scene:
     ) -> ScriptedClientResponse:
         response = ScriptedClientResponse(self.log)
         request = ScriptedRequest(self.log, method, target, ACCEPT | (headers or {}), body)
-        await handle_request(request, response, self.routes)
+        await handle_request(request, response, self.router)
         return response
 
 

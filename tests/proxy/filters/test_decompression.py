@@ -29,8 +29,8 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
-    single_route,
+    make_destination,
+    single_destination,
 )
 from tests.support.inference_messages import (
     FLOATS,
@@ -77,7 +77,7 @@ class Scene:
             for number in range(servers)
         ]
         self.server = self.servers[0]
-        self.route = make_route(*self.servers, limits=limits)
+        self.destination = make_destination(*self.servers, limits=limits)
 
     async def ask(
         self,
@@ -88,7 +88,7 @@ class Scene:
     ) -> ScriptedClientResponse:
         response = ScriptedClientResponse(self.log)
         request = ScriptedRequest(self.log, method, target, headers, body)
-        await handle_request(request, response, single_route(self.route))
+        await handle_request(request, response, single_destination(self.destination))
         return response
 
 
@@ -327,10 +327,10 @@ async def _decoded(
     deadline: Deadline, body: Sequence[BodyStep], limits: Limits = LARGE
 ) -> DecompressedRequest:
     request = ScriptedRequest(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, body)
-    route = make_route(ScriptedEndpoint(EventLog()), limits=limits)
-    reservation = route.memory_budget.reserve()
+    destination = make_destination(ScriptedEndpoint(EventLog()), limits=limits)
+    reservation = destination.memory_budget.reserve()
     operation = parse_operation("POST", GENERATE)
-    call = Call(request, ScriptedClientResponse(EventLog()), operation, route, deadline)
+    call = Call(request, ScriptedClientResponse(EventLog()), operation, destination, deadline)
     made = (await decompress_request(call, reservation)).request
     assert isinstance(made, DecompressedRequest)
     return made
@@ -356,11 +356,11 @@ async def test_client_that_sends_input_without_output_is_not_idle() -> None:
     body = gzip.compress(NOISE[:1500])
     steps = [body[at : at + 150] for at in range(0, len(body), 150)]
     request = Slow(EventLog(), "POST", GENERATE, {"Content-Encoding": "gzip"}, steps)
-    route = make_route(ScriptedEndpoint(EventLog()))
+    destination = make_destination(ScriptedEndpoint(EventLog()))
     with Deadline(0.15, 60) as deadline:
-        reservation = route.memory_budget.reserve()
+        reservation = destination.memory_budget.reserve()
     operation = parse_operation("POST", GENERATE)
-    call = Call(request, ScriptedClientResponse(EventLog()), operation, route, deadline)
+    call = Call(request, ScriptedClientResponse(EventLog()), operation, destination, deadline)
     made = (await decompress_request(call, reservation)).request
     assert made.content_length == 1500
 
@@ -399,5 +399,5 @@ async def test_client_may_disconnect_at_any_time() -> None:
         if not await cancelled_after(moment, asking):
             break
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
-        assert scene.route.upstream.pool.outstanding == [0]
+        assert scene.destination.upstream.pool.outstanding == [0]
     assert moment >= 8

@@ -21,7 +21,7 @@ from gateway.proxy.dispatch import handle_request, proxy_call
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror
 from gateway.proxy.interfaces import Limits
-from gateway.proxy.router import Rewrite, Router, Rule
+from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.transport import UpstreamEndpoint
 from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
@@ -33,7 +33,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 from tests.support.gateway import until
 from tests.support.inference_messages import (
@@ -78,18 +78,20 @@ class Scene:
         self.budget = budget or MemoryBudget(10**9)
         shadowed = self._shadowed(self.shadow, limits)
         self.mirror = Mirror(shadowed, share, proxy_call, lambda: 0.0, most)
-        rule = Rule(
+        route = Route(
             Match(),
-            (make_route(self.server, limits=limits),),
+            (make_destination(self.server, limits=limits),),
             rewrite=rewrite,
             mirror=self.mirror if mirrored else None,
         )
-        self.routes = Router([rule], drawn)
+        self.router = Router([route], drawn)
 
     def _shadowed(self, endpoint: UpstreamEndpoint, limits: Limits) -> Any:
-        route = make_route(endpoint, limits=limits)
+        destination = make_destination(endpoint, limits=limits)
         return replace(
-            route, upstream=replace(route.upstream, name="shadow"), memory_budget=self.budget
+            destination,
+            upstream=replace(destination.upstream, name="shadow"),
+            memory_budget=self.budget,
         )
 
     async def ask(
@@ -101,14 +103,14 @@ class Scene:
     ) -> ScriptedClientResponse:
         response = ScriptedClientResponse(self.log)
         request = ScriptedRequest(self.log, method, target, headers, body)
-        await handle_request(request, response, self.routes)
+        await handle_request(request, response, self.router)
         return response
 
     async def over(self) -> None:
         """Wait until no mirrored request is in flight."""
         await until(lambda: not self.mirror.in_flight)
         assert self.budget.total == 0
-        assert self.mirror.route.upstream.pool.outstanding == [0]
+        assert self.mirror.destination.upstream.pool.outstanding == [0]
 
 
 def _drawn(*numbers: float) -> Callable[[], float]:
@@ -192,7 +194,7 @@ async def test_mirrored_request_is_sent_once() -> None:
     scene = Scene()
     request = Reused(scene.log, "POST", GENERATE, CHUNKED, [b"x", free])
     asking = asyncio.create_task(
-        handle_request(request, ScriptedClientResponse(scene.log), scene.routes)
+        handle_request(request, ScriptedClientResponse(scene.log), scene.router)
     )
     await until(lambda: scene.budget.total == len(memory))
     memory[:] = b"after!"
@@ -226,7 +228,7 @@ async def test_other_operations_are_not_mirrored(method: str, target: str) -> No
     await scene.ask(target, b"{}", method=method)
     assert scene.server.requests
     assert not scene.mirror.in_flight
-    fast_path = FastPath(scene.routes)
+    fast_path = FastPath(scene.router)
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": "2"}))
     plan = fast_path.plan(method, target, headers, 2)
     assert plan is None or plan.mirror is None
@@ -275,7 +277,7 @@ async def _seen(
     seen = (response.status, dict(response.headers), response.body, scene.log, scene.server.bodies)
     await scene.mirror.close()
     assert scene.budget.total == 0
-    assert sum(scene.mirror.route.upstream.pool.outstanding) == 0
+    assert sum(scene.mirror.destination.upstream.pool.outstanding) == 0
     assert bool(scene.shadow.requests) is mirrored
     return seen
 
@@ -306,7 +308,7 @@ async def test_slow_client_does_not_delay_the_mirror() -> None:
     ready = asyncio.Event()
     response = ScriptedClientResponse(scene.log, ready=ready)
     request = ScriptedRequest(scene.log, "POST", INFER, {}, [json_request()])
-    asking = asyncio.create_task(handle_request(request, response, scene.routes))
+    asking = asyncio.create_task(handle_request(request, response, scene.router))
     await until(lambda: scene.shadow.requests)
     await scene.over()
     ready.set()
@@ -341,11 +343,11 @@ async def test_share_mirrors_some_requests() -> None:
 
 async def test_fast_path_samples_each_request() -> None:
     shadow = ScriptedEndpoint(EventLog(), *[OK] * 3)
-    route = make_route(shadow)
-    mirror = Mirror(route, 0.3, proxy_call)
+    destination = make_destination(shadow)
+    mirror = Mirror(destination, 0.3, proxy_call)
     ready = ReadyEndpoint()
-    rule = Rule(Match(), (make_route(ready),), mirror=mirror)
-    fast_path = FastPath(Router([rule], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
+    route = Route(Match(), (make_destination(ready),), mirror=mirror)
+    fast_path = FastPath(Router([route], _drawn(0.29, 0.3, 0.9, 0.0, 0.1)))
     body = json_request()
     headers = CIMultiDictProxy(CIMultiDict({"Content-Length": str(len(body)), "X-A": "1"}))
     plan = fast_path.plan("POST", INFER, headers, len(body))
@@ -370,9 +372,9 @@ def _fast_path(
     shadow: ScriptedEndpoint | None,
 ) -> tuple[ScriptedClient, ReadyEndpoint, FastPath, Mirror | None]:
     ready = ReadyEndpoint()
-    mirror = None if shadow is None else Mirror(make_route(shadow), 1.0, proxy_call)
-    rule = Rule(Match(), (make_route(ready),), mirror=mirror, rewrite=Rewrite("n"))
-    return ScriptedClient(ready.log), ready, FastPath(Router([rule])), mirror
+    mirror = None if shadow is None else Mirror(make_destination(shadow), 1.0, proxy_call)
+    route = Route(Match(), (make_destination(ready),), mirror=mirror, rewrite=Rewrite("n"))
+    return ScriptedClient(ready.log), ready, FastPath(Router([route])), mirror
 
 
 async def test_mirrored_request_cancelled_before_its_start_releases_its_memory() -> None:
@@ -383,9 +385,9 @@ async def test_mirrored_request_cancelled_before_its_start_releases_its_memory()
     plan = fast_path.plan("POST", GENERATE, headers, 2)
     assert plan is not None
     assert fast_path.start(plan, b"{}", ScriptedClient()) is not None
-    assert mirror.route.memory_budget.total == 2
+    assert mirror.destination.memory_budget.total == 2
     await mirror.close()
-    assert (mirror.in_flight, mirror.route.memory_budget.total) == (0, 0)
+    assert (mirror.in_flight, mirror.destination.memory_budget.total) == (0, 0)
     assert shadow.requests == []
     fast_path.close()
 

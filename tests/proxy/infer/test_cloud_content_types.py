@@ -15,7 +15,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 from tests.support.inference_messages import (
     FLOATS,
@@ -59,7 +59,9 @@ class Scene:
         response = ScriptedClientResponse(log)
         with Deadline(9, 9) as deadline:
             operation = parse_operation("POST", INFER)
-            await infer(Call(request, response, operation, make_route(self.endpoint), deadline))
+            await infer(
+                Call(request, response, operation, make_destination(self.endpoint), deadline)
+            )
         return response
 
     @property

@@ -20,7 +20,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 from tests.support.inference_messages import (
     FLOATS,
@@ -58,7 +58,7 @@ class _Scene:
         self, *steps: ScriptedUpstreamResponse | BaseException, dialect: Dialect = OPENVINO
     ) -> None:
         self.endpoint = ScriptedEndpoint(EventLog(), *steps)
-        self.route = make_route(self.endpoint, dialect=dialect)
+        self.destination = make_destination(self.endpoint, dialect=dialect)
 
     async def ask(
         self, *body: BodyStep, headers: dict[str, str] | None = None, target: str = INFER
@@ -68,7 +68,7 @@ class _Scene:
         response = ScriptedClientResponse(log)
         with Deadline(9, 9) as deadline:
             operation = parse_operation("POST", target)
-            await infer(Call(request, response, operation, self.route, deadline))
+            await infer(Call(request, response, operation, self.destination, deadline))
         return response
 
     @property
@@ -180,7 +180,7 @@ async def test_server_that_cannot_be_queried_fails_the_request() -> None:
     with pytest.raises(GatewayError, match=f"{URL}: Connection refused"):
         await scene.ask(json_request())
     assert scene.targets == ["/v2/models/m"]
-    assert scene.route.upstream.pool.outstanding == [0]
+    assert scene.destination.upstream.pool.outstanding == [0]
 
 
 async def test_error_response_drops_cached_metadata() -> None:

@@ -19,7 +19,7 @@ from tests.support.doubles.streaming import (
     ScriptedClientResponse,
     ScriptedEndpoint,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 from tests.support.inference_messages import FLOATS, HEADER_LENGTH, binary_response_header
 
@@ -48,7 +48,7 @@ class _Relay:
     def __init__(self, policies: JsonPolicies | None = None) -> None:
         self.log = EventLog()
         self.client_response = ScriptedClientResponse(self.log)
-        self.route = make_route(ScriptedEndpoint(self.log), policies=policies)
+        self.destination = make_destination(ScriptedEndpoint(self.log), policies=policies)
 
     async def run(
         self, response: ScriptedUpstreamResponse, form: OutputEncoding
@@ -56,7 +56,7 @@ class _Relay:
         there: UpstreamResponse = response.with_log(self.log)
         with Deadline(9, 9) as deadline:
             await convert_response(
-                ResponseRelay(there, URL, self.client_response, form, self.route, deadline)
+                ResponseRelay(there, URL, self.client_response, form, self.destination, deadline)
             )
         return self.client_response
 

@@ -23,7 +23,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 from tests.support.inference_messages import (
     FLOATS,
@@ -185,14 +185,14 @@ async def test_failed_raw_binary_request_drops_cached_metadata() -> None:
     endpoint = ScriptedEndpoint(
         EventLog(), METADATA, NO_CONFIG, refusal, METADATA, NO_CONFIG, ANSWER, ANSWER
     )
-    route = make_route(endpoint)
+    destination = make_destination(endpoint)
     for status in (400, 200, 200):
         log = EventLog()
         response = ScriptedClientResponse(log)
         request = ScriptedRequest(log, "POST", INFER, {HEADER_LENGTH: "0"}, [bytes(8)])
         with Deadline(9, 9) as deadline:
             operation = parse_operation("POST", INFER)
-            await infer(Call(request, response, operation, route, deadline))
+            await infer(Call(request, response, operation, destination, deadline))
         assert response.status == status
     assert len(endpoint.requests) == 7
 
@@ -297,7 +297,7 @@ async def test_client_may_disconnect_at_any_time(make: Callable[..., ScriptedCal
         scene = make(ANSWER)
         if not await cancelled_after(moment, scene.run()):
             break
-        await scene.route.upstream.metadata.close()
+        await scene.destination.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
     assert moment >= 8
 

@@ -27,7 +27,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 from tests.support.inference_messages import (
     FLOATS,
@@ -209,13 +209,13 @@ async def test_large_buffered_request_can_be_retried() -> None:
     gone = ScriptedEndpoint(log, GatewayError(ErrorKind.UNREACHABLE, "gone"))
     endpoints = [gone, ScriptedEndpoint(log, _response())]
     limits = replace(LIMITS, max_buffered_body_bytes=1_000_000)
-    route = replace(
-        make_route(*endpoints, dialect=JSON, limits=limits), retry_policy=SAFE_RETRIES_ONLY
+    destination = replace(
+        make_destination(*endpoints, dialect=JSON, limits=limits), retry_policy=SAFE_RETRIES_ONLY
     )
     request = ScriptedRequest(log, "POST", INFER, None, [text])
     with Deadline(9, 9) as deadline:
         operation = parse_operation("POST", INFER)
-        await infer(Call(request, ScriptedClientResponse(log), operation, route, deadline))
+        await infer(Call(request, ScriptedClientResponse(log), operation, destination, deadline))
     first, again = (each.bodies for each in endpoints)
     assert first == again
     assert json.loads(again[0]) == json.loads(text)
@@ -451,6 +451,6 @@ async def test_client_may_disconnect_at_any_time(make: Callable[..., _Scene]) ->
         scene = make(_response())
         if not await cancelled_after(moment, scene.run()):
             break
-        await scene.route.upstream.metadata.close()
+        await scene.destination.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
     assert 8 <= moment < 199

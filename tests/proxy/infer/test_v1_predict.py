@@ -24,7 +24,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 from tests.support.inference_messages import (
     FLOATS,
@@ -117,14 +117,14 @@ async def test_chunked_predict_request_is_converted() -> None:
 
 async def test_metadata_is_fetched_once() -> None:
     endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, ANSWER, ANSWER)
-    route = make_route(endpoint)
+    destination = make_destination(endpoint)
     for _ in range(2):
         log = EventLog()
         client_response = ScriptedClientResponse(log)
         request = ScriptedRequest(log, "POST", PREDICT, {}, [BODY])
         with Deadline(9, 9) as deadline:
             operation = parse_operation("POST", PREDICT)
-            await predict(Call(request, client_response, operation, route, deadline))
+            await predict(Call(request, client_response, operation, destination, deadline))
         assert client_response.status == 200
     assert len(endpoint.requests) == 4
 
@@ -141,7 +141,7 @@ async def test_failed_request_drops_cached_metadata(
             await scene.run()
     else:
         assert (await scene.run()).status == 400
-    fetch = scene.route.upstream.metadata.get("m", None, scene.endpoint)
+    fetch = scene.destination.upstream.metadata.get("m", None, scene.endpoint)
     with pytest.raises(IndexError):  # fetched again
         await fetch
 
@@ -327,6 +327,6 @@ async def test_client_may_disconnect_at_any_time() -> None:
         scene = _scene(METADATA, NO_CONFIG, ANSWER, body=[BODY[:9], BODY[9:]])
         if not await cancelled_after(moment, scene.run()):
             break
-        await scene.route.upstream.metadata.close()
+        await scene.destination.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
     assert moment >= 8

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import Dialect
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.interfaces import Route
-from gateway.proxy.router import Router, Rule
+from gateway.proxy.interfaces import Destination
+from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.pool.dialect import DialectState
 from tests.support.doubles.streaming import (
@@ -69,13 +69,15 @@ def servers(**turns: ServerStep | tuple[ServerStep, ...]) -> list[ScriptedEndpoi
     ]
 
 
-def weighted_routes(*routes: Route, weights: tuple[int, ...] | None = None) -> Router:
+def weighted_destinations(
+    *destinations: Destination, weights: tuple[int, ...] | None = None
+) -> Router:
     """Make the routes where all requests choose from these by weight."""
-    return Router([Rule(Match(), routes, weights or (1,) * len(routes))], lambda: 0.0)
+    return Router([Route(Match(), destinations, weights or (1,) * len(destinations))], lambda: 0.0)
 
 
 async def send_request(
-    routes: Router,
+    destinations: Router,
     method: str,
     target: str,
     *body: BodyStep,
@@ -84,7 +86,7 @@ async def send_request(
     """Send a request, and return its response."""
     log = EventLog()
     answer = ScriptedClientResponse(log)
-    await handle_request(ScriptedRequest(log, method, target, headers, body), answer, routes)
+    await handle_request(ScriptedRequest(log, method, target, headers, body), answer, destinations)
     return answer
 
 

@@ -11,7 +11,7 @@ from gateway.protocol.operations import OperationKind, parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
-from gateway.proxy.interfaces import Call, Route
+from gateway.proxy.interfaces import Call, Destination
 from tests.support.doubles.streaming import (
     BodyStep,
     EventLog,
@@ -19,7 +19,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
-    make_route,
+    make_destination,
 )
 from tests.support.inference_messages import HEADER_LENGTH, INFER
 
@@ -27,7 +27,7 @@ ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
 
 
 class ScriptedCall:
-    """One call and its log; ``route`` are arguments of ``make_route``."""
+    """One call and its log; ``route`` are arguments of ``make_destination``."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class ScriptedCall:
         body: Sequence[BodyStep],
         headers: dict[str, str] | None = None,
         target: str = INFER,
-        **route: Any,
+        **destination: Any,
     ) -> None:
         self.log = EventLog()
         self.request = ScriptedRequest(self.log, "POST", target, headers, body)
         self.response = ScriptedClientResponse(self.log)
         self.endpoint = ScriptedEndpoint(self.log, *turns)
-        self.route: Route = make_route(self.endpoint, **route)
+        self.destination: Destination = make_destination(self.endpoint, **destination)
 
     async def run(self) -> ScriptedClientResponse:
         """Run the call; check that it releases its memory and its endpoint."""
@@ -49,10 +49,12 @@ class ScriptedCall:
         handler = predict if operation.kind is OperationKind.PREDICT else infer
         try:
             with Deadline(9, 9) as deadline:
-                await handler(Call(self.request, self.response, operation, self.route, deadline))
+                await handler(
+                    Call(self.request, self.response, operation, self.destination, deadline)
+                )
         finally:
-            assert sum(self.route.upstream.pool.outstanding) == 0
-            assert self.route.memory_budget.total == 0
+            assert sum(self.destination.upstream.pool.outstanding) == 0
+            assert self.destination.memory_budget.total == 0
         return self.response
 
     @property

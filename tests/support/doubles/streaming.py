@@ -12,8 +12,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies
 from gateway.protocol.dialects import TRITON, Dialect
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Limits, Route, Upstream
-from gateway.proxy.router import Router, Rule
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, Destination, Limits, Upstream
+from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import fixed_dialect_state
@@ -218,7 +218,7 @@ LIMITS = Limits(
 )
 
 
-def make_route(
+def make_destination(
     *endpoints: UpstreamEndpoint,
     limits: Limits = LIMITS,
     policies: JsonPolicies | None = None,
@@ -226,15 +226,15 @@ def make_route(
     supervisor: PoolSupervisor | None = None,
     name: str = "servers",
     dialect: Dialect = TRITON,
-) -> Route:
+) -> Destination:
     """Make a route to servers that speak as Triton does, or as is said."""
     cache = metadata or MetadataCache(60, 10, 30, lambda: 0.0)
     upstream = Upstream(
         name, fixed_dialect_state(dialect), Pool(endpoints, supervisor=supervisor), cache
     )
-    return Route(upstream, policies or JsonPolicies(), limits)
+    return Destination(upstream, policies or JsonPolicies(), limits)
 
 
-def single_route(route: Route) -> Router:
+def single_destination(destination: Destination) -> Router:
     """Make the routes where all requests take this one."""
-    return Router([Rule(Match(), (route,))])
+    return Router([Route(Match(), (destination,))])
