@@ -69,11 +69,9 @@ class MetadataCache:
         for a server's error such as an unknown model, and GatewayError (502, 503) for metadata that
         makes no sense.
         """
+        if (metadata := self.cached(model, version, has_config)) is not None:
+            return metadata
         key = (model, version, has_config)
-        entry = self._entries.get(key)
-        if entry is not None and entry.expires > self._clock():
-            self._entries.move_to_end(key)
-            return entry.metadata
         fetch = self._fetches.get(key)
         if fetch is None:
             fetch = self._fetches[key] = asyncio.create_task(self._fetch(key, endpoint))
@@ -81,6 +79,17 @@ class MetadataCache:
             fetch.add_done_callback(lambda done: self._end_fetch(key, done))
         # A client that leaves must not cancel the fetch of the others.
         return await asyncio.shield(fetch)
+
+    def cached(
+        self, model: str, version: str | None, has_config: bool = True
+    ) -> ModelMetadata | None:
+        """Return a model's metadata if the cache has it; parameters as in ``get``."""
+        key = (model, version, has_config)
+        entry = self._entries.get(key)
+        if entry is None or entry.expires <= self._clock():
+            return None
+        self._entries.move_to_end(key)
+        return entry.metadata
 
     def invalidate(self, model: str) -> None:
         """Drop all versions of a model, also the result of a fetch in flight."""

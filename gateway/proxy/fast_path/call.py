@@ -27,13 +27,13 @@ from gateway.proxy.admission.timeout_queue import TimeoutQueue
 from gateway.proxy.dispatch import INTERNAL_ERROR, error_body, error_headers, run_with_deadline
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.infer.buffered_response import ResponseRelay
-from gateway.proxy.infer.convert_response import (
-    convert_response,
+from gateway.proxy.infer.convert_buffered_response import (
     convert_to_json,
     name_endpoint,
-    response_header_size,
+    parse_header_size,
     with_empty_data,
 )
+from gateway.proxy.infer.convert_response import convert_response
 from gateway.proxy.interfaces import ClientResponse, Destination, FastPathClient
 from gateway.proxy.passthrough import relay_response
 from gateway.proxy.response_headers import ResponseHeaderPolicy
@@ -328,6 +328,6 @@ def _end_to_end_lines(head: UpstreamResponseHead) -> HeaderLines:
 @lru_cache(maxsize=CACHED_HEADS)
 def _json_head(head: UpstreamResponseHead, cap: int) -> tuple[int | None, HeaderLines]:
     """Return the size of the JSON part, None without tensors behind it, and the headers."""
-    header_size = response_header_size(head, cap)
+    header_size = parse_header_size(head.headers, cap)
     changed = {} if header_size is None else {"Content-Type": "application/json"}
     return header_size, header_lines(with_body(head.headers, changed))

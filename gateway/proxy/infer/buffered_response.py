@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.binary_response import BinaryResponseConverter
-from gateway.codec.v2.response import MixedResponseConverter, has_text_for_base64
-from gateway.errors import GatewayError
+from gateway.codec.v2.response import MixedResponseConverter
 from gateway.protocol.request_header import OutputEncoding
-from gateway.protocol.response_header import has_encoding, parse_response_header
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
 from gateway.proxy.body_io import Chunks, response_chunks, slices, write_all
 from gateway.proxy.headers import HEADER_LENGTH, with_body
+from gateway.proxy.infer.convert_buffered_response import has_requested_encoding
 from gateway.proxy.interfaces import ClientResponse, Destination
 from gateway.proxy.passthrough import relay_response
 from gateway.sizes import ENCODE_CHUNK
@@ -88,7 +86,7 @@ async def relay_in_encoding(relay: ResponseRelay, chunks: Chunks, header_size: i
             first = await _read_first(chunks, header_size, reservation)
             chunks = _prepend(first, chunks)
             header = b"".join(first)[:header_size]
-            if _has_requested_encoding(header, relay.encoding, destination.policies):
+            if has_requested_encoding(header, relay.encoding, destination):
                 await relay.pass_untouched(chunks)
                 return
         await relay_mixed(relay, chunks, header_size)
@@ -138,16 +136,3 @@ async def _prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunk
         yield chunk
     async for chunk in chunks:
         yield chunk
-
-
-def _has_requested_encoding(
-    header: bytes, encoding: OutputEncoding, policies: JsonPolicies
-) -> bool:
-    """Tell whether a response is as requested; False for an invalid one, which gets converted."""
-    try:
-        fields = parse_response_header(header)
-    except GatewayError:
-        return False
-    return has_encoding(fields, encoding) and not any(
-        has_text_for_base64(entry, policies) for entry in fields.get("outputs", ())
-    )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from gateway.codec.policies import BytesEncoding
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, fast_convert_request
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.codec.v2.request import (
     MAX_CACHED_HEADER,
     InferRequest,
@@ -17,14 +15,21 @@ from gateway.codec.v2.request import (
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.operations import model_name_of
-from gateway.protocol.raw_binary import make_raw_binary_preamble
-from gateway.protocol.request_features import RequestFeatures
 from gateway.protocol.request_header import OutputEncoding, list_outputs
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks
 from gateway.proxy.headers import HEADER_LENGTH, header_length
+from gateway.proxy.infer.convert_buffered_request import (
+    ALL_BINARY,
+    NO_FEATURES,
+    ConvertedRequest,
+    cached_metadata,
+    convert_buffered_request,
+    make_cached_preamble,
+    needs_listed_outputs,
+)
 from gateway.proxy.interfaces import Call, Destination
 from gateway.proxy.retry import use_reachable_endpoint
 from gateway.sizes import CONVERT_CHUNK
@@ -32,36 +37,11 @@ from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.transport import Body, UpstreamEndpoint
 
-ALL_BINARY = OutputEncoding(binary_by_default=True, binary_by_output={})
-_NO_FEATURES = RequestFeatures(())
-
 _UNKNOWN_SIZE = sys.maxsize
 """The size of a body without a length."""
 
 _FIRST_SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
-
-
-@dataclass(frozen=True, slots=True)
-class ConvertedRequest:
-    """A request in binary form; ``size`` is that of the whole body. See also InferRequest.
-
-    ``encoding`` is what the client wants of the outputs. ``features`` are empty for raw binary.
-    ``uses_metadata`` tells whether the header was made from the model's metadata.
-    """
-
-    body: Body
-    size: int
-    header_size: int
-    encoding: OutputEncoding
-    features: RequestFeatures
-    input_encodings: Mapping[int, BytesEncoding] = field(default_factory=dict)
-    uses_metadata: bool = False
-
-    @property
-    def buffered_size(self) -> int:
-        """Return the bytes that are buffered."""
-        return self.header_size if isinstance(self.body, AsyncIterable) else self.size
 
 
 async def convert_request(call: Call, reservation: Reservation) -> ConvertedRequest:
@@ -71,9 +51,25 @@ async def convert_request(call: Call, reservation: Reservation) -> ConvertedRequ
     """
     length = header_length(call.request.headers)
     body = ClientBody(call.request, call.destination.limits.max_request_bytes, call.deadline)
+    if length is not None and body.size is not None and length > body.size:
+        raise bad_request(f"{HEADER_LENGTH} is {length}, but the body has {body.size} bytes")
+    if _is_converted_at_once(call, body.size, length):
+        content = await body.read_all(reservation)
+        if len(content) > MAX_UNSCHEDULED:
+            await call.destination.scheduler.next_slice()
+        converted = convert_buffered_request(call.operation, call.destination, length, content)
+        if converted is not None:
+            return converted
     if length == 0:
         return await _convert_raw_binary(call, body, reservation)
     return await _convert_json(call, body, length, reservation)
+
+
+def _is_converted_at_once(call: Call, size: int | None, length: int | None) -> bool:
+    """Tell whether a body is small enough to be read whole before it is converted."""
+    if length == 0 and cached_metadata(call.operation, call.destination) is None:
+        return False  # an unknown model is refused before the body is read
+    return size is not None and 0 < size <= (MAX_FAST_REQUEST if length is None else CONVERT_CHUNK)
 
 
 async def _convert_json(
@@ -82,12 +78,6 @@ async def _convert_json(
     """Convert a request whose JSON has this length, or is the whole body."""
     if length is None and body.size == 0:
         raise bad_request("the request has no body")
-    if length is not None and body.size is not None and length > body.size:
-        raise bad_request(f"{HEADER_LENGTH} is {length}, but the body has {body.size} bytes")
-    if length is None:
-        converted = await _convert_small(call, body, reservation)
-        if converted is not None:
-            return converted
     request = await _read_json(body, length, call.destination, reservation)
     _check_binary_size(request, body, length)
     if body.size is None and not request.expected_size:
@@ -103,27 +93,6 @@ async def _convert_json(
         request.output_encoding,
         request.features,
         request.input_encodings,
-    )
-
-
-async def _convert_small(
-    call: Call, body: ClientBody, reservation: Reservation
-) -> ConvertedRequest | None:
-    """Convert a small request that is all JSON in one go; None if that is not possible."""
-    limits, scheduler = call.destination.limits, call.destination.scheduler
-    if body.size is None or body.size > min(MAX_FAST_REQUEST, limits.max_inference_header_bytes):
-        return None
-    text = await body.read_all(reservation)
-    if len(text) > MAX_UNSCHEDULED:
-        await scheduler.next_slice()
-    request = fast_convert_request(text, limits.max_json_depth, limits.max_tensors)
-    if request is None:
-        return None
-    old = request.body[: request.header_size]
-    header = await list_all_outputs(call, old, request.output_encoding)
-    binary = request.body if header is old else header + request.body[len(old) :]
-    return ConvertedRequest(
-        (binary,), len(binary), len(header), request.output_encoding, request.features
     )
 
 
@@ -231,12 +200,12 @@ async def _convert_raw_binary(
         chunks = await buffer_chunks(body.read_rest(), reservation, cap, _raw_binary_too_large)
         size = sum(map(len, chunks))
     try:
-        preamble = make_raw_binary_preamble(model, size)
+        preamble = make_cached_preamble(model, size)
     except GatewayError:
         # The model may have changed: only its current metadata is a reason to refuse.
         call.destination.upstream.metadata.invalidate(call.operation.model or "")
         model = await model_metadata(call)
-        preamble = make_raw_binary_preamble(model, size)
+        preamble = make_cached_preamble(model, size)
     header = await list_all_outputs(call, preamble.header, ALL_BINARY)
     start = header + preamble.prefix
     size += len(start)
@@ -244,9 +213,7 @@ async def _convert_raw_binary(
         content: Body = [start, *chunks]
     else:
         content = await _join_if_small(_prepend(start, body), size)
-    return ConvertedRequest(
-        content, size, len(header), ALL_BINARY, _NO_FEATURES, uses_metadata=True
-    )
+    return ConvertedRequest(content, size, len(header), ALL_BINARY, NO_FEATURES, uses_metadata=True)
 
 
 def _raw_binary_too_large(cap: int) -> GatewayError:
@@ -296,7 +263,7 @@ async def list_all_outputs(call: Call, header: bytes, encoding: OutputEncoding) 
     The header stays as it is if the client lists outputs itself. It also stays if the server does
     not tell its outputs: then they come as JSON.
     """
-    if not call.destination.upstream.dialect.binary_only_if_listed or encoding.binary_by_output:
+    if not needs_listed_outputs(call.destination, encoding):
         return header
     try:
         outputs = (await model_metadata(call)).outputs

@@ -13,13 +13,11 @@ from gateway.protocol.request_features import RequestFeatures
 from gateway.proxy.headers import HEADER_LENGTH, with_body
 from gateway.proxy.infer.buffered_response import ResponseRelay
 from gateway.proxy.infer.cloud_content_types import translate_cloud_type
-from gateway.proxy.infer.convert_request import (
-    ConvertedRequest,
-    convert_request,
-    model_metadata,
-)
+from gateway.proxy.infer.convert_buffered_request import ConvertedRequest
+from gateway.proxy.infer.convert_buffered_response import passes_as_json
+from gateway.proxy.infer.convert_request import convert_request, model_metadata
 from gateway.proxy.infer.convert_response import convert_response
-from gateway.proxy.infer.json_upstream import convert_json_response, json_body, passes_as_json
+from gateway.proxy.infer.json_upstream import json_body
 from gateway.proxy.interfaces import Call, ClientRequest, Destination
 from gateway.proxy.retry import UpstreamCall
 from gateway.upstream.transport import UpstreamRequest
@@ -44,10 +42,8 @@ async def send_converted(call: Call, converted: ConvertedRequest) -> None:
     dialect = destination.upstream.dialect
     if dialect.binary:
         upstream_request = _binary_request(call.request, converted, dialect)
-        convert = convert_response
     else:
         upstream_request = _json_request(call.request, converted, destination)
-        convert = convert_json_response
     model = model_name_of(call.operation)
     async with UpstreamCall(
         destination, upstream_request, call.deadline, model=model
@@ -64,7 +60,7 @@ async def send_converted(call: Call, converted: ConvertedRequest) -> None:
             destination,
             call.deadline,
         )
-        await convert(relay)
+        await convert_response(relay)
 
 
 def _binary_request(

@@ -1,20 +1,12 @@
-"""Servers that accept only JSON: requests become JSON, responses what the client wants."""
+"""Writes requests for servers that accept only JSON."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 
 from gateway.codec.v2.json_request import JsonRequestConverter
-from gateway.protocol.request_header import OutputEncoding
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.body_io import Chunks, slices
-from gateway.proxy.infer.buffered_response import ResponseRelay, relay_json_as_binary
-from gateway.proxy.infer.convert_response import (
-    destination_with_base64,
-    name_endpoint_in_errors,
-    with_requested_base64,
-)
-from gateway.proxy.interfaces import Destination
 from gateway.sizes import ENCODE_CHUNK
 from gateway.upstream.transport import Body
 
@@ -72,20 +64,3 @@ async def _write_json(
     async for piece in slices(body, ENCODE_CHUNK, scheduler):
         yield codec.feed(piece)
     codec.finish()
-
-
-def passes_as_json(encoding: OutputEncoding, destination: Destination) -> bool:
-    """Tell whether the client gets the JSON of the server untouched."""
-    return (
-        encoding.all_json and not destination_with_base64(destination, encoding).policies.any_base64
-    )
-
-
-async def convert_json_response(relay: ResponseRelay) -> None:
-    """Convert a JSON response into the client's encoding; errors pass untouched."""
-    is_error = relay.upstream_response.status != 200
-    if is_error or passes_as_json(relay.encoding, relay.destination):
-        await relay.pass_untouched()
-        return
-    with name_endpoint_in_errors(relay.url):
-        await relay_json_as_binary(with_requested_base64(relay), relay.chunks())

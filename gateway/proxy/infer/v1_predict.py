@@ -17,13 +17,9 @@ from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import ClientBody, split, write
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.infer.convert_request import (
-    ALL_BINARY,
-    ConvertedRequest,
-    list_all_outputs,
-    model_metadata,
-)
-from gateway.proxy.infer.convert_response import parse_header_size
+from gateway.proxy.infer.convert_buffered_request import ALL_BINARY, ConvertedRequest
+from gateway.proxy.infer.convert_buffered_response import parse_header_size
+from gateway.proxy.infer.convert_request import list_all_outputs, model_metadata
 from gateway.proxy.infer.handler import send_converted
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination
 from gateway.proxy.passthrough import passthrough
