@@ -109,6 +109,7 @@ TESTED_BY = {
     "demo/server/models.py": "demo/server/test_inference.py",
     "demo/server/recorder.py": "demo/walkthrough/test_walkthrough.py",
     "demo/walkthrough/client.py": "demo/walkthrough/test_walkthrough.py",
+    "observe/call_record.py": "listener/test_dispatcher.py",
     "observe/metrics.py": "admin/test_pages.py",
     "offload/__main__.py": "offload/test_process.py",
     "protocol/json_errors.py": "protocol/test_request_header.py",

@@ -32,6 +32,7 @@ from gateway.app.reload.revision import Revision
 from gateway.listener.connection import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import AccessLog
+from gateway.observe.call_record import CallObserver
 from gateway.offload.process import OffloadProcess
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, Upstream
@@ -140,7 +141,7 @@ class Gateway:
         self.active_config = ActiveConfig(upstreams, router, limits)
         self._listener = HttpListener(
             self._handle_request,
-            _access_log(settings),
+            _observers(settings),
             self._on_closed,
             self.active_config.fast_path,
             resources.tls,
@@ -148,7 +149,7 @@ class Gateway:
             resources.forwarding,
             buffers,
         )
-        self._admin = HttpListener(Admin(pages(self)), None, self._on_closed)
+        self._admin = HttpListener(Admin(pages(self)), (), self._on_closed)
         self._watch_files(resources)
         await self._listen(self._bound)
         if self._ejection_sync is not None:
@@ -206,7 +207,7 @@ class Gateway:
         self._resources = resources
         self._listener.reconfigure(
             active_config.fast_path,
-            _access_log(resources.settings),
+            _observers(resources.settings),
             resources.tls,
             _idle_timeouts(resources.settings),
             resources.forwarding,
@@ -297,8 +298,8 @@ def _build_router(
     )
 
 
-def _access_log(settings: Settings) -> AccessLog | None:
-    return AccessLog() if settings.log.access else None
+def _observers(settings: Settings) -> tuple[CallObserver, ...]:
+    return (AccessLog().write,) if settings.log.access else ()
 
 
 def _idle_timeouts(settings: Settings) -> IdleTimeouts:

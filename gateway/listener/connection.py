@@ -27,6 +27,7 @@ from gateway.listener.messages import (
     encode_response,
     expects_continue,
 )
+from gateway.observe.call_record import CallRecord
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, ForwardedPolicy, Peer
 from gateway.proxy.interfaces import ClientResponse, HeaderLines
@@ -35,6 +36,9 @@ from gateway.system.hangups import HangupWatch
 
 _LINGER_TIMEOUT = 10.0
 """Seconds to wait for what a client still sends after its response."""
+
+_CLIENT_CLOSED = "the client closed the connection"
+_NO_CALL = CallRecord("", "")
 
 Continuation = Callable[[ClientResponse], Awaitable[None]]
 """The rest of a call that started on the fast path."""
@@ -53,7 +57,7 @@ class IdleTimeouts:
 
 
 class ConnectionHost(ABC):
-    """What a connection needs of the listener: settings, calls and the access log."""
+    """What a connection needs of the listener: settings, calls and their observers."""
 
     draining: bool
     idle_timeouts: IdleTimeouts
@@ -96,10 +100,8 @@ class ConnectionHost(ABC):
         """Unregister an ended fast-path call; tasks do so by themselves."""
 
     @abstractmethod
-    def log_call(
-        self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
-    ) -> None:
-        """Log a call; ``status`` 0 means no response, ``size`` is that of the response body."""
+    def observe_call(self, record: CallRecord) -> None:
+        """Give the record of an ended call to the observers."""
 
 
 class ClientConnection(Connection):
@@ -116,7 +118,7 @@ class ClientConnection(Connection):
         self._reader = HeadReader(HttpRequestParser)
         self._head: RequestHead | None = None
         self.added_headers: HeaderLines = ()
-        self.request_id = ""
+        self.record = _NO_CALL
         self._body: BodyStream | None = None
         self._decoder: BodyDecoder = LengthDecoder(0)
         self._call: asyncio.Task[None] | FastPathCall | None = None
@@ -126,7 +128,6 @@ class ClientConnection(Connection):
         self._idle_since = 0.0
         self._last_unsent = 0
         self._last_unsent_since = 0.0
-        self._call_started = 0.0
 
     @property
     def unsent(self) -> int:
@@ -153,9 +154,10 @@ class ClientConnection(Connection):
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         if self._call is not None:
+            self.record.error = self.record.error or _CLIENT_CLOSED
             self._call.cancel()
             if isinstance(self._call, FastPathCall):
-                self._end_call(0, 0)
+                self._end_call()
         self._host.remove_connection(self)
 
     def data_received(self, data: bytes | memoryview) -> None:
@@ -173,7 +175,7 @@ class ClientConnection(Connection):
 
     def finish_call(self, response: HttpResponse) -> None:
         """Go on to the next request, or close the connection."""
-        self._end_call(response.status, response.size)
+        self._end_call()
         if self.closed or self._body is None:
             return
         # A client that does not know of the drain may send its next request: close_for_drain.
@@ -194,7 +196,9 @@ class ClientConnection(Connection):
         assert self._head is not None
         last = last or not self._head.keep_alive or self._host.draining
         self.transport.write(encode_response(status, reason, headers, body, last))
-        self._end_call(status, len(body))
+        self.record.status = status
+        self.record.response_bytes = len(body)
+        self._end_call()
         if last:
             self.close()
         else:
@@ -295,7 +299,6 @@ class ClientConnection(Connection):
         if self._head_size or not is_small:
             self._count_head(0 if is_small else HEAD_COPIES * size)
         self._head = head
-        self._call_started = time.perf_counter()
         self._start_call(head, found[1], is_small)
 
     def _await_rest_of_head(self) -> None:
@@ -307,10 +310,12 @@ class ClientConnection(Connection):
             self._reject(503, "the gateway buffers too much already (limits.max_buffered_bytes)")
 
     def _start_call(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
+        started = time.perf_counter()
         version = "1.0" if head.http_1_0 else "1.1"
         if self._forwarded_headers.forwarding is not self._host.forwarding:
             self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
-        self.added_headers, self.request_id = self._forwarded_headers.make(head.headers, version)
+        self.added_headers, request_id = self._forwarded_headers.make(head.headers, version)
+        self.record = CallRecord(head.method, head.target, request_id, started)
         fully_buffered = len(data) == head.length and is_small and not head.http_1_0
         if fully_buffered and not self.write_blocked:
             self._call = self._host.start_fast_path(self, head, data)
@@ -326,7 +331,7 @@ class ClientConnection(Connection):
     ) -> asyncio.Task[None]:
         request = HttpRequest(head, body, self, self.added_headers)
         response = HttpResponse(
-            head, self, lambda: self._closes_after_response(head, body), self.request_id
+            head, self, lambda: self._closes_after_response(head, body), self.record
         )
         task = self._call = self._host.start_task(self, request, response, rest)
         task.add_done_callback(self._end_cancelled_task)
@@ -335,17 +340,17 @@ class ClientConnection(Connection):
     def _end_cancelled_task(self, task: asyncio.Task[None]) -> None:
         """End the call of a task that was cancelled before it ran: it called no ``finish_call``."""
         if self._call is task:
-            self._end_call(0, 0)
+            self._end_call()
 
-    def _end_call(self, status: int, size: int) -> None:
-        assert self._head is not None
+    def _end_call(self) -> None:
+        record = self.record
         # The clock of uvloop counts whole milliseconds.
-        seconds = time.perf_counter() - self._call_started
-        self._host.log_call(self._head, status, size, seconds, self.request_id)
+        record.seconds = time.perf_counter() - record.started
+        self._host.observe_call(record)
         call, self._call = self._call, None
         if self._head_size:
             # The next request may not come for a long time.
-            self._head, self.added_headers = None, ()
+            self._head, self.added_headers, self.record = None, (), _NO_CALL
             self._count_head(0)
         self._last_unsent = 0
         if isinstance(call, FastPathCall):

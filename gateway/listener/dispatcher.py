@@ -16,7 +16,7 @@ from gateway.listener.connection import (
     IdleTimeouts,
 )
 from gateway.listener.messages import HttpRequest, HttpResponse, to_origin_form
-from gateway.observe.access_log import AccessLog
+from gateway.observe.call_record import CallObserver, CallRecord
 from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
 from gateway.proxy.fast_path.call import CallPlan, FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
@@ -42,7 +42,7 @@ class RequestDispatcher(ConnectionHost):
         self,
         handler: RequestHandler,
         fast_path: FastPath | None,
-        access_log: AccessLog | None,
+        observers: tuple[CallObserver, ...],
         idle_timeouts: IdleTimeouts,
         forwarding: ForwardedPolicy,
         buffers: BufferAccount,
@@ -55,7 +55,7 @@ class RequestDispatcher(ConnectionHost):
         self._handler = handler
         self._fast_path = fast_path
         self._cached_plan = lru_cache(maxsize=CACHED_HEADS)(self._make_plan)
-        self._access_log = access_log
+        self._observers = observers
         self._loop = asyncio.get_running_loop()
         self._active_calls: dict[asyncio.Task[None] | FastPathCall, ClientConnection] = {}
 
@@ -76,7 +76,7 @@ class RequestDispatcher(ConnectionHost):
                 return None
             call = self._fast_path.start(plan, bytes(body), connection)
         except Exception:
-            where = (connection.request_id or "-", head.method, head.target)
+            where = (connection.record.request_id or "-", head.method, head.target)
             _log.exception("request %s: %s %s failed on the fast path", *where)
             return None  # the streaming path responds, perhaps with the same error
         if call is not None:
@@ -113,12 +113,14 @@ class RequestDispatcher(ConnectionHost):
         """Unregister an ended call."""
         del self._active_calls[call]
 
-    def log_call(
-        self, head: RequestHead, status: int, size: int, seconds: float, request_id: str
-    ) -> None:
-        """Write a line of the access log."""
-        if self._access_log is not None:
-            self._access_log.write(head.method, head.target, status, size, seconds, request_id)
+    def observe_call(self, record: CallRecord) -> None:
+        """Give the record of an ended call to the observers."""
+        for observer in self._observers:
+            try:
+                observer(record)
+            except Exception:
+                # The client has its response already, and the connection must go on.
+                _log.exception("an observer of calls failed")
 
     async def _handle(
         self,
@@ -150,10 +152,11 @@ class RequestDispatcher(ConnectionHost):
             strip_tracebacks(error)  # the client is gone
         except Exception as error:
             # A bug of the gateway: log it, and go on serving other calls.
-            where = (response.request_id or "-", request.method, request.target)
+            where = (response.record.request_id or "-", request.method, request.target)
             _log.exception("request %s: %s %s failed", *where)
             strip_tracebacks(error)
             if response.started:
+                response.record.set_error(INTERNAL_ERROR)
                 response.abort()
             else:
                 response.last = True

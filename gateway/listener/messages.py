@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 from gateway.errors import bad_request
 from gateway.http1.connection import BodyStream, Connection
 from gateway.http1.head import ABSOLUTE_FORM, RequestHead, encode_head, encode_head_lines
+from gateway.observe.call_record import CallRecord
 from gateway.proxy.dispatch import error_body
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
 from gateway.sizes import CACHED_HEADS
@@ -83,11 +84,9 @@ class HttpResponse(ClientResponse):
         head: RequestHead,
         connection: Connection,
         closes_after: Callable[[], bool],
-        request_id: str,
+        record: CallRecord,
     ) -> None:
-        self.request_id = request_id
-        self.status = 0
-        self.size = 0
+        self.record = record
         self.last = False
         self.finished = False
         self._request = head
@@ -99,7 +98,7 @@ class HttpResponse(ClientResponse):
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
         """Write the head, together with the start of the body if that follows at once."""
         request = self._request
-        self.status = status
+        self.record.status = status
         self.started = True
         if self.header_policy is not None:
             self.header_policy.apply(headers)
@@ -121,7 +120,7 @@ class HttpResponse(ClientResponse):
         """Write a piece of the body."""
         if self._has_no_body or not data:
             return
-        self.size += len(data)
+        self.record.response_bytes += len(data)
         self._connection.write_body(data, self._chunked)
         if self._connection.write_blocked:
             await self._connection.drain()

@@ -10,7 +10,7 @@ from gateway.listener.connection import ClientConnection, IdleTimeouts
 from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.listener.tls_transport import TlsTransport
-from gateway.observe.access_log import AccessLog
+from gateway.observe.call_record import CallObserver
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
 from gateway.system.accept_queue import (
@@ -27,6 +27,7 @@ _MAX_IDLE_CHECK_INTERVAL = 5.0
 """Maximum seconds between two checks for idle connections."""
 _CANCEL_TIMEOUT = 0.05
 """Seconds for cancelled calls to end."""
+_DRAIN_TIMEOUT = "the gateway stopped before the call ended (limits.drain_timeout)"
 _DRAIN_POLL_INTERVAL = 0.01
 """Seconds between two checks while draining."""
 
@@ -42,7 +43,7 @@ class HttpListener(RequestDispatcher):
     def __init__(
         self,
         handler: RequestHandler,
-        access_log: AccessLog | None,
+        observers: tuple[CallObserver, ...],
         on_closed: Callable[[], None] | None = None,
         fast_path: FastPath | None = None,
         tls: ReloadingTlsContext | None = None,
@@ -53,7 +54,7 @@ class HttpListener(RequestDispatcher):
         super().__init__(
             handler,
             fast_path,
-            access_log,
+            observers,
             idle_timeouts or IdleTimeouts(),
             forwarding,
             buffers or BufferAccount(),
@@ -118,7 +119,7 @@ class HttpListener(RequestDispatcher):
     def reconfigure(
         self,
         fast_path: FastPath,
-        access_log: AccessLog | None,
+        observers: tuple[CallObserver, ...],
         tls: ReloadingTlsContext | None,
         idle_timeouts: IdleTimeouts,
         forwarding: ForwardedPolicy,
@@ -126,7 +127,7 @@ class HttpListener(RequestDispatcher):
         """Use these for new calls and connections from now on."""
         self._fast_path = fast_path
         self.clear_plan_cache()
-        self._access_log = access_log
+        self._observers = observers
         self._tls = tls
         self.idle_timeouts = idle_timeouts
         self.forwarding = forwarding
@@ -171,6 +172,7 @@ class HttpListener(RequestDispatcher):
         await self._drain_connections(min(grace, max_seconds), until)
         late = tuple(self._active_calls.values())
         for connection in late:
+            connection.record.error = _DRAIN_TIMEOUT
             connection.reset()
         until = self._loop.time() + _CANCEL_TIMEOUT
         while self._active_calls and self._loop.time() < until:  # noqa: ASYNC110  # no event

@@ -75,13 +75,16 @@ async def _serve(
     request: ClientRequest, response: ClientResponse, route_match: RouteMatch, readiness: Readiness
 ) -> None:
     operation, destination = route_match.operation, route_match.choice.take()
+    is_for_one_server = route_match.is_passthrough or operation.kind in _ONE_SERVER_KINDS
+    if is_for_one_server:
+        response.record.upstream = destination.upstream.name
 
     async def run(deadline: Deadline) -> None:
         call = Call(request, response, operation, destination, deadline)
         try:
             if operation.kind not in _ALWAYS_ADMITTED_KINDS:
                 destination.memory_budget.check_admission()
-            if route_match.is_passthrough or operation.kind in _ONE_SERVER_KINDS:
+            if is_for_one_server:
                 await proxy_call(call)
             else:
                 await _serve_from_all(call, route_match.upstreams, readiness)
@@ -107,8 +110,9 @@ async def run_with_deadline(
     except GatewayError as error:
         strip_tracebacks(error)
         if response.started:
+            response.record.set_error(error)
             why = escape_for_log(error.message)
-            _log.warning("request %s: response aborted: %s", response.request_id or "-", why)
+            _log.warning("request %s: response aborted: %s", response.record.request_id or "-", why)
             response.abort()
         else:
             await send_error(response, error)
@@ -162,8 +166,9 @@ async def _serve_from_all(
 
 async def send_error(response: ClientResponse, error: GatewayError) -> None:
     """Send an error in the protocol's format."""
-    FAILURE_LOG.write(error, response.request_id)
-    headers = CIMultiDict(error_headers(response.request_id))
+    response.record.set_error(error)
+    FAILURE_LOG.write(error, response.record.request_id)
+    headers = CIMultiDict(error_headers(response.record.request_id))
     if error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, UnauthenticatedError):

@@ -12,6 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import JsonPolicies
 from gateway.errors import ErrorKind, GatewayError
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.operations import Operation
@@ -67,8 +68,8 @@ class ClientResponse(ABC):
 
     started: bool = False
     """Whether the client may have seen a part of it."""
-    request_id: str = ""
-    """The id by which log and client name the call; may be empty."""
+    record: CallRecord
+    """The record of the call; a wrapper has that of the response that it wraps."""
     header_policy: ResponseHeaderPolicy | None = None
     """What the call's route changes in the headers, once the route is known.
 
@@ -102,11 +103,11 @@ class ClientResponse(ABC):
 class FastPathClient(Protocol):
     """A client whose request is fully buffered.
 
-    ``added_headers`` and ``request_id`` are as in ClientRequest and ClientResponse.
+    ``added_headers`` and ``record`` are as in ClientRequest and ClientResponse.
     """
 
     added_headers: HeaderLines
-    request_id: str
+    record: CallRecord
 
     def respond(
         self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False

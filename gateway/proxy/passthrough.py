@@ -45,7 +45,7 @@ async def passthrough(
             request.method, target or request.target, headers, checked
         )
         async with UpstreamCall(
-            destination, upstream_request, deadline, model=model
+            destination, upstream_request, deadline, call.response.record, model=model
         ) as upstream_call:
             await relay_response(upstream_call.response, call.response, upstream_call.url, deadline)
 

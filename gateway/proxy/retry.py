@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from gateway.errors import GatewayError, strip_tracebacks
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
@@ -28,7 +29,8 @@ class UpstreamCall:
     buffered, or of which nothing was read. Each endpoint is tried once, within the upstream's
     retry budget.
 
-    ``tried`` are endpoints that have failed before; ``model`` is the one that the request names.
+    ``record`` gets the endpoint and the attempts. ``tried`` are endpoints that have failed before;
+    ``model`` is the one that the request names.
     Raises GatewayError: that of the last endpoint, 503 for overload, 400 for a head that no server
     of the upstream accepts.
     """
@@ -41,12 +43,14 @@ class UpstreamCall:
         destination: Destination,
         request: UpstreamRequest,
         deadline: Deadline,
+        record: CallRecord,
         tried: tuple[UpstreamEndpoint, ...] = (),
         model: ModelName | None = None,
     ) -> None:
         self._limits = destination.concurrency_limits
         self._request = request
         self._deadline = deadline
+        self._record = record
         hash_key = destination.upstream.pool.hash_key_of(request.headers)
         self._retry = RetryState(
             destination.upstream, destination.retry_policy, list(tried), model, hash_key
@@ -87,10 +91,11 @@ class UpstreamCall:
             self._lease, self.response = await self._reach()
 
     async def _reach(self) -> tuple[Lease, UpstreamResponse]:
-        return await _reach(self._retry, self._send, self._deadline)
+        return await _reach(self._retry, self._send, self._deadline, self._record)
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         self._deadline.expect_server(endpoint.url)
+        self._record.attempts += 1
         request = self._request
         if isinstance(request.body, AsyncIterable):
             body = _TimedBody(request.body, endpoint.url, self._deadline, self._retry)
@@ -149,21 +154,27 @@ async def use_reachable_endpoint(
     upstream: Upstream,
     use: Callable[[UpstreamEndpoint], Awaitable[_T]],
     deadline: Deadline,
+    record: CallRecord,
     model: ModelName | None = None,
 ) -> tuple[Lease, _T]:
     """Call ``use`` with a reachable endpoint; return its lease and the result.
 
     The endpoint has ``model``, as far as is known.
     """
-    return await _reach(RetryState(upstream, SAFE_RETRIES_ONLY, [], model), use, deadline)
+    retry = RetryState(upstream, SAFE_RETRIES_ONLY, [], model)
+    return await _reach(retry, use, deadline, record)
 
 
 async def _reach(
-    retry: RetryState, use: Callable[[UpstreamEndpoint], Awaitable[_T]], deadline: Deadline
+    retry: RetryState,
+    use: Callable[[UpstreamEndpoint], Awaitable[_T]],
+    deadline: Deadline,
+    record: CallRecord,
 ) -> tuple[Lease, _T]:
     while True:
         lease = retry.upstream.pool.lease(retry.tried, retry.model, retry.hash_key)
         endpoint = lease.acquire()
+        record.upstream, record.endpoint = retry.upstream.name, endpoint.url
         try:
             return lease, await use(endpoint)
         except BaseException as error:

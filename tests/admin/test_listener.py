@@ -24,7 +24,7 @@ async def _raising_page() -> Page:
 @asynccontextmanager
 async def _client() -> AsyncIterator[RawClient]:
     listener = HttpListener(
-        Admin({"/fine": _healthy_page, "/ill": _unhealthy_page, "/broken": _raising_page}), None
+        Admin({"/fine": _healthy_page, "/ill": _unhealthy_page, "/broken": _raising_page}), ()
     )
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

@@ -12,7 +12,7 @@ from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.listener.tls import ReloadingTlsContext, TlsFiles
-from gateway.observe.access_log import AccessLog
+from gateway.observe.call_record import CallObserver
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.support.addresses import HOST
 from tests.support.certificates import certificate_files, server_certificate
@@ -46,11 +46,11 @@ def scheme(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 @asynccontextmanager
 async def running_listener(
-    handle: RequestHandler, access_log: AccessLog | None = None
+    handle: RequestHandler, *observers: CallObserver
 ) -> AsyncIterator[RunningListener]:
     """Run a listener with this handler; at the end it drains, and no resource may leak."""
     async with no_leaks():
-        listener = HttpListener(handle, access_log, tls=_Scheme.tls)
+        listener = HttpListener(handle, observers, tls=_Scheme.tls)
         (sock,) = open_tcp_sockets(HOST, 0)
         scheme = "http" if _Scheme.tls is None else "https"
         url = "{}://{}:{}".format(scheme, *sock.getsockname())

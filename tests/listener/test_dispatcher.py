@@ -1,13 +1,12 @@
 """What handlers get, and how their responses and errors reach the client."""
 
 import asyncio
-import logging
 
 import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.observe.access_log import AccessLog
+from gateway.observe.call_record import CallRecord
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.listener.running_listener import echo, respond, running_listener
 from tests.listener.running_listener import scheme as scheme
@@ -193,8 +192,8 @@ async def test_client_that_leaves_cancels_its_call() -> None:
     assert ended == ["cancelled"]
 
 
-async def test_each_call_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+async def test_each_call_is_observed() -> None:
+    records: list[CallRecord] = []
 
     async def handle(client: ClientRequest, response: ClientResponse) -> None:
         if client.target == "/bad":
@@ -203,16 +202,30 @@ async def test_each_call_is_logged(caplog: pytest.LogCaptureFixture) -> None:
             await asyncio.sleep(60)
         await respond(response, b"12345")
 
-    async with running_listener(handle, AccessLog()) as running:
+    async with running_listener(handle, records.append) as running:
         async with connect(running.url) as client:
             await client.call("GET", "/good?x=%20")
             await client.call("POST", "/bad", b"x")
             await client.send(request("GET", "/gone"))
             await until(lambda: running.listener._active_calls)
         await until(lambda: not running.listener._active_calls)
-    lines = [r.getMessage() for r in caplog.records if r.name == "tensorgate.access"]
-    assert [line.split(" B ")[0] for line in lines] == [
-        "GET /good?x=%20 200 5",
-        "POST /bad 400 14",
-        "GET /gone 0 0",
+    assert [(r.method, r.target, r.status, r.response_bytes, r.error) for r in records] == [
+        ("GET", "/good?x=%20", 200, 5, ""),
+        ("POST", "/bad", 400, 14, "no"),
+        ("GET", "/gone", 0, 0, "the client closed the connection"),
     ]
+
+
+async def test_failing_observer_does_not_hurt_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(record: CallRecord) -> None:
+        raise RuntimeError("broken observer")
+
+    records: list[CallRecord] = []
+    async with (
+        running_listener(echo, fail, records.append) as running,
+        connect(running.url) as client,
+    ):
+        for _ in range(2):
+            assert (await client.call("GET", "/")).status == 200
+    assert len(records) == 2
+    assert caplog.text.count("RuntimeError: broken observer") == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,7 +13,7 @@ from gateway.errors import bad_response
 from gateway.listener.connection import ClientConnection, Continuation
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets
-from gateway.observe.access_log import AccessLog
+from gateway.observe.call_record import CallObserver, CallRecord
 from gateway.proxy import dispatch
 from gateway.proxy.dispatch import handle_request
 from gateway.proxy.fast_path import call as straight_module
@@ -87,7 +86,7 @@ class _Listening:
 @asynccontextmanager
 async def _listening(
     server: ScriptedServer,
-    access_log: AccessLog | None = None,
+    observers: tuple[CallObserver, ...] = (),
     limits: Limits = LIMITS,
     codings: tuple[str, ...] = (),
 ) -> AsyncIterator[_Listening]:
@@ -101,7 +100,7 @@ async def _listening(
             await handle_request(client, http_response, router)
 
         straight = FastPath(router)
-        listener = HttpListener(on_request, access_log, None, straight)
+        listener = HttpListener(on_request, observers, None, straight)
         (sock,) = open_tcp_sockets("127.0.0.1", 0)
         here = _Listening(server, listener, destination, "http://{}:{}".format(*sock.getsockname()))
         await listener.listen(sock)
@@ -675,10 +674,8 @@ async def test_draining_serves_nothing_more(fast_path_requests: list[str]) -> No
 # ---------------------------------------------------------------------------------- and its log
 
 
-async def test_each_exchange_is_logged(
-    caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]
-) -> None:
-    caplog.set_level(logging.INFO)
+async def test_each_call_is_observed(fast_path_requests: list[str]) -> None:
+    records: list[CallRecord] = []
     answers = {
         "/v2/five": http_response(b"12345"),
         "/v2/none": message("HTTP/1.1 204 No Content"),
@@ -698,7 +695,7 @@ async def test_each_exchange_is_logged(
                 return
             await connection.send(answers.get(target, http_response()))
 
-    async with ScriptedServer(script) as server, _listening(server, AccessLog()) as here:
+    async with ScriptedServer(script) as server, _listening(server, (records.append,)) as here:
         async with here.client() as client:
             for target in answers:
                 if target != INFER:
@@ -716,8 +713,7 @@ async def test_each_exchange_is_logged(
             await client.send(request("POST", "/v2/gone", b"x"))
             await here.until_straight()
         await here.until_idle()
-    lines = [r.getMessage() for r in caplog.records if r.name == "tensorgate.access"]
-    assert [line.split(" B ")[0] for line in lines] == [
+    assert [f"{r.method} {r.target} {r.status} {r.response_bytes}" for r in records] == [
         "GET /v2/warm 200 0",
         "GET /v2/five 200 5",
         "GET /v2/none 204 0",
@@ -729,6 +725,12 @@ async def test_each_exchange_is_logged(
         "GET /v2/x 200 0",
         "POST /v2/gone 0 0",
     ]
+    errors = {r.target: r.error for r in records if r.error}
+    assert errors == {
+        "/v2/broken": f"{server.url} closed the connection before it responded",
+        "/v2/gone": "the client closed the connection",
+    }
+    assert {(r.upstream, r.endpoint, r.attempts) for r in records} == {("servers", server.url, 1)}
     assert fast_path_requests == [*answers, "/v2/broken", "/v2/gone"]
 
 

@@ -24,7 +24,7 @@ from tests.support.servers.stalled_handshakes import stall_handshakes
 
 
 async def test_unix_socket_is_served(tmp_path: Path) -> None:
-    listener = HttpListener(echo, None)
+    listener = HttpListener(echo, ())
     path = str(tmp_path / "s")
     async with no_leaks():
         await listener.listen(open_unix_socket(path))
@@ -39,7 +39,7 @@ async def test_aborted_response_closes_a_unix_connection(tmp_path: Path) -> None
         await response.write(b"begun")
         response.abort()
 
-    listener = HttpListener(handle, None)
+    listener = HttpListener(handle, ())
     path = str(tmp_path / "s")
     async with no_leaks():
         await listener.listen(open_unix_socket(path))
@@ -50,7 +50,7 @@ async def test_aborted_response_closes_a_unix_connection(tmp_path: Path) -> None
 
 
 async def test_several_sockets_are_served() -> None:
-    listener = HttpListener(echo, None)
+    listener = HttpListener(echo, ())
     async with no_leaks():
         urls = []
         for _ in range(2):

@@ -7,6 +7,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.interfaces import Destination, Upstream
@@ -33,6 +34,7 @@ from tests.upstream.endpoints import EndpointAt
 from tests.upstream.endpoints import endpoint_at as endpoint_at
 
 OK = ScriptedUpstreamResponse(200, {}, [b"yes"])
+RECORD = CallRecord("POST", "/x")
 REQUEST = UpstreamRequest("POST", "/x", CIMultiDict(), (b"body",))
 ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
 
@@ -60,7 +62,7 @@ async def _ask(
     """Return the URL of the endpoint that responded."""
     request = replace(REQUEST, body=body)
     with Deadline(5, 5) as deadline:
-        async with UpstreamCall(_to(upstream, policy), request, deadline, but) as attempt:
+        async with UpstreamCall(_to(upstream, policy), request, deadline, RECORD, but) as attempt:
             assert sum(upstream.pool.outstanding) == 1
             assert await attempt.response.read() == b"yes"
             return attempt.url
@@ -242,7 +244,7 @@ async def test_error_within_a_response_is_recorded_for_its_endpoint() -> None:
     for _ in range(5):
         endpoints[0]._turns.append(OK)
         with pytest.raises(GatewayError), Deadline(5, 5) as deadline:
-            async with UpstreamCall(_to(upstream), REQUEST, deadline, (endpoints[1],)):
+            async with UpstreamCall(_to(upstream), REQUEST, deadline, RECORD, (endpoints[1],)):
                 raise _fault(ErrorKind.BAD_RESPONSE)
     assert upstream.pool.members[0].ejection.ejections == 1
 
@@ -253,7 +255,9 @@ async def test_response_status_is_recorded_for_its_endpoint(status: int, ejectio
     endpoints[0]._turns *= 5
     for _ in range(5):
         with Deadline(5, 5) as deadline:
-            async with UpstreamCall(_to(upstream), REQUEST, deadline, (endpoints[1],)) as attempt:
+            async with UpstreamCall(
+                _to(upstream), REQUEST, deadline, RECORD, (endpoints[1],)
+            ) as attempt:
                 assert attempt.response.status == status
     assert upstream.pool.members[0].ejection.ejections == ejections
 
@@ -268,7 +272,7 @@ async def test_call_goes_to_an_endpoint_that_has_the_model() -> None:
     for member, models in zip(upstream.pool.members, ("m", "m", "n"), strict=True):
         member.models = ready(*models)
     with pytest.raises(GatewayError, match="nobody there"), Deadline(5, 5) as deadline:
-        async with UpstreamCall(_to(upstream), REQUEST, deadline, model=ModelName("m")):
+        async with UpstreamCall(_to(upstream), REQUEST, deadline, RECORD, model=ModelName("m")):
             pass
     assert [len(each.requests) for each in endpoints] == [1, 1, 0]
 
@@ -279,7 +283,7 @@ async def test_endpoint_that_times_out_is_recorded_as_failed(begun: bool) -> Non
 
     async def ask() -> None:
         with Deadline(0.01, 5) as deadline:
-            async with UpstreamCall(_to(upstream), REQUEST, deadline, (endpoints[1],)):
+            async with UpstreamCall(_to(upstream), REQUEST, deadline, RECORD, (endpoints[1],)):
                 await asyncio.Event().wait()
 
     for _ in range(5):
@@ -304,6 +308,15 @@ async def test_endpoint_whose_clients_disconnect_has_not_failed() -> None:
     assert upstream.pool.members[0].ejection.failures == 0
 
 
+async def test_record_has_the_last_endpoint_and_the_attempts() -> None:
+    upstream, endpoints = _servers(EventLog(), _fault(ErrorKind.UNREACHABLE), OK)
+    record = CallRecord("POST", "/x")
+    with Deadline(5, 5) as deadline:
+        async with UpstreamCall(_to(upstream), REQUEST, deadline, record) as attempt:
+            assert attempt.url == endpoints[1].url
+    assert (record.upstream, record.endpoint, record.attempts) == ("servers", "http://1", 2)
+
+
 async def test_any_function_can_use_a_reachable_endpoint() -> None:
     async def use(endpoint: UpstreamEndpoint) -> str:
         if endpoint is endpoints[0]:
@@ -311,9 +324,11 @@ async def test_any_function_can_use_a_reachable_endpoint() -> None:
         return endpoint.url
 
     upstream, endpoints = _servers(EventLog(), OK, OK)
+    record = CallRecord("GET", "/x")
     with Deadline(5, 5) as deadline:
-        lease, url = await use_reachable_endpoint(upstream, use, deadline)
-    assert url == "http://1"
+        lease, url = await use_reachable_endpoint(upstream, use, deadline, record)
+    assert url == record.endpoint == "http://1"
+    assert record.attempts == 0, "the request itself was not sent"
     assert upstream.pool.outstanding == [0, 1]
     lease.release(Outcome.SUCCEEDED)
     assert upstream.pool.outstanding == [0, 0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,6 +11,7 @@ import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, bad_response, shorten, strip_tracebacks
+from gateway.observe.call_record import CallRecord
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -111,9 +112,7 @@ async def query_every_endpoint(
         queries: dict[str, _Query] = {}
         for upstream in upstreams:
             _add_every_endpoint(queries, upstream, request_for(upstream), reservation, wanted)
-        return await _run_all(
-            queries.values(), _limits_of(call.destination, upstreams), call.deadline
-        )
+        return await _run_all(call, upstreams, queries.values())
 
     return await query(model) or await query(None)
 
@@ -128,7 +127,7 @@ async def query_one_of_each(
     queries = [
         _query_of_any(call.destination, upstream, request, reservation) for upstream in upstreams
     ]
-    return await _run_all(queries, _limits_of(call.destination, upstreams), call.deadline)
+    return await _run_all(call, upstreams, queries)
 
 
 async def query_model_holders(
@@ -145,7 +144,7 @@ async def query_model_holders(
             _add_every_endpoint(queries, upstream, request, reservation)
         else:
             queries[upstream.name] = _query_of_any(call.destination, upstream, request, reservation)
-    return await _run_all(queries.values(), _limits_of(call.destination, upstreams), call.deadline)
+    return await _run_all(call, upstreams, queries.values())
 
 
 def merge_responses(
@@ -198,7 +197,7 @@ async def buffer_response(
     return BufferedResponse(response.status, response.reason, response.headers, b"".join(chunks))
 
 
-_Query = Callable[[Deadline], Coroutine[None, None, SubResponse | None]]
+_Query = Callable[[Deadline, CallRecord], Coroutine[None, None, SubResponse | None]]
 """Queries one server; None if it was left out."""
 
 
@@ -224,16 +223,25 @@ def _query_of_any(
 
 
 async def _run_all(
-    queries: Iterable[_Query], limits: Sequence[ConcurrencyLimit], deadline: Deadline
+    call: Call, upstreams: Sequence[Upstream], queries: Collection[_Query]
 ) -> list[SubResponse]:
     """Run all queries in parallel; a server that is late does not end the others."""
+    record, deadline = call.response.record, call.deadline
+    record.upstream = ",".join(upstream.name for upstream in upstreams)
+    limits = _limits_of(call.destination, upstreams)
+    parts = [CallRecord(record.method, record.target) for _ in queries]
     await acquire_all(limits, deadline)
     try:
         with deadline.suspended_for_parts():
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(query(deadline.part())) for query in queries]
+                tasks = [
+                    group.create_task(query(deadline.part(), part))
+                    for query, part in zip(queries, parts, strict=True)
+                ]
     finally:
         release_all(limits)
+        record.attempts += sum(part.attempts for part in parts)
+        record.endpoint = parts[0].endpoint if len(parts) == 1 else ""
     results = [task.result() for task in tasks]
     return [result for result in results if result is not None]
 
@@ -261,15 +269,17 @@ async def _query_endpoint(
     reservation: Reservation,
     model: str | None,
     deadline: Deadline,
+    record: CallRecord,
 ) -> SubResponse | None:
     """Query an endpoint, unless it reports that it does not have ``model``."""
-    url = lease.endpoint.url
+    record.endpoint = url = lease.endpoint.url
     try:
         with lease as endpoint, deadline:
             deadline.expect_server(url)
             if model is not None and not await lease.may_have_model(model):
                 return None
             deadline.expect_server(url)
+            record.attempts += 1
             response = await endpoint.send(request)
             lease.classify_status(response.status)
             try:
@@ -282,13 +292,17 @@ async def _query_endpoint(
 
 
 async def _query_upstream(
-    destination: Destination, request: UpstreamRequest, reservation: Reservation, deadline: Deadline
+    destination: Destination,
+    request: UpstreamRequest,
+    reservation: Reservation,
+    deadline: Deadline,
+    record: CallRecord,
 ) -> SubResponse:
     upstream = destination.upstream.name
     name = f"upstream {upstream}"
     try:
         with deadline:
-            async with UpstreamCall(destination, request, deadline) as call:
+            async with UpstreamCall(destination, request, deadline, record) as call:
                 buffered = await buffer_response(call.response, call.url, deadline, reservation)
                 return SubResponse(upstream, name, buffered)
     except GatewayError as error:

@@ -52,7 +52,8 @@ async def server_metadata(call: Call, upstreams: Sequence[Upstream]) -> None:
 
 async def _relay_metadata(call: Call, request: UpstreamRequest) -> None:
     destination, deadline = call.destination, call.deadline
-    async with UpstreamCall(destination, request, deadline) as upstream_call:
+    record = call.response.record
+    async with UpstreamCall(destination, request, deadline, record) as upstream_call:
         response, url = upstream_call.response, upstream_call.url
         if response.status != 200:
             await relay_response(response, call.response, url, deadline)

@@ -116,7 +116,9 @@ def _index_request(request: ClientRequest) -> UpstreamRequest:
 async def _query(call: Call, target: str, reservation: Reservation) -> BufferedResponse:
     request = make_sub_request(call.request, target)
     model = model_name_of(call.operation)
-    async with UpstreamCall(call.destination, request, call.deadline, model=model) as upstream_call:
+    async with UpstreamCall(
+        call.destination, request, call.deadline, call.response.record, model=model
+    ) as upstream_call:
         return await buffer_response(
             upstream_call.response, upstream_call.url, call.deadline, reservation
         )

@@ -126,6 +126,10 @@ class FastPathCall:
         """Start to count the call: its request was sent."""
         self._pending = pending
         self._lease.acquire()
+        record = self._client.record
+        record.upstream = self._destination.upstream.name
+        record.endpoint = self._lease.endpoint.url
+        record.attempts = 1
         self._timeouts.add(self)
         self._destination.memory_budget.buffers.reserved += BODY_COPIES * len(self._body)
 
@@ -240,16 +244,17 @@ class FastPathCall:
 
     def _send_failure(self, error: Exception) -> None:
         is_internal = not isinstance(error, GatewayError)
-        request_id = self._client.request_id
+        record = self._client.record
         if is_internal:
             # An error in the gateway itself must never be silent.
             template = self._plan.template
-            where = (request_id or "-", template.method, template.target)
+            where = (record.request_id or "-", template.method, template.target)
             _log.error("request %s: %s %s failed", *where, exc_info=error)
         strip_tracebacks(error)
         reported = error if isinstance(error, GatewayError) else INTERNAL_ERROR
-        FAILURE_LOG.write(reported, request_id)
-        headers = error_headers(request_id)
+        record.set_error(reported)
+        FAILURE_LOG.write(reported, record.request_id)
+        headers = error_headers(record.request_id)
         if (policy := self._plan.header_policy) is not None:
             headers = policy.apply_to_lines(headers)
         body = error_body(reported.message)
@@ -286,7 +291,9 @@ class FastPathCall:
         async def run(deadline: Deadline) -> None:
             tried = (self._lease.endpoint,)
             model = self._plan.model
-            async with UpstreamCall(destination, request, deadline, tried, model) as upstream_call:
+            async with UpstreamCall(
+                destination, request, deadline, response.record, tried, model
+            ) as upstream_call:
                 await self._pass_on(upstream_call.response, upstream_call.url, response, deadline)
 
         await self._run(run, spent, response)

@@ -55,7 +55,7 @@ class CompressedResponse(ClientResponse):
     def __init__(
         self, response: ClientResponse, coding: str, scheduler: ConversionScheduler
     ) -> None:
-        self.request_id = response.request_id
+        self.record = response.record
         self._response = response
         self._coding = coding
         self._scheduler = scheduler

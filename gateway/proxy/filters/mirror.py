@@ -19,6 +19,7 @@ from functools import partial
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import OPERATION_KINDS, Operation
 from gateway.proxy.filters.mirror_stats import MirrorStats
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination, HeaderLines
@@ -105,7 +106,7 @@ class Mirror:
         self.stats.flush()
 
     async def _run(self, copy: MirroredRequest) -> None:
-        response = DiscardResponse()
+        response = DiscardResponse(CallRecord(copy.method, copy.target))
         try:
             with self.destination.limits.new_deadline() as deadline:
                 await self._serve(Call(copy, response, copy.operation, self.destination, deadline))
@@ -248,7 +249,8 @@ class _TeedRequest(ClientRequest):
 class DiscardResponse(ClientResponse):
     """Discards a response, but for the start of an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: CallRecord) -> None:
+        self.record = record
         self._status = 0
         self._quoted = b""
 

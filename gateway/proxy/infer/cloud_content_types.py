@@ -62,7 +62,7 @@ class _CloudTypedResponse(ClientResponse):
     """Moves the header length of a response into its Content-Type."""
 
     def __init__(self, response: ClientResponse, cloud: Cloud) -> None:
-        self.request_id = response.request_id
+        self.record = response.record
         self._response = response
         self._cloud = cloud
 

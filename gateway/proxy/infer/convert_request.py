@@ -252,7 +252,9 @@ async def model_metadata(call: Call) -> ModelMetadata:
             return declared.metadata
 
     model = model_name_of(operation)
-    lease, metadata = await use_reachable_endpoint(upstream, fetch, deadline, model)
+    lease, metadata = await use_reachable_endpoint(
+        upstream, fetch, deadline, call.response.record, model
+    )
     lease.release(Outcome.SUCCEEDED)
     return complete_metadata(metadata, declared)
 

@@ -46,7 +46,7 @@ async def send_converted(call: Call, converted: ConvertedRequest) -> None:
         upstream_request = _json_request(call.request, converted, destination)
     model = model_name_of(call.operation)
     async with UpstreamCall(
-        destination, upstream_request, call.deadline, model=model
+        destination, upstream_request, call.deadline, call.response.record, model=model
     ) as upstream_call:
         response = upstream_call.response
         if response.status != 200 and (converted.uses_metadata or dialect.binary_only_if_listed):

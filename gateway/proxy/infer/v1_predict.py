@@ -131,7 +131,7 @@ class PredictResponse(ClientResponse):
     """
 
     def __init__(self, call: Call, layout: V1ResponseLayout, reservation: Reservation) -> None:
-        self.request_id = call.response.request_id
+        self.record = call.response.record
         self._response = call.response
         self._layout = layout
         self._destination: Destination = call.destination

@@ -304,9 +304,8 @@ async def test_buffered_response_has_a_content_length() -> None:
 
 async def test_first_output_of_the_compressor_follows_the_head() -> None:
     inner = ScriptedClientResponse(EventLog())
-    inner.request_id = "x"
     response = CompressedResponse(inner, "gzip", ConversionScheduler())
-    assert (response.started, response.request_id) == (False, "x")
+    assert (response.started, response.record) == (False, inner.record)
     await response.start(200, "", CIMultiDict())
     assert response.started
     assert inner.started

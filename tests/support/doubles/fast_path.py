@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.observe.call_record import CallRecord
 from gateway.proxy.interfaces import ClientResponse
 from gateway.upstream.transport import (
     HeaderLines,
@@ -106,7 +107,7 @@ class ScriptedClient:
 
     def __init__(self, log: EventLog | None = None) -> None:
         self.added_headers: HeaderLines = ()
-        self.request_id = ""
+        self.record = CallRecord("POST", "/")
         self.responses: list[DeliveredResponse] = []
         self.rest: Callable[[ClientResponse], Awaitable[None]] | None = None
         self.over: Callable[[], None] | None = None

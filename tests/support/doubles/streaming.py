@@ -11,6 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import TRITON, Dialect
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, Destination, Limits, Upstream
 from gateway.proxy.router import Route, Router
@@ -98,6 +99,7 @@ class ScriptedClientResponse(ClientResponse):
     def __init__(
         self, log: EventLog, fault: BaseException | None = None, ready: asyncio.Event | None = None
     ) -> None:
+        self.record = CallRecord("POST", "/")
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.body = b""
