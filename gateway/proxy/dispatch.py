@@ -15,6 +15,7 @@ from gateway.errors import (
     escape_for_log,
     strip_tracebacks,
 )
+from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
 from gateway.proxy.admission.deadline import Deadline
@@ -166,21 +167,28 @@ async def _serve_from_all(
 
 async def send_error(response: ClientResponse, error: GatewayError) -> None:
     """Send an error in the protocol's format."""
-    response.record.set_error(error)
-    FAILURE_LOG.write(error, response.record.request_id)
-    headers = CIMultiDict(error_headers(response.record.request_id))
+    headers, body = error_response(error, response.record)
+    await response.send(error.kind.value.status, "", CIMultiDict(headers), body)
+
+
+def error_response(error: GatewayError, record: CallRecord) -> tuple[HeaderLines, bytes]:
+    """Record and log an error; return headers and body of its response.
+
+    The request id in the headers finds the call in the log.
+    """
+    record.set_error(error)
+    FAILURE_LOG.write(error, record.request_id)
+    headers = _JSON
+    if record.request_id:
+        headers += ((REQUEST_ID, record.request_id),)
     if error.retry_after is not None:
-        headers["Retry-After"] = str(error.retry_after)
+        headers += (("Retry-After", str(error.retry_after)),)
     if isinstance(error, UnauthenticatedError):
-        headers["WWW-Authenticate"] = error.challenge
+        headers += (("WWW-Authenticate", error.challenge),)
     if error.kind is ErrorKind.UNSUPPORTED_ENCODING:
-        headers["Accept-Encoding"] = ", ".join(CODINGS)  # RFC 9110, section 15.5.16
-    await response.send(error.kind.value.status, "", headers, error_body(error.message))
-
-
-def error_headers(request_id: str) -> HeaderLines:
-    """Return the headers of an error, with the request id that finds the call in the log."""
-    return (*_JSON, (REQUEST_ID, request_id)) if request_id else _JSON
+        # RFC 9110, section 15.5.16.
+        headers += (("Accept-Encoding", ", ".join(CODINGS)),)
+    return headers, error_body(error.message)
 
 
 def error_body(message: str) -> bytes:

@@ -90,7 +90,7 @@ class UpstreamResponseHead(Protocol):
 
 
 class ResponseReceiver(Protocol):
-    """Gets the response to a request that ``try_send_nowait`` sent: one of these calls."""
+    """Gets the response to a request on a reserved connection: one of these calls."""
 
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
         """Handle a response that arrived completely; equal heads are the same object."""
@@ -102,12 +102,25 @@ class ResponseReceiver(Protocol):
         """Handle a failure: a GatewayError (502) that names the endpoint."""
 
 
-class PendingRequest(ABC):
-    """A request in flight."""
+class ReservedConnection(ABC):
+    """An idle connection that was taken for one request."""
+
+    @abstractmethod
+    def send(
+        self,
+        template: RequestTemplate,
+        headers: HeaderLines,
+        body: bytes,
+        receiver: ResponseReceiver,
+    ) -> None:
+        """Send a buffered request, once; ``headers`` come in addition to those of the template.
+
+        The receiver is called later, once.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Return the connection to the pool, or drop it if the response is not complete."""
+        """Return the connection to the pool, or drop it if a response is not complete."""
 
 
 class UpstreamEndpoint(ABC):
@@ -128,18 +141,8 @@ class UpstreamEndpoint(ABC):
         the gateway cannot connect, 502 if the server closes or does not respond in HTTP.
         """
 
-    def try_send_nowait(
-        self,
-        template: RequestTemplate,
-        headers: HeaderLines,
-        body: bytes,
-        receiver: ResponseReceiver,
-    ) -> PendingRequest | None:
-        """Send a buffered request over an idle connection; None if there is none.
-
-        ``headers`` come in addition to those of the template. The receiver is called later, once.
-        Not every transport can do so.
-        """
+    def try_reserve(self) -> ReservedConnection | None:
+        """Take an idle connection; None if there is none. Not every transport can do so."""
         return None
 
     @abstractmethod

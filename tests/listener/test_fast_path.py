@@ -16,7 +16,7 @@ from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_record import CallObserver, CallRecord
 from gateway.proxy import dispatch
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.fast_path import call as straight_module
+from gateway.proxy.fast_path import handlers
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, Destination, Limits
@@ -741,7 +741,7 @@ async def test_each_call_is_observed(fast_path_requests: list[str]) -> None:
     "step",
     [
         "gateway.proxy.fast_path.planner.to_server",
-        "gateway.upstream.http.endpoint.HttpEndpoint.try_send_nowait",
+        "gateway.upstream.http.endpoint.HttpEndpoint.try_reserve",
     ],
 )
 async def test_a_fault_on_the_straight_way_leaves_the_ordinary_one(
@@ -763,7 +763,7 @@ async def test_a_fault_within_an_answer_closes_the_connection_behind_it(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(straight_module, "convert_to_json", fails)
+    monkeypatch.setattr(handlers, "convert_buffered_response", fails)
     async with (
         ScriptedServer(always_respond(binary_response(bytes(4)))) as server,
         _listening(server) as here,
@@ -788,8 +788,8 @@ async def test_internal_error_has_the_headers_that_its_route_adds(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(straight_module, "convert_to_json", fails)
-    monkeypatch.setattr(straight_module, "convert_response", fails)
+    monkeypatch.setattr(handlers, "convert_buffered_response", fails)
+    monkeypatch.setattr(handlers, "convert_response", fails)
     monkeypatch.setattr(dispatch, "infer", fails)
     whole = binary_response(bytes(4))
     parts = [whole[:-1], whole[-1:]] if path == "relayed in parts" else [whole]

@@ -3,7 +3,15 @@
 import asyncio
 from collections.abc import Callable
 
-from gateway.upstream.transport import UpstreamResponse, UpstreamResponseHead
+from gateway.upstream.transport import (
+    HeaderLines,
+    RequestTemplate,
+    ReservedConnection,
+    ResponseReceiver,
+    UpstreamEndpoint,
+    UpstreamResponse,
+    UpstreamResponseHead,
+)
 
 
 class RecordingReceiver:
@@ -37,3 +45,17 @@ class RecordingReceiver:
     @property
     def body(self) -> bytes:
         return self.complete[-1][1]
+
+
+def try_send(
+    endpoint: UpstreamEndpoint,
+    template: RequestTemplate,
+    headers: HeaderLines,
+    body: bytes,
+    receiver: ResponseReceiver,
+) -> ReservedConnection | None:
+    """Send a request over an idle connection, if there is one."""
+    connection = endpoint.try_reserve()
+    if connection is not None:
+        connection.send(template, headers, body, receiver)
+    return connection

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.json.header_length_check import check_header_length
 from gateway.errors import GatewayError, strip_tracebacks
-from gateway.observe.failure_log import FAILURE_LOG
-from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.operations import ModelName
-from gateway.protocol.request_header import OutputEncoding
 from gateway.proxy.admission.concurrency_limit import release_all
 from gateway.proxy.admission.deadline import (
     Deadline,
@@ -24,29 +21,20 @@ from gateway.proxy.admission.deadline import (
     server_timeout,
 )
 from gateway.proxy.admission.timeout_queue import TimeoutQueue
-from gateway.proxy.dispatch import INTERNAL_ERROR, error_body, error_headers, run_with_deadline
-from gateway.proxy.headers import end_to_end, with_body
+from gateway.proxy.dispatch import INTERNAL_ERROR, error_response, run_with_deadline
+from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
 from gateway.proxy.infer.buffered_response import ResponseRelay
-from gateway.proxy.infer.convert_buffered_response import (
-    convert_to_json,
-    name_endpoint,
-    parse_header_size,
-    with_empty_data,
-)
-from gateway.proxy.infer.convert_response import convert_response
+from gateway.proxy.infer.convert_buffered_request import ALL_BINARY
 from gateway.proxy.interfaces import ClientResponse, Destination, FastPathClient
-from gateway.proxy.passthrough import relay_response
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.retry import RetryState, UpstreamCall
 from gateway.proxy.router import WeightedChoice
-from gateway.sizes import CACHED_HEADS
 from gateway.upstream.pool.lease import Lease, outcome_of
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.outlier_detection import FIRST_ERROR_STATUS
 from gateway.upstream.transport import (
     HeaderLines,
-    PendingRequest,
-    RequestTemplate,
+    ReservedConnection,
     UpstreamRequest,
     UpstreamResponse,
     UpstreamResponseHead,
@@ -55,8 +43,6 @@ from gateway.upstream.transport import (
 BODY_COPIES = 2
 """Copies of a request's body during the call: as received, and as sent."""
 
-_ALL_JSON = OutputEncoding(binary_by_default=False, binary_by_output={})
-
 _log = logging.getLogger("tensorgate.proxy")
 
 
@@ -64,13 +50,13 @@ _log = logging.getLogger("tensorgate.proxy")
 class CallPlan:
     """How requests with the same head are served."""
 
-    template: RequestTemplate
+    handler: FastPathHandler
     headers: CIMultiDictProxy[str]
     """The client's headers that go to the server."""
     choice: WeightedChoice
     timeouts: TimeoutQueue
     converts: bool
-    """Whether JSON becomes binary, and the response JSON; else both pass untouched."""
+    """Whether the form of the requests depends on the server's dialect."""
     model: ModelName | None = None
     """The model that the requests name."""
     mirror: Callable[[bytes, HeaderLines], None] | None = None
@@ -81,17 +67,11 @@ class CallPlan:
     """Whether the requests name a version of the model."""
     is_untyped: bool = False
     """Whether the requests have a body that passes untouched, and no Content-Type."""
-    declared: DeclaredModel | None = None
-    """The declaration of the model, if there is one."""
-    dialect: Dialect | None = None
-    """A dialect that the plan fits, so that this need not be checked for each call."""
 
     def fits(self, dialect: Dialect | None) -> bool:
-        """Tell whether servers of a dialect, None if unknown, accept the plan's requests."""
+        """Tell whether requests may go to servers of a dialect, None if it is unknown."""
         if dialect is None:
             return not (self.converts or self.has_version or self.is_untyped)
-        if self.converts and (dialect.binary_only_if_listed or not dialect.binary):
-            return False
         return not (
             (self.has_version and not dialect.versioned_paths)
             or (self.is_untyped and dialect.requires_json_type)
@@ -99,46 +79,61 @@ class CallPlan:
 
 
 class FastPathCall:
-    """A call whose request was sent, until its client has the response or a task continues it.
+    """A call, from its request to the server until its client has the response.
 
-    It is the ResponseReceiver of its response, and Timed until then.
+    A task continues it if the response arrives in parts, or another endpoint is tried. It is the
+    ResponseReceiver of its response, and has a timeout until then.
     """
 
     def __init__(
         self,
         plan: CallPlan,
         destination: Destination,
-        headers: HeaderLines,
-        body: bytes,
+        request: ServerRequest,
         lease: Lease,
         client: FastPathClient,
     ) -> None:
         self._plan = plan
         self._destination = destination
-        self._headers = headers
-        self._body = body
+        self._request = request
+        self._headers = (*client.added_headers, *request.lines)
+        self._reserved = BODY_COPIES * len(request.body)
         self._lease = lease
         self._timeouts = plan.timeouts
         self._client = client
-        self._pending: PendingRequest | None = None
+        self._connection: ReservedConnection | None = None
 
-    def start(self, pending: PendingRequest) -> None:
-        """Start to count the call: its request was sent."""
-        self._pending = pending
+    def start(self, connection: ReservedConnection) -> None:
+        """Send the request; from here on, only a retry policy may have it sent again."""
+        self._connection = connection
         self._lease.acquire()
+        self._timeouts.add(self)
+        self._destination.memory_budget.buffers.reserved += self._reserved
         record = self._client.record
         record.upstream = self._destination.upstream.name
         record.endpoint = self._lease.endpoint.url
         record.attempts = 1
-        self._timeouts.add(self)
-        self._destination.memory_budget.buffers.reserved += BODY_COPIES * len(self._body)
+        request = self._request
+        try:
+            connection.send(request.template, self._headers, request.body, self)
+        except Exception as error:
+            # The client can be told only when the listener knows of the call.
+            asyncio.get_running_loop().call_soon(self._fail, error)
+
+    def _fail(self, error: Exception) -> None:
+        if self._connection is not None:  # else the client is gone
+            self._end(Outcome.UNKNOWN)
+            self._send_failure(error)
 
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
         """Send a complete response to the client."""
         if self._retry_status(head.status):
             return
+        url = self._lease.endpoint.url
         try:
-            headers, data = self._convert(head, bytes(body))
+            headers, data = self._plan.handler.to_client(
+                self._request, head, bytes(body), self._destination, url
+            )
         except Exception as error:
             outcome, why = outcome_of(error)
             # If the response does not fit the client's encoding, the server has succeeded.
@@ -208,56 +203,36 @@ class FastPathCall:
         self._end(Outcome.UNKNOWN)
 
     def _end(self, outcome: Outcome, why: str = "") -> None:
-        if self._pending is not None:
+        if self._connection is not None:
             self._release_endpoint(outcome, why)
             self._release()
 
     def _release(self) -> None:
         """Release the slots and the memory."""
         release_all(self._destination.concurrency_limits)
-        self._destination.memory_budget.buffers.reserved -= BODY_COPIES * len(self._body)
+        self._destination.memory_budget.buffers.reserved -= self._reserved
 
     def _release_endpoint(self, outcome: Outcome, why: str) -> float:
         """Release the endpoint; return the seconds that it has taken."""
-        assert self._pending is not None
-        pending, self._pending = self._pending, None
+        assert self._connection is not None
+        connection, self._connection = self._connection, None
         spent = self._timeouts.remove(self)
-        pending.close()
+        connection.close()
         self._lease.release(outcome, why)
         return spent
-
-    def _convert(self, head: UpstreamResponseHead, body: bytes) -> tuple[HeaderLines, bytes]:
-        """Return headers and body of the client's response; raises GatewayError."""
-        if not self._plan.converts or head.status != 200:
-            return _end_to_end_lines(head), body
-        cap = self._destination.limits.max_inference_header_bytes
-        try:
-            header_size, headers = _json_head(head, cap)
-            if header_size is not None:
-                return headers, convert_to_json(body, header_size, self._destination)
-            check_header_length(body)
-            if len(body) <= cap:
-                body = with_empty_data(body, _ALL_JSON, self._destination)
-        except GatewayError as error:
-            raise name_endpoint(self._lease.endpoint.url, error) from error
-        return headers, body
 
     def _send_failure(self, error: Exception) -> None:
         is_internal = not isinstance(error, GatewayError)
         record = self._client.record
         if is_internal:
             # An error in the gateway itself must never be silent.
-            template = self._plan.template
-            where = (record.request_id or "-", template.method, template.target)
+            where = (record.request_id or "-", record.method, record.target)
             _log.error("request %s: %s %s failed", *where, exc_info=error)
         strip_tracebacks(error)
         reported = error if isinstance(error, GatewayError) else INTERNAL_ERROR
-        record.set_error(reported)
-        FAILURE_LOG.write(reported, record.request_id)
-        headers = error_headers(record.request_id)
+        headers, body = error_response(reported, record)
         if (policy := self._plan.header_policy) is not None:
             headers = policy.apply_to_lines(headers)
-        body = error_body(reported.message)
         self._client.respond(reported.kind.value.status, "", headers, body, last=is_internal)
 
     async def _relay(
@@ -279,14 +254,14 @@ class FastPathCall:
             upstream_response.close()
 
     async def _retry(self, spent: float, response: ClientResponse) -> None:
-        template = self._plan.template
+        template, body = self._request.template, self._request.body
         headers = CIMultiDict([*template.headers, *self._headers])
-        has_body = bool(self._body) or "Content-Length" in headers
-        body = (self._body,) if has_body else None
-        request = UpstreamRequest(template.method, template.target, headers, body)
-        destination = replace(
-            self._destination, concurrency_limits=()
-        )  # the call has its slots already
+        has_body = bool(body) or "Content-Length" in headers
+        request = UpstreamRequest(
+            template.method, template.target, headers, (body,) if has_body else None
+        )
+        # The call has its slots already.
+        destination = replace(self._destination, concurrency_limits=())
 
         async def run(deadline: Deadline) -> None:
             tried = (self._lease.endpoint,)
@@ -312,29 +287,9 @@ class FastPathCall:
         response: ClientResponse,
         deadline: Deadline,
     ) -> None:
-        if self._plan.converts:
-            await convert_response(
-                ResponseRelay(
-                    upstream_response, url, response, _ALL_JSON, self._destination, deadline
-                )
-            )
-        else:
-            await relay_response(upstream_response, response, url, deadline)
-
-
-def header_lines(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> HeaderLines:
-    """Return headers as lines."""
-    return tuple(headers.items())
-
-
-@lru_cache(maxsize=CACHED_HEADS)
-def _end_to_end_lines(head: UpstreamResponseHead) -> HeaderLines:
-    return header_lines(end_to_end(head.headers))
-
-
-@lru_cache(maxsize=CACHED_HEADS)
-def _json_head(head: UpstreamResponseHead, cap: int) -> tuple[int | None, HeaderLines]:
-    """Return the size of the JSON part, None without tensors behind it, and the headers."""
-    header_size = parse_header_size(head.headers, cap)
-    changed = {} if header_size is None else {"Content-Type": "application/json"}
-    return header_size, header_lines(with_body(head.headers, changed))
+        converted = self._request.converted
+        encoding = ALL_BINARY if converted is None else converted.encoding
+        relay = ResponseRelay(
+            upstream_response, url, response, encoding, self._destination, deadline
+        )
+        await self._plan.handler.relay(self._request, relay)

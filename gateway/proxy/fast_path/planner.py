@@ -8,30 +8,31 @@ its response begins. Clients get the same on both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from multidict import CIMultiDictProxy
 
-from gateway.codec.json.nesting import nests_deeper
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, FastRequest, fast_convert_request
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError
 from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
-from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.timeout_queue import TimeoutQueue
-from gateway.proxy.fast_path.call import BODY_COPIES, CallPlan, FastPathCall, header_lines
+from gateway.proxy.fast_path.call import BODY_COPIES, CallPlan, FastPathCall
+from gateway.proxy.fast_path.handlers import (
+    FastPathHandler,
+    InferHandler,
+    PassthroughHandler,
+    PredictHandler,
+)
 from gateway.proxy.filters.content_codings import accepted_coding
 from gateway.proxy.filters.mirror import MirroredHead
-from gateway.proxy.headers import HEADER_LENGTH, has_longer_part, to_server, with_body
+from gateway.proxy.headers import has_longer_part, header_length, to_server
 from gateway.proxy.infer.cloud_content_types import may_have_cloud_type
 from gateway.proxy.interfaces import Destination, FastPathClient, Limits
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
+from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import HeaderLines, RequestTemplate
-
-MAX_PASSTHROUGH = 64 * 1024
-"""Bytes of the largest request that passes untouched."""
 
 LONG_HEAD_PART = 4 * 1024
 """Bytes of a part of a head above which the streaming path checks whether the server takes it."""
@@ -63,79 +64,60 @@ class FastPath:
         limits = route_match.choice.next.limits
         if route_match.codings and accepted_coding(headers, route_match.codings):
             return None
-        max_size = MAX_PASSTHROUGH if route_match.is_passthrough else MAX_FAST_REQUEST
-        if length > min(max_size, limits.max_request_bytes):
-            return None
         operation = route_match.operation
-        passed = to_server(headers, route_match.dropped_headers)
         if "Content-Encoding" in headers and operation.kind is not OperationKind.OTHER:
             return None  # the streaming path decompresses, and drops an empty header
-        if route_match.is_passthrough:
-            if "Content-Length" not in passed and (length or method != "GET"):
-                return None  # the transport must state how the body is framed
-            lines = header_lines(passed)
-        elif operation.kind is OperationKind.INFER and _may_be_json(headers, length, limits):
-            # The gateway reads the response, so that it must not be compressed.
-            changed = {"Content-Type": "application/octet-stream", "Accept-Encoding": None}
-            lines = header_lines(with_body(passed, changed))
-        else:
+        passed = to_server(headers, route_match.dropped_headers)
+        handler = _make_handler(route_match, method, passed, length, limits)
+        if handler is None or length > min(handler.max_size, limits.max_request_bytes):
             return None
-        is_passthrough = route_match.is_passthrough
-        plan = CallPlan(
-            RequestTemplate(method, route_match.target, lines),
+        converts = isinstance(handler, InferHandler)
+        return CallPlan(
+            handler,
             passed,
             route_match.choice,
             self._timeouts[_server_timeout(limits)],
-            not is_passthrough,
+            converts,
             model_name_of(operation),
             _mirror_of(route_match, method, passed, length),
             header_policy=route_match.header_policy,
             has_version=operation.version is not None,
-            is_untyped=is_passthrough and length > 0 and not has_content_type(target, passed),
-            declared=route_match.choice.next.declared_models.get(operation.model or ""),
+            is_untyped=not converts and length > 0 and not has_content_type(target, passed),
         )
-        return _with_current_dialect(plan)
 
     def start(self, plan: CallPlan, body: bytes, client: FastPathClient) -> FastPathCall | None:
-        """Send a request to a server; None if it takes the streaming path."""
-        headers = client.added_headers
-        received = body
+        """Send a request to a server; None if it takes the streaming path.
+
+        Nothing is converted before there are slots, memory, and a connection to an endpoint.
+        """
         destination = plan.choice.next
-        dialect = destination.upstream.dialect_state.dialect
-        if (dialect is None or dialect is not plan.dialect) and not plan.fits(dialect):
-            return None
-        if plan.converts:
-            request = _convert(plan, body, destination)
-            if request is None:
-                return None
-            body = request.body
-            headers = (
-                *headers,
-                ("Content-Length", str(len(body))),
-                (HEADER_LENGTH, str(request.header_size)),
-            )
-        elif body and nests_deeper(body, destination.limits.max_json_depth):
+        if not plan.fits(destination.upstream.dialect_state.dialect):
             return None
         if not _try_admit(destination, BODY_COPIES * len(body)):
             return None
-        pending = None
+        connection, call = None, None
         try:
             pool = destination.upstream.pool
             hash_key = pool.hash_key_of(plan.headers, client.added_headers)
             lease = pool.lease((), plan.model, hash_key)
-            call = FastPathCall(plan, destination, headers, body, lease, client)
-            pending = lease.endpoint.try_send_nowait(plan.template, headers, body, call)
+            connection = lease.endpoint.try_reserve()
+            if connection is None:
+                return None
+            request = plan.handler.to_server(body, destination, client.record.request_id)
+            if request is None:
+                return None
+            if plan.mirror is not None:
+                plan.mirror(body, client.added_headers)
+            call = FastPathCall(plan, destination, request, lease, client)
         except GatewayError:
             return None  # the streaming path sends the error
         finally:
-            if pending is None:
+            if call is None:
+                if connection is not None:
+                    connection.close()
                 release_all(destination.concurrency_limits)
-        if pending is None:
-            return None
         plan.choice.take()
-        call.start(pending)
-        if plan.mirror is not None:
-            plan.mirror(received, client.added_headers)
+        call.start(connection)
         return call
 
     @property
@@ -158,31 +140,33 @@ def _try_admit(destination: Destination, size: int) -> bool:
     )  # the streaming path may wait in the queue
 
 
-def _may_be_json(headers: CIMultiDictProxy[str], length: int, limits: Limits) -> bool:
-    """Tell whether an infer request may be all JSON, of a size that is converted here."""
-    if HEADER_LENGTH in headers or may_have_cloud_type(headers):
-        return False
-    return 0 < length <= limits.max_inference_header_bytes
-
-
-def _convert(plan: CallPlan, body: bytes, destination: Destination) -> FastRequest | None:
-    """Convert a request for JSON outputs; None if the streaming path has to inspect it."""
-    if len(body) > MAX_UNSCHEDULED and not destination.scheduler.try_take_slice():
-        return None  # requests of many clients may come in the same time slice
-    request = fast_convert_request(
-        body, destination.limits.max_json_depth, destination.limits.max_tensors
-    )
-    if request is None or not request.output_encoding.all_json or request.output_encoding.as_base64:
+def _make_handler(
+    route_match: RouteMatch,
+    method: str,
+    headers: CIMultiDictProxy[str],
+    length: int,
+    limits: Limits,
+) -> FastPathHandler | None:
+    """Return the handler of requests with these headers; None if they take the streaming path."""
+    operation, target = route_match.operation, route_match.target
+    if route_match.is_passthrough:
+        if "Content-Length" not in headers and (length or method != "GET"):
+            return None  # the transport must state how the body is framed
+        return PassthroughHandler(RequestTemplate(method, target, tuple(headers.items())))
+    if not length or may_have_cloud_type(headers):
         return None
-    if plan.declared is not None and not plan.declared.accepts(request.features.inputs):
+    if operation.kind is OperationKind.PREDICT:
+        return PredictHandler(target, headers, operation)
+    if operation.kind is not OperationKind.INFER:
+        return None
+    try:
+        header_size = header_length(headers)
+    except GatewayError:
         return None  # the streaming path sends the error
-    return request
-
-
-def _with_current_dialect(plan: CallPlan) -> CallPlan:
-    """Store the current dialect in a plan that fits it: it is that of most calls, or of all."""
-    dialect = plan.choice.next.upstream.dialect_state.dialect
-    return replace(plan, dialect=dialect) if plan.fits(dialect) else plan
+    max_size = CONVERT_CHUNK
+    if header_size is None:
+        max_size = min(MAX_FAST_REQUEST, limits.max_inference_header_bytes)
+    return InferHandler(method, target, headers, operation, header_size, max_size)
 
 
 def _mirror_of(

@@ -92,8 +92,8 @@ def convert_buffered_prediction(
     try:
         with closing(PredictRequestConverter(model, *caps)) as codec:
             codec.feed(body, last=True)
-            if codec.step():
-                return None
+            while codec.step():
+                pass
             request = codec.finish(request_id)
     except GatewayError:
         return None
@@ -145,7 +145,7 @@ def _read_json(
             (fast.body,), len(fast.body), fast.header_size, fast.output_encoding, fast.features
         )
         return _with_listed_outputs(operation, destination, request, fast.body)
-    return _join(operation, destination, _read_in_one_step(body, limits), b"")
+    return _join(operation, destination, _read_small(body, limits), b"")
 
 
 def _read_binary(
@@ -158,19 +158,21 @@ def _read_binary(
     request = None
     if header_size <= MAX_CACHED_HEADER:
         request = header_without_data(text, limits.max_json_depth, limits.max_tensors)
-    request = request or _read_in_one_step(text, limits)
+    request = request or _read_small(text, limits)
     return _join(operation, destination, request, body[header_size:])
 
 
-def _read_in_one_step(text: bytes, limits: Limits) -> InferRequest | None:
-    """Read the JSON of a request if that takes a single time slice; raises GatewayError."""
+def _read_small(text: bytes, limits: Limits) -> InferRequest | None:
+    """Read the JSON of a request that fits into a time slice; raises GatewayError."""
     if len(text) > MAX_UNSCHEDULED:
         return None
     codec = InferRequestConverter(
         limits.max_inference_header_bytes, limits.max_json_depth, tensor_cap=limits.max_tensors
     )
     codec.feed(text, last=True)
-    return None if codec.step() else codec.finish()
+    while codec.step():
+        pass
+    return codec.finish()
 
 
 def _join(

@@ -97,23 +97,32 @@ def passes_untouched(
 def convert_buffered_v1_response(
     status: int,
     reason: str,
-    headers: CIMultiDictProxy[str],
-    body: bytes,
+    binary: ConvertedResponse,
     layout: V1ResponseLayout,
     destination: Destination,
 ) -> ConvertedResponse:
-    """Write a binary infer response, or a server's error, in V1 format; raises as above."""
+    """Write a ``binary`` infer response, or a server's error, in V1 format; raises as above."""
     limits = destination.limits
+    body, cap = binary.body, limits.max_inference_header_bytes
     if status != 200:
-        return ConvertedResponse(error_document(body[: limits.max_inference_header_bytes], reason))
-    header_size = parse_header_size(headers, limits.max_inference_header_bytes)
+        return ConvertedResponse(error_document(body[:cap], reason))
+    if binary.header_size is None and len(body) > cap:
+        raise too_much_json(cap)
     codec = PredictResponseConverter(
-        len(body) if header_size is None else header_size,
+        len(body) if binary.header_size is None else binary.header_size,
         layout,
         destination.policies,
         limits.max_buffered_body_bytes,
     )
     return ConvertedResponse(b"".join((codec.feed(body), *codec.finish())))
+
+
+def too_much_json(cap: int) -> GatewayError:
+    """Return the error of a response that should be binary, and is JSON above the cap."""
+    return bad_response(
+        f"the server's response has more than {cap} bytes of JSON "
+        "(limits.max_inference_header_bytes) and no binary tensors behind it"
+    )
 
 
 def passes_as_json(encoding: OutputEncoding, destination: Destination) -> bool:

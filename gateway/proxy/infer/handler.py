@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gateway.codec.v2.json_request import JsonRequestConverter
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.datatypes import Family
-from gateway.protocol.dialects import Dialect
-from gateway.protocol.operations import model_name_of
+from gateway.protocol.operations import Operation, model_name_of
 from gateway.protocol.request_features import RequestFeatures
 from gateway.proxy.headers import HEADER_LENGTH, with_body
 from gateway.proxy.infer.buffered_response import ResponseRelay
@@ -18,9 +17,9 @@ from gateway.proxy.infer.convert_buffered_response import passes_as_json
 from gateway.proxy.infer.convert_request import convert_request, model_metadata
 from gateway.proxy.infer.convert_response import convert_response
 from gateway.proxy.infer.json_upstream import json_body
-from gateway.proxy.interfaces import Call, ClientRequest, Destination
+from gateway.proxy.interfaces import Call, Destination
 from gateway.proxy.retry import UpstreamCall
-from gateway.upstream.transport import UpstreamRequest
+from gateway.upstream.transport import Body, UpstreamRequest
 
 
 async def infer(call: Call) -> None:
@@ -32,6 +31,44 @@ async def infer(call: Call) -> None:
         await send_converted(call, converted)
 
 
+@dataclass(frozen=True, slots=True)
+class ServerForm:
+    """What the headers of a converted request say.
+
+    ``header_size`` is the size of the JSON before binary tensors, None for JSON alone. The client's
+    Accept-Encoding stays unless the gateway ``reads_response``.
+    """
+
+    content_type: str
+    header_size: int | None
+    reads_response: bool
+
+
+def write_for_server(
+    converted: ConvertedRequest, destination: Destination
+) -> tuple[ServerForm, Body]:
+    """Write a converted request in the form that the server takes: binary, or JSON.
+
+    Raises GatewayError (400) for what JSON cannot hold.
+    """
+    dialect, encoding = destination.upstream.dialect, converted.encoding
+    if dialect.binary:
+        reads_response = not (encoding.all_binary and dialect.honors_output_encoding)
+        form = ServerForm("application/octet-stream", converted.header_size, reads_response)
+        return form, converted.body
+
+    def new_codec() -> JsonRequestConverter:
+        return JsonRequestConverter(
+            converted.header_size,
+            destination.policies,
+            converted.input_encodings,
+            encoding.as_base64,
+        )
+
+    form = ServerForm("application/json", None, not passes_as_json(encoding, destination))
+    return form, json_body(converted.body, converted.size, new_codec, destination.scheduler)
+
+
 async def send_converted(call: Call, converted: ConvertedRequest) -> None:
     """Send a converted request to a server, and the response to the client.
 
@@ -39,19 +76,20 @@ async def send_converted(call: Call, converted: ConvertedRequest) -> None:
     """
     await check_request(call, converted.features)
     destination = call.destination
-    dialect = destination.upstream.dialect
-    if dialect.binary:
-        upstream_request = _binary_request(call.request, converted, dialect)
-    else:
-        upstream_request = _json_request(call.request, converted, destination)
+    form, body = write_for_server(converted, destination)
+    changed = {"Content-Type": form.content_type}
+    if form.header_size is not None:
+        changed |= {"Content-Length": str(converted.size), HEADER_LENGTH: str(form.header_size)}
+    headers = with_body(call.request.headers, changed)
+    if form.reads_response:
+        headers.popall("Accept-Encoding", None)
+    request = UpstreamRequest(call.request.method, call.request.target, headers, body)
     model = model_name_of(call.operation)
     async with UpstreamCall(
-        destination, upstream_request, call.deadline, call.response.record, model=model
+        destination, request, call.deadline, call.response.record, model=model
     ) as upstream_call:
         response = upstream_call.response
-        if response.status != 200 and (converted.uses_metadata or dialect.binary_only_if_listed):
-            # The header may have been made from outdated metadata.
-            destination.upstream.metadata.invalidate(call.operation.model or "")
+        check_metadata(response.status, call.operation, destination, converted)
         relay = ResponseRelay(
             response,
             upstream_call.url,
@@ -63,40 +101,13 @@ async def send_converted(call: Call, converted: ConvertedRequest) -> None:
         await convert_response(relay)
 
 
-def _binary_request(
-    request: ClientRequest, converted: ConvertedRequest, dialect: Dialect
-) -> UpstreamRequest:
-    changed = {
-        "Content-Type": "application/octet-stream",
-        "Content-Length": str(converted.size),
-        HEADER_LENGTH: str(converted.header_size),
-    }
-    headers = with_body(request.headers, changed)
-    if not (converted.encoding.all_binary and dialect.honors_output_encoding):
-        # The gateway reads the response.
-        headers.popall("Accept-Encoding", None)
-    return UpstreamRequest(request.method, request.target, headers, converted.body)
-
-
-def _json_request(
-    request: ClientRequest, converted: ConvertedRequest, destination: Destination
-) -> UpstreamRequest:
-    """Return the request for a server that accepts only JSON."""
-
-    def new_codec() -> JsonRequestConverter:
-        return JsonRequestConverter(
-            converted.header_size,
-            destination.policies,
-            converted.input_encodings,
-            converted.encoding.as_base64,
-        )
-
-    headers = with_body(request.headers, {"Content-Type": "application/json"})
-    if not passes_as_json(converted.encoding, destination):
-        # The gateway reads the response.
-        headers.popall("Accept-Encoding", None)
-    body = json_body(converted.body, converted.size, new_codec, destination.scheduler)
-    return UpstreamRequest(request.method, request.target, headers, body)
+def check_metadata(
+    status: int, operation: Operation, destination: Destination, converted: ConvertedRequest
+) -> None:
+    """Drop cached metadata after an error: the request may have been made from what is outdated."""
+    upstream = destination.upstream
+    if status != 200 and (converted.uses_metadata or upstream.dialect.binary_only_if_listed):
+        upstream.metadata.invalidate(operation.model or "")
 
 
 async def check_request(call: Call, features: RequestFeatures) -> None:

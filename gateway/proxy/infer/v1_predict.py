@@ -9,16 +9,17 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
 from gateway.codec.v1.response import PredictResponseConverter
-from gateway.errors import GatewayError, bad_request, bad_response
+from gateway.errors import GatewayError, bad_request
 from gateway.protocol.operations import Operation, model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout, error_document, infer_path
+from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import ClientBody, split, write
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.infer.convert_buffered_request import ALL_BINARY, ConvertedRequest
-from gateway.proxy.infer.convert_buffered_response import parse_header_size
+from gateway.proxy.infer.convert_buffered_response import parse_header_size, too_much_json
 from gateway.proxy.infer.convert_request import list_all_outputs, model_metadata
 from gateway.proxy.infer.handler import send_converted
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination
@@ -51,7 +52,9 @@ async def predict(call: Call) -> None:
         header = await list_all_outputs(call, converted.header, ALL_BINARY)
         infer_request = _to_infer_request(header, converted)
         reservation.resize(infer_request.buffered_size)
-        response = PredictResponse(call, converted.predicted, response_reservation)
+        response = PredictResponse(
+            call.response, converted.predicted, destination, call.deadline, response_reservation
+        )
         infer_call = replace(call, request=_InferHead(request, operation), response=response)
         await send_converted(infer_call, infer_request)
 
@@ -130,12 +133,19 @@ class PredictResponse(ClientResponse):
     the buffered bytes.
     """
 
-    def __init__(self, call: Call, layout: V1ResponseLayout, reservation: Reservation) -> None:
-        self.record = call.response.record
-        self._response = call.response
+    def __init__(
+        self,
+        response: ClientResponse,
+        layout: V1ResponseLayout,
+        destination: Destination,
+        deadline: Deadline,
+        reservation: Reservation,
+    ) -> None:
+        self.record = response.record
+        self._response = response
         self._layout = layout
-        self._destination: Destination = call.destination
-        self._deadline = call.deadline
+        self._destination = destination
+        self._deadline = deadline
         self._reservation = reservation
         self._codec: PredictResponseConverter | None = None
         self._buffer = bytearray()
@@ -165,10 +175,7 @@ class PredictResponse(ClientResponse):
             self._reservation.resize(len(self._buffer))
             cap = self._destination.limits.max_inference_header_bytes
             if self._status == 200 and len(self._buffer) > cap:
-                raise bad_response(
-                    f"the server's response has more than {cap} bytes of JSON "
-                    "(limits.max_inference_header_bytes) and no binary tensors behind it"
-                )
+                raise too_much_json(cap)
             del self._buffer[cap:]
             return
         for piece in split(data, ENCODE_CHUNK):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from functools import lru_cache
 
 from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, strip_tracebacks
@@ -16,8 +16,8 @@ from gateway.upstream.http.connection import ServerConnection, StaleConnectionEr
 from gateway.upstream.http.idle_connections import IdleConnections
 from gateway.upstream.transport import (
     HeaderLines,
-    PendingRequest,
     RequestTemplate,
+    ReservedConnection,
     ResponseReceiver,
     UpstreamEndpoint,
     UpstreamRequest,
@@ -51,13 +51,13 @@ class HttpEndpoint(UpstreamEndpoint):
         self._address = address
         self._connect_timeout = connect_timeout
         self._buffers = buffers
-        self._idle = IdleConnections(idle_timeout)
+        self.idle = IdleConnections(idle_timeout)
         self._senders: set[asyncio.Task[None]] = set()
         self._encode_cached = lru_cache(maxsize=CACHED_HEADS)(self._encode_template)
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
-        connection = self._idle.take()
+        connection = self.idle.take()
         if connection is not None:
             try:
                 return await self._call(connection, request)
@@ -71,7 +71,7 @@ class HttpEndpoint(UpstreamEndpoint):
         self, connection: ServerConnection, request: UpstreamRequest
     ) -> UpstreamResponse:
         head = connection.expect_response(request.method)
-        pending = _Pending(connection, self._idle)
+        pending = _Pending(connection, self.idle)
         try:
             pending.sender = self._send(connection, request)
             return _HttpResponse(await head, pending)
@@ -79,31 +79,24 @@ class HttpEndpoint(UpstreamEndpoint):
             pending.close()
             raise
 
-    def try_send_nowait(
-        self,
-        template: RequestTemplate,
-        headers: HeaderLines,
-        body: bytes,
-        receiver: ResponseReceiver,
-    ) -> PendingRequest | None:
-        """Send a request over an idle connection; see UpstreamEndpoint."""
-        connection = self._idle.take()
-        if connection is None:
-            return None
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-        text = b"".join((self._encode_cached(template), lines.encode("latin-1"), b"\r\n", body))
-        pending = _PendingNowait(connection, self._idle, receiver, self._resend)
-        pending.send(template.method, text)
-        return pending
+    def try_reserve(self) -> ReservedConnection | None:
+        """Take an idle connection; see UpstreamEndpoint."""
+        connection = self.idle.take()
+        return None if connection is None else _ReservedConnection(connection, self)
 
-    def _resend(self, pending: _PendingNowait) -> asyncio.Task[None]:
+    def encode(self, template: RequestTemplate, headers: HeaderLines, body: bytes) -> bytes:
+        """Encode a request: its template, further headers, and its body."""
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        return b"".join((self._encode_cached(template), lines.encode("latin-1"), b"\r\n", body))
+
+    def resend(self, pending: _ReservedConnection) -> asyncio.Task[None]:
         """Start a task that sends a request again, over a new connection."""
         task = asyncio.create_task(self._send_over_new_connection(pending))
         self._senders.add(task)
         task.add_done_callback(self._senders.discard)
         return task
 
-    async def _send_over_new_connection(self, pending: _PendingNowait) -> None:
+    async def _send_over_new_connection(self, pending: _ReservedConnection) -> None:
         try:
             pending.move_to(await self._connect())
         except GatewayError as error:
@@ -111,7 +104,7 @@ class HttpEndpoint(UpstreamEndpoint):
 
     async def close(self) -> None:
         """Close the idle connections; calls in flight close theirs."""
-        self._idle.close()
+        self.idle.close()
         await asyncio.gather(*self._senders, return_exceptions=True)
 
     async def _connect(self) -> ServerConnection:
@@ -233,7 +226,7 @@ async def _send_buffered(connection: ServerConnection, body: Sequence[bytes | me
     connection.write(*chunk)
 
 
-class _Pending(PendingRequest):
+class _Pending:
     """A request in flight on its connection."""
 
     def __init__(self, connection: ServerConnection, idle: IdleConnections) -> None:
@@ -258,49 +251,57 @@ class _Pending(PendingRequest):
             sender.cancel()
 
 
-class _PendingNowait(_Pending):
-    """A request of ``try_send_nowait``; it is the HeadReceiver of its connection.
+class _ReservedConnection(_Pending, ReservedConnection):
+    """A connection that was idle; it is the HeadReceiver of its response.
 
-    ``resend`` sends it again after a StaleConnectionError.
+    The endpoint sends the request again, over a new connection, after a StaleConnectionError.
     """
 
-    def __init__(
-        self,
-        connection: ServerConnection,
-        idle: IdleConnections,
-        receiver: ResponseReceiver,
-        resend: Callable[[_PendingNowait], asyncio.Task[None]],
-    ) -> None:
-        super().__init__(connection, idle)
-        self._receiver = receiver
-        self._resend = resend
+    def __init__(self, connection: ServerConnection, endpoint: HttpEndpoint) -> None:
+        super().__init__(connection, endpoint.idle)
+        self._endpoint = endpoint
+        self._receiver: ResponseReceiver | None = None
         self._method = ""
         self._text = b""
 
-    def send(self, method: str, text: bytes) -> None:
+    def send(
+        self,
+        template: RequestTemplate,
+        headers: HeaderLines,
+        body: bytes,
+        receiver: ResponseReceiver,
+    ) -> None:
         """Write the request."""
-        self._method, self._text = method, text
-        self.connection.begin_request(method, self)
-        self.connection.transport.write(text)
+        self._receiver = receiver
+        self._method = template.method
+        self._text = self._endpoint.encode(template, headers, body)
+        self._write()
+
+    def _write(self) -> None:
+        self.connection.begin_request(self._method, self)
+        self.connection.transport.write(self._text)
 
     def move_to(self, connection: ServerConnection) -> None:
         """Write the request again, over another connection."""
         self.connection = connection
         self.sender = None
-        self.send(self._method, self._text)
+        self._write()
 
     def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
+        assert self._receiver is not None
         self._receiver.on_complete(head, body)
 
     def on_headers(self, head: ResponseHead) -> None:
+        assert self._receiver is not None
         self._receiver.on_headers(_HttpResponse(head, self))
 
     def on_error(self, error: Exception) -> None:
         if isinstance(error, StaleConnectionError):
-            self.sender = self._resend(self)
-        else:
-            self.sender = None
-            self._receiver.on_error(error)
+            self.sender = self._endpoint.resend(self)
+            return
+        assert self._receiver is not None
+        self.sender = None
+        self._receiver.on_error(error)
 
 
 class _HttpResponse(UpstreamResponse):

@@ -310,15 +310,14 @@ REQUESTS = {
     "wrong shape": Case(_tensor(shape=[3]), False),
     "negative shape": Case(_tensor(shape=[-1]), False),
     "unknown datatype": Case(_tensor(datatype="FP31"), False),
-    "BYTES": Case(_tensor(datatype="BYTES", data=["a", "\xe9"]), False),
+    "BYTES": Case(_tensor(datatype="BYTES", data=["a", "\xe9"])),
     "BOOL": Case(_tensor(datatype="BOOL", data=[True, False]), False),
-    "binary outputs": Case(_with(parameters={"binary_data_output": True}), False),
+    "binary outputs": Case(_with(parameters={"binary_data_output": True})),
     "outputs of both forms": Case(
         _with(outputs=[{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]),
-        False,
     ),
     "an output as base64": Case(
-        _with(outputs=[{"name": "OUT0", "parameters": {"content_type": "base64"}}]), False
+        _with(outputs=[{"name": "OUT0", "parameters": {"content_type": "base64"}}])
     ),
     "numbers said to be base64": Case(_tensor(parameters={"content_type": "base64"}), False),
     "BYTES as base64": Case(
@@ -335,7 +334,7 @@ REQUESTS = {
         ),
         False,
     ),
-    "binary inputs": Case(infer_binary(binary_header(12), FLOATS.tobytes()), False),
+    "binary inputs": Case(infer_binary(binary_header(12), FLOATS.tobytes())),
     "compressed": Case(infer_json(b"\x1f\x8b", {"Content-Encoding": "gzip"}), False),
     "generate, compressed": Case(
         request(

@@ -490,7 +490,7 @@ async def test_response_on_an_idle_connection_is_never_taken_for_another() -> No
         assert isinstance(endpoint, HttpEndpoint)
 
         def unasked_is_there(number: int) -> bool:
-            waiting = [connection for _, connection in endpoint._idle._waiting]
+            waiting = [connection for _, connection in endpoint.idle._waiting]
             return len(sent) > number and not any(each.reusable for each in waiting)
 
         for number in range(3):
@@ -538,7 +538,7 @@ async def test_connections_to_servers_are_kept_alive(keep_alive: str, connection
         (endpoint,) = gateway.pool.endpoints
         assert isinstance(endpoint, HttpEndpoint)
         now = asyncio.get_running_loop().time()
-        assert all(expires > now + 3590 for expires, _ in endpoint._idle._waiting)
+        assert all(expires > now + 3590 for expires, _ in endpoint.idle._waiting)
 
 
 @pytest.mark.parametrize("size", [100_000, 5_000_000])

@@ -9,13 +9,13 @@ from unittest import mock
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies
+from gateway.observe.call_record import CallRecord
 from gateway.proxy.fast_path.call import CallPlan, FastPathCall
+from gateway.proxy.fast_path.handlers import InferHandler, PassthroughHandler
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.interfaces import Destination, Limits
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
-from gateway.upstream.transport import (
-    ResponseReceiver,
-)
+from gateway.upstream.transport import RequestTemplate, ResponseReceiver
 from tests.support.doubles.clock import Clock
 from tests.support.doubles.fast_path import (
     DeliveredResponse,
@@ -64,6 +64,15 @@ def make_plan(
         fast_path.close()
 
 
+def template_of(plan: CallPlan) -> RequestTemplate:
+    """Return the template of the plan's requests, for a server that takes binary tensors."""
+    handler = plan.handler
+    if isinstance(handler, InferHandler):
+        return handler._template_for("application/octet-stream", reads_response=True)
+    assert isinstance(handler, PassthroughHandler)
+    return handler._template
+
+
 class Scene:
     """A client, a server with an idle connection, and the fast path between them."""
 
@@ -90,6 +99,7 @@ class Scene:
             headers["Content-Length"] = str(len(body))
         plan = self.fast_path.plan(method, target, make_headers(headers), len(body))
         assert plan is not None
+        self.client.record = CallRecord(method, target)
         return self.fast_path.start(plan, body, self.client)
 
     def infer(self) -> FastPathCall:

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.errors import bad_response
-from gateway.proxy.fast_path import call as call_module
+from gateway.proxy.fast_path import handlers
 from gateway.proxy.fast_path.planner import FastPath
 from tests.proxy.fast_path.scene import (
     VALUES,
@@ -245,7 +245,7 @@ async def test_unexpected_error_is_logged_and_becomes_a_500(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(call_module, "convert_to_json", fails)
+    monkeypatch.setattr(handlers, "convert_buffered_response", fails)
     scene = Scene()
     scene.infer()
     headers, body = binary_response(bytes(4))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from multidict import CIMultiDict
@@ -15,17 +16,18 @@ from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.fast_path.call import CallPlan
-from gateway.proxy.fast_path.planner import LONG_HEAD_PART, MAX_PASSTHROUGH, FastPath
+from gateway.proxy.fast_path.planner import LONG_HEAD_PART, FastPath
 from gateway.proxy.interfaces import Destination
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
+from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import (
     HeaderLines,
-    PendingRequest,
     RequestTemplate,
+    ReservedConnection,
     ResponseReceiver,
 )
 from tests.proxy.fast_path.scene import (
@@ -34,6 +36,7 @@ from tests.proxy.fast_path.scene import (
     Scene,
     make_headers,
     make_plan,
+    template_of,
 )
 from tests.support.doubles.fast_path import (
     ReadyEndpoint,
@@ -68,7 +71,7 @@ PASSTHROUGH: dict[str, tuple[str, str, dict[str, str], int]] = {
     "said not to be compressed": ("POST", "/v2/x", {"Content-Encoding": "identity"}, 5),
     "with tensors": ("POST", "/v2/x", {HEADER_LENGTH: "5"}, 9),
     "no path of the protocol": ("GET", "/", {}, 0),
-    "the largest": ("POST", "/v2/x", {}, MAX_PASSTHROUGH),
+    "the largest": ("POST", "/v2/x", {}, CONVERT_CHUNK),
 }
 
 
@@ -81,9 +84,9 @@ async def test_passthrough_request_has_a_plan(
     plan = make_plan(method, target, {"Host": "h", "X-A": "1", **headers}, length)
     assert plan is not None
     assert not plan.converts
-    assert (plan.template.method, plan.template.target) == (method, target)
+    assert (template_of(plan).method, template_of(plan).target) == (method, target)
     sized = {"Content-Length": str(length)} if length else {}
-    assert plan.template.headers == tuple({"Host": "h", "X-A": "1", **headers, **sized}.items())
+    assert template_of(plan).headers == tuple({"Host": "h", "X-A": "1", **headers, **sized}.items())
 
 
 CONVERTED: dict[str, tuple[str, dict[str, str], int]] = {
@@ -93,20 +96,21 @@ CONVERTED: dict[str, tuple[str, dict[str, str], int]] = {
     "all that a header may have": (INFER, {}, LIMITS.max_inference_header_bytes),
     "said to be something": (INFER, {"Content-Type": "text/plain"}, 10),
     "said to be binary": (INFER, BINARY, 10),
+    "with tensors": (INFER, {HEADER_LENGTH: "10"}, 22),
+    "raw binary": (INFER, {HEADER_LENGTH: "0"}, 12),
 }
 
 
 @pytest.mark.parametrize(("target", "headers", "length"), CONVERTED.values(), ids=CONVERTED)
-async def test_json_infer_request_has_a_plan(
-    target: str, headers: dict[str, str], length: int
-) -> None:
+async def test_infer_request_has_a_plan(target: str, headers: dict[str, str], length: int) -> None:
     plan = make_plan("POST", target, {"Host": "h", **headers}, length)
     assert plan is not None
     assert plan.converts
-    assert (plan.template.method, plan.template.target) == ("POST", target)
-    kept = {name: value for name, value in headers.items() if name != "Content-Type"}
-    assert dict(plan.template.headers) == {"Host": "h", **kept, **BINARY}
-    assert len(plan.template.headers) == len({"Host", *kept, *BINARY})
+    assert (template_of(plan).method, template_of(plan).target) == ("POST", target)
+    changed = ("Content-Type", HEADER_LENGTH)
+    kept = {name: value for name, value in headers.items() if name not in changed}
+    assert dict(template_of(plan).headers) == {"Host": "h", **kept, **BINARY}
+    assert len(template_of(plan).headers) == len({"Host", *kept, *BINARY})
 
 
 STREAMED: dict[str, tuple[str, str, dict[str, str], int]] = {
@@ -122,8 +126,7 @@ STREAMED: dict[str, tuple[str, str, dict[str, str], int]] = {
     "OPTIONS without a length": ("OPTIONS", "/v2/x", {}, 0),
     "infer without a body": ("POST", INFER, {}, 0),
     "infer with an empty body": ("POST", INFER, {"Content-Length": "0"}, 0),
-    "infer with tensors": ("POST", INFER, {HEADER_LENGTH: "10"}, 22),
-    "raw binary": ("POST", INFER, {HEADER_LENGTH.lower(): "0"}, 12),
+    "infer with many tensors": ("POST", INFER, {HEADER_LENGTH: "10"}, CONVERT_CHUNK + 1),
     "no header length": ("POST", INFER, {HEADER_LENGTH: ""}, 10),
     "gzip": ("POST", INFER, {"Content-Encoding": "gzip"}, 10),
     "generate, compressed": ("POST", "/v2/models/m/generate", {"Content-Encoding": "gzip"}, 5),
@@ -138,7 +141,7 @@ STREAMED: dict[str, tuple[str, str, dict[str, str], int]] = {
     "unload": ("POST", "/v2/repository/models/m/unload", {"Content-Length": "0"}, 0),
     "liveness": ("GET", "/v2/health/live", {}, 0),
     "readiness": ("GET", "/v2/health/ready?x", {}, 0),
-    "too large to forward": ("POST", "/v2/x", {}, MAX_PASSTHROUGH + 1),
+    "too large to forward": ("POST", "/v2/x", {}, CONVERT_CHUNK + 1),
     "too large to convert": ("POST", INFER, {}, LIMITS.max_inference_header_bytes + 1),
 }
 
@@ -175,13 +178,13 @@ async def test_request_for_all_servers_has_a_plan_if_there_is_one_server(
         ("/v2/x", 1000, {"max_request_bytes": 1000}, True),
         ("/v2/x", 1001, {"max_request_bytes": 1000}, False),
         ("/v2/x", 1001, {"max_inference_header_bytes": 1000}, True),
-        ("/v2/x", MAX_PASSTHROUGH + 1, {"max_request_bytes": 10 * MAX_PASSTHROUGH}, False),
+        ("/v2/x", CONVERT_CHUNK + 1, {"max_request_bytes": 10 * CONVERT_CHUNK}, False),
         (INFER, 1000, {"max_request_bytes": 1000}, True),
         (INFER, 1001, {"max_request_bytes": 1000}, False),
         (INFER, 1000, {"max_inference_header_bytes": 1000}, True),
         (INFER, 1001, {"max_inference_header_bytes": 1000}, False),
-        (INFER, MAX_FAST_REQUEST, {"max_inference_header_bytes": 10 * MAX_PASSTHROUGH}, True),
-        (INFER, MAX_FAST_REQUEST + 1, {"max_inference_header_bytes": 10 * MAX_PASSTHROUGH}, False),
+        (INFER, MAX_FAST_REQUEST, {"max_inference_header_bytes": 10 * CONVERT_CHUNK}, True),
+        (INFER, MAX_FAST_REQUEST + 1, {"max_inference_header_bytes": 10 * CONVERT_CHUNK}, False),
     ],
 )
 async def test_request_over_a_cap_takes_the_streaming_path(
@@ -215,21 +218,21 @@ END_TO_END = [
 async def test_hop_by_hop_headers_are_dropped() -> None:
     plan = make_plan("POST", "/v2/x", [*HOP_BY_HOP, *END_TO_END, ("Accept-Encoding", "gzip")], 5)
     assert plan is not None
-    assert plan.template.headers == (
+    assert template_of(plan).headers == (
         *END_TO_END,
         ("Accept-Encoding", "gzip"),
         ("Content-Length", "5"),
     )
     plan = make_plan("POST", INFER, [*HOP_BY_HOP, *END_TO_END], 5)
     assert plan is not None
-    assert plan.template.headers == (*END_TO_END, *BINARY.items())
+    assert template_of(plan).headers == (*END_TO_END, *BINARY.items())
 
 
 async def test_converted_request_asks_for_no_compressed_response() -> None:
     wishes = [("Accept-Encoding", "gzip"), ("accept-encoding", "br"), ("Accept", "x/y")]
     plan = make_plan("POST", INFER, wishes, 5)
     assert plan is not None
-    assert plan.template.headers == (("Accept", "x/y"), *BINARY.items())
+    assert template_of(plan).headers == (("Accept", "x/y"), *BINARY.items())
 
 
 @pytest.mark.parametrize(
@@ -246,7 +249,7 @@ async def test_response_to_be_compressed_takes_the_streaming_path(
     assert (plan is not None) is on_fast_path
     if plan is not None:
         assert plan.header_policy == ResponseHeaderPolicy(adds_vary=True)
-        assert "Accept-Encoding" not in dict(plan.template.headers)
+        assert "Accept-Encoding" not in dict(template_of(plan).headers)
 
 
 @pytest.mark.parametrize(("method", "length"), [("POST", 5), ("GET", 5), ("PUT", 9)])
@@ -257,7 +260,7 @@ async def test_body_is_never_sent_without_its_length(
     """The client must not choose what the server takes for the next request."""
     plan = make_plan(method, "/v2/x", {"Host": "h", "Connection": options}, length)
     if plan is not None:
-        assert CIMultiDict(plan.template.headers).getall("Content-Length", []) == [str(length)]
+        assert CIMultiDict(template_of(plan).headers).getall("Content-Length", []) == [str(length)]
 
 
 # ----------------------------------------------------------------------------------------- requests
@@ -341,7 +344,7 @@ def _tensor(**changed: object) -> bytes:
     return json.dumps({"inputs": [entry]}).encode()
 
 
-SPECIAL_ENCODINGS = {
+INVALID = {
     "no JSON": b"what?",
     "JSON cut short": JSON[:-1],
     "no object": b"[1]",
@@ -349,21 +352,15 @@ SPECIAL_ENCODINGS = {
     "a text among numbers": _tensor(data=[1, "2"]),
     "does not fit": _tensor(datatype="UINT8", data=[1, 300]),
     "wrong shape": _tensor(shape=[3]),
-    "BYTES": _tensor(datatype="BYTES", data=["a", "b"]),
     "nested too deep": b'{"inputs":[],"x":' + b"[" * 70 + b"]" * 70 + b"}",
-    "an output in binary form": _with_outputs({"name": "O", "parameters": {"binary_data": True}}),
-    "all outputs in binary form": _with_outputs(binary_data_output=True),
-    "outputs of both forms": _with_outputs(
-        {"name": "O"}, {"name": "P", "parameters": {"binary_data": True}}
-    ),
 }
 
 
-@pytest.mark.parametrize("body", SPECIAL_ENCODINGS.values(), ids=SPECIAL_ENCODINGS)
-async def test_request_with_special_encodings_takes_the_streaming_path(body: bytes) -> None:
+@pytest.mark.parametrize("body", INVALID.values(), ids=INVALID)
+async def test_invalid_request_takes_the_streaming_path(body: bytes) -> None:
     scene = Scene()
     assert scene.start(body=body) is None
-    assert scene.log == []
+    assert scene.log == ["connection is not used"]
     assert scene.outstanding == 0
 
 
@@ -374,9 +371,14 @@ async def test_request_with_special_encodings_takes_the_streaming_path(body: byt
         _with_outputs({"name": "O", "parameters": {"binary_data": False}}),
         _with_outputs(binary_data_output=False),
         b'{"inputs":[]}',
+        _with_outputs({"name": "O", "parameters": {"binary_data": True}}),
+        _with_outputs(binary_data_output=True),
+        _with_outputs({"name": "O"}, {"name": "P", "parameters": {"binary_data": True}}),
+        _tensor(datatype="BYTES", data=["a", "b"]),
+        _tensor(datatype="BOOL", data=[True, False]),
     ],
 )
-async def test_request_for_json_outputs_is_started(body: bytes) -> None:
+async def test_request_for_outputs_of_any_encoding_is_started(body: bytes) -> None:
     scene = Scene()
     assert scene.start(body=body) is not None
 
@@ -397,14 +399,8 @@ async def test_request_without_an_idle_connection_takes_the_streaming_path(
 
 async def test_request_takes_the_streaming_path_if_the_transport_must_wait() -> None:
     class Slow(ReadyEndpoint):
-        def try_send_nowait(
-            self,
-            start: RequestTemplate,
-            headers: HeaderLines,
-            body: bytes,
-            receiver: ResponseReceiver,
-        ) -> PendingRequest | None:
-            return super(ReadyEndpoint, self).try_send_nowait(start, headers, body, receiver)
+        def try_reserve(self) -> ReservedConnection | None:
+            return super(ReadyEndpoint, self).try_reserve()
 
     destination = make_destination(Slow())
     fast_path = FastPath(single_destination(destination))
@@ -414,24 +410,53 @@ async def test_request_takes_the_streaming_path_if_the_transport_must_wait() -> 
     assert destination.upstream.pool.outstanding == [0]
 
 
-async def test_failed_send_releases_its_lease() -> None:
-    class Failing(ReadyEndpoint):
-        def try_send_nowait(
-            self,
-            start: RequestTemplate,
-            headers: HeaderLines,
-            body: bytes,
-            receiver: ResponseReceiver,
-        ) -> PendingRequest | None:
-            raise ZeroDivisionError
+class _FailingConnection(ReservedConnection):
+    """Fails after a part of the request may have been sent."""
 
-    destination = make_destination(Failing())
+    def send(
+        self,
+        template: RequestTemplate,
+        headers: HeaderLines,
+        body: bytes,
+        receiver: ResponseReceiver,
+    ) -> None:
+        raise ZeroDivisionError
+
+    def close(self) -> None:
+        pass
+
+
+async def test_request_is_not_sent_again_after_an_unexpected_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(ReadyEndpoint):
+        def try_reserve(self) -> ReservedConnection | None:
+            return _FailingConnection()
+
+    destination, client = make_destination(Failing()), ScriptedClient()
     fast_path = FastPath(single_destination(destination))
     plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
     assert plan is not None
-    with pytest.raises(ZeroDivisionError):
-        fast_path.start(plan, b"", ScriptedClient())
+    assert fast_path.start(plan, b"", client) is not None
+    assert destination.upstream.pool.outstanding == [1]
+    await asyncio.sleep(0)
+    assert [(each.status, each.last) for each in client.responses] == [(500, True)]
     assert destination.upstream.pool.outstanding == [0]
+    assert destination.memory_budget.total == 0
+    assert "ZeroDivisionError" in caplog.text
+    fast_path.close()
+
+
+async def test_nothing_is_converted_before_there_is_a_connection() -> None:
+    scene = Scene()
+    scene.endpoint.ready = False
+    headers = make_headers({"Host": "h", "Content-Length": str(len(JSON))})
+    plan = scene.fast_path.plan("POST", INFER, headers, len(JSON))
+    assert plan is not None
+    handler = mock.Mock()
+    assert scene.fast_path.start(replace(plan, handler=handler), JSON, scene.client) is None
+    handler.to_server.assert_not_called()
+    assert scene.outstanding == 0
 
 
 async def test_least_busy_endpoint_gets_the_request() -> None:

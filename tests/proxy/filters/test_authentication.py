@@ -399,7 +399,7 @@ async def test_keys_are_checked_for_each_plan() -> None:
     try:
         plan = fast_path.plan("GET", "/v2/x", headers, 0)
         assert plan is not None
-        assert plan.template.headers == (("Host", "h"), ("X", "1"))
+        assert dict(plan.headers) == {"Host": "h", "X": "1"}
         assert fast_path.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is None
         group.replace_keys(["new"])
         assert fast_path.plan("GET", "/v2/x", headers, 0) is None

@@ -7,29 +7,40 @@ import pytest
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import (
     HeaderLines,
-    PendingRequest,
     RequestTemplate,
+    ReservedConnection,
     ResponseReceiver,
 )
+
+
+class _RecordedConnection(ReservedConnection):
+    def __init__(self, connection: ReservedConnection, targets: list[str]) -> None:
+        self._connection = connection
+        self._targets = targets
+
+    def send(
+        self,
+        template: RequestTemplate,
+        headers: HeaderLines,
+        body: bytes,
+        receiver: ResponseReceiver,
+    ) -> None:
+        self._connection.send(template, headers, body, receiver)
+        self._targets.append(template.target)
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 @pytest.fixture
 def fast_path_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The targets of the requests that took the fast path, in order."""
     targets: list[str] = []
-    try_send_nowait = HttpEndpoint.try_send_nowait
+    try_reserve = HttpEndpoint.try_reserve
 
-    def noting(
-        endpoint: HttpEndpoint,
-        start: RequestTemplate,
-        headers: HeaderLines,
-        body: bytes,
-        receiver: ResponseReceiver,
-    ) -> PendingRequest | None:
-        sent = try_send_nowait(endpoint, start, headers, body, receiver)
-        if sent is not None:
-            targets.append(start.target)
-        return sent
+    def record(endpoint: HttpEndpoint) -> ReservedConnection | None:
+        connection = try_reserve(endpoint)
+        return None if connection is None else _RecordedConnection(connection, targets)
 
-    monkeypatch.setattr(HttpEndpoint, "try_send_nowait", noting)
+    monkeypatch.setattr(HttpEndpoint, "try_reserve", record)
     return targets

@@ -16,8 +16,8 @@ from gateway.observe.call_record import CallRecord
 from gateway.proxy.interfaces import ClientResponse
 from gateway.upstream.transport import (
     HeaderLines,
-    PendingRequest,
     RequestTemplate,
+    ReservedConnection,
     ResponseReceiver,
     UpstreamEndpoint,
     UpstreamRequest,
@@ -45,23 +45,40 @@ def response_head(
 
 
 @dataclass
-class SentRequest(PendingRequest):
+class SentRequest:
     """A request under way, in the test's hands."""
 
     start: RequestTemplate
     headers: HeaderLines
     body: bytes
     receiver: ResponseReceiver
-    log: EventLog
 
     @property
     def lines(self) -> list[tuple[str, str]]:
         """Return all headers, as they go to the server."""
         return [*self.start.headers, *self.headers]
 
+
+class _Reserved(ReservedConnection):
+    def __init__(self, endpoint: ReadyEndpoint) -> None:
+        self._endpoint = endpoint
+        self._is_used = False
+
+    def send(
+        self,
+        template: RequestTemplate,
+        headers: HeaderLines,
+        body: bytes,
+        receiver: ResponseReceiver,
+    ) -> None:
+        """Note a request."""
+        self._is_used = True
+        self._endpoint.log.append(f"server is asked {template.method} {template.target}")
+        self._endpoint.asked.append(SentRequest(template, headers, body, receiver))
+
     def close(self) -> None:
         """Note that nobody waits any more."""
-        self.log.append("server is let go")
+        self._endpoint.log.append("server is let go" if self._is_used else "connection is not used")
 
 
 class ReadyEndpoint(UpstreamEndpoint):
@@ -73,15 +90,9 @@ class ReadyEndpoint(UpstreamEndpoint):
         self.asked: list[SentRequest] = []
         self.log = EventLog() if log is None else log
 
-    def try_send_nowait(
-        self, start: RequestTemplate, headers: HeaderLines, body: bytes, receiver: ResponseReceiver
-    ) -> PendingRequest | None:
-        """Note a request."""
-        if not self.ready:
-            return None
-        self.log.append(f"server is asked {start.method} {start.target}")
-        self.asked.append(SentRequest(start, headers, body, receiver, self.log))
-        return self.asked[-1]
+    def try_reserve(self) -> ReservedConnection | None:
+        """Take the connection, if the server is ready."""
+        return _Reserved(self) if self.ready else None
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Fail: nothing takes the streaming path here."""

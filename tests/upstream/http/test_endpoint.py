@@ -9,8 +9,8 @@ from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import (
     Body,
     HeaderLines,
-    PendingRequest,
     RequestTemplate,
+    ReservedConnection,
     ResponseReceiver,
     UpstreamRequest,
     UpstreamResponse,
@@ -28,7 +28,7 @@ from tests.support.servers.scripted_server import (
     respond_in_turn,
 )
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.receivers import RecordingReceiver
+from tests.upstream.receivers import RecordingReceiver, try_send
 
 
 def _request(
@@ -319,7 +319,7 @@ async def test_concurrent_requests_use_a_connection_each(endpoint_at: EndpointAt
         await asyncio.gather(*map(one, range(150)))
 
 
-# ---------------------------------------------------------------------------------- try_send_nowait
+# ---------------------------------------------------------------------------- reserved connections
 
 
 HOST = ("Host", "client's")
@@ -336,10 +336,10 @@ async def _warm(endpoint: HttpEndpoint) -> None:
     await _read(await endpoint.send(_request()))
 
 
-def _sent(endpoint: HttpEndpoint, receiver: ResponseReceiver, body: bytes = b"") -> PendingRequest:
-    sent = endpoint.try_send_nowait(
-        _start(HOST), (("Content-Length", str(len(body))),), body, receiver
-    )
+def _sent(
+    endpoint: HttpEndpoint, receiver: ResponseReceiver, body: bytes = b""
+) -> ReservedConnection:
+    sent = try_send(endpoint, _start(HOST), (("Content-Length", str(len(body))),), body, receiver)
     assert sent is not None
     return sent
 
@@ -349,27 +349,27 @@ async def _left(server: ScriptedServer, number: int = 0) -> None:
         await (await server.connection(number)).left.wait()
 
 
-async def test_try_send_nowait_needs_an_idle_connection(endpoint_at: EndpointAt) -> None:
+async def test_reserved_connection_needs_an_idle_connection(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         receiver = RecordingReceiver()
-        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
+        assert try_send(endpoint, _start(HOST), (), b"", receiver) is None
         await _warm(endpoint)
         _sent(endpoint, receiver)
         # The only connection is in use.
-        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
+        assert try_send(endpoint, _start(HOST), (), b"", receiver) is None
         await receiver.wait()
         assert len(server.connections) == 1
         assert len(receiver.complete) == 1
         assert [received.head.get("Host") for received in server.requests][1:] == ["client's"]
 
 
-async def test_try_send_nowait_sends_nothing_after_close(endpoint_at: EndpointAt) -> None:
+async def test_reserved_connection_sends_nothing_after_close(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
         endpoint = endpoint_at(server.url)
         await _warm(endpoint)
         await endpoint.close()
-        assert endpoint.try_send_nowait(_start(HOST), (), b"", RecordingReceiver()) is None
+        assert try_send(endpoint, _start(HOST), (), b"", RecordingReceiver()) is None
 
 
 SENT_AT_ONCE = {
@@ -399,7 +399,7 @@ SENT_AT_ONCE = {
 @pytest.mark.parametrize(
     ("start", "headers", "body", "data"), SENT_AT_ONCE.values(), ids=SENT_AT_ONCE
 )
-async def test_try_send_nowait_sends_template_headers_and_body(
+async def test_reserved_connection_sends_template_headers_and_body(
     endpoint_at: EndpointAt, start: RequestTemplate, headers: HeaderLines, body: bytes, data: bytes
 ) -> None:
     got: list[bytes] = []
@@ -419,7 +419,7 @@ async def test_try_send_nowait_sends_template_headers_and_body(
         await _warm(endpoint)
         for _ in range(2):
             receiver = RecordingReceiver()
-            sent = endpoint.try_send_nowait(start, headers, body, receiver)
+            sent = try_send(endpoint, start, headers, body, receiver)
             assert sent is not None
             await receiver.wait()
             assert receiver.body == b"got it"
@@ -435,7 +435,7 @@ async def test_each_endpoint_gets_its_own_host_header(endpoint_at: EndpointAt) -
         for server in (one, two, one):
             endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
             await _warm(endpoint)
-            sent = endpoint.try_send_nowait(start, (), b"", receiver)
+            sent = try_send(endpoint, start, (), b"", receiver)
             assert sent is not None
             await receiver.wait()
             sent.close()
@@ -487,7 +487,7 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
         sent.close()
         # The connection is put back once.
         again = _sent(endpoint, receiver)
-        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
+        assert try_send(endpoint, _start(HOST), (), b"", receiver) is None
         await receiver.wait()
         assert receiver.body == b"next"
         again.close()
@@ -513,7 +513,7 @@ async def test_connection_may_be_reused_in_on_complete(endpoint_at: EndpointAt) 
         endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
         await _warm(endpoint)
         sent = _sent(endpoint, first, b"first")
-        after: list[PendingRequest] = []
+        after: list[ReservedConnection] = []
 
         def then() -> None:
             sent.close()
@@ -575,12 +575,12 @@ async def test_close_drops_the_connection_of_an_incomplete_response(
         calls = len(receiver.complete) + len(receiver.responses)
         sent.close()
         await _left(server)
-        assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
+        assert try_send(endpoint, _start(HOST), (), b"", receiver) is None
         assert len(receiver.complete) + len(receiver.responses) == calls
         assert not receiver.errors
 
 
-async def test_errors_of_try_send_nowait_name_the_server(endpoint_at: EndpointAt) -> None:
+async def test_errors_of_reserved_connection_name_the_server(endpoint_at: EndpointAt) -> None:
     faults = {
         "closed the connection before it responded": message("HTTP/1.1 100 Continue"),
         "sent an invalid HTTP response: ": b"what?\r\n\r\n",
@@ -597,4 +597,4 @@ async def test_errors_of_try_send_nowait_name_the_server(endpoint_at: EndpointAt
             assert error.kind is ErrorKind.BAD_RESPONSE
             assert error.message.startswith(f"{server.url} {saying}")
             sent.close()
-            assert endpoint.try_send_nowait(_start(HOST), (), b"", receiver) is None
+            assert try_send(endpoint, _start(HOST), (), b"", receiver) is None

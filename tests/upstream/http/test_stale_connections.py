@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.http import connection
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.transport import Body, PendingRequest, RequestTemplate, UpstreamRequest
+from gateway.upstream.transport import Body, RequestTemplate, ReservedConnection, UpstreamRequest
 from tests.support.addresses import HOST
 from tests.support.compiled import needs_source
 from tests.support.gateway import until
@@ -21,7 +21,7 @@ from tests.support.servers.scripted_server import (
     respond_in_turn,
 )
 from tests.upstream.endpoints import EndpointAt
-from tests.upstream.receivers import RecordingReceiver
+from tests.upstream.receivers import RecordingReceiver, try_send
 
 LARGE = (b"a" * 200_000, b"b" * 200_000)
 CROSSED = "closed an idle connection as it was used again"
@@ -43,9 +43,9 @@ async def _pieces() -> AsyncIterator[bytes]:
     yield b"two"
 
 
-def _at_once(endpoint: HttpEndpoint, receiver: RecordingReceiver) -> PendingRequest:
+def _at_once(endpoint: HttpEndpoint, receiver: RecordingReceiver) -> ReservedConnection:
     start = RequestTemplate("POST", "/x", (("X", "y"),))
-    sent = endpoint.try_send_nowait(start, (("Content-Length", "4"),), b"body", receiver)
+    sent = try_send(endpoint, start, (("Content-Length", "4"),), b"body", receiver)
     assert sent is not None
     return sent
 
@@ -71,7 +71,7 @@ async def test_request_over_a_stale_connection_is_sent_again(
         assert len(server.connections) == 2
 
 
-async def test_request_of_try_send_nowait_is_sent_again(endpoint_at: EndpointAt) -> None:
+async def test_request_of_reserved_connection_is_sent_again(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer(closing, always_respond(http_response(b"yes"))) as server:
         endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _ask(endpoint)

@@ -339,7 +339,7 @@ async def test_closed_idle_connection_is_not_reused(
         assert await _call(endpoint) == b"first"
         async with asyncio.timeout(5):
             await (await server.connection()).left.wait()
-        waiting = endpoint._idle._waiting
+        waiting = endpoint.idle._waiting
         await until(lambda: not any(connection.reusable for _, connection in waiting))
         assert await _call(endpoint) == b"second"
 

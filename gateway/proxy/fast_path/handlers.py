@@ -1,0 +1,267 @@
+"""What the fast path sends for calls of each kind: requests to servers, responses to clients."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.codec.json.nesting import nests_deeper
+from gateway.errors import GatewayError
+from gateway.protocol.operations import Operation
+from gateway.protocol.v1 import V1ResponseLayout, infer_path
+from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
+from gateway.proxy.headers import HEADER_LENGTH, end_to_end, with_body
+from gateway.proxy.infer.buffered_response import ResponseRelay
+from gateway.proxy.infer.convert_buffered_request import (
+    ConvertedRequest,
+    convert_buffered_prediction,
+    convert_buffered_request,
+    is_accepted,
+)
+from gateway.proxy.infer.convert_buffered_response import (
+    ConvertedResponse,
+    convert_buffered_response,
+    convert_buffered_v1_response,
+    name_endpoint,
+    parse_header_size,
+)
+from gateway.proxy.infer.convert_response import convert_response
+from gateway.proxy.infer.handler import check_metadata, write_for_server
+from gateway.proxy.infer.v1_predict import PredictResponse
+from gateway.proxy.interfaces import Destination
+from gateway.proxy.passthrough import relay_response
+from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
+from gateway.upstream.transport import HeaderLines, RequestTemplate, UpstreamResponseHead
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRequest:
+    """A fully buffered request for a server; ``lines`` are the headers that depend on its body.
+
+    ``converted`` and ``layout`` tell how to convert the response: None if it is not converted.
+    """
+
+    template: RequestTemplate
+    lines: HeaderLines
+    body: bytes
+    converted: ConvertedRequest | None = None
+    layout: V1ResponseLayout | None = None
+
+
+class FastPathHandler(ABC):
+    """Serves fully buffered calls with the same head."""
+
+    max_size: int = CONVERT_CHUNK
+    """Bytes of the largest request; larger ones take the streaming path."""
+
+    @abstractmethod
+    def to_server(
+        self, body: bytes, destination: Destination, request_id: str
+    ) -> ServerRequest | None:
+        """Return the request for a server; None if the call takes the streaming path."""
+
+    @abstractmethod
+    def to_client(
+        self,
+        request: ServerRequest,
+        head: UpstreamResponseHead,
+        body: bytes,
+        destination: Destination,
+        url: str,
+    ) -> tuple[HeaderLines, bytes]:
+        """Return headers and body of a complete response; raises GatewayError."""
+
+    @abstractmethod
+    async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
+        """Pass on a response that arrives in parts, as the streaming path does."""
+
+
+class PassthroughHandler(FastPathHandler):
+    """Passes requests and responses untouched; JSON that is nested too deep is not sent."""
+
+    def __init__(self, template: RequestTemplate) -> None:
+        self._template = template
+
+    def to_server(
+        self, body: bytes, destination: Destination, request_id: str
+    ) -> ServerRequest | None:
+        """Return the request for a server."""
+        if body and nests_deeper(body, destination.limits.max_json_depth):
+            return None
+        return ServerRequest(self._template, (), body)
+
+    def to_client(
+        self,
+        request: ServerRequest,
+        head: UpstreamResponseHead,
+        body: bytes,
+        destination: Destination,
+        url: str,
+    ) -> tuple[HeaderLines, bytes]:
+        """Return headers and body of a complete response."""
+        return _untouched_lines(head), body
+
+    async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
+        """Pass on a response that arrives in parts."""
+        await relay_response(relay.upstream_response, relay.response, relay.url, relay.deadline)
+
+
+class InferHandler(FastPathHandler):
+    """Converts infer requests; ``header_size`` is their Inference-Header-Content-Length."""
+
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        headers: CIMultiDictProxy[str],
+        operation: Operation,
+        header_size: int | None,
+        max_size: int,
+    ) -> None:
+        self.max_size = max_size
+        self._method = method
+        self._target = target
+        self._headers = headers
+        self._operation = operation
+        self._header_size = header_size
+        self._templates: dict[tuple[str, bool], RequestTemplate] = {}
+
+    def to_server(
+        self, body: bytes, destination: Destination, request_id: str
+    ) -> ServerRequest | None:
+        """Return the request for a server."""
+        is_scheduled = self._header_size is None and len(body) > MAX_UNSCHEDULED
+        if is_scheduled and not destination.scheduler.try_take_slice():
+            return None  # requests of many clients may come in the same time slice
+        converted = convert_buffered_request(self._operation, destination, self._header_size, body)
+        return None if converted is None else self._write(converted, destination)
+
+    def _write(
+        self,
+        converted: ConvertedRequest,
+        destination: Destination,
+        layout: V1ResponseLayout | None = None,
+    ) -> ServerRequest | None:
+        if not is_accepted(self._operation, destination, converted.features):
+            return None  # the streaming path sends the error
+        try:
+            form, content = write_for_server(converted, destination)
+        except GatewayError:
+            return None
+        if not isinstance(content, Sequence):
+            return None
+        (body,) = content
+        lines: HeaderLines = (("Content-Length", str(len(body))),)
+        if form.header_size is not None:
+            lines += ((HEADER_LENGTH, str(form.header_size)),)
+        template = self._template_for(form.content_type, form.reads_response)
+        return ServerRequest(template, lines, bytes(body), converted, layout)
+
+    def _template_for(self, content_type: str, reads_response: bool) -> RequestTemplate:
+        key = content_type, reads_response
+        if (template := self._templates.get(key)) is None:
+            headers = with_body(self._headers, {"Content-Type": content_type})
+            if reads_response:
+                headers.popall("Accept-Encoding", None)
+            lines = tuple(headers.items())
+            template = self._templates[key] = RequestTemplate(self._method, self._target, lines)
+        return template
+
+    def to_client(
+        self,
+        request: ServerRequest,
+        head: UpstreamResponseHead,
+        body: bytes,
+        destination: Destination,
+        url: str,
+    ) -> tuple[HeaderLines, bytes]:
+        """Return headers and body of a complete response."""
+        assert request.converted is not None
+        check_metadata(head.status, self._operation, destination, request.converted)
+        try:
+            converted = self._convert(request, head, body, destination)
+        except GatewayError as error:
+            raise name_endpoint(url, error) from error
+        if converted is None:
+            return _untouched_lines(head), body
+        lines = _lines_with_type(head, converted.content_type)
+        if converted.header_size is not None:
+            lines += ((HEADER_LENGTH, str(converted.header_size)),)
+        return lines, converted.body
+
+    def _convert(
+        self,
+        request: ServerRequest,
+        head: UpstreamResponseHead,
+        body: bytes,
+        destination: Destination,
+    ) -> ConvertedResponse | None:
+        assert request.converted is not None
+        encoding = request.converted.encoding
+        return convert_buffered_response(head.status, head.headers, body, encoding, destination)
+
+    async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
+        """Pass on a response that arrives in parts."""
+        assert request.converted is not None
+        status = relay.upstream_response.status
+        check_metadata(status, self._operation, relay.destination, request.converted)
+        await convert_response(relay)
+
+
+class PredictHandler(InferHandler):
+    """Converts V1 predictions to infer requests."""
+
+    def __init__(self, target: str, headers: CIMultiDictProxy[str], operation: Operation) -> None:
+        target = infer_path(operation) + "".join(target.partition("?")[1:])
+        passed = CIMultiDict(headers)
+        passed.popall("Accept-Encoding", None)  # the gateway reads the response
+        super().__init__("POST", target, CIMultiDictProxy(passed), operation, None, MAX_UNSCHEDULED)
+
+    def to_server(
+        self, body: bytes, destination: Destination, request_id: str
+    ) -> ServerRequest | None:
+        """Return the request for a server."""
+        prediction = convert_buffered_prediction(self._operation, destination, body, request_id)
+        return (
+            None if prediction is None else self._write(prediction[0], destination, prediction[1])
+        )
+
+    def _convert(
+        self,
+        request: ServerRequest,
+        head: UpstreamResponseHead,
+        body: bytes,
+        destination: Destination,
+    ) -> ConvertedResponse | None:
+        assert request.layout is not None
+        converted = super()._convert(request, head, body, destination)
+        if converted is None:
+            cap = destination.limits.max_inference_header_bytes
+            converted = ConvertedResponse(body, header_size=parse_header_size(head.headers, cap))
+        return convert_buffered_v1_response(
+            head.status, head.reason, converted, request.layout, destination
+        )
+
+    async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
+        """Pass on a response that arrives in parts."""
+        assert request.layout is not None
+        with relay.destination.memory_budget.reserve() as reservation:
+            response = PredictResponse(
+                relay.response, request.layout, relay.destination, relay.deadline, reservation
+            )
+            await super().relay(request, replace(relay, response=response))
+
+
+@lru_cache(maxsize=CACHED_HEADS)
+def _untouched_lines(head: UpstreamResponseHead) -> HeaderLines:
+    return tuple(end_to_end(head.headers).items())
+
+
+@lru_cache(maxsize=CACHED_HEADS)
+def _lines_with_type(head: UpstreamResponseHead, content_type: str | None) -> HeaderLines:
+    changed = {} if content_type is None else {"Content-Type": content_type}
+    return tuple(with_body(head.headers, changed).items())
