@@ -5,6 +5,8 @@ from typing import Final
 # Caches of what repeats from call to call; entries of each LRU cache.
 CACHED_HEADS: Final = 512
 """Heads of requests and responses, and what was made of them."""
+CACHED_LINES: Final = 2048
+"""Lines of such heads, and names of headers."""
 CACHED_DOCUMENTS: Final = 256
 """JSON headers, by their text."""
 MAX_CACHED_DOCUMENT: Final = 16 * 1024

@@ -1,49 +1,81 @@
 """Parses and encodes the heads of HTTP/1.1 messages: RFC 9112, sections 2 to 6.
 
-httptools parses with llhttp. This module rejects heads that llhttp accepts and that the gateway
-must not forward.
+A head that could be read in two ways is rejected, also where the RFC lets a server be lenient.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from functools import lru_cache
+from typing import Final
 
-from httptools import (
-    HttpParserError,
-    HttpParserInvalidMethodError,
-    HttpParserUpgrade,
-    HttpRequestParser,
-    HttpResponseParser,
-)
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.sizes import CACHED_HEADS
+from gateway.sizes import CACHED_HEADS, CACHED_LINES, QUOTED_NAME
 
 MAX_HEAD = 64 * 1024
 """Maximum bytes of a head."""
 
-_MAX_HEADERS = 128
+MAX_CACHED_HEAD = 2048
+"""Maximum bytes of a cached head."""
+
+_MAX_HEADERS: Final = 128
 """Maximum number of header lines."""
 
-MAX_CACHED_HEAD = 2048
-"""Maximum bytes of a cached head. Most heads repeat, and a cached one needs no parsing."""
+_MAX_CACHED_LINE: Final = 256
+"""Maximum bytes of a cached line. With ``CACHED_LINES`` of them, a cache holds 2.5 MB at most."""
 
-_MAX_LENGTH_DIGITS = 20
+_MAX_CACHED_NAME: Final = 64
+"""Maximum bytes of a cached header name."""
+
+_MAX_LENGTH_DIGITS: Final = 20
 """Maximum digits of a Content-Length."""
 
-_END = b"\r\n\r\n"
-_STATUSES_WITHOUT_BODY = (204, 304)
+_MAX_LENGTH: Final = 2**64 - 1
+"""Maximum Content-Length: larger ones overflow in other servers."""
+
+METHODS = frozenset(
+    b"ACL BIND CHECKOUT CONNECT COPY DELETE GET HEAD LINK LOCK M-SEARCH MERGE MKACTIVITY MKCALENDAR"
+    b" MKCOL MOVE NOTIFY OPTIONS PATCH POST PROPFIND PROPPATCH PURGE PUT QUERY REBIND REPORT SEARCH"
+    b" SOURCE SUBSCRIBE TRACE UNBIND UNLINK UNLOCK UNSUBSCRIBE".split()
+)
+"""The known methods: those of Node.js. Another first word is most likely another protocol."""
+
 ABSOLUTE_FORM = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
 """The start of a request target in absolute form: RFC 9112, section 3.2.2."""
 
+_STATUSES_WITHOUT_BODY = (204, 304)
+
+# RFC 9110, section 5.6.2.
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# RFC 9110, section 5.5: all but a tab. A value never spans lines: RFC 9112, section 5.2.
+_CONTROLS = bytes([*range(9), *range(10, 32), 127])
+# A path or *, or a URL whose authority has only characters of RFC 3986, section 3.2.
+_TARGET = rb"[/*][!-~]*|[A-Za-z]+://(?:@?[A-Za-z0-9._~!$&'()*+,;=:%\[\]-])*@?(?:[/?][!-~]*)?"
+_REQUEST_LINE = re.compile(rb"([A-Z-]+) +(%s) +HTTP/1\.([01])\r" % _TARGET)
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t -~\x80-\xff]*))?\r")
+_OTHER_VERSION = re.compile(rb"\bHTTP/(?!1\.[01](?![0-9.]))[0-9]")
 # RFC 3986, section 3.2: a host and a port. RFC 9110, section 4.2.4, forbids user names.
 _AUTHORITY = re.compile(
     r"(?:\[[0-9A-Za-z:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII
 )
-_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+# How a header is classified by its name: see HeadParser.
+_PASSED: Final = 0
+_KEYED: Final = 1
+_NOTED: Final = 2
+
+# What a header line means for the framing of its message.
+_NOTHING: Final = 0
+_HOST: Final = 1
+_INVALID_HOST: Final = 2  # only requests are rejected for it
+_LENGTH: Final = 3
+_CHUNKED: Final = 4
+_CLOSE: Final = 5
+_KEEP_ALIVE: Final = 6
+
+_FRAMING_NAMES = ("host", "content-length", "transfer-encoding", "connection")
 
 
 class MalformedError(ValueError):
@@ -57,118 +89,212 @@ class HeadTooLargeError(MalformedError):
         super().__init__(f"a head of more than {MAX_HEAD} bytes")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RequestHead:
-    """The head of a request; compared by identity, because small heads are cached.
+class HeaderField:
+    """A header line; immutable, as those that repeat are cached.
 
-    ``length`` is that of the body in bytes: 0 without a body, None if it is chunked.
+    ``name`` and ``value`` are as they came, without the white space around the value; latin-1
+    preserves every byte. ``lower`` is the name in lower case. ``line`` is the whole line, with its
+    CRLF.
     """
 
-    method: str
-    target: str
-    http_1_0: bool
-    headers: CIMultiDictProxy[str]
-    length: int | None
-    keep_alive: bool
+    def __init__(
+        self, name: str, lower: str, value: str, line: bytes, handling: int, meaning: int
+    ) -> None:
+        self.name: Final = name
+        self.lower: Final = lower
+        self.value: Final = value
+        self.line: Final = line
+        self.handling: Final = handling
+        self.meaning: Final = meaning
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ResponseHead:
-    """The head of a response; compared by identity, because small heads are cached.
+class _RequestLine:
+    """The first line of a request; ``host`` is that of a target in absolute form."""
+
+    def __init__(self, line: bytes, method: str, target: str, http_1_0: bool, host: str) -> None:
+        self.line: Final = line
+        self.method: Final = method
+        self.target: Final = target
+        self.http_1_0: Final = http_1_0
+        self.host: Final = host
+
+
+class _StatusLine:
+    """The first line of a response."""
+
+    def __init__(self, line: bytes, http_1_0: bool, status: int, reason: str) -> None:
+        self.line: Final = line
+        self.http_1_0: Final = http_1_0
+        self.status: Final = status
+        self.reason: Final = reason
+
+
+class MessageHead:
+    """What the heads of requests and responses have in common.
+
+    Two heads with the same ``key`` differ in ``noted`` and ``passed`` alone: see HeadParser.
+    ``passed`` is the passed lines as they came.
+    """
+
+    def __init__(self, first_line: bytes, http_1_0: bool, fields: list[HeaderField]) -> None:
+        self.http_1_0 = http_1_0
+        self.fields = tuple(fields)
+        self.length: int | None = None
+        self.chunked = False
+        self._hosts = 0
+        self._close = False
+        self._asks_keep_alive = False
+        self._headers: CIMultiDictProxy[str] | None = None
+        key = [first_line]
+        noted: list[HeaderField] = []
+        passed: list[bytes] = []
+        for field in fields:
+            handling = field.handling
+            if handling == _PASSED:
+                passed.append(field.line)
+            elif handling == _KEYED:
+                key.append(field.line)
+            else:
+                noted.append(field)
+            if field.meaning:
+                self._frame(field)
+        if self.chunked and self.length is not None:
+            raise MalformedError("Content-Length beside Transfer-Encoding")
+        self.key = tuple(key)
+        self.noted = tuple(noted)
+        self.passed = b"".join(passed)
+        # RFC 9112, section 9.3.
+        self.keep_alive = not self._close and (not http_1_0 or self._asks_keep_alive)
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """The fields by name; they are collected at the first access."""
+        if self._headers is None:
+            pairs = [(field.name, field.value) for field in self.fields]
+            self._headers = CIMultiDictProxy(CIMultiDict(pairs))
+        return self._headers
+
+    def _frame(self, field: HeaderField) -> None:
+        """Take in a field that says how the message is framed."""
+        meaning = field.meaning
+        if meaning == _LENGTH:
+            if self.length is not None:
+                raise MalformedError("more than one Content-Length")
+            self.length = int(field.value)
+        elif meaning == _CHUNKED:
+            if self.chunked:
+                raise MalformedError("more than one Transfer-Encoding")
+            self.chunked = True
+        elif meaning == _CLOSE:
+            self._close = True
+        elif meaning == _KEEP_ALIVE:
+            self._asks_keep_alive = True
+        else:
+            self._hosts += 1
+
+
+class RequestHead(MessageHead):
+    """The head of a request; compared by identity.
+
+    ``length`` is that of the body in bytes: 0 without a body, None if it is chunked. A host in the
+    target has replaced that of Host (RFC 9112, section 3.2.2).
+    """
+
+    def __init__(self, first: _RequestLine, fields: list[HeaderField]) -> None:
+        super().__init__(first.line, first.http_1_0, fields)
+        self.method = first.method
+        self.target = first.target
+        if self._hosts != 1 and (self._hosts or not first.http_1_0):
+            raise MalformedError("more than one Host" if self._hosts else "no Host")
+        if self.chunked and first.http_1_0:
+            raise MalformedError("Transfer-Encoding in HTTP/1.0")
+        if self.length is None and not self.chunked:
+            self.length = 0
+
+
+class ResponseHead(MessageHead):
+    """The head of a response; compared by identity.
 
     ``length`` is that of the body in bytes, None if it is chunked or ends with the connection.
     """
 
-    status: int
-    reason: str
-    headers: CIMultiDictProxy[str]
-    length: int | None
-    chunked: bool
-    keep_alive: bool
+    def __init__(self, first: _StatusLine, method: str, fields: list[HeaderField]) -> None:
+        super().__init__(first.line, first.http_1_0, fields)
+        self.status = status = first.status
+        self.reason = first.reason
+        if status < 200 or method == "HEAD" or status in _STATUSES_WITHOUT_BODY:
+            self.length, self.chunked = 0, False
+        elif self.chunked and first.http_1_0:
+            # RFC 9112, section 6.1: with HTTP/1.0, the end of a chunked body may be misframed.
+            self.keep_alive = False
 
 
-class HeadReader:
-    """Collects the bytes of a head until it is complete.
+class HeadParser:
+    """Parses heads line by line, and caches the lines, as most of them repeat.
 
-    ``parser`` is the class that validates a partial head, so that garbage is rejected early.
+    Each header is classified by its name in lower case. ``keyed`` are those whose value decides how
+    the message is handled. ``noted`` are read from each message; they mostly differ, and are not
+    cached. All others are ``passed`` on.
     """
 
-    def __init__(self, parser: type[HttpRequestParser | HttpResponseParser]) -> None:
-        self._parser = parser
-        self._validator: HttpRequestParser | HttpResponseParser | None = None
-        self._received = b""
+    def __init__(self, keyed: Collection[str] = (), noted: Collection[str] = ()) -> None:
+        self._handling = dict.fromkeys(keyed, _KEYED) | dict.fromkeys(noted, _NOTED)
+        self._known: dict[bytes, HeaderField] = {}
 
-    @property
-    def started(self) -> bool:
-        """Whether a part of a head was received."""
-        return bool(self._received)
-
-    @property
-    def size(self) -> int:
-        """The received bytes of a partial head."""
-        return len(self._received)
-
-    def reset(self) -> None:
-        """Drop a partial head."""
-        self._received, self._validator = b"", None
-
-    def feed(self, data: bytes | memoryview) -> tuple[bytes, bytes | memoryview] | None:
-        """Add received data; return the complete head and the bytes after it, None before that.
+    def parse_request(self, head: bytes) -> RequestHead:
+        """Parse the head of a request, including the empty line at its end.
 
         Raises MalformedError.
         """
-        if not self._received:
-            # Usually the head is complete. Large data after it is not copied.
-            start = bytes(data[:MAX_CACHED_HEAD])
-            end = start.find(_END)
-            if end >= 0 and start[0] not in _END:
-                end += len(_END)
-                rest = data[end:] if len(data) <= MAX_CACHED_HEAD else memoryview(data)[end:]
-                return start[:end], rest
-            data = bytes(data).lstrip(b"\r\n")  # RFC 9112, section 2.2
-        before = len(self._received)
-        received = self._received + data
-        end = received.find(_END, max(0, before - len(_END)), MAX_HEAD)
-        if end >= 0:
-            self._received, self._validator = b"", None
-            end += len(_END)
-            return received[:end], received[end:]
-        if len(received) >= MAX_HEAD:
-            raise HeadTooLargeError
-        self._validate(data)
-        self._received = received
-        return None
+        lines = _split_lines(head)
+        line = lines[0]
+        first = _cached_request_line(line) if _is_short(line) else parse_request_line(line)
+        fields = self._parse_fields(lines)
+        for field in fields:
+            if field.meaning == _INVALID_HOST:
+                raise _invalid_host(field.value)
+        if first.host:
+            self._replace_host(fields, first)
+        return RequestHead(first, fields)
 
-    def _validate(self, data: bytes | memoryview) -> None:
-        if self._validator is None:
-            self._validator = self._parser(object())
-        try:
-            self._validator.feed_data(data)
-        except (HttpParserError, HttpParserUpgrade) as error:
-            raise _malformed_error(error) from None
+    def parse_response(self, head: bytes, method: str) -> ResponseHead:
+        """Parse the head of a response to a request of this method.
 
+        Raises MalformedError.
+        """
+        lines = _split_lines(head)
+        line = lines[0]
+        first = _cached_status_line(line) if _is_short(line) else parse_status_line(line)
+        return ResponseHead(first, method, self._parse_fields(lines))
 
-class _ParsedHead:
-    """The callbacks and results of the parser."""
+    def _parse_fields(self, lines: list[bytes]) -> list[HeaderField]:
+        known = self._known
+        return [known.get(line) or self._parse_field(line) for line in lines[1:-2]]
 
-    def __init__(self) -> None:
-        self.target = b""
-        self.reason = b""
-        self.headers: CIMultiDict[str] = CIMultiDict()
-        self.complete = False
+    def _parse_field(self, line: bytes) -> HeaderField:
+        raw_name, colon, raw_value = line.partition(b":")
+        if not colon:
+            raise _invalid_name(line)
+        short = len(raw_name) <= _MAX_CACHED_NAME
+        name, lower = _cached_name(raw_name) if short else _parse_name(raw_name)
+        value = _parse_value(raw_name, raw_value)
+        meaning = _meaning_of(lower, value) if lower in _FRAMING_NAMES else _NOTHING
+        handling = self._handling.get(lower, _PASSED)
+        field = HeaderField(name, lower, value, line + b"\n", handling, meaning)
+        if handling != _NOTED and len(line) <= _MAX_CACHED_LINE:
+            if len(self._known) >= CACHED_LINES:
+                self._known.clear()  # 0.1 ms; finding the oldest would cost more for each line
+            self._known[line] = field
+        return field
 
-    def on_url(self, url: bytes) -> None:
-        self.target += url
-
-    def on_status(self, reason: bytes) -> None:
-        self.reason += reason
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        # Latin-1 preserves every byte.
-        self.headers.add(name.decode("latin-1"), value.rstrip(b" \t").decode("latin-1"))
-
-    def on_headers_complete(self) -> None:
-        self.complete = True
+    def _replace_host(self, fields: list[HeaderField], first: _RequestLine) -> None:
+        """Replace Host by the host of the target, unless Host is missing in HTTP/1.1."""
+        host = self._parse_field(b"Host: %s\r" % first.host.encode())
+        places = [i for i, field in enumerate(fields) if field.lower == "host"]
+        if places:
+            fields[places[0]] = host
+        elif first.http_1_0:
+            fields.append(host)
 
 
 def parse_request_head(head: bytes) -> RequestHead:
@@ -177,31 +303,6 @@ def parse_request_head(head: bytes) -> RequestHead:
     Raises MalformedError.
     """
     return _request_head(head) if len(head) <= MAX_CACHED_HEAD else _request_head.__wrapped__(head)
-
-
-@lru_cache(maxsize=CACHED_HEADS)
-def _request_head(head: bytes) -> RequestHead:
-    fields = _ParsedHead()
-    parser = HttpRequestParser(fields)
-    version = _parse(parser, fields, head)
-    headers = fields.headers
-    target = fields.target.decode("latin-1")
-    _set_host(target, version, headers)
-    chunked = _is_chunked(headers)
-    if chunked and version == "1.0":
-        raise MalformedError("Transfer-Encoding in HTTP/1.0")
-    method = parser.get_method().decode("latin-1")
-    if method == "CONNECT":
-        # The bytes after it are for the tunnel, and must not be parsed as a request.
-        raise MalformedError(f"CONNECT {target[:80]}: tunnels are not supported")
-    return RequestHead(
-        method=method,
-        target=target,
-        http_1_0=version == "1.0",
-        headers=CIMultiDictProxy(headers),
-        length=None if chunked else _parse_length(headers.get("Content-Length", "0")),
-        keep_alive=_is_keep_alive(version, headers),
-    )
 
 
 def parse_response_head(head: bytes, method: str) -> ResponseHead:
@@ -214,30 +315,92 @@ def parse_response_head(head: bytes, method: str) -> ResponseHead:
     return _response_head.__wrapped__(head, method)
 
 
+_request_parser = HeadParser()
+_response_parser = HeadParser()
+
+
+@lru_cache(maxsize=CACHED_HEADS)
+def _request_head(head: bytes) -> RequestHead:
+    return _request_parser.parse_request(head)
+
+
 @lru_cache(maxsize=CACHED_HEADS)
 def _response_head(head: bytes, method: str) -> ResponseHead:
-    fields = _ParsedHead()
-    parser = HttpResponseParser(fields)
-    version = _parse(parser, fields, head)
-    headers = fields.headers
-    if _CONTROL.search(fields.reason):
-        raise MalformedError("control characters in the reason phrase")
-    status = parser.get_status_code()
-    if status < 100:
-        raise MalformedError(f"status {status}")
-    chunked = _is_chunked(headers)
-    length = headers.get("Content-Length")
-    if method == "HEAD" or status in _STATUSES_WITHOUT_BODY or status < 200:
-        length, chunked = "0", False
-    return ResponseHead(
-        status=status,
-        reason=fields.reason.decode("latin-1"),
-        headers=CIMultiDictProxy(headers),
-        length=None if length is None else _parse_length(length),
-        chunked=chunked,
-        # RFC 9112, section 6.1: with HTTP/1.0, the end of a chunked body may be misframed.
-        keep_alive=_is_keep_alive(version, headers) and not (chunked and version == "1.0"),
-    )
+    return _response_parser.parse_response(head, method)
+
+
+def parse_request_line(line: bytes) -> _RequestLine:
+    """Parse the first line of a request, with its CR; raises MalformedError."""
+    match = _REQUEST_LINE.fullmatch(line)
+    if match is None or match[1] not in METHODS or match[1] == b"CONNECT":
+        raise _request_line_error(line)
+    target = match[2].decode("latin-1")
+    host = ""
+    if absolute := ABSOLUTE_FORM.match(target):
+        host = absolute[1]
+        if not host:
+            raise MalformedError("a request target without a host")
+        if not _AUTHORITY.fullmatch(host):
+            raise _invalid_host(host)
+    return _RequestLine(line, match[1].decode("latin-1"), target, match[3] == b"0", host)
+
+
+def parse_status_line(line: bytes) -> _StatusLine:
+    """Parse the first line of a response, with its CR; raises MalformedError."""
+    match = _STATUS_LINE.fullmatch(line)
+    if match is None:
+        if not line.startswith(b"HTTP/"):
+            raise MalformedError("this is not HTTP")
+        if _OTHER_VERSION.match(line):
+            raise MalformedError("only HTTP/1.1 and HTTP/1.0 are supported")
+        raise MalformedError("the first line is not a version, a status of 100 to 999 and a reason")
+    return _StatusLine(line, match[1] == b"0", int(match[2]), (match[3] or b"").decode("latin-1"))
+
+
+_cached_request_line = lru_cache(maxsize=CACHED_LINES)(parse_request_line)
+_cached_status_line = lru_cache(maxsize=CACHED_LINES)(parse_status_line)
+
+
+def check_field_line(line: bytes) -> None:
+    """Check a header line by itself, with its CR; raises MalformedError."""
+    name, colon, value = line.partition(b":")
+    if not colon:
+        raise _invalid_name(line)
+    lower = _parse_name(name)[1]
+    text = _parse_value(name, value)
+    if lower in _FRAMING_NAMES:
+        _meaning_of(lower, text)
+
+
+def check_request_line_start(start: bytes) -> None:
+    """Check that a request line can begin like this; raises MalformedError."""
+    method, space, rest = start.partition(b" ")
+    known = method in METHODS if space else any(each.startswith(method) for each in METHODS)
+    target, _, version = rest.lstrip(b" ").decode("latin-1").partition(" ")
+    version = version.lstrip(" ")
+    if (
+        not known
+        or not (target.isascii() and target.isprintable())
+        or not ("HTTP/1.1\r".startswith(version) or "HTTP/1.0\r".startswith(version))
+    ):
+        raise _request_line_error(start)
+
+
+def check_status_line_start(start: bytes) -> None:
+    """Check that a status line can begin like this; raises MalformedError."""
+    start = start.removesuffix(b"\r")
+    parse_status_line(start + b"HTTP/1.1 200 "[len(start) :] + b"\r")
+
+
+def check_field_line_start(start: bytes) -> None:
+    """Check that a header line, or the end of a head, can begin like this.
+
+    Raises MalformedError.
+    """
+    if start != b"\r":
+        name, _, value = start.partition(b":")
+        _parse_name(name)
+        _parse_value(name, value.removesuffix(b"\r") + b"\r")
 
 
 def encode_head(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
@@ -251,66 +414,98 @@ def encode_head_lines(first_line: str, headers: Iterable[tuple[str, str]]) -> by
     return "\r\n".join(lines).encode("latin-1")
 
 
-def _parse(parser: HttpRequestParser | HttpResponseParser, fields: _ParsedHead, head: bytes) -> str:
-    """Parse a head; return its HTTP version."""
-    if b"HTTP/" not in head.partition(b"\r\n")[0]:
-        raise MalformedError("this is not HTTP")  # llhttp accepts RTSP, too
-    try:
-        parser.feed_data(head)
-    except (HttpParserError, HttpParserUpgrade) as error:
-        # RFC 9110, section 7.8: a server may ignore Upgrade.
-        if not fields.complete:
-            raise _malformed_error(error) from None
-    version = parser.get_http_version()
-    if version not in ("1.1", "1.0"):
-        raise MalformedError("only HTTP/1.1 and HTTP/1.0 are supported")
-    if len(fields.headers) > _MAX_HEADERS:
-        raise MalformedError(f"more than {_MAX_HEADERS} headers")
-    return version
+def _split_lines(head: bytes) -> list[bytes]:
+    """Return the lines of a complete head with their CRs, an empty one, and nothing."""
+    most = _MAX_HEADERS + 2
+    lines = head.split(b"\n", most)
+    if len(lines) < 3 or lines[-1] or lines[-2] != b"\r":
+        too_many = len(lines) > most
+        raise MalformedError(
+            f"more than {_MAX_HEADERS} headers" if too_many else "no complete head"
+        )
+    return lines
 
 
-def _malformed_error(error: HttpParserError | HttpParserUpgrade) -> MalformedError:
-    if isinstance(error, HttpParserInvalidMethodError | HttpParserUpgrade):
+def _is_short(line: bytes) -> bool:
+    return len(line) <= _MAX_CACHED_LINE
+
+
+def _parse_name(name: bytes) -> tuple[str, str]:
+    """Return a header name as text and in lower case."""
+    if not _TOKEN.fullmatch(name):
+        raise _invalid_name(name)
+    text = name.decode("ascii")
+    return text, text.lower()
+
+
+_cached_name = lru_cache(maxsize=CACHED_LINES)(_parse_name)
+
+
+def _parse_value(name: bytes, value: bytes) -> str:
+    """Return the value of a header as text, without the white space around it and its CR."""
+    text = value.translate(None, _CONTROLS)  # three times as fast as a regular expression
+    if len(text) != len(value) - 1 or not value.endswith(b"\r"):
+        raise _invalid_value(name, value)
+    return text.decode("latin-1").strip(" \t")
+
+
+def _meaning_of(lower: str, value: str) -> int:
+    """Return what a header of ``_FRAMING_NAMES`` means for the framing of its message."""
+    if lower == "host":
+        return _HOST if _AUTHORITY.fullmatch(value) else _INVALID_HOST
+    if lower == "content-length":
+        if len(value) > _MAX_LENGTH_DIGITS:
+            raise MalformedError(f"a Content-Length of {len(value)} characters")
+        if not (value.isascii() and value.isdigit()) or int(value) > _MAX_LENGTH:
+            raise MalformedError(f"invalid Content-Length: {value!r}")
+        return _LENGTH
+    if lower == "transfer-encoding":
+        if value.lower() != "chunked":
+            raise MalformedError("a Transfer-Encoding other than chunked")
+        return _CHUNKED
+    options = [option.strip() for option in value.lower().split(",")]
+    if "close" in options:
+        return _CLOSE
+    return _KEEP_ALIVE if "keep-alive" in options else _NOTHING
+
+
+def _request_line_error(line: bytes) -> MalformedError:
+    """Say what is wrong with a request line, or with the start of one."""
+    method, _, rest = line.partition(b" ")
+    if method == b"CONNECT":
+        # The bytes after it are for the tunnel, and must not be parsed as a request.
+        target = rest.partition(b" ")[0][:QUOTED_NAME].decode("latin-1")
+        return MalformedError(f"CONNECT {target}: tunnels are not supported")
+    if not _TOKEN.fullmatch(method) or b" HTTP/" not in line:
         return MalformedError("this is not HTTP")
-    return MalformedError(str(error))
+    if _OTHER_VERSION.search(line):
+        return MalformedError("only HTTP/1.1 and HTTP/1.0 are supported")
+    if method not in METHODS:
+        return MalformedError(f"unknown method {_quoted(method)}")
+    return MalformedError("the first line is not a method, a request target and a version")
 
 
-def _set_host(target: str, version: str, headers: CIMultiDict[str]) -> None:
-    """Check Host; a host in the target replaces it: RFC 9112, section 3.2."""
-    hosts = headers.getall("Host", [])
-    if len(hosts) > 1:
-        raise MalformedError("more than one Host")
-    if not hosts and version == "1.1":
-        raise MalformedError("no Host")
-    if absolute := ABSOLUTE_FORM.match(target):
-        if not absolute[1]:
-            raise MalformedError("a request target without a host")
-        hosts.append(absolute[1])
-        headers["Host"] = absolute[1]
-    for host in hosts:
-        if not _AUTHORITY.fullmatch(host):
-            raise MalformedError(f"invalid host and port: {host[:80]!r}")
+def _invalid_name(name: bytes) -> MalformedError:
+    """Say what is wrong with what should be a header name."""
+    if name.startswith((b" ", b"\t")):
+        return MalformedError("a header line that begins with white space")  # obs-fold
+    if name.endswith((b" ", b"\t")) and _TOKEN.fullmatch(name.rstrip(b" \t")):
+        return MalformedError(f"white space between the header name {_quoted(name)} and its colon")
+    if _TOKEN.fullmatch(name):
+        return MalformedError(f"a header line without a colon: {_quoted(name)}")
+    return MalformedError(f"invalid header name: {_quoted(name)}")
 
 
-def _parse_length(digits: str) -> int:
-    if len(digits) > _MAX_LENGTH_DIGITS:
-        raise MalformedError(f"a Content-Length of {len(digits)} digits")
-    return int(digits)
+def _invalid_value(name: bytes, value: bytes) -> MalformedError:
+    """Say what is wrong with the value of a header."""
+    if not value.endswith(b"\r"):
+        return MalformedError("a line that does not end with CRLF")
+    return MalformedError(f"a control character in the value of {_quoted(name)}")
 
 
-def _is_chunked(headers: CIMultiDict[str]) -> bool:
-    codings = headers.getall("Transfer-Encoding", None)
-    if codings is None:
-        return False
-    if len(codings) > 1 or codings[0].lower() != "chunked":
-        raise MalformedError("a Transfer-Encoding other than chunked")
-    return True
+def _invalid_host(host: str) -> MalformedError:
+    return MalformedError(f"invalid host and port: {host[:80]!r}")
 
 
-def _is_keep_alive(version: str, headers: CIMultiDict[str]) -> bool:
-    """Whether the connection stays open after the message: RFC 9112, section 9.3."""
-    options = headers.getall("Connection", None)
-    if options is None:
-        return version == "1.1"
-    words = {word.strip().lower() for word in ",".join(options).split(",")}
-    return "close" not in words and (version == "1.1" or "keep-alive" in words)
+def _quoted(text: bytes) -> str:
+    return repr(text[:QUOTED_NAME].decode("latin-1"))

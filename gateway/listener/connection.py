@@ -8,18 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from httptools import HttpRequestParser
-
 from gateway.errors import bad_request
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
-from gateway.http1.head import (
-    MAX_CACHED_HEAD,
-    HeadReader,
-    MalformedError,
-    RequestHead,
-    parse_request_head,
-)
+from gateway.http1.head import MAX_CACHED_HEAD, MalformedError, RequestHead, parse_request_head
+from gateway.http1.head_reader import RequestHeadReader
 from gateway.listener.messages import (
     HttpRequest,
     HttpResponse,
@@ -115,7 +108,7 @@ class ClientConnection(Connection):
         self._host = host
         self._is_unix = is_unix
         self._is_tls = is_tls
-        self._reader = HeadReader(HttpRequestParser)
+        self._reader = RequestHeadReader()
         self._head: RequestHead | None = None
         self.added_headers: HeaderLines = ()
         self.record = _NO_CALL

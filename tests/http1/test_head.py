@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from httptools import HttpRequestParser, HttpResponseParser
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http1.head import (
-    MAX_HEAD,
-    HeadReader,
-    HeadTooLargeError,
     MalformedError,
     RequestHead,
     ResponseHead,
@@ -19,29 +14,22 @@ from gateway.http1.head import (
     parse_request_head,
     parse_response_head,
 )
-from tests.http1.splits import LAW, PLACES, all_splits, bytewise, cut
-
-HOST = b"Host: host"
-
-Parser = type[HttpRequestParser | HttpResponseParser]
+from tests.http1.heads import HOST, head_text
+from tests.http1.splits import LAW
 
 BOTH = pytest.mark.parametrize("first", [b"POST /x HTTP/1.1", b"HTTP/1.1 200 OK"])
-
-
-def _text(*lines: bytes, first: bytes = b"POST /x HTTP/1.1") -> bytes:
-    return b"\r\n".join((first, *lines, b"", b""))
 
 
 def _request(*lines: bytes, first: bytes = b"POST /x HTTP/1.1") -> RequestHead:
     """Parse the head of a request, with a Host if the lines have none."""
     has_host = any(line.lower().startswith(b"host:") for line in lines)
-    return parse_request_head(_text(*lines, *(() if has_host else (HOST,)), first=first))
+    return parse_request_head(head_text(*lines, *(() if has_host else (HOST,)), first=first))
 
 
 def _response(
     *lines: bytes, first: bytes = b"HTTP/1.1 200 OK", method: str = "POST"
 ) -> ResponseHead:
-    return parse_response_head(_text(*lines, first=first), method)
+    return parse_response_head(head_text(*lines, first=first), method)
 
 
 def _message(*lines: bytes, first: bytes) -> RequestHead | ResponseHead:
@@ -111,11 +99,11 @@ def test_invalid_host_is_rejected(host: bytes) -> None:
 @pytest.mark.parametrize("first", [b"GET /x HTTP/1.1", b"GET http://host/ HTTP/1.1"])
 def test_http_1_1_needs_a_host(first: bytes) -> None:
     with pytest.raises(MalformedError, match="no Host"):
-        parse_request_head(_text(b"X: a", first=first))
+        parse_request_head(head_text(b"X: a", first=first))
 
 
 def test_http_1_0_needs_no_host() -> None:
-    assert "Host" not in parse_request_head(_text(first=b"GET / HTTP/1.0")).headers
+    assert "Host" not in parse_request_head(head_text(first=b"GET / HTTP/1.0")).headers
 
 
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1", b"GET / HTTP/1.0"])
@@ -353,7 +341,7 @@ def test_number_of_headers_is_limited(first: bytes) -> None:
 @BOTH
 def test_every_byte_of_a_header_is_preserved(first: bytes) -> None:
     high = bytes(range(0x80, 0x100))
-    text = _text(HOST, b"X: " + high, b"A: b", b"x: " + high[::-1], b"X: c", first=first)
+    text = head_text(HOST, b"X: " + high, b"A: b", b"x: " + high[::-1], b"X: c", first=first)
     headers = _message(*text.split(b"\r\n")[1:-2], first=first).headers
     assert encode_head(first.decode(), headers.items()) == text
 
@@ -608,224 +596,3 @@ def test_connect_is_rejected(lines: list[bytes], target: str) -> None:
 def test_upgrade_does_not_excuse_an_invalid_head(first: bytes, line: bytes) -> None:
     with pytest.raises(MalformedError):
         _request(b"Host: a", line, first=first)
-
-
-# ---------------------------------------------------------------------------------- arrival
-
-Read = tuple[RequestHead | ResponseHead, bytes, bytes]
-
-
-def _parse(parser: Parser, text: bytes) -> RequestHead | ResponseHead:
-    if parser is HttpRequestParser:
-        return parse_request_head(text)
-    return parse_response_head(text, "POST")
-
-
-def _read(parser: Parser, pieces: list[bytes]) -> Read | type[MalformedError] | None:
-    """Return the head, its text and the rest; the type of the error; or None if it is partial."""
-    reader = HeadReader(parser)
-    try:
-        for number, piece in enumerate(pieces):
-            if (found := reader.feed(piece)) is not None:
-                text, rest = found
-                rest = bytes(rest) + b"".join(pieces[number + 1 :])
-                return _parse(parser, text), text, rest
-    except MalformedError as error:
-        return type(error)
-    return None
-
-
-PARSERS = pytest.mark.parametrize("parser", [HttpRequestParser, HttpResponseParser])
-
-_WORDS = st.sampled_from(
-    [
-        *(b"\r", b"\n", b"\r\n", b"\r\n\r\n", b" ", b"\t", b":", b",", b"\x00", b"\xff"),
-        *(b"GET", b"POST", b"/", b"*", b"HTTP/1.1", b"HTTP/1.0", b"HTTP/0.9", b"RTSP/1.0"),
-        *(b"200", b"101", b"204", b"0", b"5", b"OK", b"A: b\r\n", b"A", b"PRI * HTTP/2.0"),
-        *(b"GET / HTTP/1.1\r\n", b"HTTP/1.1 200 OK\r\n", b"GET /\n", b"HTTP/1.1 101 X\r\n"),
-        *(b"Upgrade: h2c\r\n", b"Connection: upgrade\r\n", b"Connection: close\r\n"),
-        *(b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"),
-    ]
-)
-"""Parts of heads; CONNECT has a test of its own."""
-
-_ALMOST_HEADS = st.lists(st.one_of(_WORDS, _WORDS, st.binary(max_size=3)), max_size=12).map(
-    b"".join
-)
-
-_LINES = st.sampled_from(
-    [
-        *(b"Host: a", b"X:", b"X: \x80\xff", b"Content-Length: 5", b"Connection: close"),
-        *(b"Connection: upgrade", b"Upgrade: h2c", b"Transfer-Encoding: chunked"),
-        *(b"X : a", b"X: \x01", b" X: a", b"X: a\nY: b", b"Content-Length: x"),
-    ]
-)
-
-
-@st.composite
-def _heads(draw: st.DrawFn) -> bytes:
-    """Draw heads, many of them valid, with bytes before and after."""
-    firsts = [b"GET / HTTP/1.1", b"POST /x HTTP/1.0", b"CONNECT a:1 HTTP/1.1", b"HTTP/1.1 200 OK"]
-    first = draw(st.sampled_from(firsts))
-    text = _text(*draw(st.lists(_LINES, max_size=4)), first=first)
-    before = draw(st.sampled_from([b"", b"", b"\r\n", b"\r\n\r\n", b"\n"]))
-    after = draw(st.one_of(st.just(b""), st.just(text), st.binary(max_size=8)))
-    return before + text + after
-
-
-@PARSERS
-@LAW
-@given(text=st.one_of(_heads(), _ALMOST_HEADS), places=PLACES)
-@example(text=b"GET / HTTP/1.1\r\n\r\n\r\n\r\n", places=[16, 17, 18, 19, 20])
-@example(text=b"GET /\n\r\n\r\n", places=[6, 8])
-@example(text=b"\r\n\r\nHTTP/1.1 200 OK\r\n\r\nX", places=[1, 2, 3, 4])
-def test_heads_do_not_depend_on_how_bytes_arrive(
-    parser: Parser, text: bytes, places: list[int]
-) -> None:
-    whole = _read(parser, [text])
-    assert _read(parser, cut(text, places)) == whole
-    assert _read(parser, bytewise(text)) == whole
-
-
-@pytest.mark.parametrize(
-    ("parser", "first"),
-    [(HttpRequestParser, b"GET /x HTTP/1.1"), (HttpResponseParser, b"HTTP/1.1 200 OK")],
-)
-@pytest.mark.parametrize("before", [b"", b"\r\n", b"\n\n", b"\r\n\r\n\r\n"])
-@pytest.mark.parametrize("rest", [b"", b"\r\n", b"rest", b"\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
-def test_reader_separates_head_and_rest(
-    parser: Parser, first: bytes, before: bytes, rest: bytes
-) -> None:
-    text = _text(HOST, b"X: a", b"Y:", first=first)
-    for pieces in all_splits(before + text + rest):
-        read = _read(parser, pieces)
-        assert isinstance(read, tuple)
-        assert read[1:] == (text, rest)
-
-
-def test_reader_reads_several_heads() -> None:
-    reader = HeadReader(HttpRequestParser)
-    one, other = _text(b"X: 1"), _text(b"X: 2")
-    found = reader.feed(one + other + one[:9])
-    assert found == (one, other + one[:9])
-    assert reader.feed(found[1]) == (other, one[:9])
-    assert reader.feed(one[:9]) is None
-    assert reader.feed(one[9:]) == (one, b"")
-
-
-def test_reader_has_started_after_the_first_byte() -> None:
-    reader = HeadReader(HttpRequestParser)
-    assert not reader.started
-    for empty in (b"", b"\r", b"\n", b"\r\n\r\n"):
-        assert reader.feed(empty) is None
-        assert not reader.started
-    assert reader.feed(b"G") is None
-    assert reader.started
-    assert reader.feed(_text(first=b"ET / HTTP/1.1")) is not None
-    assert not reader.started
-
-
-@pytest.mark.parametrize(
-    ("parser", "start", "garbage"),
-    [
-        (HttpRequestParser, b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
-        (HttpRequestParser, b"", b"\x00"),
-        (HttpRequestParser, b"", b"\xff"),
-        (HttpRequestParser, b"", b"{"),
-        (HttpRequestParser, b"", b"get / HTTP/1.1"),
-        (HttpRequestParser, b"S", b"SH-2.0-OpenSSH_9.6\r\n"),
-        (HttpRequestParser, b"", b"HTTP/1.1 200 OK"),
-        (HttpRequestParser, b"GET / HT", b"X"),
-        (HttpRequestParser, b"GET / HTTP/1.1", b"\n"),
-        (HttpRequestParser, b"GET / HTTP/1.1\r\n", b" "),
-        (HttpRequestParser, b"GET / HTTP/1.1\r\nX", b" "),
-        (HttpRequestParser, b"GET / HTTP/1.1\r\nX: a", b"\x00"),
-        (HttpRequestParser, b"GET / HTTP/1.1\r\nX: a", b"\n"),
-        (HttpRequestParser, b"GET / HTTP/1.1\r\nX: a\r\nContent-Length: ", b"x"),
-        (HttpResponseParser, b"", b"\x15\x03\x01\x00\x02\x02\x46"),
-        (HttpResponseParser, b"", b"\x00\x00\x12\x04\x00"),
-        (HttpResponseParser, b"", b"<html>"),
-        (HttpResponseParser, b"", b"GET / HTTP/1.1"),
-        (HttpResponseParser, b"HTTP/1.1 ", b"x"),
-        (HttpResponseParser, b"HTTP/1.1 200 OK", b"\n"),
-        (HttpResponseParser, b"HTTP/1.1 200 OK\r\nX: a", b"\x7f"),
-    ],
-)
-def test_garbage_is_rejected_before_the_head_is_complete(
-    parser: Parser, start: bytes, garbage: bytes
-) -> None:
-    for place in range(len(start) + 1):
-        reader = HeadReader(parser)
-        assert reader.feed(start[:place]) is None
-        assert reader.feed(start[place:]) is None
-        with pytest.raises(MalformedError):
-            reader.feed(garbage)
-
-
-def _of_size(size: int) -> bytes:
-    text = _text(HOST, b"X: ")
-    return _text(HOST, b"X: " + b"a" * (size - len(text)))
-
-
-@pytest.mark.parametrize("size", [MAX_HEAD - 1, MAX_HEAD])
-@pytest.mark.parametrize("rest", [b"", b"rest", b"\r\n\r\n"])
-def test_head_of_the_maximum_size_is_accepted(size: int, rest: bytes) -> None:
-    text = _of_size(size)
-    for place in (0, 1, 40_000, *range(size - 6, size)):
-        found = _read(HttpRequestParser, cut(text + rest, [place]))
-        assert isinstance(found, tuple)
-        assert found[0].headers == parse_request_head(text).headers
-        assert found[1:] == (text, rest)
-
-
-@pytest.mark.parametrize(
-    "text", [_of_size(MAX_HEAD + 1), _of_size(MAX_HEAD + 3), _of_size(3 * MAX_HEAD)]
-)
-def test_head_over_the_maximum_size_is_rejected(text: bytes) -> None:
-    for place in (0, 1, 40_000, *range(MAX_HEAD - 6, MAX_HEAD + 1)):
-        assert _read(HttpRequestParser, cut(text, [place])) is HeadTooLargeError
-
-
-@pytest.mark.parametrize("line", [b"X: a\r\n", b"X: " + b"a" * 1000 + b"\r\n", b"a" * 1000])
-def test_endless_head_is_rejected(line: bytes) -> None:
-    reader = HeadReader(HttpRequestParser)
-    reader.feed(b"GET / HTTP/1.1\r\n")
-    received = 16
-    while received + len(line) < MAX_HEAD:
-        assert reader.feed(line) is None
-        received += len(line)
-    with pytest.raises(HeadTooLargeError, match="more than 65536 bytes"):
-        reader.feed(line)
-
-
-def test_endless_empty_lines_are_not_buffered() -> None:
-    reader = HeadReader(HttpRequestParser)
-    for _ in range(100):
-        assert reader.feed(b"\r\n" * 1000) is None
-        assert not reader.started
-
-
-# ---------------------------------------------------------------------------------- anything
-
-
-def _only_malformed(call: Callable[..., object], *args: object) -> None:
-    with suppress(MalformedError):
-        call(*args)
-
-
-@LAW
-@given(st.one_of(st.binary(max_size=60), _ALMOST_HEADS, _heads()), PLACES)
-def test_parsing_raises_only_malformed_error(text: bytes, places: list[int]) -> None:
-    _only_malformed(parse_request_head, text)
-    for method in ("GET", "HEAD"):
-        _only_malformed(parse_response_head, text, method)
-    for parser in (HttpRequestParser, HttpResponseParser):
-        reader = HeadReader(parser)
-        for piece in cut(text, places):
-            _only_malformed(reader.feed, piece)
-
-
-@pytest.mark.parametrize("text", [b"CONNECT a:80\n\r\n", b"CONNECT /\n\r\nGET / HTTP/1.1\r\n"])
-def test_connect_in_http_0_9_is_malformed(text: bytes) -> None:
-    for pieces in ([text], bytewise(text)):
-        assert _read(HttpRequestParser, [*pieces, b"\r\n\r\n"]) is MalformedError

@@ -6,18 +6,11 @@ import asyncio
 from http import HTTPStatus
 from typing import Protocol
 
-from httptools import HttpResponseParser
-
 from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
 from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
-from gateway.http1.head import (
-    MAX_CACHED_HEAD,
-    HeadReader,
-    MalformedError,
-    ResponseHead,
-    parse_response_head,
-)
+from gateway.http1.head import MAX_CACHED_HEAD, MalformedError, ResponseHead, parse_response_head
+from gateway.http1.head_reader import ResponseHeadReader
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.http.connect_errors import describe_certificate_refusal
 
@@ -68,7 +61,7 @@ class ServerConnection(Connection):
     def __init__(self, url: str, buffers: BufferAccount | None = None) -> None:
         super().__init__(buffers)
         self._url = url
-        self._reader = HeadReader(HttpResponseParser)
+        self._reader = ResponseHeadReader()
         self._method = ""
         self._receiver: HeadReceiver | None = None
         self._keep = False
