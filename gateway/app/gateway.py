@@ -270,7 +270,7 @@ class Gateway:
         if resources.tls is not None:
             self._watches.append(asyncio.create_task(resources.tls.watch()))
         if resources.api_keys.groups:
-            watch = resources.api_keys.watch(self._listener.clear_plan_cache)
+            watch = resources.api_keys.watch(self._listener.clear_plans)
             self._watches.append(asyncio.create_task(watch))
 
     def _stop_watching(self) -> None:

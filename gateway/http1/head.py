@@ -12,7 +12,7 @@ from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.sizes import CACHED_HEADS, CACHED_LINES, QUOTED_NAME
+from gateway.sizes import CACHED_LINES, QUOTED_NAME
 
 MAX_HEAD = 64 * 1024
 """Maximum bytes of a head."""
@@ -64,7 +64,7 @@ _AUTHORITY = re.compile(
 # How a header is classified by its name: see HeadParser.
 _PASSED: Final = 0
 _KEYED: Final = 1
-_NOTED: Final = 2
+_NOTED: Final = 2  # together with _KEYED: both
 
 # What a header line means for the framing of its message.
 _NOTHING: Final = 0
@@ -152,10 +152,11 @@ class MessageHead:
             handling = field.handling
             if handling == _PASSED:
                 passed.append(field.line)
-            elif handling == _KEYED:
-                key.append(field.line)
             else:
-                noted.append(field)
+                if handling & _KEYED:
+                    key.append(field.line)
+                if handling & _NOTED:
+                    noted.append(field)
             if field.meaning:
                 self._frame(field)
         if self.chunked and self.length is not None:
@@ -173,6 +174,11 @@ class MessageHead:
             pairs = [(field.name, field.value) for field in self.fields]
             self._headers = CIMultiDictProxy(CIMultiDict(pairs))
         return self._headers
+
+    @property
+    def keyed_headers(self) -> list[tuple[str, str]]:
+        """The names and values of the keyed fields."""
+        return [(field.name, field.value) for field in self.fields if field.handling & _KEYED]
 
     def _frame(self, field: HeaderField) -> None:
         """Take in a field that says how the message is framed."""
@@ -234,11 +240,13 @@ class HeadParser:
 
     Each header is classified by its name in lower case. ``keyed`` are those whose value decides how
     the message is handled. ``noted`` are read from each message; they mostly differ, and are not
-    cached. All others are ``passed`` on.
+    cached unless they are keyed, too. All others are ``passed`` on.
     """
 
     def __init__(self, keyed: Collection[str] = (), noted: Collection[str] = ()) -> None:
-        self._handling = dict.fromkeys(keyed, _KEYED) | dict.fromkeys(noted, _NOTED)
+        self._handling = dict.fromkeys(keyed, _KEYED)
+        for name in noted:
+            self._handling[name] = self._handling.get(name, _PASSED) | _NOTED
         self._known: dict[bytes, HeaderField] = {}
 
     def parse_request(self, head: bytes) -> RequestHead:
@@ -295,38 +303,6 @@ class HeadParser:
             fields[places[0]] = host
         elif first.http_1_0:
             fields.append(host)
-
-
-def parse_request_head(head: bytes) -> RequestHead:
-    """Parse the head of a request, including the empty line at its end.
-
-    Raises MalformedError.
-    """
-    return _request_head(head) if len(head) <= MAX_CACHED_HEAD else _request_head.__wrapped__(head)
-
-
-def parse_response_head(head: bytes, method: str) -> ResponseHead:
-    """Parse the head of a response to a request of this method.
-
-    Raises MalformedError.
-    """
-    if len(head) <= MAX_CACHED_HEAD:
-        return _response_head(head, method)
-    return _response_head.__wrapped__(head, method)
-
-
-_request_parser = HeadParser()
-_response_parser = HeadParser()
-
-
-@lru_cache(maxsize=CACHED_HEADS)
-def _request_head(head: bytes) -> RequestHead:
-    return _request_parser.parse_request(head)
-
-
-@lru_cache(maxsize=CACHED_HEADS)
-def _response_head(head: bytes, method: str) -> ResponseHead:
-    return _response_parser.parse_response(head, method)
 
 
 def parse_request_line(line: bytes) -> _RequestLine:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gateway.errors import bad_request
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
-from gateway.http1.head import MAX_CACHED_HEAD, MalformedError, RequestHead, parse_request_head
+from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, RequestHead
 from gateway.http1.head_reader import RequestHeadReader
 from gateway.listener.messages import (
     HttpRequest,
@@ -23,7 +23,7 @@ from gateway.listener.messages import (
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, ForwardedPolicy, Peer
-from gateway.proxy.interfaces import ClientResponse, HeaderLines
+from gateway.proxy.interfaces import ClientResponse, HeaderLines, ResponseTemplate
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
 
@@ -57,6 +57,7 @@ class ConnectionHost(ABC):
     forwarding: ForwardedPolicy
     buffers: BufferAccount
     hangups: HangupWatch
+    head_parser: HeadParser
 
     @abstractmethod
     def add_connection(self, connection: ClientConnection) -> None:
@@ -111,6 +112,7 @@ class ClientConnection(Connection):
         self._reader = RequestHeadReader()
         self._head: RequestHead | None = None
         self.added_headers: HeaderLines = ()
+        self.added_lines = b""
         self.record = _NO_CALL
         self._body: BodyStream | None = None
         self._decoder: BodyDecoder = LengthDecoder(0)
@@ -183,13 +185,13 @@ class ClientConnection(Connection):
             self._linger_timer = self.loop.call_later(_LINGER_TIMEOUT, self.close)
 
     def respond(
-        self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
+        self, template: ResponseTemplate, lines: bytes, body: bytes, *, last: bool = False
     ) -> None:
         """Send the response of the current call; see FastPathClient."""
         assert self._head is not None
         last = last or not self._head.keep_alive or self._host.draining
-        self.transport.write(encode_response(status, reason, headers, body, last))
-        self.record.status = status
+        self.transport.write(encode_response(template, lines, body, last))
+        self.record.status = template.status
         self.record.response_bytes = len(body)
         self._end_call()
         if last:
@@ -283,7 +285,7 @@ class ClientConnection(Connection):
             if found is None:
                 self._await_rest_of_head()
                 return
-            head = parse_request_head(found[0])
+            head = self._host.head_parser.parse_request(found[0])
         except MalformedError as error:
             self._reject(400, f"malformed HTTP request: {error}")
             return
@@ -304,10 +306,9 @@ class ClientConnection(Connection):
 
     def _start_call(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
         started = time.perf_counter()
-        version = "1.0" if head.http_1_0 else "1.1"
         if self._forwarded_headers.forwarding is not self._host.forwarding:
             self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
-        self.added_headers, request_id = self._forwarded_headers.make(head.headers, version)
+        self.added_headers, self.added_lines, request_id = self._forwarded_headers.make(head)
         self.record = CallRecord(head.method, head.target, request_id, started)
         fully_buffered = len(data) == head.length and is_small and not head.http_1_0
         if fully_buffered and not self.write_blocked:

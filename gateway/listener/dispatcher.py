@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
 
 from gateway.errors import GatewayError, strip_tracebacks
-from gateway.http1.head import RequestHead
+from gateway.http1.head import HeadParser, RequestHead
 from gateway.listener.connection import (
     ClientConnection,
     ConnectionHost,
@@ -18,11 +17,10 @@ from gateway.listener.connection import (
 from gateway.listener.messages import HttpRequest, HttpResponse, to_origin_form
 from gateway.observe.call_record import CallObserver, CallRecord
 from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
-from gateway.proxy.fast_path.call import CallPlan, FastPathCall
+from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
-from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
+from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS, ForwardedPolicy
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
-from gateway.sizes import CACHED_HEADS
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
 
@@ -53,8 +51,7 @@ class RequestDispatcher(ConnectionHost):
         self.idle_timeouts = idle_timeouts
         self.forwarding = forwarding
         self._handler = handler
-        self._fast_path = fast_path
-        self._cached_plan = lru_cache(maxsize=CACHED_HEADS)(self._make_plan)
+        self.set_fast_path(fast_path)
         self._observers = observers
         self._loop = asyncio.get_running_loop()
         self._active_calls: dict[asyncio.Task[None] | FastPathCall, ClientConnection] = {}
@@ -71,10 +68,12 @@ class RequestDispatcher(ConnectionHost):
         if self._fast_path is None:
             return None
         try:
-            plan = self._cached_plan(head)
-            if plan is None:
+            plan = self._fast_path.plan(head, to_origin_form(head.target))
+            if plan is None or len(body) > plan.max_size:
                 return None
-            call = self._fast_path.start(plan, bytes(body), connection)
+            call = self._fast_path.start(plan, head, bytes(body), connection)
+        except GatewayError:
+            return None  # the streaming path responds with the error
         except Exception:
             where = (connection.record.request_id or "-", head.method, head.target)
             _log.exception("request %s: %s %s failed on the fast path", *where)
@@ -83,18 +82,16 @@ class RequestDispatcher(ConnectionHost):
             self._active_calls[call] = connection
         return call
 
-    def clear_plan_cache(self) -> None:
-        """Forget the cached plans, because routes or API keys have changed."""
-        self._cached_plan.cache_clear()
+    def set_fast_path(self, fast_path: FastPath | None) -> None:
+        """Use this fast path, and read heads as it needs them, from now on."""
+        self._fast_path = fast_path
+        keyed = () if fast_path is None else fast_path.keyed_headers
+        self.head_parser = HeadParser(keyed, NOTED_HEADERS)
 
-    def _make_plan(self, head: RequestHead) -> CallPlan | None:
-        if self._fast_path is None or head.length is None:
-            return None
-        try:
-            target = to_origin_form(head.target)
-        except GatewayError:
-            return None  # the streaming path responds with the error
-        return self._fast_path.plan(head.method, target, head.headers, head.length)
+    def clear_plans(self) -> None:
+        """Forget the cached plans, because API keys have changed."""
+        if self._fast_path is not None:
+            self._fast_path.clear_plans()
 
     def start_task(
         self,

@@ -15,8 +15,12 @@ from gateway.http1.connection import BodyStream, Connection
 from gateway.http1.head import ABSOLUTE_FORM, RequestHead, encode_head, encode_head_lines
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.dispatch import error_body
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
-from gateway.sizes import CACHED_HEADS
+from gateway.proxy.interfaces import (
+    ClientRequest,
+    ClientResponse,
+    HeaderLines,
+    ResponseTemplate,
+)
 
 _SERVER_NAME = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -138,30 +142,36 @@ class HttpResponse(ClientResponse):
 def encode_error(status: int, message: str) -> bytes:
     """Encode the response to an invalid request, after which the connection closes."""
     headers = (("Content-Type", "application/json"),)
-    return encode_response(status, "", headers, error_body(message), last=True)
+    template = ResponseTemplate(status, "", headers)
+    return encode_response(template, b"", error_body(message), last=True)
 
 
-def encode_response(
-    status: int, reason: str, headers: HeaderLines, body: bytes, last: bool
-) -> bytes:
-    """Encode a fully buffered response; after the ``last`` one the connection closes."""
-    common, sized = _encode_common_lines(status, reason, headers, last, int(time.time()))
-    length = b"\r\n" if sized else b"Content-Length: %d\r\n\r\n" % len(body)
-    return b"".join((common, length, body))
+def encode_response(template: ResponseTemplate, lines: bytes, body: bytes, last: bool) -> bytes:
+    """Encode a fully buffered response; after the ``last`` one the connection closes.
+
+    ``lines`` are headers beside those of the template.
+    """
+    start = template.encoded.get(last)
+    if start is None:
+        start = template.encoded[last] = _encode_template(template, last)
+    date = b"" if template.has_date else _date_line(int(time.time()))
+    has_body = template.status not in _STATUSES_WITHOUT_BODY
+    end = b"Content-Length: %d\r\n\r\n" % len(body) if has_body else b"\r\n"
+    return b"".join((start, date, lines, end, body))
 
 
-@lru_cache(maxsize=CACHED_HEADS)
-def _encode_common_lines(
-    status: int, reason: str, headers: HeaderLines, last: bool, second: int
-) -> tuple[bytes, bool]:
-    """Encode the head lines that do not depend on the body, and whether they have its length."""
-    lines = list(headers)
-    names = {name.lower() for name, _ in headers}
+def _encode_template(template: ResponseTemplate, last: bool) -> bytes:
+    lines = list(template.headers)
     if last:
         lines.append(("Connection", "close"))
-    _add_gateway_headers(lines, names, second)
-    sized = "content-length" in names or status in _STATUSES_WITHOUT_BODY
-    return encode_head_lines(_status_line(status, reason), lines), sized
+    if not template.has_server:
+        lines.append(("Server", _SERVER_NAME))
+    return encode_head_lines(_status_line(template.status, template.reason), lines)
+
+
+@lru_cache(maxsize=1)
+def _date_line(second: int) -> bytes:
+    return f"Date: {_date(second)}\r\n".encode()
 
 
 def _encode_response_head(

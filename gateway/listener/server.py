@@ -125,8 +125,7 @@ class HttpListener(RequestDispatcher):
         forwarding: ForwardedPolicy,
     ) -> None:
         """Use these for new calls and connections from now on."""
-        self._fast_path = fast_path
-        self.clear_plan_cache()
+        self.set_fast_path(fast_path)
         self._observers = observers
         self._tls = tls
         self.idle_timeouts = idle_timeouts

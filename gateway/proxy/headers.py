@@ -11,26 +11,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import bad_request
 from gateway.protocol.dialects import Dialect
 from gateway.sizes import QUOTED_NAME
-from gateway.upstream.transport import HeaderLines, UpstreamRequest
+from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, UpstreamRequest
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
-# RFC 9110, section 7.6.1, and those of older proxies; the listener handles Expect.
-_HOP_BY_HOP = frozenset(
-    (
-        "connection",
-        "expect",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authentication-info",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    )
-)
 # RFC 9110, section 7.6.1: Connection must not name headers for all recipients. Without these, the
 # other end would read another message than the gateway.
 _MESSAGE_HEADERS = frozenset(
@@ -44,7 +28,7 @@ def end_to_end(
     headers: CIMultiDictProxy[str], dropped_headers: frozenset[str] = frozenset()
 ) -> CIMultiDict[str]:
     """Copy the end-to-end headers, without ``dropped_headers``, which are in lower case."""
-    return CIMultiDict(_without(headers, _HOP_BY_HOP | dropped_headers))
+    return CIMultiDict(_without(headers, HOP_BY_HOP | dropped_headers))
 
 
 def to_server(
@@ -70,13 +54,11 @@ def with_body(
 
 @lru_cache
 def _names_to_drop(changed: tuple[str, ...]) -> frozenset[str]:
-    return _HOP_BY_HOP | _BODY_HEADERS | {name.lower() for name in changed}
+    return HOP_BY_HOP | _BODY_HEADERS | {name.lower() for name in changed}
 
 
 def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tuple[str, str]]:
-    if "Connection" in headers:
-        named = ",".join(headers.getall("Connection")).lower().split(",")
-        dropped |= {name.strip() for name in named} - _MESSAGE_HEADERS
+    dropped |= connection_options(headers)
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
 
 
@@ -117,3 +99,17 @@ def header_length(headers: CIMultiDictProxy[str]) -> int | None:
             f"{HEADER_LENGTH} must be one number of bytes, got {', '.join(values)[:QUOTED_NAME]!r}"
         )
     return int(values[0])
+
+
+def connection_options(headers: CIMultiDictProxy[str] | CIMultiDict[str]) -> frozenset[str]:
+    """Return the names, in lower case, of headers that Connection keeps from being passed on."""
+    if "Connection" not in headers:
+        return frozenset()
+    named = ",".join(headers.getall("Connection")).lower().split(",")
+    return frozenset(name.strip() for name in named) - _MESSAGE_HEADERS
+
+
+def parse_lines(lines: bytes) -> HeaderLines:
+    """Parse header lines that were checked before, each with its CRLF."""
+    parsed = [line.partition(":") for line in lines.decode("latin-1").split("\r\n") if line]
+    return tuple([(name, value.strip(" \t")) for name, _, value in parsed])

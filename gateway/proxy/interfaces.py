@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -100,21 +100,109 @@ class ClientResponse(ABC):
         """Drop the connection, so that the client sees that the response is incomplete."""
 
 
+class HeaderField(Protocol):
+    """A header of a client's request: ``line`` as it came, with its CRLF."""
+
+    @property
+    def name(self) -> str:
+        """Return the name as it came."""
+
+    @property
+    def lower(self) -> str:
+        """Return the name in lower case."""
+
+    @property
+    def value(self) -> str:
+        """Return the value."""
+
+    @property
+    def line(self) -> bytes:
+        """Return the whole line."""
+
+
+class ClientHead(Protocol):
+    """The head of a client's request, with its headers by what the gateway does with them.
+
+    Heads with the same ``key`` are served in the same way. ``noted`` are read from each head. All
+    other headers are ``passed`` on as they came.
+    """
+
+    @property
+    def method(self) -> str:
+        """Return the method."""
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """Return all headers."""
+
+    @property
+    def key(self) -> tuple[bytes, ...]:
+        """Return the first line and the keyed headers."""
+
+    @property
+    def keyed_headers(self) -> list[tuple[str, str]]:
+        """Return the headers in the key."""
+
+    @property
+    def noted(self) -> Sequence[HeaderField]:
+        """Return the headers that are read from each head."""
+
+    @property
+    def passed(self) -> bytes:
+        """Return the lines of all other headers."""
+
+    @property
+    def length(self) -> int | None:
+        """Return the bytes of the body, 0 without one, None if it is chunked."""
+
+    @property
+    def http_1_0(self) -> bool:
+        """Tell whether the client speaks HTTP/1.0."""
+
+
+class ResponseTemplate:
+    """Status and headers that many responses share; the listener caches the ``encoded`` head.
+
+    ``encoded`` is by whether the connection closes after the response. ``dropped`` are headers, in
+    lower case, that the server's Connection header keeps from being passed on.
+    """
+
+    __slots__ = ("dropped", "encoded", "has_date", "has_server", "headers", "reason", "status")
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        headers: HeaderLines,
+        dropped: frozenset[str] = frozenset(),
+    ) -> None:
+        self.status = status
+        self.reason = reason
+        self.headers = headers
+        self.dropped = dropped
+        names = {name.lower() for name, _ in headers}
+        self.has_date = "date" in names
+        self.has_server = "server" in names
+        self.encoded: dict[bool, bytes] = {}
+
+
 class FastPathClient(Protocol):
     """A client whose request is fully buffered.
 
-    ``added_headers`` and ``record`` are as in ClientRequest and ClientResponse.
+    ``added_headers`` and ``record`` are as in ClientRequest and ClientResponse; ``added_lines`` are
+    the lines of these headers.
     """
 
     added_headers: HeaderLines
+    added_lines: bytes
     record: CallRecord
 
     def respond(
-        self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
+        self, template: ResponseTemplate, lines: bytes, body: bytes, *, last: bool = False
     ) -> None:
         """Send the whole response; ``last`` closes the connection after it.
 
-        A missing Content-Length is added.
+        ``lines`` are headers in addition to those of the template. Content-Length is added.
         """
 
     def continue_in_task(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from multidict import CIMultiDict
 
-from gateway.sizes import CACHED_HEADS
 from gateway.upstream.transport import HeaderLines
 
 
@@ -25,14 +23,9 @@ class ResponseHeaderPolicy:
 
     def apply_to_lines(self, lines: HeaderLines) -> HeaderLines:
         """Return the changed headers of a fully buffered response."""
-        return _changed_lines(self, lines)
-
-
-@lru_cache(maxsize=CACHED_HEADS)
-def _changed_lines(policy: ResponseHeaderPolicy, lines: HeaderLines) -> HeaderLines:
-    headers = CIMultiDict(lines)
-    policy.apply(headers)
-    return tuple(headers.items())
+        headers = CIMultiDict(lines)
+        self.apply(headers)
+        return tuple(headers.items())
 
 
 def _add_vary(headers: CIMultiDict[str]) -> None:

@@ -172,6 +172,22 @@ class Router:
         self.readiness = Readiness(collect_upstreams(routes))
         self._authenticator = Authenticator(group for route in routes for group in route.keys)
 
+    @property
+    def header_names(self) -> frozenset[str]:
+        """Return the names, in lower case, of the headers that decide where a request goes."""
+        names = {"via", "cdn-loop"}  # the forwarding policy recognizes loops by them
+        for route in self.routes:
+            names.update(name.lower() for name, _ in route.match.headers)
+            names |= route.dropped_headers
+            if route.sticky_header is not None:
+                names.add(route.sticky_header.lower())
+            for destination in route.destinations:
+                if (header := destination.upstream.pool.hash_header) is not None:
+                    names.add(header.lower())
+        if self._authenticator:
+            names |= _AUTHORIZATION
+        return frozenset(names)
+
     def find(self, method: str, target: str, headers: CIMultiDictProxy[str]) -> RouteMatch:
         """Find where a request goes: a pure function of its head, but for the weighted choice.
 

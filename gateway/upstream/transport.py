@@ -12,6 +12,34 @@ from multidict import CIMultiDict, CIMultiDictProxy
 HeaderLines = tuple[tuple[str, str], ...]
 """Names and values of headers, in order."""
 
+# RFC 9110, section 7.6.1, and those of older proxies; the listener handles Expect.
+HOP_BY_HOP = frozenset(
+    (
+        "connection",
+        "expect",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authentication-info",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
+)
+"""Headers, in lower case, that are for the next host only."""
+
+KEYED_RESPONSE_HEADERS = HOP_BY_HOP | {
+    "content-encoding",
+    "content-type",
+    "date",
+    "inference-header-content-length",
+    "server",
+    "vary",
+}
+"""Headers of responses that are not just passed on: see UpstreamResponseHead.key."""
+
 Body = Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview] | None
 """A buffered body, a streamed body, or none.
 
@@ -71,10 +99,7 @@ class RequestTemplate:
 
 
 class UpstreamResponseHead(Protocol):
-    """The head of a server's response; compared by identity."""
-
-    def __hash__(self) -> int:
-        """Hash by identity."""
+    """The head of a server's response."""
 
     @property
     def status(self) -> int:
@@ -88,12 +113,24 @@ class UpstreamResponseHead(Protocol):
     def headers(self) -> CIMultiDictProxy[str]:
         """Return the headers."""
 
+    @property
+    def key(self) -> tuple[bytes, ...]:
+        """Return what heads have in common that differ in ``passed`` and Content-Length alone."""
+
+    @property
+    def keyed_headers(self) -> list[tuple[str, str]]:
+        """Return the headers in the key, which are those of ``KEYED_RESPONSE_HEADERS``."""
+
+    @property
+    def passed(self) -> bytes:
+        """Return the lines of all other headers, as they came."""
+
 
 class ResponseReceiver(Protocol):
     """Gets the response to a request on a reserved connection: one of these calls."""
 
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
-        """Handle a response that arrived completely; equal heads are the same object."""
+        """Handle a response that arrived completely."""
 
     def on_headers(self, response: UpstreamResponse) -> None:
         """Handle a response whose body is still to come."""
@@ -109,13 +146,14 @@ class ReservedConnection(ABC):
     def send(
         self,
         template: RequestTemplate,
-        headers: HeaderLines,
+        lines: bytes,
         body: bytes,
         receiver: ResponseReceiver,
     ) -> None:
-        """Send a buffered request, once; ``headers`` come in addition to those of the template.
+        """Send a buffered request, once.
 
-        The receiver is called later, once.
+        ``lines`` are headers in addition to those of the template, each with its CRLF. The receiver
+        is called later, once.
         """
 
     @abstractmethod

@@ -23,9 +23,16 @@ from gateway.proxy.admission.deadline import (
 from gateway.proxy.admission.timeout_queue import TimeoutQueue
 from gateway.proxy.dispatch import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
+from gateway.proxy.headers import parse_lines
 from gateway.proxy.infer.buffered_response import ResponseRelay
 from gateway.proxy.infer.convert_buffered_request import ALL_BINARY
-from gateway.proxy.interfaces import ClientResponse, Destination, FastPathClient
+from gateway.proxy.interfaces import (
+    ClientHead,
+    ClientResponse,
+    Destination,
+    FastPathClient,
+    ResponseTemplate,
+)
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.retry import RetryState, UpstreamCall
 from gateway.proxy.router import WeightedChoice
@@ -52,30 +59,42 @@ class CallPlan:
 
     handler: FastPathHandler
     headers: CIMultiDictProxy[str]
-    """The client's headers that go to the server."""
+    """The client's keyed headers that go to the server."""
     choice: WeightedChoice
     timeouts: TimeoutQueue
+    max_size: int
+    """Bytes of the largest body; larger ones take the streaming path."""
     converts: bool
     """Whether the form of the requests depends on the server's dialect."""
     model: ModelName | None = None
     """The model that the requests name."""
-    mirror: Callable[[bytes, HeaderLines], None] | None = None
-    """Takes the bodies that were sent, and headers added to them, if requests are mirrored."""
+    mirror: Callable[[ClientHead, bytes, HeaderLines], None] | None = None
+    """Takes requests, and the headers added to them, if they are mirrored."""
     header_policy: ResponseHeaderPolicy | None = None
     """What the route changes in the headers of responses."""
     has_version: bool = False
     """Whether the requests name a version of the model."""
     is_untyped: bool = False
-    """Whether the requests have a body that passes untouched, and no Content-Type."""
+    """Whether bodies pass untouched, and have no Content-Type."""
+    passed_noted: frozenset[str] = frozenset()
+    """Noted headers, in lower case, that pass to the server."""
 
-    def fits(self, dialect: Dialect | None) -> bool:
+    def fits(self, dialect: Dialect | None, *, has_body: bool) -> bool:
         """Tell whether requests may go to servers of a dialect, None if it is unknown."""
+        needs_type = self.is_untyped and has_body
         if dialect is None:
-            return not (self.converts or self.has_version or self.is_untyped)
+            return not (self.converts or self.has_version or needs_type)
         return not (
             (self.has_version and not dialect.versioned_paths)
-            or (self.is_untyped and dialect.requires_json_type)
+            or (needs_type and dialect.requires_json_type)
         )
+
+    def passed_lines(self, head: ClientHead) -> bytes:
+        """Return the lines of a head that pass to the server as they came."""
+        if not self.passed_noted:
+            return head.passed
+        noted = [field.line for field in head.noted if field.lower in self.passed_noted]
+        return b"".join((head.passed, *noted))
 
 
 class FastPathCall:
@@ -90,13 +109,14 @@ class FastPathCall:
         plan: CallPlan,
         destination: Destination,
         request: ServerRequest,
+        head: ClientHead,
         lease: Lease,
         client: FastPathClient,
     ) -> None:
         self._plan = plan
         self._destination = destination
         self._request = request
-        self._headers = (*client.added_headers, *request.lines)
+        self._lines = b"".join((client.added_lines, request.lines, plan.passed_lines(head)))
         self._reserved = BODY_COPIES * len(request.body)
         self._lease = lease
         self._timeouts = plan.timeouts
@@ -115,7 +135,7 @@ class FastPathCall:
         record.attempts = 1
         request = self._request
         try:
-            connection.send(request.template, self._headers, request.body, self)
+            connection.send(request.template, self._lines, request.body, self)
         except Exception as error:
             # The client can be told only when the listener knows of the call.
             asyncio.get_running_loop().call_soon(self._fail, error)
@@ -131,8 +151,8 @@ class FastPathCall:
             return
         url = self._lease.endpoint.url
         try:
-            headers, data = self._plan.handler.to_client(
-                self._request, head, bytes(body), self._destination, url
+            template, lines, data = self._plan.handler.to_client(
+                self._request, head, bytes(body), self._destination, url, self._plan.header_policy
             )
         except Exception as error:
             outcome, why = outcome_of(error)
@@ -144,9 +164,7 @@ class FastPathCall:
             self._end(Outcome.SUCCEEDED)
         else:
             self._end(*self._lease.classify_status(head.status))
-        if (policy := self._plan.header_policy) is not None:
-            headers = policy.apply_to_lines(headers)
-        self._client.respond(head.status, head.reason, headers, data)
+        self._client.respond(template, lines, data)
 
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
@@ -233,7 +251,8 @@ class FastPathCall:
         headers, body = error_response(reported, record)
         if (policy := self._plan.header_policy) is not None:
             headers = policy.apply_to_lines(headers)
-        self._client.respond(reported.kind.value.status, "", headers, body, last=is_internal)
+        template = ResponseTemplate(reported.kind.value.status, "", headers)
+        self._client.respond(template, b"", body, last=is_internal)
 
     async def _relay(
         self, upstream_response: UpstreamResponse, spent: float, response: ClientResponse
@@ -255,7 +274,7 @@ class FastPathCall:
 
     async def _retry(self, spent: float, response: ClientResponse) -> None:
         template, body = self._request.template, self._request.body
-        headers = CIMultiDict([*template.headers, *self._headers])
+        headers = CIMultiDict([*template.headers, *parse_lines(self._lines)])
         has_body = bool(body) or "Content-Length" in headers
         request = UpstreamRequest(
             template.method, template.target, headers, (body,) if has_body else None

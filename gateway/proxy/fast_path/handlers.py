@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from http import HTTPStatus
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -14,7 +14,7 @@ from gateway.errors import GatewayError
 from gateway.protocol.operations import Operation
 from gateway.protocol.v1 import V1ResponseLayout, infer_path
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
-from gateway.proxy.headers import HEADER_LENGTH, end_to_end, with_body
+from gateway.proxy.headers import connection_options, end_to_end, with_body
 from gateway.proxy.infer.buffered_response import ResponseRelay
 from gateway.proxy.infer.convert_buffered_request import (
     ConvertedRequest,
@@ -32,10 +32,15 @@ from gateway.proxy.infer.convert_buffered_response import (
 from gateway.proxy.infer.convert_response import convert_response
 from gateway.proxy.infer.handler import check_metadata, write_for_server
 from gateway.proxy.infer.v1_predict import PredictResponse
-from gateway.proxy.interfaces import Destination
+from gateway.proxy.interfaces import ClientHead, Destination, ResponseTemplate
 from gateway.proxy.passthrough import relay_response
+from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
-from gateway.upstream.transport import HeaderLines, RequestTemplate, UpstreamResponseHead
+from gateway.system.bounded_cache import BoundedCache
+from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
+
+ClientMessage = tuple[ResponseTemplate, bytes, bytes]
+"""A response for a client: its template, the lines of further headers, and its body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class ServerRequest:
     """
 
     template: RequestTemplate
-    lines: HeaderLines
+    lines: bytes
     body: bytes
     converted: ConvertedRequest | None = None
     layout: V1ResponseLayout | None = None
@@ -60,7 +65,7 @@ class FastPathHandler(ABC):
 
     @abstractmethod
     def to_server(
-        self, body: bytes, destination: Destination, request_id: str
+        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server; None if the call takes the streaming path."""
 
@@ -72,8 +77,9 @@ class FastPathHandler(ABC):
         body: bytes,
         destination: Destination,
         url: str,
-    ) -> tuple[HeaderLines, bytes]:
-        """Return headers and body of a complete response; raises GatewayError."""
+        policy: ResponseHeaderPolicy | None,
+    ) -> ClientMessage:
+        """Return a complete response; raises GatewayError."""
 
     @abstractmethod
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
@@ -87,12 +93,15 @@ class PassthroughHandler(FastPathHandler):
         self._template = template
 
     def to_server(
-        self, body: bytes, destination: Destination, request_id: str
+        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server."""
         if body and nests_deeper(body, destination.limits.max_json_depth):
             return None
-        return ServerRequest(self._template, (), body)
+        lines = b"".join([each.line for each in head.noted if each.lower == "content-length"])
+        if not lines and self._template.method != "GET":
+            return None  # the transport must state how the body is framed
+        return ServerRequest(self._template, lines, body)
 
     def to_client(
         self,
@@ -101,9 +110,10 @@ class PassthroughHandler(FastPathHandler):
         body: bytes,
         destination: Destination,
         url: str,
-    ) -> tuple[HeaderLines, bytes]:
-        """Return headers and body of a complete response."""
-        return _untouched_lines(head), body
+        policy: ResponseHeaderPolicy | None,
+    ) -> ClientMessage:
+        """Return a complete response."""
+        return _untouched(head, body, policy)
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
@@ -131,7 +141,7 @@ class InferHandler(FastPathHandler):
         self._templates: dict[tuple[str, bool], RequestTemplate] = {}
 
     def to_server(
-        self, body: bytes, destination: Destination, request_id: str
+        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server."""
         is_scheduled = self._header_size is None and len(body) > MAX_UNSCHEDULED
@@ -155,9 +165,9 @@ class InferHandler(FastPathHandler):
         if not isinstance(content, Sequence):
             return None
         (body,) = content
-        lines: HeaderLines = (("Content-Length", str(len(body))),)
+        lines = b"Content-Length: %d\r\n" % len(body)
         if form.header_size is not None:
-            lines += ((HEADER_LENGTH, str(form.header_size)),)
+            lines += _header_length_line(form.header_size)
         template = self._template_for(form.content_type, form.reads_response)
         return ServerRequest(template, lines, bytes(body), converted, layout)
 
@@ -178,8 +188,9 @@ class InferHandler(FastPathHandler):
         body: bytes,
         destination: Destination,
         url: str,
-    ) -> tuple[HeaderLines, bytes]:
-        """Return headers and body of a complete response."""
+        policy: ResponseHeaderPolicy | None,
+    ) -> ClientMessage:
+        """Return a complete response."""
         assert request.converted is not None
         check_metadata(head.status, self._operation, destination, request.converted)
         try:
@@ -187,11 +198,12 @@ class InferHandler(FastPathHandler):
         except GatewayError as error:
             raise name_endpoint(url, error) from error
         if converted is None:
-            return _untouched_lines(head), body
-        lines = _lines_with_type(head, converted.content_type)
+            return _untouched(head, body, policy)
+        template = _template(head, policy, converted.content_type, has_new_body=True)
+        lines = _passed_lines(head, template)
         if converted.header_size is not None:
-            lines += ((HEADER_LENGTH, str(converted.header_size)),)
-        return lines, converted.body
+            lines += _header_length_line(converted.header_size)
+        return template, lines, converted.body
 
     def _convert(
         self,
@@ -222,7 +234,7 @@ class PredictHandler(InferHandler):
         super().__init__("POST", target, CIMultiDictProxy(passed), operation, None, MAX_UNSCHEDULED)
 
     def to_server(
-        self, body: bytes, destination: Destination, request_id: str
+        self, head: ClientHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server."""
         prediction = convert_buffered_prediction(self._operation, destination, body, request_id)
@@ -256,12 +268,57 @@ class PredictHandler(InferHandler):
             await super().relay(request, replace(relay, response=response))
 
 
-@lru_cache(maxsize=CACHED_HEADS)
-def _untouched_lines(head: UpstreamResponseHead) -> HeaderLines:
-    return tuple(end_to_end(head.headers).items())
+def _header_length_line(size: int) -> bytes:
+    return b"Inference-Header-Content-Length: %d\r\n" % size
 
 
-@lru_cache(maxsize=CACHED_HEADS)
-def _lines_with_type(head: UpstreamResponseHead, content_type: str | None) -> HeaderLines:
-    changed = {} if content_type is None else {"Content-Type": content_type}
-    return tuple(with_body(head.headers, changed).items())
+_templates: BoundedCache[tuple[object, ...], ResponseTemplate] = BoundedCache(CACHED_HEADS)
+
+
+def _template(
+    head: UpstreamResponseHead,
+    policy: ResponseHeaderPolicy | None,
+    content_type: str | None = None,
+    *,
+    has_new_body: bool = False,
+) -> ResponseTemplate:
+    """Return the template of responses with the same key.
+
+    A new body has another size, and another ``content_type`` if one is given.
+    """
+    key = head.key, policy, content_type, has_new_body
+    if (template := _templates.get(key)) is not None:
+        return template
+    keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
+    if has_new_body:
+        headers = with_body(keyed, {} if content_type is None else {"Content-Type": content_type})
+    else:
+        headers = end_to_end(keyed)
+    lines = tuple(headers.items())
+    if policy is not None:
+        lines = policy.apply_to_lines(lines)
+    dropped = connection_options(keyed)
+    return _templates.put(key, ResponseTemplate(head.status, head.reason, lines, dropped))
+
+
+def _untouched(
+    head: UpstreamResponseHead, body: bytes, policy: ResponseHeaderPolicy | None
+) -> ClientMessage:
+    """Return a server's response as it is."""
+    template = _template(head, policy)
+    lines = _passed_lines(head, template)
+    if head.status == HTTPStatus.NOT_MODIFIED and "Content-Length" in head.headers:
+        # It is that of a body that is not sent: RFC 9110, section 8.6.
+        lines += b"Content-Length: %s\r\n" % head.headers["Content-Length"].encode()
+    return template, lines, body
+
+
+def _passed_lines(head: UpstreamResponseHead, template: ResponseTemplate) -> bytes:
+    """Return the lines that pass to the client as they came."""
+    if not template.dropped:
+        return head.passed
+    return b"".join(
+        line + b"\r\n"
+        for line in head.passed.split(b"\r\n")
+        if line and line.partition(b":")[0].decode("latin-1").lower() not in template.dropped
+    )

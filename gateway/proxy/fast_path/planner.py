@@ -7,10 +7,9 @@ its response begins. Clients get the same on both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from multidict import CIMultiDictProxy
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError
@@ -25,17 +24,29 @@ from gateway.proxy.fast_path.handlers import (
     PredictHandler,
 )
 from gateway.proxy.filters.content_codings import accepted_coding
+from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredHead
-from gateway.proxy.headers import has_longer_part, header_length, to_server
+from gateway.proxy.headers import connection_options, header_length, to_server
 from gateway.proxy.infer.cloud_content_types import may_have_cloud_type
-from gateway.proxy.interfaces import Destination, FastPathClient, Limits
+from gateway.proxy.interfaces import ClientHead, Destination, FastPathClient, Limits
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
-from gateway.sizes import CONVERT_CHUNK
-from gateway.upstream.transport import HeaderLines, RequestTemplate
+from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
+from gateway.system.bounded_cache import BoundedCache
+from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, RequestTemplate
 
-LONG_HEAD_PART = 4 * 1024
-"""Bytes of a part of a head above which the streaming path checks whether the server takes it."""
+_KEYED_HEADERS = HOP_BY_HOP | {
+    "accept-encoding",
+    "content-encoding",
+    "content-type",
+    "host",
+    "inference-header-content-length",
+}
+"""Headers that the gateway itself looks at; a router adds those that its routes look at."""
+
+
+_CONNECTION_OPTIONS = frozenset(("", "close", "keep-alive"))
+"""Options that are no names of headers, and an empty one."""
 
 
 class FastPath:
@@ -43,19 +54,28 @@ class FastPath:
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self.keyed_headers = _KEYED_HEADERS | router.header_names
+        """Headers, in lower case, that decide how requests are served: the key of their heads."""
         timeouts = {_server_timeout(route.limits) for route in router.routes}
         self._timeouts = {timeout: TimeoutQueue(timeout) for timeout in timeouts}
+        self._plans: BoundedCache[tuple[bytes, ...], CallPlan | None] = BoundedCache(CACHED_HEADS)
 
-    def plan(
-        self, method: str, target: str, headers: CIMultiDictProxy[str], length: int
-    ) -> CallPlan | None:
-        """Return the plan for requests with this head; None if they take the streaming path."""
-        if (
-            method == "HEAD"
-            or "Expect" in headers
-            or has_longer_part(target, headers, LONG_HEAD_PART)
-        ):
+    def plan(self, head: ClientHead, target: str) -> CallPlan | None:
+        """Return the plan for requests with this key; None if they take the streaming path.
+
+        ``target`` is the request target in origin form.
+        """
+        key = head.key
+        if key in self._plans:
+            return self._plans[key]
+        return self._plans.put(key, self._make_plan(head, target))
+
+    def _make_plan(self, head: ClientHead, target: str) -> CallPlan | None:
+        method, headers = head.method, head.headers
+        if method == "HEAD" or "Expect" in headers:
             return None
+        if not connection_options(headers) <= _CONNECTION_OPTIONS:
+            return None  # the streaming path drops the headers that they name
         try:
             route_match = self._router.find(method, target, headers)
         except GatewayError:
@@ -67,9 +87,10 @@ class FastPath:
         operation = route_match.operation
         if "Content-Encoding" in headers and operation.kind is not OperationKind.OTHER:
             return None  # the streaming path decompresses, and drops an empty header
-        passed = to_server(headers, route_match.dropped_headers)
-        handler = _make_handler(route_match, method, passed, length, limits)
-        if handler is None or length > min(handler.max_size, limits.max_request_bytes):
+        keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
+        passed = to_server(keyed, route_match.dropped_headers | NOTED_HEADERS)
+        handler = _make_handler(route_match, method, passed, limits)
+        if handler is None:
             return None
         converts = isinstance(handler, InferHandler)
         return CallPlan(
@@ -77,21 +98,25 @@ class FastPath:
             passed,
             route_match.choice,
             self._timeouts[_server_timeout(limits)],
+            min(handler.max_size, limits.max_request_bytes),
             converts,
             model_name_of(operation),
-            _mirror_of(route_match, method, passed, length),
+            None if route_match.mirror is None else partial(_mirror, route_match),
             header_policy=route_match.header_policy,
             has_version=operation.version is not None,
-            is_untyped=not converts and length > 0 and not has_content_type(target, passed),
+            is_untyped=not converts and not has_content_type(target, passed),
+            passed_noted=NOTED_HEADERS - route_match.dropped_headers - {"content-length"},
         )
 
-    def start(self, plan: CallPlan, body: bytes, client: FastPathClient) -> FastPathCall | None:
+    def start(
+        self, plan: CallPlan, head: ClientHead, body: bytes, client: FastPathClient
+    ) -> FastPathCall | None:
         """Send a request to a server; None if it takes the streaming path.
 
         Nothing is converted before there are slots, memory, and a connection to an endpoint.
         """
         destination = plan.choice.next
-        if not plan.fits(destination.upstream.dialect_state.dialect):
+        if not plan.fits(destination.upstream.dialect_state.dialect, has_body=bool(body)):
             return None
         if not _try_admit(destination, BODY_COPIES * len(body)):
             return None
@@ -103,12 +128,12 @@ class FastPath:
             connection = lease.endpoint.try_reserve()
             if connection is None:
                 return None
-            request = plan.handler.to_server(body, destination, client.record.request_id)
+            request = plan.handler.to_server(head, body, destination, client.record.request_id)
             if request is None:
                 return None
             if plan.mirror is not None:
-                plan.mirror(body, client.added_headers)
-            call = FastPathCall(plan, destination, request, lease, client)
+                plan.mirror(head, body, client.added_headers)
+            call = FastPathCall(plan, destination, request, head, lease, client)
         except GatewayError:
             return None  # the streaming path sends the error
         finally:
@@ -119,6 +144,10 @@ class FastPath:
         plan.choice.take()
         call.start(connection)
         return call
+
+    def clear_plans(self) -> None:
+        """Forget the cached plans, because API keys have changed."""
+        self._plans.clear()
 
     @property
     def in_flight(self) -> int:
@@ -141,19 +170,13 @@ def _try_admit(destination: Destination, size: int) -> bool:
 
 
 def _make_handler(
-    route_match: RouteMatch,
-    method: str,
-    headers: CIMultiDictProxy[str],
-    length: int,
-    limits: Limits,
+    route_match: RouteMatch, method: str, headers: CIMultiDictProxy[str], limits: Limits
 ) -> FastPathHandler | None:
     """Return the handler of requests with these headers; None if they take the streaming path."""
     operation, target = route_match.operation, route_match.target
     if route_match.is_passthrough:
-        if "Content-Length" not in headers and (length or method != "GET"):
-            return None  # the transport must state how the body is framed
         return PassthroughHandler(RequestTemplate(method, target, tuple(headers.items())))
-    if not length or may_have_cloud_type(headers):
+    if may_have_cloud_type(headers):
         return None
     if operation.kind is OperationKind.PREDICT:
         return PredictHandler(target, headers, operation)
@@ -169,14 +192,18 @@ def _make_handler(
     return InferHandler(method, target, headers, operation, header_size, max_size)
 
 
-def _mirror_of(
-    route_match: RouteMatch, method: str, headers: CIMultiDictProxy[str], length: int
-) -> Callable[[bytes, HeaderLines], None] | None:
-    """Return what mirrors requests with the same head; None without a mirror."""
-    if route_match.mirror is None:
-        return None
-    head = MirroredHead(method, route_match.target, headers, length, route_match.operation)
-    return partial(route_match.mirror.sample, head)
+def _mirror(
+    route_match: RouteMatch, head: ClientHead, body: bytes, added_headers: HeaderLines
+) -> None:
+    """Mirror a request if it is chosen."""
+
+    def make_head() -> MirroredHead:
+        headers = to_server(head.headers, route_match.dropped_headers, added_headers)
+        operation = route_match.operation
+        return MirroredHead(head.method, route_match.target, headers, len(body), operation)
+
+    if route_match.mirror is not None:
+        route_match.mirror.sample(make_head, body)
 
 
 def _server_timeout(limits: Limits) -> float:

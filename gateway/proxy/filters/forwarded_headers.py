@@ -10,6 +10,7 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 
 from multidict import CIMultiDictProxy
 
+from gateway.proxy.interfaces import ClientHead
 from gateway.upstream.transport import HeaderLines
 
 REQUEST_ID = "X-Request-Id"
@@ -20,6 +21,11 @@ _FOR, _PROTO, _HOST = "X-Forwarded-For", "X-Forwarded-Proto", "X-Forwarded-Host"
 _FORWARDED, _VIA = "Forwarded", "Via"
 _CDN_LOOP = "CDN-Loop"
 _PSEUDONYM = "tensorgate"
+
+_FORWARDED_NAMES = frozenset(name.lower() for name in (_FOR, _PROTO, _HOST, _FORWARDED))
+
+NOTED_HEADERS = _FORWARDED_NAMES | {REQUEST_ID.lower(), "content-length"}
+"""Headers, in lower case, that differ from request to request, and are read from each head."""
 
 _IDENTITY_BYTES = 8
 _ID_BYTES = 16
@@ -111,7 +117,7 @@ NO_FORWARDED_HEADERS = ForwardedPolicy(headers=False, trusted=(), via=False, req
 class ForwardedHeaders:
     """Makes the added headers for the requests of one connection.
 
-    For requests with the same head they differ in the request id alone, so the rest is cached.
+    For requests with the same key they mostly differ in the request id alone: the rest is cached.
     """
 
     def __init__(self, forwarding: ForwardedPolicy, peer: Peer) -> None:
@@ -120,23 +126,33 @@ class ForwardedHeaders:
         self._adds_request_id = forwarding.request_id
         self._trusted = forwarding.headers and forwarding.trusts(peer)
         self._peer_lines = _lines((_FOR, peer.address or ""), (_PROTO, _scheme(peer)))
-        self._headers: CIMultiDictProxy[str] | None = None
-        self._lines: HeaderLines = ()
-        self._client_id: str | None = None
+        self._key: tuple[bytes, ...] = ()
+        self._headers: HeaderLines = ()
+        self._encoded = b""
 
-    def make(self, headers: CIMultiDictProxy[str], version: str) -> tuple[HeaderLines, str]:
-        """Return the headers for the next request, and its id, which is empty if ids are off.
+    def make(self, head: ClientHead) -> tuple[HeaderLines, bytes, str]:
+        """Return the headers for the next request, their lines, and its request id.
 
-        ``version`` is the HTTP version of the request: 1.1 or 1.0.
+        The id is empty if ids are off.
         """
-        if headers is not self._headers:
-            self._headers = headers
-            self._lines = self._make_lines(headers, version)
-            self._client_id = _valid_id(headers)
+        client_ids: list[str] = []
+        is_forwarded = False
+        for field in head.noted:
+            name = field.lower
+            if name == "x-request-id":
+                client_ids.append(field.value)
+            elif name in _FORWARDED_NAMES and (self._trusted or name == "forwarded"):
+                is_forwarded = True
+        if is_forwarded or head.key != self._key:
+            self._headers = self._make_lines(head.headers, "1.0" if head.http_1_0 else "1.1")
+            self._encoded = _encode(self._headers)
+            # What another proxy tells of its clients differs from request to request.
+            self._key = () if is_forwarded else head.key
         if not self._adds_request_id:
-            return self._lines, ""
-        request_id = self._client_id or _new_id()
-        return (*self._lines, (REQUEST_ID, request_id)), request_id
+            return self._headers, self._encoded, ""
+        request_id = _valid_id(client_ids) or _new_id()
+        line = f"{REQUEST_ID}: {request_id}\r\n".encode()
+        return (*self._headers, (REQUEST_ID, request_id)), self._encoded + line, request_id
 
     def _make_lines(self, headers: CIMultiDictProxy[str], version: str) -> HeaderLines:
         lines: HeaderLines = ()
@@ -218,9 +234,10 @@ def _new_id() -> str:
     return _unused_ids.pop()
 
 
-def _valid_id(headers: CIMultiDictProxy[str]) -> str | None:
+def _valid_id(given: list[str]) -> str | None:
     """Return the client's own request id, if there is one that can be logged."""
-    if REQUEST_ID not in headers:
-        return None
-    given = headers.getall(REQUEST_ID)
     return given[0] if len(given) == 1 and _VALID_ID.fullmatch(given[0]) else None
+
+
+def _encode(headers: HeaderLines) -> bytes:
+    return "".join([f"{name}: {value}\r\n" for name, value in headers]).encode("latin-1")

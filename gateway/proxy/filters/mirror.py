@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -22,7 +22,7 @@ from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import OPERATION_KINDS, Operation
 from gateway.proxy.filters.mirror_stats import MirrorStats
-from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination, HeaderLines
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination
 from gateway.sizes import QUOTED_TEXT
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
@@ -202,11 +202,10 @@ class MirrorSampler:
         self._mirror = mirror
         self._random = random
 
-    def sample(self, head: MirroredHead, body: bytes, added_headers: HeaderLines = ()) -> None:
-        """Mirror a buffered request, if it is chosen; ``added_headers`` go with the copy."""
+    def sample(self, make_head: Callable[[], MirroredHead], body: bytes) -> None:
+        """Mirror a buffered request, if it is chosen; only then its head is made."""
         if self._is_chosen():
-            headers = CIMultiDictProxy(CIMultiDict([*head.headers.items(), *added_headers]))
-            MirroredRequest(replace(head, headers=headers), self._mirror).add(body)
+            MirroredRequest(make_head(), self._mirror).add(body)
 
     @contextmanager
     def tee(self, request: ClientRequest, operation: Operation) -> Iterator[ClientRequest]:

@@ -9,10 +9,11 @@ from typing import Protocol
 from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
 from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
-from gateway.http1.head import MAX_CACHED_HEAD, MalformedError, ResponseHead, parse_response_head
+from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http1.head_reader import ResponseHeadReader
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.http.connect_errors import describe_certificate_refusal
+from gateway.upstream.transport import KEYED_RESPONSE_HEADERS
 
 _MAX_COMPLETE = 64 * 1024
 """Largest body that ``on_complete`` gets: it is converted or written in one time slice."""
@@ -22,6 +23,9 @@ MAX_INTERIM_RESPONSES = 100
 
 _STALE_WINDOW = 1.0
 """Seconds after a request in which a close is taken for one that crossed the request."""
+
+
+_HEAD_PARSER = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 
 
 class StaleConnectionError(GatewayError):
@@ -186,7 +190,7 @@ class ServerConnection(Connection):
             return
         while (result := self._reader.feed(data)) is not None:
             text, data = result
-            head = parse_response_head(text, self._method)
+            head = _HEAD_PARSER.parse_response(text, self._method)
             if head.status >= 200:
                 is_small = len(text) <= MAX_CACHED_HEAD
                 if self._head_size or not is_small:

@@ -84,10 +84,9 @@ class HttpEndpoint(UpstreamEndpoint):
         connection = self.idle.take()
         return None if connection is None else _ReservedConnection(connection, self)
 
-    def encode(self, template: RequestTemplate, headers: HeaderLines, body: bytes) -> bytes:
-        """Encode a request: its template, further headers, and its body."""
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-        return b"".join((self._encode_cached(template), lines.encode("latin-1"), b"\r\n", body))
+    def encode(self, template: RequestTemplate, lines: bytes, body: bytes) -> bytes:
+        """Encode a request: its template, the lines of further headers, and its body."""
+        return b"".join((self._encode_cached(template), lines, b"\r\n", body))
 
     def resend(self, pending: _ReservedConnection) -> asyncio.Task[None]:
         """Start a task that sends a request again, over a new connection."""
@@ -267,14 +266,14 @@ class _ReservedConnection(_Pending, ReservedConnection):
     def send(
         self,
         template: RequestTemplate,
-        headers: HeaderLines,
+        lines: bytes,
         body: bytes,
         receiver: ResponseReceiver,
     ) -> None:
         """Write the request."""
         self._receiver = receiver
         self._method = template.method
-        self._text = self._endpoint.encode(template, headers, body)
+        self._text = self._endpoint.encode(template, lines, body)
         self._write()
 
     def _write(self) -> None:

@@ -158,6 +158,11 @@ class Pool:
         chosen = choose_endpoint(self._load_balancing, names, outstanding, counter, hash_key)
         return Lease(self, allowed[chosen])
 
+    @property
+    def hash_header(self) -> str | None:
+        """Return the header by which the policy chooses endpoints, if it does."""
+        return self._load_balancing.hash_header
+
     def hash_key_of(self, headers: Mapping[str, str], added: HeaderLines = ()) -> str | None:
         """Return the value of the policy's hash header, from ``headers`` or else from ``added``."""
         header = self._load_balancing.hash_header

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from unittest import mock
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 
 from gateway.codec.policies import JsonPolicies
 from gateway.observe.call_record import CallRecord
@@ -22,6 +23,7 @@ from tests.support.doubles.fast_path import (
     ReadyEndpoint,
     ScriptedClient,
     SentRequest,
+    client_head,
 )
 from tests.support.doubles.streaming import (
     LIMITS,
@@ -42,24 +44,26 @@ VALUES = [1.5, -2, 3e30]
 """FLOATS as JSON values."""
 
 
-def make_headers(headers: dict[str, str] | list[tuple[str, str]]) -> CIMultiDictProxy[str]:
-    return CIMultiDictProxy(CIMultiDict(headers))
+def plan_of(
+    fast_path: FastPath,
+    method: str,
+    target: str,
+    headers: Mapping[str, str] | list[tuple[str, str]],
+) -> CallPlan | None:
+    """Return the plan for a head."""
+    return fast_path.plan(client_head(method, target, headers, fast_path.keyed_headers), target)
 
 
 def make_plan(
     method: str,
     target: str,
-    headers: dict[str, str] | list[tuple[str, str]],
-    length: int,
+    headers: Mapping[str, str] | list[tuple[str, str]],
     limits: Limits = LIMITS,
 ) -> CallPlan | None:
-    """Return the plan for a head, with the Content-Length of a body added."""
-    made = CIMultiDict(headers)
-    if length and "Content-Length" not in made:
-        made["Content-Length"] = str(length)
+    """Return the plan for a head, with one server."""
     fast_path = FastPath(single_destination(make_destination(ReadyEndpoint(), limits=limits)))
     try:
-        return fast_path.plan(method, target, CIMultiDictProxy(made), length)
+        return plan_of(fast_path, method, target, headers)
     finally:
         fast_path.close()
 
@@ -71,6 +75,24 @@ def template_of(plan: CallPlan) -> RequestTemplate:
         return handler._template_for("application/octet-stream", reads_response=True)
     assert isinstance(handler, PassthroughHandler)
     return handler._template
+
+
+def start(
+    fast_path: FastPath,
+    method: str,
+    target: str,
+    headers: Mapping[str, str] | list[tuple[str, str]],
+    body: bytes,
+    client: ScriptedClient,
+) -> FastPathCall | None:
+    """Start a call that has a plan; a Content-Length is added if there is a body."""
+    lines = CIMultiDict(headers)
+    if body:
+        lines.setdefault("Content-Length", str(len(body)))
+    head = client_head(method, target, lines, fast_path.keyed_headers)
+    plan = fast_path.plan(head, target)
+    assert plan is not None
+    return fast_path.start(plan, head, body, client)
 
 
 class Scene:
@@ -92,15 +114,15 @@ class Scene:
             self.fast_path = FastPath(single_destination(self.destination))
 
     def start(
-        self, method: str = "POST", target: str = INFER, body: bytes = JSON
+        self,
+        method: str = "POST",
+        target: str = INFER,
+        body: bytes = JSON,
+        headers: Mapping[str, str] | list[tuple[str, str]] | None = None,
     ) -> FastPathCall | None:
-        headers = {"Host": "h"}
-        if body:
-            headers["Content-Length"] = str(len(body))
-        plan = self.fast_path.plan(method, target, make_headers(headers), len(body))
-        assert plan is not None
+        """Start a call; a Content-Length is added if there is a body."""
         self.client.record = CallRecord(method, target)
-        return self.fast_path.start(plan, body, self.client)
+        return start(self.fast_path, method, target, headers or {}, body, self.client)
 
     def infer(self) -> FastPathCall:
         call = self.start()

@@ -7,14 +7,18 @@ what it is told.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 
+from gateway.http1.head import HeadParser, RequestHead, ResponseHead, encode_head
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.interfaces import ClientResponse
+from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
+from gateway.proxy.headers import parse_lines
+from gateway.proxy.interfaces import ClientResponse, ResponseTemplate
 from gateway.upstream.transport import (
+    KEYED_RESPONSE_HEADERS,
     HeaderLines,
     RequestTemplate,
     ReservedConnection,
@@ -25,23 +29,28 @@ from gateway.upstream.transport import (
 )
 from tests.support.doubles.streaming import URL, EventLog
 
-
-@dataclass(frozen=True, eq=False)
-class ScriptedHead:
-    """The head of a server's response."""
-
-    status: int = 200
-    reason: str = "OK"
-    headers: CIMultiDictProxy[str] = field(
-        default_factory=lambda: CIMultiDictProxy(CIMultiDict[str]())
-    )
+_RESPONSE_PARSER = HeadParser(KEYED_RESPONSE_HEADERS, ("content-length",))
 
 
 def response_head(
     status: int = 200, headers: dict[str, str] | None = None, reason: str = "OK"
-) -> ScriptedHead:
+) -> ResponseHead:
     """Make a head of a response."""
-    return ScriptedHead(status, reason, CIMultiDictProxy(CIMultiDict(headers or {})))
+    head = encode_head(f"HTTP/1.1 {status} {reason}", (headers or {}).items())
+    return _RESPONSE_PARSER.parse_response(head, "GET")
+
+
+def client_head(
+    method: str,
+    target: str,
+    headers: Mapping[str, str] | list[tuple[str, str]],
+    keyed: Collection[str] = (),
+) -> RequestHead:
+    """Make the head of a client's request; ``keyed`` are the headers in its key."""
+    lines = CIMultiDict(headers)
+    lines.setdefault("Host", "h")
+    head = encode_head(f"{method} {target} HTTP/1.1", lines.items())
+    return HeadParser(keyed, NOTED_HEADERS).parse_request(head)
 
 
 @dataclass
@@ -67,14 +76,14 @@ class _Reserved(ReservedConnection):
     def send(
         self,
         template: RequestTemplate,
-        headers: HeaderLines,
+        lines: bytes,
         body: bytes,
         receiver: ResponseReceiver,
     ) -> None:
         """Note a request."""
         self._is_used = True
         self._endpoint.log.append(f"server is asked {template.method} {template.target}")
-        self._endpoint.asked.append(SentRequest(template, headers, body, receiver))
+        self._endpoint.asked.append(SentRequest(template, parse_lines(lines), body, receiver))
 
     def close(self) -> None:
         """Note that nobody waits any more."""
@@ -118,6 +127,7 @@ class ScriptedClient:
 
     def __init__(self, log: EventLog | None = None) -> None:
         self.added_headers: HeaderLines = ()
+        self.added_lines = b""
         self.record = CallRecord("POST", "/")
         self.responses: list[DeliveredResponse] = []
         self.rest: Callable[[ClientResponse], Awaitable[None]] | None = None
@@ -125,11 +135,14 @@ class ScriptedClient:
         self.log = EventLog() if log is None else log
 
     def respond(
-        self, status: int, reason: str, headers: HeaderLines, body: bytes, *, last: bool = False
+        self, template: ResponseTemplate, lines: bytes, body: bytes, *, last: bool = False
     ) -> None:
         """Note a response."""
-        self.log.append(f"client gets {status}")
-        self.responses.append(DeliveredResponse(status, reason, headers, body, last))
+        self.log.append(f"client gets {template.status}")
+        headers = (*template.headers, *parse_lines(lines))
+        self.responses.append(
+            DeliveredResponse(template.status, template.reason, headers, body, last)
+        )
 
     def continue_in_task(
         self, rest: Callable[[ClientResponse], Awaitable[None]], over: Callable[[], None]
