@@ -25,6 +25,7 @@ from benchmarks.measurements import (
     latency,
     other_proxies,
     request_rate,
+    traffic,
     workers,
 )
 from tests.integration.environment import MissingServerError
@@ -44,6 +45,7 @@ MEASUREMENTS: dict[str, Callable[[Environment], list[report.Row]]] = {
     "event-loop": event_loop.holds,
     "rate": request_rate.rate,
     "envoy": other_proxies.small,
+    "traffic": traffic.rows,
     "binary": other_proxies.large,
     "latency": latency.added,
     "fairness": fairness.waiting,
@@ -52,6 +54,13 @@ MEASUREMENTS: dict[str, Callable[[Environment], list[report.Row]]] = {
     "hostile": hostile_traffic.memory,
     "workers": workers.scaling,
 }
+ON_DEMAND: dict[str, Callable[[Environment], list[report.Row]]] = {
+    "traffic-same-head": traffic.same_head,
+    "traffic-not-logged": traffic.not_logged,
+    "traffic-same-head-not-logged": traffic.same_head_not_logged,
+}
+"""Measured only if named: they have no bounds, and show what a default costs."""
+_ALL = MEASUREMENTS | ON_DEMAND
 
 
 def main() -> None:
@@ -76,9 +85,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         action="append",
-        choices=MEASUREMENTS,
+        choices=_ALL,
         metavar="NAME",
-        help=f"measure just this, may be repeated: {', '.join(MEASUREMENTS)}",
+        help=f"measure just this, may be repeated: {', '.join(_ALL)}",
     )
     return parser.parse_args(words)
 
@@ -101,7 +110,7 @@ def _measure(names: list[str], quick: bool) -> list[report.Row]:
 
 def _rows(name: str, env: Environment) -> list[report.Row]:
     try:
-        return MEASUREMENTS[name](env)
+        return _ALL[name](env)
     except NotInstalledError as error:
         return [report.Row(name, result=f"not measured: {error}")]
 
