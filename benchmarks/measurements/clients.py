@@ -17,14 +17,21 @@ from typing import Any
 from benchmarks.harness.client import HOST, BenchmarkError, NotInstalledError
 from benchmarks.harness.environment import Environment, Job, medians, start_offload, time_jobs
 from benchmarks.harness.processes import running_gateway
-from benchmarks.harness.requests import Values, binary, json_of_doubles, normal
+from benchmarks.harness.requests import (
+    Request,
+    Values,
+    binary,
+    json_of_doubles,
+    json_of_shortest,
+    normal,
+)
 from benchmarks.harness.rounds import difference
 from benchmarks.measurements.json_speed import IMAGE_COUNT
 from benchmarks.report import Bound, Row, at_most
 
 _MODEL = "identity_fp32"
 _PATH = f"/v2/models/{_MODEL}/infer"
-_JSON, _BINARY = "JSON", "binary"
+_JSON, _DECIMALS, _BINARY = "JSON", "JSON of 5 decimals", "binary"
 _TIMEOUT = 120.0
 _IN_A_ROW = 5
 """Calls in a row on each path, as a client makes them; each path evicts the other's caches."""
@@ -32,7 +39,10 @@ _IN_A_ROW = 5
 _SIZES = (16, 1_000, 20_000, IMAGE_COUNT)
 _AROUND_BREAK_EVEN = (250, 500, 1_000)
 _AROUND_STEP = (12_000, 15_000, 17_000, 20_000)
-"""Two sizes on either side of 64 KiB, the chunk in which the gateway moves large bodies."""
+"""Two sizes on either side of 64 KiB of binary and of 128 KiB of JSON with 5 decimals.
+
+Above them, the gateway moves and converts a body in parts.
+"""
 
 _BREAK_EVEN = 500
 """Numbers from which on JSON must be no slower through the gateway."""
@@ -44,7 +54,7 @@ _Times = Mapping[str, Sequence[float]]
 
 
 def rows(env: Environment) -> list[Row]:
-    """Measure each client in each form, then around the break-even and around 64 KiB."""
+    """Measure each client in each form, then around the break-even and around a step."""
     with running_gateway(env.triton_port, access_log=True) as gateway:
         start_offload(gateway)
         ports = {"direct": env.triton_port, "gateway": gateway.port}
@@ -53,7 +63,7 @@ def rows(env: Environment) -> list[Row]:
         return [
             *(_measured(client, _SIZES, env) for client in (*clients, tritonclient)),
             _measured(plain, _AROUND_BREAK_EVEN, env),
-            *(_step(_Client(plain.library, form, ports), env) for form in (_JSON, _BINARY)),
+            *(_step(_Client(plain.library, form, ports), env) for form in (_DECIMALS, _BINARY)),
         ]
 
 
@@ -206,9 +216,16 @@ def _library(name: str) -> Any:
         raise NotInstalledError(f"{name} is not installed ({install})") from error
 
 
+def _json_of_decimals(model: str, values: Values) -> Request:
+    return json_of_shortest(model, values.round(5))
+
+
+_REQUESTS = {_JSON: json_of_doubles, _DECIMALS: _json_of_decimals, _BINARY: binary}
+
+
 def _content(values: Values, form: str) -> tuple[dict[str, str], bytes]:
     """Return the headers, without those that each client adds, and the body."""
-    request = (binary if form == _BINARY else json_of_doubles)(_MODEL, values)
+    request = _REQUESTS[form](_MODEL, values)
     head, _, body = b"".join(request.wire).partition(b"\r\n\r\n")
     headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:])
     del headers["Host"], headers["Content-Length"]
