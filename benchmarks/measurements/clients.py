@@ -35,6 +35,9 @@ _JSON, _DECIMALS, _BINARY = "JSON", "JSON of 5 decimals", "binary"
 _TIMEOUT = 120.0
 _IN_A_ROW = 5
 """Calls in a row on each path, as a client makes them; each path evicts the other's caches."""
+_MIN_ROUNDS, _MAX_ROUNDS = 8, 100
+_NUMBERS_IN_ROUNDS = 1_000_000
+"""Larger bodies go fewer rounds, so that all rounds of a size hold about as many numbers."""
 
 _SIZES = (16, 1_000, 20_000, IMAGE_COUNT)
 _AROUND_BREAK_EVEN = (250, 500, 1_000)
@@ -84,7 +87,8 @@ class _Client:
         call = _LIBRARIES[self.library]
         with ExitStack() as stack:
             jobs = {path: call(stack, port, values, self.form) for path, port in self.ports.items()}
-            return time_jobs(env.rounds(100 if count < IMAGE_COUNT else 20), jobs, _IN_A_ROW)
+            rounds = max(_MIN_ROUNDS, min(_MAX_ROUNDS, _NUMBERS_IN_ROUNDS // count))
+            return time_jobs(env.rounds(rounds), jobs, _IN_A_ROW)
 
 
 def _measured(client: _Client, sizes: Sequence[int], env: Environment) -> Row:
