@@ -72,7 +72,7 @@ docs: .venv/.test-ready ## Build the documentation as a site in .cache/site; a d
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open .cache/site/index.html, or run: $(BIN)/python -m mkdocs serve"
 
-bench: .venv/.test-ready .cache/triton/.ready .cache/kserve/.ready $(COMPILED) ## Measure speed and memory in front of real servers
+bench: .venv/.bench-ready .cache/triton/.ready .cache/kserve/.ready $(COMPILED) ## Measure speed and memory in front of real servers
 	@$(AS_COMPILED) $(BIN)/python -m benchmarks $(ARGS)
 
 triton: .venv/.test-ready .cache/triton/.ready ## Start the tests' real Triton by hand (ARGS="--http-port 8000")
@@ -97,6 +97,11 @@ clean: ## Remove all that the targets above have set up, and what a compiler lef
 	@echo "installing the gateway and what its tests need ..."
 	@$(PIP) install --editable '.[dev,docs]'
 	@touch .venv/.demo-ready $@
+
+.venv/.bench-ready: pyproject.toml | .venv/.test-ready
+	@echo "installing what the gateway is measured with ..."
+	@$(PIP) install --editable '.[bench]'
+	@touch $@
 
 # From a copy, as a compiler leaves what it made beside the sources, where it would hide them.
 .cache/compiled/.ready: pyproject.toml hatch_build.py $(shell find gateway -name '*.py' -o -name '*.c') | .venv/.test-ready

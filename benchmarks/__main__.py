@@ -14,6 +14,7 @@ from benchmarks.harness.client import BenchmarkError, NotInstalledError
 from benchmarks.harness.environment import Environment
 from benchmarks.harness.machine_speed import MachineSpeed
 from benchmarks.measurements import (
+    clients,
     cost_per_number,
     event_loop,
     fairness,
@@ -25,6 +26,7 @@ from benchmarks.measurements import (
     latency,
     other_proxies,
     request_rate,
+    traffic,
     workers,
 )
 from tests.integration.environment import MissingServerError
@@ -44,14 +46,24 @@ MEASUREMENTS: dict[str, Callable[[Environment], list[report.Row]]] = {
     "event-loop": event_loop.holds,
     "rate": request_rate.rate,
     "envoy": other_proxies.small,
+    "traffic": traffic.rows,
     "binary": other_proxies.large,
     "latency": latency.added,
+    "latency-triton": latency.before_triton,
+    "clients": clients.rows,
     "fairness": fairness.waiting,
     "flat": cost_per_number.cost,
     "idle": idle_connections.connections,
     "hostile": hostile_traffic.memory,
     "workers": workers.scaling,
 }
+ON_DEMAND: dict[str, Callable[[Environment], list[report.Row]]] = {
+    "traffic-same-head": traffic.same_head,
+    "traffic-not-logged": traffic.not_logged,
+    "traffic-same-head-not-logged": traffic.same_head_not_logged,
+}
+"""Measured only if named: they have no bounds, and show what a default costs."""
+_ALL = MEASUREMENTS | ON_DEMAND
 
 
 def main() -> None:
@@ -76,9 +88,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--only",
         action="append",
-        choices=MEASUREMENTS,
+        choices=_ALL,
         metavar="NAME",
-        help=f"measure just this, may be repeated: {', '.join(MEASUREMENTS)}",
+        help=f"measure just this, may be repeated: {', '.join(_ALL)}",
     )
     return parser.parse_args(words)
 
@@ -101,7 +113,7 @@ def _measure(names: list[str], quick: bool) -> list[report.Row]:
 
 def _rows(name: str, env: Environment) -> list[report.Row]:
     try:
-        return MEASUREMENTS[name](env)
+        return _ALL[name](env)
     except NotInstalledError as error:
         return [report.Row(name, result=f"not measured: {error}")]
 

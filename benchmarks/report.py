@@ -28,7 +28,10 @@ can, serves large bodies, the event loop, the p99 beside large requests, the tim
 idle connections. A server with one small prepared response serves the JSON comparison with Envoy,
 the workers and the added latency. KServe serves the rows that name it, Triton all others. *One
 core*: the proxy has it to itself, server and client (wrk for JSON) share the others; the gateway
-converts JSON to binary and back, the other proxies do not convert. Memory growth is the peak
+converts JSON to binary and back, the other proxies do not convert. *Heads all different*: each
+request has its own trace id, request id and length. *Logged*: gateway and Envoy run with their
+defaults and write an access log. Python's clients call one after the other over one connection;
+what is added is the median of the differences within each round. Memory growth is the peak
 (VmHWM) of the gateway process. The event loop is blocked for the CPU time of one of its time
 slices, or for the wall clock time if the slice blocks."""
 

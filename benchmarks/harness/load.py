@@ -1,8 +1,7 @@
-"""Generates load: each connection sends the same request again after each response."""
+"""Generates load: each connection sends the next request after each response."""
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.harness.client import HOST, BenchmarkError, Connection
 from benchmarks.harness.processes import Cores, run
-from benchmarks.harness.requests import Request
+from benchmarks.harness.requests import ID_PLACE, Request
 from benchmarks.servers.proxies import installed
 
 _RATE = re.compile(r"^Requests/sec: +([0-9.]+)$", re.MULTILINE)
@@ -41,13 +40,11 @@ def wrk_load(cores: Cores) -> LoadGenerator:
     program = installed("wrk", "apt install wrk")
 
     def load(port: int, request: Request, connections: int, seconds: int) -> LoadResult:
-        target, fields = _head(request)
         with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
-            body, script = Path(name, "body"), Path(name, "request.lua")
-            body.write_bytes(request.body)
-            script.write_text(_script(body, fields))
+            script = Path(name, "request.lua")
+            script.write_text(_script(request, Path(name)))
             command = [program, "-t", "1", "-c", str(connections), "-d", f"{seconds}s"]
-            done = run([*command, "-s", str(script), f"http://{HOST}:{port}{target}"], cores)
+            done = run([*command, "-s", str(script), f"http://{HOST}:{port}"], cores)
         rate, failures = _RATE.search(done.output), _FAILURES.search(done.output)
         if rate is None or failures is not None:
             raise BenchmarkError(f"wrk did not get its responses:\n{done.output}")
@@ -79,19 +76,34 @@ def thread_load(port: int, request: Request, connections: int, seconds: int) -> 
         return LoadResult(count / took, (time.process_time() - cpu_time) / took)
 
 
-def _head(request: Request) -> tuple[str, dict[str, str]]:
-    """Split a request into target and header fields, without Content-Length, which wrk sends."""
-    lines = bytes(request.wire[0]).partition(b"\r\n\r\n")[0].decode().split("\r\n")
-    fields = dict(line.split(": ", 1) for line in lines[1:])
-    del fields["Content-Length"]
-    return lines[0].split(" ")[1], fields
+_SAME = """\
+local text = io.open("{folder}/0", "rb"):read("*a")
+function request()
+  return text
+end
+"""
+
+# A number of its own makes the ids of each request. Runs begin with different ones.
+_VARIED = """\
+local variants = {{}}
+for variant = 0, {count} - 1 do
+  local text = io.open("{folder}/" .. variant, "rb"):read("*a")
+  local before, between, after = text:match("^(.-){place}(.-){place}(.*)$")
+  variants[variant] = {{before, between, after}}
+end
+local number = os.time() % 65536 * 65536
+function request()
+  number = number + 1
+  local id, parts = ("%08x"):format(number), variants[number % {count}]
+  return parts[1] .. id .. parts[2] .. id .. parts[3]
+end
+"""
 
 
-def _script(body: Path, fields: dict[str, str]) -> str:
-    # Plain ASCII is written in Lua as it is in JSON.
-    lines = [f"wrk.headers[{json.dumps(name)}] = {json.dumps(fields[name])}" for name in fields]
-    lines += [
-        'wrk.method = "POST"',
-        f'wrk.body = io.open({json.dumps(str(body))}, "rb"):read("*a")',
-    ]
-    return "\n".join(lines)
+def _script(request: Request, folder: Path) -> str:
+    """Write the request into a folder, and return the script that has wrk send it."""
+    variants = request.variants or [request]
+    for number, variant in enumerate(variants):
+        (folder / str(number)).write_bytes(b"".join(variant.wire))
+    script = _VARIED if request.variants else _SAME
+    return script.format(folder=folder, count=len(variants), place=ID_PLACE)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,15 +37,22 @@ class Finished:
 
 
 def start(
-    command: Sequence[str], output: int, cores: Cores | None = None
+    command: Sequence[str],
+    output: int,
+    cores: Cores | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a process that ends at the latest when this one does."""
+    """Start a process that ends at the latest when this one does.
+
+    ``environment`` is added to this process' own.
+    """
     bound = [sys.executable, "-I", "-S", str(BOUND_CHILD), str(os.getpid())]
     return subprocess.Popen(
         [*bound, *command],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
+        env={**os.environ, **(environment or {})},
         preexec_fn=None if cores is None else lambda: os.sched_setaffinity(0, cores),
     )
 
@@ -80,6 +87,8 @@ def run(command: Sequence[str], cores: Cores | None = None) -> Finished:
 
 TENSORGATE = (str(Path(sys.executable).with_name("tensorgate")), "serve")
 """The command that users start."""
+_FROM_SOURCES = {"PYTHONPATH": str(Path(__file__).parents[2])}
+"""Has the command import the checkout, even if this process has the gateway compiled."""
 
 _LISTENING = re.compile(r"listening on http://[0-9.]+:([0-9]+)")
 _STARTS_WITHIN = 30.0
@@ -120,10 +129,13 @@ def running_gateway(
     workers: int = 1,
     offload: str = "auto",
     dialect: str = "triton",
+    access_log: bool = False,
+    from_sources: bool = False,
 ) -> Iterator[Gateway]:
     """Run a gateway in front of a server, without limits on sizes.
 
-    ``command`` takes the settings as ``--config FILE`` and logs where it listens.
+    ``command`` takes the settings as ``--config FILE`` and logs where it listens. With
+    ``from_sources``, the gateway is not compiled, as an installation without a compiler gives it.
     """
     settings = {
         "listen": f"{HOST}:0",
@@ -133,13 +145,16 @@ def running_gateway(
             "server": {"endpoints": [f"http://{HOST}:{server_port}"], "dialect": dialect}
         },
         "limits": {"max_request_bytes": "4GiB"},
-        "log": {"access": False},
+        "log": {"access": access_log},
     }
     with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
         config, log = Path(name, "gateway.yaml"), Path(name, "log")
         config.write_text(yaml.safe_dump(settings))
         with log.open("wb") as output:
-            process = start([*command, "--config", str(config)], output.fileno(), cores)
+            environment = _FROM_SOURCES if from_sources else None
+            process = start(
+                [*command, "--config", str(config)], output.fileno(), cores, environment
+            )
         try:
             yield Gateway(_listening_port(process, log), process, log)
         finally:

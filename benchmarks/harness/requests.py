@@ -17,16 +17,21 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 _DATATYPES = {"float32": "FP32", "float16": "FP16"}
 _FP32 = _DATATYPES["float32"]
 
+ID_PLACE = "0f0f0f0f"
+"""What stands twice in the head of each variant, for digits that no other request has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request: its head with any short part of the body, then the rest of the body.
 
-    ``body`` is the whole body if it is JSON, else empty.
+    ``body`` is the whole body if it is JSON, else empty. Load of a request with ``variants``
+    consists of these in turn, each time with a different head.
     """
 
     wire: Sequence[bytes | memoryview]
     body: bytes = b""
+    variants: Sequence[Request] = ()
 
 
 def normal(count: int) -> Values:

