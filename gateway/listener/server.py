@@ -175,8 +175,9 @@ class HttpListener(RequestDispatcher):
         until = self._loop.time() + _CANCEL_TIMEOUT
         while self._active_calls and self._loop.time() < until:  # noqa: ASYNC110  # no event
             await asyncio.sleep(_DRAIN_POLL_INTERVAL)
-        for connection in tuple(self._connections):
-            connection.transport.abort()
+        open_connections = [connection.transport for connection in self._connections]
+        for transport in (*self._handshaking, *open_connections):
+            transport.abort()
         await asyncio.sleep(0)  # lets the transports close
         self.hangups.close()
         return len(late)

@@ -107,6 +107,18 @@ async def test_grace_ends_with_the_drain_timeout(drain_timeout: float, grace: fl
         assert await client.rest() == b""
 
 
+async def test_drain_timeout_drops_a_connection_in_its_tls_handshake() -> None:
+    async with running_listener(echo) as running:
+        with socket.create_connection(running.sock.getsockname()) as client:
+            client.setblocking(False)
+            if running.is_tls:
+                await until(lambda: running.listener._handshaking)
+            async with asyncio.timeout(5):
+                assert await running.listener.drain(0, 60) == 0
+                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+        assert not running.listener._handshaking
+
+
 async def test_drain_closes_idle_connections_while_others_are_busy() -> None:
     async with (
         running_listener(_SlowHandler()) as running,
