@@ -20,6 +20,10 @@ import uvloop
 from benchmarks.harness.client import HOST
 from benchmarks.harness.requests import HEADER_LENGTH, normal
 
+_BACKLOG = 4096
+"""As in real servers (Triton 1,024, uvicorn 2,048). A proxy may open 1,000 connections at once;
+from a queue of 100 (asyncio), the kernel would drop some, which try again after a second."""
+
 _VALUES = normal(16)
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: *(\d+)")
 
@@ -77,7 +81,7 @@ def _http(body: bytes, *fields: str) -> bytes:
 async def _serve() -> None:
     loop = asyncio.get_running_loop()
     servers = [
-        await loop.create_server(partial(_Connection, response), HOST, 0)
+        await loop.create_server(partial(_Connection, response), HOST, 0, backlog=_BACKLOG)
         for response in (json_response(), binary_response())
     ]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
