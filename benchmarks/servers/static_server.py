@@ -23,6 +23,11 @@ from benchmarks.harness.client import HOST
 from benchmarks.harness.requests import HEADER_LENGTH, Values, normal
 
 COUNTS = (16, 1_000)
+
+_BACKLOG = 4096
+"""As in real servers (Triton 1,024, uvicorn 2,048). A proxy may open 1,000 connections at once;
+from a queue of 100 (asyncio), the kernel would drop some, which try again after a second."""
+
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: *(\d+)")
 
 
@@ -113,7 +118,7 @@ async def _serve() -> None:
             responses |= _other_responses(values)
             responses[f"/v2/models/static_{count}/infer".encode()] = infer_response(values)
         connection = partial(_Connection, responses, infer_response(normal(COUNTS[0])))
-        servers.append(await loop.create_server(connection, HOST, 0))
+        servers.append(await loop.create_server(connection, HOST, 0, backlog=_BACKLOG))
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.gather(*(server.serve_forever() for server in servers))
 

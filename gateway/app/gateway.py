@@ -151,7 +151,7 @@ class Gateway:
         )
         self._admin = HttpListener(Admin(pages(self)), (), self._on_closed)
         self._watch_files(resources)
-        await self._listen(self._bound)
+        self._listen(self._bound)
         if self._ejection_sync is not None:
             self._ejection_sync.start(self._pools)
         return self
@@ -215,7 +215,7 @@ class Gateway:
         self._retired.add(self.active_config)
         self.active_config = active_config
         old_offload, self._offload = self._offload, offload
-        await self._listen(opened)
+        self._listen(opened)
         kept_addresses = {each.address for each in bound}
         for listener, each in closed:
             if each.address in kept_addresses:
@@ -256,11 +256,11 @@ class Gateway:
         swapped = {self._settings.admin} ^ {settings.admin}
         return listen(listen_addresses(settings), self._bound, swapped)
 
-    async def _listen(self, opened: Iterable[BoundAddress]) -> None:
+    def _listen(self, opened: Iterable[BoundAddress]) -> None:
         self.addresses = describe_addresses(self._bound, self._settings)
         for each in opened:
             for sock in each.sockets:
-                await self._listener_at(each).listen(sock)
+                self._listener_at(each).listen(sock)
 
     def _listener_at(self, each: BoundAddress) -> HttpListener:
         return self._admin if each.address == self._settings.admin else self._listener

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Collection
 
+from gateway.listener.accept import AcceptingSocket
 from gateway.listener.connection import ClientConnection, IdleTimeouts
 from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
 from gateway.listener.tls import ReloadingTlsContext
@@ -22,7 +23,6 @@ from gateway.system.accept_queue import (
 )
 from gateway.system.buffers import BufferAccount
 
-_BACKLOG = 1024
 _MAX_IDLE_CHECK_INTERVAL = 5.0
 """Maximum seconds between two checks for idle connections."""
 _CANCEL_TIMEOUT = 0.05
@@ -63,7 +63,7 @@ class HttpListener(RequestDispatcher):
         self._tls = tls
         self._handshaking: set[TlsTransport] = set()
         self._adoptions: set[asyncio.Task[None]] = set()
-        self._servers: list[tuple[socket.socket, asyncio.Server]] = []
+        self._sockets: dict[socket.socket, AcceptingSocket] = {}
         self._connections: set[ClientConnection] = set()
         self._idle_check: asyncio.TimerHandle | None = None
 
@@ -72,14 +72,9 @@ class HttpListener(RequestDispatcher):
         """The number of open connections."""
         return len(self._connections)
 
-    async def listen(self, sock: socket.socket) -> None:
-        """Accept connections on a bound socket, and own it from now on."""
-        is_unix = sock.family == socket.AF_UNIX
-        create = self._loop.create_unix_server if is_unix else self._loop.create_server
-        server = await create(
-            lambda: self._make_protocol(is_unix, self._tls), sock=sock, backlog=_BACKLOG
-        )
-        self._servers.append((sock, server))
+    def listen(self, sock: socket.socket) -> None:
+        """Accept connections on a listening socket, and own it from now on."""
+        self._sockets[sock] = AcceptingSocket(sock, self.adopt)
 
     @property
     def _idle_check_interval(self) -> float:
@@ -111,10 +106,8 @@ class HttpListener(RequestDispatcher):
 
     def close_sockets(self, sockets: Collection[socket.socket]) -> None:
         """Close listening sockets at once; their queues go to duplicates of the sockets, if any."""
-        for each, server in tuple(self._servers):
-            if each in sockets:
-                self._servers.remove((each, server))
-                server.close()
+        for sock in self._sockets.keys() & set(sockets):
+            self._sockets.pop(sock).close()
 
     def reconfigure(
         self,
@@ -176,16 +169,17 @@ class HttpListener(RequestDispatcher):
         until = self._loop.time() + _CANCEL_TIMEOUT
         while self._active_calls and self._loop.time() < until:  # noqa: ASYNC110  # no event
             await asyncio.sleep(_DRAIN_POLL_INTERVAL)
-        for connection in tuple(self._connections):
-            connection.transport.abort()
+        open_connections = [connection.transport for connection in self._connections]
+        for transport in (*self._handshaking, *open_connections):
+            transport.abort()
         await asyncio.sleep(0)  # lets the transports close
         self.hangups.close()
         return len(late)
 
     async def _stop_accepting(self, max_wait: float) -> None:
         """Close all listening sockets; clients that have connected are served."""
-        await self.stop_listening([sock for sock, _ in self._servers], max_wait)
-        await asyncio.sleep(0)  # lets the loop create the connections that it has accepted
+        await self.stop_listening(tuple(self._sockets), max_wait)
+        await asyncio.sleep(0)  # lets the loop read what has come, such as the end of a handshake
         if self._adoptions:
             await asyncio.wait(self._adoptions)
 

@@ -6,6 +6,9 @@ import os
 import socket
 import stat
 
+_BACKLOG = 4096
+"""Connections that may wait to be accepted; Linux caps it at net.core.somaxconn (4,096)."""
+
 
 def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
     """Listen on each address of a host; with port 0 the system chooses the port.
@@ -23,7 +26,7 @@ def open_tcp_sockets(host: str, port: int) -> list[socket.socket]:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             # All addresses get the port of the first one.
             sock.bind((address[0], sockets[0].getsockname()[1] or port, *address[2:]))
-            sock.listen()
+            sock.listen(_BACKLOG)
     except OSError:
         for sock in sockets:
             sock.close()
@@ -41,7 +44,7 @@ def open_unix_socket(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(path)
-        sock.listen()
+        sock.listen(_BACKLOG)
     except OSError:
         sock.close()
         raise

@@ -19,6 +19,10 @@ from typing import Literal
 MAX_TEXT = 4000
 """Bytes of text in a message; longer text is cut."""
 
+MAX_BATCH = 128
+"""Messages that a worker handles in one time slice of its event loop. Open connections are served
+before the next batch."""
+
 _log = logging.getLogger("tensorgate.workers")
 
 
@@ -143,15 +147,23 @@ class WorkerChannel:
         self._channel.setblocking(False)
         descriptor = self._channel.fileno()
 
-        def handle_next() -> None:
-            if not self._handle_next(on_connection, on_reload, on_stopping):
-                loop.remove_reader(descriptor)
-                self._ended.set()
-                if not self._draining.is_set():
-                    _log.error("the supervisor has died: this worker drains and stops")
-                    self._draining.set()
+        def handle_messages() -> None:
+            try:
+                for _ in range(MAX_BATCH):
+                    if not self._handle_next(on_connection, on_reload, on_stopping):
+                        end()
+                        return
+            except BlockingIOError:
+                pass
 
-        loop.add_reader(descriptor, handle_next)
+        def end() -> None:
+            loop.remove_reader(descriptor)
+            self._ended.set()
+            if not self._draining.is_set():
+                _log.error("the supervisor has died: this worker drains and stops")
+                self._draining.set()
+
+        loop.add_reader(descriptor, handle_messages)
         await self._draining.wait()
 
     async def drained(self) -> None:
@@ -165,11 +177,11 @@ class WorkerChannel:
         on_reload: Callable[[bytes], None],
         on_stopping: Callable[[], None],
     ) -> bool:
-        """Handle the next message; return false at the end of the stream."""
-        try:
-            message = receive_descriptor(self._channel)
-        except BlockingIOError:
-            return True
+        """Handle the next message; return false at the end of the stream.
+
+        Raises BlockingIOError if no message has come yet.
+        """
+        message = receive_descriptor(self._channel)
         if message is None:
             return False
         kind, descriptor = message

@@ -28,7 +28,8 @@ async def _client() -> AsyncIterator[RawClient]:
     )
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        await listener.listen(bound.dup())
+        bound.listen()
+        listener.listen(bound.dup())
         async with connect("http://{}:{}".format(*bound.getsockname())) as client:
             yield client
     await listener.drain(0.1)

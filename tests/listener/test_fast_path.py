@@ -103,7 +103,7 @@ async def _listening(
         listener = HttpListener(on_request, observers, None, straight)
         (sock,) = open_tcp_sockets("127.0.0.1", 0)
         here = _Listening(server, listener, destination, "http://{}:{}".format(*sock.getsockname()))
-        await listener.listen(sock)
+        listener.listen(sock)
         try:
             yield here
         finally:

@@ -27,7 +27,7 @@ async def test_unix_socket_is_served(tmp_path: Path) -> None:
     listener = HttpListener(echo, ())
     path = str(tmp_path / "s")
     async with no_leaks():
-        await listener.listen(open_unix_socket(path))
+        listener.listen(open_unix_socket(path))
         async with connect(f"unix:{path}") as client:
             assert (await client.call("GET", "/")).body == b"GET / 0 None "
         assert await listener.drain(0, 0) == 0
@@ -42,7 +42,7 @@ async def test_aborted_response_closes_a_unix_connection(tmp_path: Path) -> None
     listener = HttpListener(handle, ())
     path = str(tmp_path / "s")
     async with no_leaks():
-        await listener.listen(open_unix_socket(path))
+        listener.listen(open_unix_socket(path))
         async with connect(f"unix:{path}") as client:
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                 await client.call("GET", "/")
@@ -56,7 +56,7 @@ async def test_several_sockets_are_served() -> None:
         for _ in range(2):
             (sock,) = open_tcp_sockets(HOST, 0)
             urls.append("http://{}:{}".format(*sock.getsockname()))
-            await listener.listen(sock)
+            listener.listen(sock)
         for url in urls:
             async with connect(url) as client:
                 assert (await client.call("GET", "/")).status == 200
@@ -105,6 +105,18 @@ async def test_grace_ends_with_the_drain_timeout(drain_timeout: float, grace: fl
         async with asyncio.timeout(5):
             assert await running.listener.drain(drain_timeout, grace) == 0
         assert await client.rest() == b""
+
+
+async def test_drain_timeout_drops_a_connection_in_its_tls_handshake() -> None:
+    async with running_listener(echo) as running:
+        with socket.create_connection(running.sock.getsockname()) as client:
+            client.setblocking(False)
+            if running.is_tls:
+                await until(lambda: running.listener._handshaking)
+            async with asyncio.timeout(5):
+                assert await running.listener.drain(0, 60) == 0
+                assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+        assert not running.listener._handshaking
 
 
 async def test_drain_closes_idle_connections_while_others_are_busy() -> None:

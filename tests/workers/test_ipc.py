@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.workers import ipc
 from gateway.workers.ipc import (
     MAX_TEXT,
     ConnectionKind,
@@ -206,3 +207,23 @@ def test_worker_reports_its_state(ends: _Ends) -> None:
 def test_long_text_is_cut(ends: _Ends) -> None:
     ends.channel.send_reloaded("k" * 10_000)
     assert ends.replies() == [(FromWorker.RELOADED, "k" * MAX_TEXT)]
+
+
+async def test_worker_handles_waiting_messages_in_bounded_batches(
+    ends: _Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipc, "MAX_BATCH", 5)
+    seen: list[int] = []
+
+    def look() -> None:
+        """Note in each time slice how many connections have come."""
+        seen.append(len(ends.clients))
+        if len(ends.clients) < 12:
+            asyncio.get_running_loop().call_soon(look)
+
+    for _ in range(12):
+        ends.send_connection()
+    ends.drain()
+    look()
+    await ends.receive()
+    assert [count for count in dict.fromkeys(seen) if count] == [5, 10, 12]

@@ -1,0 +1,146 @@
+"""Batches of waiting connections, and what happens when accepting fails."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
+
+import pytest
+
+from gateway.listener import accept
+from gateway.listener.accept import AcceptingSocket
+from gateway.listener.sockets import open_tcp_sockets
+from tests.support.addresses import HOST
+from tests.support.checks.descriptors import no_descriptors
+from tests.support.gateway import until
+
+PATIENCE = 5
+ERROR = "cannot accept a connection: Too many open files"
+
+
+class _Batches:
+    """Counts the connections that are accepted in each time slice of the event loop."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.accepted = 0
+        self._in_slice = False
+
+    def add(self, connection: socket.socket) -> None:
+        connection.close()
+        self.accepted += 1
+        if not self._in_slice:
+            self._in_slice = True
+            self.sizes.append(0)
+            # The callbacks of others run before the next batch, as this one does.
+            asyncio.get_running_loop().call_soon(self._end_slice)
+        self.sizes[-1] += 1
+
+    def _end_slice(self) -> None:
+        self._in_slice = False
+
+
+@asynccontextmanager
+async def _accepting(batches: _Batches, sock: socket.socket) -> AsyncIterator[AcceptingSocket]:
+    accepting = AcceptingSocket(sock, batches.add)
+    async with asyncio.timeout(PATIENCE):
+        yield accepting
+    accepting.close()
+
+
+def _has_accepted(batches: _Batches, count: int) -> bool:
+    return batches.accepted == count
+
+
+@contextmanager
+def _waiting(sock: socket.socket, count: int) -> Iterator[None]:
+    """Have clients wait in the accept queue."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(socket.create_connection(sock.getsockname()))
+        yield
+
+
+@pytest.fixture
+def sock() -> Iterator[socket.socket]:
+    (sock,) = open_tcp_sockets(HOST, 0)
+    with sock:
+        yield sock
+
+
+async def test_waiting_connections_are_accepted_in_one_time_slice(sock: socket.socket) -> None:
+    batches = _Batches()
+    with _waiting(sock, 30):
+        async with _accepting(batches, sock):
+            await until(lambda: batches.accepted == 30)
+    assert batches.sizes == [30]
+
+
+async def test_batch_is_bounded(sock: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept, "MAX_BATCH", 5)
+    batches = _Batches()
+    with _waiting(sock, 12):
+        async with _accepting(batches, sock):
+            await until(lambda: batches.accepted == 12)
+    assert batches.sizes == [5, 5, 2]
+
+
+async def test_later_connections_are_accepted(sock: socket.socket) -> None:
+    batches = _Batches()
+    async with _accepting(batches, sock):
+        for count in (1, 2, 3):
+            with _waiting(sock, 1):
+                await until(partial(_has_accepted, batches, count))
+
+
+async def test_lack_of_descriptors_pauses_accepting(
+    sock: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accept, "_ERROR_DELAY", 0.2)
+    batches = _Batches()
+    with _waiting(sock, 3):
+        with no_descriptors():
+            accepting = AcceptingSocket(sock, batches.add)
+            await until(lambda: caplog.messages)
+            await asyncio.sleep(0.05)
+            # A loop that tries again at once would have logged thousands of errors.
+            assert caplog.messages == [ERROR]
+        async with asyncio.timeout(PATIENCE):
+            await until(lambda: batches.accepted == 3)
+        accepting.close()
+    assert caplog.messages == [ERROR]
+
+
+async def test_socket_can_be_closed_while_accepting_pauses(
+    sock: socket.socket, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accept, "_ERROR_DELAY", 0.02)
+    batches = _Batches()
+    with _waiting(sock, 1):
+        with no_descriptors():
+            accepting = AcceptingSocket(sock, batches.add)
+            await until(lambda: caplog.messages)
+        accepting.close()
+        await asyncio.sleep(0.05)
+    assert batches.accepted == 0
+    assert caplog.messages == [ERROR]
+
+
+async def test_connections_that_wait_at_close_go_to_a_duplicate(
+    sock: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accept, "MAX_BATCH", 5)
+    before, after = _Batches(), _Batches()
+
+    def add_and_close(connection: socket.socket) -> None:
+        before.add(connection)
+        if before.accepted == 5:
+            asyncio.get_running_loop().call_soon(accepting.close)
+
+    with sock.dup() as duplicate, _waiting(sock, 12):
+        accepting = AcceptingSocket(sock, add_and_close)
+        await until(lambda: before.accepted)
+        async with _accepting(after, duplicate):
+            await until(lambda: after.accepted == 7)
+    assert before.sizes == [5]
