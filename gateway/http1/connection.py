@@ -29,8 +29,8 @@ _SMALL_PIECE = 4 * 1024
 MAX_COALESCED_WRITE = 64 * 1024
 """Bytes at most that are copied in order to send them in one write."""
 
-HEAD_COPIES = 2
-"""Copies of a head in memory during a call: as received, and as sent."""
+HEAD_COPIES = 5
+"""Copies of a head in memory during a call: in lines, joined, in names and values, and as sent."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER on, with 0 seconds: closing the socket resets the connection."""

@@ -24,7 +24,7 @@ _MAX_HEADERS: Final = 128
 """Maximum number of header lines."""
 
 _MAX_CACHED_LINE: Final = 256
-"""Maximum bytes of a cached line. With ``CACHED_LINES`` of them, a cache holds 2.5 MB at most."""
+"""Maximum bytes of a cached line. With ``CACHED_LINES`` of them, a cache takes 3 MB at most."""
 
 _MAX_CACHED_NAME: Final = 64
 """Maximum bytes of a cached header name."""
@@ -75,6 +75,9 @@ _CHUNKED: Final = 4
 _CLOSE: Final = 5
 _KEEP_ALIVE: Final = 6
 
+_NO_CRLF = "a line that does not end with CRLF"
+_TWO_FRAMINGS = "Content-Length beside Transfer-Encoding"
+
 _FRAMING_NAMES = ("host", "content-length", "transfer-encoding", "connection")
 
 
@@ -94,7 +97,7 @@ class HeaderField:
 
     ``name`` and ``value`` are as they came, without the white space around the value; latin-1
     preserves every byte. ``lower`` is the name in lower case. ``line`` is the whole line, with its
-    CRLF.
+    CRLF. ``handling`` and ``meaning`` are for the parser.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class HeaderField:
         self.meaning: Final = meaning
 
 
-class _RequestLine:
+class RequestLine:
     """The first line of a request; ``host`` is that of a target in absolute form."""
 
     def __init__(self, line: bytes, method: str, target: str, http_1_0: bool, host: str) -> None:
@@ -119,7 +122,7 @@ class _RequestLine:
         self.host: Final = host
 
 
-class _StatusLine:
+class StatusLine:
     """The first line of a response."""
 
     def __init__(self, line: bytes, http_1_0: bool, status: int, reason: str) -> None:
@@ -159,8 +162,6 @@ class MessageHead:
                     noted.append(field)
             if field.meaning:
                 self._frame(field)
-        if self.chunked and self.length is not None:
-            raise MalformedError("Content-Length beside Transfer-Encoding")
         self.key = tuple(key)
         self.noted = tuple(noted)
         self.passed = b"".join(passed)
@@ -186,10 +187,14 @@ class MessageHead:
         if meaning == _LENGTH:
             if self.length is not None:
                 raise MalformedError("more than one Content-Length")
+            if self.chunked:
+                raise MalformedError(_TWO_FRAMINGS)
             self.length = int(field.value)
         elif meaning == _CHUNKED:
             if self.chunked:
                 raise MalformedError("more than one Transfer-Encoding")
+            if self.length is not None:
+                raise MalformedError(_TWO_FRAMINGS)
             self.chunked = True
         elif meaning == _CLOSE:
             self._close = True
@@ -206,7 +211,7 @@ class RequestHead(MessageHead):
     target has replaced that of Host (RFC 9112, section 3.2.2).
     """
 
-    def __init__(self, first: _RequestLine, fields: list[HeaderField]) -> None:
+    def __init__(self, first: RequestLine, fields: list[HeaderField]) -> None:
         super().__init__(first.line, first.http_1_0, fields)
         self.method = first.method
         self.target = first.target
@@ -224,7 +229,7 @@ class ResponseHead(MessageHead):
     ``length`` is that of the body in bytes, None if it is chunked or ends with the connection.
     """
 
-    def __init__(self, first: _StatusLine, method: str, fields: list[HeaderField]) -> None:
+    def __init__(self, first: StatusLine, method: str, fields: list[HeaderField]) -> None:
         super().__init__(first.line, first.http_1_0, fields)
         self.status = status = first.status
         self.reason = first.reason
@@ -282,7 +287,7 @@ class HeadParser:
     def _parse_field(self, line: bytes) -> HeaderField:
         raw_name, colon, raw_value = line.partition(b":")
         if not colon:
-            raise _invalid_name(line)
+            raise _invalid_name(line.removesuffix(b"\r"))
         short = len(raw_name) <= _MAX_CACHED_NAME
         name, lower = _cached_name(raw_name) if short else _parse_name(raw_name)
         value = _parse_value(raw_name, raw_value)
@@ -295,7 +300,7 @@ class HeadParser:
             self._known[line] = field
         return field
 
-    def _replace_host(self, fields: list[HeaderField], first: _RequestLine) -> None:
+    def _replace_host(self, fields: list[HeaderField], first: RequestLine) -> None:
         """Replace Host by the host of the target, unless Host is missing in HTTP/1.1."""
         host = self._parse_field(b"Host: %s\r" % first.host.encode())
         places = [i for i, field in enumerate(fields) if field.lower == "host"]
@@ -305,7 +310,7 @@ class HeadParser:
             fields.append(host)
 
 
-def parse_request_line(line: bytes) -> _RequestLine:
+def parse_request_line(line: bytes) -> RequestLine:
     """Parse the first line of a request, with its CR; raises MalformedError."""
     match = _REQUEST_LINE.fullmatch(line)
     if match is None or match[1] not in METHODS or match[1] == b"CONNECT":
@@ -318,10 +323,10 @@ def parse_request_line(line: bytes) -> _RequestLine:
             raise MalformedError("a request target without a host")
         if not _AUTHORITY.fullmatch(host):
             raise _invalid_host(host)
-    return _RequestLine(line, match[1].decode("latin-1"), target, match[3] == b"0", host)
+    return RequestLine(line, match[1].decode("latin-1"), target, match[3] == b"0", host)
 
 
-def parse_status_line(line: bytes) -> _StatusLine:
+def parse_status_line(line: bytes) -> StatusLine:
     """Parse the first line of a response, with its CR; raises MalformedError."""
     match = _STATUS_LINE.fullmatch(line)
     if match is None:
@@ -330,7 +335,7 @@ def parse_status_line(line: bytes) -> _StatusLine:
         if _OTHER_VERSION.match(line):
             raise MalformedError("only HTTP/1.1 and HTTP/1.0 are supported")
         raise MalformedError("the first line is not a version, a status of 100 to 999 and a reason")
-    return _StatusLine(line, match[1] == b"0", int(match[2]), (match[3] or b"").decode("latin-1"))
+    return StatusLine(line, match[1] == b"0", int(match[2]), (match[3] or b"").decode("latin-1"))
 
 
 _cached_request_line = lru_cache(maxsize=CACHED_LINES)(parse_request_line)
@@ -341,7 +346,7 @@ def check_field_line(line: bytes) -> None:
     """Check a header line by itself, with its CR; raises MalformedError."""
     name, colon, value = line.partition(b":")
     if not colon:
-        raise _invalid_name(line)
+        raise _invalid_name(line.removesuffix(b"\r"))
     lower = _parse_name(name)[1]
     text = _parse_value(name, value)
     if lower in _FRAMING_NAMES:
@@ -458,6 +463,8 @@ def _request_line_error(line: bytes) -> MalformedError:
         return MalformedError("only HTTP/1.1 and HTTP/1.0 are supported")
     if method not in METHODS:
         return MalformedError(f"unknown method {_quoted(method)}")
+    if _REQUEST_LINE.fullmatch(line + b"\r"):
+        return MalformedError(_NO_CRLF)
     return MalformedError("the first line is not a method, a request target and a version")
 
 
@@ -475,7 +482,7 @@ def _invalid_name(name: bytes) -> MalformedError:
 def _invalid_value(name: bytes, value: bytes) -> MalformedError:
     """Say what is wrong with the value of a header."""
     if not value.endswith(b"\r"):
-        return MalformedError("a line that does not end with CRLF")
+        return MalformedError(_NO_CRLF)
     return MalformedError(f"a control character in the value of {_quoted(name)}")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http1.head import (
+    HeadParser,
     MalformedError,
     RequestHead,
     ResponseHead,
@@ -14,6 +16,7 @@ from gateway.http1.head import (
     parse_request_head,
     parse_response_head,
 )
+from gateway.sizes import CACHED_LINES
 from tests.http1.heads import HOST, head_text
 from tests.http1.splits import LAW
 
@@ -596,3 +599,136 @@ def test_connect_is_rejected(lines: list[bytes], target: str) -> None:
 def test_upgrade_does_not_excuse_an_invalid_head(first: bytes, line: bytes) -> None:
     with pytest.raises(MalformedError):
         _request(b"Host: a", line, first=first)
+
+
+# ---------------------------------------------------------------------------------- classification
+
+
+def _parser() -> HeadParser:
+    return HeadParser(keyed=["host", "accept"], noted=["x-request-id", "content-length"])
+
+
+def test_fields_are_classified_by_their_names() -> None:
+    lines = [b"Host: a", b"X-REQUEST-ID: 1", b"x:  y ", b"Content-Length:5", b"accept:", b"X: z"]
+    head = _parser().parse_request(head_text(*lines))
+    assert head.key == (b"POST /x HTTP/1.1\r", b"Host: a\r\n", b"accept:\r\n")
+    assert [(field.name, field.value) for field in head.noted] == [
+        ("X-REQUEST-ID", "1"),
+        ("Content-Length", "5"),
+    ]
+    assert head.passed == b"x:  y \r\nX: z\r\n"
+    assert b"".join(field.line for field in head.fields) == b"\r\n".join([*lines, b""])
+    assert [field.lower for field in head.fields] == [
+        *("host", "x-request-id", "x", "content-length", "accept", "x"),
+    ]
+    assert list(head.headers.items()) == [(field.name, field.value) for field in head.fields]
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ([b"Host: a", b"Accept: b", b"X-Request-Id: 2", b"Y: z"], True),
+        ([b"X-Request-Id: 1", b"Host: a", b"Accept: b"], True),
+        ([b"Host: a"], False),
+        ([b"Accept: b", b"Host: a"], False),
+        ([b"Host: a", b"Accept: b", b"Accept: b"], False),
+        ([b"Host: a", b"Accept: c"], False),
+        ([b"Host: b", b"Accept: b"], False),
+    ],
+)
+def test_key_is_that_of_the_keyed_fields(other: list[bytes], same: bool) -> None:
+    parser = _parser()
+    one = parser.parse_request(head_text(b"Host: a", b"Accept: b", b"X: y"))
+    assert (parser.parse_request(head_text(*other)).key == one.key) is same
+    first = b"GET /x HTTP/1.1"
+    assert parser.parse_request(head_text(*other, first=first)).key != one.key
+
+
+def test_host_of_the_target_is_in_the_key() -> None:
+    head = _parser().parse_request(head_text(HOST, first=b"GET http://other/ HTTP/1.1"))
+    assert head.key[1:] == (b"Host: other\r\n",)
+
+
+def test_responses_are_classified_too() -> None:
+    head = _parser().parse_response(
+        head_text(b"Accept: a", b"Content-Length: 5", b"X: y", first=b"HTTP/1.1 200 OK"), "GET"
+    )
+    assert head.key == (b"HTTP/1.1 200 OK\r", b"Accept: a\r\n")
+    assert [field.value for field in head.noted] == ["5"]
+    assert head.passed == b"X: y\r\n"
+
+
+def test_repeated_lines_are_parsed_once() -> None:
+    parser = _parser()
+    one, other = (parser.parse_request(head_text(HOST, b"X: y", b"Z: %d" % i)) for i in range(2))
+    assert [a is b for a, b in zip(one.fields, other.fields, strict=True)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "line", [b"X-Request-Id: 1", b"X: " + b"a" * 300, b"X" * 300 + b": a"], ids=["noted", "a", "b"]
+)
+def test_lines_that_hardly_repeat_are_not_cached(line: bytes) -> None:
+    parser = _parser()
+    fields = [parser.parse_request(head_text(HOST, line)).fields[1] for _ in range(2)]
+    assert fields[0] is not fields[1]
+
+
+def test_cache_of_lines_is_bounded() -> None:
+    parser = _parser()
+    fields = [
+        parser.parse_request(head_text(HOST, b"X: %d" % number)).fields
+        for number in range(2 * CACHED_LINES)
+    ]
+    # The cache has been emptied twice.
+    assert len({id(host) for host, _ in fields}) == 3
+
+
+# ---------------------------------------------------------------------------------- messages
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"\x16\x03\x01 / HTTP/1.1", "this is not HTTP"),
+        (b"hello", "this is not HTTP"),
+        (b"DESCRIBE / RTSP/1.0", "this is not HTTP"),
+        (b"PRI * HTTP/2.0", "only HTTP/1.1 and HTTP/1.0 are supported"),
+        (b"FETCH / HTTP/1.1", "unknown method 'FETCH'"),
+        (b"GET /a b HTTP/1.1", "the first line is not a method, a request target and a version"),
+        (b"GET x HTTP/1.1", "the first line is not a method, a request target and a version"),
+        (b"GET / HTTP/1.1\r\n b", "a header line that begins with white space"),
+        (b"GET / HTTP/1.1\r\nX: a\r\n b", "a header line that begins with white space"),
+        (
+            b"GET / HTTP/1.1\r\nX : a",
+            "white space between the header name 'X ' and its colon",
+        ),
+        (b"GET / HTTP/1.1\r\nX", "a header line without a colon: 'X'"),
+        (b"GET / HTTP/1.1\r\nX(): a", "invalid header name: 'X()'"),
+        (b"GET / HTTP/1.1\r\nX: a\rY: b", "a control character in the value of 'X'"),
+        (b"GET / HTTP/1.1\r\nX: a\nY: b", "a line that does not end with CRLF"),
+        (b"GET / HTTP/1.1\nX: a", "a line that does not end with CRLF"),
+        (b"GET / HTTP/1.1\r\nX: \x00", "a control character in the value of 'X'"),
+        (b"GET / HTTP/1.1\r\nContent-Length: +5", "invalid Content-Length: '+5'"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5", "more than one"),
+        (
+            b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked",
+            "Content-Length beside Transfer-Encoding",
+        ),
+    ],
+)
+def test_message_says_what_is_wrong_with_a_request(text: bytes, message: str) -> None:
+    with pytest.raises(MalformedError, match=f"^{re.escape(message)}"):
+        parse_request_head(text + b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6", "this is not HTTP"),
+        (b"HTTP/2 200", "only HTTP/1.1 and HTTP/1.0 are supported"),
+        (b"HTTP/1.1 20", "the first line is not a version, a status of 100 to 999 and a reason"),
+    ],
+)
+def test_message_says_what_is_wrong_with_a_response(first: bytes, message: str) -> None:
+    with pytest.raises(MalformedError, match=f"^{re.escape(message)}$"):
+        _response(first=first)
