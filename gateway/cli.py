@@ -70,8 +70,8 @@ def main() -> None:
 def serve(config: Path) -> None:
     """Serve until SIGTERM or Ctrl-C, and then finish the calls in progress.
 
-    SIGHUP reloads the settings. The exit status is 2 for invalid settings, and 1 if they cannot be
-    used, as an address that is in use.
+    SIGHUP reloads the settings, and opens the file of the access log anew. The exit status is 2 for
+    invalid settings, and 1 if they cannot be used, as an address that is in use.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it would end the process before it serves
     source = SettingsSource(config, os.environ)
@@ -154,9 +154,14 @@ def _load_or_exit(read: Callable[[], _T]) -> _T:
 def _start_logging(level: str, many: bool = False) -> None:
     """Log to stderr; with ``many`` processes, each line has the id of its process."""
     name = "%(name)s[%(process)d]" if many else "%(name)s"
-    logging.basicConfig(
-        level=level.upper(), format=f"%(asctime)s %(levelname)s {name}: %(message)s"
+    # Times as in the access log, which may go to stderr too.
+    formatter = logging.Formatter(
+        f"%(asctime)s.%(msecs)03dZ %(levelname)s {name}: %(message)s", "%Y-%m-%dT%H:%M:%S"
     )
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def _set_log_level(settings: Settings) -> None:

@@ -245,7 +245,7 @@ async def test_a_signal_ends_the_gateway_after_its_calls(file: Path, number: int
             assert [await busy.chunk() for _ in range(3)] == [b"one ", b"two", b""]
         status, out, err = await process.end()
     assert (status, out) == (0, "")
-    assert "GET /v2/x 200 7 B" in err
+    assert '"GET /v2/x" 200 7 ' in err
     assert err.splitlines()[-1].endswith("stopped")
     assert "were aborted" not in err
 

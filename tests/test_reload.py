@@ -296,3 +296,46 @@ async def test_sighup_to_all_processes_reloads_once(file: Path) -> None:
             await _reload(process)
             assert await _bodies(url, 4) == {b"two"}
             assert "worker" not in await _ended(process)
+
+
+def _targets(log: Path) -> list[str]:
+    """Return the targets of the calls in an access log."""
+    text = log.read_text() if log.exists() else ""
+    return re.findall(r'"GET (\S+)"', text)
+
+
+def _rotate(log: Path) -> Path:
+    return log.rename(log.with_suffix(".1"))
+
+
+@pytest.mark.parametrize("is_valid", [True, False], ids=["valid", "invalid"])
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_access_log_is_rotated_with_sighup(file: Path, workers: int, is_valid: bool) -> None:
+    log = file.parent / "access.log"
+    settings = _settings(workers, NOWHERE, more=f"watch: false\nlog: {{access_file: {log}}}\n")
+    _write(file, settings)
+    async with gateway_process(str(file)) as (process, url):
+        async with connect(url) as client:
+            await client.call("GET", "/v2/before")
+            await until(lambda: _targets(log))
+            rotated = _rotate(log)
+            _write(file, settings if is_valid else "nonsense: true\n")
+            await _reload(process, "settings reloaded from" if is_valid else "keeping the previous")
+            await client.call("GET", "/v2/after")
+            await until(lambda: "/v2/after" in _targets(log))
+        await _ended(process)
+    assert (_targets(rotated), _targets(log)) == (["/v2/before"], ["/v2/after"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_reload_moves_the_access_log(file: Path, workers: int) -> None:
+    one, two = file.parent / "one", file.parent / "two"
+    _write(file, _settings(workers, NOWHERE, more=f"log: {{access_file: {one}}}\n"))
+    async with gateway_process(str(file)) as (process, url):
+        async with connect(url) as client:
+            await client.call("GET", "/v2/one")
+            _write(file, _settings(workers, NOWHERE, more=f"log: {{access_file: {two}}}\n"))
+            await _reload(process)
+            await client.call("GET", "/v2/two")
+        await _ended(process)
+    assert (_targets(one), _targets(two)) == (["/v2/one"], ["/v2/two"])

@@ -33,6 +33,7 @@ from gateway.listener.connection import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import AccessLog
 from gateway.observe.call_record import CallObserver
+from gateway.observe.log_writer import LogWriter
 from gateway.offload.process import OffloadProcess
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, Upstream
@@ -73,6 +74,7 @@ class Gateway:
         if shared_ejections is not None:
             self._ejection_sync = EjectionSync(shared_ejections, is_first)
         self._offload: OffloadProcess | None = None
+        self._access_log_writer: LogWriter | None = None
         self._bound: tuple[BoundAddress, ...] = ()
         self._watches: list[asyncio.Task[None]] = []
         self._retired = RetiredConfigs()
@@ -139,9 +141,10 @@ class Gateway:
             raise
         router = _build_router(resources, upstreams, limits, self._offload)
         self.active_config = ActiveConfig(upstreams, router, limits)
+        self._access_log_writer = _access_log_writer(settings, None)
         self._listener = HttpListener(
             self._handle_request,
-            _observers(settings),
+            _observers(self._access_log_writer),
             self._on_closed,
             self.active_config.fast_path,
             resources.tls,
@@ -160,6 +163,11 @@ class Gateway:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
         listener = self._admin if is_admin else self._listener
         listener.adopt(connection)
+
+    def reopen_logs(self) -> None:
+        """Open the file of the access log anew, as after a rotation."""
+        if self._access_log_writer is not None:
+            self._access_log_writer.reopen()
 
     def begin_draining(self) -> None:
         """Be not ready from now on; leaving the context drains."""
@@ -205,9 +213,11 @@ class Gateway:
         self._settings, self._bound = resources.settings, bound
         self._watch_files(resources)
         self._resources = resources
+        old_writer = self._access_log_writer
+        self._access_log_writer = _access_log_writer(resources.settings, old_writer)
         self._listener.reconfigure(
             active_config.fast_path,
-            _observers(resources.settings),
+            _observers(self._access_log_writer),
             resources.tls,
             _idle_timeouts(resources.settings),
             resources.forwarding,
@@ -224,6 +234,8 @@ class Gateway:
                 await listener.stop_listening(each.sockets)
         if old_offload is not None and old_offload is not offload:
             await old_offload.close()  # the gateway does the rest of its work
+        if old_writer is not None and old_writer is not self._access_log_writer:
+            await asyncio.to_thread(old_writer.close)
 
     async def __aexit__(
         self,
@@ -245,6 +257,8 @@ class Gateway:
         await self.active_config.close()
         if self._offload is not None:
             await self._offload.close()
+        if self._access_log_writer is not None:
+            await asyncio.to_thread(self._access_log_writer.close)
 
     def _pools(self) -> dict[str, Pool]:
         return {name: each.pool for name, each in self.upstreams.items()}
@@ -298,8 +312,16 @@ def _build_router(
     )
 
 
-def _observers(settings: Settings) -> tuple[CallObserver, ...]:
-    return (AccessLog().write,) if settings.log.access else ()
+def _access_log_writer(settings: Settings, current: LogWriter | None) -> LogWriter | None:
+    """Return what writes the access log: the ``current`` one if it writes to the right place."""
+    log = settings.log
+    if not log.access:
+        return None
+    return current if current and current.path == log.access_file else LogWriter(log.access_file)
+
+
+def _observers(access_log_writer: LogWriter | None) -> tuple[CallObserver, ...]:
+    return () if access_log_writer is None else (AccessLog(access_log_writer).write,)
 
 
 def _idle_timeouts(settings: Settings) -> IdleTimeouts:

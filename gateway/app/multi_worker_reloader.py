@@ -190,6 +190,7 @@ class WorkerReloader(BackgroundTask):
         # The supervisor wrote it, from which this process was forked.
         reload: _Reload = await asyncio.to_thread(pickle.loads, pickled)
         gateway = self._gateway
+        gateway.reopen_logs()
         if reload.settings is None:
             why, failed_at = reload.revision.last_failure, reload.revision.failed_at
             gateway.revision = gateway.revision.after_failure(why or "", failed_at or time.time())

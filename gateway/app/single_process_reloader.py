@@ -65,6 +65,7 @@ class SingleProcessReloader(BackgroundTask):
     async def _reload(self, requested: bool) -> None:
         gateway = self._gateway
         before, addresses = gateway.settings, gateway.addresses
+        gateway.reopen_logs()
         try:
             settings = await asyncio.to_thread(self._source.read)
             changes = await gateway.reload(settings)

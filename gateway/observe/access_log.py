@@ -2,18 +2,48 @@
 
 from __future__ import annotations
 
-import logging
+import time
 
+from gateway.errors import escape_for_log, shorten
 from gateway.observe.call_record import CallRecord
+from gateway.observe.log_writer import LogWriter
 
-_log = logging.getLogger("tensorgate.access")
+_MAX_TARGET = 2000
+"""Characters of a target that are logged, so that a line fits into one write to a pipe."""
+_MAX_ERROR = 500
+"""Characters of an error that are logged."""
 
 
 class AccessLog:
-    """Writes one line per finished call."""
+    """Writes a line for each call that has ended."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
+        self._second = 0
+        self._time = ""
 
     def write(self, record: CallRecord) -> None:
-        """Write the line of a call that has ended."""
-        shown = (record.status, record.response_bytes, record.seconds * 1000)
-        request_id = record.request_id or "-"
-        _log.info("%s %s %d %d B %.1f ms %s", record.method, record.target, *shown, request_id)
+        """Write the line of a call."""
+        now = time.time()
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._time = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        target = _quote(record.target, _MAX_TARGET)
+        error = f'"{_quote(record.error, _MAX_ERROR)}"' if record.error else "-"
+        line = (
+            f'{self._time}.{int((now - second) * 1000):03}Z "{record.method} {target}"'
+            f" {record.status} {record.response_bytes} {record.seconds * 1000:.1f}"
+            f" {record.request_id or '-'} {record.upstream or '-'} {record.endpoint or '-'}"
+            f" {error}\n"
+        )
+        self._writer.add(line.encode())
+
+
+def _quote(text: str, limit: int) -> str:
+    """Shorten and escape a text that stands between quotation marks."""
+    if len(text) > limit:
+        text = shorten(text, limit)
+    if '"' in text or "\\" in text:
+        text = text.replace("\\", r"\\").replace('"', r"\"")
+    return escape_for_log(text)

@@ -56,7 +56,7 @@ def cross_check(value: Any) -> Iterator[CrossError]:
 
 
 def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossError]:
-    """Yield the files and variables that settings name and that cannot be read."""
+    """Yield the files and variables that settings name and that cannot be used."""
     files = [*_texts(value, ("tls",), _SERVER_TLS_FILES)]
     for name in _names(value, "upstreams"):
         files += _texts(value, ("upstreams", name, "tls"), _UPSTREAM_TLS_FILES)
@@ -70,6 +70,10 @@ def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossEr
         reason = _read_error(file)
         if reason:
             yield path, f"{file} cannot be read: {reason}"
+    for path, file in _texts(value, ("log",), ("access_file",)):
+        reason = _write_error(file)
+        if reason:
+            yield path, f"{file} cannot be written: {reason}"
 
 
 def _names(value: object, section: str) -> list[str]:
@@ -99,8 +103,24 @@ def _read_error(file: str) -> str | None:
         return (error.strerror or os.strerror(ENOENT)) + where
     except ValueError:  # a NUL
         return os.strerror(ENOENT)
-    readable = os.access(file, os.R_OK, effective_ids=os.access in os.supports_effective_ids)
-    return None if readable else os.strerror(EACCES)
+    return _access_error(file, os.R_OK)
+
+
+def _write_error(file: str) -> str | None:
+    """Return why a file cannot be written, or not be made if it does not exist."""
+    if os.path.isdir(file):
+        return os.strerror(EISDIR)
+    if os.path.exists(file):
+        return _access_error(file, os.W_OK)
+    folder = os.path.dirname(file) or "."
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder}"
+    return _access_error(folder, os.W_OK | os.X_OK)
+
+
+def _access_error(file: str, mode: int) -> str | None:
+    is_allowed = os.access(file, mode, effective_ids=os.access in os.supports_effective_ids)
+    return None if is_allowed else os.strerror(EACCES)
 
 
 def _upstreams(value: Any) -> Mapping[str, object]:

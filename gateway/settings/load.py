@@ -42,7 +42,7 @@ def load_with_positions(
 ) -> LoadedSettings:
     """Return the settings of a YAML file, and the position of each.
 
-    ``with_files`` makes a missing file of certificates or keys a problem, too. Raises SettingsError
+    ``with_files`` makes files that cannot be read or written a problem, too. Raises SettingsError
     with all problems of the file.
     """
     try:

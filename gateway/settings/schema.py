@@ -77,6 +77,11 @@ class Log(Section):
         default="info", description="Least severity that is logged."
     )
     access: StrictBool = Field(default=True, description="Whether each call is logged in one line.")
+    access_file: File | None = Field(
+        default=None,
+        description="File to which the lines of calls are appended. SIGHUP opens it anew, and so"
+        " does the gateway if it was renamed or removed. Without it, they go to stderr.",
+    )
 
 
 class Settings(Section):

@@ -1,7 +1,6 @@
 import asyncio
 import gc
 import json
-import logging
 import os
 import socket
 from contextlib import AsyncExitStack
@@ -15,10 +14,12 @@ from gateway.app.build import upstreams as build_upstreams
 from gateway.app.build.listen import ListenError
 from gateway.app.gateway import Gateway
 from gateway.errors import GatewayError
+from gateway.observe.call_record import CallRecord
 from gateway.settings.load import load
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
 from tests.support.certificates import certificate_files, server_certificate
+from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
@@ -413,13 +414,12 @@ async def test_cancelled_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -
             assert gateway.addresses == [f"http://{address}"]
 
 
-async def test_access_log_can_be_turned_off(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+async def test_access_log_can_be_turned_off(call_records: list[CallRecord]) -> None:
     for wanted in (True, False):
-        caplog.clear()
+        call_records.clear()
         async with (
             Gateway(_settings(log={"access": wanted})) as gateway,
             connect(gateway.addresses[0]) as client,
         ):
             await client.call("GET", "/v2")
-        assert bool(caplog.messages) is wanted
+        assert bool(call_records) is wanted

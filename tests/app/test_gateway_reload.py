@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import weakref
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -12,10 +11,12 @@ import pytest
 
 from gateway.app.build.listen import ListenError
 from gateway.app.gateway import Gateway
+from gateway.observe.call_record import CallRecord
 from gateway.settings.schema import Settings
 from tests.app.reloading import running_gateway, server_named, settings_for
 from tests.support.addresses import free_address
 from tests.support.certificates import ca_file
+from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
@@ -366,9 +367,8 @@ async def test_changed_ca_file_replaces_the_upstream(tmp_path: Path) -> None:
 
 
 async def test_reload_changes_access_log_and_request_limits(
-    caplog: pytest.LogCaptureFixture,
+    call_records: list[CallRecord],
 ) -> None:
-    caplog.set_level(logging.INFO, "tensorgate.access")
     async with (
         server_named("x") as server,
         running_gateway(settings_for(server.url)) as (gateway, url),
@@ -377,9 +377,9 @@ async def test_reload_changes_access_log_and_request_limits(
         for access, size, status in ((False, "1KiB", 413), (True, "1MiB", 200)):
             limits = {"max_request_bytes": size}
             await gateway.reload(settings_for(server.url, log={"access": access}, limits=limits))
-            caplog.clear()
+            call_records.clear()
             assert (await client.call("POST", "/v2/x", bytes(2000))).status == status
-            assert bool(caplog.messages) is access
+            assert bool(call_records) is access
 
 
 async def test_reload_adds_and_removes_the_offload_process() -> None:

@@ -121,10 +121,17 @@ async def test_internal_error_is_logged_and_gets_500(
     async def handle(_: ClientRequest, __: ClientResponse) -> None:
         raise ZeroDivisionError
 
-    async with running_listener(handle) as running, connect(running.url) as client:
+    records: list[CallRecord] = []
+    async with (
+        running_listener(handle, records.append) as running,
+        connect(running.url) as client,
+    ):
         reply = await client.call("GET", "/a")
         assert (reply.status, reply.error) == (500, "the gateway failed; its log says why")
         assert await client.rest() == b""
+    assert [(r.status, r.error, r.error_kind) for r in records] == [
+        (500, reply.error, ErrorKind.INTERNAL)
+    ]
     assert "GET /a failed" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
@@ -137,10 +144,15 @@ async def test_internal_error_during_a_response_aborts_it(
         await response.write(b"begun")
         raise ZeroDivisionError
 
-    async with running_listener(handle) as running, connect(running.url) as client:
+    records: list[CallRecord] = []
+    async with (
+        running_listener(handle, records.append) as running,
+        connect(running.url) as client,
+    ):
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
             await client.call("GET", "/")
     assert "ZeroDivisionError" in caplog.text
+    assert [(r.status, r.error_kind) for r in records] == [(200, ErrorKind.INTERNAL)]
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])

@@ -53,13 +53,11 @@ def _log_debug(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the log lines above debug, without access log and the warning on the key file."""
+    """Return the log lines above debug, without the warning on the key file."""
     return [
         record.getMessage()
         for record in caplog.records
-        if record.levelno > logging.DEBUG
-        and record.name != "tensorgate.access"
-        and "every user" not in record.getMessage()
+        if record.levelno > logging.DEBUG and "every user" not in record.getMessage()
     ]
 
 

@@ -105,3 +105,29 @@ def test_a_pipe_of_keys_is_not_opened(file: Path) -> None:
     route = "routes: [{upstream: triton, auth: a}]"
     file.write_text(f"{ONE_UPSTREAM}api_keys: {{a: {{file: {pipe}}}}}\n{route}\n")
     load_with_positions(file, {}, with_files=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("there", None),
+        ("new", None),
+        ("", "Is a directory"),
+        ("none/log", "there is no folder {}/none"),
+    ],
+)
+def test_access_log_that_cannot_be_written_is_reported(
+    file: Path, name: str, reason: str | None
+) -> None:
+    (file.parent / "there").write_text("")
+    path = f"{file.parent}/{name}"
+    file.write_text(
+        f'upstreams: {{u: {{endpoints: ["http://x:1"]}}}}\nlog: {{access_file: "{path}"}}\n'
+    )
+    if reason is None:
+        load_with_positions(file, {}, with_files=True)
+        return
+    with pytest.raises(SettingsError) as error:
+        load_with_positions(file, {}, with_files=True)
+    (problem,) = error.value.problems
+    assert problem.message.endswith(f" cannot be written: {reason.format(file.parent)}")

@@ -7,7 +7,6 @@ request whose body arrives later, or that needs a new connection, takes the stre
 import asyncio
 import gzip
 import json
-import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.observe.call_record import CallRecord
+from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import RunningGateway, gateway_client, running_gateway, until
 from tests.support.http_messages import (
     Head,
@@ -86,7 +87,7 @@ async def _wait_for_arrival() -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What client and server see of a call, and what is logged."""
+    """What client and server see of a call, and what observers do."""
 
     first: str
     headers: tuple[tuple[str, str], ...]
@@ -95,7 +96,7 @@ class Outcome:
     goes_on: bool
     """Whether the client may reuse its connection."""
     received: tuple[tuple[str, tuple[tuple[str, str], ...], bytes], ...]
-    logged: tuple[str, ...]
+    observed: tuple[object, ...]
 
 
 async def _reply(client: RawClient) -> tuple[Head, bytes | None]:
@@ -136,9 +137,8 @@ def _comparable(head: Head) -> Iterator[tuple[str, str]]:
 class BothPaths:
     """Sends the same call on either path, to the same server."""
 
-    def __init__(self, caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]) -> None:
-        caplog.set_level(logging.INFO, "tensorgate.access")
-        self._caplog = caplog
+    def __init__(self, call_records: list[CallRecord], fast_path_requests: list[str]) -> None:
+        self._call_records = call_records
         self._fast_path_requests = fast_path_requests
 
     async def fast_path(
@@ -177,7 +177,7 @@ class BothPaths:
         self, parts: list[bytes], server: ScriptedServer, settings: dict[str, Any], *, warm: bool
     ) -> tuple[Outcome, bool]:
         asked = len(server.requests)
-        logged = len(self._caplog.records)
+        observed = len(self._call_records)
         before = len(self._fast_path_requests)
         async with running_gateway(server.url, **settings) as gateway, gateway.client() as client:
             if warm:
@@ -196,15 +196,20 @@ class BothPaths:
             goes_on,
             # Once: a request that crossed the close of an idle connection is retried.
             tuple(dict.fromkeys(map(_seen, received))),
-            self._logged(logged, with_size=body is not None),
+            self._observed(observed, with_size=body is not None),
         )
         return outcome, fast_path
 
-    def _logged(self, start: int, *, with_size: bool) -> tuple[str, ...]:
-        records = self._caplog.records[start:]
-        lines = [each.getMessage() for each in records if each.name == "tensorgate.access"]
-        words = 4 if with_size else 3
-        return tuple(" ".join(line.split(" ")[:words]) for line in lines if WARM not in line)
+    def _observed(self, start: int, *, with_size: bool) -> tuple[object, ...]:
+        return tuple(
+            (
+                (record.method, record.target, record.status, record.upstream, record.endpoint),
+                (record.attempts, record.error, record.error_kind),
+                record.response_bytes if with_size else None,
+            )
+            for record in self._call_records[start:]
+            if record.target != WARM
+        )
 
 
 async def _send(client: RawClient, parts: list[bytes], gateway: RunningGateway) -> None:
@@ -219,8 +224,8 @@ async def _send(client: RawClient, parts: list[bytes], gateway: RunningGateway) 
 
 
 @pytest.fixture
-def both_paths(caplog: pytest.LogCaptureFixture, fast_path_requests: list[str]) -> BothPaths:
-    return BothPaths(caplog, fast_path_requests)
+def both_paths(call_records: list[CallRecord], fast_path_requests: list[str]) -> BothPaths:
+    return BothPaths(call_records, fast_path_requests)
 
 
 # ----------------------------------------------------------------------------------------- requests

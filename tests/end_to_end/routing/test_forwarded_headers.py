@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,8 +12,10 @@ from typing import Any
 import pytest
 
 from gateway.app.gateway import Gateway
+from gateway.observe.call_record import CallRecord
 from gateway.settings.schema import Settings
 from tests.support.certificates import certificate_files, server_certificate
+from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import LIMITS, RunningGateway, until
 from tests.support.gateway_process import gateway_process, write_settings
 from tests.support.http_messages import Head, chunk, http_response, message, request
@@ -342,31 +343,28 @@ async def test_retried_request_keeps_its_id(
         assert len(set(ids)) == len(ids)
 
 
-def _access(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the ids in the lines of the access log, except that of the first request."""
-    lines = [each.getMessage() for each in caplog.records if each.name == "tensorgate.access"]
-    return [line.rpartition(" ")[2] for line in lines if "/v2/warm" not in line]
+def _ids(records: list[CallRecord]) -> list[str]:
+    """Return the ids of the calls, except that of the first request."""
+    return [record.request_id for record in records if record.target != "/v2/warm"]
 
 
-async def test_access_log_has_the_request_id(caplog: pytest.LogCaptureFixture, send: Send) -> None:
-    caplog.set_level(logging.INFO)
+async def test_call_record_has_the_request_id(call_records: list[CallRecord], send: Send) -> None:
     async with ScriptedServer(_model) as server, _client_of(server.url) as client:
         for data in (infer_json(), _with(infer_json(), "X-Request-Id: my-own")):
             await send(client, data)
             assert (await client.read_response()).status == 200
         ids = [each.head.get("X-Request-Id") for each in server.requests[1:]]
     assert ids[1] == "my-own"
-    assert _access(caplog) == ids
+    assert _ids(call_records) == ids
 
 
-async def test_access_log_has_no_id_if_ids_are_off(
-    caplog: pytest.LogCaptureFixture, send: Send
+async def test_call_record_has_no_id_if_ids_are_off(
+    call_records: list[CallRecord], send: Send
 ) -> None:
-    caplog.set_level(logging.INFO)
     async with ScriptedServer(_model) as server, _client_of(server.url, request_id=False) as client:
         await send(client, request("POST", "/v2/models/m/infer", b"no"))
         assert (await client.read_response()).head.all("X-Request-Id") == []
-    assert _access(caplog) == ["-"]
+    assert _ids(call_records) == [""]
 
 
 FAILURES: dict[str, tuple[bytes, bytes, int]] = {
@@ -389,11 +387,9 @@ async def test_error_of_the_gateway_has_the_request_id(
     sent: bytes,
     status: int,
     given: str | None,
-    caplog: pytest.LogCaptureFixture,
+    call_records: list[CallRecord],
     send: Send,
 ) -> None:
-    caplog.set_level(logging.INFO)
-
     async def script(connection: Connection) -> None:
         while (await connection.request()).head.target == "/v2/warm":
             await connection.send(http_response())
@@ -406,7 +402,7 @@ async def test_error_of_the_gateway_has_the_request_id(
         assert reply.error
         shown = reply.head.get("X-Request-Id")
         assert shown == given if given else ID.fullmatch(shown or "")
-        await until(lambda: _access(caplog) == [shown])
+        await until(lambda: _ids(call_records) == [shown])
 
 
 async def test_error_of_a_server_has_no_request_id_added(send: Send) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.triton
 FOLDER = CACHE / "perf_analyzer"
 FORMS = ("json", "binary")
 
-INFERRED = re.compile(r"tensorgate\.access: POST /v2/models/\w+/infer (\d+) ")
+INFERRED = re.compile(r'"POST /v2/models/\w+/infer" (\d+) ')
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,20 @@ def load(gateway: Gateway, folder: Path, model: str, form: str, requests: int) -
     return Report(int(counted[1]), calls)
 
 
+def statuses_of(gateway: Gateway, count: int) -> list[str]:
+    """Wait for the access log's lines of so many calls, and return their statuses."""
+    end = time.monotonic() + 5
+    while len(statuses := INFERRED.findall(gateway.log)) < count:
+        assert time.monotonic() < end, f"{len(statuses)} of {count} calls were logged"
+        time.sleep(0.1)
+    return statuses
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_many_small_requests(gateway: Gateway, tmp_path: Path, form: str) -> None:
     report = load(gateway, tmp_path, "batched_fp32", form, requests=500)
     assert report.requests >= 500
-    statuses = INFERRED.findall(gateway.log)
-    assert set(statuses) == {"200"}
-    assert len(statuses) >= 500
+    assert set(statuses_of(gateway, 500)) == {"200"}
     calls = requests_in(report.calls)
     assert len(calls) >= 500
     for exchange in calls:
@@ -90,4 +98,4 @@ def test_images(gateway: Gateway, tmp_path: Path, form: str) -> None:
     """Its random values hold some NaN, bare in JSON."""
     report = load(gateway, tmp_path, "image", form, requests=8)
     assert report.requests >= 8
-    assert set(INFERRED.findall(gateway.log)) == {"200"}
+    assert set(statuses_of(gateway, 8)) == {"200"}

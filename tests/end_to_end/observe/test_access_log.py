@@ -1,0 +1,288 @@
+"""Each call has one line in the access log: what its client got, from where, and why it failed."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.settings.schema import Settings
+from tests.support.addresses import free_address
+from tests.support.gateway import RunningGateway, split_limits, until
+from tests.support.http_messages import chunk, chunked, http_response, message, request
+from tests.support.inference_messages import INFER, binary_response, infer_json
+from tests.support.raw_client import RawClient
+from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
+
+WARM = "/v2/warm"
+CLOSED = "the client closed the connection"
+CHUNKED = message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"})
+Send = Callable[[RawClient, bytes], Awaitable[None]]
+
+
+async def _on_the_fast_path(client: RawClient, data: bytes) -> None:
+    """Send a request in one write, once there is an idle connection to the server."""
+    await client.call("GET", WARM)
+    await client.send(data)
+
+
+async def _on_the_streaming_path(client: RawClient, data: bytes) -> None:
+    """Send a request that waits for 100 Continue, as the fast path takes none."""
+    head, end, body = data.partition(b"\r\n\r\n")
+    await client.send(head + b"\r\nExpect: 100-continue" + end + body)
+
+
+@pytest.fixture(params=[_on_the_fast_path, _on_the_streaming_path], ids=["fast", "streaming"])
+def send(request: pytest.FixtureRequest) -> Send:
+    way: Send = request.param
+    return way
+
+
+class _Log:
+    """The lines of an access log: request, status, upstream, endpoint and error."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the lines without time, sizes and request id, and without those of WARM."""
+        fields = re.compile(r'\S+ (".*?" \d+) \d+ \d+\.\d \S+ (\S+ \S+ .*)')
+        found = map(fields.fullmatch, self.path.read_text().splitlines())
+        lines = [" ".join(each.groups()) for each in found if each]
+        return [line for line in lines if WARM not in line]
+
+
+@asynccontextmanager
+async def _gateway(
+    log: Path,
+    *urls: str,
+    upstreams: dict[str, Any] | None = None,
+    route: dict[str, Any] | None = None,
+    **limits: object,
+) -> AsyncIterator[RunningGateway]:
+    servers = {"endpoints": list(urls), "dialect": "triton"}
+    settings = Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "offload": "never",
+            "upstreams": {"servers": servers, **(upstreams or {})},
+            "routes": [{"upstream": "servers", **(route or {})}],
+            "log": {"access_file": str(log)},
+            **split_limits(limits),
+        }
+    )
+    async with Gateway(settings) as gateway:
+        yield RunningGateway(gateway)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> _Log:
+    return _Log(tmp_path / "access.log")
+
+
+def _responding(*parts: bytes) -> Callable[[Connection], Awaitable[None]]:
+    """Make the script that answers WARM, and any other request with these bytes and a close."""
+
+    async def script(connection: Connection) -> None:
+        while (await connection.request()).head.target == WARM:
+            await connection.send(http_response())
+        await connection.send(*parts)
+
+    return script
+
+
+RESPONSES: dict[str, tuple[bytes, tuple[bytes, ...], str]] = {
+    "inference": (
+        infer_json(),
+        (binary_response(bytes(4)),),
+        f'"POST {INFER}" 200 servers {{url}} -',
+    ),
+    "pass-through": (
+        request("GET", "/v2/x"),
+        (http_response(),),
+        '"GET /v2/x" 200 servers {url} -',
+    ),
+    "error of the server": (
+        request("GET", "/v2/x"),
+        (http_response(b"no", status="404 Not Found"),),
+        '"GET /v2/x" 404 servers {url} -',
+    ),
+    "in parts": (
+        request("GET", "/v2/x"),
+        (CHUNKED, *chunked(b"a", b"b").splitlines(keepends=True)),
+        '"GET /v2/x" 200 servers {url} -',
+    ),
+    "no response": (
+        request("POST", "/v2/x", b"x"),
+        (),
+        '"POST /v2/x" 502 servers {url} "{url} closed the connection before it responded"',
+    ),
+    "invalid response": (
+        infer_json(),
+        (http_response(b"{}", {"Inference-Header-Content-Length": "x"}),),
+        f'"POST {INFER}" 502 servers {{url}} "{{url}}: the server',
+    ),
+    "truncated response": (
+        request("GET", "/v2/x"),
+        (CHUNKED, chunk(b"begun")),
+        '"GET /v2/x" 200 servers {url}'
+        ' "{url} closed the connection before the end of its response"',
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "parts", "line"), RESPONSES.values(), ids=RESPONSES)
+async def test_line_of_a_response(
+    data: bytes, parts: tuple[bytes, ...], line: str, send: Send, log: _Log
+) -> None:
+    async with (
+        ScriptedServer(_responding(*parts)) as server,
+        _gateway(log.path, server.url) as gateway,
+        gateway.client() as client,
+    ):
+        await send(client, data)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await client.read_response()
+    (logged,) = log.lines
+    assert logged.startswith(line.format(url=server.url))
+
+
+async def test_line_of_a_request_that_no_server_gets(send: Send, log: _Log) -> None:
+    async with ScriptedServer(_responding()) as server:
+        route = {"match": {"model": "[!n]*"}}
+        async with _gateway(log.path, server.url, route=route) as gateway:
+            for data in (request("GET", "/v2/models/none"), infer_json(b'{"inputs": 1}')):
+                async with gateway.client() as client:
+                    await send(client, data)
+                    await client.head()
+    not_found, invalid = log.lines
+    assert not_found.startswith('"GET /v2/models/none" 404 - - "no route for GET /v2/models/none; ')
+    assert invalid.startswith(f'"POST {INFER}" 400 servers - "inputs')
+
+
+async def test_line_of_a_call_that_gets_no_slot(log: _Log) -> None:
+    async def script(connection: Connection) -> None:
+        while (await connection.request()).head.target == WARM:
+            await connection.send(http_response())
+        await never_respond(connection)
+
+    async with (
+        ScriptedServer(script) as server,
+        _gateway(log.path, server.url, max_requests=1) as gateway,
+        gateway.client() as first,
+        gateway.client() as second,
+    ):
+        await _on_the_fast_path(first, request("GET", "/v2/first"))
+        await until(lambda: gateway.outstanding)
+        await second.send(request("POST", "/v2/x", b"x"))
+        assert (await second.read_response()).status == 503
+    (line,) = (line for line in log.lines if "/v2/x" in line)
+    assert line.startswith('"POST /v2/x" 503 servers - "')
+
+
+async def test_line_of_an_unreachable_server(send: Send, log: _Log) -> None:
+    address = free_address()
+    async with _gateway(log.path, f"http://{address}") as gateway, gateway.client() as client:
+        await send(client, infer_json())
+        await client.head()
+    (line,) = log.lines
+    assert line.startswith(f'"POST {INFER}" 503 servers http://{address} "')
+
+
+async def test_line_of_a_retried_call_has_the_last_endpoint(send: Send, log: _Log) -> None:
+    async with (
+        ScriptedServer(_responding()) as bad,
+        ScriptedServer() as good,
+        _gateway(log.path, bad.url, good.url, route={"retry_on": ["no_response"]}) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in range(2):
+            await send(client, request("GET", "/v2/x"))
+            await client.head()
+    assert log.lines == [f'"GET /v2/x" 200 servers {good.url} -'] * 2
+
+
+async def test_line_of_a_late_server(send: Send, log: _Log) -> None:
+    async def script(connection: Connection) -> None:
+        if (await connection.request()).head.target == WARM:
+            await connection.send(http_response())
+        await never_respond(connection)
+
+    async with (
+        ScriptedServer(script) as server,
+        _gateway(log.path, server.url, idle_timeout="100ms") as gateway,
+        gateway.client() as client,
+    ):
+        await send(client, request("POST", "/v2/x", b"x"))
+        await client.read_response()
+    (line,) = log.lines
+    assert line.startswith(f'"POST /v2/x" 504 servers {server.url} "waiting for {server.url}: ')
+
+
+@pytest.mark.parametrize("has_begun", [False, True], ids=["before", "within"])
+async def test_line_of_a_client_that_leaves(has_begun: bool, send: Send, log: _Log) -> None:
+    async def script(connection: Connection) -> None:
+        while (await connection.request()).head.target == WARM:
+            await connection.send(http_response())
+        if has_begun:
+            await connection.send(CHUNKED, chunk(b"begun"))
+        await never_respond(connection)
+
+    async with ScriptedServer(script) as server, _gateway(log.path, server.url) as gateway:
+        async with gateway.client() as client:
+            await send(client, request("POST", "/v2/x", b"x"))
+            await until(lambda: any(each.head.target == "/v2/x" for each in server.requests))
+            if has_begun:
+                await client.head()
+        await gateway.until_idle()
+    status = 200 if has_begun else 0
+    assert log.lines == [f'"POST /v2/x" {status} servers {server.url} "{CLOSED}"']
+
+
+async def test_line_of_a_call_that_a_drain_cuts(send: Send, log: _Log) -> None:
+    async def script(connection: Connection) -> None:
+        while (await connection.request()).head.target == WARM:
+            await connection.send(http_response())
+        await never_respond(connection)
+
+    async with (
+        ScriptedServer(script) as server,
+        _gateway(log.path, server.url, drain_timeout="50ms") as gateway,
+        gateway.client() as client,
+    ):
+        await send(client, request("POST", "/v2/x", b"x"))
+        await until(lambda: any(each.head.target == "/v2/x" for each in server.requests))
+        await gateway.gateway.__aexit__(None, None, None)
+        assert gateway.gateway.dropped == 1
+        lines = log.lines
+    why = "the gateway stopped before the call ended (limits.drain_timeout)"
+    assert lines == [f'"POST /v2/x" 0 servers {server.url} "{why}"']
+
+
+async def test_lines_of_calls_to_several_servers(log: _Log) -> None:
+    load = "/v2/repository/models/m/load"
+    async with ScriptedServer() as one, ScriptedServer(_responding()) as two:
+        others = {"more": {"endpoints": [two.url], "dialect": "triton"}}
+        async with (
+            _gateway(log.path, one.url, upstreams=others) as gateway,
+            gateway.client() as client,
+        ):
+            await client.call("POST", load, b"{}")
+            await client.call("GET", "/v2/health/live")
+        route = {"upstream": [{"name": name, "weight": 1} for name in ("servers", "more")]}
+        async with (
+            _gateway(log.path, one.url, upstreams=others, route=route) as gateway,
+            gateway.client() as client,
+        ):
+            await client.call("POST", load, b"{}")
+    gone = f"{two.url} closed the connection before it responded"
+    assert log.lines == [
+        f'"POST {load}" 200 servers {one.url} -',
+        '"GET /v2/health/live" 200 - - -',
+        f'"POST {load}" 502 servers,more - "POST {load} succeeded at {one.url}; failed: {gone}"',
+    ]

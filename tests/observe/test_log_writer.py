@@ -1,0 +1,319 @@
+"""How lines get into a file or a pipe: when, whole, and never at the cost of who adds them."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.observe import log_writer
+from gateway.observe.log_writer import LogWriter
+
+PATIENCE = 5.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "access.log"
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write and report soon, and drop lines early."""
+    monkeypatch.setattr(log_writer, "FLUSH_INTERVAL", 0.02)
+    monkeypatch.setattr(log_writer, "_PATH_CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(log_writer, "_REPORT_INTERVAL", 0.0)
+    monkeypatch.setattr(log_writer, "MAX_BUFFERED", 10_000)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write nothing because of the time."""
+    monkeypatch.setattr(log_writer, "FLUSH_INTERVAL", 600.0)
+
+
+@pytest.fixture
+def writers(path: Path) -> Iterator[Callable[[], LogWriter]]:
+    """Make writers, which are closed in the end."""
+    made: list[LogWriter] = []
+
+    def make() -> LogWriter:
+        made.append(LogWriter(str(path)))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+        assert not each._thread.is_alive()
+
+
+MakeWriter = Callable[[], LogWriter]
+
+
+def _until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "in vain"
+        time.sleep(0.005)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+# ------------------------------------------------------------------------------------ when
+
+
+@pytest.mark.usefixtures("fast")
+def test_line_is_written_within_the_interval(path: Path, writers: MakeWriter) -> None:
+    writer = writers()
+    for line in ("one\n", "two\n"):
+        writer.add(line.encode())
+        _until(lambda: _text(path).endswith(line))  # noqa: B023
+    assert _text(path) == "one\ntwo\n"
+
+
+@pytest.mark.usefixtures("slow")
+def test_full_buffer_is_written_without_waiting(path: Path, writers: MakeWriter) -> None:
+    writer = writers()
+    for _ in range(log_writer.FLUSH_SIZE // 1000 + 1):
+        writer.add(b"x" * 1000 + b"\n")
+    _until(lambda: len(_text(path)) >= log_writer.FLUSH_SIZE)
+
+
+@pytest.mark.usefixtures("slow")
+def test_closing_writes_what_waits(path: Path) -> None:
+    writer = LogWriter(str(path))
+    writer.add(b"last\n")
+    writer.close()
+    assert _text(path) == "last\n"
+
+
+def test_lines_are_appended_to_a_file(path: Path) -> None:
+    path.write_text("before\n")
+    writer = LogWriter(str(path))
+    writer.add(b"after\n")
+    writer.close()
+    assert _text(path) == "before\nafter\n"
+
+
+def test_without_a_path_lines_go_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    writer = LogWriter()
+    writer.add(b"line\n")
+    writer.close()
+    assert capfd.readouterr().err == "line\n"
+
+
+# ------------------------------------------------------------------------------------ rotation
+
+
+@pytest.mark.usefixtures("fast")
+def test_renamed_file_is_opened_anew(path: Path, writers: MakeWriter) -> None:
+    writer = writers()
+    writer.add(b"old\n")
+    _until(lambda: _text(path))
+    rotated = path.rename(path.with_suffix(".1"))
+    _until(path.exists)
+    writer.add(b"new\n")
+    _until(lambda: _text(path) == "new\n")
+    assert _text(rotated) == "old\n"
+
+
+@pytest.mark.usefixtures("fast")
+def test_removed_file_is_opened_anew(path: Path, writers: MakeWriter) -> None:
+    writer = writers()
+    _until(path.exists)
+    path.unlink()
+    _until(path.exists)
+    writer.add(b"new\n")
+    _until(lambda: _text(path) == "new\n")
+
+
+@pytest.mark.usefixtures("fast")
+def test_lines_wait_while_a_moved_file_cannot_be_opened_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    writer = LogWriter(str(folder / "log"))
+    _until((folder / "log").exists)
+    folder.rename(tmp_path / "moved")
+    _until(lambda: caplog.records)
+    writer.add(b"line\n")
+    time.sleep(0.1)
+    assert _text(tmp_path / "moved" / "log") == ""
+    folder.mkdir()
+    _until(lambda: _text(folder / "log") == "line\n")
+    writer.close()
+
+
+@pytest.mark.usefixtures("slow")
+def test_reopening_opens_the_file_at_once(path: Path, writers: MakeWriter) -> None:
+    writer = writers()
+    writer.reopen()
+    _until(path.exists)
+    path.rename(path.with_suffix(".1"))
+    writer.add(b"new\n")
+    writer.reopen()
+    _until(lambda: _text(path) == "new\n")
+
+
+@pytest.mark.usefixtures("fast")
+def test_missing_folder_is_reported_until_it_is_there(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = LogWriter(str(path.parent / "later" / "log"))
+    writer.add(b"line\n")
+    _until(lambda: "later/log: No such file or directory; 0 lines dropped so far" in caplog.text)
+    (path.parent / "later").mkdir()
+    _until(lambda: "works again; 0 lines were dropped" in caplog.text)
+    writer.close()
+    assert _text(path.parent / "later" / "log") == "line\n"
+    assert len(caplog.records) == 2
+
+
+# ------------------------------------------------------------------------------------ failures
+
+
+def _fill(writer: LogWriter) -> int:
+    """Add numbered lines until some are dropped; return how many were added."""
+    for number in range(100_000):
+        if writer.dropped >= 10:
+            return number
+        writer.add(b"line %d\n" % number)
+    raise AssertionError("no line was dropped")
+
+
+@pytest.mark.usefixtures("fast")
+def test_lines_are_dropped_while_nobody_reads(
+    path: Path, writers: MakeWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+    writer = writers()
+    added = _fill(writer)
+    _until(lambda: "nobody reads it; " in caplog.text)
+    received = b""
+
+    def read() -> bool:
+        nonlocal received
+        try:
+            received += os.read(reader, 2**20)
+        except BlockingIOError:
+            return not writer._buffer
+        return False
+
+    _until(read)
+    _until(lambda: f"works again; {writer.dropped} lines were dropped" in caplog.text)
+    read()
+    os.close(reader)
+    lines = received.splitlines()
+    assert lines == [b"line %d" % number for number in range(len(lines))], "whole, and in order"
+    assert len(lines) == added - writer.dropped
+
+
+@pytest.mark.usefixtures("fast")
+def test_pipe_without_a_reader_is_reported(
+    path: Path, writers: MakeWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = writers()
+    writer.add(b"one\n")
+    _until(lambda: not writer._buffer)
+    os.close(reader)
+    writer.add(b"two\n")
+    writer.add(b"three\n")
+    _until(lambda: "Broken pipe" in caplog.text)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    _until(lambda: "works again" in caplog.text)
+    assert os.read(reader, 100).endswith(b"two\nthree\n")
+    os.close(reader)
+
+
+def test_full_disk_is_reported_at_a_limited_rate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_writer, "FLUSH_INTERVAL", 0.01)
+    monkeypatch.setattr(log_writer, "MAX_BUFFERED", 10_000)
+    writer = LogWriter("/dev/full")
+    writer.add(b"line\n")
+    _until(lambda: caplog.records)
+    _fill(writer)
+    time.sleep(0.1)
+    assert caplog.messages == [
+        "access log /dev/full: No space left on device; 0 lines dropped so far"
+    ]
+    writer.close()
+    assert len(caplog.messages) == 2, "the end is always reported"
+    assert caplog.messages[1].endswith(f"; {writer.dropped} lines dropped so far")
+
+
+@pytest.mark.usefixtures("fast")
+def test_line_cut_by_a_full_disk_is_written_again(
+    path: Path, writers: MakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, sizes = os.write, iter([9, 0])
+
+    def cut(descriptor: int, data: bytes) -> int:
+        if (size := next(sizes, None)) == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:size])
+
+    monkeypatch.setattr(os, "write", cut)
+    writer = writers()
+    writer._buffer += b"one\ntwo three\nfour\n"
+    _until(lambda: not writer._buffer)
+    assert _text(path) == "one\ntwo t\ntwo three\nfour\n"
+
+
+def test_closing_does_not_wait_for_a_reader_forever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "FLUSH_INTERVAL", 0.02)
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = LogWriter(str(path))
+    for _ in range(1000):
+        writer.add(b"x" * 1000 + b"\n")
+    writer.close()
+    assert not writer._thread.is_alive()
+    assert writer.dropped > 900
+    os.close(reader)
+
+
+# ------------------------------------------------------------------------------------ processes
+
+_PROCESS = """
+import sys
+from gateway.observe.log_writer import LogWriter
+writer = LogWriter(sys.argv[2] or None)
+for number in range(2000):
+    writer.add(f"{sys.argv[1]} {number} {'x' * (number % 300)}.\\n".encode())
+writer.close()
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_several_processes_do_not_mix_lines(kind: str, path: Path) -> None:
+    file = str(path) if kind == "file" else ""
+    reader, sender = os.pipe()
+    processes = [
+        subprocess.Popen([sys.executable, "-c", _PROCESS, name, file], stderr=sender)
+        for name in "abc"
+    ]
+    os.close(sender)
+    with open(reader, encoding="ascii") as pipe:
+        written = pipe.read()
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    lines = (_text(path) if file else written).splitlines()
+    for name in "abc":
+        own = [line for line in lines if line.startswith(name)]
+        assert own == [f"{name} {number} {'x' * (number % 300)}." for number in range(2000)]
+    assert len(lines) == 6000
