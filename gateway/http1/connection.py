@@ -137,6 +137,11 @@ class BodyStream:
             self._close_stream()
             self._wake()
 
+    @property
+    def size(self) -> int:
+        """The buffered bytes; each piece counts some at least."""
+        return self._size
+
     async def read(self) -> bytes | memoryview:
         """Return the next piece, empty at the end; raises the error given to ``fail``."""
         while not self._pieces:
@@ -151,6 +156,12 @@ class BodyStream:
         if self._size <= self._buffers.window // 2:
             self._read_flow.resume(self)
         return piece
+
+    def take(self) -> bytes:
+        """Return all bytes of a body that has ended, instead of ``read``."""
+        data = bytes(self._pieces[0]) if len(self._pieces) == 1 else b"".join(self._pieces)
+        self.discard()
+        return data
 
     def discard(self) -> None:
         """Drop the buffered bytes, and those still to come."""

@@ -26,12 +26,16 @@ from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, ForwardedP
 from gateway.proxy.interfaces import ClientResponse, HeaderLines, ResponseTemplate
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
+from gateway.system.timeout_queue import TimeoutQueue
 
 _LINGER_TIMEOUT = 10.0
 """Seconds to wait for what a client still sends after its response."""
 
 _CLIENT_CLOSED = "the client closed the connection"
 _NO_CALL = CallRecord("", "")
+
+DEFER_TIMEOUT = 0.1
+"""Seconds to wait for the rest of a small body before its call takes the streaming path."""
 
 Continuation = Callable[[ClientResponse], Awaitable[None]]
 """The rest of a call that started on the fast path."""
@@ -58,6 +62,7 @@ class ConnectionHost(ABC):
     buffers: BufferAccount
     hangups: HangupWatch
     head_parser: HeadParser
+    deferrals: TimeoutQueue
 
     @abstractmethod
     def add_connection(self, connection: ClientConnection) -> None:
@@ -66,6 +71,14 @@ class ConnectionHost(ABC):
     @abstractmethod
     def remove_connection(self, connection: ClientConnection) -> None:
         """Unregister a closed connection."""
+
+    @abstractmethod
+    def accepts_on_fast_path(self, head: RequestHead) -> bool:
+        """Tell whether a request with this head can take the fast path once its body is there."""
+
+    @abstractmethod
+    def add_call(self, call: Call, connection: ClientConnection) -> None:
+        """Register a call that starts later."""
 
     @abstractmethod
     def start_fast_path(
@@ -90,12 +103,29 @@ class ConnectionHost(ABC):
         """
 
     @abstractmethod
-    def remove_call(self, call: asyncio.Task[None] | FastPathCall) -> None:
-        """Unregister an ended fast-path call; tasks do so by themselves."""
+    def remove_call(self, call: Call) -> None:
+        """Unregister an ended call; tasks do so by themselves."""
 
     @abstractmethod
     def observe_call(self, record: CallRecord) -> None:
         """Give the record of an ended call to the observers."""
+
+
+class DeferredCall:
+    """A call that waits for the rest of its small body: many clients send it after the head."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+
+    def on_timeout(self) -> None:
+        """Start on the streaming path, which reads the body as it arrives."""
+        self._connection.start_deferred_task()
+
+    def cancel(self) -> None:
+        """Do nothing: nothing has started."""
+
+
+Call = asyncio.Task[None] | FastPathCall | DeferredCall
 
 
 class ClientConnection(Connection):
@@ -116,7 +146,7 @@ class ClientConnection(Connection):
         self.record = _NO_CALL
         self._body: BodyStream | None = None
         self._decoder: BodyDecoder = LengthDecoder(0)
-        self._call: asyncio.Task[None] | FastPathCall | None = None
+        self._call: Call | None = None
         self._framing_lost = False
         self._closing = False
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -151,7 +181,7 @@ class ClientConnection(Connection):
         if self._call is not None:
             self.record.error = self.record.error or _CLIENT_CLOSED
             self._call.cancel()
-            if isinstance(self._call, FastPathCall):
+            if isinstance(self._call, FastPathCall | DeferredCall):
                 self._end_call()
         self._host.remove_connection(self)
 
@@ -310,15 +340,50 @@ class ClientConnection(Connection):
             self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
         self.added_headers, self.added_lines, request_id = self._forwarded_headers.make(head)
         self.record = CallRecord(head.method, head.target, request_id, started)
-        fully_buffered = len(data) == head.length and is_small and not head.http_1_0
-        if fully_buffered and not self.write_blocked:
+        may_be_fast = is_small and not head.http_1_0 and not self.write_blocked
+        if may_be_fast and len(data) == head.length:
             self._call = self._host.start_fast_path(self, head, data)
             if self._call is not None:
                 return
+            may_be_fast = False
         body = self._body = BodyStream(self.read_flow, self.buffers)
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
-        self._start_task(head, body)
+        if may_be_fast and self._host.accepts_on_fast_path(head):
+            deferred = self._call = DeferredCall(self)
+            self._host.add_call(deferred, self)
+            self._host.deferrals.add(deferred)
+        else:
+            self._start_task(head, body)
         self._receive_body(body, data)
+
+    def start_deferred_task(self) -> None:
+        """Start the deferred call on the streaming path."""
+        assert self._head is not None
+        assert self._body is not None
+        self._end_deferral()
+        self._start_task(self._head, self._body)
+
+    def _start_deferred_call(self, body: BodyStream) -> None:
+        """Start the deferred call, as its body is there."""
+        assert self._head is not None
+        self._end_deferral()
+        if self.write_blocked:
+            self._start_task(self._head, body)
+            return
+        data = body.take()
+        self._body = None
+        self._call = self._host.start_fast_path(self, self._head, data)
+        if self._call is None:
+            body = self._body = BodyStream(self.read_flow, self.buffers)
+            body.feed(data, last=True)
+            body.end()
+            self._start_task(self._head, body)
+
+    def _end_deferral(self) -> None:
+        deferred, self._call = self._call, None
+        assert isinstance(deferred, DeferredCall)
+        self._host.deferrals.remove(deferred)
+        self._host.remove_call(deferred)
 
     def _start_task(
         self, head: RequestHead, body: BodyStream, rest: Continuation | None = None
@@ -347,7 +412,9 @@ class ClientConnection(Connection):
             self._head, self.added_headers, self.record = None, (), _NO_CALL
             self._count_head(0)
         self._last_unsent = 0
-        if isinstance(call, FastPathCall):
+        if isinstance(call, DeferredCall):
+            self._host.deferrals.remove(call)
+        if isinstance(call, FastPathCall | DeferredCall):
             self._host.remove_call(call)
 
     def _closes_after_response(self, head: RequestHead, body: BodyStream) -> bool:
@@ -373,6 +440,8 @@ class ClientConnection(Connection):
             self.buffer_read_ahead(rest)
             if self._call is None:
                 self._await_next_request()
+            elif isinstance(self._call, DeferredCall):
+                self._start_deferred_call(body)
         elif rest:
             self.defer_read_ahead(rest)
 

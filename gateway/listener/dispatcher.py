@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.http1.head import HeadParser, RequestHead
 from gateway.listener.connection import (
+    DEFER_TIMEOUT,
+    Call,
     ClientConnection,
     ConnectionHost,
     Continuation,
@@ -17,12 +19,13 @@ from gateway.listener.connection import (
 from gateway.listener.messages import HttpRequest, HttpResponse, to_origin_form
 from gateway.observe.call_record import CallObserver, CallRecord
 from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
-from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.fast_path.call import CallPlan, FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS, ForwardedPolicy
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
+from gateway.system.timeout_queue import TimeoutQueue
 
 _log = logging.getLogger("tensorgate.listener")
 
@@ -54,33 +57,50 @@ class RequestDispatcher(ConnectionHost):
         self.set_fast_path(fast_path)
         self._observers = observers
         self._loop = asyncio.get_running_loop()
-        self._active_calls: dict[asyncio.Task[None] | FastPathCall, ClientConnection] = {}
+        self._active_calls: dict[Call, ClientConnection] = {}
+        self.deferrals = TimeoutQueue(DEFER_TIMEOUT)
 
     @property
     def requests(self) -> int:
         """The number of active calls."""
         return len(self._active_calls)
 
+    def accepts_on_fast_path(self, head: RequestHead) -> bool:
+        """Tell whether a request with this head can take the fast path once its body is there."""
+        plan = self._plan(head)
+        return plan is not None and head.length is not None and head.length <= plan.max_size
+
     def start_fast_path(
         self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
     ) -> FastPathCall | None:
         """Start a fully buffered request on the fast path; None if it must be streamed."""
-        if self._fast_path is None:
+        plan = self._plan(head)
+        if plan is None or self._fast_path is None or len(body) > plan.max_size:
             return None
         try:
-            plan = self._fast_path.plan(head, to_origin_form(head.target))
-            if plan is None or len(body) > plan.max_size:
-                return None
             call = self._fast_path.start(plan, head, bytes(body), connection)
-        except GatewayError:
-            return None  # the streaming path responds with the error
         except Exception:
-            where = (connection.record.request_id or "-", head.method, head.target)
-            _log.exception("request %s: %s %s failed on the fast path", *where)
-            return None  # the streaming path responds, perhaps with the same error
+            self._log_failure(connection.record.request_id, head)
+            return None  # nothing was sent; the streaming path responds
         if call is not None:
             self._active_calls[call] = connection
         return call
+
+    def _plan(self, head: RequestHead) -> CallPlan | None:
+        if self._fast_path is None:
+            return None
+        try:
+            return self._fast_path.plan(head, to_origin_form(head.target))
+        except GatewayError:
+            return None  # the streaming path responds with the error
+        except Exception:
+            self._log_failure("", head)
+            return None
+
+    @staticmethod
+    def _log_failure(request_id: str, head: RequestHead) -> None:
+        where = (request_id or "-", head.method, head.target)
+        _log.exception("request %s: %s %s failed on the fast path", *where)
 
     def set_fast_path(self, fast_path: FastPath | None) -> None:
         """Use this fast path, and read heads as it needs them, from now on."""
@@ -106,7 +126,11 @@ class RequestDispatcher(ConnectionHost):
         task.add_done_callback(self.remove_call)
         return task
 
-    def remove_call(self, call: asyncio.Task[None] | FastPathCall) -> None:
+    def add_call(self, call: Call, connection: ClientConnection) -> None:
+        """Register a call that starts later."""
+        self._active_calls[call] = connection
+
+    def remove_call(self, call: Call) -> None:
         """Unregister an ended call."""
         del self._active_calls[call]
 

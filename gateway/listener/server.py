@@ -174,6 +174,7 @@ class HttpListener(RequestDispatcher):
             transport.abort()
         await asyncio.sleep(0)  # lets the transports close
         self.hangups.close()
+        self.deferrals.close()
         return len(late)
 
     async def _stop_accepting(self, max_wait: float) -> None:

@@ -129,6 +129,9 @@ class UpstreamResponseHead(Protocol):
 class ResponseReceiver(Protocol):
     """Gets the response to a request on a reserved connection: one of these calls."""
 
+    waits_for_chunks: bool
+    """Whether to wait a moment for the rest of a small chunked body; events must not be delayed."""
+
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
         """Handle a response that arrived completely."""
 

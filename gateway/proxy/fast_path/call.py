@@ -20,7 +20,6 @@ from gateway.proxy.admission.deadline import (
     request_timeout_text,
     server_timeout,
 )
-from gateway.proxy.admission.timeout_queue import TimeoutQueue
 from gateway.proxy.dispatch import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
 from gateway.proxy.headers import parse_lines
@@ -36,6 +35,7 @@ from gateway.proxy.interfaces import (
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.retry import RetryState, UpstreamCall
 from gateway.proxy.router import WeightedChoice
+from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.pool.lease import Lease, outcome_of
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.outlier_detection import FIRST_ERROR_STATUS
@@ -122,6 +122,7 @@ class FastPathCall:
         self._timeouts = plan.timeouts
         self._client = client
         self._connection: ReservedConnection | None = None
+        self.waits_for_chunks = plan.converts
 
     def start(self, connection: ReservedConnection) -> None:
         """Send the request; from here on, only a retry policy may have it sent again."""

@@ -15,7 +15,6 @@ from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError
 from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
-from gateway.proxy.admission.timeout_queue import TimeoutQueue
 from gateway.proxy.fast_path.call import BODY_COPIES, CallPlan, FastPathCall
 from gateway.proxy.fast_path.handlers import (
     FastPathHandler,
@@ -33,6 +32,7 @@ from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
+from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, RequestTemplate
 
 _KEYED_HEADERS = HOP_BY_HOP | {

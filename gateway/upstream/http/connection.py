@@ -12,6 +12,7 @@ from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http1.head_reader import ResponseHeadReader
 from gateway.system.buffers import BufferAccount
+from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.http.connect_errors import describe_certificate_refusal
 from gateway.upstream.transport import KEYED_RESPONSE_HEADERS
 
@@ -24,6 +25,9 @@ MAX_INTERIM_RESPONSES = 100
 _STALE_WINDOW = 1.0
 """Seconds after a request in which a close is taken for one that crossed the request."""
 
+
+DEFER_TIMEOUT = 0.1
+"""Seconds to wait for the rest of a small body before the response is handed over."""
 
 _HEAD_PARSER = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 
@@ -39,8 +43,13 @@ class StaleConnectionError(GatewayError):
 class HeadReceiver(Protocol):
     """Gets the head of a response: exactly one of these calls."""
 
+    waits_for_body: bool
+    """Whether to wait a moment for the rest of a small body of known length."""
+    waits_for_chunks: bool
+    """Whether to do so for a chunked body, too; not for events, which must not be delayed."""
+
     def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
-        """Handle a small head that came with a complete small body."""
+        """Handle a small head with its complete small body."""
 
     def on_headers(self, head: ResponseHead) -> None:
         """Handle a head; the connection's ``body`` is still to be read."""
@@ -60,11 +69,21 @@ class _ClosedTransport(asyncio.Transport):
 
 
 class ServerConnection(Connection):
-    """Reads the responses of the server at ``url``; the caller writes the requests."""
+    """Reads the responses of the server at ``url``; the caller writes the requests.
 
-    def __init__(self, url: str, buffers: BufferAccount | None = None) -> None:
+    ``deferrals`` end the waits for the rest of small bodies; connections may share them.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        buffers: BufferAccount | None = None,
+        deferrals: TimeoutQueue | None = None,
+    ) -> None:
         super().__init__(buffers)
         self._url = url
+        self._deferrals = deferrals or TimeoutQueue(DEFER_TIMEOUT)
+        self._deferred_head: ResponseHead | None = None
         self._reader = ResponseHeadReader()
         self._method = ""
         self._receiver: HeadReceiver | None = None
@@ -114,6 +133,7 @@ class ServerConnection(Connection):
     def fail(self, error: Exception) -> None:
         """Pass an error to the receiver or the body's reader, and drop the connection."""
         self._keep = False
+        self._end_deferral()
         strip_tracebacks(error)  # perhaps nobody ever raises it
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
@@ -143,6 +163,7 @@ class ServerConnection(Connection):
             self.body.discard()
 
     def _abort(self) -> None:
+        self._end_deferral()
         self.discard_read_ahead()
         self._keep = False
         self._receiver = None
@@ -227,10 +248,28 @@ class ServerConnection(Connection):
             self._receiver = None
             receiver.on_complete(head, data)
             return
+        if is_small and _is_worth_waiting(head, receiver):
+            self._deferred_head = head
+            self._deferrals.add(self)
+            self._begin_body(head, data)
+            return
         self._begin_body(head, data)
         # Only now: if the body is broken from its start, the receiver gets the error.
         self._receiver = None
         receiver.on_headers(head)
+
+    def on_timeout(self) -> None:
+        """Hand over a response whose body is not complete soon, or is large."""
+        head, receiver = self._end_deferral(), self._receiver
+        if head is not None and receiver is not None:
+            self._receiver = None
+            receiver.on_headers(head)
+
+    def _end_deferral(self) -> ResponseHead | None:
+        head, self._deferred_head = self._deferred_head, None
+        if head is not None:
+            self._deferrals.remove(self)
+        return head
 
     def _begin_body(self, head: ResponseHead, data: bytes | memoryview) -> None:
         self.body = BodyStream(self.read_flow, self.buffers)
@@ -246,17 +285,26 @@ class ServerConnection(Connection):
         if decoder is None or self._ended:
             self._keep = self._keep and not data
             return
+        body = self.body
         if piece := decoder.feed(data):
-            self.body.feed(piece, last=decoder.ended)
+            body.feed(piece, last=decoder.ended)
         if decoder.ended:
-            self._end_body(self.body)
+            # First: the end of the body may be the start of the next request.
             self._keep = self._keep and not decoder.rest
-        elif decoder.rest:
+            self._end_body(body)
+            return
+        if self._deferred_head is not None and body.size > _MAX_COMPLETE:
+            self.on_timeout()
+        if decoder.rest:
             self.defer_read_ahead(decoder.rest)
 
     def _end_body(self, body: BodyStream) -> None:
         body.end()
         self._ended = True
+        head, receiver = self._end_deferral(), self._receiver
+        if head is not None and receiver is not None:
+            self._receiver = self.body = None
+            receiver.on_complete(head, body.take())
 
     def _closed_too_early(self) -> GatewayError:
         if self._silent and self._is_reused and self.loop.time() - self._started_at < _STALE_WINDOW:
@@ -267,8 +315,18 @@ class ServerConnection(Connection):
         return GatewayError(kind, f"{self._url} closed the connection {when}")
 
 
+def _is_worth_waiting(head: ResponseHead, receiver: HeadReceiver) -> bool:
+    """Tell whether to wait for the rest of a body: servers often send it after the head."""
+    if head.length is not None:
+        return receiver.waits_for_body and head.length <= _MAX_COMPLETE
+    return receiver.waits_for_chunks and head.chunked
+
+
 class _HeadFuture:
     """A HeadReceiver that makes a future of the head."""
+
+    waits_for_body = False
+    waits_for_chunks = False
 
     def __init__(self, connection: ServerConnection) -> None:
         self.head: asyncio.Future[ResponseHead] = connection.loop.create_future()

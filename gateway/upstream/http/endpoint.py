@@ -10,9 +10,10 @@ from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, strip_traceback
 from gateway.http1.head import ResponseHead, encode_head_lines
 from gateway.sizes import CACHED_HEADS
 from gateway.system.buffers import BufferAccount
+from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.http.address import ServerAddress
 from gateway.upstream.http.connect_errors import describe_connect_error, is_local_exhaustion
-from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
+from gateway.upstream.http.connection import DEFER_TIMEOUT, ServerConnection, StaleConnectionError
 from gateway.upstream.http.idle_connections import IdleConnections
 from gateway.upstream.transport import (
     HeaderLines,
@@ -52,6 +53,7 @@ class HttpEndpoint(UpstreamEndpoint):
         self._connect_timeout = connect_timeout
         self._buffers = buffers
         self.idle = IdleConnections(idle_timeout)
+        self._deferrals = TimeoutQueue(DEFER_TIMEOUT)
         self._senders: set[asyncio.Task[None]] = set()
         self._encode_cached = lru_cache(maxsize=CACHED_HEADS)(self._encode_template)
 
@@ -105,10 +107,11 @@ class HttpEndpoint(UpstreamEndpoint):
         """Close the idle connections; calls in flight close theirs."""
         self.idle.close()
         await asyncio.gather(*self._senders, return_exceptions=True)
+        self._deferrals.close()
 
     async def _connect(self) -> ServerConnection:
         loop = asyncio.get_running_loop()
-        connection = ServerConnection(self.url, self._buffers)
+        connection = ServerConnection(self.url, self._buffers, self._deferrals)
         tls = self._address.tls
         server_name = None if tls is None else tls.server_name
         try:
@@ -262,6 +265,8 @@ class _ReservedConnection(_Pending, ReservedConnection):
         self._receiver: ResponseReceiver | None = None
         self._method = ""
         self._text = b""
+        self.waits_for_body = True
+        self.waits_for_chunks = False
 
     def send(
         self,
@@ -272,6 +277,7 @@ class _ReservedConnection(_Pending, ReservedConnection):
     ) -> None:
         """Write the request."""
         self._receiver = receiver
+        self.waits_for_chunks = receiver.waits_for_chunks
         self._method = template.method
         self._text = self._endpoint.encode(template, lines, body)
         self._write()

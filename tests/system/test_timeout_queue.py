@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from gateway.proxy.admission.timeout_queue import TimeoutQueue
+from gateway.system.timeout_queue import TimeoutQueue
 from tests.support.doubles.clock import Clock
 from tests.support.gateway import until
 

@@ -1,4 +1,4 @@
-"""Times out calls of the fast path with a single timer for all calls of one timeout."""
+"""Times out many entries of the same timeout with a single timer."""
 
 from __future__ import annotations
 
