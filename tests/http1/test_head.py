@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http1.head import (
+    HeadParser,
     MalformedError,
     RequestHead,
     ResponseHead,
     encode_head,
-    parse_request_head,
-    parse_response_head,
 )
 from tests.http1.heads import HOST, head_text
 from tests.http1.splits import LAW
@@ -23,13 +22,15 @@ BOTH = pytest.mark.parametrize("first", [b"POST /x HTTP/1.1", b"HTTP/1.1 200 OK"
 def _request(*lines: bytes, first: bytes = b"POST /x HTTP/1.1") -> RequestHead:
     """Parse the head of a request, with a Host if the lines have none."""
     has_host = any(line.lower().startswith(b"host:") for line in lines)
-    return parse_request_head(head_text(*lines, *(() if has_host else (HOST,)), first=first))
+    return HeadParser().parse_request(
+        head_text(*lines, *(() if has_host else (HOST,)), first=first)
+    )
 
 
 def _response(
     *lines: bytes, first: bytes = b"HTTP/1.1 200 OK", method: str = "POST"
 ) -> ResponseHead:
-    return parse_response_head(head_text(*lines, first=first), method)
+    return HeadParser().parse_response(head_text(*lines, first=first), method)
 
 
 def _message(*lines: bytes, first: bytes) -> RequestHead | ResponseHead:
@@ -99,11 +100,11 @@ def test_invalid_host_is_rejected(host: bytes) -> None:
 @pytest.mark.parametrize("first", [b"GET /x HTTP/1.1", b"GET http://host/ HTTP/1.1"])
 def test_http_1_1_needs_a_host(first: bytes) -> None:
     with pytest.raises(MalformedError, match="no Host"):
-        parse_request_head(head_text(b"X: a", first=first))
+        HeadParser().parse_request(head_text(b"X: a", first=first))
 
 
 def test_http_1_0_needs_no_host() -> None:
-    assert "Host" not in parse_request_head(head_text(first=b"GET / HTTP/1.0")).headers
+    assert "Host" not in HeadParser().parse_request(head_text(first=b"GET / HTTP/1.0")).headers
 
 
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1", b"GET / HTTP/1.0"])
@@ -362,9 +363,9 @@ _VALUES = st.one_of(
 def test_encoded_messages_round_trip(pairs: list[tuple[str, str]]) -> None:
     named = [("Host", "a"), *pairs]
     request = encode_head("POST /x HTTP/1.1", named)
-    assert list(parse_request_head(request).headers.items()) == named
+    assert list(HeadParser().parse_request(request).headers.items()) == named
     response = encode_head("HTTP/1.1 200 OK", pairs)
-    assert list(parse_response_head(response, "POST").headers.items()) == pairs
+    assert list(HeadParser().parse_response(response, "POST").headers.items()) == pairs
 
 
 @pytest.mark.parametrize(

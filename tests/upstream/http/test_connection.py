@@ -7,7 +7,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
-from gateway.http1.head import ResponseHead, parse_response_head
+from gateway.http1.head import HeadParser, ResponseHead
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http import connection as upstream_connection
 from gateway.upstream.http.address import parse_server_url
@@ -176,11 +176,12 @@ async def test_flood_of_interim_responses_is_read_up_to_the_limit(
 ) -> None:
     parsed: list[bytes] = []
 
-    def noting(text: bytes, method: str) -> ResponseHead:
-        parsed.append(text)
-        return parse_response_head(text, method)
+    class Noting(HeadParser):
+        def parse_response(self, head: bytes, method: str) -> ResponseHead:
+            parsed.append(head)
+            return super().parse_response(head, method)
 
-    monkeypatch.setattr(upstream_connection, "parse_response_head", noting)
+    monkeypatch.setattr(upstream_connection, "_HEAD_PARSER", Noting())
     connection, _ = _connected()
     head = connection.expect_response("POST")
     for _ in range(3):
