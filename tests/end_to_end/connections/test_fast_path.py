@@ -245,7 +245,7 @@ def _of_size(size: int) -> bytes:
 
 
 MANY_HEADERS = (
-    b"Connection: keep-alive, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\nTE: trailers\r\n"
+    b"Connection: keep-alive\r\nKeep-Alive: timeout=5\r\nTE: trailers\r\n"
     b"Upgrade: h2c\r\nProxy-Authorization: Basic eA==\r\nX-Two: a\r\nx-two: b\r\nCookie: c=d\r\n"
     b"Accept-Encoding: gzip\r\nAccept: */*\r\nX-Latin: caf\xe9\r\nContent-Type: x/y\r\n"
 )
@@ -276,6 +276,12 @@ REQUESTS = {
         request("POST", "/v2/models/m/versions/2/infer?x=%20", json_request())
     ),
     "many headers": Case(_with_headers(infer_json(), MANY_HEADERS)),
+    "a header for the gateway only": Case(
+        infer_json(headers={"Connection": "keep-alive, X-Hop", "X-Hop": "1"}), False
+    ),
+    "headers that gateways add": Case(
+        infer_json(headers={"X-Forwarded-For": "192.0.2.1", "Forwarded": "for=a", "Via": "1.1 a"})
+    ),
     "not compressed": Case(infer_json(headers={"Content-Encoding": "identity"}), False),
     "compressed by nothing": Case(infer_json(headers={"Content-Encoding": ""}), False),
     "GET, not compressed": Case(
