@@ -317,7 +317,7 @@ REQUESTS = {
     "negative shape": Case(_tensor(shape=[-1]), False),
     "unknown datatype": Case(_tensor(datatype="FP31"), False),
     "BYTES": Case(_tensor(datatype="BYTES", data=["a", "\xe9"])),
-    "BOOL": Case(_tensor(datatype="BOOL", data=[True, False]), False),
+    "BOOL": Case(_tensor(datatype="BOOL", data=[True, False])),
     "binary outputs": Case(_with(parameters={"binary_data_output": True})),
     "outputs of both forms": Case(
         _with(outputs=[{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]),
@@ -327,7 +327,7 @@ REQUESTS = {
     ),
     "numbers said to be base64": Case(_tensor(parameters={"content_type": "base64"}), False),
     "BYTES as base64": Case(
-        _tensor(datatype="BYTES", data=["/9g=", ""], parameters={"content_type": "base64"}), False
+        _tensor(datatype="BYTES", data=["/9g=", ""], parameters={"content_type": "base64"})
     ),
     "another content type": Case(_tensor(parameters={"content_type": "np"})),
     "a cloud's type": Case(infer_json(headers={"Content-Type": CLOUD_TYPE}), False),

@@ -214,11 +214,12 @@ async def test_responses_with_the_same_key_share_their_template() -> None:
     assert templates[0] is templates[1] is templates[2]
 
 
-async def test_304_keeps_its_content_length() -> None:
+@pytest.mark.parametrize("status", [204, 304])
+async def test_response_without_a_body_keeps_its_content_length(status: int) -> None:
     scene = Scene()
     scene.get()
     headers = {"ETag": '"x"', "Content-Length": "5"}
-    scene.receiver.on_complete(response_head(304, headers, "Not Modified"), b"")
+    scene.receiver.on_complete(response_head(status, headers), b"")
     assert dict(scene.responses.headers) == headers
 
 
