@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.interfaces import Destination
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Route, Router
@@ -95,6 +96,22 @@ async def test_route_can_match_a_noted_header(name: str, dropped: frozenset[str]
     expected = {"Host": "h", "X-A": "1", **({} if dropped else {name: "yes"})}
     for asked in chosen.asked:
         assert sorted(asked.lines) == sorted(expected.items())
+    fast_path.close()
+
+
+@pytest.mark.parametrize("header", ["X-Key", "X-Request-Id", "X-Forwarded-For", None])
+async def test_plan_of_an_authenticated_client_is_for_its_key_only(header: str | None) -> None:
+    group = KeyGroup("g", header, ["secret"])
+    name = group.header_name
+    dropped = ALL_NOTED | {name.lower()}
+    route = Route(
+        Match(), (make_destination(ReadyEndpoint()),), keys=(group,), dropped_headers=dropped
+    )
+    fast_path = FastPath(Router([route]))
+    key = "secret" if header else "Bearer secret"
+    assert plan_of(fast_path, "GET", "/v2/x", {name: key}) is not None
+    for headers in ({}, {name: "other"}, {name: f"{key}x"}):
+        assert plan_of(fast_path, "GET", "/v2/x", headers) is None
     fast_path.close()
 
 
