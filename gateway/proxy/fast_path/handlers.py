@@ -100,7 +100,11 @@ class PassthroughHandler(FastPathHandler):
         """Return the request for a server."""
         if body and nests_deeper(body, destination.limits.max_json_depth):
             return None
-        lines = b"".join([each.line for each in head.noted if each.lower == "content-length"])
+        lines = b""
+        for field in head.noted:
+            if field.lower == "content-length":
+                # Written anew, so that no server can read another length in it.
+                lines = b"Content-Length: %s\r\n" % field.value.encode()
         if not lines and self._template.method != "GET":
             return None  # the transport must state how the body is framed
         return ServerRequest(self._template, lines, body)
