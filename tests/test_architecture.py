@@ -35,7 +35,7 @@ GATEWAY: Rooms = {
         "protocol settings workers observe system errors sizes"
     ),
     "admin": _imports("listener proxy observe build_info errors"),
-    "listener": _imports("proxy observe http1 system errors sizes"),
+    "listener": _imports("proxy observe http1 system errors"),
     "proxy": _imports("upstream codec routing protocol observe system errors sizes"),
     "offload": _imports("codec protocol system"),
     "upstream": _imports("routing protocol http1 system errors sizes"),

@@ -23,7 +23,11 @@ from gateway.protocol.operations import (
 from gateway.proxy.cluster.health import Readiness
 from gateway.proxy.cluster.scatter_gather import count_endpoints
 from gateway.proxy.filters.authentication import Authenticator, KeyGroup
-from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
+from gateway.proxy.filters.forwarded_headers import (
+    NO_FORWARDED_HEADERS,
+    NOTED_HEADERS,
+    ForwardedPolicy,
+)
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror, MirrorSampler
 from gateway.proxy.interfaces import Destination, Limits, Upstream
 from gateway.proxy.not_found import not_found_text
@@ -178,7 +182,9 @@ class Router:
         names = {"via", "cdn-loop"}  # the forwarding policy recognizes loops by them
         for route in self.routes:
             names.update(name.lower() for name, _ in route.match.headers)
-            names |= route.dropped_headers
+            names.update(group.header_name.lower() for group in route.keys)
+            # Noted headers are dropped from each request: as keys they would cost a plan each.
+            names |= route.dropped_headers - NOTED_HEADERS
             if route.sticky_header is not None:
                 names.add(route.sticky_header.lower())
             for destination in route.destinations:

@@ -13,8 +13,6 @@ from gateway.http1.head import (
     RequestHead,
     ResponseHead,
     encode_head,
-    parse_request_head,
-    parse_response_head,
 )
 from gateway.sizes import CACHED_LINES
 from tests.http1.heads import HOST, head_text
@@ -26,13 +24,15 @@ BOTH = pytest.mark.parametrize("first", [b"POST /x HTTP/1.1", b"HTTP/1.1 200 OK"
 def _request(*lines: bytes, first: bytes = b"POST /x HTTP/1.1") -> RequestHead:
     """Parse the head of a request, with a Host if the lines have none."""
     has_host = any(line.lower().startswith(b"host:") for line in lines)
-    return parse_request_head(head_text(*lines, *(() if has_host else (HOST,)), first=first))
+    return HeadParser().parse_request(
+        head_text(*lines, *(() if has_host else (HOST,)), first=first)
+    )
 
 
 def _response(
     *lines: bytes, first: bytes = b"HTTP/1.1 200 OK", method: str = "POST"
 ) -> ResponseHead:
-    return parse_response_head(head_text(*lines, first=first), method)
+    return HeadParser().parse_response(head_text(*lines, first=first), method)
 
 
 def _message(*lines: bytes, first: bytes) -> RequestHead | ResponseHead:
@@ -102,11 +102,11 @@ def test_invalid_host_is_rejected(host: bytes) -> None:
 @pytest.mark.parametrize("first", [b"GET /x HTTP/1.1", b"GET http://host/ HTTP/1.1"])
 def test_http_1_1_needs_a_host(first: bytes) -> None:
     with pytest.raises(MalformedError, match="no Host"):
-        parse_request_head(head_text(b"X: a", first=first))
+        HeadParser().parse_request(head_text(b"X: a", first=first))
 
 
 def test_http_1_0_needs_no_host() -> None:
-    assert "Host" not in parse_request_head(head_text(first=b"GET / HTTP/1.0")).headers
+    assert "Host" not in HeadParser().parse_request(head_text(first=b"GET / HTTP/1.0")).headers
 
 
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1", b"GET / HTTP/1.0"])
@@ -365,9 +365,9 @@ _VALUES = st.one_of(
 def test_encoded_messages_round_trip(pairs: list[tuple[str, str]]) -> None:
     named = [("Host", "a"), *pairs]
     request = encode_head("POST /x HTTP/1.1", named)
-    assert list(parse_request_head(request).headers.items()) == named
+    assert list(HeadParser().parse_request(request).headers.items()) == named
     response = encode_head("HTTP/1.1 200 OK", pairs)
-    assert list(parse_response_head(response, "POST").headers.items()) == pairs
+    assert list(HeadParser().parse_response(response, "POST").headers.items()) == pairs
 
 
 @pytest.mark.parametrize(
@@ -381,6 +381,91 @@ def test_encoded_messages_round_trip(pairs: list[tuple[str, str]]) -> None:
 )
 def test_encode_head_writes_all_lines(pairs: list[tuple[str, str]], text: bytes) -> None:
     assert encode_head("GET / HTTP/1.1", pairs) == text
+
+
+# ---------------------------------------------------------------------------------- classes
+
+
+def _classified(*lines: bytes, parser: HeadParser | None = None) -> RequestHead:
+    parser = parser or HeadParser(keyed=("x-key", "x-both"), noted=("x-note", "x-both"))
+    return parser.parse_request(head_text(HOST, *lines))
+
+
+def test_headers_are_classified_by_their_names() -> None:
+    head = _classified(b"X-Both: 1", b"X: 2", b"X-KEY:3", b"x-note: 4 ", b"Y:", b"X-Key: 5")
+    assert head.key == (
+        b"POST /x HTTP/1.1\r",
+        b"X-Both: 1\r\n",
+        b"X-KEY:3\r\n",
+        b"X-Key: 5\r\n",
+    )
+    assert head.keyed_headers == [("X-Both", "1"), ("X-KEY", "3"), ("X-Key", "5")]
+    assert [(field.lower, field.value) for field in head.noted] == [
+        ("x-both", "1"),
+        ("x-note", "4"),
+    ]
+    assert head.passed == b"Host: host\r\nX: 2\r\nY:\r\n"
+    names = [field.name for field in head.fields]
+    assert names == ["Host", "X-Both", "X", "X-KEY", "x-note", "Y", "X-Key"]
+
+
+def test_key_tells_apart_what_is_handled_differently() -> None:
+    keys = {
+        _classified(*lines).key
+        for lines in (
+            (),
+            (b"X-Key: a",),
+            (b"X-Key: b",),
+            (b"X-Key: a", b"X-Key: b"),
+            (b"X-Key: b", b"X-Key: a"),
+            (b"X-Key: a, b",),
+            (b"X-Both: a",),
+        )
+    }
+    assert len(keys) == 7
+    assert _classified(b"X: 1", b"X-Note: 2").key == _classified().key
+
+
+def test_response_is_classified_like_a_request() -> None:
+    parser = HeadParser(keyed=("date",), noted=("content-length",))
+    text = head_text(b"Date: x", b"Content-Length: 5", b"X: y", first=b"HTTP/1.1 200 OK")
+    head = parser.parse_response(text, "GET")
+    assert head.key == (b"HTTP/1.1 200 OK\r", b"Date: x\r\n")
+    assert (head.length, [field.value for field in head.noted]) == (5, ["5"])
+    assert head.passed == b"X: y\r\n"
+
+
+def test_host_of_the_target_is_in_the_key() -> None:
+    parser = HeadParser(keyed=("host",))
+    head = parser.parse_request(head_text(HOST, first=b"GET http://other/ HTTP/1.1"))
+    assert head.key == (b"GET http://other/ HTTP/1.1\r", b"Host: other\r\n")
+
+
+def test_lines_are_cached_unless_they_are_only_noted_or_long() -> None:
+    parser = HeadParser(keyed=("x-key", "x-both"), noted=("x-note", "x-both"))
+    lines = (b"X: 1", b"X-Key: 2", b"X-Both: 3", b"X-Note: 4", b"Long: " + b"a" * 256)
+    one, other = (_classified(*lines, parser=parser).fields for _ in range(2))
+    repeated = {a.name for a, b in zip(one, other, strict=True) if a is b}
+    assert repeated == {"Host", "X", "X-Key", "X-Both"}
+
+
+def test_cache_of_lines_is_bounded() -> None:
+    parser = HeadParser()
+    for number in range(2 * CACHED_LINES + 10):
+        head = _classified(b"X: %d" % number, parser=parser)
+        assert head.headers["X"] == str(number)
+        assert len(parser._known) <= CACHED_LINES
+
+
+def test_cached_line_is_checked_again_in_each_head() -> None:
+    parser = HeadParser()
+    for _ in range(2):
+        with pytest.raises(MalformedError, match="more than one Content-Length"):
+            _classified(b"Content-Length: 5", b"Content-Length: 5", parser=parser)
+        with pytest.raises(MalformedError, match="invalid host and port"):
+            parser.parse_request(head_text(b"Host: a b"))
+        # A response may have a Host of any form.
+        parser.parse_response(head_text(b"Host: a b", first=b"HTTP/1.1 200 OK"), "GET")
 
 
 # ---------------------------------------------------------------------------------- framing

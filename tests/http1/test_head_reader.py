@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from gateway.http1.head import (
     MAX_HEAD,
+    HeadParser,
     HeadTooLargeError,
     MalformedError,
-    parse_request_head,
-    parse_response_head,
 )
 from gateway.http1.head_reader import RequestHeadReader, ResponseHeadReader
 from tests.http1.heads import ALMOST_HEADS, HOST, head_text, heads
@@ -31,9 +30,9 @@ def _read(
             if (found := reader.feed(piece)) is not None:
                 text, rest = found
                 if reader_type is RequestHeadReader:
-                    parse_request_head(text)
+                    HeadParser().parse_request(text)
                 else:
-                    parse_response_head(text, "POST")
+                    HeadParser().parse_response(text, "POST")
                 return text, bytes(rest) + b"".join(pieces[number + 1 :])
     except MalformedError as error:
         return type(error)
@@ -178,9 +177,9 @@ def _only_malformed(call: Callable[..., object], *args: object) -> None:
 @LAW
 @given(st.one_of(st.binary(max_size=60), ALMOST_HEADS, heads()), PLACES)
 def test_parsing_raises_only_malformed_error(text: bytes, places: list[int]) -> None:
-    _only_malformed(parse_request_head, text)
+    _only_malformed(HeadParser().parse_request, text)
     for method in ("GET", "HEAD"):
-        _only_malformed(parse_response_head, text, method)
+        _only_malformed(HeadParser().parse_response, text, method)
     for reader_type in (RequestHeadReader, ResponseHeadReader):
         reader = reader_type()
         for piece in cut(text, places):

@@ -12,13 +12,14 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS, Operation, OperationKind
 from gateway.proxy.dispatch import handle_request
-from gateway.proxy.fast_path.call import CallPlan
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.interfaces import Destination
 from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match, Pattern
 from gateway.routing.weights import CumulativeWeights, hash_to_fraction
+from gateway.sizes import CONVERT_CHUNK
+from tests.proxy.fast_path.scene import plan_of, start
 from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient, response_head
 from tests.support.doubles.streaming import (
     LIMITS,
@@ -220,7 +221,7 @@ async def test_unmatched_request_is_an_error_response(target: str, status: int) 
 async def test_unmatched_request_takes_the_streaming_path(target: str) -> None:
     route = Route(_model("m"), (make_destination(ReadyEndpoint()),), denied_kinds=_kinds("infer"))
     fast_path = FastPath(Router([route]))
-    assert fast_path.plan("POST", target, _headers({"Content-Length": "10"}), 10) is None
+    assert plan_of(fast_path, "POST", target, {"Content-Length": "10"}) is None
 
 
 # ------------------------------------------------------------------------------------------ weights
@@ -259,14 +260,8 @@ async def test_sticky_header_keeps_a_client_on_one_upstream() -> None:
     assert [found.choice.take() for _ in range(3)] == [one, two, one]
 
 
-def _plan(fast_path: FastPath, headers: dict[str, str] | None = None) -> CallPlan:
-    plan = fast_path.plan("GET", "/v2/x", _headers(headers), 0)
-    assert plan is not None
-    return plan
-
-
-def _start(fast_path: FastPath, plan: CallPlan) -> bool:
-    return fast_path.start(plan, b"", ScriptedClient()) is not None
+def _start(fast_path: FastPath, headers: dict[str, str] | None = None) -> bool:
+    return start(fast_path, "GET", "/v2/x", headers or {}, b"", ScriptedClient()) is not None
 
 
 async def test_plan_chooses_an_upstream_for_each_request() -> None:
@@ -275,18 +270,16 @@ async def test_plan_chooses_an_upstream_for_each_request() -> None:
         Match(), (make_destination(one), make_destination(two)), (3, 1), sticky_header="x-user"
     )
     fast_path = FastPath(Router([route], _scripted([0.0, 0.8, 0.1, 0.9, 0.2])))
-    plan = _plan(fast_path)
     asked = []
     for _ in range(4):
-        assert _start(fast_path, plan)
+        assert _start(fast_path)
         asked.append((len(one.asked), len(two.asked)))
     assert asked == [(1, 0), (1, 1), (2, 1), (2, 2)]
     users = [str(i) for i in range(20)]
     for user in users:
-        plan = _plan(fast_path, {"X-User": user})
         before = len(one.asked), len(two.asked)
         for _ in range(2):
-            assert _start(fast_path, plan)
+            assert _start(fast_path, {"X-User": user})
         after = len(one.asked), len(two.asked)
         stays = CumulativeWeights.of((3, 1)).at(hash_to_fraction(user))
         assert after[stays] == before[stays] + 2
@@ -300,10 +293,9 @@ async def test_weights_hold_if_one_upstream_never_takes_the_fast_path() -> None:
     numbers = [hash_to_fraction(str(i)) for i in range(10_000)]
     router = Router([Route(Match(), (one, two), (90, 10))], _scripted(numbers))
     fast_path = FastPath(router)
-    plan = _plan(fast_path)
     taken: Counter[str] = Counter()
     for _ in range(5000):
-        if _start(fast_path, plan):
+        if _start(fast_path):
             taken["one"] += 1
         else:
             chosen = router.find("GET", "/v2/x", _headers()).choice.take()
@@ -390,10 +382,10 @@ async def test_rewrite_replaces_the_model_on_the_fast_path(target: str, below: s
     route = Route(_model("m"), (make_destination(endpoint),), rewrite=Rewrite("resnet50", "3"))
     fast_path = FastPath(Router([route]))
     body = json_request()
-    plan = fast_path.plan("POST", target, _headers({"Content-Length": str(len(body))}), len(body))
+    plan = plan_of(fast_path, "POST", target, {})
     assert plan is not None
     assert plan.converts is (target == INFER)
-    assert fast_path.start(plan, body, ScriptedClient()) is not None
+    assert start(fast_path, "POST", target, {}, body, ScriptedClient()) is not None
     assert endpoint.asked[0].start.target == f"/v2/models/resnet50/versions/3{below}"
 
 
@@ -490,9 +482,12 @@ async def test_fast_path_uses_the_size_limits_of_each_route() -> None:
     small = make_destination(ReadyEndpoint(), limits=replace(LIMITS, max_request_bytes=1000))
     router = Router([Route(_model("small"), (small,)), Route(Match(), _pair()[:1])])
     fast_path = FastPath(router)
-    headers = _headers({"Content-Length": "1001"})
-    assert fast_path.plan("POST", "/v2/models/small/generate", headers, 1001) is None
-    assert fast_path.plan("POST", "/v2/models/large/generate", headers, 1001) is not None
+    capped = plan_of(fast_path, "POST", "/v2/models/small/generate", {})
+    other = plan_of(fast_path, "POST", "/v2/models/large/generate", {})
+    assert capped is not None
+    assert other is not None
+    assert capped.max_size == 1000
+    assert other.max_size == CONVERT_CHUNK
 
 
 async def test_fast_path_uses_the_timeouts_of_each_route() -> None:
@@ -509,9 +504,7 @@ async def test_fast_path_uses_the_timeouts_of_each_route() -> None:
     fast_path = FastPath(router)
     clients = [ScriptedClient(), ScriptedClient()]
     for client, target in zip(clients, ("/v2/x", "/v2/models/hasty"), strict=True):
-        plan = fast_path.plan("GET", target, _headers(), 0)
-        assert plan is not None
-        assert fast_path.start(plan, b"", client) is not None
+        assert start(fast_path, "GET", target, {}, b"", client) is not None
     await until(lambda: clients[1].responses)
     assert clients[1].responses[0].status == 504
     assert b"limits.idle_timeout" in clients[1].responses[0].body

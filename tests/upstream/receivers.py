@@ -57,5 +57,6 @@ def try_send(
     """Send a request over an idle connection, if there is one."""
     connection = endpoint.try_reserve()
     if connection is not None:
-        connection.send(template, headers, body, receiver)
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
+        connection.send(template, lines, body, receiver)
     return connection

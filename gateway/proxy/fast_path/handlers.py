@@ -39,6 +39,8 @@ from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
 
+_STATUSES_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+
 ClientMessage = tuple[ResponseTemplate, bytes, bytes]
 """A response for a client: its template, the lines of further headers, and its body."""
 
@@ -98,7 +100,11 @@ class PassthroughHandler(FastPathHandler):
         """Return the request for a server."""
         if body and nests_deeper(body, destination.limits.max_json_depth):
             return None
-        lines = b"".join([each.line for each in head.noted if each.lower == "content-length"])
+        lines = b""
+        for field in head.noted:
+            if field.lower == "content-length":
+                # Written anew, so that no server can read another length in it.
+                lines = b"Content-Length: %s\r\n" % field.value.encode()
         if not lines and self._template.method != "GET":
             return None  # the transport must state how the body is framed
         return ServerRequest(self._template, lines, body)
@@ -307,7 +313,7 @@ def _untouched(
     """Return a server's response as it is."""
     template = _template(head, policy)
     lines = _passed_lines(head, template)
-    if head.status == HTTPStatus.NOT_MODIFIED and "Content-Length" in head.headers:
+    if head.status in _STATUSES_WITHOUT_BODY and "Content-Length" in head.headers:
         # It is that of a body that is not sent: RFC 9110, section 8.6.
         lines += b"Content-Length: %s\r\n" % head.headers["Content-Length"].encode()
     return template, lines, body

@@ -88,8 +88,9 @@ class FastPath:
         if "Content-Encoding" in headers and operation.kind is not OperationKind.OTHER:
             return None  # the streaming path decompresses, and drops an empty header
         keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
-        passed = to_server(keyed, route_match.dropped_headers | NOTED_HEADERS)
-        handler = _make_handler(route_match, method, passed, limits)
+        passed = to_server(keyed, route_match.dropped_headers)
+        # Noted headers come with the lines of each request: see CallPlan.passed_lines.
+        handler = _make_handler(route_match, method, to_server(passed, NOTED_HEADERS), limits)
         if handler is None:
             return None
         converts = isinstance(handler, InferHandler)

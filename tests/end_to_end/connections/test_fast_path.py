@@ -250,7 +250,7 @@ def _of_size(size: int) -> bytes:
 
 
 MANY_HEADERS = (
-    b"Connection: keep-alive, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\nTE: trailers\r\n"
+    b"Connection: keep-alive\r\nKeep-Alive: timeout=5\r\nTE: trailers\r\n"
     b"Upgrade: h2c\r\nProxy-Authorization: Basic eA==\r\nX-Two: a\r\nx-two: b\r\nCookie: c=d\r\n"
     b"Accept-Encoding: gzip\r\nAccept: */*\r\nX-Latin: caf\xe9\r\nContent-Type: x/y\r\n"
 )
@@ -281,6 +281,12 @@ REQUESTS = {
         request("POST", "/v2/models/m/versions/2/infer?x=%20", json_request())
     ),
     "many headers": Case(_with_headers(infer_json(), MANY_HEADERS)),
+    "a header for the gateway only": Case(
+        infer_json(headers={"Connection": "keep-alive, X-Hop", "X-Hop": "1"}), False
+    ),
+    "headers that gateways add": Case(
+        infer_json(headers={"X-Forwarded-For": "192.0.2.1", "Forwarded": "for=a", "Via": "1.1 a"})
+    ),
     "not compressed": Case(infer_json(headers={"Content-Encoding": "identity"}), False),
     "compressed by nothing": Case(infer_json(headers={"Content-Encoding": ""}), False),
     "GET, not compressed": Case(
@@ -316,7 +322,7 @@ REQUESTS = {
     "negative shape": Case(_tensor(shape=[-1]), False),
     "unknown datatype": Case(_tensor(datatype="FP31"), False),
     "BYTES": Case(_tensor(datatype="BYTES", data=["a", "\xe9"])),
-    "BOOL": Case(_tensor(datatype="BOOL", data=[True, False]), False),
+    "BOOL": Case(_tensor(datatype="BOOL", data=[True, False])),
     "binary outputs": Case(_with(parameters={"binary_data_output": True})),
     "outputs of both forms": Case(
         _with(outputs=[{"name": "OUT0", "parameters": {"binary_data": True}}, {"name": "OUT1"}]),
@@ -326,7 +332,7 @@ REQUESTS = {
     ),
     "numbers said to be base64": Case(_tensor(parameters={"content_type": "base64"}), False),
     "BYTES as base64": Case(
-        _tensor(datatype="BYTES", data=["/9g=", ""], parameters={"content_type": "base64"}), False
+        _tensor(datatype="BYTES", data=["/9g=", ""], parameters={"content_type": "base64"})
     ),
     "another content type": Case(_tensor(parameters={"content_type": "np"})),
     "a cloud's type": Case(infer_json(headers={"Content-Type": CLOUD_TYPE}), False),

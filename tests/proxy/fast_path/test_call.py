@@ -17,7 +17,7 @@ from tests.proxy.fast_path.scene import (
     VALUES,
     Scene,
     binary_response,
-    make_headers,
+    start,
 )
 from tests.support.doubles.fast_path import (
     DeliveredResponse,
@@ -50,11 +50,9 @@ async def test_response_status_is_recorded_for_its_endpoint(
     bad, good = ReadyEndpoint(url="http://bad"), ReadyEndpoint(url="http://good")
     destination = make_destination(bad, good)
     fast_path = FastPath(single_destination(destination))
-    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
-    assert plan is not None
     for _ in range(10):
         client = ScriptedClient()
-        assert fast_path.start(plan, b"", client) is not None
+        assert start(fast_path, "GET", "/v2/x", {}, b"", client) is not None
         for asked in (*bad.asked, *good.asked):
             if begun:
                 asked.receiver.on_headers(
@@ -76,11 +74,9 @@ async def test_endpoint_whose_responses_never_end_has_failed(stalls: bool) -> No
         bad, good, limits=replace(LIMITS, idle_timeout=0.1) if stalls else LIMITS
     )
     fast_path = FastPath(single_destination(destination))
-    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
-    assert plan is not None
     for _ in range(10):
         client = ScriptedClient()
-        assert fast_path.start(plan, b"", client) is not None
+        assert start(fast_path, "GET", "/v2/x", {}, b"", client) is not None
         for asked in (*bad.asked, *good.asked):
             fault = asyncio.Event() if stalls else bad_response("it fell over")
             steps = [b"begun", fault] if bad.asked else [b"whole"]
@@ -97,7 +93,8 @@ async def test_endpoint_whose_responses_never_end_has_failed(stalls: bool) -> No
 
 async def test_binary_tensors_become_json() -> None:
     headers, body = binary_response(FLOATS.tobytes(), X="1")
-    headers |= {"Content-Length": str(len(body)), "Connection": "X-Hop", "X-Hop": "1"}
+    headers |= {"Content-Length": str(len(body)), "Connection": "x-HOP, X-Gone"}
+    headers |= {"X-Hop": "1", "X": "1", "x-gone": "1"}
     scene = Scene()
     scene.infer()
     scene.receiver.on_complete(response_head(headers=headers), body)
@@ -106,7 +103,7 @@ async def test_binary_tensors_become_json() -> None:
         "OK",
         False,
     )
-    assert scene.responses.headers == (("X", "1"), ("Content-Type", "application/json"))
+    assert sorted(scene.responses.headers) == [("Content-Type", "application/json"), ("X", "1")]
     (output,) = json.loads(scene.responses.body)["outputs"]
     assert output == {"name": "OUT0", "shape": [3], "datatype": "FP32", "data": VALUES}
     assert scene.outstanding == 0
@@ -186,10 +183,12 @@ async def test_error_response_passes_untouched(status: int, way: str) -> None:
     getattr(scene, way)()
     headers = {"Content-Length": "4", HEADER_LENGTH: "x", "X": "1", "Keep-Alive": "timeout=5"}
     scene.receiver.on_complete(response_head(status, headers, "So So"), b"body")
+    # The client's Content-Length is that of the body, unless there is none by the status.
+    length = [("Content-Length", "4")] if status in (204, 304) else []
     assert scene.responses == DeliveredResponse(
         status,
         "So So",
-        (("Content-Length", "4"), (HEADER_LENGTH, "x"), ("X", "1")),
+        ((HEADER_LENGTH, "x"), ("X", "1"), *length),
         b"body",
         last=False,
     )

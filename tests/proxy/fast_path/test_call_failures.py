@@ -20,7 +20,7 @@ from tests.proxy.fast_path.scene import (
     VALUES,
     Scene,
     binary_response,
-    make_headers,
+    start,
 )
 from tests.support.doubles.fast_path import (
     ReadyEndpoint,
@@ -83,9 +83,7 @@ async def test_errors_of_the_server_are_recorded_for_its_endpoint(
     endpoint = ReadyEndpoint()
     destination = make_destination(endpoint, ReadyEndpoint(url="http://other"))
     fast_path = FastPath(single_destination(destination))
-    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
-    assert plan is not None
-    assert fast_path.start(plan, b"", ScriptedClient()) is not None
+    assert start(fast_path, "GET", "/v2/x", {}, b"", ScriptedClient()) is not None
     (asked,) = endpoint.asked
     asked.receiver.on_error(error)
     assert destination.upstream.pool.members[0].ejection.failures == failures

@@ -13,10 +13,11 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
+from gateway.http1.head import MAX_CACHED_HEAD
 from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.fast_path.call import CallPlan
-from gateway.proxy.fast_path.planner import LONG_HEAD_PART, FastPath
+from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.interfaces import Destination
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Route, Router
@@ -25,7 +26,6 @@ from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import (
-    HeaderLines,
     RequestTemplate,
     ReservedConnection,
     ResponseReceiver,
@@ -34,13 +34,15 @@ from tests.proxy.fast_path.scene import (
     BINARY,
     JSON,
     Scene,
-    make_headers,
     make_plan,
+    plan_of,
+    start,
     template_of,
 )
 from tests.support.doubles.fast_path import (
     ReadyEndpoint,
     ScriptedClient,
+    client_head,
     response_head,
 )
 from tests.support.doubles.streaming import (
@@ -55,6 +57,8 @@ from tests.support.inference_messages import (
     INFER,
     json_request,
 )
+
+PREDICT = "/v1/models/m:predict"
 
 PASSTHROUGH: dict[str, tuple[str, str, dict[str, str], int]] = {
     "GET": ("GET", "/v2/models/m/ready", {}, 0),
@@ -81,12 +85,16 @@ PASSTHROUGH: dict[str, tuple[str, str, dict[str, str], int]] = {
 async def test_passthrough_request_has_a_plan(
     method: str, target: str, headers: dict[str, str], length: int
 ) -> None:
-    plan = make_plan(method, target, {"Host": "h", "X-A": "1", **headers}, length)
+    headers = {"Host": "h", "X-A": "1", **headers}
+    plan = make_plan(method, target, headers)
     assert plan is not None
     assert not plan.converts
-    assert (template_of(plan).method, template_of(plan).target) == (method, target)
+    scene = Scene()
+    assert plan.max_size >= length
+    assert scene.start(method, target, bytes(length), headers) is not None
+    assert (scene.asked.start.method, scene.asked.start.target) == (method, target)
     sized = {"Content-Length": str(length)} if length else {}
-    assert template_of(plan).headers == tuple({"Host": "h", "X-A": "1", **headers, **sized}.items())
+    assert sorted(scene.asked.lines) == sorted({**headers, **sized}.items())
 
 
 CONVERTED: dict[str, tuple[str, dict[str, str], int]] = {
@@ -103,9 +111,10 @@ CONVERTED: dict[str, tuple[str, dict[str, str], int]] = {
 
 @pytest.mark.parametrize(("target", "headers", "length"), CONVERTED.values(), ids=CONVERTED)
 async def test_infer_request_has_a_plan(target: str, headers: dict[str, str], length: int) -> None:
-    plan = make_plan("POST", target, {"Host": "h", **headers}, length)
+    plan = make_plan("POST", target, {"Host": "h", **headers})
     assert plan is not None
     assert plan.converts
+    assert plan.max_size >= length
     assert (template_of(plan).method, template_of(plan).target) == ("POST", target)
     changed = ("Content-Type", HEADER_LENGTH)
     kept = {name: value for name, value in headers.items() if name not in changed}
@@ -113,44 +122,54 @@ async def test_infer_request_has_a_plan(target: str, headers: dict[str, str], le
     assert len(template_of(plan).headers) == len({"Host", *kept, *BINARY})
 
 
-STREAMED: dict[str, tuple[str, str, dict[str, str], int]] = {
-    "HEAD": ("HEAD", "/v2/x", {}, 0),
-    "HEAD of an infer path": ("HEAD", INFER, {}, 0),
-    "GET that waits to be told": ("GET", "/v2/x", {"Expect": "100-continue"}, 5),
-    "POST that waits to be told": ("POST", "/v2/x", {"expect": "100-Continue"}, 5),
-    "infer that waits to be told": ("POST", INFER, {"Expect": "100-continue"}, 10),
-    "another expectation": ("POST", "/v2/x", {"Expect": "more"}, 5),
-    "POST without a length": ("POST", "/v2/x", {}, 0),
-    "PUT without a length": ("PUT", "/v2/x", {}, 0),
-    "DELETE without a length": ("DELETE", "/v2/x", {}, 0),
-    "OPTIONS without a length": ("OPTIONS", "/v2/x", {}, 0),
-    "infer without a body": ("POST", INFER, {}, 0),
-    "infer with an empty body": ("POST", INFER, {"Content-Length": "0"}, 0),
-    "infer with many tensors": ("POST", INFER, {HEADER_LENGTH: "10"}, CONVERT_CHUNK + 1),
-    "no header length": ("POST", INFER, {HEADER_LENGTH: ""}, 10),
-    "gzip": ("POST", INFER, {"Content-Encoding": "gzip"}, 10),
-    "generate, compressed": ("POST", "/v2/models/m/generate", {"Content-Encoding": "gzip"}, 5),
-    "an unknown coding": ("POST", INFER, {"content-encoding": "X"}, 10),
-    "said not to be compressed": ("POST", INFER, {"Content-Encoding": " Identity "}, 10),
-    "an empty coding": ("POST", "/v2/models/m/generate", {"Content-Encoding": ""}, 5),
-    "server metadata": ("GET", "/v2", {}, 0),
-    "server metadata with a slash": ("GET", "/v2/?x", {}, 0),
-    "trace settings": ("GET", "/v2/trace/setting", {}, 0),
-    "trace settings of a model": ("POST", "/v2/models/m/trace", {}, 5),
-    "load": ("POST", "/v2/repository/models/m/load", {}, 2),
-    "unload": ("POST", "/v2/repository/models/m/unload", {"Content-Length": "0"}, 0),
-    "liveness": ("GET", "/v2/health/live", {}, 0),
-    "readiness": ("GET", "/v2/health/ready?x", {}, 0),
-    "too large to forward": ("POST", "/v2/x", {}, CONVERT_CHUNK + 1),
-    "too large to convert": ("POST", INFER, {}, LIMITS.max_inference_header_bytes + 1),
+STREAMED: dict[str, tuple[str, str, dict[str, str]]] = {
+    "HEAD": ("HEAD", "/v2/x", {}),
+    "HEAD of an infer path": ("HEAD", INFER, {}),
+    "GET that waits to be told": ("GET", "/v2/x", {"Expect": "100-continue"}),
+    "POST that waits to be told": ("POST", "/v2/x", {"expect": "100-Continue"}),
+    "infer that waits to be told": ("POST", INFER, {"Expect": "100-continue"}),
+    "another expectation": ("POST", "/v2/x", {"Expect": "more"}),
+    "a header for the gateway only": ("POST", "/v2/x", {"Connection": "close, X-Hop"}),
+    "no header length": ("POST", INFER, {HEADER_LENGTH: ""}),
+    "gzip": ("POST", INFER, {"Content-Encoding": "gzip"}),
+    "generate, compressed": ("POST", "/v2/models/m/generate", {"Content-Encoding": "gzip"}),
+    "an unknown coding": ("POST", INFER, {"content-encoding": "X"}),
+    "said not to be compressed": ("POST", INFER, {"Content-Encoding": " Identity "}),
+    "an empty coding": ("POST", "/v2/models/m/generate", {"Content-Encoding": ""}),
+    "server metadata": ("GET", "/v2", {}),
+    "server metadata with a slash": ("GET", "/v2/?x", {}),
+    "trace settings": ("GET", "/v2/trace/setting", {}),
+    "trace settings of a model": ("POST", "/v2/models/m/trace", {}),
+    "load": ("POST", "/v2/repository/models/m/load", {}),
+    "unload": ("POST", "/v2/repository/models/m/unload", {"Content-Length": "0"}),
+    "liveness": ("GET", "/v2/health/live", {}),
+    "readiness": ("GET", "/v2/health/ready?x", {}),
 }
 
 
-@pytest.mark.parametrize(("method", "target", "headers", "length"), STREAMED.values(), ids=STREAMED)
+@pytest.mark.parametrize(("method", "target", "headers"), STREAMED.values(), ids=STREAMED)
 async def test_other_request_takes_the_streaming_path(
-    method: str, target: str, headers: dict[str, str], length: int
+    method: str, target: str, headers: dict[str, str]
 ) -> None:
-    assert make_plan(method, target, {"Host": "h", **headers}, length) is None
+    assert make_plan(method, target, headers) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "headers"),
+    [
+        *[(method, "/v2/x", {}) for method in ("POST", "PUT", "DELETE", "OPTIONS")],
+        ("POST", INFER, {}),
+        ("POST", INFER, {"Content-Length": "0"}),
+        ("POST", INFER, {"Content-Length": "0", HEADER_LENGTH: "0"}),
+        ("POST", PREDICT, {"Content-Length": "0"}),
+    ],
+)
+async def test_request_without_length_or_body_takes_the_streaming_path(
+    method: str, target: str, headers: dict[str, str]
+) -> None:
+    scene = Scene()
+    assert scene.start(method, target, b"", headers) is None
+    assert scene.log == ["connection is not used"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +181,7 @@ async def test_request_for_all_servers_has_a_plan_if_there_is_one_server(
 ) -> None:
     def plan(*router: Destination) -> CallPlan | None:
         routes = Router([Route(Match(), router, (1,) * len(router))])
-        return FastPath(routes).plan(method, target, make_headers({"Content-Length": "0"}), 0)
+        return plan_of(FastPath(routes), method, target, {"Content-Length": "0"})
 
     one, two = make_destination(ReadyEndpoint()), make_destination(ReadyEndpoint(), name="two")
     several = make_destination(ReadyEndpoint(url="http://a"), ReadyEndpoint(url="http://b"))
@@ -185,20 +204,21 @@ async def test_request_for_all_servers_has_a_plan_if_there_is_one_server(
         (INFER, 1001, {"max_inference_header_bytes": 1000}, False),
         (INFER, MAX_FAST_REQUEST, {"max_inference_header_bytes": 10 * CONVERT_CHUNK}, True),
         (INFER, MAX_FAST_REQUEST + 1, {"max_inference_header_bytes": 10 * CONVERT_CHUNK}, False),
+        (PREDICT, MAX_UNSCHEDULED, {"max_inference_header_bytes": 10 * CONVERT_CHUNK}, True),
+        (PREDICT, MAX_UNSCHEDULED + 1, {"max_inference_header_bytes": 10 * CONVERT_CHUNK}, False),
     ],
 )
 async def test_request_over_a_cap_takes_the_streaming_path(
     target: str, length: int, limits: dict[str, Any], on_fast_path: bool
 ) -> None:
-    plan = make_plan("POST", target, {}, length, replace(LIMITS, **limits))
-    assert (plan is not None) is on_fast_path
+    plan = make_plan("POST", target, {}, replace(LIMITS, **limits))
+    assert plan is not None
+    assert (length <= plan.max_size) is on_fast_path
 
 
 HOP_BY_HOP = [
-    ("Connection", "keep-alive, X-Hop"),
-    ("connection", "x-other"),
-    ("X-Hop", "1"),
-    ("X-Other", "2"),
+    ("Connection", "keep-alive, close"),
+    ("connection", ""),
     ("Keep-Alive", "timeout=5"),
     ("Proxy-Connection", "keep-alive"),
     ("Proxy-Authorization", "Basic eA=="),
@@ -216,23 +236,23 @@ END_TO_END = [
 
 
 async def test_hop_by_hop_headers_are_dropped() -> None:
-    plan = make_plan("POST", "/v2/x", [*HOP_BY_HOP, *END_TO_END, ("Accept-Encoding", "gzip")], 5)
-    assert plan is not None
-    assert template_of(plan).headers == (
-        *END_TO_END,
-        ("Accept-Encoding", "gzip"),
-        ("Content-Length", "5"),
-    )
-    plan = make_plan("POST", INFER, [*HOP_BY_HOP, *END_TO_END], 5)
-    assert plan is not None
-    assert template_of(plan).headers == (*END_TO_END, *BINARY.items())
+    scene = Scene()
+    headers = [("Host", "h"), *END_TO_END, ("Accept-Encoding", "gzip")]
+    assert scene.start("POST", "/v2/x", b"hello", [*HOP_BY_HOP, *headers]) is not None
+    assert sorted(scene.asked.lines) == sorted([*headers, ("Content-Length", "5")])
+    assert scene.start(headers=[*HOP_BY_HOP, *headers]) is not None
+    sizes = [pair for pair in scene.asked.lines if pair[0] in ("Content-Length", HEADER_LENGTH)]
+    expected = [("Host", "h"), *END_TO_END, *BINARY.items(), *sizes]
+    assert len(sizes) == 2
+    assert sorted(scene.asked.lines) == sorted(expected)
 
 
 async def test_converted_request_asks_for_no_compressed_response() -> None:
     wishes = [("Accept-Encoding", "gzip"), ("accept-encoding", "br"), ("Accept", "x/y")]
-    plan = make_plan("POST", INFER, wishes, 5)
-    assert plan is not None
-    assert template_of(plan).headers == (("Accept", "x/y"), *BINARY.items())
+    scene = Scene()
+    assert scene.start(headers=wishes) is not None
+    assert ("Accept", "x/y") in scene.asked.lines
+    assert "accept-encoding" not in {name.lower() for name, _ in scene.asked.lines}
 
 
 @pytest.mark.parametrize(
@@ -244,8 +264,8 @@ async def test_response_to_be_compressed_takes_the_streaming_path(
     target: str, accepted: str, on_fast_path: bool
 ) -> None:
     router = Router([Route(Match(), (make_destination(ReadyEndpoint()),), codings=("gzip",))])
-    headers = {"Content-Length": "5", **({"Accept-Encoding": accepted} if accepted else {})}
-    plan = FastPath(router).plan("POST", target, make_headers(headers), 5)
+    headers = {"Accept-Encoding": accepted} if accepted else {}
+    plan = plan_of(FastPath(router), "POST", target, headers)
     assert (plan is not None) is on_fast_path
     if plan is not None:
         assert plan.header_policy == ResponseHeaderPolicy(adds_vary=True)
@@ -258,9 +278,9 @@ async def test_body_is_never_sent_without_its_length(
     method: str, length: int, options: str
 ) -> None:
     """The client must not choose what the server takes for the next request."""
-    plan = make_plan(method, "/v2/x", {"Host": "h", "Connection": options}, length)
-    if plan is not None:
-        assert CIMultiDict(template_of(plan).headers).getall("Content-Length", []) == [str(length)]
+    scene = Scene()
+    assert scene.start(method, "/v2/x", bytes(length), {"Connection": options}) is not None
+    assert CIMultiDict(scene.asked.lines).getall("Content-Length", []) == [str(length)]
 
 
 # ----------------------------------------------------------------------------------------- requests
@@ -320,11 +340,8 @@ async def test_passthrough_request_is_sent_unchanged(method: str, body: bytes) -
 
 async def test_requests_of_one_plan_share_their_template() -> None:
     scene = Scene()
-    headers = make_headers({"Host": "h", "Content-Length": str(len(JSON))})
-    plan = scene.fast_path.plan("POST", INFER, headers, len(JSON))
-    assert plan is not None
     for body in (JSON, json_request(1, 2)):
-        assert scene.fast_path.start(plan, body, scene.client) is not None
+        assert scene.start(body=body) is not None
     first, second = scene.endpoint.asked
     assert first.start is second.start
     assert first.body != second.body
@@ -404,9 +421,7 @@ async def test_request_takes_the_streaming_path_if_the_transport_must_wait() -> 
 
     destination = make_destination(Slow())
     fast_path = FastPath(single_destination(destination))
-    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
-    assert plan is not None
-    assert fast_path.start(plan, b"", ScriptedClient()) is None
+    assert start(fast_path, "GET", "/v2/x", {}, b"", ScriptedClient()) is None
     assert destination.upstream.pool.outstanding == [0]
 
 
@@ -416,7 +431,7 @@ class _FailingConnection(ReservedConnection):
     def send(
         self,
         template: RequestTemplate,
-        headers: HeaderLines,
+        lines: bytes,
         body: bytes,
         receiver: ResponseReceiver,
     ) -> None:
@@ -435,9 +450,7 @@ async def test_request_is_not_sent_again_after_an_unexpected_error(
 
     destination, client = make_destination(Failing()), ScriptedClient()
     fast_path = FastPath(single_destination(destination))
-    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
-    assert plan is not None
-    assert fast_path.start(plan, b"", client) is not None
+    assert start(fast_path, "GET", "/v2/x", {}, b"", client) is not None
     assert destination.upstream.pool.outstanding == [1]
     await asyncio.sleep(0)
     assert [(each.status, each.last) for each in client.responses] == [(500, True)]
@@ -450,11 +463,12 @@ async def test_request_is_not_sent_again_after_an_unexpected_error(
 async def test_nothing_is_converted_before_there_is_a_connection() -> None:
     scene = Scene()
     scene.endpoint.ready = False
-    headers = make_headers({"Host": "h", "Content-Length": str(len(JSON))})
-    plan = scene.fast_path.plan("POST", INFER, headers, len(JSON))
+    head = client_head("POST", INFER, {}, scene.fast_path.keyed_headers)
+    plan = scene.fast_path.plan(head, INFER)
     assert plan is not None
     handler = mock.Mock()
-    assert scene.fast_path.start(replace(plan, handler=handler), JSON, scene.client) is None
+    plan = replace(plan, handler=handler)
+    assert scene.fast_path.start(plan, head, JSON, scene.client) is None
     handler.to_server.assert_not_called()
     assert scene.outstanding == 0
 
@@ -463,15 +477,13 @@ async def test_least_busy_endpoint_gets_the_request() -> None:
     one, two = ReadyEndpoint(url="http://one"), ReadyEndpoint(url="http://two")
     destination = make_destination(one, two)
     fast_path = FastPath(single_destination(destination))
-    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
-    assert plan is not None
     for _ in range(4):
-        assert fast_path.start(plan, b"", ScriptedClient()) is not None
+        assert start(fast_path, "GET", "/v2/x", {}, b"", ScriptedClient()) is not None
     assert [len(one.asked), len(two.asked)] == [2, 2]
     one.asked[0].receiver.on_complete(response_head(), b"")
     assert destination.upstream.pool.outstanding == [1, 2]
     for _ in range(2):
-        assert fast_path.start(plan, b"", ScriptedClient()) is not None
+        assert start(fast_path, "GET", "/v2/x", {}, b"", ScriptedClient()) is not None
     assert destination.upstream.pool.outstanding in ([3, 2], [2, 3])
     fast_path.close()
 
@@ -494,11 +506,8 @@ async def test_request_goes_to_an_endpoint_that_has_its_model(
     for member, model in zip(destination.upstream.pool.members, models, strict=True):
         member.models = ready(model)
     fast_path = FastPath(single_destination(destination))
-    headers = {"Content-Length": str(len(body))} if body else {}
-    plan = fast_path.plan(method, target, make_headers(headers), len(body))
-    assert plan is not None
     for _ in range(4):
-        assert fast_path.start(plan, body, ScriptedClient()) is not None
+        assert start(fast_path, method, target, {}, body, ScriptedClient()) is not None
     assert [len(each.asked) for each in endpoints] == [0, 4, 0]
     fast_path.close()
 
@@ -506,16 +515,14 @@ async def test_request_goes_to_an_endpoint_that_has_its_model(
 async def test_upstream_without_endpoints_takes_the_streaming_path() -> None:
     destination = make_destination(ReadyEndpoint())
     fast_path = FastPath(single_destination(destination))
-    plan = fast_path.plan("GET", "/v2/x", make_headers({}), 0)
-    assert plan is not None
     destination.upstream.pool.set_endpoints([])
-    assert fast_path.start(plan, b"", ScriptedClient()) is None
+    assert start(fast_path, "GET", "/v2/x", {}, b"", ScriptedClient()) is None
     await destination.upstream.pool.close()
 
 
 def test_no_dialect_refuses_a_head_part_that_the_fast_path_takes() -> None:
     limits = [dialect.max_head_part for dialect in DIALECTS.values()]
-    assert all(limit is None or limit >= LONG_HEAD_PART for limit in limits)
+    assert all(limit is None or limit >= MAX_CACHED_HEAD for limit in limits)
 
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -535,6 +542,6 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 async def test_form_counts_as_no_content_type_on_inference_paths(
     target: str, headers: dict[str, str], is_untyped: bool
 ) -> None:
-    plan = make_plan("POST", target, {"Host": "h", **headers}, 5)
+    plan = make_plan("POST", target, {"Host": "h", **headers})
     assert plan is not None
     assert plan.is_untyped is is_untyped

@@ -22,7 +22,8 @@ from gateway.proxy.filters.authentication import (
 from gateway.proxy.interfaces import Destination
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match, Pattern
-from tests.support.doubles.fast_path import ReadyEndpoint
+from tests.proxy.fast_path.scene import plan_of, start
+from tests.support.doubles.fast_path import ReadyEndpoint, ScriptedClient
 from tests.support.doubles.streaming import make_destination
 
 
@@ -394,15 +395,16 @@ def test_unauthenticated_error_is_a_gateway_error() -> None:
 
 async def test_keys_are_checked_for_each_plan() -> None:
     group = KeyGroup("people", None, ["p-key"])
-    fast_path = FastPath(Router([_route(None, group)]))
-    headers = _headers(("Host", "h"), _bearer("p-key"), ("X", "1"))
+    endpoint = ReadyEndpoint()
+    fast_path = FastPath(Router([_route(None, group, destination=make_destination(endpoint))]))
+    old, new = [("Host", "h"), _bearer("p-key"), ("X", "1")], [_bearer("new")]
     try:
-        plan = fast_path.plan("GET", "/v2/x", headers, 0)
-        assert plan is not None
-        assert dict(plan.headers) == {"Host": "h", "X": "1"}
-        assert fast_path.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is None
+        assert start(fast_path, "GET", "/v2/x", old, b"", ScriptedClient()) is not None
+        assert dict(endpoint.asked[0].lines) == {"Host": "h", "X": "1"}
+        assert plan_of(fast_path, "GET", "/v2/x", new) is None
         group.replace_keys(["new"])
-        assert fast_path.plan("GET", "/v2/x", headers, 0) is None
-        assert fast_path.plan("GET", "/v2/x", _headers(_bearer("new")), 0) is not None
+        fast_path.clear_plans()
+        assert plan_of(fast_path, "GET", "/v2/x", old) is None
+        assert plan_of(fast_path, "GET", "/v2/x", new) is not None
     finally:
         fast_path.close()

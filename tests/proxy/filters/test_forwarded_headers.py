@@ -8,14 +8,17 @@ from ipaddress import ip_network
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.http1.head import HeadParser, RequestHead, encode_head
 from gateway.proxy.filters.forwarded_headers import (
     NO_FORWARDED_HEADERS,
+    NOTED_HEADERS,
     ForwardedHeaders,
     ForwardedPolicy,
     Peer,
     forwarded_element,
     new_identity,
 )
+from gateway.proxy.headers import parse_lines
 
 CLIENT = Peer("192.0.2.7")
 ON_UNIX = Peer(is_unix=True)
@@ -38,11 +41,22 @@ def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
     return CIMultiDictProxy(CIMultiDict(pairs))
 
 
+_PARSER = HeadParser(("host", "via", "cdn-loop"), NOTED_HEADERS)
+
+
+def _head(*pairs: tuple[str, str], version: str = "1.1") -> RequestHead:
+    """Parse a head with these headers; a Host is added where HTTP demands one."""
+    if version == "1.1" and not any(name == "Host" for name, _ in pairs):
+        pairs = (("Host", "h"), *pairs)
+    return _PARSER.parse_request(encode_head(f"GET / HTTP/{version}", pairs))
+
+
 def _lines(
     forwarding: ForwardedPolicy, peer: Peer, *pairs: tuple[str, str], version: str = "1.1"
 ) -> list[tuple[str, str]]:
-    lines, _ = ForwardedHeaders(forwarding, peer).make(_headers(*pairs), version)
-    return list(lines)
+    headers, lines, _ = ForwardedHeaders(forwarding, peer).make(_head(*pairs, version=version))
+    assert parse_lines(lines) == headers
+    return list(headers)
 
 
 # -------------------------------------------------------------------------------------- X-Forwarded
@@ -67,7 +81,7 @@ def test_x_forwarded_headers_describe_the_client(
 
 def test_client_without_host_gets_no_x_forwarded_host() -> None:
     for pairs in ((), (("Host", ""),)):
-        names = [name for name, _ in _lines(WAY, CLIENT, *pairs)]
+        names = [name for name, _ in _lines(WAY, CLIENT, *pairs, version="1.0")]
         assert names == ["X-Forwarded-For", "X-Forwarded-Proto"]
 
 
@@ -166,9 +180,10 @@ def test_via_names_the_gateway(version: str) -> None:
 
 
 def _id(*given: str) -> str:
-    headers = _headers(*(("X-Request-Id", each) for each in given))
-    lines, request_id = ForwardedHeaders(IDS, CLIENT).make(headers, "1.1")
-    assert lines == (("X-Request-Id", request_id),)
+    head = _head(*(("X-Request-Id", each) for each in given))
+    headers, lines, request_id = ForwardedHeaders(IDS, CLIENT).make(head)
+    assert headers == (("X-Request-Id", request_id),)
+    assert lines == f"X-Request-Id: {request_id}\r\n".encode()
     return request_id
 
 
@@ -188,8 +203,6 @@ def test_request_id_of_the_client_is_used(given: str) -> None:
         ("a b",),
         ("a\tb",),
         ("caf\xe9",),
-        ("a\x7f",),
-        ("a\n",),
         ("a", "a"),
         ("a", "b"),
     ],
@@ -199,26 +212,26 @@ def test_request_id_is_generated(given: tuple[str, ...]) -> None:
 
 
 def test_every_request_has_its_own_id() -> None:
-    headers = _headers(("Host", "h"))
+    head = _head(("Host", "h"))
     forwarded_headers = ForwardedHeaders(IDS, CLIENT)
-    assert len({forwarded_headers.make(headers, "1.1")[1] for _ in range(1000)}) == 1000
+    assert len({forwarded_headers.make(head)[2] for _ in range(1000)}) == 1000
 
 
 def test_forked_processes_generate_different_ids() -> None:
-    headers = _headers(("Host", "h"))
+    head = _head(("Host", "h"))
     forwarded_headers = ForwardedHeaders(IDS, CLIENT)
-    forwarded_headers.make(headers, "1.1")
+    forwarded_headers.make(head)
     ids = set()
     for _ in range(4):
         reader, writer = os.pipe()
         if not (child := os.fork()):
-            os.write(writer, forwarded_headers.make(headers, "1.1")[1].encode())
+            os.write(writer, forwarded_headers.make(head)[2].encode())
             os._exit(0)
         os.waitpid(child, 0)
         ids.add(os.read(reader, 64))
         os.close(reader)
         os.close(writer)
-    ids.add(forwarded_headers.make(headers, "1.1")[1].encode())
+    ids.add(forwarded_headers.make(head)[2].encode())
     assert len(ids) == 5
 
 
@@ -253,20 +266,20 @@ def test_gateway_ids_differ() -> None:
 
 def test_alternating_heads_get_their_own_headers() -> None:
     forwarded_headers = ForwardedHeaders(ALL, CLIENT)
-    one = _headers(("Host", "one"), ("X-Request-Id", "1"))
-    two = _headers(("Host", "two"), ("Via", "1.1 proxy"))
+    one = _head(("Host", "one"), ("X-Request-Id", "1"))
+    two = _head(("Host", "two"), ("Via", "1.1 proxy"))
     for _ in range(3):
-        assert forwarded_headers.make(one, "1.1") == (
-            (
-                ("X-Forwarded-For", "192.0.2.7"),
-                ("X-Forwarded-Proto", "http"),
-                ("X-Forwarded-Host", "one"),
-                ("Via", "1.1 tensorgate"),
-                ("X-Request-Id", "1"),
-            ),
-            "1",
+        headers, encoded, request_id = forwarded_headers.make(one)
+        assert headers == (
+            ("X-Forwarded-For", "192.0.2.7"),
+            ("X-Forwarded-Proto", "http"),
+            ("X-Forwarded-Host", "one"),
+            ("Via", "1.1 tensorgate"),
+            ("X-Request-Id", "1"),
         )
-        lines = dict(forwarded_headers.make(two, "1.1")[0])
+        assert parse_lines(encoded) == headers
+        assert request_id == "1"
+        lines = dict(forwarded_headers.make(two)[0])
         assert lines["X-Forwarded-Host"] == "two"
         assert lines["Via"] == "1.1 proxy, 1.1 tensorgate"
         assert lines["X-Request-Id"] != "1"
@@ -282,8 +295,6 @@ def test_replaced_headers_cover_all_generated_headers(forwarding: ForwardedPolic
 def test_no_headers_are_added_if_all_are_switched_off() -> None:
     claims = (*CLAIMS, ("Via", "1.1 a"), ("X-Request-Id", "a"))
     for peer in (CLIENT, ON_UNIX):
-        assert ForwardedHeaders(NO_FORWARDED_HEADERS, peer).make(_headers(*claims), "1.1") == (
-            (),
-            "",
-        )
+        made = ForwardedHeaders(NO_FORWARDED_HEADERS, peer).make(_head(*claims))
+        assert made == ((), b"", "")
     assert NO_FORWARDED_HEADERS.replaced_headers == frozenset()

@@ -6,7 +6,6 @@ import pytest
 
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import (
-    HeaderLines,
     RequestTemplate,
     ReservedConnection,
     ResponseReceiver,
@@ -21,11 +20,11 @@ class _RecordedConnection(ReservedConnection):
     def send(
         self,
         template: RequestTemplate,
-        headers: HeaderLines,
+        lines: bytes,
         body: bytes,
         receiver: ResponseReceiver,
     ) -> None:
-        self._connection.send(template, headers, body, receiver)
+        self._connection.send(template, lines, body, receiver)
         self._targets.append(template.target)
 
     def close(self) -> None:

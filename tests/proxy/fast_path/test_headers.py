@@ -1,0 +1,260 @@
+"""Keyed, noted and passed headers: which decide, which are read, and which just pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.filters.authentication import KeyGroup
+from gateway.proxy.interfaces import Destination
+from gateway.proxy.response_headers import ResponseHeaderPolicy
+from gateway.proxy.router import Route, Router
+from gateway.routing.balancer import LoadBalancingPolicy
+from gateway.routing.matcher import Match, Pattern
+from gateway.upstream.pool.pool import Pool
+from tests.proxy.fast_path.scene import JSON, Scene, binary_response, plan_of, start
+from tests.support.doubles.fast_path import (
+    ReadyEndpoint,
+    ScriptedClient,
+    client_head,
+    response_head,
+)
+from tests.support.doubles.streaming import make_destination, single_destination
+from tests.support.inference_messages import FLOATS, INFER
+
+NOTED = {
+    "X-Request-Id": "1",
+    "X-Forwarded-For": "192.0.2.1",
+    "X-Forwarded-Proto": "https",
+    "X-Forwarded-Host": "public.example",
+    "Forwarded": "for=192.0.2.1",
+}
+ALL_NOTED = frozenset(name.lower() for name in NOTED)
+
+
+def _router(*headers: str, dropped: frozenset[str] = frozenset()) -> tuple[Router, ReadyEndpoint]:
+    """Return routes: one for requests whose ``headers`` are "yes", and one for all others."""
+    chosen = ReadyEndpoint()
+    match = Match(headers=tuple((name, Pattern.of("yes")) for name in headers))
+    other = make_destination(ReadyEndpoint())
+    routes = [
+        Route(match, (make_destination(chosen),), dropped_headers=dropped),
+        Route(Match(), (other,), dropped_headers=dropped),
+    ]
+    return Router(routes), chosen
+
+
+# ------------------------------------------------------------------------------------------- plans
+
+
+@pytest.mark.parametrize("dropped", [frozenset[str](), ALL_NOTED], ids=["passed", "replaced"])
+@pytest.mark.parametrize(("method", "target"), [("GET", "/v2/x"), ("POST", INFER)])
+async def test_noted_and_passed_headers_do_not_change_the_plan(
+    method: str, target: str, dropped: frozenset[str]
+) -> None:
+    fast_path = FastPath(_router("X-Kind", dropped=dropped)[0])
+    plans = [
+        plan_of(fast_path, method, target, headers)
+        for headers in (
+            {},
+            {"Traceparent": "00-1-2-03", "Cookie": "a=b"},
+            {"Accept": "*/*", "User-Agent": "x", "Content-Length": "5"},
+            NOTED,
+            {name: f"{value}0" for name, value in NOTED.items()},
+        )
+    ]
+    assert plans[0] is not None
+    assert all(plan is plans[0] for plan in plans)
+    assert plan_of(fast_path, method, target, {"x-kind": "yes"}) is not plans[0]
+    fast_path.close()
+
+
+@pytest.mark.parametrize("dropped", [frozenset[str](), ALL_NOTED], ids=["passed", "replaced"])
+async def test_headers_that_no_route_reads_cost_no_plan(dropped: frozenset[str]) -> None:
+    fast_path = FastPath(_router("X-Kind", dropped=dropped)[0])
+    for number in range(1000):
+        headers = {
+            "Traceparent": f"00-{number:032x}-0000000000000001-01",
+            "X-Request-Id": str(number),
+            "X-Forwarded-For": f"192.0.2.{number % 256}",
+            "Content-Length": str(number),
+        }
+        assert plan_of(fast_path, "POST", INFER, headers) is not None
+    assert len(fast_path._plans) == 1
+    fast_path.close()
+
+
+@pytest.mark.parametrize("dropped", [frozenset[str](), ALL_NOTED], ids=["passed", "replaced"])
+@pytest.mark.parametrize("name", NOTED)
+async def test_route_can_match_a_noted_header(name: str, dropped: frozenset[str]) -> None:
+    router, chosen = _router(name, dropped=dropped)
+    fast_path = FastPath(router)
+    for value, times in [("no", 0), ("yes", 1), ("no", 1), ("yes", 2)]:
+        headers = {name: value, "X-A": "1"}
+        assert start(fast_path, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
+        assert len(chosen.asked) == times
+    expected = {"Host": "h", "X-A": "1", **({} if dropped else {name: "yes"})}
+    for asked in chosen.asked:
+        assert sorted(asked.lines) == sorted(expected.items())
+    fast_path.close()
+
+
+@pytest.mark.parametrize("header", ["X-Key", "X-Request-Id", "X-Forwarded-For", None])
+async def test_plan_of_an_authenticated_client_is_for_its_key_only(header: str | None) -> None:
+    group = KeyGroup("g", header, ["secret"])
+    name = group.header_name
+    dropped = ALL_NOTED | {name.lower()}
+    route = Route(
+        Match(), (make_destination(ReadyEndpoint()),), keys=(group,), dropped_headers=dropped
+    )
+    fast_path = FastPath(Router([route]))
+    key = "secret" if header else "Bearer secret"
+    assert plan_of(fast_path, "GET", "/v2/x", {name: key}) is not None
+    for headers in ({}, {name: "other"}, {name: f"{key}x"}):
+        assert plan_of(fast_path, "GET", "/v2/x", headers) is None
+    fast_path.close()
+
+
+def _by_hash(header: str, count: int) -> tuple[Destination, list[ReadyEndpoint]]:
+    endpoints = [ReadyEndpoint(url=f"http://{number}") for number in range(count)]
+    destination = make_destination(*endpoints)
+    policy = LoadBalancingPolicy(hash_header=header)
+    object.__setattr__(destination.upstream, "pool", Pool(endpoints, load_balancing=policy))
+    return destination, endpoints
+
+
+@pytest.mark.parametrize("header", ["X-User", *NOTED])
+async def test_hash_header_chooses_the_endpoint(header: str) -> None:
+    """A client's header counts, too, that the gateway replaces only if it is set to do so."""
+    destination, endpoints = _by_hash(header, 4)
+    fast_path = FastPath(single_destination(destination))
+    for user in range(20):
+        before = [len(each.asked) for each in endpoints]
+        for _ in range(4):
+            headers = {header: str(user)}
+            assert start(fast_path, "GET", "/v2/x", headers, b"", ScriptedClient()) is not None
+        grown = [len(each.asked) - old for each, old in zip(endpoints, before, strict=True)]
+        assert sorted(grown) == [0, 0, 0, 4]
+    assert min(len(each.asked) for each in endpoints) > 0
+    fast_path.close()
+
+
+# ---------------------------------------------------------------------------------------- requests
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body"), [("GET", "/v2/x", b""), ("POST", INFER, JSON)]
+)
+async def test_noted_headers_pass_if_the_gateway_does_not_replace_them(
+    method: str, target: str, body: bytes
+) -> None:
+    scene = Scene()
+    assert scene.start(method, target, body, NOTED) is not None
+    assert NOTED.items() <= set(scene.asked.lines)
+    names = [name for name, _ in scene.asked.lines]
+    assert len(names) == len(set(names))
+
+
+async def test_replaced_noted_headers_do_not_pass() -> None:
+    router, chosen = _router(dropped=ALL_NOTED)
+    fast_path = FastPath(router)
+    assert start(fast_path, "POST", "/v2/x", NOTED, b"hello", ScriptedClient()) is not None
+    assert sorted(chosen.asked[0].lines) == [("Content-Length", "5"), ("Host", "h")]
+    fast_path.close()
+
+
+async def test_added_headers_are_sent_once() -> None:
+    scene = Scene()
+    scene.client.added_headers = (("Via", "1.1 tensorgate"),)
+    scene.client.added_lines = b"Via: 1.1 tensorgate\r\n"
+    for _ in range(2):
+        assert scene.start(headers={"X-A": "1"}) is not None
+        assert scene.asked.lines.count(("Via", "1.1 tensorgate")) == 1
+
+
+async def test_each_request_has_its_own_passed_headers() -> None:
+    scene = Scene()
+    for value in ("caf\xe9", "b", ""):
+        assert scene.start("GET", "/v2/x", b"", [("X-A", value), ("x-a", value)]) is not None
+        assert sorted(scene.asked.lines) == [("Host", "h"), ("X-A", value), ("x-a", value)]
+
+
+def test_lines_of_a_head_are_classified_by_name() -> None:
+    head = client_head("GET", "/", {"X-Key": "1", "X-Request-Id": "2", "X": "3"}, ("x-key",))
+    assert head.key == (b"GET / HTTP/1.1\r", b"X-Key: 1\r\n")
+    assert [field.line for field in head.noted] == [b"X-Request-Id: 2\r\n"]
+    assert head.passed == b"X: 3\r\nHost: h\r\n"
+    both = client_head("GET", "/", {"X-Request-Id": "2"}, ("x-request-id",))
+    assert both.key[1:] == (b"X-Request-Id: 2\r\n",)
+    assert [field.value for field in both.noted] == ["2"]
+
+
+# --------------------------------------------------------------------------------------- responses
+
+
+@pytest.mark.parametrize("way", ["infer", "get"])
+async def test_headers_that_connection_names_are_dropped_from_a_response(way: str) -> None:
+    scene = Scene()
+    getattr(scene, way)()
+    headers, body = binary_response(FLOATS.tobytes())
+    headers |= {"Connection": "close, x-HOP", "X-Hop": "1", "Vary": "*", "X": "2"}
+    scene.receiver.on_complete(response_head(headers=headers), body)
+    names = {name.lower() for name, _ in scene.responses.headers}
+    assert {"x", "vary", "content-type"} <= names
+    assert names.isdisjoint(("x-hop", "connection"))
+
+
+async def test_connection_cannot_drop_the_type_of_a_response() -> None:
+    scene = Scene()
+    scene.get()
+    headers = {"Connection": "Content-Type", "Content-Type": "x/y"}
+    scene.receiver.on_complete(response_head(headers=headers), b"")
+    assert scene.responses.headers == (("Content-Type", "x/y"),)
+
+
+async def test_responses_with_the_same_key_share_their_template() -> None:
+    templates = []
+
+    class Client(ScriptedClient):
+        def respond(self, template, lines, body, *, last=False):  # type: ignore[no-untyped-def]
+            templates.append(template)
+            super().respond(template, lines, body, last=last)
+
+    scene = Scene()
+    scene.client = Client(scene.log)
+    for number in range(3):
+        scene.get()
+        headers = {"Content-Type": "x/y", "X": str(number), "Content-Length": str(number)}
+        scene.receiver.on_complete(response_head(headers=headers), bytes(number))
+        expected = (("Content-Type", "x/y"), ("X", str(number)))
+        assert scene.client.responses[-1].headers == expected
+    assert templates[0] is templates[1] is templates[2]
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_response_without_a_body_keeps_its_content_length(status: int) -> None:
+    scene = Scene()
+    scene.get()
+    headers = {"ETag": '"x"', "Content-Length": "5"}
+    scene.receiver.on_complete(response_head(status, headers), b"")
+    assert dict(scene.responses.headers) == headers
+
+
+async def test_vary_is_extended_for_each_response() -> None:
+    router = Router(
+        [Route(Match(), (make_destination(endpoint := ReadyEndpoint()),), codings=("gzip",))]
+    )
+    fast_path = FastPath(router)
+    plan = plan_of(fast_path, "GET", "/v2/x", {})
+    assert plan is not None
+    assert plan.header_policy == ResponseHeaderPolicy(adds_vary=True)
+    for vary, expected in [
+        ("Origin", "Origin, Accept-Encoding"),
+        ("*", "*"),
+        ("", "Accept-Encoding"),
+    ]:
+        client = ScriptedClient()
+        assert start(fast_path, "GET", "/v2/x", {}, b"", client) is not None
+        endpoint.asked[-1].receiver.on_complete(response_head(headers={"Vary": vary}), b"")
+        assert client.responses[0].headers == (("Vary", expected),)
+    fast_path.close()
