@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib import import_module
@@ -78,22 +79,23 @@ class _Client:
     form: str
     ports: Mapping[str, int]
 
-    def times(self, sizes: Iterable[int], env: Environment) -> dict[int, _Times]:
-        """Return the seconds of each size, on each path in each round."""
-        return {count: self._times_of(count, env) for count in sizes}
-
-    def _times_of(self, count: int, env: Environment) -> _Times:
-        values = normal(count)
+    def times(self, sizes: Sequence[int], env: Environment) -> dict[int, _Times]:
+        """Return the seconds of each size on each path; every round has all of them."""
         call = _LIBRARIES[self.library]
         with ExitStack() as stack:
-            jobs = {path: call(stack, port, values, self.form) for path, port in self.ports.items()}
-            rounds = max(_MIN_ROUNDS, min(_MAX_ROUNDS, _NUMBERS_IN_ROUNDS // count))
-            return time_jobs(env.rounds(rounds), jobs, _IN_A_ROW)
+            jobs = {
+                f"{path} {count}": call(stack, port, normal(count), self.form)
+                for count in sizes
+                for path, port in self.ports.items()
+            }
+            rounds = max(_MIN_ROUNDS, min(_MAX_ROUNDS, _NUMBERS_IN_ROUNDS // max(sizes)))
+            times = time_jobs(env.rounds(rounds), jobs, _IN_A_ROW)
+        return {count: {path: times[f"{path} {count}"] for path in self.ports} for count in sizes}
 
 
 def _measured(client: _Client, sizes: Sequence[int], env: Environment) -> Row:
     try:
-        times = client.times(sizes, env)
+        times = {count: client.times([count], env)[count] for count in sizes}
     except NotInstalledError as error:
         return Row(_what(client, sizes), result=f"not measured: {error}")
     added = [difference(each["gateway"], each["direct"]) for each in times.values()]
@@ -106,10 +108,13 @@ def _measured(client: _Client, sizes: Sequence[int], env: Environment) -> Row:
 def _step(client: _Client, env: Environment) -> Row:
     """Compare the growth between the two middle sizes with that on either side."""
     times = client.times(_AROUND_STEP, env)
-    first, second, third, fourth = (medians(each)["gateway"] for each in times.values())
     a, b, c, d = _AROUND_STEP
-    per_number = (second - first + fourth - third) / (b - a + d - c)
-    step = third - second - per_number * (c - b)
+    share = (c - b) / (b - a + d - c)
+    rounds = zip(*(each["gateway"] for each in times.values()), strict=True)
+    step = statistics.median(
+        third - second - share * (second - first + fourth - third)
+        for first, second, third, fourth in rounds
+    )
     bound = at_most(step, _MAX_STEP, f"{_shown([_MAX_STEP])}")
     return _row(client, times, f"a step of {_shown([step])}", bound)
 
