@@ -17,7 +17,8 @@ from gateway.upstream.transport import (
 class RecordingReceiver:
     """Records its calls; each of them sets ``done``, and ``on_complete`` calls ``then``."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits_for_chunks: bool = False) -> None:
+        self.waits_for_chunks = waits_for_chunks
         self.complete: list[tuple[UpstreamResponseHead, bytes]] = []
         self.responses: list[UpstreamResponse] = []
         self.errors: list[Exception] = []

@@ -580,6 +580,9 @@ WHOLE = 64 * 1024
 class _Receiver:
     """Records its calls, and runs ``then``."""
 
+    waits_for_body = False
+    waits_for_chunks = False
+
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
         self.calls: list[str] = []
