@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.listener.connection import DeferredCall
 from gateway.observe.call_record import CallRecord
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import RunningGateway, gateway_client, running_gateway, until
@@ -220,6 +221,8 @@ async def _send(client: RawClient, parts: list[bytes], gateway: RunningGateway) 
         before = connection._head
         await client.send(*head)
         await until(lambda: connection._head is not before)
+        # After a moment without the body, the call takes the streaming path.
+        await until(lambda: not isinstance(connection._call, DeferredCall))
     client.send_nowait(rest)
 
 
