@@ -275,10 +275,6 @@ REQUESTS = {
     "a version and a query": Case(
         request("POST", "/v2/models/m/versions/2/infer?x=%20", json_request())
     ),
-    "headers that the gateway does not replace": Case(
-        infer_json(headers={"X-Forwarded-For": "192.0.2.1", "Forwarded": "for=a", "Via": "1.1 a"}),
-        settings={"forwarded": {"headers": False, "via": False}},
-    ),
     "many headers": Case(_with_headers(infer_json(), MANY_HEADERS)),
     "a header for the gateway only": Case(
         infer_json(headers={"Connection": "keep-alive, X-Hop", "X-Hop": "1"}), False
