@@ -514,6 +514,7 @@ ASKING = {
     "infer": infer_json(),
     "GET": request("GET", "/v2/x"),
     "POST": request("POST", "/v2/x", b"hello"),
+    "binary": infer_binary(binary_header(12), FLOATS.tobytes()),
 }
 
 
