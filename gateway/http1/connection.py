@@ -138,9 +138,9 @@ class BodyStream:
             self._wake()
 
     @property
-    def size(self) -> int:
-        """The buffered bytes; each piece counts some at least."""
-        return self._size
+    def available(self) -> int:
+        """The bytes that can be read without waiting."""
+        return sum(map(len, self._pieces))
 
     async def read(self) -> bytes | memoryview:
         """Return the next piece, empty at the end; raises the error given to ``fail``."""

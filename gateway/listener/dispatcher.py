@@ -21,7 +21,11 @@ from gateway.observe.call_record import CallObserver, CallRecord
 from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
 from gateway.proxy.fast_path.call import CallPlan, FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
-from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS, ForwardedPolicy
+from gateway.proxy.filters.forwarded_headers import (
+    FORWARDED_KEYS,
+    NOTED_HEADERS,
+    ForwardedPolicy,
+)
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
@@ -105,7 +109,7 @@ class RequestDispatcher(ConnectionHost):
     def set_fast_path(self, fast_path: FastPath | None) -> None:
         """Use this fast path, and read heads as it needs them, from now on."""
         self._fast_path = fast_path
-        keyed = () if fast_path is None else fast_path.keyed_headers
+        keyed = FORWARDED_KEYS if fast_path is None else fast_path.keyed_headers
         self.head_parser = HeadParser(keyed, NOTED_HEADERS)
 
     def clear_plans(self) -> None:

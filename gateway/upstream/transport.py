@@ -59,6 +59,8 @@ class UpstreamRequest:
     target: str
     headers: CIMultiDict[str]
     body: Body = None
+    waits_for_chunks: bool = False
+    """Whether to wait a moment for the rest of a small chunked response: see ResponseReceiver."""
 
 
 class UpstreamResponse(ABC):
@@ -70,7 +72,7 @@ class UpstreamResponse(ABC):
 
     @property
     def content_length(self) -> int | None:
-        """Return the size of the body; None if the server did not say."""
+        """Return the size of the body; None if it is not known yet."""
         length = self.headers.get("Content-Length", "")
         return int(length) if length.isascii() and length.isdigit() else None
 

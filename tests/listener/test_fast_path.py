@@ -158,7 +158,6 @@ STRAIGHT = {
 ORDINARY = {
     "HTTP/1.0": GET.replace(b"/1.1", b"/1.0"),
     "a large head": request("GET", "/v2/x", headers={"X": "x" * 2048}),
-    "more behind it": GET + b"G",
     "half a body": POST[:-1],
     "chunked": message("PUT /v2/x HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"}),
     "a fragment": request("GET", "/v2/x#y"),
@@ -259,7 +258,7 @@ async def test_requests_in_one_segment(count: int, fast_path_requests: list[str]
         client.send_nowait(b"".join(_some(count)))
         for told in TOLD[-count:]:
             assert (await client.read_response()).body == told
-        assert fast_path_requests == ["/v2/4"]  # behind which nothing came
+        assert fast_path_requests == [f"/v2/{number}" for number in range(5 - count, 5)]
         assert (await client.ask(GET)).status == 200
 
 

@@ -278,7 +278,11 @@ class FastPathCall:
         headers = CIMultiDict([*template.headers, *parse_lines(self._lines)])
         has_body = bool(body) or "Content-Length" in headers
         request = UpstreamRequest(
-            template.method, template.target, headers, (body,) if has_body else None
+            template.method,
+            template.target,
+            headers,
+            (body,) if has_body else None,
+            self.waits_for_chunks,
         )
         # The call has its slots already.
         destination = replace(self._destination, concurrency_limits=())

@@ -27,6 +27,9 @@ _FORWARDED_NAMES = frozenset(name.lower() for name in (_FOR, _PROTO, _HOST, _FOR
 NOTED_HEADERS = _FORWARDED_NAMES | {REQUEST_ID.lower(), "content-length"}
 """Headers, in lower case, that differ from request to request, and are read from each head."""
 
+FORWARDED_KEYS = frozenset(("host", _VIA.lower(), _CDN_LOOP.lower()))
+"""Headers, in lower case, on which the added headers depend."""
+
 _IDENTITY_BYTES = 8
 _ID_BYTES = 16
 _BATCH = 256

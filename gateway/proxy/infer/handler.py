@@ -83,7 +83,9 @@ async def send_converted(call: Call, converted: ConvertedRequest) -> None:
     headers = with_body(call.request.headers, changed)
     if form.reads_response:
         headers.popall("Accept-Encoding", None)
-    request = UpstreamRequest(call.request.method, call.request.target, headers, body)
+    request = UpstreamRequest(
+        call.request.method, call.request.target, headers, body, waits_for_chunks=True
+    )
     model = model_name_of(call.operation)
     async with UpstreamCall(
         destination, request, call.deadline, call.response.record, model=model

@@ -96,6 +96,8 @@ class ServerConnection(Connection):
         self._decoder: BodyDecoder | None = None
         self.body: BodyStream | None = None
         """The response's body, once the head is there."""
+        self.complete_size: int | None = None
+        """The size of a body that was complete when the head was handed over."""
 
     @property
     def reusable(self) -> bool:
@@ -114,13 +116,15 @@ class ServerConnection(Connection):
         self._method = method
         self._receiver = receiver
         self._keep = self._ended = False
-        self._decoder = self.body = None
+        self._decoder = self.body = self.complete_size = None
         if self.closed:
             self.fail(self._closed_too_early())
 
-    def expect_response(self, method: str) -> asyncio.Future[ResponseHead]:
+    def expect_response(
+        self, method: str, waits_for_chunks: bool = False
+    ) -> asyncio.Future[ResponseHead]:
         """Expect a response as ``begin_request`` does; return a future of its head."""
-        waiting = _HeadFuture(self)
+        waiting = _HeadFuture(self, waits_for_chunks)
         self.begin_request(method, waiting)
         return waiting.head
 
@@ -129,6 +133,7 @@ class ServerConnection(Connection):
         self.body = BodyStream(self.read_flow, self.buffers)
         self.body.feed(body, last=True)
         self.body.end()
+        self.complete_size = len(body)
 
     def fail(self, error: Exception) -> None:
         """Pass an error to the receiver or the body's reader, and drop the connection."""
@@ -293,7 +298,7 @@ class ServerConnection(Connection):
             self._keep = self._keep and not decoder.rest
             self._end_body(body)
             return
-        if self._deferred_head is not None and body.size > _MAX_COMPLETE:
+        if self._deferred_head is not None and body.available > _MAX_COMPLETE:
             self.on_timeout()
         if decoder.rest:
             self.defer_read_ahead(decoder.rest)
@@ -325,10 +330,10 @@ def _is_worth_waiting(head: ResponseHead, receiver: HeadReceiver) -> bool:
 class _HeadFuture:
     """A HeadReceiver that makes a future of the head."""
 
-    waits_for_body = False
-    waits_for_chunks = False
+    waits_for_body = True
 
-    def __init__(self, connection: ServerConnection) -> None:
+    def __init__(self, connection: ServerConnection, waits_for_chunks: bool) -> None:
+        self.waits_for_chunks = waits_for_chunks
         self.head: asyncio.Future[ResponseHead] = connection.loop.create_future()
         self._connection = connection
 

@@ -72,7 +72,7 @@ class HttpEndpoint(UpstreamEndpoint):
     async def _call(
         self, connection: ServerConnection, request: UpstreamRequest
     ) -> UpstreamResponse:
-        head = connection.expect_response(request.method)
+        head = connection.expect_response(request.method, request.waits_for_chunks)
         pending = _Pending(connection, self.idle)
         try:
             pending.sender = self._send(connection, request)
@@ -319,6 +319,11 @@ class _HttpResponse(UpstreamResponse):
         body = pending.connection.body
         assert body is not None
         self._body = body
+        self._size = pending.connection.complete_size
+
+    @property
+    def content_length(self) -> int | None:
+        return super().content_length if self._size is None else self._size
 
     async def read(self) -> bytes | memoryview:
         return await self._body.read()

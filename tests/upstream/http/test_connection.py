@@ -314,7 +314,6 @@ async def test_close_before_the_request_is_an_error() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        http_response(b"abcd")[:-1],
         CHUNKED + chunk(b"abc"),
         CHUNKED + chunked(b"abc")[:-1],
         CHUNKED + b"4\r\nabc",
@@ -532,10 +531,50 @@ async def test_error_before_the_head_reaches_the_receiver() -> None:
     assert not connection.reusable
 
 
+async def test_close_within_a_small_body_fails_the_response() -> None:
+    """Its head waits a moment for the body, so that nothing of it was passed on."""
+    connection, _ = _connected()
+    head = connection.expect_response("POST")
+    connection.data_received(http_response(b"abcd")[:-1])
+    connection.connection_lost(None)
+    text = f"{URL} closed the connection before the end of its response"
+    assert await _message(head, ErrorKind.BAD_RESPONSE) == text
+
+
+@pytest.mark.parametrize("body", [b"", b"a", b"abc"])
+async def test_small_body_is_waited_for_a_moment(body: bytes) -> None:
+    connection, _ = _connected()
+    head = connection.expect_response("POST")
+    connection.data_received(http_response(b"abcd")[: len(body) - 4])
+    await asyncio.sleep(0)
+    assert not head.done()
+    connection.on_timeout()
+    assert (await head).length == 4
+    assert connection.body is not None
+    assert not body or await connection.body.read() == body
+    connection.data_received(b"abcd"[len(body) :])
+    assert await connection.body.read() == b"abcd"[len(body) :]
+    assert connection.reusable
+
+
+async def test_chunked_body_is_waited_for_if_that_is_wanted() -> None:
+    for waits in (False, True):
+        connection, _ = _connected()
+        head = connection.expect_response("POST", waits)
+        connection.data_received(CHUNKED + chunk(b"abc"))
+        await asyncio.sleep(0)
+        assert head.done() is not waits
+        connection.data_received(chunked())
+        await head
+        assert connection.body is not None
+        assert await connection.body.read() == b"abc"
+        assert connection.reusable
+
+
 async def test_error_after_the_head_reaches_the_reader_of_the_body() -> None:
     connection, transport = _connected()
     head = connection.expect_response("POST")
-    connection.data_received(http_response(b"abc")[:-1])
+    connection.data_received(CHUNKED + chunk(b"ab"))
     fault = bad_request("the client's")
     connection.fail(fault)
     connection.connection_lost(None)
