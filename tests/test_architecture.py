@@ -112,6 +112,7 @@ TESTED_BY = {
     "observe/metrics.py": "admin/test_pages.py",
     "offload/__main__.py": "offload/test_process.py",
     "protocol/json_errors.py": "protocol/test_request_header.py",
+    "protocol/messages.py": "protocol/test_request_header.py",
     "proxy/cluster/model_lists.py": "proxy/cluster/test_aggregate.py",
     "proxy/cluster/scatter_gather.py": "proxy/cluster/test_aggregate.py",
     "proxy/interfaces.py": "proxy/test_dispatch.py",

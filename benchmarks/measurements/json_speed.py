@@ -24,7 +24,7 @@ from benchmarks.harness.requests import (
 from benchmarks.harness.rounds import Ratio
 from benchmarks.report import Row, at_least, at_most, milliseconds
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.request import InferRequestReader
 from gateway.codec.v2.response import JsonResponseConverter
 from gateway.sizes import CONVERT_CHUNK
 
@@ -237,7 +237,7 @@ def _parse(body: bytes) -> Values:
 
 def _convert_request(body: bytes) -> None:
     """Convert a request body as the gateway does."""
-    codec = InferRequestConverter(_HEADER_CAP, _DEPTH_CAP)
+    codec = InferRequestReader(_HEADER_CAP, _DEPTH_CAP)
     for start in range(0, len(body), CONVERT_CHUNK):
         codec.feed(body[start : start + CONVERT_CHUNK])
     codec.feed(b"", last=True)

@@ -11,15 +11,14 @@ import orjson
 from gateway.errors import GatewayError, bad_response
 from gateway.protocol.datatypes import DATATYPES, Datatype
 from gateway.protocol.error_vocabulary import RESPONSE
-from gateway.protocol.json_errors import ExtractedArray, invalid_json_error, parse_json
-from gateway.protocol.request_header import (
-    Fields,
-    OutputEncoding,
-    check_entries,
-    check_object,
-    is_nested_deeper,
+from gateway.protocol.json_errors import (
+    ExtractedArray,
+    invalid_json_error,
+    parse_json,
     quote_value,
 )
+from gateway.protocol.messages import Fields, OutputEncoding
+from gateway.protocol.request_header import check_entries, check_object, is_nested_deeper
 from gateway.protocol.tensors import MAX_RANK, element_count
 
 MAX_RESPONSE_DEPTH = 200

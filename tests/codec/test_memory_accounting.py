@@ -14,13 +14,13 @@ import orjson
 import pytest
 
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v1.request import PredictRequestConverter
+from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v1.response import PredictResponseConverter
 from gateway.codec.v2.binary_response import BinaryResponseConverter
 from gateway.codec.v2.json_reader import JsonMessageReader
-from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.request import InferRequestReader
 from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec.reference_v1 import Declared
 from tests.codec.strategies_v1 import model
@@ -133,7 +133,7 @@ def measure(make: Callable[[], Codec], pieces: list[bytes], ends: bool) -> tuple
         for piece in pieces:
             codec.feed(piece)
             run_steps(codec)
-        if ends and isinstance(codec, JsonMessageReader | PredictRequestConverter):
+        if ends and isinstance(codec, JsonMessageReader | PredictRequestReader):
             codec.feed(b"", last=True)
             run_steps(codec)
         gc.collect()
@@ -143,7 +143,7 @@ def measure(make: Callable[[], Codec], pieces: list[bytes], ends: bool) -> tuple
 
 
 def run_steps(codec: Codec) -> None:
-    if isinstance(codec, JsonMessageReader | PredictRequestConverter | MixedResponseConverter):
+    if isinstance(codec, JsonMessageReader | PredictRequestReader | MixedResponseConverter):
         while codec.step():
             pass
 
@@ -160,11 +160,11 @@ def check_report(make: Callable[[], Codec], body: bytes) -> None:
 
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_infer_request_reports_its_memory(kind: str) -> None:
-    check_report(lambda: InferRequestConverter(CAP, 64), REQUESTS[kind])
+    check_report(lambda: InferRequestReader(CAP, 64), REQUESTS[kind])
 
 
 def test_endless_header_is_counted() -> None:
-    codec = InferRequestConverter(CAP, 64)
+    codec = InferRequestReader(CAP, 64)
     codec.feed(b'{"id":"' + b"a" * 1_000_000)
     assert 1_000_000 < codec.buffered_bytes < 1_200_000
 
@@ -266,7 +266,7 @@ V1_REQUESTS = v1_requests()
 @pytest.mark.parametrize("kind", V1_REQUESTS)
 def test_predict_request_reports_its_memory(kind: str) -> None:
     declared, body = V1_REQUESTS[kind]
-    check_report(lambda: PredictRequestConverter(model(declared), CAP, 64), body)
+    check_report(lambda: PredictRequestReader(model(declared), CAP, 64), body)
 
 
 def count_calls(read: Callable[[], int]) -> int:
@@ -287,13 +287,13 @@ def count_calls(read: Callable[[], int]) -> int:
 
 def test_reading_buffered_bytes_does_not_visit_each_tensor() -> None:
     def infer(count: int) -> int:
-        codec = InferRequestConverter(CAP, 64)
+        codec = InferRequestReader(CAP, 64)
         codec.feed(message(b"inputs", [entry("x", "FP32", [1], b"[1.5]")] * count))
         run_steps(codec)
         return count_calls(lambda: codec.buffered_bytes)
 
     def predict(count: int) -> int:
-        codec = PredictRequestConverter(
+        codec = PredictRequestReader(
             model({f"x{i}": ("FP32", [-1]) for i in range(count)}), CAP, 64
         )
         return count_calls(lambda: codec.buffered_bytes)

@@ -20,7 +20,8 @@ from gateway.errors import bad_response
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.json_errors import ExtractedArray
-from gateway.protocol.request_header import Fields, OutputEncoding, has_base64_content, mark_base64
+from gateway.protocol.messages import Fields, OutputEncoding
+from gateway.protocol.request_header import has_base64_content, mark_base64
 from gateway.protocol.response_header import (
     MAX_OUTPUTS,
     MAX_RESPONSE_DEPTH,

@@ -17,8 +17,9 @@ from gateway.codec.offload_interface import FAILED_FUTURE, ConversionJob, Offloa
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
-from gateway.protocol.json_errors import ExtractedArray
-from gateway.protocol.request_header import Fields, describe_value, has_base64_content
+from gateway.protocol.json_errors import ExtractedArray, describe_value
+from gateway.protocol.messages import Fields
+from gateway.protocol.request_header import has_base64_content
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CHUNK_OVERHEAD
 

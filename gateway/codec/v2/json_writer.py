@@ -15,7 +15,7 @@ from gateway.codec.json.parsed_size import estimate_parsed_size
 from gateway.codec.offload_interface import Offloader
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
-from gateway.protocol.request_header import Fields
+from gateway.protocol.messages import Fields
 from gateway.protocol.tensors import element_count
 
 _TENSOR_OVERHEAD = 150
@@ -149,9 +149,14 @@ class JsonMessageWriter(ABC):
         if self._skeleton is None and self._reader.fields is not None:
             yield self._write_first_part()
 
-    def finish(self) -> None:
-        """Check that the message is complete; raises GatewayError as ``feed`` does."""
+    def finish(self) -> bytes:
+        """Return the rest of the text: all of it if there was no data to feed.
+
+        Raises GatewayError as ``feed`` does, and if the message is not complete.
+        """
+        text = self.feed(b"")
         self._reader.finish()
+        return text
 
     def _write_first_part(self) -> bytes:
         follows = [tensor.binary_size is not None for tensor in self._reader.tensors]

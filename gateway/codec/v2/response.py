@@ -25,7 +25,8 @@ from gateway.codec.v2.json_writer import (
 from gateway.errors import bad_response
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE, Tensor
-from gateway.protocol.request_header import Fields, OutputEncoding, mark_base64
+from gateway.protocol.messages import Fields, OutputEncoding
+from gateway.protocol.request_header import mark_base64
 from gateway.protocol.response_header import OutputTensor, parse_response_header, read_outputs
 from gateway.sizes import CHUNK_OVERHEAD
 

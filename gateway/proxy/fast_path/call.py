@@ -14,8 +14,8 @@ from gateway.errors import GatewayError, strip_tracebacks
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.dialects import Dialect
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.operations import ModelName
-from gateway.protocol.request_header import OutputEncoding
 from gateway.proxy.admission.concurrency_limit import release_all
 from gateway.proxy.admission.deadline import (
     Deadline,

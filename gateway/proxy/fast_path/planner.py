@@ -14,8 +14,10 @@ from functools import partial
 from multidict import CIMultiDictProxy
 
 from gateway.codec.json.nesting import nests_deeper
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, FastRequest, fast_convert_request
+from gateway.codec.v2.binary_request import write_binary_header
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, read_buffered_request
 from gateway.errors import GatewayError
+from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
@@ -105,14 +107,15 @@ class FastPath:
         if (dialect is None or dialect is not plan.dialect) and not plan.fits(dialect):
             return None
         if plan.converts:
-            request = _convert(plan, body, destination)
+            request = _read(plan, body, destination)
             if request is None:
                 return None
-            body = request.body
+            inference_header = write_binary_header(request)
+            body = b"".join((inference_header, *request.chunks))
             headers = (
                 *headers,
                 ("Content-Length", str(len(body))),
-                (HEADER_LENGTH, str(request.header_size)),
+                (HEADER_LENGTH, str(len(inference_header))),
             )
         elif body and nests_deeper(body, destination.limits.max_json_depth):
             return None
@@ -165,16 +168,19 @@ def _may_be_json(headers: CIMultiDictProxy[str], length: int, limits: Limits) ->
     return 0 < length <= limits.max_inference_header_bytes
 
 
-def _convert(plan: CallPlan, body: bytes, destination: Destination) -> FastRequest | None:
-    """Convert a request for JSON outputs; None if the streaming path has to inspect it."""
+def _read(plan: CallPlan, body: bytes, destination: Destination) -> InferRequest | None:
+    """Read a request for JSON outputs; None if the streaming path has to inspect it."""
     if len(body) > MAX_UNSCHEDULED and not destination.scheduler.try_take_slice():
         return None  # requests of many clients may come in the same time slice
-    request = fast_convert_request(
+    request = read_buffered_request(
         body, destination.limits.max_json_depth, destination.limits.max_tensors
     )
-    if request is None or not request.output_encoding.all_json or request.output_encoding.as_base64:
+    if request is None:
         return None
-    if plan.declared is not None and not plan.declared.accepts(request.features.inputs):
+    encoding = request.head.output_encoding
+    if not encoding.all_json or encoding.as_base64:
+        return None
+    if plan.declared is not None and not plan.declared.accepts(request.head.inputs):
         return None  # the streaming path sends the error
     return request
 

@@ -10,7 +10,7 @@ from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.binary_response import BinaryResponseConverter
 from gateway.codec.v2.response import MixedResponseConverter, has_text_for_base64
 from gateway.errors import GatewayError
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import has_encoding, parse_response_header
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
@@ -86,7 +86,7 @@ async def relay_in_encoding(relay: ResponseRelay, chunks: Chunks, header_size: i
     with destination.memory_budget.reserve() as reservation:
         if header_size <= destination.limits.max_inference_header_bytes:
             first = await _read_first(chunks, header_size, reservation)
-            chunks = _prepend(first, chunks)
+            chunks = prepend(first, chunks)
             header = b"".join(first)[:header_size]
             if _has_requested_encoding(header, relay.encoding, destination.policies):
                 await relay.pass_untouched(chunks)
@@ -133,7 +133,8 @@ async def _read_first(
     return first
 
 
-async def _prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks:
+async def prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks:
+    """Yield the first chunks, then the others."""
     for chunk in first:
         yield chunk
     async for chunk in chunks:

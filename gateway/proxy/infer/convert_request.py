@@ -1,25 +1,18 @@
-"""Converts infer requests of every encoding into the binary form, and checks them."""
+"""Reads infer requests of every encoding."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
-from gateway.codec.policies import BytesEncoding
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, fast_convert_request
-from gateway.codec.v2.request import (
-    MAX_CACHED_HEADER,
-    InferRequest,
-    InferRequestConverter,
-    header_without_data,
-)
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, read_buffered_request
+from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.declared_model import complete_metadata
+from gateway.protocol.messages import InferRequest, TensorData
 from gateway.protocol.operations import model_name_of
-from gateway.protocol.raw_binary import make_raw_binary_preamble
-from gateway.protocol.request_features import RequestFeatures
-from gateway.protocol.request_header import OutputEncoding, list_outputs
+from gateway.protocol.raw_binary import read_raw_binary
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
@@ -30,10 +23,7 @@ from gateway.proxy.retry import use_reachable_endpoint
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import Outcome
-from gateway.upstream.transport import Body, UpstreamEndpoint
-
-ALL_BINARY = OutputEncoding(binary_by_default=True, binary_by_output={})
-_NO_FEATURES = RequestFeatures(())
+from gateway.upstream.transport import UpstreamEndpoint
 
 _UNKNOWN_SIZE = sys.maxsize
 """The size of a body without a length."""
@@ -43,99 +33,77 @@ _NOT_IMPLEMENTED = 501
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertedRequest:
-    """A request in binary form; ``size`` is that of the whole body. See also InferRequest.
+class ReceivedRequest:
+    """A request that was read; ``body`` has the data of all its tensors, in order.
 
-    ``encoding`` is what the client wants of the outputs. ``features`` are empty for raw binary.
-    ``uses_metadata`` tells whether the header was made from the model's metadata.
+    ``uses_metadata`` tells whether it was read by the model's metadata.
     """
 
-    body: Body
-    size: int
-    header_size: int
-    encoding: OutputEncoding
-    features: RequestFeatures
-    input_encodings: Mapping[int, BytesEncoding] = field(default_factory=dict)
+    request: InferRequest
+    body: Sequence[bytes | memoryview] | Chunks
     uses_metadata: bool = False
 
     @property
     def buffered_size(self) -> int:
         """Return the bytes that are buffered."""
-        return self.header_size if isinstance(self.body, AsyncIterable) else self.size
+        head = self.request.head.memory
+        return head if isinstance(self.body, AsyncIterator) else head + self.request.data_size
 
 
-async def convert_request(call: Call, reservation: Reservation) -> ConvertedRequest:
-    """Convert a request into binary form; binary tensors at its end may still be to come.
+async def receive_request(call: Call, reservation: Reservation) -> ReceivedRequest:
+    """Read a request; binary tensors at its end may still be to come.
 
     Raises GatewayError: 400 for an invalid request, 413 over a cap.
     """
     length = header_length(call.request.headers)
     body = ClientBody(call.request, call.destination.limits.max_request_bytes, call.deadline)
     if length == 0:
-        return await _convert_raw_binary(call, body, reservation)
-    return await _convert_json(call, body, length, reservation)
-
-
-async def _convert_json(
-    call: Call, body: ClientBody, length: int | None, reservation: Reservation
-) -> ConvertedRequest:
-    """Convert a request whose JSON has this length, or is the whole body."""
+        return await _receive_raw_binary(call, body, reservation)
     if length is None and body.size == 0:
         raise bad_request("the request has no body")
     if length is not None and body.size is not None and length > body.size:
         raise bad_request(f"{HEADER_LENGTH} is {length}, but the body has {body.size} bytes")
+    request = None
     if length is None:
-        converted = await _convert_small(call, body, reservation)
-        if converted is not None:
-            return converted
-    request = await _read_json(body, length, call.destination, reservation)
-    _check_binary_size(request, body, length)
-    if body.size is None and not request.expected_size:
-        await _check_end(body)
-    header = await list_all_outputs(call, request.header, request.output_encoding)
-    if header is not request.header:
-        request = replace(request, header=header)
-    size = request.content_length
-    return ConvertedRequest(
-        _buffered_body(request) or await _join_if_small(_stream_body(request, body), size),
-        size,
-        len(header),
-        request.output_encoding,
-        request.features,
-        request.input_encodings,
-    )
+        request = await _read_small(call, body, reservation)
+    if request is None:
+        request = await _read_json(body, length, call.destination, reservation)
+        _check_binary_size(request, body, length)
+        if body.size is None and not request.missing_size:
+            await _check_end(body)
+    check_declared(call, request)
+    return ReceivedRequest(request, await _data(request, body))
 
 
-async def _convert_small(
+def check_declared(call: Call, request: InferRequest) -> None:
+    """Raise GatewayError (400) that names the input if the declared model does not accept it."""
+    declared = call.destination.declared_models.get(call.operation.model or "")
+    if declared is not None:
+        declared.check(request.head.inputs)
+
+
+async def _read_small(
     call: Call, body: ClientBody, reservation: Reservation
-) -> ConvertedRequest | None:
-    """Convert a small request that is all JSON in one go; None if that is not possible."""
+) -> InferRequest | None:
+    """Read a small request that is all JSON in one go; return None if that is not possible."""
     limits, scheduler = call.destination.limits, call.destination.scheduler
     if body.size is None or body.size > min(MAX_FAST_REQUEST, limits.max_inference_header_bytes):
         return None
     text = await body.read_all(reservation)
     if len(text) > MAX_UNSCHEDULED:
         await scheduler.next_slice()
-    request = fast_convert_request(text, limits.max_json_depth, limits.max_tensors)
-    if request is None:
-        return None
-    old = request.body[: request.header_size]
-    header = await list_all_outputs(call, old, request.output_encoding)
-    binary = request.body if header is old else header + request.body[len(old) :]
-    return ConvertedRequest(
-        (binary,), len(binary), len(header), request.output_encoding, request.features
-    )
+    return read_buffered_request(text, limits.max_json_depth, limits.max_tensors)
 
 
 def _check_binary_size(request: InferRequest, body: ClientBody, length: int | None) -> None:
     """Compare the bytes after the JSON with the sizes that the JSON states."""
     following = None if length is None or body.size is None else body.size - length
-    if following is not None and following != request.expected_size:
+    if following is not None and following != request.missing_size:
         raise bad_request(
             f"{following} bytes follow the request's JSON, "
-            f"its binary_data_size parameters add up to {request.expected_size}"
+            f"its binary_data_size parameters add up to {request.missing_size}"
         )
-    if length is None and request.expected_size:
+    if length is None and request.missing_size:
         raise bad_request(
             f"an input has binary_data_size, but the request has no {HEADER_LENGTH} header"
         )
@@ -148,10 +116,10 @@ async def _read_json(
     missing = _UNKNOWN_SIZE if length is None else length
     text = await body.read(min(CONVERT_CHUNK, missing))
     if len(text) == length and length <= min(MAX_CACHED_HEADER, limits.max_inference_header_bytes):
-        request = header_without_data(bytes(text), limits.max_json_depth, limits.max_tensors)
+        request = read_without_data(bytes(text), limits.max_json_depth, limits.max_tensors)
         if request is not None:
             return request
-    codec = InferRequestConverter(
+    codec = InferRequestReader(
         limits.max_inference_header_bytes,
         limits.max_json_depth,
         destination.offloader_for(body.size),
@@ -181,21 +149,21 @@ async def _read_json(
         await codec.future.wait()
 
 
-def _buffered_body(request: InferRequest) -> Body:
-    """Return the whole body if none of it is still to come from the client."""
-    chunks = [request.header]
-    for part in request.tensors:
-        if isinstance(part, int):
-            if part:
-                return None
-        else:
-            chunks += part
-    return [b"".join(chunks)] if request.content_length <= CONVERT_CHUNK else chunks
+async def _data(request: InferRequest, body: ClientBody) -> Sequence[bytes | memoryview] | Chunks:
+    """Return the data of the tensors; what is still to come is read now if it is little.
+
+    A buffered body can be sent again.
+    """
+    if request.missing_size:
+        chunks = _stream_data(request, body)
+        if request.data_size > CONVERT_CHUNK:
+            return chunks
+        return [b"".join([chunk async for chunk in chunks])]
+    return request.chunks
 
 
-async def _stream_body(request: InferRequest, body: ClientBody) -> Chunks:
-    yield request.header
-    missing = request.expected_size
+async def _stream_data(request: InferRequest, body: ClientBody) -> Chunks:
+    missing = request.missing_size
     for part in request.tensors:
         if not isinstance(part, int):
             for chunk in part:
@@ -209,44 +177,27 @@ async def _stream_body(request: InferRequest, body: ClientBody) -> Chunks:
             yield piece
 
 
-async def _join_if_small(chunks: Chunks, size: int) -> Body:
-    """Join the chunks of a small body: a buffered body can be retried."""
-    return chunks if size > CONVERT_CHUNK else [b"".join([chunk async for chunk in chunks])]
-
-
 async def _check_end(body: ClientBody) -> None:
     if await body.read():
         raise bad_request("the body is longer than its inference header declares")
 
 
-async def _convert_raw_binary(
+async def _receive_raw_binary(
     call: Call, body: ClientBody, reservation: Reservation
-) -> ConvertedRequest:
-    """Put the missing header before the bytes of a raw binary request."""
+) -> ReceivedRequest:
+    """Read a request whose body is the data of the model's only input."""
     model = await model_metadata(call)
-    chunks: list[bytes] | None = None
-    size = body.size
-    if size is None:
+    data: TensorData | None = body.size
+    if data is None:
         cap = call.destination.limits.max_buffered_body_bytes
-        chunks = await buffer_chunks(body.read_rest(), reservation, cap, _raw_binary_too_large)
-        size = sum(map(len, chunks))
+        data = await buffer_chunks(body.read_rest(), reservation, cap, _raw_binary_too_large)
     try:
-        preamble = make_raw_binary_preamble(model, size)
+        request = read_raw_binary(model, data)
     except GatewayError:
         # The model may have changed: only its current metadata is a reason to refuse.
         call.destination.upstream.metadata.invalidate(call.operation.model or "")
-        model = await model_metadata(call)
-        preamble = make_raw_binary_preamble(model, size)
-    header = await list_all_outputs(call, preamble.header, ALL_BINARY)
-    start = header + preamble.prefix
-    size += len(start)
-    if chunks is not None:
-        content: Body = [start, *chunks]
-    else:
-        content = await _join_if_small(_prepend(start, body), size)
-    return ConvertedRequest(
-        content, size, len(header), ALL_BINARY, _NO_FEATURES, uses_metadata=True
-    )
+        request = read_raw_binary(await model_metadata(call), data)
+    return ReceivedRequest(request, await _data(request, body), uses_metadata=True)
 
 
 def _raw_binary_too_large(cap: int) -> GatewayError:
@@ -255,12 +206,6 @@ def _raw_binary_too_large(cap: int) -> GatewayError:
         f"a raw binary request without Content-Length, or compressed, is buffered, and is "
         f"larger than {cap} bytes (limits.max_buffered_body_bytes); send a Content-Length",
     )
-
-
-async def _prepend(start: bytes, body: ClientBody) -> Chunks:
-    yield start
-    async for chunk in body.read_rest():
-        yield chunk
 
 
 async def model_metadata(call: Call) -> ModelMetadata:
@@ -290,21 +235,20 @@ async def model_metadata(call: Call) -> ModelMetadata:
     return complete_metadata(metadata, declared)
 
 
-async def list_all_outputs(call: Call, header: bytes, encoding: OutputEncoding) -> bytes:
-    """Return a request's header with all outputs listed, if the server needs that for binary.
+async def outputs_to_list(call: Call, request: InferRequest) -> tuple[str, ...]:
+    """Return the outputs that a request must list so that the server sends them in binary.
 
-    The header stays as it is if the client lists outputs itself. It also stays if the server does
-    not tell its outputs: then they come as JSON.
+    There are none if the client lists outputs itself. If the server does not tell its outputs,
+    there are none either: then they come as JSON.
     """
-    if not call.destination.upstream.dialect.binary_only_if_listed or encoding.binary_by_output:
-        return header
+    if not call.destination.upstream.dialect.binary_only_if_listed or request.head.outputs:
+        return ()
     try:
         outputs = (await model_metadata(call)).outputs
     except UpstreamResponseError:
-        outputs = ()  # the server's response to the request itself tells what is wrong
+        return ()  # the server's response to the request itself tells what is wrong
     except GatewayError as error:
         if error.kind is not ErrorKind.BAD_RESPONSE:
             raise
-        outputs = ()
-    names = [output.name for output in outputs]
-    return list_outputs(header, names) if names else header
+        return ()
+    return tuple(output.name for output in outputs)

@@ -17,7 +17,7 @@ from gateway.codec.v2.binary_response import BinaryResponseConverter
 from gateway.codec.v2.fast_response import fast_convert_response
 from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter
 from gateway.errors import ErrorKind, GatewayError, bad_response
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import (
     check_no_binary_outputs,
     parse_response_header,

@@ -2,65 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from gateway.codec.v2.json_request import JsonRequestConverter
+from gateway.codec.v2.binary_request import write_binary_header
+from gateway.codec.v2.json_request import JsonRequestWriter
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.dialects import Dialect
+from gateway.protocol.messages import InferRequestHead, RequestFeatures
 from gateway.protocol.operations import model_name_of
-from gateway.protocol.request_features import RequestFeatures
 from gateway.proxy.headers import HEADER_LENGTH, with_body
-from gateway.proxy.infer.buffered_response import ResponseRelay
+from gateway.proxy.infer.buffered_response import ResponseRelay, prepend
 from gateway.proxy.infer.cloud_content_types import translate_cloud_type
 from gateway.proxy.infer.convert_request import (
-    ConvertedRequest,
-    convert_request,
+    ReceivedRequest,
     model_metadata,
+    outputs_to_list,
+    receive_request,
 )
 from gateway.proxy.infer.convert_response import convert_response
 from gateway.proxy.infer.json_upstream import convert_json_response, json_body, passes_as_json
 from gateway.proxy.interfaces import Call, ClientRequest, Destination
 from gateway.proxy.retry import UpstreamCall
-from gateway.upstream.transport import UpstreamRequest
+from gateway.sizes import CONVERT_CHUNK
+from gateway.upstream.transport import Body, UpstreamRequest
 
 
 async def infer(call: Call) -> None:
     """Serve an infer request of any encoding: JSON, binary, mixed or raw binary."""
     call = replace(call, response=translate_cloud_type(call.request, call.response))
     with call.destination.memory_budget.reserve() as reservation:
-        converted = await convert_request(call, reservation)
-        reservation.resize(converted.buffered_size)
-        await send_converted(call, converted)
+        received = await receive_request(call, reservation)
+        reservation.resize(received.buffered_size)
+        await send_request(call, received)
 
 
-async def send_converted(call: Call, converted: ConvertedRequest) -> None:
-    """Send a converted request to a server, and the response to the client.
+async def send_request(call: Call, received: ReceivedRequest) -> None:
+    """Send a request in the server's form, and the response to the client.
 
     Raises GatewayError (400), before any server sees the request, as ``check_request``.
     """
-    await check_request(call, converted.features)
+    head = received.request.head
+    await check_request(call, head)
     destination = call.destination
     dialect = destination.upstream.dialect
     if dialect.binary:
-        upstream_request = _binary_request(call.request, converted, dialect)
+        unlisted = await outputs_to_list(call, received.request)
+        upstream_request = _binary_request(call.request, received, unlisted, dialect)
         convert = convert_response
     else:
-        upstream_request = _json_request(call.request, converted, destination)
+        upstream_request = _json_request(call.request, received, destination)
         convert = convert_json_response
     model = model_name_of(call.operation)
     async with UpstreamCall(
         destination, upstream_request, call.deadline, model=model
     ) as upstream_call:
         response = upstream_call.response
-        if response.status != 200 and (converted.uses_metadata or dialect.binary_only_if_listed):
-            # The header may have been made from outdated metadata.
+        if response.status != 200 and (received.uses_metadata or dialect.binary_only_if_listed):
+            # The request may have been made from outdated metadata.
             destination.upstream.metadata.invalidate(call.operation.model or "")
         relay = ResponseRelay(
             response,
             upstream_call.url,
             call.response,
-            converted.encoding,
+            head.output_encoding,
             destination,
             call.deadline,
         )
@@ -68,65 +74,68 @@ async def send_converted(call: Call, converted: ConvertedRequest) -> None:
 
 
 def _binary_request(
-    request: ClientRequest, converted: ConvertedRequest, dialect: Dialect
+    request: ClientRequest, received: ReceivedRequest, unlisted: tuple[str, ...], dialect: Dialect
 ) -> UpstreamRequest:
+    header = write_binary_header(received.request, unlisted)
+    size = len(header) + received.request.data_size
     changed = {
         "Content-Type": "application/octet-stream",
-        "Content-Length": str(converted.size),
-        HEADER_LENGTH: str(converted.header_size),
+        "Content-Length": str(size),
+        HEADER_LENGTH: str(len(header)),
     }
     headers = with_body(request.headers, changed)
-    if not (converted.encoding.all_binary and dialect.honors_output_encoding):
+    if not (received.request.head.output_encoding.all_binary and dialect.honors_output_encoding):
         # The gateway reads the response.
         headers.popall("Accept-Encoding", None)
-    return UpstreamRequest(request.method, request.target, headers, converted.body)
-
-
-def _json_request(
-    request: ClientRequest, converted: ConvertedRequest, destination: Destination
-) -> UpstreamRequest:
-    """Return the request for a server that accepts only JSON."""
-
-    def new_codec() -> JsonRequestConverter:
-        return JsonRequestConverter(
-            converted.header_size,
-            destination.policies,
-            converted.input_encodings,
-            converted.encoding.as_base64,
-        )
-
-    headers = with_body(request.headers, {"Content-Type": "application/json"})
-    if not passes_as_json(converted.encoding, destination):
-        # The gateway reads the response.
-        headers.popall("Accept-Encoding", None)
-    body = json_body(converted.body, converted.size, new_codec, destination.scheduler)
+    body: Body
+    if isinstance(received.body, AsyncIterator):
+        body = prepend([header], received.body)
+    else:
+        body = [header, *received.body]
+        if size <= CONVERT_CHUNK:
+            body = [b"".join(body)]
     return UpstreamRequest(request.method, request.target, headers, body)
 
 
-async def check_request(call: Call, features: RequestFeatures) -> None:
-    """Refuse a request that its model does not accept, or that would crash its server.
+def _json_request(
+    request: ClientRequest, received: ReceivedRequest, destination: Destination
+) -> UpstreamRequest:
+    """Return the request for a server that accepts only JSON."""
 
-    Raises GatewayError (400) that names the input, output or parameter, and what ``model_metadata``
+    def new_writer() -> JsonRequestWriter:
+        return JsonRequestWriter(received.request, destination.policies)
+
+    headers = with_body(request.headers, {"Content-Type": "application/json"})
+    if not passes_as_json(received.request.head.output_encoding, destination):
+        # The gateway reads the response.
+        headers.popall("Accept-Encoding", None)
+    size = received.request.data_size
+    body = json_body(received.body, size, new_writer, destination.scheduler)
+    return UpstreamRequest(request.method, request.target, headers, body)
+
+
+async def check_request(call: Call, head: InferRequestHead) -> None:
+    """Refuse a request that would crash its server.
+
+    Raises GatewayError (400) that names the output or parameter, and what ``model_metadata``
     raises if that is needed.
     """
-    declared = call.destination.declared_models.get(call.operation.model or "")
-    if declared is not None:
-        declared.check(features.inputs)
+    features = head.features
     if features.is_plain or not call.destination.upstream.dialect.triton_extensions:
         return
     if features.error:
         raise bad_request(features.error)
-    _check_classification_inputs(features)
+    _check_classification_inputs(head)
     await _check_classified_outputs(call, features)
 
 
-def _check_classification_inputs(features: RequestFeatures) -> None:
+def _check_classification_inputs(head: InferRequestHead) -> None:
     """Refuse classification without elements: Triton divides by their number, and crashes."""
-    for tensor in features.inputs:
+    for tensor in head.inputs:
         if 0 in tensor.shape:
             raise bad_request(
-                f"output '{features.classified_outputs[0]}': classification needs elements, and "
-                f"input '{tensor.name}' of shape {list(tensor.shape)} has none"
+                f"output '{head.features.classified_outputs[0]}': classification needs elements, "
+                f"and input '{tensor.name}' of shape {list(tensor.shape)} has none"
             )
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
+from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v1.response import PredictResponseConverter
 from gateway.errors import GatewayError, bad_request, bad_response
+from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import Operation, model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout, error_document, infer_path
@@ -18,13 +19,12 @@ from gateway.proxy.body_io import ClientBody, split, write
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.infer.convert_request import (
-    ALL_BINARY,
-    ConvertedRequest,
-    list_all_outputs,
+    ReceivedRequest,
+    check_declared,
     model_metadata,
 )
 from gateway.proxy.infer.convert_response import parse_header_size
-from gateway.proxy.infer.handler import send_converted
+from gateway.proxy.infer.handler import send_request
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination
 from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK
@@ -33,7 +33,7 @@ from gateway.upstream.metadata_cache import UpstreamResponseError
 
 async def predict(call: Call) -> None:
     """Serve a V1 prediction; one that cannot be converted passes to a server of V1."""
-    request, destination, operation = call.request, call.destination, call.operation
+    destination, operation = call.destination, call.operation
     model = await _model_metadata(call)
     if not model.inputs:
         if not destination.upstream.dialect.speaks_v1:
@@ -43,21 +43,21 @@ async def predict(call: Call) -> None:
             )
         await passthrough(call, model=model_name_of(operation))
         return
-    body = ClientBody(request, destination.limits.max_request_bytes, call.deadline)
+    body = ClientBody(call.request, destination.limits.max_request_bytes, call.deadline)
     budget = destination.memory_budget
     with budget.reserve() as reservation, budget.reserve() as response_reservation:
         try:
-            converted = await _convert(call, body, model, reservation)
+            request, layout = await _read(call, body, model, reservation)
         except GatewayError:
             # The model may have changed: the next request is checked against its new metadata.
             destination.upstream.metadata.invalidate(operation.model or "")
             raise
-        header = await list_all_outputs(call, converted.header, ALL_BINARY)
-        infer_request = _to_infer_request(header, converted)
-        reservation.resize(infer_request.buffered_size)
-        response = PredictResponse(call, converted.predicted, response_reservation)
-        infer_call = replace(call, request=_InferHead(request, operation), response=response)
-        await send_converted(infer_call, infer_request)
+        check_declared(call, request)
+        received = ReceivedRequest(request, request.chunks, uses_metadata=True)
+        reservation.resize(received.buffered_size)
+        response = PredictResponse(call, layout, response_reservation)
+        head = _InferHead(call.request, operation)
+        await send_request(replace(call, request=head, response=response), received)
 
 
 def _request_id(request: ClientRequest) -> str:
@@ -90,13 +90,13 @@ class _InferHead(ClientRequest):
         return b""
 
 
-async def _convert(
+async def _read(
     call: Call, body: ClientBody, model: ModelMetadata, reservation: Reservation
-) -> PredictRequest:
+) -> tuple[InferRequest, V1ResponseLayout]:
     limits, scheduler = call.destination.limits, call.destination.scheduler
     if body.size == 0:
         raise bad_request("the request has no body")
-    codec = PredictRequestConverter(
+    codec = PredictRequestReader(
         model, limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
     )
     with closing(codec):
@@ -111,20 +111,6 @@ async def _convert(
         codec.feed(b"", last=True)
         await run_steps(codec, reservation, scheduler)
         return codec.finish(_request_id(call.request))
-
-
-def _to_infer_request(header: bytes, request: PredictRequest) -> ConvertedRequest:
-    chunks = [header, *request.tensors]
-    size = sum(map(len, chunks))
-    return ConvertedRequest(
-        [b"".join(chunks)] if size <= CONVERT_CHUNK else chunks,
-        size,
-        len(header),
-        ALL_BINARY,
-        request.features,
-        request.input_encodings,
-        uses_metadata=True,
-    )
 
 
 class PredictResponse(ClientResponse):

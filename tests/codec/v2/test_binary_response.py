@@ -15,7 +15,7 @@ from gateway.codec.json import array_scanner
 from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.binary_response import BinaryResponseConverter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import DTYPES, RefusedError, pack_bytes, response_in_binary
 from tests.codec.v2.test_response import Failed, rewritten

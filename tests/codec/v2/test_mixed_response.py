@@ -17,7 +17,7 @@ from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.binary_response import BinaryResponseConverter
 from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import DATATYPES, DTYPES, pack_bytes, unpack
 

@@ -17,7 +17,7 @@ from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v2.fast_response import fast_convert_response
 from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter, response_reader
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import DATATYPES, DTYPES, RefusedError, convert_response, pack_bytes
 from tests.codec.strategies import output, response_body
