@@ -75,7 +75,7 @@ PROXY: Rooms = {
     "not_found": _imports(""),
 }
 CODEC: Rooms = {
-    "v1": _imports("v2 elements json policies"),
+    "v1": _imports("v2 elements json offload_interface policies"),
     "v2": _imports("elements json offload_interface policies"),
     "elements": _imports("json offload_interface policies"),
     "decompress": _imports(""),

@@ -1,7 +1,7 @@
-"""Infer requests, apart from the form in which they travel.
+"""Infer requests and responses, apart from the form in which they travel.
 
-A reader makes them of a client's form, a writer makes a server's form of them. Neither knows the
-other, so that a new form costs one of each.
+A reader makes a message of one form, a writer makes another form of it. Neither knows the other,
+so that a new form costs one of each.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class OutputEncoding:
 
 
 ALL_BINARY = OutputEncoding(binary_by_default=True, binary_by_output={})
+ALL_JSON = OutputEncoding(binary_by_default=False, binary_by_output={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +144,45 @@ class InferRequest:
     def missing_size(self) -> int:
         """Return the bytes of data that are still to come."""
         return sum(part for part in self.tensors if isinstance(part, int))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One output of a response, without its data.
+
+    ``binary_size`` counts the bytes of its data, None if the data are JSON text or in shared
+    memory. See also InputTensor.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    binary_size: int | None = None
+    parameters: Fields = field(default_factory=dict)
+    extra: Fields = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponseHead:
+    """What responses of one model have in common; see InferRequestHead."""
+
+    outputs: tuple[OutputTensor, ...]
+    model: str | None = None
+    version: str | None = None
+    parameters: Fields = field(default_factory=dict)
+    extra: Fields = field(default_factory=dict)
+    memory: int = field(default=0, compare=False)
+    written: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """An infer response; the data of its outputs follow in order, but for those in shared memory.
+
+    ``texts`` are the exception, by the index of an output: JSON text between the brackets of data,
+    which the client gets as it is.
+    """
+
+    head: InferResponseHead
+    id: str | None = None
+    texts: Mapping[int, Sequence[bytes]] = field(default_factory=dict)

@@ -131,12 +131,12 @@ def read_head(
     """Read all but the id of a request with these inputs; raises as ``read_output_encoding``."""
     output_encoding = read_output_encoding(fields, tensor_cap)
     outputs = tuple(map(_read_requested_output, _requested_outputs(fields)))
-    parameters = _without(fields.get("parameters", {}), "binary_data_output")
+    parameters = without(fields.get("parameters", {}), "binary_data_output")
     return InferRequestHead(
         inputs,
         outputs,
         parameters,
-        _without(fields, "id", "inputs", "outputs", "parameters"),
+        without(fields, "id", "inputs", "outputs", "parameters"),
         output_encoding,
         read_features(parameters, inputs, outputs),
     )
@@ -145,9 +145,9 @@ def read_head(
 def _read_requested_output(entry: Fields) -> RequestedOutput:
     parameters = entry.get("parameters", {})
     if has_base64_content(entry) and not _is_explicitly_binary(parameters):
-        parameters = _without(parameters, "content_type")  # the gateway encodes base64
+        parameters = without(parameters, "content_type")  # the gateway encodes base64
     return RequestedOutput(
-        entry["name"], _without(parameters, "binary_data"), _without(entry, "name", "parameters")
+        entry["name"], without(parameters, "binary_data"), without(entry, "name", "parameters")
     )
 
 
@@ -166,7 +166,8 @@ def _is_explicitly_binary(parameters: Fields) -> bool:
     return parameters.get("binary_data") is True or "shared_memory_region" in parameters
 
 
-def _without(fields: Fields, *keys: str) -> Fields:
+def without(fields: Fields, *keys: str) -> Fields:
+    """Return fields without those of some keys."""
     return {key: value for key, value in fields.items() if key not in keys}
 
 
@@ -207,8 +208,8 @@ def _read_input(index: int, entry: Fields) -> InputTensor:
             f"{label}: the content_type base64 is for BYTES only, not for {datatype.name}"
         )
     # A content type of base64 describes the JSON data.
-    parameters = _without(parameters, "binary_data_size", "content_type" if base64 else "")
-    extra = _without(entry, "name", "datatype", "shape", "parameters", "data")
+    parameters = without(parameters, "binary_data_size", "content_type" if base64 else "")
+    extra = without(entry, "name", "datatype", "shape", "parameters", "data")
     tensor = InputTensor(name, datatype, shape, size, base64, parameters, extra)
     _check_binary_size(tensor, label)
     return tensor

@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
 import pytest
 
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.request import PredictRequestReader
-from gateway.codec.v2.binary_response import BinaryResponseConverter
 from gateway.codec.v2.fast_request import read_buffered_request
 from gateway.codec.v2.request import InferRequestReader
-from gateway.codec.v2.response import MixedResponseConverter
+from gateway.codec.v2.response import ResponseConverter, encoded_converter
 from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.tensors import MAX_TENSORS
@@ -82,7 +82,7 @@ DATATYPES = ("FP32", "FP16", "FP64", "BF16", "INT8", "UINT64", "BOOL", "BYTES")
 BASE64 = '"parameters":{"content_type":"base64"}'
 
 Pool = tuple[str, ...]
-Codec = InferRequestReader | BinaryResponseConverter | MixedResponseConverter | PredictRequestReader
+Codec = InferRequestReader | ResponseConverter[Any] | PredictRequestReader
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,7 @@ def convert(form: str, datatype: str, body: bytes) -> None:
             codec.feed(body[start : start + PIECE])
             while codec.step():
                 pass
-        if not isinstance(codec, MixedResponseConverter):
-            codec.feed(b"", last=True)
+        codec.feed(b"", last=True)
         while codec.step():
             pass
         if isinstance(codec, PredictRequestReader):
@@ -195,14 +194,13 @@ def codec_of(form: str, datatype: str, size: int) -> Codec:
         names = "xy" if form == "rows" else "x"
         return PredictRequestReader(model(dict.fromkeys(names, (datatype, [-1]))), HEADER_CAP, 64)
     if form == "mixed":
-        return MixedResponseConverter(
+        return encoded_converter(
             size, OutputEncoding(False, {}), JsonPolicies(), HEADER_CAP, 1 << 30
         )
     if form in ANSWERS:
         policies = JsonPolicies(as_base64=frozenset("x" if form == "base64" else ""))
-        return BinaryResponseConverter(
-            OutputEncoding(form == "binary", {}), HEADER_CAP, 1 << 30, policies
-        )
+        encoding = OutputEncoding(form == "binary", {})
+        return encoded_converter(None, encoding, policies, HEADER_CAP, 1 << 30)
     return InferRequestReader(HEADER_CAP, 64)
 
 

@@ -25,8 +25,8 @@ from tests.codec.strategies_v1 import model
 from tests.codec.v1 import predict_requests
 from tests.codec.v1 import test_response as test_v1_response
 from tests.codec.v2 import test_response
-from tests.codec.v2.test_binary_response import Converted, convert_response
 from tests.codec.v2.test_response import Failed
+from tests.codec.v2.test_response_reader import Converted, convert_response
 
 NEW = [
     float_datatype("FLOAT8", ml_dtypes.float8_e5m2),
@@ -42,7 +42,9 @@ def new(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setitem(DATATYPES, datatype.name, datatype)
     yield datatype
     read_buffered_request.__globals__["_make_plan"].cache_clear()
-    fast_convert_response.__globals__["_make_plan"].cache_clear()
+    fast_convert_response.__globals__["read_without_data"].__globals__[
+        "_read_without_data"
+    ].cache_clear()
 
 
 def packed(datatype: Datatype, values: list[int] = VALUES) -> bytes:

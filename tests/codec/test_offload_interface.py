@@ -17,7 +17,7 @@ from gateway.codec.offload_interface import FAILED_FUTURE, ConversionJob, Offloa
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.request import InferRequestReader
-from gateway.codec.v2.response import JsonResponseConverter
+from gateway.codec.v2.response import json_converter
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import strategies
@@ -93,7 +93,7 @@ def write_response(
     pieces: list[bytes], size: int, policies: JsonPolicies, offloader: _RandomOffloader | None
 ) -> Any:
     """Write a response as JSON; return the text, or the error."""
-    codec = JsonResponseConverter(size, policies)
+    codec = json_converter(size, policies, 1 << 24, 1 << 24)
     parts: deque[TextChunk | OffloadedText] = deque()
     text = b""
     try:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.request import PredictRequestReader
-from gateway.codec.v2.binary_response import BinaryResponseConverter
 from gateway.codec.v2.fast_request import read_buffered_request
 from gateway.codec.v2.request import InferRequestReader, read_without_data
+from gateway.codec.v2.response import encoded_converter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import parse_response_header
@@ -39,7 +40,9 @@ def convert_request(pieces: list[bytes]) -> None:
 
 
 def convert_response(pieces: list[bytes]) -> None:
-    codec = BinaryResponseConverter(OutputEncoding(True, {"text": False}), CAP, 1 << 20)
+    codec = encoded_converter(
+        None, OutputEncoding(True, {"text": False}), JsonPolicies(), CAP, 1 << 20
+    )
     for piece in pieces:
         codec.feed(piece)
     codec.feed(b"", last=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import orjson
 
+from gateway.codec.v2.json_writer import tensor_fields
 from gateway.protocol.messages import (
     Fields,
     InferRequest,
@@ -50,13 +51,7 @@ def _input_fields(tensor: InputTensor) -> Fields:
     parameters = tensor.parameters
     if tensor.binary_size is not None:
         parameters = {**parameters, "binary_data_size": tensor.binary_size}
-    return {
-        "name": tensor.name,
-        "shape": tensor.shape,
-        "datatype": tensor.datatype.name,
-        **tensor.extra,
-        "parameters": parameters,
-    }
+    return tensor_fields(tensor.name, tensor.datatype, tensor.shape, parameters, tensor.extra)
 
 
 def _output_fields(output: RequestedOutput) -> Fields:

@@ -21,7 +21,7 @@ from gateway.codec.elements.run_job import run_job
 from gateway.codec.json.array_scanner import WINDOW, end_of_numbers, max_depth
 from gateway.codec.json.data_extractor import placeholder
 from gateway.codec.offload_interface import ConversionJob
-from gateway.codec.v2.request import split_id
+from gateway.codec.v2.json_reader import split_id
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype
 from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gateway.codec.elements.encode import TensorEncoder, make_tensor_encoder
 from gateway.codec.policies import BytesEncoding, JsonPolicies
-from gateway.codec.v2.json_writer import JsonMessageWriter, TensorReader
+from gateway.codec.v2.json_writer import JsonMessageWriter, TensorSplitter, tensor_fields
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.messages import Fields, InferRequest, InputTensor, RequestedOutput
@@ -21,15 +21,29 @@ class JsonRequestWriter(JsonMessageWriter):
     """
 
     def __init__(self, request: InferRequest, policies: JsonPolicies) -> None:
-        inputs = request.head.inputs
-        super().__init__(TensorReader(0, lambda _: ({}, inputs), REQUEST), REQUEST)
+        super().__init__(request.head.inputs, REQUEST)
         self._request = request
         self._policies = policies
+        self._splitter = TensorSplitter(request.head.inputs, REQUEST)
+        self._is_started = False
 
-    def _rewrite_fields(self, fields: Fields) -> Fields:
+    def feed(self, data: bytes | memoryview) -> bytes:
+        """Return the text for the next data of the tensors; raises GatewayError (400)."""
+        text = [] if self._is_started else [*self.start()]
+        self._is_started = True
+        for piece in self._splitter.feed(data):
+            text += [part for part in self.encode(piece) if isinstance(part, bytes)]
+        return b"".join(text)
+
+    def finish(self) -> bytes:
+        """Return the rest of the text: all of it if there was no data to feed."""
+        text = self.feed(b"")
+        self._splitter.finish()
+        return text
+
+    def _write_fields(self) -> Fields:
         head = self._request.head
-        if self._request.id is not None:
-            fields = {"id": self._request.id}
+        fields: Fields = {} if self._request.id is None else {"id": self._request.id}
         fields["inputs"] = list(map(self._input_fields, head.inputs))
         if head.outputs:
             fields["outputs"] = list(map(self._output_fields, head.outputs))
@@ -38,14 +52,9 @@ class JsonRequestWriter(JsonMessageWriter):
         return {**fields, **head.extra}
 
     def _input_fields(self, tensor: InputTensor) -> Fields:
-        fields: Fields = {
-            "name": tensor.name,
-            "shape": tensor.shape,
-            "datatype": tensor.datatype.name,
-            **tensor.extra,
-        }
-        if tensor.parameters:
-            fields["parameters"] = tensor.parameters
+        fields = tensor_fields(
+            tensor.name, tensor.datatype, tensor.shape, tensor.parameters, tensor.extra
+        )
         is_text = tensor.datatype.family is Family.TEXT and tensor.binary_size is not None
         if is_text and self._encoding_of(tensor) is BytesEncoding.BASE64:
             mark_base64(fields)

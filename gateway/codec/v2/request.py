@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,7 +10,7 @@ from functools import lru_cache
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.header_length_check import check_header_end
 from gateway.codec.offload_interface import Offloader
-from gateway.codec.v2.json_reader import JsonMessageReader
+from gateway.codec.v2.json_reader import JsonMessageReader, split_id
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import REQUEST
@@ -98,22 +97,6 @@ class InferRequestReader(JsonMessageReader):
             tuple(tensors),
             header.text if passes else b"",
         )
-
-
-_ID = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([ !#-\[\]-~]*)"')
-"""An id of ASCII characters without escapes."""
-
-
-def split_id(text: bytes) -> tuple[bytes, str | None]:
-    """Return a JSON text with an empty id, and its id; the id is None if it stays in the text.
-
-    Clients send a new id with each request: without it, the texts of many are the same.
-    """
-    found = _ID.search(text)
-    if found is None or text.count(b'"id"') > 1:
-        return text, None
-    start, end = found.span(1)
-    return text[:start] + text[end:], text[start:end].decode()
 
 
 MAX_CACHED_HEADER = 4 * 1024

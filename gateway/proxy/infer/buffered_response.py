@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v2.binary_response import BinaryResponseConverter
-from gateway.codec.v2.response import MixedResponseConverter, has_text_for_base64
+from gateway.codec.v2.response import ResponseConverter, encoded_converter
+from gateway.codec.v2.response_reader import has_text_for_base64
 from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import has_encoding, parse_response_header
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
+from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import Chunks, response_chunks, slices, write_all
 from gateway.proxy.headers import HEADER_LENGTH, with_body
 from gateway.proxy.interfaces import ClientResponse, Destination
@@ -42,35 +41,37 @@ class ResponseRelay:
         await relay_response(self.upstream_response, self.response, self.url, self.deadline, chunks)
 
 
-async def relay_json_as_binary(relay: ResponseRelay, chunks: Chunks) -> None:
-    """Convert a response that is all JSON: requested outputs become binary.
+async def relay_encoded(relay: ResponseRelay, chunks: Chunks, header_size: int | None) -> None:
+    """Convert each output to the requested encoding.
 
-    BYTES outputs become base64 if that is requested.
+    ``header_size`` is the size of the JSON before tensors, None without tensors.
     """
-    limits, policies = relay.destination.limits, relay.destination.policies
-    codec = BinaryResponseConverter(
-        relay.encoding, limits.max_inference_header_bytes, limits.max_buffered_body_bytes, policies
-    )
-    with relay.destination.memory_budget.reserve() as reservation:
-        await _convert(relay, chunks, codec, reservation)
-        codec.feed(b"", last=True)
-        await run_steps(codec, reservation, relay.destination.scheduler)
-        await _send(relay, *codec.finish())
+    destination = relay.destination
+    converter = new_converter(header_size, relay.encoding, destination)
+    scheduler = destination.scheduler
+    with destination.memory_budget.reserve() as reservation:
+        async for piece in slices(chunks, ENCODE_CHUNK, scheduler):
+            converter.feed(piece)
+            reservation.resize(converter.buffered_bytes)
+            await run_steps(converter, reservation, scheduler)
+        if header_size is None:
+            converter.feed(b"", last=True)
+            await run_steps(converter, reservation, scheduler)
+        await _send(relay, *converter.finish())
 
 
-async def relay_mixed(relay: ResponseRelay, chunks: Chunks, header_size: int) -> None:
-    """Convert a response of JSON with tensors behind it: each output as requested."""
-    limits, policies = relay.destination.limits, relay.destination.policies
-    codec = MixedResponseConverter(
+def new_converter(
+    header_size: int | None, encoding: OutputEncoding, destination: Destination
+) -> ResponseConverter[tuple[bytes, Sequence[bytes | memoryview]]]:
+    """Make the converter to the requested encoding of each output, with the destination's caps."""
+    limits = destination.limits
+    return encoded_converter(
         header_size,
-        relay.encoding,
-        policies,
+        encoding,
+        destination.policies,
         limits.max_inference_header_bytes,
         limits.max_buffered_body_bytes,
     )
-    with relay.destination.memory_budget.reserve() as reservation:
-        await _convert(relay, chunks, codec, reservation)
-        await _send(relay, *codec.finish())
 
 
 async def relay_in_encoding(relay: ResponseRelay, chunks: Chunks, header_size: int | None) -> None:
@@ -80,7 +81,7 @@ async def relay_in_encoding(relay: ResponseRelay, chunks: Chunks, header_size: i
     ``limits.max_inference_header_bytes`` of it are inspected before the client gets anything.
     """
     if header_size is None:
-        await relay_json_as_binary(relay, chunks)
+        await relay_encoded(relay, chunks, None)
         return
     destination = relay.destination
     with destination.memory_budget.reserve() as reservation:
@@ -88,25 +89,10 @@ async def relay_in_encoding(relay: ResponseRelay, chunks: Chunks, header_size: i
             first = await _read_first(chunks, header_size, reservation)
             chunks = prepend(first, chunks)
             header = b"".join(first)[:header_size]
-            if _has_requested_encoding(header, relay.encoding, destination.policies):
+            if has_requested_encoding(header, relay.encoding, destination.policies):
                 await relay.pass_untouched(chunks)
                 return
-        await relay_mixed(relay, chunks, header_size)
-
-
-class _ResponseConverter(BufferingCodec, Protocol):
-    def feed(self, data: bytes | memoryview, /) -> None:
-        """Take the next bytes of the response."""
-
-
-async def _convert(
-    relay: ResponseRelay, chunks: Chunks, codec: _ResponseConverter, reservation: Reservation
-) -> None:
-    scheduler = relay.destination.scheduler
-    async for piece in slices(chunks, ENCODE_CHUNK, scheduler):
-        codec.feed(piece)
-        reservation.resize(codec.buffered_bytes)
-        await run_steps(codec, reservation, scheduler)
+        await relay_encoded(relay, chunks, header_size)
 
 
 async def _send(relay: ResponseRelay, header: bytes, tensors: Sequence[bytes | memoryview]) -> None:
@@ -141,9 +127,7 @@ async def prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks
         yield chunk
 
 
-def _has_requested_encoding(
-    header: bytes, encoding: OutputEncoding, policies: JsonPolicies
-) -> bool:
+def has_requested_encoding(header: bytes, encoding: OutputEncoding, policies: JsonPolicies) -> bool:
     """Tell whether a response is as requested; False for an invalid one, which gets converted."""
     try:
         fields = parse_response_header(header)

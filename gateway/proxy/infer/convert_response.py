@@ -13,9 +13,8 @@ from multidict import CIMultiDictProxy
 
 from gateway.codec.elements.encode import OffloadedText, TextChunk
 from gateway.codec.json.header_length_check import HeaderLengthCheck
-from gateway.codec.v2.binary_response import BinaryResponseConverter
 from gateway.codec.v2.fast_response import fast_convert_response
-from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter
+from gateway.codec.v2.response import ResponseConverter, json_converter
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import (
@@ -25,7 +24,12 @@ from gateway.protocol.response_header import (
 )
 from gateway.proxy.body_io import Chunks, read_response, slices, write
 from gateway.proxy.headers import HEADER_LENGTH, with_body
-from gateway.proxy.infer.buffered_response import ResponseRelay, relay_in_encoding, relay_mixed
+from gateway.proxy.infer.buffered_response import (
+    ResponseRelay,
+    new_converter,
+    relay_encoded,
+    relay_in_encoding,
+)
 from gateway.proxy.interfaces import Destination
 from gateway.proxy.passthrough import relay_rewritten
 from gateway.sizes import CONVERT_CHUNK
@@ -120,7 +124,7 @@ async def _convert_binary(relay: ResponseRelay) -> None:
     elif relay.encoding.all_json:
         await _relay_as_json(relay, header_size)
     else:
-        await relay_mixed(relay, relay.chunks(), header_size)
+        await relay_encoded(relay, relay.chunks(), header_size)
 
 
 async def _convert_unsure(relay: ResponseRelay) -> None:
@@ -194,17 +198,17 @@ async def _relay_as_json(relay: ResponseRelay, header_size: int) -> None:
         deadline.expect_client()
         await response.send(200, upstream_response.reason, headers, text)
         return
-    codec = JsonResponseConverter(header_size, destination.policies)
+    converter = _new_json_converter(header_size, destination)
     offloader = destination.offloader_for(size)
     parts: deque[TextChunk | OffloadedText] = deque()
     with destination.memory_budget.reserve() as reservation:
         async for piece in slices(relay.chunks(), CONVERT_CHUNK, destination.scheduler):
-            parts.extend(codec.parts(piece, offloader))
-            reservation.resize_unchecked(codec.buffered_bytes + sum(map(_size_of, parts)))
+            parts.extend(converter.parts(piece, offloader))
+            reservation.resize_unchecked(converter.buffered_bytes + sum(map(_size_of, parts)))
             if parts and not response.started:
                 await response.start(200, upstream_response.reason, headers)
             await _write_parts(relay, parts, _MAX_QUEUED_PARTS)
-        codec.finish()
+        converter.finish()
         await _write_parts(relay, parts, 0)
     await response.finish()
 
@@ -234,10 +238,20 @@ def convert_to_json(body: bytes, header_size: int, destination: Destination) -> 
     """Write a buffered binary response as JSON; raises GatewayError."""
     text = fast_convert_response(body, header_size)
     if text is None:
-        codec = JsonResponseConverter(header_size, destination.policies)
-        text = codec.feed(body)
-        codec.finish()
+        converter = _new_json_converter(header_size, destination)
+        text = converter.text(body)
+        converter.finish()
     return text
+
+
+def _new_json_converter(header_size: int, destination: Destination) -> ResponseConverter[None]:
+    limits = destination.limits
+    return json_converter(
+        header_size,
+        destination.policies,
+        limits.max_inference_header_bytes,
+        limits.max_buffered_body_bytes,
+    )
 
 
 def with_empty_data(document: bytes, encoding: OutputEncoding, destination: Destination) -> bytes:
@@ -264,18 +278,12 @@ def _with_data(document: bytes, encoding: OutputEncoding, destination: Destinati
         return document
     if encoding.all_json:
         return convert_to_json(document, len(document), destination)
-    caps = destination.limits.max_inference_header_bytes, destination.limits.max_buffered_body_bytes
-    codec = MixedResponseConverter(len(document), encoding, destination.policies, *caps)
-    codec.feed(document)
-    return codec.finish()[0]
+    converter = new_converter(len(document), encoding, destination)
+    converter.feed(document)
+    return converter.finish()[0]
 
 
 def _with_base64(document: bytes, encoding: OutputEncoding, destination: Destination) -> bytes:
-    codec = BinaryResponseConverter(
-        encoding,
-        destination.limits.max_inference_header_bytes,
-        destination.limits.max_buffered_body_bytes,
-        destination.policies,
-    )
-    codec.feed(document, last=True)
-    return codec.finish()[0]
+    converter = new_converter(None, encoding, destination)
+    converter.feed(document, last=True)
+    return converter.finish()[0]

@@ -8,7 +8,7 @@ from gateway.codec.v2.json_request import JsonRequestWriter
 from gateway.protocol.messages import OutputEncoding
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.body_io import Chunks, slices
-from gateway.proxy.infer.buffered_response import ResponseRelay, relay_json_as_binary
+from gateway.proxy.infer.buffered_response import ResponseRelay, relay_encoded
 from gateway.proxy.infer.convert_response import (
     destination_with_base64,
     name_endpoint_in_errors,
@@ -18,7 +18,7 @@ from gateway.proxy.interfaces import Destination
 from gateway.sizes import ENCODE_CHUNK
 from gateway.upstream.transport import Body
 
-_MAX_BUFFERED = 16 * 1024
+MAX_BUFFERED = 16 * 1024
 """Bytes of a binary request that is written in one go; its JSON is mostly four times as large."""
 
 NewWriter = Callable[[], JsonRequestWriter]
@@ -35,7 +35,7 @@ def json_body(body: Body, size: int, new_writer: NewWriter, scheduler: Conversio
     if isinstance(body, AsyncIterator):
         return _write_json(body, new_writer(), scheduler)
     assert not isinstance(body, AsyncIterable)
-    if size > _MAX_BUFFERED:
+    if size > MAX_BUFFERED:
         return _RepeatableJson(body, new_writer, scheduler)
     writer = new_writer()
     text = b"".join([writer.feed(data) for data in body])
@@ -87,4 +87,4 @@ async def convert_json_response(relay: ResponseRelay) -> None:
         await relay.pass_untouched()
         return
     with name_endpoint_in_errors(relay.url):
-        await relay_json_as_binary(with_requested_base64(relay), relay.chunks())
+        await relay_encoded(with_requested_base64(relay), relay.chunks(), None)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.v1.request import PredictRequestReader
-from gateway.codec.v1.response import PredictResponseConverter
+from gateway.codec.v1.response import predict_converter
+from gateway.codec.v2.response import ResponseConverter
 from gateway.errors import GatewayError, bad_request, bad_response
 from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import Operation, model_name_of
@@ -127,7 +129,7 @@ class PredictResponse(ClientResponse):
         self._destination: Destination = call.destination
         self._deadline = call.deadline
         self._reservation = reservation
-        self._codec: PredictResponseConverter | None = None
+        self._codec: ResponseConverter[Iterator[bytes]] | None = None
         self._buffer = bytearray()
         self._unscheduled = 0
         self._status = 0
@@ -162,7 +164,7 @@ class PredictResponse(ClientResponse):
             del self._buffer[cap:]
             return
         for piece in split(data, ENCODE_CHUNK):
-            text = self._codec.feed(piece)
+            text = self._codec.text(piece)
             self._reservation.resize(self._codec.buffered_bytes + len(self._buffer))
             await self._write_text(text, len(piece))
 
@@ -189,9 +191,15 @@ class PredictResponse(ClientResponse):
         """Drop the client's connection."""
         self._response.abort()
 
-    def _new_codec(self, header_size: int) -> PredictResponseConverter:
-        cap = self._destination.limits.max_buffered_body_bytes
-        return PredictResponseConverter(header_size, self._layout, self._destination.policies, cap)
+    def _new_codec(self, header_size: int) -> ResponseConverter[Iterator[bytes]]:
+        limits = self._destination.limits
+        return predict_converter(
+            header_size,
+            self._layout,
+            self._destination.policies,
+            limits.max_inference_header_bytes,
+            limits.max_buffered_body_bytes,
+        )
 
     async def _write_text(self, text: bytes, converted: int) -> None:
         """Write text once there is more than is sent fully buffered.

@@ -331,7 +331,8 @@ def test_classification_and_shared_memory_are_passed_through() -> None:
         b'{"name":"z","parameters":{"shared_memory_region":"s"}}]}'
     )
     found = converted(body)
-    assert found == Accepted(body, [], False, {"y": True, "z": False}, 0, 0)
+    assert found == Accepted(found.header, [], False, {"y": True, "z": False}, 0, 0)
+    assert found.fields == json.loads(body)
 
 
 @pytest.mark.parametrize(
