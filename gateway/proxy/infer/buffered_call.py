@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 from gateway.codec.json.header_length_check import check_header_length
+from gateway.codec.v1.fast_request import read_buffered_predict
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.binary_request import write_binary_header
@@ -80,24 +81,33 @@ def convert_buffered_predict(
     declared: DeclaredModel | None = None,
 ) -> BufferedRequest | None:
     """Convert a V1 request; ``request_id`` is that of its headers."""
-    limits = destination.limits
     if not body or not model.inputs or len(body) > CONVERT_CHUNK:
         return None
     try:
-        reader = PredictRequestReader(
-            model, limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
-        )
-        with closing(reader):
-            reader.feed(body, last=True)
-            while reader.step():
-                pass
-            request, layout = reader.finish(request_id)
+        request, layout = _read_predict(body, request_id, destination.limits, model)
     except GatewayError:
         return None
     if declared and not declared.accepts(request.head.inputs):
         return None
     written = _write(request, destination, model)
     return None if written is None else replace(written, layout=layout)
+
+
+def _read_predict(
+    body: bytes, request_id: str, limits: Limits, model: ModelMetadata
+) -> tuple[InferRequest, V1ResponseLayout]:
+    """Read a V1 request; raises GatewayError (400, 413)."""
+    read = read_buffered_predict(body, model, limits.max_json_depth, request_id)
+    if read is not None:
+        return read
+    reader = PredictRequestReader(
+        model, limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
+    )
+    with closing(reader):
+        reader.feed(body, last=True)
+        while reader.step():
+            pass
+        return reader.finish(request_id)
 
 
 def _read(

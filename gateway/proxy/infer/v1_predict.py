@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.codec.v1.fast_request import read_buffered_predict
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.response import ResponseConverter
@@ -98,6 +99,12 @@ async def _read(
     limits, scheduler = call.destination.limits, call.destination.scheduler
     if body.size == 0:
         raise bad_request("the request has no body")
+    request_id = _request_id(call.request)
+    if body.size is not None and body.size <= ENCODE_CHUNK:
+        small = await body.read_all(reservation)
+        read = read_buffered_predict(small, model, limits.max_json_depth, request_id)
+        if read is not None:
+            return read
     codec = PredictRequestReader(
         model, limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
     )
@@ -112,7 +119,7 @@ async def _read(
                 await scheduler.next_slice()
         codec.feed(b"", last=True)
         await run_steps(codec, reservation, scheduler)
-        return codec.finish(_request_id(call.request))
+        return codec.finish(request_id)
 
 
 class PredictResponse(ClientResponse):
