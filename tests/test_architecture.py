@@ -75,7 +75,7 @@ PROXY: Rooms = {
     "not_found": _imports(""),
 }
 CODEC: Rooms = {
-    "v1": _imports("v2 elements json policies"),
+    "v1": _imports("v2 elements json offload_interface policies"),
     "v2": _imports("elements json offload_interface policies"),
     "elements": _imports("json offload_interface policies"),
     "decompress": _imports(""),
@@ -116,6 +116,7 @@ TESTED_BY = {
     "observe/metrics.py": "admin/test_pages.py",
     "offload/__main__.py": "offload/test_process.py",
     "protocol/json_errors.py": "protocol/test_request_header.py",
+    "protocol/messages.py": "protocol/test_request_header.py",
     "proxy/cluster/model_lists.py": "proxy/cluster/test_aggregate.py",
     "proxy/cluster/scatter_gather.py": "proxy/cluster/test_aggregate.py",
     "proxy/interfaces.py": "proxy/test_dispatch.py",

@@ -24,8 +24,8 @@ from benchmarks.harness.requests import (
 from benchmarks.harness.rounds import Ratio
 from benchmarks.report import Row, at_least, at_most, milliseconds
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v2.request import InferRequestConverter
-from gateway.codec.v2.response import JsonResponseConverter
+from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.response import json_converter
 from gateway.sizes import CONVERT_CHUNK
 
 _IMAGE = (1, 3, 224, 224)
@@ -237,7 +237,7 @@ def _parse(body: bytes) -> Values:
 
 def _convert_request(body: bytes) -> None:
     """Convert a request body as the gateway does."""
-    codec = InferRequestConverter(_HEADER_CAP, _DEPTH_CAP)
+    codec = InferRequestReader(_HEADER_CAP, _DEPTH_CAP)
     for start in range(0, len(body), CONVERT_CHUNK):
         codec.feed(body[start : start + CONVERT_CHUNK])
     codec.feed(b"", last=True)
@@ -247,9 +247,9 @@ def _convert_request(body: bytes) -> None:
 def _convert_response(response: Response) -> None:
     """Convert a binary response body as the gateway does."""
     assert response.json_length is not None
-    codec = JsonResponseConverter(response.json_length, JsonPolicies())
+    codec = json_converter(response.json_length, JsonPolicies(), 1 << 24, 1 << 24)
     for start in range(0, len(response.body), CONVERT_CHUNK):
-        codec.feed(response.body[start : start + CONVERT_CHUNK])
+        codec.text(response.body[start : start + CONVERT_CHUNK])
     codec.finish()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.errors import GatewayError, bad_request
-from gateway.protocol.request_header import InputTensor
+from gateway.protocol.messages import InputTensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
 

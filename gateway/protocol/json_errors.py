@@ -9,8 +9,9 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, shorten
 from gateway.protocol.error_vocabulary import ErrorVocabulary
+from gateway.sizes import QUOTED_NAME
 
 _AROUND = 20
 """Bytes that are quoted before and after an error."""
@@ -139,3 +140,15 @@ def _byte_of(text: bytes, error: orjson.JSONDecodeError) -> int:
 def _reason(error: orjson.JSONDecodeError) -> str:
     # orjson's message mentions surrogates, whatever the bytes are.
     return "not UTF-8" if "not valid UTF-8" in error.msg else error.msg
+
+
+def describe_value(value: object) -> str:
+    """Describe a value of a wrong type for an error."""
+    if isinstance(value, dict):
+        return "an object"
+    return "an array" if isinstance(value, list) else quote_value(value)
+
+
+def quote_value(value: object) -> str:
+    """Quote the start of a value for an error."""
+    return shorten(orjson.dumps(value).decode(), QUOTED_NAME)

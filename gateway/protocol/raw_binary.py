@@ -1,34 +1,23 @@
-"""Raw binary requests: makes the inference header from metadata and body size.
+"""Reads raw binary requests: the model's metadata and the size of the body tell their input.
 
 Binary tensor data extension, "Raw Binary Request".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-import orjson
-
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import Family
+from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor, TensorData
 from gateway.protocol.tensors import ModelMetadata, TensorSpec, element_count
 
 
-@dataclass(frozen=True, slots=True)
-class RawBinaryPreamble:
-    """The bytes before the client's body: the header, and the length of a BYTES element."""
+def read_raw_binary(model: ModelMetadata, body: TensorData) -> InferRequest:
+    """Read a request whose body is the data of its only input.
 
-    header: bytes
-    prefix: bytes = b""
-
-
-def make_raw_binary_preamble(model: ModelMetadata, body_size: int) -> RawBinaryPreamble:
-    """Make the preamble that turns a body of ``body_size`` bytes into an infer request.
-
-    It requests all outputs in binary. Raises GatewayError (400) unless the model has exactly one
+    It asks for all outputs in binary. Raises GatewayError (400) unless the model has exactly one
     input with at most one variable dimension that fits the bytes; BYTES needs the shape [1].
     """
+    body_size = body if isinstance(body, int) else sum(map(len, body))
     if not model.inputs:
         raise bad_request(
             f"the server's metadata of model '{model.name}' lists no inputs, which a raw binary "
@@ -40,25 +29,20 @@ def make_raw_binary_preamble(model: ModelMetadata, body_size: int) -> RawBinaryP
             "a raw binary request (Inference-Header-Content-Length: 0) needs exactly 1"
         )
     tensor = model.inputs[0]
-    prefix = b""
-    if tensor.datatype.family is Family.TEXT:
-        shape = _bytes_shape(model, tensor)
-        if body_size >= 1 << 32:
-            raise bad_request(f"input '{tensor.name}' can take at most 4 GiB in one BYTES element")
-        prefix = body_size.to_bytes(4, "little")
-    else:
-        shape = _deduced_shape(model, tensor, body_size)
-    return RawBinaryPreamble(_header(tensor, shape, len(prefix) + body_size), prefix)
+    if tensor.datatype.family is not Family.TEXT:
+        return _request(tensor, _deduced_shape(model, tensor, body_size), body_size, (body,))
+    shape = _bytes_shape(model, tensor)
+    if body_size >= 1 << 32:
+        raise bad_request(f"input '{tensor.name}' can take at most 4 GiB in one BYTES element")
+    length = body_size.to_bytes(4, "little")  # precedes each element of BYTES
+    return _request(tensor, shape, len(length) + body_size, ([length], body))
 
 
-def _header(tensor: TensorSpec, shape: tuple[int, ...], size: int) -> bytes:
-    entry: dict[str, Any] = {
-        "name": tensor.name,
-        "shape": shape,
-        "datatype": tensor.datatype.name,
-        "parameters": {"binary_data_size": size},
-    }
-    return orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}})
+def _request(
+    tensor: TensorSpec, shape: tuple[int, ...], size: int, data: tuple[TensorData, ...]
+) -> InferRequest:
+    read = InputTensor(tensor.name, tensor.datatype, shape, size)
+    return InferRequest(InferRequestHead((read,)), None, data)
 
 
 def _own_shape(model: ModelMetadata, tensor: TensorSpec) -> tuple[int, ...]:

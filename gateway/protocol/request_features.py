@@ -6,42 +6,25 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
-from gateway.protocol.request_header import Fields, InputTensor, describe_value
+from gateway.protocol.json_errors import describe_value
+from gateway.protocol.messages import Fields, InputTensor, RequestedOutput, RequestFeatures
 
 _UINT64_END = 2**64
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFeatures:
-    """The inputs of a request, and its unusual features.
-
-    ``classified_outputs`` are the outputs that request classification. ``error`` says which
-    parameter has a type that the extensions do not allow; empty if none has.
-    """
-
-    inputs: tuple[InputTensor, ...]
-    classified_outputs: tuple[str, ...] = ()
-    error: str = ""
-
-    @property
-    def is_plain(self) -> bool:
-        """Tell whether the request has no unusual features."""
-        return not self.classified_outputs and not self.error
-
-
-def read_features(fields: Fields, inputs: tuple[InputTensor, ...]) -> RequestFeatures:
-    """Read the features from a request's checked fields."""
-    parts = [("the request", fields, _REQUEST_PARAMETERS)]
-    parts += [(f"input '{entry['name']}'", entry, _TENSOR_PARAMETERS) for entry in fields["inputs"]]
-    outputs = fields.get("outputs", [])
-    parts += [(f"output '{entry['name']}'", entry, _OUTPUT_PARAMETERS) for entry in outputs]
+def read_features(
+    parameters: Fields, inputs: Sequence[InputTensor], outputs: Sequence[RequestedOutput]
+) -> RequestFeatures:
+    """Read the features from the parameters of a request, its inputs and its requested outputs."""
+    parts = [("the request", parameters, _REQUEST_PARAMETERS)]
+    parts += [(f"input '{each.name}'", each.parameters, _TENSOR_PARAMETERS) for each in inputs]
+    parts += [(f"output '{each.name}'", each.parameters, _OUTPUT_PARAMETERS) for each in outputs]
     # If an output is listed twice, some servers take the first and others the last.
-    classified_outputs = tuple(entry["name"] for entry in outputs if _is_classified(entry))
+    classified = tuple(each.name for each in outputs if each.parameters.get("classification"))
     errors = (_type_error(label, part, types) for label, part, types in parts)
-    return RequestFeatures(inputs, classified_outputs, next(filter(None, errors), ""))
+    return RequestFeatures(classified, next(filter(None, errors), ""))
 
 
 def may_hide_classification(text: bytes) -> bool:
@@ -50,10 +33,6 @@ def may_hide_classification(text: bytes) -> bool:
     If a key occurs twice, servers take the first and the parsed fields have the last.
     """
     return b"classification" in text or b"\\u" in text
-
-
-def _is_classified(output: Fields) -> bool:
-    return bool(output.get("parameters", {}).get("classification"))
 
 
 def _is_unsigned(value: object) -> bool:
@@ -93,8 +72,8 @@ _TENSOR_PARAMETERS: Mapping[str, _Type] = {
 _OUTPUT_PARAMETERS: Mapping[str, _Type] = {**_TENSOR_PARAMETERS, "classification": _UNSIGNED}
 
 
-def _type_error(label: str, part: Fields, types: Mapping[str, _Type]) -> str:
-    for name, value in part.get("parameters", {}).items():
+def _type_error(label: str, parameters: Fields, types: Mapping[str, _Type]) -> str:
+    for name, value in parameters.items():
         if name in types and not types[name][0](value):
             return f"{label}: {name} must be {types[name][1]}, got {describe_value(value)}"
     return ""

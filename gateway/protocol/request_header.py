@@ -1,4 +1,4 @@
-"""Parses, checks and rewrites the JSON part of an infer request.
+"""Parses and checks the JSON part of an infer request.
 
 Binary tensor data extension, "Binary Tensor Request"; KServe's extension document for
 ``binary_data_output``. The JSON part of a response: response_header.py.
@@ -7,22 +7,31 @@ Binary tensor data extension, "Binary Tensor Request"; KServe's extension docume
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import orjson
 
-from gateway.errors import bad_request, shorten
+from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
-from gateway.protocol.json_errors import ExtractedArray, invalid_json_error, parse_json
+from gateway.protocol.json_errors import (
+    ExtractedArray,
+    describe_value,
+    invalid_json_error,
+    parse_json,
+    quote_value,
+)
+from gateway.protocol.messages import (
+    Fields,
+    InferRequestHead,
+    InputTensor,
+    OutputEncoding,
+    RequestedOutput,
+)
+from gateway.protocol.request_features import read_features
 from gateway.protocol.tensors import MAX_RANK, MAX_TENSORS, element_count
-from gateway.sizes import QUOTED_NAME
-
-Fields = dict[str, Any]
 
 V1_REQUEST_HINT = (
     "inputs is missing; the request has instances, as in the V1 protocol: "
@@ -39,58 +48,8 @@ _BRACES = bytes.maketrans(b"{}", b"[]")
 _MIDDLE = np.int8(sum(b"[]") // 2)
 
 
-class DataSource(Enum):
-    """Where the elements of an input come from."""
-
-    DATA = "data"
-    BINARY = "binary_data_size"
-    SHARED_MEMORY = "shared_memory_region"
-
-
-@dataclass(frozen=True, slots=True)
-class InputTensor:
-    """One input of a request.
-
-    ``binary_size`` is in bytes, None unless the input is binary. ``base64`` tells that the strings
-    of its JSON data are base64.
-    """
-
-    name: str
-    datatype: Datatype
-    shape: tuple[int, ...]
-    source: DataSource
-    binary_size: int | None = None
-    base64: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class OutputEncoding:
-    """The requested encoding of each output: binary or JSON.
-
-    ``as_base64`` names the JSON outputs whose BYTES elements are requested in base64.
-    """
-
-    binary_by_default: bool
-    binary_by_output: Mapping[str, bool]
-    as_base64: frozenset[str] = frozenset()
-
-    def wants_binary(self, output: str) -> bool:
-        """Tell whether the client requests this output in binary."""
-        return self.binary_by_output.get(output, self.binary_by_default)
-
-    @property
-    def all_binary(self) -> bool:
-        """Tell whether every output is requested in binary."""
-        if self.binary_by_output:
-            return all(self.binary_by_output.values())
-        return self.binary_by_default
-
-    @property
-    def all_json(self) -> bool:
-        """Tell whether every output is requested in JSON."""
-        if self.binary_by_output:
-            return not any(self.binary_by_output.values())
-        return not self.binary_by_default
+_DATA_SOURCES = ("data", "binary_data_size", "shared_memory_region")
+"""Where the elements of an input may come from: a member, or one of two parameters."""
 
 
 def parse_request_header(
@@ -166,44 +125,50 @@ def read_output_encoding(fields: Fields, tensor_cap: int = MAX_TENSORS) -> Outpu
     return OutputEncoding(default, by_output, frozenset(as_base64))
 
 
-def request_binary_outputs(fields: Fields) -> bool:
-    """Request every output in binary; tell whether that changed the request.
+def read_head(
+    fields: Fields, inputs: tuple[InputTensor, ...], tensor_cap: int = MAX_TENSORS
+) -> InferRequestHead:
+    """Read all but the id of a request with these inputs; raises as ``read_output_encoding``."""
+    output_encoding = read_output_encoding(fields, tensor_cap)
+    outputs = tuple(map(_read_requested_output, _requested_outputs(fields)))
+    parameters = without(fields.get("parameters", {}), "binary_data_output")
+    return InferRequestHead(
+        inputs,
+        outputs,
+        parameters,
+        without(fields, "id", "inputs", "outputs", "parameters"),
+        output_encoding,
+        read_features(parameters, inputs, outputs),
+    )
 
-    Every listed output gets an explicit ``binary_data``, as servers differ in what
-    ``binary_data_output`` means for listed outputs. Outputs in shared memory stay as they are.
+
+def _read_requested_output(entry: Fields) -> RequestedOutput:
+    parameters = entry.get("parameters", {})
+    if has_base64_content(entry) and not _is_explicitly_binary(parameters):
+        parameters = without(parameters, "content_type")  # the gateway encodes base64
+    return RequestedOutput(
+        entry["name"], without(parameters, "binary_data"), without(entry, "name", "parameters")
+    )
+
+
+def requests_binary_explicitly(fields: Fields) -> bool:
+    """Tell whether a request asks for binary outputs in the way that every server understands.
+
+    Servers differ in what ``binary_data_output`` means for listed outputs.
     """
-    changed = False
     outputs = _requested_outputs(fields)
-    for output in outputs:
-        parameters = output.setdefault("parameters", {})
-        if "shared_memory_region" in parameters or parameters.get("binary_data") is True:
-            continue
-        if has_base64_content(output):
-            del parameters["content_type"]  # the gateway encodes base64
-        parameters["binary_data"] = True
-        changed = True
     if not outputs:
-        parameters = fields.setdefault("parameters", {})
-        if parameters.get("binary_data_output") is not True:
-            parameters["binary_data_output"] = True
-            changed = True
-    return changed
+        return fields.get("parameters", {}).get("binary_data_output") is True
+    return all(_is_explicitly_binary(entry.get("parameters", {})) for entry in outputs)
 
 
-def list_outputs(header: bytes, names: Sequence[str]) -> bytes:
-    """List outputs in a request that lists none, each in binary."""
-    fields = orjson.loads(header)
-    parameters = {"binary_data": True}
-    fields["outputs"] = [{"name": name, "parameters": parameters} for name in names]
-    return orjson.dumps(fields)
+def _is_explicitly_binary(parameters: Fields) -> bool:
+    return parameters.get("binary_data") is True or "shared_memory_region" in parameters
 
 
-def set_binary_size(entry: Fields, size: int) -> None:
-    """Replace an input's JSON data by a binary size."""
-    entry.pop("data", None)
-    if has_base64_content(entry):
-        del entry["parameters"]["content_type"]  # it described the JSON data
-    entry.setdefault("parameters", {})["binary_data_size"] = size
+def without(fields: Fields, *keys: str) -> Fields:
+    """Return fields without those of some keys."""
+    return {key: value for key, value in fields.items() if key not in keys}
 
 
 def has_base64_content(entry: Fields) -> bool:
@@ -224,13 +189,7 @@ def _read_input(index: int, entry: Fields) -> InputTensor:
     shape = _shape(entry, label)
     parameters = _parameters(entry, label)
     present = [
-        source
-        for source, place in (
-            (DataSource.DATA, entry),
-            (DataSource.BINARY, parameters),
-            (DataSource.SHARED_MEMORY, parameters),
-        )
-        if source.value in place
+        source for source in _DATA_SOURCES if source in (entry if source == "data" else parameters)
     ]
     if not present:
         raise bad_request(
@@ -240,15 +199,18 @@ def _read_input(index: int, entry: Fields) -> InputTensor:
     if len(present) > 1:
         raise bad_request(
             f"{label} needs exactly one of data, binary_data_size and shared_memory_region; "
-            f"it has {' and '.join(source.value for source in present)}"
+            f"it has {' and '.join(present)}"
         )
-    size = _binary_size(parameters, label) if present[0] is DataSource.BINARY else None
-    base64 = present[0] is DataSource.DATA and has_base64_content(entry)
+    size = _binary_size(parameters, label) if present[0] == "binary_data_size" else None
+    base64 = has_base64_content(entry) if present[0] == "data" else None
     if base64 and datatype.family is not Family.TEXT:
         raise bad_request(
             f"{label}: the content_type base64 is for BYTES only, not for {datatype.name}"
         )
-    tensor = InputTensor(name, datatype, shape, present[0], size, base64)
+    # A content type of base64 describes the JSON data.
+    parameters = without(parameters, "binary_data_size", "content_type" if base64 else "")
+    extra = without(entry, "name", "datatype", "shape", "parameters", "data")
+    tensor = InputTensor(name, datatype, shape, size, base64, parameters, extra)
     _check_binary_size(tensor, label)
     return tensor
 
@@ -366,15 +328,3 @@ def _binary_size(parameters: Fields, label: str) -> int:
             f"{label}: binary_data_size must be an integer of 0 or more, got {describe_value(size)}"
         )
     return size
-
-
-def describe_value(value: object) -> str:
-    """Describe a value of a wrong type for an error."""
-    if isinstance(value, dict):
-        return "an object"
-    return "an array" if isinstance(value, list) else quote_value(value)
-
-
-def quote_value(value: object) -> str:
-    """Quote the start of a value for an error."""
-    return shorten(orjson.dumps(value).decode(), QUOTED_NAME)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from gateway.errors import GatewayError, bad_response
-from gateway.protocol.datatypes import DATATYPES, Datatype
+from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import RESPONSE
-from gateway.protocol.json_errors import ExtractedArray, invalid_json_error, parse_json
-from gateway.protocol.request_header import (
-    Fields,
-    OutputEncoding,
-    check_entries,
-    check_object,
-    is_nested_deeper,
+from gateway.protocol.json_errors import (
+    ExtractedArray,
+    invalid_json_error,
+    parse_json,
     quote_value,
 )
+from gateway.protocol.messages import Fields, InferResponseHead, OutputEncoding, OutputTensor
+from gateway.protocol.request_header import check_entries, check_object, is_nested_deeper, without
 from gateway.protocol.tensors import MAX_RANK, element_count
 
 MAX_RESPONSE_DEPTH = 200
@@ -27,19 +25,6 @@ MAX_RESPONSE_DEPTH = 200
 
 MAX_OUTPUTS = 4096
 """Outputs that a response may have."""
-
-
-@dataclass(frozen=True, slots=True)
-class OutputTensor:
-    """One output of a response; ``binary_size`` is in bytes, None unless it is binary.
-
-    An output without elements and without data counts as binary of 0 bytes.
-    """
-
-    name: str
-    datatype: Datatype
-    shape: tuple[int, ...]
-    binary_size: int | None
 
 
 def parse_response_header(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> Fields:
@@ -57,8 +42,32 @@ def parse_response_header(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> F
     return checked
 
 
+def read_response_head(fields: Fields, outputs: tuple[OutputTensor, ...]) -> InferResponseHead:
+    """Read all but the id of a response with these outputs.
+
+    Members of other types than the protocol's, such as KServe's null, count as unknown.
+    """
+    known: dict[str, Any] = {}
+    for key, kind in (("model_name", str), ("model_version", str), ("parameters", dict)):
+        if isinstance(fields.get(key), kind):
+            known[key] = fields[key]
+    extra = without(fields, *known, "outputs" if outputs else "")
+    if isinstance(fields.get("id"), str):
+        del extra["id"]
+    return InferResponseHead(
+        outputs,
+        known.get("model_name"),
+        known.get("model_version"),
+        known.get("parameters", {}),
+        extra,
+    )
+
+
 def read_outputs(fields: Fields) -> tuple[OutputTensor, ...]:
-    """Read the outputs of a response; raises GatewayError (502) if one is invalid."""
+    """Read the outputs of a response; raises GatewayError (502) if one is invalid.
+
+    An output without elements and without data counts as binary of 0 bytes.
+    """
     entries = check_entries(fields, RESPONSE) if "outputs" in fields else []
     if len(entries) > MAX_OUTPUTS:
         raise RESPONSE.too_many_tensors(MAX_OUTPUTS)
@@ -99,7 +108,10 @@ def _read_output(index: int, entry: Any) -> OutputTensor:
     if size is None and 0 in shape and "data" not in entry:
         # As OpenVINO Model Server writes it.
         size = None if "shared_memory_region" in parameters else 0
-    return OutputTensor(name, datatype, tuple(shape), size)
+    known = ("name", "datatype", "shape", "data")
+    extra = without(entry, *known, "parameters") if parameters else without(entry, *known)
+    parameters = without(parameters, "binary_data_size")
+    return OutputTensor(name, datatype, tuple(shape), size, parameters, extra)
 
 
 def _explain_invalid_output(index: int, entry: Any) -> str:

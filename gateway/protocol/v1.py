@@ -15,14 +15,8 @@ import orjson
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE, Tensor
+from gateway.protocol.json_errors import describe_value, quote_value
 from gateway.protocol.operations import Operation, model_path
-from gateway.protocol.request_features import RequestFeatures, read_features
-from gateway.protocol.request_header import (
-    DataSource,
-    InputTensor,
-    describe_value,
-    quote_value,
-)
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
 MODELS_PATH = "/v1/models"
@@ -120,36 +114,6 @@ def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     if len(declared) != len(shape):
         return False
     return all(size in (-1, actual) for size, actual in zip(declared, shape, strict=True))
-
-
-def write_request_header(
-    inputs: Sequence[TensorSpec],
-    shapes: Sequence[tuple[int, ...]],
-    sizes: Sequence[int],
-    parameters: Mapping[str, Any],
-    request_id: str,
-) -> tuple[bytes, RequestFeatures]:
-    """Write the inference header of binary tensors of ``sizes`` bytes, and return its features.
-
-    V1 has no request ids. ``request_id`` is for models that return it; it may be empty, but some
-    servers fail without it.
-    """
-    entries = [
-        {
-            "name": tensor.name,
-            "shape": shape,
-            "datatype": tensor.datatype.name,
-            "parameters": {"binary_data_size": size},
-        }
-        for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
-    ]
-    all_parameters = {**parameters, "binary_data_output": True}
-    fields = {"id": request_id, "inputs": entries, "parameters": all_parameters}
-    tensors = tuple(
-        InputTensor(tensor.name, tensor.datatype, shape, DataSource.BINARY, size)
-        for tensor, shape, size in zip(inputs, shapes, sizes, strict=True)
-    )
-    return orjson.dumps(fields), read_features(fields, tensors)
 
 
 def is_base64_output(output: Tensor) -> bool:

@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
 import pytest
 
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v1.request import PredictRequestConverter
-from gateway.codec.v2.binary_response import BinaryResponseConverter
-from gateway.codec.v2.fast_request import fast_convert_request
-from gateway.codec.v2.request import InferRequestConverter
-from gateway.codec.v2.response import MixedResponseConverter
+from gateway.codec.v1.request import PredictRequestReader
+from gateway.codec.v2.fast_request import read_buffered_request
+from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.response import ResponseConverter, encoded_converter
 from gateway.errors import GatewayError
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.tensors import MAX_TENSORS
 from tests.codec.strategies_v1 import model
 from tests.support.scale import fuzz_seconds
@@ -82,12 +82,7 @@ DATATYPES = ("FP32", "FP16", "FP64", "BF16", "INT8", "UINT64", "BOOL", "BYTES")
 BASE64 = '"parameters":{"content_type":"base64"}'
 
 Pool = tuple[str, ...]
-Codec = (
-    InferRequestConverter
-    | BinaryResponseConverter
-    | MixedResponseConverter
-    | PredictRequestConverter
-)
+Codec = InferRequestReader | ResponseConverter[Any] | PredictRequestReader
 
 
 @dataclass(frozen=True)
@@ -177,7 +172,7 @@ FORMS = ("infer", "infer in front", "small", *V1, *ANSWERS)
 def convert(form: str, datatype: str, body: bytes) -> None:
     """Convert a body, or have it refused."""
     if form == "small":
-        fast_convert_request(body, 64)
+        read_buffered_request(body, 64)
         return
     codec = codec_of(form, datatype, len(body))
     with suppress(GatewayError):
@@ -185,11 +180,10 @@ def convert(form: str, datatype: str, body: bytes) -> None:
             codec.feed(body[start : start + PIECE])
             while codec.step():
                 pass
-        if not isinstance(codec, MixedResponseConverter):
-            codec.feed(b"", last=True)
+        codec.feed(b"", last=True)
         while codec.step():
             pass
-        if isinstance(codec, PredictRequestConverter):
+        if isinstance(codec, PredictRequestReader):
             codec.finish("")
         else:
             codec.finish()
@@ -198,19 +192,16 @@ def convert(form: str, datatype: str, body: bytes) -> None:
 def codec_of(form: str, datatype: str, size: int) -> Codec:
     if form in V1:
         names = "xy" if form == "rows" else "x"
-        return PredictRequestConverter(
-            model(dict.fromkeys(names, (datatype, [-1]))), HEADER_CAP, 64
-        )
+        return PredictRequestReader(model(dict.fromkeys(names, (datatype, [-1]))), HEADER_CAP, 64)
     if form == "mixed":
-        return MixedResponseConverter(
+        return encoded_converter(
             size, OutputEncoding(False, {}), JsonPolicies(), HEADER_CAP, 1 << 30
         )
     if form in ANSWERS:
         policies = JsonPolicies(as_base64=frozenset("x" if form == "base64" else ""))
-        return BinaryResponseConverter(
-            OutputEncoding(form == "binary", {}), HEADER_CAP, 1 << 30, policies
-        )
-    return InferRequestConverter(HEADER_CAP, 64)
+        encoding = OutputEncoding(form == "binary", {})
+        return encoded_converter(None, encoding, policies, HEADER_CAP, 1 << 30)
+    return InferRequestReader(HEADER_CAP, 64)
 
 
 _FLOATS = orjson.dumps(

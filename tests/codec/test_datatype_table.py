@@ -11,12 +11,12 @@ import pytest
 
 from gateway.codec.elements.run_job import run_job
 from gateway.codec.offload_interface import ConversionJob
-from gateway.codec.v2.fast_request import fast_convert_request
+from gateway.codec.v2.fast_request import read_buffered_request
 from gateway.codec.v2.fast_response import fast_convert_response
-from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES, Datatype, float_datatype, integer_datatype
-from gateway.protocol.raw_binary import make_raw_binary_preamble
+from gateway.protocol.raw_binary import read_raw_binary
 from gateway.protocol.request_header import parse_request_header, read_inputs
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec.reference_v1 import Declared
@@ -25,8 +25,8 @@ from tests.codec.strategies_v1 import model
 from tests.codec.v1 import predict_requests
 from tests.codec.v1 import test_response as test_v1_response
 from tests.codec.v2 import test_response
-from tests.codec.v2.test_binary_response import Converted, convert_response
 from tests.codec.v2.test_response import Failed
+from tests.codec.v2.test_response_reader import Converted, convert_response
 
 NEW = [
     float_datatype("FLOAT8", ml_dtypes.float8_e5m2),
@@ -41,8 +41,10 @@ def new(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     datatype: Datatype = request.param
     monkeypatch.setitem(DATATYPES, datatype.name, datatype)
     yield datatype
-    fast_convert_request.__globals__["_make_plan"].cache_clear()
-    fast_convert_response.__globals__["_make_plan"].cache_clear()
+    read_buffered_request.__globals__["_make_plan"].cache_clear()
+    fast_convert_response.__globals__["read_without_data"].__globals__[
+        "_read_without_data"
+    ].cache_clear()
 
 
 def packed(datatype: Datatype, values: list[int] = VALUES) -> bytes:
@@ -55,26 +57,25 @@ def json_request(name: str, data: str) -> bytes:
 
 
 def convert(body: bytes) -> bytes:
-    codec = InferRequestConverter(1 << 20, 64)
+    codec = InferRequestReader(1 << 20, 64)
     codec.feed(body)
     codec.feed(b"", last=True)
-    parts = codec.finish().tensors
-    return b"".join(b"".join(part) for part in parts if not isinstance(part, int))
+    return b"".join(codec.finish().chunks)
 
 
 def refusal(body: bytes) -> str:
     with pytest.raises(GatewayError) as caught:
         convert(body)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
-    assert fast_convert_request(body, 64) is None
+    assert read_buffered_request(body, 64) is None
     return caught.value.message
 
 
 def test_json_of_a_new_datatype_is_converted(new: Datatype) -> None:
     body = json_request(new.name, "[1,[2,3]]")
     assert convert(body) == packed(new)
-    small = fast_convert_request(body, 64)
-    assert small is None or small.body[small.header_size :] == packed(new)
+    small = read_buffered_request(body, 64)
+    assert small is None or b"".join(small.chunks) == packed(new)
 
 
 @pytest.mark.parametrize("value", ["1e9", "99999999999", '"a"', "true", "null", "[", "-1e400"])
@@ -99,8 +100,8 @@ def test_size_of_binary_tensors_of_a_new_datatype_is_checked(new: Datatype) -> N
 
     assert read_inputs(parse_request_header(inputs(3), 64))[0].binary_size == 3
     assert "takes 3 bytes" in refusal(inputs(4))
-    preamble = make_raw_binary_preamble(model({"x": (new.name, [-1])}), 3)
-    assert json.loads(preamble.header)["inputs"][0]["shape"] == [3]
+    request = read_raw_binary(model({"x": (new.name, [-1])}), 3)
+    assert request.head.inputs[0].shape == (3,)
 
 
 def test_v1_accepts_a_new_datatype(new: Datatype) -> None:
@@ -110,8 +111,8 @@ def test_v1_accepts_a_new_datatype(new: Datatype) -> None:
         {"instances": [{"x": value} for value in VALUES]},
         {"inputs": VALUES},
     ):
-        request = predict_requests.convert([json.dumps(fields).encode()], declared)
-        assert b"".join(request.tensors) == packed(new)
+        request, _ = predict_requests.convert([json.dumps(fields).encode()], declared)
+        assert b"".join(request.chunks) == packed(new)
     error = predict_requests.refusal({"instances": [1, 10**9]}, declared)
     assert error.message.endswith(f"(1000000000) does not fit {new.name}")
     error = predict_requests.refusal({"instances": [1, {"b64": "AA=="}]}, declared)

@@ -14,13 +14,12 @@ import orjson
 import pytest
 
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v1.request import PredictRequestConverter
-from gateway.codec.v1.response import PredictResponseConverter
-from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.v1.request import PredictRequestReader
+from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.json_reader import JsonMessageReader
-from gateway.codec.v2.request import InferRequestConverter
-from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter
-from gateway.protocol.request_header import OutputEncoding
+from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec.reference_v1 import Declared
 from tests.codec.strategies_v1 import model
@@ -122,6 +121,7 @@ def requests() -> dict[str, bytes]:
 
 
 REQUESTS = requests()
+READERS = (JsonMessageReader, PredictRequestReader, ResponseConverter)
 
 
 def measure(make: Callable[[], Codec], pieces: list[bytes], ends: bool) -> tuple[int, int]:
@@ -133,7 +133,7 @@ def measure(make: Callable[[], Codec], pieces: list[bytes], ends: bool) -> tuple
         for piece in pieces:
             codec.feed(piece)
             run_steps(codec)
-        if ends and isinstance(codec, JsonMessageReader | PredictRequestConverter):
+        if ends and isinstance(codec, READERS):
             codec.feed(b"", last=True)
             run_steps(codec)
         gc.collect()
@@ -143,7 +143,7 @@ def measure(make: Callable[[], Codec], pieces: list[bytes], ends: bool) -> tuple
 
 
 def run_steps(codec: Codec) -> None:
-    if isinstance(codec, JsonMessageReader | PredictRequestConverter | MixedResponseConverter):
+    if isinstance(codec, READERS):
         while codec.step():
             pass
 
@@ -160,11 +160,11 @@ def check_report(make: Callable[[], Codec], body: bytes) -> None:
 
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_infer_request_reports_its_memory(kind: str) -> None:
-    check_report(lambda: InferRequestConverter(CAP, 64), REQUESTS[kind])
+    check_report(lambda: InferRequestReader(CAP, 64), REQUESTS[kind])
 
 
 def test_endless_header_is_counted() -> None:
-    codec = InferRequestConverter(CAP, 64)
+    codec = InferRequestReader(CAP, 64)
     codec.feed(b'{"id":"' + b"a" * 1_000_000)
     assert 1_000_000 < codec.buffered_bytes < 1_200_000
 
@@ -180,7 +180,7 @@ ANSWERS = {
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_binary_response_converter_reports_its_memory(kind: str, form: OutputEncoding) -> None:
     policies = JsonPolicies(as_base64=frozenset("x"))
-    check_report(lambda: BinaryResponseConverter(form, CAP, CAP, policies), ANSWERS[kind])
+    check_report(lambda: encoded_converter(None, form, policies, CAP, CAP), ANSWERS[kind])
 
 
 @pytest.mark.parametrize("kind", ["floats", "strings", "many floats", "junk"])
@@ -194,7 +194,7 @@ def test_mixed_response_reports_its_memory(kind: str) -> None:
     for form in (OutputEncoding(True, {}), OutputEncoding(False, {})):
         policies = JsonPolicies()
         check_report(
-            lambda: MixedResponseConverter(len(header), form, policies, CAP, CAP),  # noqa: B023
+            lambda: encoded_converter(len(header), form, policies, CAP, CAP),  # noqa: B023
             header + bytes(300_000),
         )
 
@@ -217,10 +217,10 @@ BINARY = {
 @pytest.mark.parametrize("kind", BINARY)
 def test_json_response_converter_reports_its_memory(kind: str) -> None:
     body, size = BINARY[kind]
-    check_report(lambda: JsonResponseConverter(size, JsonPolicies()), body)
+    check_report(lambda: json_converter(size, JsonPolicies(), CAP, CAP), body)
     for form in V1Format:
         check_report(
-            lambda: PredictResponseConverter(size, V1ResponseLayout(form), JsonPolicies(), CAP),  # noqa: B023
+            lambda: predict_converter(size, V1ResponseLayout(form), JsonPolicies(), CAP, CAP),  # noqa: B023
             body,
         )
 
@@ -233,9 +233,7 @@ def test_buffered_rows_report_their_memory() -> None:
     header = message(b"outputs", [TEXT_ROWS, other])
     body = header + b"\3\0\0\0abc" * 120_000
     predicted = V1ResponseLayout(V1Format.ROWS)
-    check_report(
-        lambda: PredictResponseConverter(len(header), predicted, JsonPolicies(), CAP), body
-    )
+    check_report(lambda: predict_converter(len(header), predicted, JsonPolicies(), CAP, CAP), body)
 
 
 ONE: Declared = {"x": ("FP32", [-1, -1])}
@@ -266,7 +264,7 @@ V1_REQUESTS = v1_requests()
 @pytest.mark.parametrize("kind", V1_REQUESTS)
 def test_predict_request_reports_its_memory(kind: str) -> None:
     declared, body = V1_REQUESTS[kind]
-    check_report(lambda: PredictRequestConverter(model(declared), CAP, 64), body)
+    check_report(lambda: PredictRequestReader(model(declared), CAP, 64), body)
 
 
 def count_calls(read: Callable[[], int]) -> int:
@@ -287,21 +285,21 @@ def count_calls(read: Callable[[], int]) -> int:
 
 def test_reading_buffered_bytes_does_not_visit_each_tensor() -> None:
     def infer(count: int) -> int:
-        codec = InferRequestConverter(CAP, 64)
+        codec = InferRequestReader(CAP, 64)
         codec.feed(message(b"inputs", [entry("x", "FP32", [1], b"[1.5]")] * count))
         run_steps(codec)
         return count_calls(lambda: codec.buffered_bytes)
 
     def predict(count: int) -> int:
-        codec = PredictRequestConverter(
+        codec = PredictRequestReader(
             model({f"x{i}": ("FP32", [-1]) for i in range(count)}), CAP, 64
         )
         return count_calls(lambda: codec.buffered_bytes)
 
     def rows(count: int) -> int:
         body, size = binary_answer(count, 40)
-        codec = PredictResponseConverter(size, V1ResponseLayout(V1Format.ROWS), JsonPolicies(), CAP)
-        codec.feed(body)
+        codec = predict_converter(size, V1ResponseLayout(V1Format.ROWS), JsonPolicies(), CAP, CAP)
+        codec.text(body)
         return count_calls(lambda: codec.buffered_bytes)
 
     for calls in (infer, predict, rows):

@@ -15,8 +15,9 @@ from gateway.codec.elements.run_job import run_job
 from gateway.codec.json import array_scanner
 from gateway.codec.offload_interface import FAILED_FUTURE, ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import JsonPolicies, Nonfinite
-from gateway.codec.v2.request import InferRequestConverter
-from gateway.codec.v2.response import JsonResponseConverter
+from gateway.codec.v2.binary_request import write_binary_header
+from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.response import json_converter
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from tests.codec import strategies
@@ -69,7 +70,7 @@ class _RandomOffloader(Offloader):
 
 def convert_request(pieces: list[bytes], offloader: _RandomOffloader | None) -> Any:
     """Convert a request; return everything about the result, or the error."""
-    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, offloader)
+    codec = InferRequestReader(HEADER_CAP, DEPTH_CAP, offloader)
     try:
         for piece in pieces:
             codec.feed(piece)
@@ -85,14 +86,14 @@ def convert_request(pieces: list[bytes], offloader: _RandomOffloader | None) -> 
     except GatewayError as error:
         return error.kind, error.message
     tensors = [part if isinstance(part, int) else b"".join(part) for part in request.tensors]
-    return request.header, tensors, request.content_length
+    return write_binary_header(request), tensors, request.data_size
 
 
 def write_response(
     pieces: list[bytes], size: int, policies: JsonPolicies, offloader: _RandomOffloader | None
 ) -> Any:
     """Write a response as JSON; return the text, or the error."""
-    codec = JsonResponseConverter(size, policies)
+    codec = json_converter(size, policies, 1 << 24, 1 << 24)
     parts: deque[TextChunk | OffloadedText] = deque()
     text = b""
     try:
@@ -177,7 +178,7 @@ def test_first_error_is_reported_even_if_found_last() -> None:
 def test_offloaded_results_are_collected_as_soon_as_possible() -> None:
     body = b'{"inputs":[{"name":"x","datatype":"INT32","shape":[9],"data":['
     offloader = _RandomOffloader(0, accept_rate=1, failure_rate=0)
-    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, offloader)
+    codec = InferRequestReader(HEADER_CAP, DEPTH_CAP, offloader)
     with strategies.windows_of(64):
         codec.feed(body)
         for _ in range(100):

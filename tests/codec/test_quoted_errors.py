@@ -11,12 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.codec.v1.request import PredictRequestConverter
-from gateway.codec.v2.binary_response import BinaryResponseConverter
-from gateway.codec.v2.fast_request import fast_convert_request
-from gateway.codec.v2.request import InferRequestConverter, header_without_data
+from gateway.codec.policies import JsonPolicies
+from gateway.codec.v1.request import PredictRequestReader
+from gateway.codec.v2.fast_request import read_buffered_request
+from gateway.codec.v2.request import InferRequestReader, read_without_data
+from gateway.codec.v2.response import encoded_converter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import parse_response_header
 from tests.codec import strategies
 from tests.codec.strategies_v1 import model
@@ -31,7 +32,7 @@ Convert = Callable[[list[bytes]], None]
 
 
 def convert_request(pieces: list[bytes]) -> None:
-    codec = InferRequestConverter(CAP, DEPTH)
+    codec = InferRequestReader(CAP, DEPTH)
     for piece in pieces:
         codec.feed(piece)
     codec.feed(b"", last=True)
@@ -39,7 +40,9 @@ def convert_request(pieces: list[bytes]) -> None:
 
 
 def convert_response(pieces: list[bytes]) -> None:
-    codec = BinaryResponseConverter(OutputEncoding(True, {"text": False}), CAP, 1 << 20)
+    codec = encoded_converter(
+        None, OutputEncoding(True, {"text": False}), JsonPolicies(), CAP, 1 << 20
+    )
     for piece in pieces:
         codec.feed(piece)
     codec.feed(b"", last=True)
@@ -48,7 +51,7 @@ def convert_response(pieces: list[bytes]) -> None:
 
 def convert_v1(pieces: list[bytes]) -> None:
     declared = {"x": ("FP32", [-1]), "t": ("BYTES", [-1])}
-    codec = PredictRequestConverter(model(declared, False), CAP, DEPTH)
+    codec = PredictRequestReader(model(declared, False), CAP, DEPTH)
     for piece in [*pieces, None]:
         codec.feed(piece or b"", last=piece is None)
         while codec.step():
@@ -57,7 +60,7 @@ def convert_v1(pieces: list[bytes]) -> None:
 
 
 def convert_v1_of_one(pieces: list[bytes]) -> None:
-    codec = PredictRequestConverter(model({"t": ("BYTES", [-1])}, False), CAP, DEPTH)
+    codec = PredictRequestReader(model({"t": ("BYTES", [-1])}, False), CAP, DEPTH)
     for piece in [*pieces, None]:
         codec.feed(piece or b"", last=piece is None)
         while codec.step():
@@ -167,7 +170,7 @@ def test_error_quotes_a_broken_body_where_it_breaks(
         return
     check_quotes(error.message, body)
     if convert is convert_request:
-        assert fast_convert_request(body, DEPTH) is None
+        assert read_buffered_request(body, DEPTH) is None
 
 
 @settings(max_examples=scaled(300))
@@ -245,7 +248,7 @@ def test_error_quotes_a_cached_header() -> None:
     good = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2]%b}]}'
     part = good % b',"parameters":{"binary_data_size":8 8}'
     with pytest.raises(GatewayError) as caught:
-        header_without_data(part, DEPTH)
+        read_without_data(part, DEPTH)
     check_quotes(caught.value.message, part)
     assert "at byte 88)" in caught.value.message
     with pytest.raises(GatewayError) as caught:

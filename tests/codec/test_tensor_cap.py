@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v1.request import PredictRequestConverter
-from gateway.codec.v2.binary_response import BinaryResponseConverter
-from gateway.codec.v2.fast_request import fast_convert_request
+from gateway.codec.v1.request import PredictRequestReader
+from gateway.codec.v2.fast_request import read_buffered_request
 from gateway.codec.v2.json_reader import JsonMessageReader
-from gateway.codec.v2.json_request import JsonRequestConverter
-from gateway.codec.v2.request import InferRequestConverter, header_without_data
-from gateway.codec.v2.response import JsonResponseConverter
+from gateway.codec.v2.json_request import JsonRequestWriter
+from gateway.codec.v2.request import InferRequestReader, read_without_data
+from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import MAX_OUTPUTS
 from tests.codec.reference_v1 import Declared
 from tests.codec.strategies_v1 import model
@@ -43,14 +42,16 @@ def request(inputs: list[dict[str, Any]], outputs: int = 0) -> bytes:
     return json.dumps(fields).encode()
 
 
-def run_steps(codec: JsonMessageReader, text: bytes, last: bool = False) -> None:
+def run_steps(
+    codec: JsonMessageReader | ResponseConverter[Any], text: bytes, last: bool = False
+) -> None:
     codec.feed(text, last)
     while codec.step():
         pass
 
 
 def convert(body: bytes) -> None:
-    codec = InferRequestConverter(1 << 20, 64, tensor_cap=CAP)
+    codec = InferRequestReader(1 << 20, 64, tensor_cap=CAP)
     run_steps(codec, body, last=True)
     codec.finish()
 
@@ -80,7 +81,7 @@ def test_more_requested_outputs_than_the_cap_are_refused() -> None:
     "entry", ['{"data":[1]', '{"data":[1],"name":"x","datatype":"FP32","shape":[1]']
 )
 def test_inputs_are_counted_while_they_arrive(entry: str) -> None:
-    codec = InferRequestConverter(1 << 20, 64, tensor_cap=CAP)
+    codec = InferRequestReader(1 << 20, 64, tensor_cap=CAP)
     codec.feed(b'{"inputs":[' + b"},".join([entry.encode()] * CAP) + b"}")
     while codec.step():
         pass
@@ -90,14 +91,14 @@ def test_inputs_are_counted_while_they_arrive(entry: str) -> None:
 
 def test_fast_path_leaves_requests_over_the_cap() -> None:
     for entry in (DATA, SHARED):
-        assert fast_convert_request(request([entry] * CAP), 64, CAP) is not None
-        assert fast_convert_request(request([entry] * (CAP + 1)), 64, CAP) is None
-    assert fast_convert_request(request([DATA], CAP + 1), 64, CAP) is None
+        assert read_buffered_request(request([entry] * CAP), 64, CAP) is not None
+        assert read_buffered_request(request([entry] * (CAP + 1)), 64, CAP) is None
+    assert read_buffered_request(request([DATA], CAP + 1), 64, CAP) is None
 
 
 def test_binary_headers_over_the_cap_are_refused() -> None:
     def convert(header: bytes) -> object:
-        return header_without_data(header, 64, CAP)
+        return read_without_data(header, 64, CAP)
 
     assert convert(request([BINARY] * CAP)) is not None
     assert refusal(convert, request([BINARY] * (CAP + 1))) == TOO_MANY
@@ -106,18 +107,19 @@ def test_binary_headers_over_the_cap_are_refused() -> None:
 def test_v1_requests_for_a_model_over_the_cap_are_refused() -> None:
     declared: Declared = {f"x{number}": ("FP32", [-1]) for number in range(CAP + 1)}
     with pytest.raises(GatewayError) as caught:
-        PredictRequestConverter(model(declared), 1000, 64, CAP)
+        PredictRequestReader(model(declared), 1000, 64, CAP)
     assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_REQUEST, TOO_MANY)
-    PredictRequestConverter(model(declared), 1000, 64, CAP + 1)
+    PredictRequestReader(model(declared), 1000, 64, CAP + 1)
 
 
 def test_a_request_within_a_larger_cap_is_written_as_json() -> None:
     # For a server that accepts JSON only; admitted tensors are not counted again.
     count = 1500
     header = request([BINARY] * count)
-    codec = JsonRequestConverter(len(header), JsonPolicies(), {})
-    text = codec.feed(header + bytes(4 * count))
-    codec.finish()
+    message = read_without_data(header, 64, count)
+    assert message is not None
+    writer = JsonRequestWriter(message, JsonPolicies())
+    text = writer.feed(bytes(4 * count)) + writer.finish()
     assert len(json.loads(text)["inputs"]) == count
 
 
@@ -125,10 +127,10 @@ def test_more_outputs_than_the_cap_are_a_bad_response() -> None:
     words = f"the server's response has more than {MAX_OUTPUTS} outputs"
     header = json.dumps({"outputs": [BINARY] * (MAX_OUTPUTS + 1)}).encode()
     with pytest.raises(GatewayError) as caught:
-        JsonResponseConverter(len(header), JsonPolicies()).feed(header)
+        json_converter(len(header), JsonPolicies(), 1 << 24, 1 << 24).feed(header)
     assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, words)
     body = json.dumps({"outputs": [DATA] * (MAX_OUTPUTS + 1)}).encode()
-    codec = BinaryResponseConverter(OutputEncoding(True, {}), 1 << 20, 1 << 20)
+    codec = encoded_converter(None, OutputEncoding(True, {}), JsonPolicies(), 1 << 20, 1 << 20)
     with pytest.raises(GatewayError) as caught:
         run_steps(codec, body[: -len("]}")])  # before the end
     assert (caught.value.kind, caught.value.message) == (ErrorKind.BAD_RESPONSE, words)

@@ -5,7 +5,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.declared_model import DeclaredModel, complete_metadata, find_differences
-from gateway.protocol.request_header import DataSource, InputTensor
+from gateway.protocol.messages import InputTensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
 
@@ -14,7 +14,7 @@ def spec(name: str, datatype: str, *shape: int) -> TensorSpec:
 
 
 def came(name: str, datatype: str, *shape: int) -> InputTensor:
-    return InputTensor(name, DATATYPES[datatype], shape, DataSource.DATA)
+    return InputTensor(name, DATATYPES[datatype], shape)
 
 
 def declared(*inputs: TensorSpec, outputs: tuple[TensorSpec, ...] = ()) -> DeclaredModel:

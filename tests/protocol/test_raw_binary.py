@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.raw_binary import make_raw_binary_preamble
+from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor
+from gateway.protocol.raw_binary import read_raw_binary
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
 
@@ -36,19 +35,10 @@ ACCEPTED = [
 
 @pytest.mark.parametrize(("metadata", "size", "shape"), ACCEPTED)
 def test_shape_follows_from_the_size(metadata: ModelMetadata, size: int, shape: list[int]) -> None:
-    preamble = make_raw_binary_preamble(metadata, size)
-    assert preamble.prefix == b""
-    assert json.loads(preamble.header) == {
-        "inputs": [
-            {
-                "name": "in0",
-                "shape": shape,
-                "datatype": metadata.inputs[0].datatype.name,
-                "parameters": {"binary_data_size": size},
-            }
-        ],
-        "parameters": {"binary_data_output": True},
-    }
+    tensor = InputTensor("in0", metadata.inputs[0].datatype, tuple(shape), size)
+    expected = InferRequest(InferRequestHead((tensor,)), None, (size,))
+    assert read_raw_binary(metadata, size) == expected
+    assert expected.head.output_encoding.all_binary
 
 
 @pytest.mark.parametrize(
@@ -62,11 +52,10 @@ def test_shape_follows_from_the_size(metadata: ModelMetadata, size: int, shape: 
 def test_bytes_element_gets_its_length(
     metadata: ModelMetadata, shape: list[int], size: int
 ) -> None:
-    preamble = make_raw_binary_preamble(metadata, size)
-    assert preamble.prefix == size.to_bytes(4, "little")
-    entry = json.loads(preamble.header)["inputs"][0]
-    assert entry["shape"] == shape
-    assert entry["parameters"] == {"binary_data_size": size + 4}
+    request = read_raw_binary(metadata, size)
+    assert request.tensors == ([size.to_bytes(4, "little")], size)
+    (tensor,) = request.head.inputs
+    assert (tensor.shape, tensor.binary_size) == (tuple(shape), size + 4)
 
 
 REFUSED = [
@@ -90,6 +79,6 @@ def test_model_that_cannot_take_raw_binary_is_refused(
     metadata: ModelMetadata, size: int, message: str
 ) -> None:
     with pytest.raises(GatewayError) as caught:
-        make_raw_binary_preamble(metadata, size)
+        read_raw_binary(metadata, size)
     assert caught.value.kind is ErrorKind.BAD_REQUEST
     assert message in caught.value.message

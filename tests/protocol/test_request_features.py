@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.protocol.request_features import may_hide_classification, read_features
-from gateway.protocol.request_header import Fields, read_inputs
+from gateway.protocol.messages import Fields, RequestFeatures
+from gateway.protocol.request_features import may_hide_classification
+from gateway.protocol.request_header import read_head, read_inputs
 
 
 def request(of_request: object = None, of_input: object = None, *outputs: dict[str, Any]) -> Fields:
@@ -21,6 +22,10 @@ def request(of_request: object = None, of_input: object = None, *outputs: dict[s
             {"name": f"y{i}", "parameters": each} for i, each in enumerate(outputs)
         ]
     return fields
+
+
+def features_of(fields: Fields) -> RequestFeatures:
+    return read_head(fields, read_inputs(fields)).features
 
 
 PLAIN = [
@@ -62,22 +67,19 @@ FAULTS = [
 
 @pytest.mark.parametrize("fields", PLAIN)
 def test_usual_request_is_plain(fields: Fields) -> None:
-    inputs = read_inputs(fields)
-    features = read_features(fields, inputs)
-    assert features.is_plain
-    assert features.inputs is inputs
+    assert features_of(fields).is_plain
 
 
 @pytest.mark.parametrize(("fields", "fault"), FAULTS)
 def test_parameter_of_a_wrong_type_is_an_error(fields: Fields, fault: str) -> None:
-    features = read_features(fields, read_inputs(fields))
+    features = features_of(fields)
     assert not features.is_plain
     assert fault in features.error
 
 
 def test_classified_outputs_are_named() -> None:
     fields = request(None, None, {"classification": 3}, {}, {"classification": 2**63})
-    features = read_features(fields, read_inputs(fields))
+    features = features_of(fields)
     assert features.classified_outputs == ("y0", "y2")
     assert not features.error
     assert not features.is_plain
@@ -86,7 +88,7 @@ def test_classified_outputs_are_named() -> None:
 def test_output_listed_twice_counts_twice() -> None:
     fields = request(None, None, {}, {"classification": 1})
     fields["outputs"][1]["name"] = "y0"
-    assert read_features(fields, read_inputs(fields)).classified_outputs == ("y0",)
+    assert features_of(fields).classified_outputs == ("y0",)
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,23 @@ from __future__ import annotations
 
 import json
 
-import orjson
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.request_header import (
-    DataSource,
+from gateway.protocol.messages import (
+    InferRequestHead,
     InputTensor,
     OutputEncoding,
-    list_outputs,
+    RequestedOutput,
+    RequestFeatures,
+)
+from gateway.protocol.request_header import (
     parse_request_header,
+    read_head,
     read_inputs,
     read_output_encoding,
-    request_binary_outputs,
-    set_binary_size,
+    requests_binary_explicitly,
 )
 from tests.protocol.headers import Fields, nested, tensor
 
@@ -85,23 +87,28 @@ def test_invalid_header_is_refused(text: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        (tensor(data=0), InputTensor("x", FP32, (2,), DataSource.DATA)),
-        (tensor(data=0, shape=[]), InputTensor("x", FP32, (), DataSource.DATA)),
+        (tensor(data=0), InputTensor("x", FP32, (2,), base64=False)),
+        (tensor(data=0, shape=[]), InputTensor("x", FP32, (), base64=False)),
         (
             tensor(parameters={"binary_data_size": 8}),
-            InputTensor("x", FP32, (2,), DataSource.BINARY, 8),
+            InputTensor("x", FP32, (2,), 8),
         ),
         (
             tensor(parameters={"binary_data_size": 0}, shape=[3, 0]),
-            InputTensor("x", FP32, (3, 0), DataSource.BINARY, 0),
+            InputTensor("x", FP32, (3, 0), 0),
         ),
         (
             tensor(parameters={"binary_data_size": 2**63 - 1}, datatype="BYTES"),
-            InputTensor("x", BYTES, (2,), DataSource.BINARY, 2**63 - 1),
+            InputTensor("x", BYTES, (2,), 2**63 - 1),
         ),
         (
             tensor(parameters={"shared_memory_region": "r", "shared_memory_byte_size": 8}),
-            InputTensor("x", FP32, (2,), DataSource.SHARED_MEMORY),
+            InputTensor(
+                "x",
+                FP32,
+                (2,),
+                parameters={"shared_memory_region": "r", "shared_memory_byte_size": 8},
+            ),
         ),
     ],
 )
@@ -216,15 +223,6 @@ def test_shape_of_many_dimensions_is_read() -> None:
     assert read.shape == tuple(shape)
 
 
-def test_binary_size_replaces_the_data() -> None:
-    entry = tensor(data=0)
-    set_binary_size(entry, 8)
-    assert entry == tensor(parameters={"binary_data_size": 8})
-    entry = tensor(data=0, parameters={"a": 1})
-    set_binary_size(entry, 0)
-    assert entry == tensor(parameters={"a": 1, "binary_data_size": 0})
-
-
 # ---------------------------------------------------------------------------------- output encoding
 
 
@@ -323,33 +321,21 @@ def test_invalid_output_encoding_is_refused(fields: Fields, message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "changed"),
+    ("fields", "explicit"),
     [
-        ({}, {"parameters": DEFAULT_ON}, True),
-        ({"outputs": []}, {"outputs": [], "parameters": DEFAULT_ON}, True),
-        ({"parameters": {"a": 1}}, {"parameters": {"a": 1, "binary_data_output": True}}, True),
-        ({"parameters": DEFAULT_OFF}, {"parameters": DEFAULT_ON}, True),
-        ({"parameters": DEFAULT_ON}, {"parameters": DEFAULT_ON}, False),
-        ({"outputs": outputs(None, OFF, ON)}, {"outputs": outputs(ON, ON, ON)}, True),
-        ({"outputs": outputs(ON, ON)}, {"outputs": outputs(ON, ON)}, False),
-        (
-            {"outputs": outputs({"classification": 3})},
-            {"outputs": outputs({"classification": 3, "binary_data": True})},
-            True,
-        ),
-        (
-            {"outputs": outputs({"shared_memory_region": "r"}, ON)},
-            {"outputs": outputs({"shared_memory_region": "r"}, ON)},
-            False,
-        ),
-        # The gateway encodes base64 itself.
-        ({"outputs": outputs(BASE64, OFF | BASE64)}, {"outputs": outputs(ON, ON)}, True),
-        ({"outputs": outputs(ON | BASE64)}, {"outputs": outputs(ON | BASE64)}, False),
+        ({}, False),
+        ({"parameters": DEFAULT_OFF}, False),
+        ({"parameters": DEFAULT_ON}, True),
+        ({"outputs": [], "parameters": DEFAULT_ON}, True),
+        ({"outputs": outputs(None), "parameters": DEFAULT_ON}, False),
+        ({"outputs": outputs(None, OFF, ON)}, False),
+        ({"outputs": outputs(ON, ON)}, True),
+        ({"outputs": outputs({"shared_memory_region": "r"}, ON)}, True),
+        ({"outputs": outputs(ON | BASE64)}, True),
     ],
 )
-def test_every_output_is_requested_in_binary(before: Fields, after: Fields, changed: bool) -> None:
-    assert request_binary_outputs(before) is changed
-    assert before == after
+def test_explicit_request_for_binary_outputs_is_recognized(fields: Fields, explicit: bool) -> None:
+    assert requests_binary_explicitly(fields) is explicit
 
 
 # ---------------------------------------------------------------------------------- base64
@@ -362,12 +348,12 @@ def test_every_output_is_requested_in_binary(before: Fields, after: Fields, chan
         (tensor(datatype="BYTES", data=[], parameters={"content_type": "str"}), False),
         (tensor(datatype="BYTES", data=[], parameters={"content_type": ["base64"]}), False),
         (tensor(datatype="BYTES", data=[]), False),
-        (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), False),
-        (tensor(datatype="FP32", parameters=BASE64 | {"binary_data_size": 8}), False),
-        (tensor(datatype="FP32", parameters=BASE64 | {"shared_memory_region": "r"}), False),
+        (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), None),
+        (tensor(datatype="FP32", parameters=BASE64 | {"binary_data_size": 8}), None),
+        (tensor(datatype="FP32", parameters=BASE64 | {"shared_memory_region": "r"}), None),
     ],
 )
-def test_base64_content_is_recognized(entry: Fields, base64: bool) -> None:
+def test_base64_content_is_recognized(entry: Fields, base64: bool | None) -> None:
     (found,) = read_inputs({"inputs": [entry]})
     assert found.base64 is base64
 
@@ -381,23 +367,34 @@ def test_base64_is_only_for_bytes() -> None:
     )
 
 
-def test_content_type_is_removed_with_the_data() -> None:
-    entry = tensor(datatype="BYTES", data=["YQ=="], parameters={"a": 1} | BASE64)
-    set_binary_size(entry, 5)
-    assert entry["parameters"] == {"a": 1, "binary_data_size": 5}
-    entry = tensor(datatype="BYTES", data=["YQ=="], parameters={"content_type": "np"})
-    set_binary_size(entry, 8)
-    assert entry["parameters"] == {"content_type": "np", "binary_data_size": 8}
+@pytest.mark.parametrize(
+    ("entry", "parameters"),
+    [
+        (tensor(datatype="BYTES", data=["YQ=="], parameters={"a": 1} | BASE64), {"a": 1}),
+        (tensor(datatype="BYTES", data=["YQ=="], parameters={"content_type": "np"}), None),
+        (tensor(datatype="BYTES", parameters=BASE64 | {"binary_data_size": 8}), BASE64),
+        (tensor(parameters={"a": 1, "shared_memory_region": "r"}), None),
+    ],
+)
+def test_parameters_of_the_form_are_removed(entry: Fields, parameters: Fields | None) -> None:
+    (found,) = read_inputs({"inputs": [entry]})
+    assert found.parameters == (entry["parameters"] if parameters is None else parameters)
 
 
-@pytest.mark.parametrize("outputs", [{}, {"outputs": []}])
-def test_outputs_are_listed_in_a_request_without_any(outputs: Fields) -> None:
-    fields = {"id": "a", "inputs": [{"name": "IN"}], "parameters": {"x": 1}, **outputs}
-    listed = orjson.loads(list_outputs(orjson.dumps(fields), ["A", "B"]))
-    assert listed == {
-        **fields,
-        "outputs": [
-            {"name": "A", "parameters": {"binary_data": True}},
-            {"name": "B", "parameters": {"binary_data": True}},
-        ],
+def test_head_has_all_but_id_and_data() -> None:
+    fields = {
+        "id": "7",
+        "inputs": [tensor(data=0, more=[1])],
+        "outputs": [{"name": "y", "parameters": ON | {"classification": 2}, "z": 1}],
+        "parameters": DEFAULT_OFF | {"priority": 2},
+        "model_name": "m",
     }
+    head = read_head(fields, read_inputs(fields))
+    assert head == InferRequestHead(
+        (InputTensor("x", FP32, (2,), base64=False, extra={"more": [1]}),),
+        (RequestedOutput("y", {"classification": 2}, {"z": 1}),),
+        {"priority": 2},
+        {"model_name": "m"},
+        OutputEncoding(False, {"y": True}),
+        RequestFeatures(("y",)),
+    )

@@ -6,12 +6,16 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.request_header import OutputEncoding
-from gateway.protocol.response_header import (
+from gateway.protocol.messages import (
+    InferResponseHead,
+    OutputEncoding,
     OutputTensor,
+)
+from gateway.protocol.response_header import (
     has_encoding,
     parse_response_header,
     read_outputs,
+    read_response_head,
 )
 from tests.protocol.headers import Fields, nested, tensor
 
@@ -22,7 +26,10 @@ FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
     ("entry", "expected"),
     [
         (tensor(data=[1, 2]), OutputTensor("x", FP32, (2,), None)),
-        (tensor(data=[1, 2], parameters=None), OutputTensor("x", FP32, (2,), None)),
+        (
+            tensor(data=[1, 2], parameters={"a": 1}, more=[]),
+            OutputTensor("x", FP32, (2,), None, {"a": 1}, {"more": []}),
+        ),
         (tensor(parameters={"binary_data_size": 8}), OutputTensor("x", FP32, (2,), 8)),
         (
             tensor(parameters={"binary_data_size": 3}, datatype="BYTES"),
@@ -33,7 +40,7 @@ FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
         (tensor(shape=[0], data=[]), OutputTensor("x", FP32, (0,), None)),
         (
             tensor(shape=[0], parameters={"shared_memory_region": "r"}),
-            OutputTensor("x", FP32, (0,), None),
+            OutputTensor("x", FP32, (0,), None, {"shared_memory_region": "r"}),
         ),
         (tensor(), OutputTensor("x", FP32, (2,), None)),
     ],
@@ -44,7 +51,23 @@ def test_output_is_read(entry: Fields, expected: OutputTensor) -> None:
 
 def test_null_parameters_count_as_absent() -> None:
     entry = {"name": "x", "datatype": "FP32", "shape": [2], "parameters": None, "data": [1, 2]}
-    assert read_outputs({"outputs": [entry]}) == (OutputTensor("x", FP32, (2,), None),)
+    extra: Fields = {"parameters": None}
+    assert read_outputs({"outputs": [entry]}) == (OutputTensor("x", FP32, (2,), extra=extra),)
+
+
+def test_head_has_all_but_id_and_data() -> None:
+    fields: Fields = {
+        "model_name": "m",
+        "model_version": None,
+        "id": "7",
+        "parameters": {"a": 1},
+        "outputs": [tensor(data=[1, 2])],
+        "more": {},
+    }
+    outputs = read_outputs(fields)
+    extra: Fields = {"model_version": None, "more": {}}
+    expected = InferResponseHead(outputs, "m", None, {"a": 1}, extra)
+    assert read_response_head(fields, outputs) == expected
 
 
 def test_response_without_outputs_has_none() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.messages import OutputTensor
 from gateway.protocol.operations import Operation, OperationKind, parse_operation
-from gateway.protocol.response_header import OutputTensor
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.protocol.v1 import (
     V1Format,

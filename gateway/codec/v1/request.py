@@ -1,11 +1,10 @@
-"""Converts V1 predict requests to infer requests in binary form."""
+"""Reads V1 predict requests."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
@@ -15,13 +14,13 @@ from gateway.codec.elements.decode import parse_finite_float
 from gateway.codec.elements.rounding import may_decide_ties
 from gateway.codec.json.structure_scan import count_objects_and_members, scan_values
 from gateway.codec.json.text_reader import JsonTextReader, PauseReason, Steps
-from gateway.codec.policies import BytesEncoding
 from gateway.codec.v1.nested_reader import input_names, is_base64_object, read_members, read_value
 from gateway.codec.v1.nested_tensor import MemoryCounter, NestedTensorBuilder
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import describe_json_kind
-from gateway.protocol.request_features import RequestFeatures
+from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor
+from gateway.protocol.request_features import read_features
 from gateway.protocol.tensors import MAX_TENSORS, ModelMetadata
 from gateway.protocol.v1 import (
     BASE64_KEY,
@@ -30,7 +29,6 @@ from gateway.protocol.v1 import (
     V1ResponseLayout,
     check_fields,
     check_shape,
-    write_request_header,
 )
 
 _FORMATS = {form.value: form for form in V1Format}
@@ -49,23 +47,8 @@ _INSTANCES_PER_SLICE = 8
 """Instances read one by one in a time slice."""
 
 
-@dataclass(frozen=True, slots=True)
-class PredictRequest:
-    """An infer request that asks for binary outputs, and how to write the response.
-
-    ``tensors`` are the bytes behind the header, ``features`` those of the header. For
-    ``input_encodings`` see JsonRequestConverter.
-    """
-
-    header: bytes
-    features: RequestFeatures
-    tensors: Sequence[bytes]
-    predicted: V1ResponseLayout
-    input_encodings: Mapping[int, BytesEncoding]
-
-
-class PredictRequestConverter:
-    """Converts a predict request for a model while it arrives.
+class PredictRequestReader:
+    """Reads a predict request for a model while it arrives.
 
     ``header_cap`` limits the bytes beside the tensors, ``depth_cap`` the nesting, ``tensor_cap``
     the inputs; a model with more inputs raises GatewayError (400). Only the binary form of the data
@@ -89,6 +72,7 @@ class PredictRequestConverter:
         }
         self._form: V1Format | None = None
         self._fields: dict[str, object] = {}
+        self._fields_size = 0
         self._steps = self._read_request()
 
     @property
@@ -119,14 +103,17 @@ class PredictRequestConverter:
         """Release the reader, which is in a reference cycle with this object."""
         self._steps.close()
 
-    def finish(self, request_id: str) -> PredictRequest:
-        """Return the request with an id; the whole text must be fed and converted.
+    def finish(self, request_id: str) -> tuple[InferRequest, V1ResponseLayout]:
+        """Return the request with an id, and how to write the response.
 
-        Raises GatewayError (400) that names an input whose shape is wrong for the model.
+        The whole text must be fed and converted. V1 has no request ids. The id is for models that
+        return it; it may be empty, but some servers fail without it. Raises GatewayError (400) that
+        names an input whose shape is wrong for the model.
         """
         if self._form is None:
             raise bad_request("the request has neither instances nor inputs")
         parameters = check_fields(self._fields)
+        parameters.pop("binary_data_output", None)  # V1 knows only JSON
         tensors = list(self._tensors.values())
         found = [tensor.shape() for tensor in tensors]
         checked = [
@@ -136,18 +123,25 @@ class PredictRequestConverter:
         shapes = [
             shape[1:] if each.single else shape for shape, each in zip(found, checked, strict=True)
         ]
-        sizes = [tensor.size for tensor in tensors]
-        header, features = write_request_header(
-            self._model.inputs, shapes, sizes, parameters, request_id
+        inputs = tuple(
+            InputTensor(
+                tensor.declared.name,
+                tensor.declared.datatype,
+                shape,
+                tensor.size,
+                tensor.has_base64 or None,
+            )
+            for tensor, shape in zip(tensors, shapes, strict=True)
+        )
+        head = InferRequestHead(
+            inputs,
+            parameters=parameters,
+            features=read_features(parameters, (), ()),
+            memory=self._fields_size,
         )
         single = any(each.single for each in checked)
-        chunks = [chunk for tensor in tensors for chunk in tensor.chunks]
-        input_encodings = {
-            i: BytesEncoding.BASE64 for i, tensor in enumerate(tensors) if tensor.has_base64
-        }
-        return PredictRequest(
-            header, features, chunks, V1ResponseLayout(self._form, single), input_encodings
-        )
+        data = tuple(tensor.chunks for tensor in tensors)
+        return InferRequest(head, request_id, data), V1ResponseLayout(self._form, single)
 
     def _read_request(self) -> Steps[None]:
         text = self._text
@@ -177,6 +171,7 @@ class PredictRequestConverter:
             if name in OTHER_FIELDS:
                 self._fields[name] = value
                 self._memory.size += size
+                self._fields_size += size
             return
         if self._form is not None:
             raise bad_request("the request must have either instances or inputs, and once")

@@ -1,4 +1,4 @@
-"""Converts binary infer responses to V1 predict responses."""
+"""Writes infer responses as V1 predict responses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Protocol
 
 import orjson
 
+from gateway.codec.elements.encode import OffloadedText, TextChunk
+from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v1.nested_writer import (
     BracketWriter,
@@ -19,10 +21,12 @@ from gateway.codec.v1.nested_writer import (
     check_rank,
 )
 from gateway.codec.v2.json_writer import TensorPiece
-from gateway.codec.v2.response import response_reader
+from gateway.codec.v2.response import ResponseConverter
+from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.error_vocabulary import Tensor
+from gateway.protocol.messages import InferResponse
 from gateway.protocol.tensors import element_count
 from gateway.protocol.v1 import V1Format, V1ResponseLayout, is_base64_output
 from gateway.sizes import ENCODE_CHUNK
@@ -33,21 +37,25 @@ _MAX_ROWS = 1024
 """The most rows encoded at a time."""
 
 
-class PredictResponseConverter:
-    """Writes a response for a V1 client while it arrives.
+class PredictResponseWriter:
+    """Writes a response for a V1 client while its data arrive; it is a ResponseWriter.
 
-    ``header_size`` is the size of the JSON before the tensors. Rows of several outputs are the only
-    data buffered, up to ``body_cap`` bytes: each row needs a part of every output.
+    Rows of several outputs are the only data buffered, up to ``body_cap`` bytes: each row needs a
+    part of every output.
     """
 
     def __init__(
-        self, header_size: int, predicted: V1ResponseLayout, policies: JsonPolicies, body_cap: int
+        self,
+        response: InferResponse,
+        layout: V1ResponseLayout,
+        policies: JsonPolicies,
+        body_cap: int,
     ) -> None:
-        self._reader = response_reader(header_size)
-        self._predicted = predicted
+        self._outputs = response.head.outputs
+        self._layout = layout
         self._policies = policies
         self._body_cap = body_cap
-        self._shapes: list[tuple[int, ...]] | None = None
+        self._shapes: list[tuple[int, ...]] = []
         self._rows: list[RowBuffer] | None = None
         self._buffered_rows_size = 0
         """Bytes of all buffered rows, so that they are not summed up for each piece."""
@@ -56,57 +64,38 @@ class PredictResponseConverter:
     @property
     def buffered_bytes(self) -> int:
         """Return the bytes buffered."""
-        return (
-            self._reader.buffered_bytes
-            + self._buffered_rows_size
-            + _OUTPUT_OVERHEAD * len(self._shapes or ())
-        )
+        return self._buffered_rows_size + _OUTPUT_OVERHEAD * len(self._shapes)
 
-    def feed(self, data: bytes | memoryview) -> bytes:
-        """Return the text for the next data.
+    def start(self) -> Iterator[bytes]:
+        """Yield the text before the first output.
 
-        Raises GatewayError: 502 for an invalid response or one over the cap, 406 for one that V1
-        cannot express or a policy refuses.
+        Raises GatewayError: 502 for an invalid response, 406 for one that V1 cannot express.
         """
-        parts: list[bytes] = []
-        for piece in self._reader.feed(data):
-            parts += self._write_opening()
-            parts += self._write_piece(piece)
-        if self._reader.fields is not None:
-            parts += self._write_opening()
-        return b"".join(parts)
+        outputs = self._outputs
+        self._shapes = list(map(self._client_shape, outputs))
+        if not outputs:
+            raise bad_response("the server's response has no outputs")
+        _check_names(outputs)
+        if self._layout.form is V1Format.ROWS and len(outputs) > 1:
+            _check_rows(outputs, self._shapes)
+            self._rows = list(map(self._make_row_buffer, outputs, self._shapes))
+        yield b'{"' + self._layout.form.response_key.encode() + b'":'
+        if self._is_object:
+            yield b"{"
 
     def finish(self) -> Iterator[bytes]:
-        """Yield the remaining text in pieces; raises GatewayError as ``feed`` does."""
-        self._reader.finish()
+        """Yield the remaining text in pieces; raises GatewayError as ``encode`` does."""
         if self._rows is not None:
             for rows in self._rows:
                 rows.end()
-            names = [output.name for output in self._reader.tensors]
-            count = (self._shapes or [()])[0][0]
-            yield from write_rows(names, self._rows, count)
+            names = [output.name for output in self._outputs]
+            yield from write_rows(names, self._rows, self._shapes[0][0])
         yield b"}}" if self._is_object else b"}"
 
     @property
     def _is_object(self) -> bool:
         """Tell whether the response is an object with a member for each output."""
-        return self._predicted.form is V1Format.COLUMNS and len(self._reader.tensors) > 1
-
-    def _write_opening(self) -> Iterator[bytes]:
-        """Yield the text before the first output, once."""
-        if self._shapes is not None:
-            return
-        outputs = self._reader.tensors
-        self._shapes = [self._client_shape(output) for output in outputs]
-        if not outputs:
-            raise bad_response("the server's response has no outputs")
-        _check_names(outputs)
-        if self._predicted.form is V1Format.ROWS and len(outputs) > 1:
-            _check_rows(outputs, self._shapes)
-            self._rows = list(map(self._make_row_buffer, outputs, self._shapes))
-        yield b'{"' + self._predicted.form.response_key.encode() + b'":'
-        if self._is_object:
-            yield b"{"
+        return self._layout.form is V1Format.COLUMNS and len(self._outputs) > 1
 
     def _client_shape(self, output: Tensor) -> tuple[int, ...]:
         """Return the shape as the client sees it."""
@@ -115,9 +104,9 @@ class PredictResponseConverter:
             raise bad_response(
                 f"{label} of the server's response is not in binary form, as requested"
             )
-        shape = (1, *output.shape) if self._predicted.single else output.shape
+        shape = (1, *output.shape) if self._layout.single else output.shape
         check_rank(label, shape)
-        if not shape and self._predicted.form is V1Format.ROWS:
+        if not shape and self._layout.form is V1Format.ROWS:
             raise GatewayError(
                 ErrorKind.NOT_ACCEPTABLE,
                 f"{label} has shape [], which has no rows; "
@@ -125,7 +114,14 @@ class PredictResponseConverter:
             )
         return shape
 
-    def _write_piece(self, piece: TensorPiece) -> Iterator[bytes]:
+    def encode(
+        self, piece: TensorPiece, offloader: Offloader | None = None
+    ) -> Iterator[TextChunk | OffloadedText]:
+        """Yield the text for the next piece, all of it encoded here.
+
+        Raises GatewayError: 502 for an invalid response or one over the cap, 406 for one that a
+        policy refuses.
+        """
         if self._rows is not None:
             rows = self._rows[piece.index]
             before = rows.buffered_bytes
@@ -141,7 +137,7 @@ class PredictResponseConverter:
         if self._writer is None:
             self._writer = self._make_encoder(piece.index)
             if self._is_object:
-                name = orjson.dumps(self._reader.tensors[piece.index].name)
+                name = orjson.dumps(self._outputs[piece.index].name)
                 yield (b"," if piece.index else b"") + name + b":"
         yield self._writer.feed(piece.data)
         if piece.last:
@@ -149,7 +145,7 @@ class PredictResponseConverter:
             self._writer = None
 
     def _make_encoder(self, index: int) -> NestedEncoder:
-        output, shape = self._reader.tensors[index], (self._shapes or [])[index]
+        output, shape = self._outputs[index], self._shapes[index]
         label = f"output '{output.name}'"
         if not element_count(shape):
             return EmptyTensorEncoder(label, shape)
@@ -165,6 +161,20 @@ class PredictResponseConverter:
 
     def _as_base64(self, output: Tensor) -> bool:
         return is_base64_output(output) or self._policies.bytes_encoding is BytesEncoding.BASE64
+
+
+def predict_converter(
+    header_size: int | None,
+    layout: V1ResponseLayout,
+    policies: JsonPolicies,
+    header_cap: int,
+    body_cap: int,
+) -> ResponseConverter[Iterator[bytes]]:
+    """Make the converter of a response for a V1 client; see InferResponseReader."""
+    return ResponseConverter(
+        InferResponseReader(header_size, header_cap, body_cap),
+        lambda response: PredictResponseWriter(response, layout, policies, body_cap),
+    )
 
 
 def _check_names(outputs: Sequence[Tensor]) -> None:

@@ -1,14 +1,14 @@
-"""Converts small, fully buffered JSON requests to binary tensors in a few calls.
+"""Reads small, fully buffered JSON requests in a few calls.
 
-Requests for a model look alike but for their numbers. The JSON around the data is parsed once, and
-the plan made of it is cached. Unusual and invalid requests are left to InferRequestConverter; for
-all others both give the same result.
+Requests for a model look alike but for their numbers and their id. The JSON around those is parsed
+once, and the plan made of it is cached. Unusual and invalid requests are left to
+InferRequestReader; for all others both give the same result.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -21,18 +21,11 @@ from gateway.codec.elements.run_job import run_job
 from gateway.codec.json.array_scanner import WINDOW, end_of_numbers, max_depth
 from gateway.codec.json.data_extractor import placeholder
 from gateway.codec.offload_interface import ConversionJob
+from gateway.codec.v2.json_reader import split_id
 from gateway.errors import GatewayError
-from gateway.protocol.request_features import RequestFeatures, read_features
-from gateway.protocol.request_header import (
-    DataSource,
-    InputTensor,
-    OutputEncoding,
-    parse_request_header,
-    read_inputs,
-    read_output_encoding,
-    request_binary_outputs,
-    set_binary_size,
-)
+from gateway.protocol.datatypes import Datatype
+from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor
+from gateway.protocol.request_header import parse_request_header, read_head, read_inputs
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
 
@@ -50,36 +43,31 @@ _SPACE = b" \t\r\n"
 _NUMERIC_BYTES = b"0123456789+-.eE, \t\r\n[]"
 
 
-@dataclass(frozen=True, slots=True)
-class FastRequest:
-    """A request for the server: ``body`` begins with ``header_size`` bytes of JSON."""
-
-    body: bytes
-    header_size: int
-    output_encoding: OutputEncoding
-    features: RequestFeatures
-
-
-def fast_convert_request(
+def read_buffered_request(
     text: bytes, depth_cap: int, tensor_cap: int = MAX_TENSORS
-) -> FastRequest | None:
-    """Convert a JSON request; ``depth_cap`` limits its nesting, ``tensor_cap`` its tensors.
+) -> InferRequest | None:
+    """Read a JSON request; ``depth_cap`` limits its nesting, ``tensor_cap`` its tensors.
 
-    Returns None if the streaming path is needed.
+    Returns None if InferRequestReader is needed.
     """
     surroundings, arrays = _extract_arrays(text)
     if len(surroundings) > MAX_CACHED_DOCUMENT or len(arrays) > _MAX_ARRAYS:
         return None
-    plan = _make_plan(surroundings, len(arrays), depth_cap, tensor_cap)
+    common, request_id = split_id(surroundings)
+    plan = _make_plan(common, len(arrays), depth_cap, tensor_cap)
+    if request_id is not None and (plan is None or plan.id is None):
+        # The id is not that of the request.
+        plan, request_id = _make_plan(surroundings, len(arrays), depth_cap, tensor_cap), None
     if plan is None:
         return None
-    parts = [plan.header]
     try:
-        for tensor, array in zip(plan.tensors, arrays, strict=True):
-            parts.append(_pack(tensor, array, depth_cap))
+        tensors = tuple(
+            (_pack(tensor, array, depth_cap),)
+            for tensor, array in zip(plan.tensors, arrays, strict=True)
+        )
     except (ValueError, TypeError, OverflowError, struct.error):
         return None  # an invalid element, or a number of elements that does not match the shape
-    return FastRequest(b"".join(parts), len(plan.header), plan.output_encoding, plan.features)
+    return InferRequest(plan.head, plan.id if request_id is None else request_id, tensors)
 
 
 def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
@@ -142,10 +130,9 @@ class _Tensor:
 class _Plan:
     """What a request becomes, apart from its numbers."""
 
-    header: bytes
+    head: InferRequestHead
+    id: str | None
     tensors: tuple[_Tensor, ...]
-    output_encoding: OutputEncoding
-    features: RequestFeatures
 
 
 @lru_cache(maxsize=CACHED_DOCUMENTS)
@@ -156,33 +143,35 @@ def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
     try:
         fields = parse_request_header(surroundings, depth_cap)
         inputs = read_inputs(fields, tensor_cap)
-        output_encoding = read_output_encoding(fields, tensor_cap)
+        head = read_head(fields, inputs, tensor_cap)
     except GatewayError:
         return None
-    features = read_features(fields, inputs)
-    if not features.is_plain:
+    if not head.features.is_plain:
         return None
-    entries = [entry for entry in fields["inputs"] if "data" in entry]
-    if [entry["data"] for entry in entries] != [placeholder(number) for number in range(arrays)]:
+    data = [entry["data"] for entry in fields["inputs"] if "data" in entry]
+    if data != [placeholder(number) for number in range(arrays)]:
         return None
     if surroundings.count(b'"datatype"') != len(inputs):
         return None
-    tensors = []
-    for entry, declared in zip(fields["inputs"], inputs, strict=True):
-        if declared.source is DataSource.DATA:
-            layout = _struct_layout(declared)
+    tensors: list[_Tensor] = []
+    sized: list[InputTensor] = []
+    for tensor in inputs:
+        if tensor.base64 is not None:  # it has JSON data
+            layout = _struct_layout(tensor)
             if layout is None:
                 return None
-            job = ConversionJob(to_json=False, datatype=declared.datatype)
-            struct_max_bytes = 0 if has_c_decoder(declared.datatype) else _STRUCT_MAX_BYTES
-            tensors.append(
-                _Tensor(layout, job, struct_max_bytes, needs_rounding(declared.datatype))
-            )
-            set_binary_size(entry, layout.size)
-        elif declared.source is DataSource.BINARY:
+            tensors.append(_make_tensor(tensor.datatype, layout))
+            tensor = replace(tensor, binary_size=layout.size)
+        elif tensor.binary_size is not None:
             return None
-    request_binary_outputs(fields)
-    return _Plan(orjson.dumps(fields), tuple(tensors), output_encoding, features)
+        sized.append(tensor)
+    return _Plan(replace(head, inputs=tuple(sized)), fields.get("id"), tuple(tensors))
+
+
+def _make_tensor(datatype: Datatype, layout: struct.Struct) -> _Tensor:
+    job = ConversionJob(to_json=False, datatype=datatype)
+    struct_max_bytes = 0 if has_c_decoder(datatype) else _STRUCT_MAX_BYTES
+    return _Tensor(layout, job, struct_max_bytes, needs_rounding(datatype))
 
 
 def _struct_layout(declared: InputTensor) -> struct.Struct | None:

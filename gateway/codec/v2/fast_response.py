@@ -1,48 +1,67 @@
 """Converts small, fully buffered binary responses to JSON text in a few calls.
 
-Responses of a model look alike but for their numbers. The header is parsed once, and the plan made
-of it is cached. Unusual and invalid responses are left to JsonResponseConverter; for all others
-both give the same result.
+Responses of a model look alike but for their numbers and their id. The header is read once, and the
+text made of it is kept with the head. Unusual and invalid responses are left to InferResponseReader
+and JsonResponseWriter; for all others both give the same result.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import orjson
 
 from gateway.codec.elements.encode import json_dtype
+from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.json_writer import split_around_data
+from gateway.codec.v2.response import response_fields
+from gateway.codec.v2.response_reader import read_without_data
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE
-from gateway.protocol.response_header import OutputTensor, parse_response_header, read_outputs
-from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
+from gateway.protocol.messages import InferResponse, InferResponseHead, OutputTensor
+from gateway.sizes import MAX_CACHED_DOCUMENT
+
+_KEY = "json"
+_POLICIES = JsonPolicies()
 
 
 def fast_convert_response(body: bytes, header_size: int) -> bytes | None:
     """Write a binary response as JSON; return None if the streaming path is needed."""
     if header_size > MAX_CACHED_DOCUMENT:
         return None
-    plan = _make_plan(body[:header_size])
-    if plan is None or header_size + plan.size != len(body):
+    try:
+        response = read_without_data(body[:header_size])
+    except GatewayError:
+        return None
+    return None if response is None else write_buffered(response, body, header_size)
+
+
+def write_buffered(response: InferResponse, data: bytes, start: int) -> bytes | None:
+    """Write a response as JSON, whose data begin at ``start``; None if JsonResponseWriter must."""
+    written = response.head.written
+    if _KEY not in written:
+        written[_KEY] = _make_plan(response.head)
+    plan: _Plan | None = written[_KEY]
+    if plan is None or start + plan.size != len(data):
         return None
     text = [plan.split_around_data[0]]
+    if response.id is not None:
+        text = [b'{"id":', orjson.dumps(response.id), b",", plan.split_around_data[0][1:]]
     for number, tensor in enumerate(plan.tensors, 1):
-        values = np.frombuffer(body, tensor.dtype, tensor.count, header_size + tensor.start)
-        data = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
-        if b"n" in data:
+        values = np.frombuffer(data, tensor.dtype, tensor.count, start + tensor.start)
+        elements = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+        if b"n" in elements:
             return None  # null for NaN or an infinity: a policy decides
-        text += data[1:-1], plan.split_around_data[number]
+        text += elements[1:-1], plan.split_around_data[number]
     return b"".join(text)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """The offset of a tensor behind the header, its number of elements, and their type."""
+    """The offset of a tensor in the data, its number of elements, and their type."""
 
     start: int
     count: int
@@ -51,36 +70,30 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a response becomes, apart from its numbers; ``size`` counts the bytes of all tensors."""
+    """What a response becomes, apart from its id and numbers; ``size`` counts the bytes of data."""
 
     split_around_data: tuple[bytes, ...]
     tensors: tuple[_Tensor, ...]
     size: int
 
 
-@lru_cache(maxsize=CACHED_DOCUMENTS)
-def _make_plan(header: bytes) -> _Plan | None:
-    try:
-        fields = parse_response_header(header)
-        outputs = read_outputs(fields)
-    except GatewayError:
+def _make_plan(head: InferResponseHead) -> _Plan | None:
+    if not head.outputs:
         return None
     tensors: list[_Tensor] = []
     size = 0
-    for output in outputs:
+    for output in head.outputs:
         if output.binary_size is None:
-            if output.datatype.family is Family.TEXT:
-                return None  # it may have to become base64
-            continue
+            continue  # it is in shared memory
         if not _is_written_as_is(output):
             return None
         dtype = output.datatype.dtype
         assert dtype is not None
         tensors.append(_Tensor(size, output.binary_size // dtype.itemsize, dtype))
         size += output.binary_size
-    follows = [output.binary_size is not None for output in outputs]
-    pieces = split_around_data(fields, RESPONSE.tensors, follows)
-    return _Plan(tuple(pieces), tuple(tensors), size)
+    follows = [output.binary_size is not None for output in head.outputs]
+    fields = response_fields(InferResponse(head), _POLICIES)
+    return _Plan(tuple(split_around_data(fields, RESPONSE.tensors, follows)), tuple(tensors), size)
 
 
 def _is_written_as_is(output: OutputTensor) -> bool:

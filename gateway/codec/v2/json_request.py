@@ -1,72 +1,79 @@
-"""Writes binary requests as JSON, for servers that accept JSON only."""
+"""Writes infer requests as JSON, for servers that accept JSON only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-
-import orjson
 
 from gateway.codec.elements.encode import TensorEncoder, make_tensor_encoder
 from gateway.codec.policies import BytesEncoding, JsonPolicies
-from gateway.codec.v2.json_writer import JsonMessageWriter, TensorReader, without_parameter
+from gateway.codec.v2.json_writer import JsonMessageWriter, TensorSplitter, tensor_fields
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import REQUEST
-from gateway.protocol.request_header import Fields, InputTensor, mark_base64, read_inputs
+from gateway.protocol.messages import Fields, InferRequest, InputTensor, RequestedOutput
+from gateway.protocol.request_header import mark_base64
 
 
-class JsonRequestConverter(JsonMessageWriter):
-    """Writes a binary request as JSON while it arrives.
+class JsonRequestWriter(JsonMessageWriter):
+    """Writes a request as JSON while the data of its tensors arrives.
 
-    ``header_size`` is the size of its JSON part. BYTES inputs get the encoding that the client used
-    in JSON (``input_encodings``, by input), else the policy's. An input with a content type of its
-    own stays text: the content type tells the server how to read it. Outputs in ``as_base64`` are
-    requested as base64.
+    BYTES inputs get the encoding that the client used in JSON, else the policy's. An input with a
+    content type of its own stays text: the content type tells the server how to read it.
     """
 
-    def __init__(
-        self,
-        header_size: int,
-        policies: JsonPolicies,
-        input_encodings: Mapping[int, BytesEncoding],
-        as_base64: frozenset[str] = frozenset(),
-    ) -> None:
-        super().__init__(TensorReader(header_size, _parse, REQUEST), REQUEST)
+    def __init__(self, request: InferRequest, policies: JsonPolicies) -> None:
+        super().__init__(request.head.inputs, REQUEST)
+        self._request = request
         self._policies = policies
-        self._written_as = input_encodings
-        self._as_base64 = as_base64
-        self._encodings: list[BytesEncoding] = []
+        self._splitter = TensorSplitter(request.head.inputs, REQUEST)
+        self._is_started = False
 
-    def _rewrite_fields(self, fields: Fields) -> Fields:
-        inputs = fields["inputs"]
-        self._encodings = [
-            self._bytes_encoding_of(index, entry) for index, entry in enumerate(inputs)
-        ]
-        for entry, tensor, form in zip(inputs, self._reader.tensors, self._encodings, strict=True):
-            is_text = tensor.datatype.family is Family.TEXT and tensor.binary_size is not None
-            if is_text and form is BytesEncoding.BASE64:
-                mark_base64(entry)
-        if "outputs" in fields:
-            outputs = [without_parameter(entry, "binary_data") for entry in fields["outputs"]]
-            for output in outputs:
-                if output["name"] in self._as_base64:
-                    mark_base64(output)
-            fields = {**fields, "outputs": outputs}
-        return without_parameter(fields, "binary_data_output")
+    def feed(self, data: bytes | memoryview) -> bytes:
+        """Return the text for the next data of the tensors; raises GatewayError (400)."""
+        text = [] if self._is_started else [*self.start()]
+        self._is_started = True
+        for piece in self._splitter.feed(data):
+            text += [part for part in self.encode(piece) if isinstance(part, bytes)]
+        return b"".join(text)
 
-    def _bytes_encoding_of(self, index: int, entry: Fields) -> BytesEncoding:
-        if index in self._written_as:
-            return self._written_as[index]
-        has_type = "content_type" in entry.get("parameters", {})
-        return BytesEncoding.UTF8 if has_type else self._policies.bytes_encoding
+    def finish(self) -> bytes:
+        """Return the rest of the text: all of it if there was no data to feed."""
+        text = self.feed(b"")
+        self._splitter.finish()
+        return text
+
+    def _write_fields(self) -> Fields:
+        head = self._request.head
+        fields: Fields = {} if self._request.id is None else {"id": self._request.id}
+        fields["inputs"] = list(map(self._input_fields, head.inputs))
+        if head.outputs:
+            fields["outputs"] = list(map(self._output_fields, head.outputs))
+        if head.parameters:
+            fields["parameters"] = head.parameters
+        return {**fields, **head.extra}
+
+    def _input_fields(self, tensor: InputTensor) -> Fields:
+        fields = tensor_fields(
+            tensor.name, tensor.datatype, tensor.shape, tensor.parameters, tensor.extra
+        )
+        is_text = tensor.datatype.family is Family.TEXT and tensor.binary_size is not None
+        if is_text and self._encoding_of(tensor) is BytesEncoding.BASE64:
+            mark_base64(fields)
+        return fields
+
+    def _output_fields(self, output: RequestedOutput) -> Fields:
+        fields: Fields = {"name": output.name, **output.extra}
+        if output.parameters:
+            fields["parameters"] = output.parameters
+        if output.name in self._request.head.output_encoding.as_base64:
+            mark_base64(fields)
+        return fields
+
+    def _encoding_of(self, tensor: InputTensor) -> BytesEncoding:
+        if tensor.base64 is None and "content_type" not in tensor.parameters:
+            return self._policies.bytes_encoding
+        return BytesEncoding.BASE64 if tensor.base64 else BytesEncoding.UTF8
 
     def _make_encoder(self, index: int) -> TensorEncoder:
-        tensor = self._reader.tensors[index]
-        policies = replace(self._policies, bytes_encoding=self._encodings[index])
+        tensor = self._request.head.inputs[index]
+        policies = replace(self._policies, bytes_encoding=self._encoding_of(tensor))
         return make_tensor_encoder(REQUEST.label(tensor.name), tensor.datatype, policies, REQUEST)
-
-
-def _parse(header: bytes) -> tuple[Fields, tuple[InputTensor, ...]]:
-    """Parse a header that was checked before."""
-    fields: Fields = orjson.loads(header)
-    return fields, read_inputs(fields, len(fields["inputs"]))

@@ -1,77 +1,35 @@
-"""Converts infer requests: JSON ``data`` becomes binary tensors."""
+"""Reads infer requests in JSON, with binary tensors behind it or not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
-
-import orjson
 
 from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.header_length_check import check_header_end
 from gateway.codec.offload_interface import Offloader
-from gateway.codec.policies import BytesEncoding
-from gateway.codec.v2.json_reader import JsonMessageReader
+from gateway.codec.v2.json_reader import JsonMessageReader, split_id
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.json_errors import ExtractedArray
-from gateway.protocol.request_features import (
-    RequestFeatures,
-    may_hide_classification,
-    read_features,
-)
+from gateway.protocol.messages import Fields, InferRequest, InputTensor, TensorData
+from gateway.protocol.request_features import may_hide_classification
 from gateway.protocol.request_header import (
-    DataSource,
-    Fields,
-    InputTensor,
-    OutputEncoding,
     has_base64_content,
     parse_request_header,
+    read_head,
     read_inputs,
-    read_output_encoding,
-    request_binary_outputs,
-    set_binary_size,
+    requests_binary_explicitly,
 )
 from gateway.protocol.tensors import MAX_TENSORS
 from gateway.sizes import CACHED_DOCUMENTS
 
-Body = tuple[Sequence[bytes] | int, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class InferRequest:
-    """A request for the server.
-
-    ``tensors`` are the bytes behind the header, in order: buffered chunks, or the number of bytes
-    to take from what follows the JSON in the client's body.
-    """
-
-    header: bytes
-    tensors: Body
-    output_encoding: OutputEncoding
-    features: RequestFeatures
-    input_encodings: Mapping[int, BytesEncoding] = field(default_factory=dict)
-    """By input: how the client encoded BYTES in JSON."""
-
-    @property
-    def content_length(self) -> int:
-        """Return the size of the whole body."""
-        return len(self.header) + sum(map(_size, self.tensors))
-
-    @property
-    def expected_size(self) -> int:
-        """Return the bytes that must follow the JSON in the client's body."""
-        return sum(part for part in self.tensors if isinstance(part, int))
-
-
-def _size(part: Sequence[bytes] | int) -> int:
-    return part if isinstance(part, int) else sum(map(len, part))
-
-
-class InferRequestConverter(JsonMessageReader):
-    """Converts the JSON part of an infer request while it arrives, and buffers the tensors.
+class InferRequestReader(JsonMessageReader):
+    """Reads the JSON part of an infer request while it arrives, and buffers the data in it.
 
     ``header_cap`` is in bytes, ``depth_cap`` in levels of nesting. Numbers may be converted by the
     ``offloader``. ``tensor_cap`` limits the inputs, and the requested outputs.
@@ -114,52 +72,60 @@ class InferRequestConverter(JsonMessageReader):
         Raises GatewayError (400) that names the tensor for anything wrong in the header.
         """
         header = self._finish_header()
-        fields, inputs = header.fields, self._inputs
-        entries = fields["inputs"]
-        output_encoding = read_output_encoding(fields, self._tensor_cap)
-        features = read_features(fields, inputs)
+        head = read_head(header.fields, self._inputs, self._tensor_cap)
         converted = {
-            array.index: self._checked_tensor(array, inputs[array.index]) for array in self._arrays
+            array.index: self._checked_tensor(array, self._inputs[array.index])
+            for array in self._arrays
         }
-        for index, tensor in converted.items():
-            set_binary_size(entries[index], tensor.size)
-        changed = request_binary_outputs(fields) or may_hide_classification(header.text)
-        # Byte for byte if nothing had to change.
-        text = orjson.dumps(fields) if changed or converted else header.text
-        input_encodings = {
-            index: BytesEncoding.BASE64 if inputs[index].base64 else BytesEncoding.UTF8
-            for index in converted
-        }
+        inputs: list[InputTensor] = []
+        tensors: list[TensorData] = []
+        for index, tensor in enumerate(self._inputs):
+            if index in converted:
+                tensor = replace(tensor, binary_size=converted[index].size)
+                tensors.append(converted[index].chunks)
+            elif tensor.binary_size is not None:
+                tensors.append(tensor.binary_size)
+            inputs.append(tensor)
+        passes = (
+            not converted
+            and requests_binary_explicitly(header.fields)
+            and not may_hide_classification(header.text)
+        )
         return InferRequest(
-            text, _body(inputs, converted), output_encoding, features, input_encodings
+            replace(head, inputs=tuple(inputs), memory=self._header_size),
+            header.fields.get("id"),
+            tuple(tensors),
+            header.text if passes else b"",
         )
 
 
 MAX_CACHED_HEADER = 4 * 1024
-"""The most bytes of JSON that ``header_without_data`` accepts."""
+"""The most bytes of JSON that ``read_without_data`` accepts."""
 
 
-@lru_cache(maxsize=CACHED_DOCUMENTS)
-def header_without_data(
+def read_without_data(
     text: bytes, depth_cap: int, tensor_cap: int = MAX_TENSORS
 ) -> InferRequest | None:
-    """Return the request of a JSON part that contains no data; None if it may contain some.
+    """Read a JSON part that contains no data; return None if it may contain some.
 
-    Cached, as most binary requests have the header of one before. Raises GatewayError (400).
+    Most binary requests have the header of one before but for the id; its request is cached. Raises
+    GatewayError (400).
     """
     # Escapes could hide the key.
     if b'"data"' in text or b"\\" in text:
         return None
-    codec = InferRequestConverter(len(text), depth_cap, tensor_cap=tensor_cap)
-    codec.feed(text, last=True)
-    return codec.finish()
+    common, request_id = split_id(text)
+    if request_id:
+        with suppress(GatewayError):  # an error quotes the text as it came
+            request = _read_without_data(common, depth_cap, tensor_cap)
+            if request.id == "":
+                own_text = text if request.text else b""
+                return InferRequest(request.head, request_id, request.tensors, own_text)
+    return _read_without_data(text, depth_cap, tensor_cap)
 
 
-def _body(inputs: tuple[InputTensor, ...], converted: dict[int, TensorDecoder]) -> Body:
-    parts: list[Sequence[bytes] | int] = []
-    for index, declared in enumerate(inputs):
-        if declared.source is DataSource.DATA:
-            parts.append(converted[index].chunks)
-        elif declared.binary_size is not None:
-            parts.append(declared.binary_size)
-    return tuple(parts)
+@lru_cache(maxsize=CACHED_DOCUMENTS)
+def _read_without_data(text: bytes, depth_cap: int, tensor_cap: int) -> InferRequest:
+    reader = InferRequestReader(len(text), depth_cap, tensor_cap=tensor_cap)
+    reader.feed(text, last=True)
+    return reader.finish()

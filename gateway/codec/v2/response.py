@@ -1,182 +1,230 @@
-"""Converts binary and mixed responses for clients that want JSON, or both."""
+"""Writes infer responses as JSON, or with each output in the encoding that the client wants."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Generic, Protocol, TypeVar
 
-from gateway.codec.elements.base64_elements import encode_base64
-from gateway.codec.elements.encode import TensorEncoder, make_tensor_encoder
-from gateway.codec.policies import BytesEncoding, JsonPolicies
-from gateway.codec.v2.binary_response import (
-    BinaryResponseConverter,
-    Chunks,
-    ResponseParts,
-    becomes_base64,
+from gateway.codec.elements.encode import (
+    OffloadedText,
+    TensorEncoder,
+    TextChunk,
+    make_tensor_encoder,
 )
+from gateway.codec.offload_interface import Offloader
+from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_writer import (
     JsonMessageWriter,
     TensorPiece,
-    TensorReader,
     check_element_count,
-    truncated_error,
+    split_around_data,
+    tensor_fields,
 )
+from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import bad_response
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import RESPONSE, Tensor
-from gateway.protocol.request_header import Fields, OutputEncoding, mark_base64
-from gateway.protocol.response_header import OutputTensor, parse_response_header, read_outputs
+from gateway.protocol.messages import ALL_JSON, Fields, InferResponse, OutputEncoding
+from gateway.protocol.request_header import mark_base64
 from gateway.sizes import CHUNK_OVERHEAD
 
+Chunks = list[bytes | memoryview]
 
-def response_reader(header_size: int) -> TensorReader:
-    """Make the reader of a binary response; ``header_size`` is the size of its JSON part."""
-    return TensorReader(header_size, _parse, RESPONSE)
-
-
-def _parse(header: bytes) -> tuple[Fields, tuple[OutputTensor, ...]]:
-    fields = parse_response_header(header)
-    return fields, read_outputs(fields)
+Result = TypeVar("Result", covariant=True)
 
 
-class JsonResponseConverter(JsonMessageWriter):
-    """Writes a binary response as JSON while it arrives."""
+class ResponseWriter(Protocol[Result]):
+    """Writes a response in the form of a client while its data arrive.
 
-    def __init__(self, header_size: int, policies: JsonPolicies) -> None:
-        super().__init__(response_reader(header_size), RESPONSE)
-        self._policies = policies
-
-    def _make_encoder(self, index: int) -> TensorEncoder:
-        return make_output_encoder(self._reader.tensors[index], self._policies)
-
-    def _rewrite_fields(self, fields: Fields) -> Fields:
-        _mark_base64_outputs(fields, self._reader.tensors, self._policies)
-        for entry in fields.get("outputs", ()):
-            # The server sent JSON although binary form was requested.
-            if has_text_for_base64(entry, self._policies):
-                mark_base64(entry)
-                entry["data"] = _encode_strings(entry.pop("data"))
-        return fields
-
-
-class MixedResponseConverter:
-    """Converts a response with JSON and binary outputs to the requested encoding of each.
-
-    The header comes first and contains the JSON outputs. So everything is buffered until it is
-    parsed. ``header_size`` is the size of the JSON part, data included. ``header_cap`` limits the
-    JSON around the data, ``body_cap`` the data in the client's encoding, both in bytes.
+    Each method raises GatewayError: 502 for an invalid response or one over a cap, 406 if the form
+    or a policy refuses a value.
     """
-
-    def __init__(
-        self,
-        header_size: int,
-        form: OutputEncoding,
-        policies: JsonPolicies,
-        header_cap: int,
-        body_cap: int,
-    ) -> None:
-        self._missing_json = header_size
-        self._has_all_json = False
-        self._form = form
-        self._policies = policies
-        self._body_cap = body_cap
-        self._json = BinaryResponseConverter(form, header_cap, body_cap, policies)
-        self._tensor_bytes = b""
-        self._parts: ResponseParts | None = None
-        self._reader: TensorReader | None = None
-        self._converters: dict[int, TensorEncoder] = {}
-        self._size = 0
-        self._chunks = 0
 
     @property
     def buffered_bytes(self) -> int:
         """Return the bytes of memory in use."""
-        return (
-            self._json.buffered_bytes
-            + len(self._tensor_bytes)
-            + self._size
-            + CHUNK_OVERHEAD * self._chunks
-        )
 
-    def feed(self, data: bytes | memoryview) -> None:
-        """Take the next data.
+    def start(self) -> Iterator[bytes]:
+        """Yield the text before the first data."""
 
-        Raises GatewayError: 502 for an invalid response or one over the cap, 406 if a policy
-        refuses a value.
+    def encode(
+        self, piece: TensorPiece, offloader: Offloader | None = None
+    ) -> Iterator[TextChunk | OffloadedText]:
+        """Yield the text for the next piece; the ``offloader`` may encode parts of it."""
+
+    def finish(self) -> Result:
+        """Return what is left, once all data were encoded."""
+
+
+class ResponseConverter(Generic[Result]):
+    """Has a writer write what a reader reads; ``make_writer`` takes the response without data."""
+
+    def __init__(
+        self,
+        reader: InferResponseReader,
+        make_writer: Callable[[InferResponse], ResponseWriter[Result]],
+    ) -> None:
+        self._reader = reader
+        self._make_writer = make_writer
+        self._writer: ResponseWriter[Result] | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the bytes of memory in use."""
+        written = 0 if self._writer is None else self._writer.buffered_bytes
+        return self._reader.buffered_bytes + written
+
+    def feed(self, data: bytes | memoryview, last: bool = False) -> None:
+        """Take the next data for a writer that buffers them; ``step`` reads JSON among them.
+
+        ``last`` marks the end of a response that is all JSON. Raises GatewayError as
+        ResponseWriter does.
         """
-        while self.step():
-            pass
-        if self._reader is not None and self._parts is not None:
-            self._add_pieces(self._reader, self._parts, data)
-            return
-        text, self._tensor_bytes = data[: self._missing_json], bytes(data[self._missing_json :])
-        self._missing_json -= len(text)
-        self._has_all_json = not self._missing_json
-        self._json.feed(text, last=self._has_all_json)
+        self._reader.feed(data, last)
+        self._buffer()
 
     def step(self) -> bool:
         """Do one step; return whether there was work. Raises GatewayError as ``feed`` does."""
-        if self._reader is not None:
-            return False
-        if self._json.step():
+        if self._reader.step():
             return True
-        if self._has_all_json:
-            self._begin_tensors()
+        self._buffer()
         return False
 
-    def finish(self) -> tuple[bytes, Chunks]:
-        """Return the header and the binary tensors behind it, once all data was fed.
+    def parts(
+        self, data: bytes | memoryview, offloader: Offloader | None = None
+    ) -> Iterator[TextChunk | OffloadedText]:
+        """Yield the text for the next data; the ``offloader`` may encode parts of it.
 
-        Raises GatewayError as ``feed`` does.
+        Raises GatewayError as ResponseWriter does.
         """
-        while self.step():
+        self._reader.feed(data)
+        while self._reader.step():
             pass
-        if self._reader is None or self._parts is None:
-            raise truncated_error(RESPONSE)
+        yield from self._write(offloader)
+
+    def text(self, data: bytes | memoryview) -> bytes:
+        """Return the text for the next data; see ``parts``."""
+        return b"".join([part for part in self.parts(data) if not isinstance(part, OffloadedText)])
+
+    def finish(self) -> Result:
+        """Return what is left, once all data were fed.
+
+        Raises GatewayError as ResponseWriter does, and if the response is not complete.
+        """
+        self.feed(b"")
         self._reader.finish()
-        _mark_base64_outputs(self._parts.fields, self._parts.outputs, self._policies)
-        return self._parts.joined()
+        assert self._writer is not None
+        return self._writer.finish()
 
-    def _begin_tensors(self) -> None:
-        """Start to read the binary tensors behind the JSON."""
-        parts = self._json.take_parts()
-        for index, output in enumerate(parts.outputs):
-            if output.binary_size is not None:
-                # Binary data behind the JSON replaces data within it.
-                parts.texts.pop(index, None)
-                parts.tensors.pop(index, None)
-        self._parts = parts
-        self._reader = TensorReader(0, lambda _: (parts.fields, parts.outputs), RESPONSE)
-        self._add_pieces(self._reader, parts, self._tensor_bytes)
-        self._tensor_bytes = b""
+    def _buffer(self) -> None:
+        """Have the writer take what was read; it has no text to give yet."""
+        deque(self._write(), maxlen=0)
 
-    def _add_pieces(
-        self, reader: TensorReader, parts: ResponseParts, data: bytes | memoryview
+    def _write(self, offloader: Offloader | None = None) -> Iterator[TextChunk | OffloadedText]:
+        if self._writer is None:
+            if self._reader.response is None:
+                return
+            self._writer = self._make_writer(self._reader.response)
+            yield from self._writer.start()
+        for piece in self._reader.pieces():
+            yield from self._writer.encode(piece, offloader)
+
+
+class JsonResponseWriter(JsonMessageWriter):
+    """Writes a response as JSON while its data arrive; it is a ResponseWriter."""
+
+    def __init__(self, response: InferResponse, policies: JsonPolicies) -> None:
+        super().__init__(response.head.outputs, RESPONSE, response.texts)
+        self._response = response
+        self._policies = policies
+
+    def finish(self) -> None:
+        """Return nothing: all has been written."""
+
+    def _make_encoder(self, index: int) -> TensorEncoder:
+        return _make_encoder(self._tensors[index], self._policies)
+
+    def _write_fields(self) -> Fields:
+        return response_fields(self._response, self._policies)
+
+
+class EncodedResponseWriter:
+    """Writes each output in the requested encoding; it is a ResponseWriter.
+
+    The header comes first and contains the JSON outputs, so that all data are buffered.
+    ``body_cap`` limits them in bytes.
+    """
+
+    def __init__(
+        self,
+        response: InferResponse,
+        encoding: OutputEncoding,
+        policies: JsonPolicies,
+        body_cap: int,
     ) -> None:
-        for piece in reader.feed(data):
-            output = parts.outputs[piece.index]
-            if self._form.wants_binary(output.name):
-                # A copy: a view would pin the buffer that it is a part of.
-                self._append(parts.tensors.setdefault(piece.index, []), bytes(piece.data))
-            else:
-                text = self._encode_piece(output, piece)
-                self._append(parts.texts.setdefault(piece.index, []), text)
+        self._response = response
+        self._encoding = encoding
+        self._policies = policies
+        self._body_cap = body_cap
+        self._texts: dict[int, Chunks] = {i: [*text] for i, text in response.texts.items()}
+        self._tensors: dict[int, Chunks] = {}
+        self._encoders: dict[int, TensorEncoder] = {}
+        self._size = sum(map(len, (chunk for text in self._texts.values() for chunk in text)))
+        self._chunks = len(self._texts)
 
-    def _encode_piece(self, output: Tensor, piece: TensorPiece) -> bytes:
-        if piece.index not in self._converters:
-            self._converters[piece.index] = make_output_encoder(output, self._policies)
-        converter = self._converters[piece.index]
-        text = converter.feed(piece.data)
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the bytes of memory in use."""
+        return self._size + CHUNK_OVERHEAD * self._chunks
+
+    def start(self) -> Iterator[bytes]:
+        """Yield nothing."""
+        return iter(())
+
+    def encode(
+        self, piece: TensorPiece, offloader: Offloader | None = None
+    ) -> Iterator[TextChunk | OffloadedText]:
+        """Encode and buffer the next piece; yield nothing."""
+        output = self._response.head.outputs[piece.index]
+        if self._encoding.wants_binary(output.name):
+            # A copy: a view would pin the buffer that it is a part of.
+            self._append(self._tensors.setdefault(piece.index, []), bytes(piece.data))
+        else:
+            text = self._encode_text(output, piece)
+            self._append(self._texts.setdefault(piece.index, []), text)
+        return iter(())
+
+    def finish(self) -> tuple[bytes, Chunks]:
+        """Return the header and the binary tensors behind it."""
+        fields = response_fields(self._response, self._policies)
+        for index, chunks in self._tensors.items():
+            entry = fields["outputs"][index]
+            size = {"binary_data_size": sum(map(len, chunks))}
+            entry["parameters"] = {**(entry.get("parameters") or {}), **size}
+        has_text = [index in self._texts for index in range(len(self._response.head.outputs))]
+        start, *parts = split_around_data(fields, RESPONSE.tensors, has_text)
+        header: Chunks = [start]
+        for index, after in zip(sorted(self._texts), parts, strict=True):
+            header += [*self._texts[index], after]
+        tensors = [chunk for _, chunks in sorted(self._tensors.items()) for chunk in chunks]
+        return b"".join(header), tensors
+
+    def _encode_text(self, output: Tensor, piece: TensorPiece) -> bytes:
+        if piece.index not in self._encoders:
+            self._encoders[piece.index] = _make_encoder(output, self._policies)
+        encoder = self._encoders[piece.index]
+        text = encoder.feed(piece.data)
         if piece.last:
-            check_element_count(output, converter, RESPONSE)
+            check_element_count(output, encoder, RESPONSE)
         return text
 
     def _append(self, chunks: Chunks, data: bytes | memoryview) -> None:
         chunks.append(data)
         self._size += len(data)
         self._chunks += 1
-        if self._json.buffered_data_bytes + self._size > self._body_cap:
+        if self._size > self._body_cap:
             raise bad_response(
                 f"a response of JSON and binary outputs must be buffered, and exceeds "
                 f"{self._body_cap} bytes (limits.max_buffered_body_bytes); "
@@ -184,34 +232,48 @@ class MixedResponseConverter:
             )
 
 
-def make_output_encoder(output: Tensor, policies: JsonPolicies) -> TensorEncoder:
-    """Make the encoder of one output."""
+def response_fields(response: InferResponse, policies: JsonPolicies) -> Fields:
+    """Return the members of a response, with its outputs but without data."""
+    head = response.head
+    known = {"id": response.id, "model_name": head.model, "model_version": head.version}
+    fields: Fields = {key: value for key, value in known.items() if value is not None}
+    if head.parameters:
+        fields["parameters"] = head.parameters
+    outputs = []
+    for output in head.outputs:
+        entry = tensor_fields(
+            output.name, output.datatype, output.shape, output.parameters, output.extra
+        )
+        is_text = output.binary_size is not None and output.datatype.family is Family.TEXT
+        if is_text and output.name in policies.as_base64:
+            mark_base64(entry)
+        outputs.append(entry)
+    return {**fields, **head.extra, **({"outputs": outputs} if outputs else {})}
+
+
+def _make_encoder(output: Tensor, policies: JsonPolicies) -> TensorEncoder:
     if policies.wants_base64(output.name):
         policies = replace(policies, bytes_encoding=BytesEncoding.BASE64)
     return make_tensor_encoder(RESPONSE.label(output.name), output.datatype, policies)
 
 
-def _mark_base64_outputs(fields: Fields, outputs: Sequence[Tensor], policies: JsonPolicies) -> None:
-    """Mark the outputs that become base64 because the request wants them so."""
-    if not policies.as_base64:
-        return
-    for entry, output in zip(fields.get("outputs", ()), outputs, strict=True):
-        is_text = output.binary_size is not None and output.datatype.family is Family.TEXT
-        if is_text and output.name in policies.as_base64:
-            mark_base64(entry)
+def json_converter(
+    header_size: int | None, policies: JsonPolicies, header_cap: int, body_cap: int
+) -> ResponseConverter[None]:
+    """Make the converter of a response that becomes JSON; see InferResponseReader."""
+    reader = InferResponseReader(header_size, header_cap, body_cap, ALL_JSON, policies)
+    return ResponseConverter(reader, lambda response: JsonResponseWriter(response, policies))
 
 
-def has_text_for_base64(entry: Fields, policies: JsonPolicies) -> bool:
-    """Tell whether an output has BYTES in JSON that must become base64."""
-    return (
-        isinstance(entry.get("data"), list)
-        and policies.wants_base64(str(entry.get("name")))
-        and becomes_base64(entry)
+def encoded_converter(
+    header_size: int | None,
+    encoding: OutputEncoding,
+    policies: JsonPolicies,
+    header_cap: int,
+    body_cap: int,
+) -> ResponseConverter[tuple[bytes, Chunks]]:
+    """Make the converter of a response to the requested encoding; see InferResponseReader."""
+    reader = InferResponseReader(header_size, header_cap, body_cap, encoding, policies)
+    return ResponseConverter(
+        reader, lambda response: EncodedResponseWriter(response, encoding, policies, body_cap)
     )
-
-
-def _encode_strings(data: Any) -> Any:
-    """Encode the strings of an array of any nesting."""
-    if isinstance(data, list):
-        return [_encode_strings(item) for item in data]
-    return encode_base64(data.encode()).decode() if isinstance(data, str) else data

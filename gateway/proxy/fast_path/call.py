@@ -12,6 +12,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.protocol.dialects import Dialect
+from gateway.protocol.messages import ALL_BINARY
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import release_all
 from gateway.proxy.admission.deadline import (
@@ -24,7 +25,6 @@ from gateway.proxy.dispatch import INTERNAL_ERROR, error_response, run_with_dead
 from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
 from gateway.proxy.headers import parse_lines
 from gateway.proxy.infer.buffered_response import ResponseRelay
-from gateway.proxy.infer.convert_buffered_request import ALL_BINARY
 from gateway.proxy.interfaces import (
     ClientHead,
     ClientResponse,
@@ -311,8 +311,8 @@ class FastPathCall:
         response: ClientResponse,
         deadline: Deadline,
     ) -> None:
-        converted = self._request.converted
-        encoding = ALL_BINARY if converted is None else converted.encoding
+        received = self._request.received
+        encoding = ALL_BINARY if received is None else received.request.head.output_encoding
         relay = ResponseRelay(
             upstream_response, url, response, encoding, self._destination, deadline
         )

@@ -17,10 +17,11 @@ from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.headers import connection_options, end_to_end, with_body
 from gateway.proxy.infer.buffered_response import ResponseRelay
 from gateway.proxy.infer.convert_buffered_request import (
-    ConvertedRequest,
-    convert_buffered_prediction,
-    convert_buffered_request,
+    ReceivedRequest,
+    cached_outputs_to_list,
     is_accepted,
+    read_buffered,
+    read_buffered_prediction,
 )
 from gateway.proxy.infer.convert_buffered_response import (
     ConvertedResponse,
@@ -49,13 +50,13 @@ ClientMessage = tuple[ResponseTemplate, bytes, bytes]
 class ServerRequest:
     """A fully buffered request for a server; ``lines`` are the headers that depend on its body.
 
-    ``converted`` and ``layout`` tell how to convert the response: None if it is not converted.
+    ``received`` and ``layout`` tell how to convert the response: None if it is not converted.
     """
 
     template: RequestTemplate
     lines: bytes
     body: bytes
-    converted: ConvertedRequest | None = None
+    received: ReceivedRequest | None = None
     layout: V1ResponseLayout | None = None
 
 
@@ -153,19 +154,23 @@ class InferHandler(FastPathHandler):
         is_scheduled = self._header_size is None and len(body) > MAX_UNSCHEDULED
         if is_scheduled and not destination.scheduler.try_take_slice():
             return None  # requests of many clients may come in the same time slice
-        converted = convert_buffered_request(self._operation, destination, self._header_size, body)
-        return None if converted is None else self._write(converted, destination)
+        received = read_buffered(self._operation, destination, self._header_size, body)
+        return None if received is None else self._write(received, destination)
 
     def _write(
         self,
-        converted: ConvertedRequest,
+        received: ReceivedRequest,
         destination: Destination,
         layout: V1ResponseLayout | None = None,
     ) -> ServerRequest | None:
-        if not is_accepted(self._operation, destination, converted.features):
+        head = received.request.head
+        if not is_accepted(self._operation, destination, head):
             return None  # the streaming path sends the error
+        unlisted = cached_outputs_to_list(self._operation, destination, head)
+        if unlisted is None:
+            return None
         try:
-            form, content = write_for_server(converted, destination)
+            form, content = write_for_server(received, unlisted, destination)
         except GatewayError:
             return None
         if not isinstance(content, Sequence):
@@ -175,7 +180,7 @@ class InferHandler(FastPathHandler):
         if form.header_size is not None:
             lines += _header_length_line(form.header_size)
         template = self._template_for(form.content_type, form.reads_response)
-        return ServerRequest(template, lines, bytes(body), converted, layout)
+        return ServerRequest(template, lines, bytes(body), received, layout)
 
     def _template_for(self, content_type: str, reads_response: bool) -> RequestTemplate:
         key = content_type, reads_response
@@ -197,8 +202,8 @@ class InferHandler(FastPathHandler):
         policy: ResponseHeaderPolicy | None,
     ) -> ClientMessage:
         """Return a complete response."""
-        assert request.converted is not None
-        check_metadata(head.status, self._operation, destination, request.converted)
+        assert request.received is not None
+        check_metadata(head.status, self._operation, destination, request.received)
         try:
             converted = self._convert(request, head, body, destination)
         except GatewayError as error:
@@ -218,15 +223,15 @@ class InferHandler(FastPathHandler):
         body: bytes,
         destination: Destination,
     ) -> ConvertedResponse | None:
-        assert request.converted is not None
-        encoding = request.converted.encoding
+        assert request.received is not None
+        encoding = request.received.request.head.output_encoding
         return convert_buffered_response(head.status, head.headers, body, encoding, destination)
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
-        assert request.converted is not None
+        assert request.received is not None
         status = relay.upstream_response.status
-        check_metadata(status, self._operation, relay.destination, request.converted)
+        check_metadata(status, self._operation, relay.destination, request.received)
         await convert_response(relay)
 
 
@@ -243,7 +248,7 @@ class PredictHandler(InferHandler):
         self, head: ClientHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server."""
-        prediction = convert_buffered_prediction(self._operation, destination, body, request_id)
+        prediction = read_buffered_prediction(self._operation, destination, body, request_id)
         return (
             None if prediction is None else self._write(prediction[0], destination, prediction[1])
         )

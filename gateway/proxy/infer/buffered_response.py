@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from gateway.codec.v2.binary_response import BinaryResponseConverter
-from gateway.codec.v2.response import MixedResponseConverter
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
+from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import Chunks, response_chunks, slices, write_all
 from gateway.proxy.headers import HEADER_LENGTH, with_body
-from gateway.proxy.infer.convert_buffered_response import has_requested_encoding
+from gateway.proxy.infer.convert_buffered_response import has_requested_encoding, new_converter
 from gateway.proxy.interfaces import ClientResponse, Destination
 from gateway.proxy.passthrough import relay_response
 from gateway.sizes import ENCODE_CHUNK
@@ -40,35 +37,23 @@ class ResponseRelay:
         await relay_response(self.upstream_response, self.response, self.url, self.deadline, chunks)
 
 
-async def relay_json_as_binary(relay: ResponseRelay, chunks: Chunks) -> None:
-    """Convert a response that is all JSON: requested outputs become binary.
+async def relay_encoded(relay: ResponseRelay, chunks: Chunks, header_size: int | None) -> None:
+    """Convert each output to the requested encoding.
 
-    BYTES outputs become base64 if that is requested.
+    ``header_size`` is the size of the JSON before tensors, None without tensors.
     """
-    limits, policies = relay.destination.limits, relay.destination.policies
-    codec = BinaryResponseConverter(
-        relay.encoding, limits.max_inference_header_bytes, limits.max_buffered_body_bytes, policies
-    )
-    with relay.destination.memory_budget.reserve() as reservation:
-        await _convert(relay, chunks, codec, reservation)
-        codec.feed(b"", last=True)
-        await run_steps(codec, reservation, relay.destination.scheduler)
-        await _send(relay, *codec.finish())
-
-
-async def relay_mixed(relay: ResponseRelay, chunks: Chunks, header_size: int) -> None:
-    """Convert a response of JSON with tensors behind it: each output as requested."""
-    limits, policies = relay.destination.limits, relay.destination.policies
-    codec = MixedResponseConverter(
-        header_size,
-        relay.encoding,
-        policies,
-        limits.max_inference_header_bytes,
-        limits.max_buffered_body_bytes,
-    )
-    with relay.destination.memory_budget.reserve() as reservation:
-        await _convert(relay, chunks, codec, reservation)
-        await _send(relay, *codec.finish())
+    destination = relay.destination
+    converter = new_converter(header_size, relay.encoding, destination)
+    scheduler = destination.scheduler
+    with destination.memory_budget.reserve() as reservation:
+        async for piece in slices(chunks, ENCODE_CHUNK, scheduler):
+            converter.feed(piece)
+            reservation.resize(converter.buffered_bytes)
+            await run_steps(converter, reservation, scheduler)
+        if header_size is None:
+            converter.feed(b"", last=True)
+            await run_steps(converter, reservation, scheduler)
+        await _send(relay, *converter.finish())
 
 
 async def relay_in_encoding(relay: ResponseRelay, chunks: Chunks, header_size: int | None) -> None:
@@ -78,33 +63,18 @@ async def relay_in_encoding(relay: ResponseRelay, chunks: Chunks, header_size: i
     ``limits.max_inference_header_bytes`` of it are inspected before the client gets anything.
     """
     if header_size is None:
-        await relay_json_as_binary(relay, chunks)
+        await relay_encoded(relay, chunks, None)
         return
     destination = relay.destination
     with destination.memory_budget.reserve() as reservation:
         if header_size <= destination.limits.max_inference_header_bytes:
             first = await _read_first(chunks, header_size, reservation)
-            chunks = _prepend(first, chunks)
+            chunks = prepend(first, chunks)
             header = b"".join(first)[:header_size]
             if has_requested_encoding(header, relay.encoding, destination):
                 await relay.pass_untouched(chunks)
                 return
-        await relay_mixed(relay, chunks, header_size)
-
-
-class _ResponseConverter(BufferingCodec, Protocol):
-    def feed(self, data: bytes | memoryview, /) -> None:
-        """Take the next bytes of the response."""
-
-
-async def _convert(
-    relay: ResponseRelay, chunks: Chunks, codec: _ResponseConverter, reservation: Reservation
-) -> None:
-    scheduler = relay.destination.scheduler
-    async for piece in slices(chunks, ENCODE_CHUNK, scheduler):
-        codec.feed(piece)
-        reservation.resize(codec.buffered_bytes)
-        await run_steps(codec, reservation, scheduler)
+        await relay_encoded(relay, chunks, header_size)
 
 
 async def _send(relay: ResponseRelay, header: bytes, tensors: Sequence[bytes | memoryview]) -> None:
@@ -131,7 +101,8 @@ async def _read_first(
     return first
 
 
-async def _prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks:
+async def prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks:
+    """Yield the first chunks, then the others."""
     for chunk in first:
         yield chunk
     async for chunk in chunks:

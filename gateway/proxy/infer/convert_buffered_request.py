@@ -1,4 +1,4 @@
-"""Converts infer requests that are fully buffered: at once, without waiting for anything.
+"""Reads infer requests that are fully buffered: at once, without waiting for anything.
 
 Where that is not possible, the result is None: the model's metadata is not cached, the body takes
 more than one time slice, or the request is invalid. The streaming path then waits, or sends the
@@ -7,116 +7,86 @@ error. For all other requests both give the same result.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
-from gateway.codec.policies import BytesEncoding
-from gateway.codec.v1.request import PredictRequestConverter
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, fast_convert_request
-from gateway.codec.v2.request import (
-    MAX_CACHED_HEADER,
-    InferRequest,
-    InferRequestConverter,
-    header_without_data,
-)
+from gateway.codec.v1.fast_request import read_buffered_predict
+from gateway.codec.v1.request import PredictRequestReader
+from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, read_buffered_request
+from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
 from gateway.errors import GatewayError
 from gateway.protocol.declared_model import complete_metadata
+from gateway.protocol.messages import InferRequest, InferRequestHead, TensorData
 from gateway.protocol.operations import Operation
-from gateway.protocol.raw_binary import make_raw_binary_preamble
-from gateway.protocol.request_features import RequestFeatures
-from gateway.protocol.request_header import OutputEncoding, list_outputs
+from gateway.protocol.raw_binary import read_raw_binary
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
+from gateway.proxy.body_io import Chunks
 from gateway.proxy.interfaces import Destination, Limits
 from gateway.sizes import CACHED_DOCUMENTS
-from gateway.upstream.transport import Body
-
-ALL_BINARY = OutputEncoding(binary_by_default=True, binary_by_output={})
-NO_FEATURES = RequestFeatures(())
-
-make_cached_preamble = lru_cache(maxsize=CACHED_DOCUMENTS)(make_raw_binary_preamble)
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertedRequest:
-    """A request in binary form; ``size`` is that of the whole body. See also InferRequest.
+class ReceivedRequest:
+    """A request that was read; ``body`` has the data of all its tensors, in order.
 
-    ``encoding`` is what the client wants of the outputs. ``features`` are empty for raw binary.
-    ``uses_metadata`` tells whether the header was made from the model's metadata.
+    ``uses_metadata`` tells whether it was read by the model's metadata.
     """
 
-    body: Body
-    size: int
-    header_size: int
-    encoding: OutputEncoding
-    features: RequestFeatures
-    input_encodings: Mapping[int, BytesEncoding] = field(default_factory=dict)
+    request: InferRequest
+    body: Sequence[bytes | memoryview] | Chunks
     uses_metadata: bool = False
 
     @property
     def buffered_size(self) -> int:
         """Return the bytes that are buffered."""
-        return self.header_size if isinstance(self.body, AsyncIterable) else self.size
+        head = self.request.head.memory
+        return head if isinstance(self.body, AsyncIterator) else head + self.request.data_size
 
 
-def convert_buffered_request(
+def read_buffered(
     operation: Operation, destination: Destination, header_size: int | None, body: bytes
-) -> ConvertedRequest | None:
-    """Convert a request into binary form; None if the streaming path is needed.
+) -> ReceivedRequest | None:
+    """Read an infer request; None if the streaming path is needed.
 
     ``header_size`` is its Inference-Header-Content-Length: None if all of it is JSON, 0 for raw
     binary.
     """
     try:
         if header_size == 0:
-            return _convert_raw_binary(operation, destination, body)
-        if header_size is None:
-            return _read_json(operation, destination, body)
-        return _read_binary(operation, destination, body, header_size)
+            request = _read_raw_binary(operation, destination, body)
+        elif header_size is None:
+            request = _read_json(body, destination.limits)
+        else:
+            request = _read_binary(body, header_size, destination.limits)
     except GatewayError:
         return None
+    return None if request is None else ReceivedRequest(request, request.chunks, header_size == 0)
 
 
-def convert_buffered_prediction(
+def read_buffered_prediction(
     operation: Operation, destination: Destination, body: bytes, request_id: str
-) -> tuple[ConvertedRequest, V1ResponseLayout] | None:
-    """Convert a V1 prediction; return it with the layout of its response. None as above."""
+) -> tuple[ReceivedRequest, V1ResponseLayout] | None:
+    """Read a V1 prediction; return it with the layout of its response. None as above."""
     model = cached_metadata(operation, destination)
     if model is None or not model.inputs or not body or len(body) > MAX_UNSCHEDULED:
         return None
-    limits = destination.limits
-    caps = limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
     try:
-        with closing(PredictRequestConverter(model, *caps)) as codec:
-            codec.feed(body, last=True)
-            while codec.step():
-                pass
-            request = codec.finish(request_id)
+        request, layout = _read_prediction(body, model, destination.limits, request_id)
     except GatewayError:
         return None
-    content = b"".join((request.header, *request.tensors))
-    converted = ConvertedRequest(
-        (content,),
-        len(content),
-        len(request.header),
-        ALL_BINARY,
-        request.features,
-        request.input_encodings,
-        uses_metadata=True,
-    )
-    listed = _with_listed_outputs(operation, destination, converted, content)
-    return None if listed is None else (listed, request.predicted)
+    return ReceivedRequest(request, request.chunks, uses_metadata=True), layout
 
 
-def is_accepted(operation: Operation, destination: Destination, features: RequestFeatures) -> bool:
-    """Tell whether a request needs none of the checks of ``check_request``."""
+def is_accepted(operation: Operation, destination: Destination, head: InferRequestHead) -> bool:
+    """Tell whether a request needs no check that waits, and fails none that does not."""
     declared = destination.declared_models.get(operation.model or "")
-    if declared is not None and not declared.accepts(features.inputs):
+    if declared is not None and not declared.accepts(head.inputs):
         return False
-    return features.is_plain or not destination.upstream.dialect.triton_extensions
+    return head.features.is_plain or not destination.upstream.dialect.triton_extensions
 
 
 def cached_metadata(operation: Operation, destination: Destination) -> ModelMetadata | None:
@@ -128,104 +98,83 @@ def cached_metadata(operation: Operation, destination: Destination) -> ModelMeta
     return complete_metadata(metadata, destination.declared_models.get(name))
 
 
-def needs_listed_outputs(destination: Destination, encoding: OutputEncoding) -> bool:
-    """Tell whether the server responds in binary only if the gateway lists all outputs."""
-    return destination.upstream.dialect.binary_only_if_listed and not encoding.binary_by_output
+def cached_outputs_to_list(
+    operation: Operation, destination: Destination, head: InferRequestHead
+) -> tuple[str, ...] | None:
+    """Return the outputs that a request must list; see ``outputs_to_list``. None as above."""
+    if not destination.upstream.dialect.binary_only_if_listed or head.outputs:
+        return ()
+    model = cached_metadata(operation, destination)
+    return None if model is None else tuple(output.name for output in model.outputs)
 
 
-def _read_json(
-    operation: Operation, destination: Destination, body: bytes
-) -> ConvertedRequest | None:
-    limits = destination.limits
+def _read_json(body: bytes, limits: Limits) -> InferRequest | None:
     if not 0 < len(body) <= min(MAX_FAST_REQUEST, limits.max_inference_header_bytes):
         return None
-    fast = fast_convert_request(body, limits.max_json_depth, limits.max_tensors)
-    if fast is not None:
-        request = ConvertedRequest(
-            (fast.body,), len(fast.body), fast.header_size, fast.output_encoding, fast.features
-        )
-        return _with_listed_outputs(operation, destination, request, fast.body)
-    return _join(operation, destination, _read_small(body, limits), b"")
+    request = read_buffered_request(body, limits.max_json_depth, limits.max_tensors)
+    request = request or _read_small(body, limits)
+    return None if request is None or request.missing_size else request
 
 
-def _read_binary(
-    operation: Operation, destination: Destination, body: bytes, header_size: int
-) -> ConvertedRequest | None:
-    limits = destination.limits
+def _read_binary(body: bytes, header_size: int, limits: Limits) -> InferRequest | None:
     if header_size > min(len(body), limits.max_inference_header_bytes):
         return None
     text = body[:header_size]
     request = None
     if header_size <= MAX_CACHED_HEADER:
-        request = header_without_data(text, limits.max_json_depth, limits.max_tensors)
+        request = read_without_data(text, limits.max_json_depth, limits.max_tensors)
     request = request or _read_small(text, limits)
-    return _join(operation, destination, request, body[header_size:])
+    if request is None or request.missing_size != len(body) - header_size:
+        return None
+    return _with_data(request, body, header_size)
 
 
 def _read_small(text: bytes, limits: Limits) -> InferRequest | None:
     """Read the JSON of a request that fits into a time slice; raises GatewayError."""
     if len(text) > MAX_UNSCHEDULED:
         return None
-    codec = InferRequestConverter(
+    reader = InferRequestReader(
         limits.max_inference_header_bytes, limits.max_json_depth, tensor_cap=limits.max_tensors
     )
-    codec.feed(text, last=True)
-    while codec.step():
+    reader.feed(text, last=True)
+    while reader.step():
         pass
-    return codec.finish()
+    return reader.finish()
 
 
-def _join(
-    operation: Operation, destination: Destination, request: InferRequest | None, tensors: bytes
-) -> ConvertedRequest | None:
-    """Join a request with the binary tensors behind its JSON; None if their size is wrong."""
-    if request is None or request.expected_size != len(tensors):
+_read_raw_binary_head = lru_cache(maxsize=CACHED_DOCUMENTS)(read_raw_binary)
+
+
+def _read_raw_binary(
+    operation: Operation, destination: Destination, body: bytes
+) -> InferRequest | None:
+    model = cached_metadata(operation, destination)
+    if model is None:
         return None
-    parts: list[bytes] = [request.header]
+    return _with_data(_read_raw_binary_head(model, len(body)), body, 0)
+
+
+def _with_data(request: InferRequest, body: bytes, start: int) -> InferRequest:
+    """Return a request with its data, of which those still to come begin at ``start``."""
+    tensors: list[TensorData] = []
     for part in request.tensors:
         if isinstance(part, int):
-            parts.append(tensors[:part])
-            tensors = tensors[part:]
+            tensors.append((body[start : start + part],))
+            start += part
         else:
-            parts += part
-    body = b"".join(parts)
-    converted = ConvertedRequest(
-        (body,),
-        len(body),
-        len(request.header),
-        request.output_encoding,
-        request.features,
-        request.input_encodings,
-    )
-    return _with_listed_outputs(operation, destination, converted, body)
+            tensors.append(part)
+    return InferRequest(request.head, request.id, tuple(tensors), request.text)
 
 
-def _convert_raw_binary(
-    operation: Operation, destination: Destination, raw: bytes
-) -> ConvertedRequest | None:
-    model = cached_metadata(operation, destination)
-    if model is None:
-        return None
-    preamble = make_cached_preamble(model, len(raw))
-    body = b"".join((preamble.header, preamble.prefix, raw))
-    request = ConvertedRequest(
-        (body,), len(body), len(preamble.header), ALL_BINARY, NO_FEATURES, uses_metadata=True
-    )
-    return _with_listed_outputs(operation, destination, request, body)
-
-
-def _with_listed_outputs(
-    operation: Operation, destination: Destination, request: ConvertedRequest, body: bytes
-) -> ConvertedRequest | None:
-    """List all outputs in a request's ``body`` if the server needs that."""
-    if not needs_listed_outputs(destination, request.encoding):
-        return request
-    model = cached_metadata(operation, destination)
-    if model is None:
-        return None
-    names = [output.name for output in model.outputs]
-    if not names:
-        return request
-    header = list_outputs(body[: request.header_size], names)
-    body = header + body[request.header_size :]
-    return replace(request, body=(body,), size=len(body), header_size=len(header))
+def _read_prediction(
+    body: bytes, model: ModelMetadata, limits: Limits, request_id: str
+) -> tuple[InferRequest, V1ResponseLayout]:
+    read = read_buffered_predict(body, model, limits.max_json_depth, request_id)
+    if read is not None:
+        return read
+    caps = limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
+    with closing(PredictRequestReader(model, *caps)) as reader:
+        reader.feed(body, last=True)
+        while reader.step():
+            pass
+        return reader.finish(request_id)

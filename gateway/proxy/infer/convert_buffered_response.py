@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.json.header_length_check import check_header_length
-from gateway.codec.v1.response import PredictResponseConverter
-from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.policies import JsonPolicies
+from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.fast_response import fast_convert_response
-from gateway.codec.v2.response import (
-    JsonResponseConverter,
-    MixedResponseConverter,
-    has_text_for_base64,
-)
+from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
+from gateway.codec.v2.response_reader import has_text_for_base64
 from gateway.errors import ErrorKind, GatewayError, bad_response
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import (
     check_no_binary_outputs,
     has_encoding,
@@ -69,7 +66,7 @@ def convert_buffered_response(
     dialect = destination.upstream.dialect
     destination = destination_with_base64(destination, encoding)
     if not dialect.binary:
-        return _json_as_binary(body, encoding, destination)
+        return _encode(body, None, encoding, destination)
     if not dialect.honors_output_encoding:
         return _convert_unsure(headers, body, encoding, destination)
     if not encoding.all_binary:
@@ -108,13 +105,38 @@ def convert_buffered_v1_response(
         return ConvertedResponse(error_document(body[:cap], reason))
     if binary.header_size is None and len(body) > cap:
         raise too_much_json(cap)
-    codec = PredictResponseConverter(
-        len(body) if binary.header_size is None else binary.header_size,
-        layout,
+    converter = new_v1_converter(
+        len(body) if binary.header_size is None else binary.header_size, layout, destination
+    )
+    return ConvertedResponse(b"".join((converter.text(body), *converter.finish())))
+
+
+def new_v1_converter(
+    header_size: int, layout: V1ResponseLayout, destination: Destination
+) -> ResponseConverter[Iterator[bytes]]:
+    """Make the converter for a V1 client, with the destination's policies and caps."""
+    return predict_converter(header_size, layout, *_policies_and_caps(destination))
+
+
+def new_json_converter(header_size: int, destination: Destination) -> ResponseConverter[None]:
+    """Make the converter to JSON, with the destination's policies and caps."""
+    return json_converter(header_size, *_policies_and_caps(destination))
+
+
+def new_converter(
+    header_size: int | None, encoding: OutputEncoding, destination: Destination
+) -> ResponseConverter[tuple[bytes, Sequence[bytes | memoryview]]]:
+    """Make the converter to the requested encoding of each output."""
+    return encoded_converter(header_size, encoding, *_policies_and_caps(destination))
+
+
+def _policies_and_caps(destination: Destination) -> tuple[JsonPolicies, int, int]:
+    limits = destination.limits
+    return (
         destination.policies,
+        limits.max_inference_header_bytes,
         limits.max_buffered_body_bytes,
     )
-    return ConvertedResponse(b"".join((codec.feed(body), *codec.finish())))
 
 
 def too_much_json(cap: int) -> GatewayError:
@@ -171,9 +193,9 @@ def convert_to_json(body: bytes, header_size: int, destination: Destination) -> 
     """Write a buffered binary response as JSON; raises GatewayError."""
     text = fast_convert_response(body, header_size)
     if text is None:
-        codec = JsonResponseConverter(header_size, destination.policies)
-        text = codec.feed(body)
-        codec.finish()
+        converter = new_json_converter(header_size, destination)
+        text = converter.text(body)
+        converter.finish()
     return text
 
 
@@ -188,7 +210,7 @@ def with_empty_data(document: bytes, encoding: OutputEncoding, destination: Dest
     may_have_text = not destination.upstream.dialect.honors_output_encoding
     try:
         if destination.policies.any_base64 and may_have_text:
-            return _json_as_binary(document, encoding, destination).body
+            return _encode(document, None, encoding, destination).body
         return _with_data(document, encoding, destination)
     except GatewayError:
         return document  # unknown to the gateway: the client gets what the server sent
@@ -223,7 +245,7 @@ def _convert_binary(
         return ConvertedResponse(with_empty_data(body, encoding, destination), None)
     if encoding.all_json:
         return ConvertedResponse(convert_to_json(body, header_size, destination))
-    return _convert_mixed(body, header_size, encoding, destination)
+    return _encode(body, header_size, encoding, destination)
 
 
 def _convert_unsure(
@@ -241,10 +263,10 @@ def _convert_unsure(
         return _convert_binary(headers, body, encoding, destination)
     if header_size is None:
         check_header_length(body)
-        return _json_as_binary(body, encoding, destination)
+        return _encode(body, None, encoding, destination)
     if is_within_cap and has_requested_encoding(body[:header_size], encoding, destination):
         return None
-    return _convert_mixed(body, header_size, encoding, destination)
+    return _encode(body, header_size, encoding, destination)
 
 
 def _with_data(document: bytes, encoding: OutputEncoding, destination: Destination) -> bytes:
@@ -255,48 +277,18 @@ def _with_data(document: bytes, encoding: OutputEncoding, destination: Destinati
         return document
     if encoding.all_json:
         return convert_to_json(document, len(document), destination)
-    codec = _mixed_converter(len(document), encoding, destination)
-    codec.feed(document)
-    return codec.finish()[0]
+    return _encode(document, len(document), encoding, destination).body
 
 
-def _json_as_binary(
-    body: bytes, encoding: OutputEncoding, destination: Destination
+def _encode(
+    body: bytes, header_size: int | None, encoding: OutputEncoding, destination: Destination
 ) -> ConvertedResponse:
-    """Convert a response that is all JSON: requested outputs become binary, or base64."""
-    limits = destination.limits
-    caps = limits.max_inference_header_bytes, limits.max_buffered_body_bytes
-    codec = BinaryResponseConverter(encoding, *caps, destination.policies)
-    codec.feed(body, last=True)
-    while codec.step():
+    """Convert each output to the requested encoding."""
+    converter = new_converter(header_size, encoding, destination)
+    converter.feed(body, last=True)
+    while converter.step():
         pass
-    return joined_response(*codec.finish())
-
-
-def _convert_mixed(
-    body: bytes, header_size: int, encoding: OutputEncoding, destination: Destination
-) -> ConvertedResponse:
-    """Convert a response of JSON with tensors behind it: each output as requested."""
-    codec = _mixed_converter(header_size, encoding, destination)
-    codec.feed(body)
-    return joined_response(*codec.finish())
-
-
-def _mixed_converter(
-    header_size: int, encoding: OutputEncoding, destination: Destination
-) -> MixedResponseConverter:
-    limits = destination.limits
-    return MixedResponseConverter(
-        header_size,
-        encoding,
-        destination.policies,
-        limits.max_inference_header_bytes,
-        limits.max_buffered_body_bytes,
-    )
-
-
-def joined_response(header: bytes, tensors: Sequence[bytes | memoryview]) -> ConvertedResponse:
-    """Join a header and the binary tensors behind it, if there are any."""
+    header, tensors = converter.finish()
     if not any(tensors):
         return ConvertedResponse(header)
     body = b"".join((header, *tensors))

@@ -10,21 +10,20 @@ from functools import partial
 
 from gateway.codec.elements.encode import OffloadedText, TextChunk
 from gateway.codec.json.header_length_check import HeaderLengthCheck
-from gateway.codec.v2.response import JsonResponseConverter
 from gateway.errors import GatewayError
 from gateway.protocol.response_header import check_no_binary_outputs
 from gateway.proxy.body_io import Chunks, read_response, slices, write
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.infer.buffered_response import (
     ResponseRelay,
+    relay_encoded,
     relay_in_encoding,
-    relay_json_as_binary,
-    relay_mixed,
 )
 from gateway.proxy.infer.convert_buffered_response import (
     convert_buffered_response,
     destination_with_base64,
     name_endpoint,
+    new_json_converter,
     parse_header_size,
     passes_untouched,
     with_empty_data,
@@ -70,7 +69,7 @@ async def _convert_buffered(relay: ResponseRelay) -> None:
 async def _convert_streamed(relay: ResponseRelay) -> None:
     dialect = relay.destination.upstream.dialect
     if not dialect.binary:
-        await relay_json_as_binary(relay, relay.chunks())
+        await relay_encoded(relay, relay.chunks(), None)
     elif not dialect.honors_output_encoding:
         await _convert_unsure(relay)
     elif relay.encoding.all_binary:
@@ -122,7 +121,7 @@ async def _convert_binary(relay: ResponseRelay) -> None:
     elif relay.encoding.all_json:
         await _relay_as_json(relay, header_size)
     else:
-        await relay_mixed(relay, relay.chunks(), header_size)
+        await relay_encoded(relay, relay.chunks(), header_size)
 
 
 async def _convert_unsure(relay: ResponseRelay) -> None:
@@ -157,17 +156,17 @@ async def _relay_as_json(relay: ResponseRelay, header_size: int) -> None:
     response, destination = relay.response, relay.destination
     upstream_response = relay.upstream_response
     headers = with_body(upstream_response.headers, {"Content-Type": "application/json"})
-    codec = JsonResponseConverter(header_size, destination.policies)
+    converter = new_json_converter(header_size, destination)
     offloader = destination.offloader_for(upstream_response.content_length)
     parts: deque[TextChunk | OffloadedText] = deque()
     with destination.memory_budget.reserve() as reservation:
         async for piece in slices(relay.chunks(), CONVERT_CHUNK, destination.scheduler):
-            parts.extend(codec.parts(piece, offloader))
-            reservation.resize_unchecked(codec.buffered_bytes + sum(map(_size_of, parts)))
+            parts.extend(converter.parts(piece, offloader))
+            reservation.resize_unchecked(converter.buffered_bytes + sum(map(_size_of, parts)))
             if parts and not response.started:
                 await response.start(200, upstream_response.reason, headers)
             await _write_parts(relay, parts, _MAX_QUEUED_PARTS)
-        codec.finish()
+        converter.finish()
         await _write_parts(relay, parts, 0)
     await response.finish()
 

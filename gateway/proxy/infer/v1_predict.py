@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
-from gateway.codec.v1.response import PredictResponseConverter
+from gateway.codec.v1.fast_request import read_buffered_predict
+from gateway.codec.v1.request import PredictRequestReader
+from gateway.codec.v2.response import ResponseConverter
 from gateway.errors import GatewayError, bad_request
+from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import Operation, model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout, error_document, infer_path
@@ -18,10 +21,14 @@ from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import ClientBody, split, write
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.infer.convert_buffered_request import ALL_BINARY, ConvertedRequest
-from gateway.proxy.infer.convert_buffered_response import parse_header_size, too_much_json
-from gateway.proxy.infer.convert_request import list_all_outputs, model_metadata
-from gateway.proxy.infer.handler import send_converted
+from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
+from gateway.proxy.infer.convert_buffered_response import (
+    new_v1_converter,
+    parse_header_size,
+    too_much_json,
+)
+from gateway.proxy.infer.convert_request import model_metadata
+from gateway.proxy.infer.handler import send_request
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination
 from gateway.proxy.passthrough import passthrough
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK
@@ -30,7 +37,7 @@ from gateway.upstream.metadata_cache import UpstreamResponseError
 
 async def predict(call: Call) -> None:
     """Serve a V1 prediction; one that cannot be converted passes to a server of V1."""
-    request, destination, operation = call.request, call.destination, call.operation
+    destination, operation = call.destination, call.operation
     model = await _model_metadata(call)
     if not model.inputs:
         if not destination.upstream.dialect.speaks_v1:
@@ -40,23 +47,22 @@ async def predict(call: Call) -> None:
             )
         await passthrough(call, model=model_name_of(operation))
         return
-    body = ClientBody(request, destination.limits.max_request_bytes, call.deadline)
+    body = ClientBody(call.request, destination.limits.max_request_bytes, call.deadline)
     budget = destination.memory_budget
     with budget.reserve() as reservation, budget.reserve() as response_reservation:
         try:
-            converted = await _convert(call, body, model, reservation)
+            request, layout = await _read(call, body, model, reservation)
         except GatewayError:
             # The model may have changed: the next request is checked against its new metadata.
             destination.upstream.metadata.invalidate(operation.model or "")
             raise
-        header = await list_all_outputs(call, converted.header, ALL_BINARY)
-        infer_request = _to_infer_request(header, converted)
-        reservation.resize(infer_request.buffered_size)
+        received = ReceivedRequest(request, request.chunks, uses_metadata=True)
+        reservation.resize(received.buffered_size)
         response = PredictResponse(
-            call.response, converted.predicted, destination, call.deadline, response_reservation
+            call.response, layout, destination, call.deadline, response_reservation
         )
-        infer_call = replace(call, request=_InferHead(request, operation), response=response)
-        await send_converted(infer_call, infer_request)
+        head = _InferHead(call.request, operation)
+        await send_request(replace(call, request=head, response=response), received)
 
 
 def _request_id(request: ClientRequest) -> str:
@@ -89,13 +95,19 @@ class _InferHead(ClientRequest):
         return b""
 
 
-async def _convert(
+async def _read(
     call: Call, body: ClientBody, model: ModelMetadata, reservation: Reservation
-) -> PredictRequest:
+) -> tuple[InferRequest, V1ResponseLayout]:
     limits, scheduler = call.destination.limits, call.destination.scheduler
     if body.size == 0:
         raise bad_request("the request has no body")
-    codec = PredictRequestConverter(
+    request_id = _request_id(call.request)
+    if body.size is not None and body.size <= ENCODE_CHUNK:
+        small = await body.read_all(reservation)
+        read = read_buffered_predict(small, model, limits.max_json_depth, request_id)
+        if read is not None:
+            return read
+    codec = PredictRequestReader(
         model, limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
     )
     with closing(codec):
@@ -109,21 +121,7 @@ async def _convert(
                 await scheduler.next_slice()
         codec.feed(b"", last=True)
         await run_steps(codec, reservation, scheduler)
-        return codec.finish(_request_id(call.request))
-
-
-def _to_infer_request(header: bytes, request: PredictRequest) -> ConvertedRequest:
-    chunks = [header, *request.tensors]
-    size = sum(map(len, chunks))
-    return ConvertedRequest(
-        [b"".join(chunks)] if size <= CONVERT_CHUNK else chunks,
-        size,
-        len(header),
-        ALL_BINARY,
-        request.features,
-        request.input_encodings,
-        uses_metadata=True,
-    )
+        return codec.finish(request_id)
 
 
 class PredictResponse(ClientResponse):
@@ -147,7 +145,7 @@ class PredictResponse(ClientResponse):
         self._destination = destination
         self._deadline = deadline
         self._reservation = reservation
-        self._codec: PredictResponseConverter | None = None
+        self._codec: ResponseConverter[Iterator[bytes]] | None = None
         self._buffer = bytearray()
         self._unscheduled = 0
         self._status = 0
@@ -179,7 +177,7 @@ class PredictResponse(ClientResponse):
             del self._buffer[cap:]
             return
         for piece in split(data, ENCODE_CHUNK):
-            text = self._codec.feed(piece)
+            text = self._codec.text(piece)
             self._reservation.resize(self._codec.buffered_bytes + len(self._buffer))
             await self._write_text(text, len(piece))
 
@@ -206,9 +204,8 @@ class PredictResponse(ClientResponse):
         """Drop the client's connection."""
         self._response.abort()
 
-    def _new_codec(self, header_size: int) -> PredictResponseConverter:
-        cap = self._destination.limits.max_buffered_body_bytes
-        return PredictResponseConverter(header_size, self._layout, self._destination.policies, cap)
+    def _new_codec(self, header_size: int) -> ResponseConverter[Iterator[bytes]]:
+        return new_v1_converter(header_size, self._layout, self._destination)
 
     async def _write_text(self, text: bytes, converted: int) -> None:
         """Write text once there is more than is sent fully buffered.

@@ -15,15 +15,15 @@ from gateway.codec.elements.fast_decode import parse_numbers
 from gateway.codec.elements.rounding import MAX_EXACT_LENGTH, may_decide_ties, round_text
 from gateway.codec.elements.run_job import run_job
 from gateway.codec.offload_interface import ConversionJob
-from gateway.codec.v2.fast_request import fast_convert_request
-from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.fast_request import read_buffered_request
+from gateway.codec.v2.request import InferRequestReader
 from gateway.protocol.datatypes import DATATYPES, float_datatype
 from tests.codec import strategies
 from tests.codec.exact_rounding import FORMATS, nearest
 from tests.codec.near_ties import near_ties
 from tests.codec.reference_v1 import Declared
 from tests.codec.v1.predict_requests import convert as convert_v1
-from tests.codec.v2.test_binary_response import Converted, convert_response
+from tests.codec.v2.test_response_reader import Converted, convert_response
 from tests.support.scale import scaled
 
 TWICE = {
@@ -36,12 +36,12 @@ TWICE = {
 
 def of_request(texts: list[str], datatype: str) -> bytes:
     body = _body("inputs", texts, datatype)
-    codec = InferRequestConverter(1 << 20, 64)
+    codec = InferRequestReader(1 << 20, 64)
     codec.feed(body)
     codec.feed(b"", last=True)
-    tensors = b"".join(chunk for part in codec.finish().tensors for chunk in part)  # type: ignore[union-attr]
-    small = fast_convert_request(body, 64)
-    assert small is None or small.body[small.header_size :] == tensors
+    tensors = b"".join(codec.finish().chunks)
+    small = read_buffered_request(body, 64)
+    assert small is None or b"".join(small.chunks) == tensors
     return tensors
 
 
@@ -73,7 +73,8 @@ def _body(kind: str, texts: list[str], datatype: str) -> bytes:
 
 def _of_v1(body: str, datatype: str) -> bytes:
     declared: Declared = {"x": (datatype, [-1])}
-    return b"".join(convert_v1([body.encode()], declared).tensors)
+    request, _ = convert_v1([body.encode()], declared)
+    return b"".join(request.chunks)
 
 
 FORMS = [of_request, of_json_response, of_v1_columns, of_v1_rows, of_offloaded_job]

@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from gateway.codec.json import array_scanner
-from gateway.codec.v1.request import PredictRequest, PredictRequestConverter
+from gateway.codec.v1.request import PredictRequestReader
 from gateway.errors import GatewayError
+from gateway.protocol.messages import InferRequest
+from gateway.protocol.v1 import V1ResponseLayout
 from tests.codec import strategies
 from tests.codec.reference_v1 import Declared, PlainPredict
 from tests.codec.strategies_v1 import model
 
 WINDOW = array_scanner.WINDOW
+PredictRequest = tuple[InferRequest, V1ResponseLayout]
 X: Declared = {"x": ("FP32", [-1])}
 TEXT: Declared = {"t": ("BYTES", [-1])}
 TWO: Declared = {"a": ("FP32", [-1, -1]), "b": ("INT64", [-1])}
@@ -28,7 +31,7 @@ def convert(
     header_cap: int = 10_000,
     depth_cap: int = 64,
 ) -> PredictRequest:
-    codec = PredictRequestConverter(model(declared, batching), header_cap, depth_cap)
+    codec = PredictRequestReader(model(declared, batching), header_cap, depth_cap)
     for piece in (*pieces, None):
         codec.feed(piece or b"", last=piece is None)
         while codec.step():
@@ -36,22 +39,20 @@ def convert(
     return codec.finish("7")
 
 
-def as_plain(request: PredictRequest, declared: Declared) -> PlainPredict:
-    """Return a request as the reference does; checks what every header has."""
-    fields = json.loads(request.header)
-    assert list(fields) == ["id", "inputs", "parameters"]
-    assert fields["id"] == "7"
-    parameters = fields["parameters"]
-    assert parameters.pop("binary_data_output") is True
-    rest = b"".join(request.tensors)
+def as_plain(predict: PredictRequest, declared: Declared) -> PlainPredict:
+    """Return a request as the reference does; checks what every request has."""
+    request, predicted = predict
+    assert request.id == "7"
+    assert request.head.output_encoding.all_binary
+    parameters = request.head.parameters
+    rest = b"".join(request.chunks)
     inputs = {}
-    for entry, (name, (datatype, _)) in zip(fields["inputs"], declared.items(), strict=True):
-        size = entry["parameters"]["binary_data_size"]
-        assert (entry["name"], entry["datatype"]) == (name, datatype)
-        inputs[name] = (entry["shape"], rest[:size])
+    for tensor, (name, (datatype, _)) in zip(request.head.inputs, declared.items(), strict=True):
+        size = tensor.binary_size or 0
+        assert (tensor.name, tensor.datatype.name) == (name, datatype)
+        inputs[name] = ([*tensor.shape], rest[:size])
         rest = rest[size:]
     assert not rest
-    predicted = request.predicted
     return PlainPredict(inputs, predicted.form.value, predicted.single, parameters)
 
 

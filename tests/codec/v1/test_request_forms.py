@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.codec.policies import BytesEncoding
 from gateway.errors import ErrorKind
-from gateway.protocol.v1 import V1Format
+from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec import strategies
 from tests.codec.reference import pack_bytes
 from tests.codec.reference_v1 import Declared
@@ -78,23 +77,25 @@ BOTH: Declared = {"t": ("BYTES", [-1]), "u": ("BYTES", [-1])}
 
 
 @pytest.mark.parametrize(
-    ("fields", "declared", "input_encodings"),
+    ("fields", "declared", "base64"),
     [
-        ({"instances": ["a"]}, TEXT, {}),
-        ({"instances": [{"b64": "/wA="}]}, TEXT, {0: BytesEncoding.BASE64}),
-        ({"inputs": ["a", {"b64": "/w=="}]}, TEXT, {0: BytesEncoding.BASE64}),
-        ({"inputs": {"b64": "YQ=="}}, {"t": ("BYTES", [])}, {0: BytesEncoding.BASE64}),
-        ({"instances": [{"t": "a", "u": {"b64": "/w=="}}]}, BOTH, {1: BytesEncoding.BASE64}),
-        ({"inputs": {"u": ["a"], "t": [{"b64": "/w=="}]}}, BOTH, {0: BytesEncoding.BASE64}),
-        ({"instances": [{"b64": "YQ=="}]}, {"b64": ("BYTES", [-1])}, {}),
+        ({"instances": ["a"]}, TEXT, set()),
+        ({"instances": [{"b64": "/wA="}]}, TEXT, {0}),
+        ({"inputs": ["a", {"b64": "/w=="}]}, TEXT, {0}),
+        ({"inputs": {"b64": "YQ=="}}, {"t": ("BYTES", [])}, {0}),
+        ({"instances": [{"t": "a", "u": {"b64": "/w=="}}]}, BOTH, {1}),
+        ({"inputs": {"u": ["a"], "t": [{"b64": "/w=="}]}}, BOTH, {0}),
+        ({"instances": [{"b64": "YQ=="}]}, {"b64": ("BYTES", [-1])}, set()),
     ],
 )
 def test_base64_inputs_are_reported(
-    fields: dict[str, Any], declared: Declared, input_encodings: dict[int, BytesEncoding]
+    fields: dict[str, Any], declared: Declared, base64: set[int]
 ) -> None:
     text = json.dumps(fields).encode()
     for pieces in ([text], strategies.bytewise(text)):
-        assert convert(pieces, declared).input_encodings == input_encodings
+        request, _ = convert(pieces, declared)
+        found = {i for i, tensor in enumerate(request.head.inputs) if tensor.base64}
+        assert found == base64
 
 
 @pytest.mark.parametrize(
@@ -112,16 +113,15 @@ def test_single_instance_for_a_model_without_batching(
     declared: list[int], instances: list[Any], shape: list[int], single: bool
 ) -> None:
     body = json.dumps({"instances": instances}).encode()
-    request = convert([body], {"x": ("FP32", declared)})
-    assert json.loads(request.header)["inputs"][0]["shape"] == shape
-    assert request.predicted.single is single
-    assert request.predicted.form is V1Format.ROWS
+    request, layout = convert([body], {"x": ("FP32", declared)})
+    assert request.head.inputs[0].shape == tuple(shape)
+    assert layout == V1ResponseLayout(V1Format.ROWS, single)
 
 
 def test_parameters_reach_the_model() -> None:
     fields = {"parameters": {"top": 3, "binary_data_output": False}, "inputs": [1], "else": None}
-    request = convert([json.dumps(fields).encode()], X)
-    assert json.loads(request.header)["parameters"] == {"top": 3, "binary_data_output": True}
+    request, _ = convert([json.dumps(fields).encode()], X)
+    assert request.head.parameters == {"top": 3}
 
 
 OF_V2 = (

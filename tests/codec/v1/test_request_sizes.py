@@ -12,7 +12,7 @@ import pytest
 from gateway.codec.json import array_scanner
 from gateway.codec.v1 import nested_reader as v1_values
 from gateway.codec.v1 import request as v1_request
-from gateway.codec.v1.request import PredictRequestConverter
+from gateway.codec.v1.request import PredictRequestReader
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 from tests.codec.reference import pack_bytes
@@ -81,16 +81,16 @@ def test_values_larger_than_a_window_are_converted(
 def test_many_small_elements_become_few_chunks(value: Any) -> None:
     # The first element has all others read one by one.
     body = json.dumps({"inputs": [{"b64": "YQ=="}, *[value] * 9000]}).encode()
-    request = convert([body], TEXT)
-    assert b"".join(request.tensors) == pack_bytes([b"a", *[b"b"] * 9000])
-    assert len(request.tensors) < 1100
+    request, _ = convert([body], TEXT)
+    assert b"".join(request.chunks) == pack_bytes([b"a", *[b"b"] * 9000])
+    assert len(request.chunks) < 1100
 
 
 def test_conversion_pauses_between_time_slices() -> None:
     """No step is larger than a window, however much text is available at once."""
     fields, declared = LARGE["small objects"]()
     body = json.dumps(fields).encode()
-    codec = PredictRequestConverter(model(declared), 1000, 64)
+    codec = PredictRequestReader(model(declared), 1000, 64)
     codec.feed(body, last=True)
     shares = 1
     while codec.step():
@@ -101,7 +101,7 @@ def test_conversion_pauses_between_time_slices() -> None:
 
 def test_conversion_of_tiny_strings_pauses_between_time_slices() -> None:
     body = json.dumps({"inputs": [""] * 100_000}).encode()
-    codec = PredictRequestConverter(model(TEXT), 1000, 64)
+    codec = PredictRequestReader(model(TEXT), 1000, 64)
     codec.feed(body, last=True)
     shares = 1
     while codec.step():
@@ -111,7 +111,7 @@ def test_conversion_of_tiny_strings_pauses_between_time_slices() -> None:
 
 
 def test_preferred_read_size_fills_a_window() -> None:
-    codec = PredictRequestConverter(model(X), 1000, 64)
+    codec = PredictRequestReader(model(X), 1000, 64)
     assert codec.preferred_read_size == WINDOW
     begin, numbers = b'{"instances":', b"[" + b"1," * 100
     codec.feed(begin + numbers)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
-from gateway.codec.v1.response import PredictResponseConverter
+from gateway.codec.v1.response import predict_converter
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.v1 import V1Format, V1ResponseLayout
 from tests.codec import strategies
@@ -18,6 +18,7 @@ from tests.codec.reference import DATATYPES, DTYPES, pack_bytes
 from tests.codec.reference_v1 import predictions
 from tests.codec.strategies import Output, output, response_body
 
+NAN_AT_END = np.array([1, math.nan], "<f4").tobytes()
 ROWS, COLUMNS = V1ResponseLayout(V1Format.ROWS), V1ResponseLayout(V1Format.COLUMNS)
 
 
@@ -31,8 +32,8 @@ def convert(
     nonfinite: Nonfinite = Nonfinite.LITERAL,
 ) -> bytes:
     policies = JsonPolicies(nonfinite=nonfinite, bytes_encoding=bytes_encoding)
-    codec = PredictResponseConverter(header_size, predicted, policies, body_cap)
-    return b"".join([*map(codec.feed, pieces), *codec.finish()])
+    codec = predict_converter(header_size, predicted, policies, 1 << 24, body_cap)
+    return b"".join([*map(codec.text, pieces), *codec.finish()])
 
 
 def response_to(predicted: V1ResponseLayout, *outputs: Output, **options: Any) -> Any:
@@ -140,10 +141,10 @@ def test_many_rows_of_several_outputs_are_joined() -> None:
 
 def test_single_output_is_written_as_it_arrives() -> None:
     body, size = response_body([floats("y", 2, 2)])
-    codec = PredictResponseConverter(size, ROWS, JsonPolicies(), 0)
-    assert codec.feed(body[:size]) == b'{"predictions":'
-    assert codec.feed(body[size : size + 8]) == b"[[0.0,1.0]"
-    assert codec.feed(body[size + 8 :]) == b",[2.0,3.0]]"
+    codec = predict_converter(size, ROWS, JsonPolicies(), 1 << 24, 0)
+    assert codec.text(body[:size]) == b'{"predictions":'
+    assert codec.text(body[size : size + 8]) == b"[[0.0,1.0]"
+    assert codec.text(body[size + 8 :]) == b",[2.0,3.0]]"
     assert codec.buffered_bytes < 2000  # the header
     assert b"".join(codec.finish()) == b"}"
 
@@ -208,14 +209,22 @@ def test_element_index_counts_from_the_first_row(rows: int) -> None:
     assert caught.message.startswith("output 'y': element 59999 is nan")
 
 
+@pytest.mark.parametrize("predicted", [ROWS, COLUMNS])
+def test_outputs_that_the_server_wrote_as_json_are_written(predicted: V1ResponseLayout) -> None:
+    written = {"name": "y", "datatype": "FP32", "shape": [2], "data": [1, None]}
+    found = response_to(predicted, floats("z", 2), Output("y", written, b""))
+    expected = response_to(predicted, floats("z", 2), output("y", "FP32", [2], NAN_AT_END))
+    assert str(found) == str(expected)
+
+
 BROKEN: dict[str, tuple[list[Output], str]] = {
     "a name twice": (
         [floats("y", 1), floats("z", 1), floats("y", 1)],
         "two outputs named 'y'",
     ),
     "no outputs": ([], "has no outputs"),
-    "JSON": (
-        [Output("y", {"name": "y", "datatype": "FP32", "shape": [1], "data": [1]}, b"")],
+    "shared memory": (
+        [Output("y", floats("y", 1).shown | {"parameters": {"shared_memory_region": "r"}}, b"")],
         "output 'y' of the server's response is not in binary form",
     ),
     "too short": ([output("y", "BYTES", [2], pack_bytes([b"a"]))], "output 'y'"),

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.codec.json import array_scanner
-from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.binary_request import write_binary_header
+from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import ErrorKind, GatewayError
 from tests.codec import strategies
 from tests.codec.reference import PlainRequest, RefusedError, convert_request
@@ -25,8 +26,8 @@ class Accepted:
     tensors: list[bytes | int]
     binary_by_default: bool
     binary_by_output: dict[str, bool]
-    content_length: int
-    expected_size: int
+    data_size: int
+    missing_size: int
     as_base64: frozenset[str] = frozenset()
 
     @property
@@ -51,7 +52,7 @@ def outcome(
     depth_cap: int = DEPTH_CAP,
 ) -> Outcome:
     """Convert a body; `work` says whether to convert between the pieces."""
-    codec = InferRequestConverter(header_cap, depth_cap)
+    codec = InferRequestReader(header_cap, depth_cap)
     try:
         for piece in pieces:
             codec.feed(piece)
@@ -62,13 +63,13 @@ def outcome(
     except GatewayError as error:
         return Failed(error.kind, error.message)
     return Accepted(
-        request.header,
+        write_binary_header(request),
         [part if isinstance(part, int) else b"".join(part) for part in request.tensors],
-        request.output_encoding.binary_by_default,
-        dict(request.output_encoding.binary_by_output),
-        request.content_length,
-        request.expected_size,
-        request.output_encoding.as_base64,
+        request.head.output_encoding.binary_by_default,
+        dict(request.head.output_encoding.binary_by_output),
+        request.data_size,
+        request.missing_size,
+        request.head.output_encoding.as_base64,
     )
 
 
@@ -90,13 +91,13 @@ def agrees(found: Outcome, plain: PlainRequest | None) -> bool:
         without_comma = "bytes without a comma" in found.message
         return found.kind is ErrorKind.BAD_REQUEST and (plain is None or without_comma)
     return plain is not None and (
-        normal(found.header) == json.dumps(plain.header)
+        normal(found.header) == normal(json.dumps(plain.header).encode())
         and found.tensors == plain.tensors
         and found.binary_by_default == plain.binary_by_default
         and found.binary_by_output == plain.binary_by_output
         and found.as_base64 == plain.as_base64
-        and found.content_length == len(found.header) + sum(map(size, plain.tensors))
-        and found.expected_size == sum(part for part in plain.tensors if isinstance(part, int))
+        and found.data_size == sum(map(size, plain.tensors))
+        and found.missing_size == sum(part for part in plain.tensors if isinstance(part, int))
     )
 
 
@@ -105,13 +106,25 @@ def size(part: bytes | int) -> int:
 
 
 def normal(header: bytes) -> str:
-    """Return a header in a normal form, with integers as a 64-bit library parses them."""
+    """Return a header in a normal form.
+
+    Integers are as a 64-bit library parses them, and what means nothing is left out.
+    """
 
     def to_int(digits: str) -> int | float:
         value = int(digits)
         return value if -(2**63) <= value < 2**64 else float(value)
 
-    return json.dumps(json.loads(header, parse_int=to_int))
+    fields = json.loads(header, parse_int=to_int)
+    if fields.get("outputs"):
+        fields.get("parameters", {}).pop("binary_data_output", None)
+    for key in ("outputs", "parameters"):
+        if not fields.get(key):
+            fields.pop(key, None)
+    for output in fields.get("outputs", []):
+        if "shared_memory_region" in output["parameters"]:
+            output["parameters"].pop("binary_data", None)  # means nothing there
+    return json.dumps(fields, sort_keys=True)
 
 
 def check_law(body: bytes, seed: int, window: int) -> None:

@@ -10,38 +10,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.codec.v2.fast_request import fast_convert_request
-from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.binary_request import write_binary_header
+from gateway.codec.v2.fast_request import read_buffered_request
+from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import GatewayError
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
 
 DEPTH_CAP = 12
 
 
 def fast_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
-    request = fast_convert_request(body, DEPTH_CAP)
+    request = read_buffered_request(body, DEPTH_CAP)
     if request is None:
         return None
     return (
-        request.body[: request.header_size],
-        request.body[request.header_size :],
-        request.output_encoding,
+        write_binary_header(request),
+        b"".join(request.chunks),
+        request.head.output_encoding,
     )
 
 
 def streaming_result(body: bytes) -> tuple[bytes, bytes, OutputEncoding] | None:
-    codec = InferRequestConverter(1 << 20, DEPTH_CAP)
+    codec = InferRequestReader(1 << 20, DEPTH_CAP)
     try:
         codec.feed(body)
         codec.feed(b"", last=True)
         request = codec.finish()
     except GatewayError:
         return None
-    if request.expected_size:
+    if request.missing_size:
         return None
-    chunks = [chunk for part in request.tensors if not isinstance(part, int) for chunk in part]
-    return request.header, b"".join(chunks), request.output_encoding
+    return write_binary_header(request), b"".join(request.chunks), request.head.output_encoding
 
 
 def fast_path_agrees(body: bytes) -> bool:
@@ -241,4 +241,4 @@ def test_plan_cache_does_not_leak_numbers_into_the_next_request() -> None:
 def test_fast_path_leaves_very_many_inputs(count: int, is_taken: bool) -> None:
     entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
     body = b'{"inputs":[' + b",".join(entry % number for number in range(count)) + b"]}"
-    assert (fast_convert_request(body, DEPTH_CAP) is not None) is is_taken
+    assert (read_buffered_request(body, DEPTH_CAP) is not None) is is_taken

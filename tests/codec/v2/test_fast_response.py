@@ -11,7 +11,7 @@ from hypothesis import given
 
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.fast_response import fast_convert_response
-from gateway.codec.v2.response import JsonResponseConverter
+from gateway.codec.v2.response import json_converter
 from gateway.errors import GatewayError
 from tests.codec import strategies
 from tests.codec.reference import DTYPES
@@ -21,9 +21,9 @@ PLAIN = [name for name in DTYPES if name not in ("FP16", "BF16", "BOOL")]
 
 
 def streaming_result(body: bytes, header_size: int) -> bytes | None:
-    codec = JsonResponseConverter(header_size, JsonPolicies())
+    codec = json_converter(header_size, JsonPolicies(), 1 << 24, 1 << 24)
     try:
-        text = codec.feed(body)
+        text = codec.text(body)
         codec.finish()
     except GatewayError:
         return None
@@ -55,6 +55,21 @@ def test_fast_path_converts_several_outputs() -> None:
     text = fast_convert_response(body, size)
     assert text is not None
     assert text == streaming_result(body, size)
+
+
+@pytest.mark.parametrize("header", [b'{"id":"7"}', b'{"id":"7","outputs":[]}', b"{}"])
+def test_response_without_outputs_is_the_same_on_both_paths(header: bytes) -> None:
+    assert fast_path_agrees(header, len(header))
+    assert streaming_result(header, len(header)) == header
+
+
+def test_responses_have_their_own_ids() -> None:
+    for response_id in ("a", "b", "", 'q"', "é"):
+        body, size = response_body([output("y", "INT8", [1], b"\1")], {"id": response_id})
+        text = fast_convert_response(body, size)
+        if text is not None:
+            assert json.loads(text)["id"] == response_id
+        assert fast_path_agrees(body, size)
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "BOOL"])

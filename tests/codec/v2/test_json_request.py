@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given
 
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
-from gateway.codec.v2.json_request import JsonRequestConverter
-from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.json_request import JsonRequestWriter
+from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.messages import InferRequest
 from tests.codec import strategies
 from tests.codec.reference import DTYPES, RefusedError, convert_request, pack_bytes, request_as_json
 from tests.codec.v2.test_response import POLICIES, Failed, rewritten
@@ -36,19 +38,45 @@ def one(datatype: str, shape: list[int], data: bytes, **more: Any) -> tuple[byte
     return message((entry(datatype, shape, data, **more), data))
 
 
+def read(
+    header: bytes, base64: Mapping[int, bool], as_base64: frozenset[str] = frozenset()
+) -> InferRequest:
+    """Read a header; ``base64`` tells by input how the client wrote it in JSON."""
+    reader = InferRequestReader(1 << 20, 64)
+    reader.feed(header, last=True)
+    request = reader.finish()
+    inputs = tuple(
+        replace(tensor, base64=base64.get(index))
+        for index, tensor in enumerate(request.head.inputs)
+    )
+    encoding = replace(request.head.output_encoding, as_base64=as_base64)
+    return replace(request, head=replace(request.head, inputs=inputs, output_encoding=encoding))
+
+
 def written(
     pieces: list[bytes],
     header_size: int,
     policies: JsonPolicies | None = None,
-    input_encodings: Mapping[int, BytesEncoding] | None = None,
+    base64: Mapping[int, bool] | None = None,
     as_base64: frozenset[str] = frozenset(),
 ) -> bytes | Failed:
-    codec = JsonRequestConverter(
-        header_size, policies or JsonPolicies(), input_encodings or {}, as_base64
-    )
+    request = read(b"".join(pieces)[:header_size], base64 or {}, as_base64)
+    return written_from(request, without_start(pieces, header_size), policies)
+
+
+def without_start(pieces: list[bytes], size: int) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece[size:]
+        size = max(0, size - len(piece))
+
+
+def written_from(
+    request: InferRequest, data: Iterable[bytes], policies: JsonPolicies | None = None
+) -> bytes | Failed:
+    writer = JsonRequestWriter(request, policies or JsonPolicies())
     try:
-        text = b"".join(codec.feed(piece) for piece in pieces)
-        codec.finish()
+        text = b"".join([writer.feed(piece) for piece in (b"", *data)])
+        writer.finish()
     except GatewayError as error:
         return Failed(error.kind, error.message)
     return text
@@ -71,18 +99,14 @@ def test_request_is_the_same_however_split(body: bytes, policies: JsonPolicies, 
     except RefusedError:
         return  # its shape does not match its data
     tensors = [rng.randbytes(t) if isinstance(t, int) else t for t in plain.tensors]
-    header = json.dumps(plain.header).encode()
-    codec = InferRequestConverter(1 << 20, 64)
+    codec = InferRequestReader(1 << 20, 64)
     codec.feed(body, last=True)
-    input_encodings, whole = codec.finish().input_encodings, header + b"".join(tensors)
-
-    def found(pieces: list[bytes]) -> bytes | Failed:
-        return written(pieces, len(header), policies, input_encodings, plain.as_base64)
-
-    text = found([whole])
-    assert found(strategies.cut(whole, seed)) == text
-    assert found(strategies.bytewise(whole)) == text
-    how = {index: form.value for index, form in input_encodings.items()}
+    request, data = codec.finish(), b"".join(tensors)
+    text = written_from(request, [data], policies)
+    assert written_from(request, strategies.cut(data, seed), policies) == text
+    assert written_from(request, strategies.bytewise(data), policies) == text
+    forms = {True: "base64", False: "utf8"}
+    how = {i: forms[x.base64] for i, x in enumerate(request.head.inputs) if x.base64 is not None}
     by_policy = policies.nonfinite.value, policies.bytes_encoding.value
     try:
         expected = request_as_json(plain.header, tensors, *by_policy, how, plain.as_base64)
@@ -94,9 +118,9 @@ def test_request_is_the_same_however_split(body: bytes, policies: JsonPolicies, 
 
 
 def _normal(value: Any) -> Any:
-    """Return fields without empty parameters, whose NaN equals itself."""
+    """Return fields without empty parameters or outputs, whose NaN equals itself."""
     if isinstance(value, dict):
-        return {k: _normal(v) for k, v in value.items() if k != "parameters" or v}
+        return {k: _normal(v) for k, v in value.items() if k not in ("parameters", "outputs") or v}
     if isinstance(value, list):
         return [_normal(each) for each in value]
     return "NaN" if value != value else value
@@ -117,7 +141,7 @@ def test_each_datatype_survives_a_round_trip(datatype: str) -> None:
     body, header_size = one(datatype, [2, 60], data)
     text = written([body], header_size)
     assert isinstance(text, bytes)
-    codec = InferRequestConverter(1 << 20, 64)
+    codec = InferRequestReader(1 << 20, 64)
     codec.feed(text, last=True)
     (tensor,) = codec.finish().tensors
     assert not isinstance(tensor, int)
@@ -220,13 +244,13 @@ def test_base64_inputs_are_marked_for_the_server() -> None:
 def test_inputs_the_client_wrote_as_text_stay_text() -> None:
     data = pack_bytes([b"YQ=="])
     body, header_size = one("BYTES", [1], data)
-    (shown,) = fields_of(written([body], header_size, BASE64, {0: BytesEncoding.UTF8}))["inputs"]
+    (shown,) = fields_of(written([body], header_size, BASE64, {0: False}))["inputs"]
     assert (shown["data"], "parameters" in shown) == (["YQ=="], False)
 
 
 def test_inputs_the_client_wrote_as_base64_become_base64_again() -> None:
     body, header_size = one("BYTES", [2], NOT_UTF8)
-    (shown,) = fields_of(written([body], header_size, None, {0: BytesEncoding.BASE64}))["inputs"]
+    (shown,) = fields_of(written([body], header_size, None, {0: True}))["inputs"]
     assert (shown["data"], shown["parameters"]) == (["YQ==", "/w=="], {"content_type": "base64"})
 
 
@@ -235,13 +259,10 @@ def test_base64_of_a_json_client_reaches_the_server_unchanged() -> None:
         b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[2],"parameters":{"content_type":'
         b'"base64","a":1},"data":["YQ==","/w=="]}]}'
     )
-    codec = InferRequestConverter(1 << 20, 64)
+    codec = InferRequestReader(1 << 20, 64)
     codec.feed(body, last=True)
     request = codec.finish()
-    (tensor,) = request.tensors
-    assert not isinstance(tensor, int)
-    text = written([request.header, *tensor], len(request.header), None, request.input_encodings)
-    assert fields_of(text) == json.loads(body)
+    assert fields_of(written_from(request, request.chunks)) == json.loads(body)
 
 
 def test_outputs_requested_as_base64_are_requested_so_from_the_server() -> None:

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from gateway.codec.json.array_scanner import WINDOW
 from gateway.codec.policies import BytesEncoding, JsonPolicies
-from gateway.codec.v2.binary_response import BinaryResponseConverter
-from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter
+from gateway.codec.v2.response import encoded_converter, json_converter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import DATATYPES, DTYPES, pack_bytes, unpack
 
@@ -70,7 +69,7 @@ def body_of(*outputs: Output) -> tuple[bytes, int]:
 def mixed(
     pieces: list[bytes], header_size: int, form: OutputEncoding, body_cap: int = CAP, **more: Any
 ) -> tuple[bytes, bytes]:
-    codec = MixedResponseConverter(header_size, form, JsonPolicies(**more), CAP, body_cap)
+    codec = encoded_converter(header_size, form, JsonPolicies(**more), CAP, body_cap)
     for piece in pieces:
         codec.feed(piece)
         while codec.step():
@@ -80,7 +79,7 @@ def mixed(
 
 
 def all_json(pieces: list[bytes], form: OutputEncoding) -> tuple[bytes, bytes]:
-    codec = BinaryResponseConverter(form, CAP, CAP)
+    codec = encoded_converter(None, form, JsonPolicies(), CAP, CAP)
     for piece in pieces:
         codec.feed(piece)
     codec.feed(b"", last=True)
@@ -194,8 +193,8 @@ def test_output_without_elements_needs_no_data(datatype: str) -> None:
     body, size = body_of(empty)
     for form in (ALL, NONE):
         check(all_json([body], form), [empty], form)
-    codec = JsonResponseConverter(size, JsonPolicies(as_base64=frozenset("e")))
-    check((codec.feed(body), b""), [empty], NONE)
+    codec = json_converter(size, JsonPolicies(as_base64=frozenset("e")), 1 << 24, 1 << 24)
+    check((codec.text(body), b""), [empty], NONE)
 
 
 def test_output_in_shared_memory_is_passed_through() -> None:
@@ -306,7 +305,7 @@ def test_large_json_output_is_converted_in_steps() -> None:
     entry = {"data": numbers, "name": "y", "shape": [len(numbers)], "datatype": "INT32"}
     header = json.dumps({"outputs": [entry, DIFFERENCE.shown]}).encode()
     body = header + DIFFERENCE.data
-    codec = MixedResponseConverter(len(header), ALL, JsonPolicies(), CAP, CAP)
+    codec = encoded_converter(len(header), ALL, JsonPolicies(), CAP, CAP)
     codec.feed(body)
     steps = 0
     while codec.step():

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import ErrorKind
 from tests.codec import strategies
 from tests.codec.reference import pack_bytes
@@ -114,7 +114,7 @@ def test_large_base64_elements_are_decoded(size: int) -> None:
 def test_base64_is_decoded_in_steps() -> None:
     elements = [random.Random(0).randbytes(1_000_000), *[b"abc"] * 50_000]
     texts = json.dumps([base64.b64encode(element).decode() for element in elements])
-    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
+    codec = InferRequestReader(HEADER_CAP, DEPTH_CAP)
     codec.feed(keyed("ndspc", shape="[50001]", content=texts))
     codec.feed(b"", last=True)
     rounds, held, most = 0, codec.buffered_data_bytes, codec.buffered_data_bytes

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from gateway.codec.v2.request import InferRequestConverter
+from gateway.codec.v2.request import InferRequestReader
 from gateway.errors import ErrorKind
 from gateway.sizes import QUOTED_NAME
 from tests.codec import strategies
@@ -155,7 +155,7 @@ def test_first_of_two_errors_is_reported(behind: str) -> None:
 def test_data_before_its_datatype_is_converted_in_steps() -> None:
     # Sorted keys, as many clients write them.
     numbers = json.dumps(list(range(100_000)))
-    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
+    codec = InferRequestReader(HEADER_CAP, DEPTH_CAP)
     codec.feed(b'{"inputs":[{"data":' + numbers.encode())
     codec.feed(b',"datatype":"INT32","name":"a","shape":[100000]}]}')
     assert not codec.step()
@@ -174,7 +174,7 @@ def test_data_before_its_datatype_is_converted_in_steps() -> None:
 )
 def test_large_feed_is_converted_in_steps(datatype: str, element: str, window: int) -> None:
     body = request_body(datatype, "[200000]", "[" + ",".join([element] * 200_000) + "]")
-    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
+    codec = InferRequestReader(HEADER_CAP, DEPTH_CAP)
     codec.feed(body)
     assert codec.buffered_data_bytes > len(body) - 200
     rounds = 0
@@ -187,7 +187,7 @@ def test_large_feed_is_converted_in_steps(datatype: str, element: str, window: i
 def test_many_arrays_are_converted_in_steps() -> None:
     entry = '{"name":"x%d","datatype":"INT8","shape":[1],"data":[%d]}'
     body = '{"inputs":[' + ",".join(entry % (i, i % 100) for i in range(2000)) + "]}"
-    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP, tensor_cap=2000)
+    codec = InferRequestReader(HEADER_CAP, DEPTH_CAP, tensor_cap=2000)
     codec.feed(body.encode(), last=True)
     rounds, before = 0, codec.buffered_data_bytes
     while codec.step():
@@ -201,7 +201,7 @@ def test_many_arrays_are_converted_in_steps() -> None:
 
 def test_queued_data_is_converted_in_steps() -> None:
     numbers = json.dumps(list(range(100_000)))
-    codec = InferRequestConverter(HEADER_CAP, DEPTH_CAP)
+    codec = InferRequestReader(HEADER_CAP, DEPTH_CAP)
     codec.feed(b'{"inputs":[{"name":"a","data":' + numbers.encode())
     assert not codec.step()
     codec.feed(b',"datatype":"INT32","shape":[100000]},{"name":"b","data":[1],')

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.codec.v2.fast_response import fast_convert_response
-from gateway.codec.v2.response import JsonResponseConverter, MixedResponseConverter, response_reader
+from gateway.codec.v2.response import encoded_converter, json_converter
+from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import DATATYPES, DTYPES, RefusedError, convert_response, pack_bytes
 from tests.codec.strategies import output, response_body
@@ -34,9 +35,9 @@ class Failed:
 def as_json(
     pieces: list[bytes], header_size: int, policies: JsonPolicies | None = None
 ) -> bytes | Failed:
-    codec = JsonResponseConverter(header_size, policies or JsonPolicies())
+    codec = json_converter(header_size, policies or JsonPolicies(), 1 << 24, 1 << 24)
     try:
-        text = b"".join(codec.feed(piece) for piece in pieces)
+        text = b"".join(codec.text(piece) for piece in pieces)
         codec.finish()
     except GatewayError as error:
         return Failed(error.kind, error.message)
@@ -50,9 +51,7 @@ def as_mixed(
     policies: JsonPolicies | None = None,
     body_cap: int = BODY_CAP,
 ) -> tuple[bytes, bytes] | Failed:
-    codec = MixedResponseConverter(
-        header_size, form, policies or JsonPolicies(), HEADER_CAP, body_cap
-    )
+    codec = encoded_converter(header_size, form, policies or JsonPolicies(), HEADER_CAP, body_cap)
     try:
         for piece in pieces:
             codec.feed(piece)
@@ -83,7 +82,7 @@ def rewritten(text: str | bytes) -> str:
         value = int(digits)
         return value if -(2**63) <= value < 2**64 else float(value)
 
-    return json.dumps(json.loads(text, parse_int=to_int))
+    return json.dumps(json.loads(text, parse_int=to_int), sort_keys=True)
 
 
 def status(failed: Any) -> Any:
@@ -170,17 +169,19 @@ def test_each_datatype_becomes_json(datatype: str) -> None:
         }
 
 
-def test_keys_and_parameters_keep_their_order() -> None:
+def test_members_are_in_the_order_of_triton() -> None:
     header = (
         b'{"z":1,"outputs":[{"shape":[1],"more":[null],"parameters":'
         b'{"b":1,"binary_data_size":1,"a":"\xc3\xa9"},"datatype":"INT8","name":"y"},'
-        b'{"name":"z","datatype":"BOOL","shape":[1],"data":[true]}],"id":"7","a":{}}'
+        b'{"name":"z","datatype":"BOOL","shape":[1],"data":[true]}],"parameters":{"p":1},'
+        b'"model_version":null,"model_name":"m","id":"7","a":{}}'
     )
     text = as_json([header + b"\xff"], len(header))
     assert text == (
-        b'{"z":1,"outputs":[{"shape":[1],"more":[null],"parameters":'
-        b'{"b":1,"a":"\xc3\xa9"},"datatype":"INT8","name":"y","data":[-1]},'
-        b'{"name":"z","datatype":"BOOL","shape":[1],"data":[true]}],"id":"7","a":{}}'
+        b'{"id":"7","model_name":"m","parameters":{"p":1},"z":1,"model_version":null,"a":{},'
+        b'"outputs":[{"name":"y","datatype":"INT8","shape":[1],"more":[null],'
+        b'"parameters":{"b":1,"a":"\xc3\xa9"},"data":[-1]},'
+        b'{"name":"z","datatype":"BOOL","shape":[1],"data":[true]}]}'
     )
 
 
@@ -255,7 +256,7 @@ def test_json_strings_of_the_server_become_base64(policies: JsonPolicies) -> Non
     written = as_json([body], size, policies)
     assert isinstance(written, bytes)
     y, z, n = json.loads(written)["outputs"]
-    assert y == {**text, "data": [["YWJjZA=="], ["w6k="]]} | IN_BASE64
+    assert y == {**text, "data": ["YWJjZA==", "w6k="]} | IN_BASE64
     assert z == told
     assert "parameters" not in n
     # The fast path leaves such a response to the streaming path.
@@ -309,12 +310,12 @@ def test_text_is_written_while_bytes_arrive() -> None:
     body, size = response_body(
         [output("y", "INT32", [count], np.arange(count, dtype="<i4").tobytes())]
     )
-    codec = JsonResponseConverter(size, JsonPolicies())
-    assert codec.feed(body[: size - 1]) == b""
-    text = codec.feed(body[size - 1 : size + 2])
+    codec = json_converter(size, JsonPolicies(), 1 << 24, 1 << 24)
+    assert codec.text(body[: size - 1]) == b""
+    text = codec.text(body[size - 1 : size + 2])
     assert text.endswith(b'"data":[')
     for start in range(size + 2, len(body), 4000):
-        piece = codec.feed(body[start : start + 4000])
+        piece = codec.text(body[start : start + 4000])
         assert piece
         text += piece
     codec.finish()
@@ -452,7 +453,7 @@ def test_each_output_has_the_requested_encoding(
         header, tensors = found
         assert tensors == tail
         fields = json.loads(header)
-        assert list(fields) == ["model_name", "outputs", "id"]
+        assert list(fields) == ["id", "model_name", "outputs"]
         for entry, original, data in zip(fields["outputs"], (INT16, FLOAT), shown, strict=True):
             parameters = dict(original.shown["parameters"])
             if data is not None:
@@ -490,12 +491,20 @@ def test_policies_apply_to_json_outputs_only() -> None:
 
 def test_reader_yields_pieces_of_each_output() -> None:
     body, size = response_body(FULL)
-    reader = response_reader(size)
-    assert list(reader.feed(body[:size])) == []
-    assert reader.fields is not None
-    assert [o.binary_size for o in reader.tensors] == [4, 0, 11]
-    pieces = [(p.index, p.data, p.last) for p in reader.feed(body[size : size + 6])]
-    assert pieces == [(0, b"abcd", True), (1, b"", True), (2, b"\1\0", False)]
-    pieces = [(p.index, p.data, p.last) for p in reader.feed(body[size + 6 :])]
-    assert pieces == [(2, body[size + 6 :], True)]
+    reader = InferResponseReader(size, HEADER_CAP, BODY_CAP)
+
+    def pieces_of(data: bytes) -> list[tuple[int, bytes, bool]]:
+        reader.feed(data)
+        return [(piece.index, bytes(piece.data), piece.last) for piece in reader.pieces()]
+
+    assert pieces_of(body[: size - 1]) == []
+    assert reader.response is None
+    assert pieces_of(body[size - 1 : size + 6]) == [
+        (0, b"abcd", True),
+        (1, b"", True),
+        (2, b"\1\0", False),
+    ]
+    assert reader.response is not None
+    assert [o.binary_size for o in reader.response.head.outputs] == [4, 0, 11]
+    assert pieces_of(body[size + 6 :]) == [(2, body[size + 6 :], True)]
     reader.finish()

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_response
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.infer.buffered_response import ResponseRelay
 from gateway.proxy.infer.convert_response import convert_response

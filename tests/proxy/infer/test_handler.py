@@ -93,7 +93,7 @@ async def test_small_binary_request_is_sent_fully_buffered() -> None:
     )
     await scene.run()
     assert scene.log.index("client has sent all") < scene.log.index(f"server is asked POST {INFER}")
-    assert scene.endpoint.requests[0].body == (header + b"12345678",)
+    assert scene.endpoint.requests[0].body == [header + b"12345678"]
 
 
 async def test_json_response_is_possible_for_either_request_encoding() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gateway.codec.json import array_scanner
 from gateway.codec.policies import BytesEncoding, JsonPolicies
-from gateway.codec.v2.binary_response import BinaryResponseConverter
+from gateway.codec.v2.response import encoded_converter
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.request_header import OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from tests.codec import strategies
 from tests.codec.reference import DTYPES, RefusedError, pack_bytes, response_in_binary
 from tests.codec.v2.test_response import Failed, rewritten
@@ -44,7 +44,7 @@ def convert_response(
     body_cap: int = 1 << 24,
 ) -> Converted | Failed:
     """Convert a response; `work` says whether to convert between the pieces."""
-    codec = BinaryResponseConverter(form, header_cap, body_cap)
+    codec = encoded_converter(None, form, JsonPolicies(), header_cap, body_cap)
     try:
         for piece in pieces:
             codec.feed(piece)
@@ -311,11 +311,11 @@ def as_json_in_base64(body: bytes, policies: JsonPolicies) -> Any:
     """Return the outputs of a response requested as JSON, however it is split."""
     found = []
     for pieces in ([body], strategies.bytewise(body), strategies.cut(body, 1)):
-        codec = BinaryResponseConverter(OutputEncoding(False, {}), 1 << 20, 1 << 24, policies)
+        codec = encoded_converter(None, OutputEncoding(False, {}), policies, 1 << 20, 1 << 24)
         with strategies.windows_of(64):  # to have long strings
             for piece in pieces:
                 codec.feed(piece)
-                assert codec.buffered_data_bytes <= 2 * len(body)
+                assert codec.buffered_bytes <= 2 * len(body) + 16_000
             codec.feed(b"", last=True)
             header, tensors = codec.finish()
         assert tensors == []
@@ -349,9 +349,8 @@ def test_output_that_is_base64_already_is_not_encoded_again(behind: bool) -> Non
 
 
 def test_base64_beyond_the_spool_cap_is_refused() -> None:
-    codec = BinaryResponseConverter(
-        OutputEncoding(False, {}), 1000, 999, JsonPolicies(as_base64=frozenset("y"))
-    )
+    policies = JsonPolicies(as_base64=frozenset("y"))
+    codec = encoded_converter(None, OutputEncoding(False, {}), policies, 1000, 999)
     with pytest.raises(
         GatewayError, match=r"becomes base64 .* \(limits.max_buffered_body_bytes\); ask for all"
     ):

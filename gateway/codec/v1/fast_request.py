@@ -1,0 +1,88 @@
+"""Reads small, fully buffered V1 requests of numbers in a few calls.
+
+Unusual and invalid requests are left to PredictRequestReader; for all others both give the same
+result.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import orjson
+
+from gateway.codec.elements.rounding import may_decide_ties, needs_rounding
+from gateway.codec.elements.run_job import run_job
+from gateway.codec.offload_interface import ConversionJob
+from gateway.errors import GatewayError
+from gateway.protocol.datatypes import DATATYPES, Datatype
+from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor
+from gateway.protocol.tensors import ModelMetadata
+from gateway.protocol.v1 import V1Format, V1ResponseLayout, check_shape
+from gateway.sizes import CACHED_DOCUMENTS, ENCODE_CHUNK
+
+_START = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"(instances|inputs)"[ \t\r\n]*:[ \t\r\n]*\[')
+_END = re.compile(rb"\][ \t\r\n]*\}[ \t\r\n]*\Z")
+_NUMERIC_BYTES = b"0123456789+-.eE, \t\r\n[]"
+
+
+def read_buffered_predict(
+    text: bytes, model: ModelMetadata, depth_cap: int, request_id: str
+) -> tuple[InferRequest, V1ResponseLayout] | None:
+    """Read a request that has nothing but numbers for the model's only input.
+
+    ``depth_cap`` limits its nesting. Returns None if PredictRequestReader is needed.
+    """
+    start = _START.match(text)
+    end = text.rfind(b"]") + 1
+    if start is None or not _END.match(text, end - 1) or len(text) > ENCODE_CHUNK:
+        return None
+    array = text[start.end() - 1 : end]
+    if len(model.inputs) != 1 or array.translate(None, _NUMERIC_BYTES):
+        return None
+    (declared,) = model.inputs
+    datatype = declared.datatype
+    if datatype.struct_code is None:
+        return None
+    try:
+        shape, numbers = _flatten(orjson.loads(array))
+        data = _pack(datatype, array, numbers)
+        layout = check_shape(model, declared, shape, V1Format(start[1].decode()))
+    except (ValueError, TypeError, OverflowError, struct.error, GatewayError):
+        return None
+    if len(shape) >= depth_cap:
+        return None
+    head = _make_head(declared.name, datatype.name, shape[layout.single :], len(data))
+    return InferRequest(head, request_id, ((data,),)), layout
+
+
+def _pack(datatype: Datatype, array: bytes, numbers: list[Any]) -> bytes:
+    """Return the bytes of an array's elements; raises what struct raises, and ValueError."""
+    if not needs_rounding(datatype) or not may_decide_ties(array):
+        return struct.pack(f"<{len(numbers)}{datatype.struct_code}", *numbers)
+    data = run_job(ConversionJob(to_json=False, datatype=datatype), array)
+    if data is None:
+        raise ValueError("something to be said about the numbers")
+    return bytes(data)
+
+
+def _flatten(numbers: list[Any]) -> tuple[tuple[int, ...], list[Any]]:
+    """Return the shape and the elements of an array; raises ValueError if it has no shape."""
+    shape = [len(numbers)]
+    while numbers and type(numbers[0]) is list:
+        size = len(numbers[0])
+        if any(type(each) is not list or len(each) != size for each in numbers):
+            raise ValueError("ragged")
+        shape.append(size)
+        numbers = list(chain.from_iterable(numbers))
+    if not numbers:
+        raise ValueError("empty")
+    return tuple(shape), numbers
+
+
+@lru_cache(maxsize=CACHED_DOCUMENTS)
+def _make_head(name: str, datatype: str, shape: tuple[int, ...], size: int) -> InferRequestHead:
+    return InferRequestHead((InputTensor(name, DATATYPES[datatype], shape, size),))

@@ -1,0 +1,188 @@
+"""Infer requests and responses, apart from the form in which they travel.
+
+A reader makes a message of one form, a writer makes another form of it. Neither knows the other,
+so that a new form costs one of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.protocol.datatypes import Datatype
+
+Fields = dict[str, Any]
+
+TensorData = Sequence[bytes] | int
+"""Little-endian bytes: buffered chunks, or the number of bytes that are still to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """One input of a request, without its data.
+
+    ``binary_size`` counts the bytes of its data, None if they are in shared memory. ``base64``
+    tells whether JSON data had strings in base64, None if the data was no JSON. ``parameters``
+    lack those that describe the form. ``extra`` are members that the protocol does not know.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    binary_size: int | None = None
+    base64: bool | None = None
+    parameters: Fields = field(default_factory=dict)
+    extra: Fields = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """One output that a request lists; see InputTensor."""
+
+    name: str
+    parameters: Fields = field(default_factory=dict)
+    extra: Fields = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputEncoding:
+    """The requested encoding of each output: binary or JSON.
+
+    ``as_base64`` names the JSON outputs whose BYTES elements are requested in base64.
+    """
+
+    binary_by_default: bool
+    binary_by_output: Mapping[str, bool]
+    as_base64: frozenset[str] = frozenset()
+
+    def wants_binary(self, output: str) -> bool:
+        """Tell whether the client requests this output in binary."""
+        return self.binary_by_output.get(output, self.binary_by_default)
+
+    @property
+    def all_binary(self) -> bool:
+        """Tell whether every output is requested in binary."""
+        if self.binary_by_output:
+            return all(self.binary_by_output.values())
+        return self.binary_by_default
+
+    @property
+    def all_json(self) -> bool:
+        """Tell whether every output is requested in JSON."""
+        if self.binary_by_output:
+            return not any(self.binary_by_output.values())
+        return not self.binary_by_default
+
+
+ALL_BINARY = OutputEncoding(binary_by_default=True, binary_by_output={})
+ALL_JSON = OutputEncoding(binary_by_default=False, binary_by_output={})
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFeatures:
+    """The unusual features of a request; request_features.py reads them.
+
+    ``classified_outputs`` are the outputs that request classification. ``error`` says which
+    parameter has a type that the extensions do not allow; empty if none has.
+    """
+
+    classified_outputs: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether the request has no unusual features."""
+        return not self.classified_outputs and not self.error
+
+
+PLAIN = RequestFeatures()
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequestHead:
+    """What requests of one client have in common: all but the id and the data of tensors.
+
+    Readers cache heads, and writers keep in ``written`` what they have made of one.
+    ``memory`` estimates the bytes that the head takes.
+    """
+
+    inputs: tuple[InputTensor, ...]
+    outputs: tuple[RequestedOutput, ...] = ()
+    parameters: Fields = field(default_factory=dict)
+    extra: Fields = field(default_factory=dict)
+    output_encoding: OutputEncoding = ALL_BINARY
+    features: RequestFeatures = PLAIN
+    memory: int = field(default=0, compare=False)
+    written: dict[tuple[str, ...], bytes] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """An infer request; model and version are those of its Operation.
+
+    ``tensors`` are the data of the inputs in order, but for those in shared memory. ``text`` is the
+    client's inference header if it asks for what a server of the binary form needs, else empty.
+    """
+
+    head: InferRequestHead
+    id: str | None
+    tensors: tuple[TensorData, ...]
+    text: bytes = b""
+
+    @property
+    def data_size(self) -> int:
+        """Return the bytes of all data."""
+        return sum(part if isinstance(part, int) else sum(map(len, part)) for part in self.tensors)
+
+    @property
+    def chunks(self) -> list[bytes]:
+        """Return the data that is buffered."""
+        return [chunk for part in self.tensors if not isinstance(part, int) for chunk in part]
+
+    @property
+    def missing_size(self) -> int:
+        """Return the bytes of data that are still to come."""
+        return sum(part for part in self.tensors if isinstance(part, int))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One output of a response, without its data.
+
+    ``binary_size`` counts the bytes of its data, None if the data are JSON text or in shared
+    memory. See also InputTensor.
+    """
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    binary_size: int | None = None
+    parameters: Fields = field(default_factory=dict)
+    extra: Fields = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponseHead:
+    """What responses of one model have in common; see InferRequestHead."""
+
+    outputs: tuple[OutputTensor, ...]
+    model: str | None = None
+    version: str | None = None
+    parameters: Fields = field(default_factory=dict)
+    extra: Fields = field(default_factory=dict)
+    memory: int = field(default=0, compare=False)
+    written: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class InferResponse:
+    """An infer response; the data of its outputs follow in order, but for those in shared memory.
+
+    ``texts`` are the exception, by the index of an output: JSON text between the brackets of data,
+    which the client gets as it is.
+    """
+
+    head: InferResponseHead
+    id: str | None = None
+    texts: Mapping[int, Sequence[bytes]] = field(default_factory=dict)
