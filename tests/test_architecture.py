@@ -88,9 +88,9 @@ MOST_FILES = 16
 """Python files in a folder: more than that cannot be seen at a glance."""
 
 TESTED_BY = {
-    "proxy/fast_path/handlers.py": "end_to_end/connections/test_fast_path.py",
-    "proxy/infer/convert_buffered_request.py": "proxy/infer/test_convert_request.py",
-    "proxy/infer/convert_buffered_response.py": "proxy/infer/test_convert_response.py",
+    "proxy/infer/convert_buffered_request.py": "proxy/fast_path/test_handlers.py",
+    "proxy/infer/convert_buffered_response.py": "proxy/fast_path/test_handlers.py",
+    "proxy/infer/server_form.py": "proxy/infer/test_handler.py",
     "__main__.py": "test_cli.py",
     "admin/status.py": "admin/test_pages.py",
     "app/build/routes.py": "end_to_end/routing/test_routes.py",

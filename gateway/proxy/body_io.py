@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import TypeVar
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
@@ -145,6 +152,14 @@ async def slices(chunks: Chunks, size: int, scheduler: ConversionScheduler) -> C
         for piece in split(chunk, size):
             yield piece
             await scheduler.next_slice()
+
+
+async def prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks:
+    """Yield the first chunks, then the others."""
+    for chunk in first:
+        yield chunk
+    async for chunk in chunks:
+        yield chunk
 
 
 async def coalesce(chunks: AsyncIterable[bytes | memoryview]) -> Chunks:

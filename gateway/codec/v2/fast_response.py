@@ -85,7 +85,7 @@ def _make_plan(head: InferResponseHead) -> _Plan | None:
     for output in head.outputs:
         if output.binary_size is None:
             continue  # it is in shared memory
-        if not _is_written_as_is(output):
+        if not is_written_as_is(output):
             return None
         dtype = output.datatype.dtype
         assert dtype is not None
@@ -96,7 +96,7 @@ def _make_plan(head: InferResponseHead) -> _Plan | None:
     return _Plan(tuple(split_around_data(fields, RESPONSE.tensors, follows)), tuple(tensors), size)
 
 
-def _is_written_as_is(output: OutputTensor) -> bool:
+def is_written_as_is(output: OutputTensor) -> bool:
     """Tell whether orjson writes the elements as the protocol requires."""
     datatype = output.datatype
     if datatype.family not in (Family.INTEGER, Family.FLOAT) or not output.binary_size:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
@@ -31,7 +30,7 @@ from gateway.proxy.infer.convert_buffered_response import (
     parse_header_size,
 )
 from gateway.proxy.infer.convert_response import convert_response
-from gateway.proxy.infer.handler import check_metadata, write_for_server
+from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.infer.v1_predict import PredictResponse
 from gateway.proxy.interfaces import ClientHead, Destination, ResponseTemplate
 from gateway.proxy.passthrough import relay_response
@@ -173,7 +172,7 @@ class InferHandler(FastPathHandler):
             form, content = write_for_server(received, unlisted, destination)
         except GatewayError:
             return None
-        if not isinstance(content, Sequence):
+        if not isinstance(content, list):
             return None
         (body,) = content
         lines = b"Content-Length: %d\r\n" % len(body)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.protocol.messages import OutputEncoding
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
-from gateway.proxy.body_io import Chunks, response_chunks, slices, write_all
+from gateway.proxy.body_io import Chunks, prepend, response_chunks, slices, write_all
 from gateway.proxy.headers import HEADER_LENGTH, with_body
 from gateway.proxy.infer.convert_buffered_response import has_requested_encoding, new_converter
 from gateway.proxy.interfaces import ClientResponse, Destination
@@ -99,11 +99,3 @@ async def _read_first(
         size -= len(chunk)
         reservation.grow(len(chunk))
     return first
-
-
-async def prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks:
-    """Yield the first chunks, then the others."""
-    for chunk in first:
-        yield chunk
-    async for chunk in chunks:
-        yield chunk

@@ -10,6 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.json.header_length_check import check_header_length
 from gateway.codec.policies import JsonPolicies
+from gateway.codec.v1.fast_response import write_buffered_prediction
 from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.fast_response import fast_convert_response
 from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
@@ -105,10 +106,12 @@ def convert_buffered_v1_response(
         return ConvertedResponse(error_document(body[:cap], reason))
     if binary.header_size is None and len(body) > cap:
         raise too_much_json(cap)
-    converter = new_v1_converter(
-        len(body) if binary.header_size is None else binary.header_size, layout, destination
-    )
-    return ConvertedResponse(b"".join((converter.text(body), *converter.finish())))
+    header_size = len(body) if binary.header_size is None else binary.header_size
+    text = write_buffered_prediction(body, header_size, layout)
+    if text is None:
+        converter = new_v1_converter(header_size, layout, destination)
+        text = b"".join((converter.text(body), *converter.finish()))
+    return ConvertedResponse(text)
 
 
 def new_v1_converter(

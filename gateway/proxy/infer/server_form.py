@@ -1,0 +1,67 @@
+"""The form in which a server gets an infer request: binary, or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from gateway.codec.v2.binary_request import write_binary_header
+from gateway.codec.v2.json_request import JsonRequestWriter
+from gateway.protocol.operations import Operation
+from gateway.proxy.body_io import prepend
+from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
+from gateway.proxy.infer.convert_buffered_response import passes_as_json
+from gateway.proxy.infer.json_upstream import json_body
+from gateway.proxy.interfaces import Destination
+from gateway.sizes import CONVERT_CHUNK
+from gateway.upstream.transport import Body
+
+
+@dataclass(frozen=True, slots=True)
+class ServerForm:
+    """What the headers of a request say that a server gets.
+
+    ``header_size`` is the size of the JSON before binary tensors, None for JSON alone. ``size`` is
+    that of the whole body, None if it is not known. The client's Accept-Encoding stays unless the
+    gateway ``reads_response``.
+    """
+
+    content_type: str
+    size: int | None
+    header_size: int | None
+    reads_response: bool
+
+
+def write_for_server(
+    received: ReceivedRequest, unlisted: tuple[str, ...], destination: Destination
+) -> tuple[ServerForm, Body]:
+    """Write a request in the form that the server takes: binary, or JSON.
+
+    ``unlisted`` are outputs to list in it. Raises GatewayError (400) for what JSON cannot hold.
+    """
+    dialect, request = destination.upstream.dialect, received.request
+    encoding = request.head.output_encoding
+    if not dialect.binary:
+        form = ServerForm("application/json", None, None, not passes_as_json(encoding, destination))
+
+        def new_writer() -> JsonRequestWriter:
+            return JsonRequestWriter(request, destination.policies)
+
+        return form, json_body(received.body, request.data_size, new_writer, destination.scheduler)
+    header = write_binary_header(request, unlisted)
+    size = len(header) + request.data_size
+    reads_response = not (encoding.all_binary and dialect.honors_output_encoding)
+    form = ServerForm("application/octet-stream", size, len(header), reads_response)
+    if isinstance(received.body, AsyncIterator):
+        return form, prepend([header], received.body)
+    chunks = [header, *received.body]
+    return form, [b"".join(chunks)] if size <= CONVERT_CHUNK else chunks
+
+
+def check_metadata(
+    status: int, operation: Operation, destination: Destination, received: ReceivedRequest
+) -> None:
+    """Drop cached metadata after an error: the request may have been made from what is outdated."""
+    upstream = destination.upstream
+    if status != 200 and (received.uses_metadata or upstream.dialect.binary_only_if_listed):
+        upstream.metadata.invalidate(operation.model or "")
