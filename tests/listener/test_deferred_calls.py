@@ -1,0 +1,121 @@
+"""Calls whose small body comes after the head: they wait for it a moment."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.listener.connection import DeferredCall
+from gateway.observe.call_record import CallRecord
+from tests.listener.test_fast_path import _echo, _Listening, _listening
+from tests.support.gateway import until
+from tests.support.http_messages import request
+from tests.support.inference_messages import binary_response, infer_json
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+
+POST = request("POST", "/v2/x", b"hello")
+HEAD = POST[: -len(b"hello")]
+
+
+def _is_deferred(here: _Listening) -> bool:
+    return isinstance(here.connection._call, DeferredCall)
+
+
+async def test_body_in_other_writes_takes_the_fast_path(fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+        for pieces in ([b"hello"], [b"he", b"llo"], [b"h", b"e", b"l", b"l", b"o"]):
+            await client.send(HEAD)
+            await until(lambda: _is_deferred(here))
+            await client.send(*pieces)
+            assert (await client.read_response()).body == b"/v2/x hello"
+        assert fast_path_requests == ["/v2/x"] * 3
+        assert here.listener.buffers.total == 0
+
+
+async def test_converted_request_in_two_writes_takes_the_fast_path(
+    fast_path_requests: list[str],
+) -> None:
+    data = infer_json()
+    whole = binary_response(bytes(4))
+    async with (
+        ScriptedServer(always_respond(whole)) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        fast_path_requests.clear()
+        expected = (await client.ask(data)).body
+        await client.send(data[:-20])
+        await until(lambda: _is_deferred(here))
+        await client.send(data[-20:])
+        assert (await client.read_response()).body == expected
+        assert len(fast_path_requests) == 2
+
+
+async def test_late_body_takes_the_streaming_path(fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+        await client.send(HEAD, b"he")
+        await until(lambda: isinstance(here.connection._call, asyncio.Task))
+        await client.send(b"llo")
+        assert (await client.read_response()).body == b"/v2/x hello"
+        assert fast_path_requests == []
+        assert here.listener.deferrals.size == 0
+
+
+async def test_next_request_behind_a_deferred_body_is_served(fast_path_requests: list[str]) -> None:
+    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+        await client.send(HEAD)
+        await until(lambda: _is_deferred(here))
+        await client.send(b"hello" + request("GET", "/v2/next"))
+        assert (await client.read_response()).body == b"/v2/x hello"
+        assert (await client.read_response()).body == b"/v2/next "
+        assert fast_path_requests == ["/v2/x", "/v2/next"]
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_client_that_leaves_during_the_wait_is_observed(reset: bool) -> None:
+    records: list[CallRecord] = []
+    async with ScriptedServer(_echo) as server, _listening(server, (records.append,)) as here:
+        async with here.client() as client:
+            await client.send(HEAD)
+            await until(lambda: _is_deferred(here))
+            if reset:
+                client.reset()
+            else:
+                await client.close()
+            await until(lambda: not here.listener.connections)
+        await here.until_idle()
+        assert here.listener.deferrals.size == 0
+        assert here.listener.buffers.total == 0
+        assert (records[-1].status, records[-1].error) == (0, "the client closed the connection")
+        assert len(server.requests) == 1
+
+
+async def test_drain_waits_for_a_deferred_call() -> None:
+    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+        await client.send(HEAD)
+        await until(lambda: _is_deferred(here))
+        drain = asyncio.create_task(here.listener.drain(5))
+        await asyncio.sleep(0.02)
+        await client.send(b"hello")
+        reply = await client.read_response()
+        assert (reply.body, reply.head.get("Connection")) == (b"/v2/x hello", "close")
+        assert await drain == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request("POST", "/v2/x", headers={"Content-Length": "5", "Expect": "100-continue"}),
+        request("POST", "/v2/x", headers={"Content-Length": "100000000"}),
+        request("POST", "/v2/x", headers={"Content-Length": str(2**20)}),
+    ],
+    ids=["waits for 100", "too large for the gateway", "too large for the fast path"],
+)
+async def test_other_calls_do_not_wait(data: bytes) -> None:
+    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+        connection = here.connection
+        before = connection._head
+        await client.send(data)
+        await until(lambda: connection._head is not before)
+        assert not _is_deferred(here)
