@@ -91,8 +91,9 @@ async def relay_response(
 ) -> None:
     """Pass a response to the client as it arrives; ``chunks`` replace its body."""
     headers = end_to_end(upstream_response.headers)
-    if (size := upstream_response.content_length) is not None:
-        headers["Content-Length"] = str(size)  # of chunks, too, that are all there
+    size = upstream_response.content_length
+    if size is not None and "Content-Length" not in headers:
+        headers["Content-Length"] = str(size)  # of chunks that are all there
     await response.start(upstream_response.status, upstream_response.reason, headers)
     await relay_chunks(
         chunks or response_chunks(upstream_response, url, deadline), response, deadline

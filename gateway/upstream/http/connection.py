@@ -96,8 +96,8 @@ class ServerConnection(Connection):
         self._decoder: BodyDecoder | None = None
         self.body: BodyStream | None = None
         """The response's body, once the head is there."""
-        self.complete_size: int | None = None
-        """The size of a body that was complete when the head was handed over."""
+        self.chunks_size: int | None = None
+        """The size of a chunked body that was complete when the head was handed over."""
 
     @property
     def reusable(self) -> bool:
@@ -116,7 +116,7 @@ class ServerConnection(Connection):
         self._method = method
         self._receiver = receiver
         self._keep = self._ended = False
-        self._decoder = self.body = self.complete_size = None
+        self._decoder = self.body = self.chunks_size = None
         if self.closed:
             self.fail(self._closed_too_early())
 
@@ -133,7 +133,6 @@ class ServerConnection(Connection):
         self.body = BodyStream(self.read_flow, self.buffers)
         self.body.feed(body, last=True)
         self.body.end()
-        self.complete_size = len(body)
 
     def fail(self, error: Exception) -> None:
         """Pass an error to the receiver or the body's reader, and drop the connection."""
@@ -340,6 +339,8 @@ class _HeadFuture:
     def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
         if not self.head.done():
             self._connection.buffer_body(body)
+            if head.chunked:
+                self._connection.chunks_size = len(body)
         self.on_headers(head)
 
     def on_headers(self, head: ResponseHead) -> None:

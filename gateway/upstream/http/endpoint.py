@@ -319,7 +319,7 @@ class _HttpResponse(UpstreamResponse):
         body = pending.connection.body
         assert body is not None
         self._body = body
-        self._size = pending.connection.complete_size
+        self._size = pending.connection.chunks_size
 
     @property
     def content_length(self) -> int | None:
