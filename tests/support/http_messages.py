@@ -64,6 +64,12 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
+def with_long_head(data: bytes) -> bytes:
+    """Lengthen the head of a request, so that the request takes the streaming path."""
+    first, end, rest = data.partition(b"\r\n")
+    return first + end + b"X-Long: " + b"x" * 2048 + end + rest
+
+
 def chunked(*parts: bytes) -> bytes:
     """Write a chunked body."""
     return b"".join(map(chunk, parts)) + chunk(b"")

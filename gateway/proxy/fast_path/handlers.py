@@ -163,7 +163,7 @@ class InferHandler(FastPathHandler):
         layout: V1ResponseLayout | None = None,
     ) -> ServerRequest | None:
         head = received.request.head
-        if not is_accepted(self._operation, destination, head):
+        if not is_accepted(self._operation, destination, received):
             return None  # the streaming path sends the error
         unlisted = cached_outputs_to_list(self._operation, destination, head)
         if unlisted is None:

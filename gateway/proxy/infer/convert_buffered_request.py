@@ -33,12 +33,14 @@ from gateway.sizes import CACHED_DOCUMENTS
 class ReceivedRequest:
     """A request that was read; ``body`` has the data of all its tensors, in order.
 
-    ``uses_metadata`` tells whether it was read by the model's metadata.
+    ``uses_metadata`` tells whether it was read by the model's metadata. Raw binary is read by those
+    of the server, which precede the declared ones.
     """
 
     request: InferRequest
     body: Sequence[bytes | memoryview] | Chunks
     uses_metadata: bool = False
+    is_raw_binary: bool = False
 
     @property
     def buffered_size(self) -> int:
@@ -64,7 +66,10 @@ def read_buffered(
             request = _read_binary(body, header_size, destination.limits)
     except GatewayError:
         return None
-    return None if request is None else ReceivedRequest(request, request.chunks, header_size == 0)
+    if request is None:
+        return None
+    is_raw = header_size == 0
+    return ReceivedRequest(request, request.chunks, uses_metadata=is_raw, is_raw_binary=is_raw)
 
 
 def read_buffered_prediction(
@@ -81,10 +86,11 @@ def read_buffered_prediction(
     return ReceivedRequest(request, request.chunks, uses_metadata=True), layout
 
 
-def is_accepted(operation: Operation, destination: Destination, head: InferRequestHead) -> bool:
+def is_accepted(operation: Operation, destination: Destination, received: ReceivedRequest) -> bool:
     """Tell whether a request needs no check that waits, and fails none that does not."""
+    head = received.request.head
     declared = destination.declared_models.get(operation.model or "")
-    if declared is not None and not declared.accepts(head.inputs):
+    if declared and not received.is_raw_binary and not declared.accepts(head.inputs):
         return False
     return head.features.is_plain or not destination.upstream.dialect.triton_extensions
 

@@ -173,7 +173,9 @@ async def _receive_raw_binary(
         # The model may have changed: only its current metadata is a reason to refuse.
         call.destination.upstream.metadata.invalidate(call.operation.model or "")
         request = read_raw_binary(await model_metadata(call), data)
-    return ReceivedRequest(request, await _data(request, body), uses_metadata=True)
+    return ReceivedRequest(
+        request, await _data(request, body), uses_metadata=True, is_raw_binary=True
+    )
 
 
 def _raw_binary_too_large(cap: int) -> GatewayError:

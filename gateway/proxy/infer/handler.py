@@ -78,7 +78,7 @@ async def check_request(call: Call, received: ReceivedRequest) -> None:
     """
     head = received.request.head
     declared = call.destination.declared_models.get(call.operation.model or "")
-    if declared is not None:
+    if declared is not None and not received.is_raw_binary:
         declared.check(head.inputs)
     features = head.features
     if features.is_plain or not call.destination.upstream.dialect.triton_extensions:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.listener.connection import DEFER_TIMEOUT
 from tests.support.gateway import gateway_client, running_gateway, until
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
@@ -258,7 +259,7 @@ async def test_body_has_a_grace_period(of_the_route: bool, grace: str, status: i
         gateway_client(server.url, route=route, **limits) as client,
     ):
         await client.send(POST[:-5])
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(2 * DEFER_TIMEOUT)
         await client.send(POST[-5:])
         reply = await client.read_response()
         assert reply.status == status

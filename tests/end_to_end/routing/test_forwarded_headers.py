@@ -54,7 +54,7 @@ async def _in_two_writes(client: RawClient, data: bytes) -> None:
     await client.send(data[-1:])
 
 
-@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["fast path", "streaming path"])
+@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["one write", "two writes"])
 def send(request: pytest.FixtureRequest) -> Send:
     way: Send = request.param
     return way

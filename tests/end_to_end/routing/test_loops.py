@@ -50,7 +50,7 @@ async def _chain(*addresses: str, **more: Any) -> AsyncIterator[list[RunningGate
         ]
 
 
-@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["fast path", "streaming path"])
+@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["one write", "two writes"])
 def send(request: pytest.FixtureRequest) -> Send:
     way: Send = request.param
     return way

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from gateway.app.gateway import Gateway
 from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from tests.support.gateway import LIMITS, RunningGateway, gateway_client
-from tests.support.http_messages import http_response, request
+from tests.support.http_messages import http_response, request, with_long_head
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
@@ -33,22 +32,15 @@ WARM = "/v2/warm"
 Send = Callable[[RawClient, bytes], Awaitable[ReceivedResponse]]
 
 
-async def _in_one_write(client: RawClient, data: bytes) -> ReceivedResponse:
+async def _with_short_head(client: RawClient, data: bytes) -> ReceivedResponse:
     return await client.ask(data)
 
 
-async def _in_two_writes(client: RawClient, data: bytes) -> ReceivedResponse:
-    """Send a request in two writes, so that it takes the streaming path."""
-    middle = data.index(b"\r\n") + 2
-    await client.send(data[:middle])
-    await asyncio.sleep(0.002)
-    await client.send(data[middle:-1])
-    await asyncio.sleep(0.002)
-    await client.send(data[-1:])
-    return await client.read_response()
+async def _with_long_head(client: RawClient, data: bytes) -> ReceivedResponse:
+    return await client.ask(with_long_head(data))
 
 
-@pytest.fixture(params=[_in_one_write, _in_two_writes], ids=["fast path", "streaming path"])
+@pytest.fixture(params=[_with_short_head, _with_long_head], ids=["fast path", "streaming path"])
 def send(request: pytest.FixtureRequest) -> Send:
     way: Send = request.param
     return way
@@ -132,7 +124,7 @@ async def test_model_has_its_own_server(send: Send, fast_path_requests: list[str
             await client.call("GET", "/v2/models/vgg")
         assert _received(one) == ["/v2/models/resnet50/infer", "/v2/models/resnet50"]
         assert _received(two) == ["/v2/models/bert-7/versions/2/infer", "/v2/models/vgg"]
-        fast_path = send is _in_one_write
+        fast_path = send is _with_short_head
         assert ("/v2/models/resnet50/infer" in fast_path_requests) is fast_path
         assert ("/v2/models/bert-7/versions/2/infer" in fast_path_requests) is fast_path
 
@@ -199,7 +191,7 @@ async def test_canary_gets_its_share(
                 assert _values(await send(client, _post(target))) == [1.5, -2, 3e30]
         assert (len(_received(one)), len(_received(two))) == (60 - expected, expected)
         assert len([each for each in fast_path_requests if each != WARM]) == 60 * (
-            send is _in_one_write
+            send is _with_short_head
         )
 
 
@@ -254,7 +246,7 @@ async def test_rewrite_gives_a_model_an_alias(send: Send, fast_path_requests: li
             infer,
         ]
         assert server.requests[-1].body.endswith(FLOATS.tobytes())
-        assert (f"{infer}?a=classifier" in fast_path_requests) is (send is _in_one_write)
+        assert (f"{infer}?a=classifier" in fast_path_requests) is (send is _with_short_head)
 
 
 async def test_route_has_its_own_limits(send: Send) -> None:

@@ -75,7 +75,7 @@ def test_the_example_of_the_readme(triton: TritonServer, tmp_path: Path) -> None
         assert response.status == 200
         assert response.fields["outputs"][0]["data"] == [1, 2.5, -3]
         assert gateway.stop() == 0
-        assert "POST /v2/models/identity_fp16/infer 200" in gateway.log
+        assert '"POST /v2/models/identity_fp16/infer" 200' in gateway.log
         assert_no_errors_logged(gateway.log)
 
 
