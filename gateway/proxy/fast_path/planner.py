@@ -33,7 +33,7 @@ from gateway.proxy.server_dialect import has_content_type
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, RequestTemplate
+from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, RequestTemplate, ReservedConnection
 
 _KEYED_HEADERS = HOP_BY_HOP | {
     "accept-encoding",
@@ -121,7 +121,8 @@ class FastPath:
             return None
         if not _try_admit(destination, BODY_COPIES * len(body)):
             return None
-        connection, call = None, None
+        connection: ReservedConnection | None = None
+        call: FastPathCall | None = None
         try:
             pool = destination.upstream.pool
             hash_key = pool.hash_key_of(plan.headers, client.added_headers)

@@ -39,6 +39,7 @@ from tests.proxy.fast_path.scene import (
     start,
     template_of,
 )
+from tests.support.compiled import needs_source
 from tests.support.doubles.fast_path import (
     ReadyEndpoint,
     ScriptedClient,
@@ -460,6 +461,7 @@ async def test_request_is_not_sent_again_after_an_unexpected_error(
     fast_path.close()
 
 
+@needs_source
 async def test_nothing_is_converted_before_there_is_a_connection() -> None:
     scene = Scene()
     scene.endpoint.ready = False
