@@ -756,6 +756,7 @@ async def test_a_fault_on_the_straight_way_leaves_the_ordinary_one(
     assert "ZeroDivisionError" in caplog.text
 
 
+@needs_source
 async def test_a_fault_within_an_answer_closes_the_connection_behind_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -111,6 +111,7 @@ class FastPathCall:
         request: ServerRequest,
         head: ClientHead,
         lease: Lease,
+        connection: ReservedConnection,
         client: FastPathClient,
     ) -> None:
         self._plan = plan
@@ -121,12 +122,13 @@ class FastPathCall:
         self._lease = lease
         self._timeouts = plan.timeouts
         self._client = client
-        self._connection: ReservedConnection | None = None
+        self._connection: ReservedConnection | None = connection
         self.waits_for_chunks = plan.converts
 
-    def start(self, connection: ReservedConnection) -> None:
+    def start(self) -> None:
         """Send the request; from here on, only a retry policy may have it sent again."""
-        self._connection = connection
+        connection = self._connection
+        assert connection is not None
         self._lease.acquire()
         self._timeouts.add(self)
         self._destination.memory_budget.buffers.reserved += self._reserved

@@ -33,7 +33,7 @@ from gateway.proxy.server_dialect import has_content_type
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, RequestTemplate, ReservedConnection
+from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, RequestTemplate
 
 _KEYED_HEADERS = HOP_BY_HOP | {
     "accept-encoding",
@@ -121,30 +121,18 @@ class FastPath:
             return None
         if not _try_admit(destination, BODY_COPIES * len(body)):
             return None
-        connection: ReservedConnection | None = None
-        call: FastPathCall | None = None
         try:
-            pool = destination.upstream.pool
-            hash_key = pool.hash_key_of(plan.headers, client.added_headers)
-            lease = pool.lease((), plan.model, hash_key)
-            connection = lease.endpoint.try_reserve()
-            if connection is None:
-                return None
-            request = plan.handler.to_server(head, body, destination, client.record.request_id)
-            if request is None:
-                return None
-            if plan.mirror is not None:
-                plan.mirror(head, body, client.added_headers)
-            call = FastPathCall(plan, destination, request, head, lease, client)
+            call = _make_call(plan, destination, head, body, client)
         except GatewayError:
-            return None  # the streaming path sends the error
-        finally:
-            if call is None:
-                if connection is not None:
-                    connection.close()
-                release_all(destination.concurrency_limits)
+            call = None  # the streaming path sends the error
+        except BaseException:
+            release_all(destination.concurrency_limits)
+            raise
+        if call is None:
+            release_all(destination.concurrency_limits)
+            return None
         plan.choice.take()
-        call.start(connection)
+        call.start()
         return call
 
     def clear_plans(self) -> None:
@@ -160,6 +148,33 @@ class FastPath:
         """Drop the timers, when no call is left."""
         for timeouts in self._timeouts.values():
             timeouts.close()
+
+
+def _make_call(
+    plan: CallPlan,
+    destination: Destination,
+    head: ClientHead,
+    body: bytes,
+    client: FastPathClient,
+) -> FastPathCall | None:
+    """Reserve a connection, and convert the request for it; None for the streaming path."""
+    pool = destination.upstream.pool
+    hash_key = pool.hash_key_of(plan.headers, client.added_headers)
+    lease = pool.lease((), plan.model, hash_key)
+    connection = lease.endpoint.try_reserve()
+    if connection is None:
+        return None
+    try:
+        request = plan.handler.to_server(head, body, destination, client.record.request_id)
+        if request is not None:
+            if plan.mirror is not None:
+                plan.mirror(head, body, client.added_headers)
+            return FastPathCall(plan, destination, request, head, lease, connection, client)
+    except BaseException:
+        connection.close()
+        raise
+    connection.close()
+    return None
 
 
 def _try_admit(destination: Destination, size: int) -> bool:

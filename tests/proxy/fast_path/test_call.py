@@ -19,6 +19,7 @@ from tests.proxy.fast_path.scene import (
     binary_response,
     start,
 )
+from tests.support.compiled import needs_source
 from tests.support.doubles.fast_path import (
     DeliveredResponse,
     ReadyEndpoint,
@@ -238,6 +239,7 @@ async def test_inconsistent_response_is_a_502_that_names_the_server(
         assert scene.outstanding == 0
 
 
+@needs_source
 async def test_unexpected_error_is_logged_and_becomes_a_500(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
