@@ -61,7 +61,7 @@ class _Listening:
         return connection
 
     @property
-    def straight_ones(self) -> list[FastPathCall]:
+    def fast_path_calls(self) -> list[FastPathCall]:
         return [each for each in self.listener._active_calls if isinstance(each, FastPathCall)]
 
     @asynccontextmanager
@@ -71,9 +71,9 @@ class _Listening:
             assert (await client.call("GET", "/v2/warm")).status == 200
             yield client
 
-    async def until_straight(self, count: int = 1) -> None:
+    async def until_on_fast_path(self, count: int = 1) -> None:
         """Wait until so many calls are in progress, all of them on the fast path."""
-        await until(lambda: len(self.straight_ones) == count == len(self.listener._active_calls))
+        await until(lambda: len(self.fast_path_calls) == count == len(self.listener._active_calls))
 
     async def until_asked(self, count: int) -> None:
         """Wait until the server has been asked, and has answered, so many times."""
@@ -99,8 +99,8 @@ async def _listening(
         async def on_request(client: ClientRequest, http_response: ClientResponse) -> None:
             await handle_request(client, http_response, router)
 
-        straight = FastPath(router)
-        listener = HttpListener(on_request, observers, None, straight)
+        fast_path = FastPath(router)
+        listener = HttpListener(on_request, observers, None, fast_path)
         (sock,) = open_tcp_sockets("127.0.0.1", 0)
         here = _Listening(server, listener, destination, "http://{}:{}".format(*sock.getsockname()))
         listener.listen(sock)
@@ -108,7 +108,7 @@ async def _listening(
             yield here
         finally:
             await listener.drain(0.05, 0.05)
-            straight.close()
+            fast_path.close()
             await destination.upstream.metadata.close()
             await destination.upstream.pool.close()
         assert here.outstanding == 0
@@ -145,7 +145,7 @@ async def _echo(connection: Connection) -> None:
 # ---------------------------------------------------------------------------------- which way
 
 
-STRAIGHT = {
+TAKES_FAST_PATH = {
     "GET": GET,
     "GET with a body": request("GET", "/v2/x", b"hello"),
     "POST": POST,
@@ -155,7 +155,7 @@ STRAIGHT = {
     "behind an empty line": b"\r\n" + GET,
     "large": request("POST", "/v2/x", bytes(60_000)),
 }
-ORDINARY = {
+TAKES_STREAMING_PATH = {
     "HTTP/1.0": GET.replace(b"/1.1", b"/1.0"),
     "a large head": request("GET", "/v2/x", headers={"X": "x" * 2048}),
     "half a body": POST[:-1],
@@ -166,8 +166,8 @@ ORDINARY = {
 }
 
 
-@pytest.mark.parametrize("data", STRAIGHT.values(), ids=STRAIGHT)
-async def test_what_goes_straight(data: bytes, fast_path_requests: list[str]) -> None:
+@pytest.mark.parametrize("data", TAKES_FAST_PATH.values(), ids=TAKES_FAST_PATH)
+async def test_request_takes_the_fast_path(data: bytes, fast_path_requests: list[str]) -> None:
     async with ScriptedServer() as server, _listening(server) as here, here.client() as client:
         client.send_nowait(data)
         assert (await client.read_response()).status == 200
@@ -175,8 +175,8 @@ async def test_what_goes_straight(data: bytes, fast_path_requests: list[str]) ->
         assert len(server.connections) == 1
 
 
-@pytest.mark.parametrize("data", ORDINARY.values(), ids=ORDINARY)
-async def test_what_does_not(data: bytes, fast_path_requests: list[str]) -> None:
+@pytest.mark.parametrize("data", TAKES_STREAMING_PATH.values(), ids=TAKES_STREAMING_PATH)
+async def test_request_takes_the_streaming_path(data: bytes, fast_path_requests: list[str]) -> None:
     async with ScriptedServer() as server, _listening(server) as here, here.client() as client:
         connection, before = here.connection, here.connection._head
         client.send_nowait(data)
@@ -184,7 +184,7 @@ async def test_what_does_not(data: bytes, fast_path_requests: list[str]) -> None
         assert fast_path_requests == []
 
 
-async def test_nothing_goes_straight_without_a_connection_to_the_server(
+async def test_fast_path_needs_a_connection_to_the_server(
     fast_path_requests: list[str],
 ) -> None:
     async with ScriptedServer() as server, _listening(server) as here, connect(here.url) as client:
@@ -296,7 +296,7 @@ async def test_requests_while_one_is_under_way(
         here.client() as client,
     ):
         await client.send(GET)
-        await here.until_straight()
+        await here.until_on_fast_path()
         for at in range(len(data)) if bytewise else ():
             await client.send(data[at : at + 1])
             await asyncio.sleep(0)
@@ -311,11 +311,11 @@ async def test_requests_while_one_is_under_way(
         assert fast_path_requests[-1] == "/v2/4"
 
 
-async def test_what_is_no_request_behind_one_that_goes_straight() -> None:
+async def test_garbage_behind_a_request_on_the_fast_path_is_a_400() -> None:
     slow = _Slow()
     async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
-        await here.until_straight()
+        await here.until_on_fast_path()
         await client.send(b"what?\r\n\r\n")
         await until(lambda: here.connection._read_ahead)
         slow.continue_in_task.set()
@@ -329,7 +329,7 @@ async def test_much_is_not_taken_ahead() -> None:
     body = bytes(1_000_000)
     async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
-        await here.until_straight()
+        await here.until_on_fast_path()
         client.send_nowait(request("POST", "/v2/x", body))
         await until(lambda: len(here.connection._read_ahead) > 64 * 1024)
         await asyncio.sleep(0.02)  # in which it could all come
@@ -361,7 +361,7 @@ async def test_what_comes_behind_the_last_request_is_not_served(
     slow = _Slow()
     async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(request("GET", "/v2/x", headers={"Connection": "close"}))
-        await here.until_straight()
+        await here.until_on_fast_path()
         await client.send(GET)
         await until(lambda: here.connection._read_ahead)
         slow.continue_in_task.set()
@@ -399,7 +399,7 @@ async def test_a_client_that_does_not_read_is_asked_no_more(fast_path_requests: 
             assert here.connection.unsent < 300_000
             assert sent < 1000
         assert len(fast_path_requests) == sent
-        # One more waits for the client to read, on the ordinary way; the others wait for that.
+        # One more waits for the client to read, on the streaming path; the others wait for that.
         await client.send(request("GET", f"/v2/{sent}"))
         await until(lambda: len(server.requests) == 2 + sent)
         for number in range(sent + 1, sent + 20):
@@ -451,7 +451,7 @@ async def test_a_client_that_leaves_lets_the_server_go(leave: Leave, data: bytes
     async with ScriptedServer(_silent) as server, _listening(server) as here:
         async with here.client() as client:
             await client.send(data)
-            await here.until_straight()
+            await here.until_on_fast_path()
             assert here.outstanding == 1
             await leave(client)
             await _left(server)
@@ -465,7 +465,7 @@ async def test_a_client_that_leaves_with_more_in_the_pipeline(leave: Leave) -> N
     async with ScriptedServer(_silent) as server, _listening(server) as here:
         async with here.client() as client:
             await client.send(GET)
-            await here.until_straight()
+            await here.until_on_fast_path()
             await client.send(GET * 3)
             await until(lambda: len(here.connection._read_ahead) == 3 * len(GET))
             await leave(client)
@@ -544,7 +544,7 @@ async def test_draining_lets_an_exchange_finish() -> None:
     slow = _Slow()
     async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
-        await here.until_straight()
+        await here.until_on_fast_path()
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await asyncio.sleep(0.02)
         assert not draining.done()
@@ -571,7 +571,7 @@ async def test_draining_lets_an_exchange_fail() -> None:
         here.client() as client,
     ):
         await client.send(GET)
-        await here.until_straight()
+        await here.until_on_fast_path()
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await until(lambda: here.listener.draining)
         closing.set()
@@ -590,7 +590,7 @@ async def test_draining_lets_exchanges_of_both_ways_finish() -> None:
         connect(here.url) as two,
     ):
         await one.send(GET)
-        await here.until_straight()
+        await here.until_on_fast_path()
         await two.send(POST[:-1])
         await until(lambda: len(here.listener._active_calls) == 2)
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
@@ -608,7 +608,7 @@ async def test_draining_lets_an_answer_that_comes_in_parts_finish(data: bytes) -
     slow = _Slow(CHUNKED + chunk(b"one"), chunk(b"two"), chunk(b""))
     async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(data)
-        await here.until_straight()
+        await here.until_on_fast_path()
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
         await until(lambda: here.listener.draining)
         slow.continue_in_task.set()
@@ -626,7 +626,7 @@ async def test_draining_drops_what_takes_too_long() -> None:
         here.client() as client,
     ):
         await client.send(GET)
-        await here.until_straight()
+        await here.until_on_fast_path()
         async with asyncio.timeout(5):
             assert await here.listener.drain(0.02, 0.02) == 1
         with pytest.raises(ConnectionResetError):
@@ -658,7 +658,7 @@ async def test_draining_serves_nothing_more(fast_path_requests: list[str]) -> No
     slow = _Slow()
     async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
-        await here.until_straight()
+        await here.until_on_fast_path()
         await client.send(request("GET", "/v2/late"))
         await until(lambda: here.connection._read_ahead)
         draining = asyncio.create_task(here.listener.drain(60, 0.05))
@@ -710,7 +710,7 @@ async def test_each_call_is_observed(fast_path_requests: list[str]) -> None:
             broken = len((await client.call("GET", "/v2/broken")).body)
             assert (await client.ask(GET)).status == 200
             await client.send(request("POST", "/v2/gone", b"x"))
-            await here.until_straight()
+            await here.until_on_fast_path()
         await here.until_idle()
     assert [f"{r.method} {r.target} {r.status} {r.response_bytes}" for r in records] == [
         "GET /v2/warm 200 0",
@@ -743,7 +743,7 @@ async def test_each_call_is_observed(fast_path_requests: list[str]) -> None:
         "gateway.upstream.http.endpoint.HttpEndpoint.try_reserve",
     ],
 )
-async def test_a_fault_on_the_straight_way_leaves_the_ordinary_one(
+async def test_error_on_the_fast_path_leaves_the_streaming_path(
     step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: object) -> None:
@@ -839,7 +839,7 @@ async def test_a_late_server_makes_room_for_the_next_request(fast_path_requests:
         here.client() as client,
     ):
         await client.send(GET)
-        await here.until_straight()
+        await here.until_on_fast_path()
         await client.send(POST)
         reply = await client.read_response()
         assert reply.status == 504
