@@ -135,7 +135,7 @@ class StatusLine:
 class MessageHead:
     """What the heads of requests and responses have in common.
 
-    Two heads with the same ``key`` differ in ``noted`` and ``passed`` alone: see HeadParser.
+    Two heads of one parser with the same ``key`` differ in ``noted`` and ``passed`` alone.
     ``passed`` is the passed lines as they came.
     """
 
@@ -211,8 +211,10 @@ class RequestHead(MessageHead):
     target has replaced that of Host (RFC 9112, section 3.2.2).
     """
 
-    def __init__(self, first: RequestLine, fields: list[HeaderField]) -> None:
+    def __init__(self, first: RequestLine, fields: list[HeaderField], parser: HeadParser) -> None:
         super().__init__(first.line, first.http_1_0, fields)
+        self.parser = parser
+        """Its parser: keys of heads of different parsers must not be compared."""
         self.method = first.method
         self.target = first.target
         if self._hosts != 1 and (self._hosts or not first.http_1_0):
@@ -268,7 +270,7 @@ class HeadParser:
                 raise _invalid_host(field.value)
         if first.host:
             self._replace_host(fields, first)
-        return RequestHead(first, fields)
+        return RequestHead(first, fields, self)
 
     def parse_response(self, head: bytes, method: str) -> ResponseHead:
         """Parse the head of a response to a request of this method.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -12,6 +13,22 @@ MAX_BATCH = 256
 connections are served before the next batch."""
 _ERROR_DELAY = 1.0
 """Seconds without accepting after an error, such as too many open files."""
+
+# accept(2): Linux reports pending errors of the new connection; the next one may be fine.
+_ERRORS_OF_A_CONNECTION = frozenset(
+    (
+        errno.ECONNABORTED,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENONET,
+        errno.ENOPROTOOPT,
+        errno.EOPNOTSUPP,
+        errno.EPERM,
+        errno.EPROTO,
+    )
+)
 
 _log = logging.getLogger("tensorgate.listener")
 
@@ -50,9 +67,9 @@ class AcceptingSocket:
                 connection, _ = self._socket.accept()
             except BlockingIOError:
                 return
-            except ConnectionAbortedError:
-                continue  # the client is gone
             except OSError as error:
+                if error.errno in _ERRORS_OF_A_CONNECTION:
+                    continue
                 _log.error("cannot accept a connection: %s", error.strerror or error)
                 # The socket stays readable, and the loop would do nothing else.
                 self._loop.remove_reader(self._socket)

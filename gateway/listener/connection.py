@@ -14,6 +14,7 @@ from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, RequestHead
 from gateway.http1.head_reader import RequestHeadReader
 from gateway.listener.messages import (
+    STATUSES_WITHOUT_BODY,
     HttpRequest,
     HttpResponse,
     encode_error,
@@ -222,7 +223,8 @@ class ClientConnection(Connection):
         last = last or not self._head.keep_alive or self._host.draining
         self.transport.write(encode_response(template, lines, body, last))
         self.record.status = template.status
-        self.record.response_bytes = len(body)
+        if template.status not in STATUSES_WITHOUT_BODY:
+            self.record.response_bytes = len(body)
         self._end_call()
         if last:
             self.close()

@@ -91,8 +91,8 @@ class RequestDispatcher(ConnectionHost):
         return call
 
     def _plan(self, head: RequestHead) -> CallPlan | None:
-        if self._fast_path is None:
-            return None
+        if self._fast_path is None or head.parser is not self.head_parser:
+            return None  # the fast path was replaced while the call waited for its body
         try:
             return self._fast_path.plan(head, to_origin_form(head.target))
         except GatewayError:

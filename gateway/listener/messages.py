@@ -24,7 +24,7 @@ from gateway.proxy.interfaces import (
 
 _SERVER_NAME = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_STATUSES_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+STATUSES_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 
 class HttpRequest(ClientRequest):
@@ -106,7 +106,7 @@ class HttpResponse(ClientResponse):
         self.started = True
         if self.header_policy is not None:
             self.header_policy.apply(headers)
-        self._has_no_body = request.method == "HEAD" or status in _STATUSES_WITHOUT_BODY
+        self._has_no_body = request.method == "HEAD" or status in STATUSES_WITHOUT_BODY
         self.last = self.last or self._closes_after()
         lines = list(headers.items())
         if "Content-Length" not in headers and not self._has_no_body:
@@ -155,9 +155,9 @@ def encode_response(template: ResponseTemplate, lines: bytes, body: bytes, last:
     if start is None:
         start = template.encoded[last] = _encode_template(template, last)
     date = b"" if template.has_date else _date_line(int(time.time()))
-    has_body = template.status not in _STATUSES_WITHOUT_BODY
-    end = b"Content-Length: %d\r\n\r\n" % len(body) if has_body else b"\r\n"
-    return b"".join((start, date, lines, end, body))
+    if template.status in STATUSES_WITHOUT_BODY:
+        return b"".join((start, date, lines, b"\r\n"))
+    return b"".join((start, date, lines, b"Content-Length: %d\r\n\r\n" % len(body), body))
 
 
 def _encode_template(template: ResponseTemplate, last: bool) -> bytes:

@@ -45,15 +45,19 @@ class TimeoutQueue:
         """Drop all entries and the timer."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._due.clear()
 
     def _check(self) -> None:
         now = self._loop.time()
-        while self._due:
-            entry, due = next(iter(self._due.items()))
-            if due > now:
-                self._timer = self._loop.call_at(due, self._check)
-                return
-            del self._due[entry]
-            entry.on_timeout()
-        self._timer = None
+        try:
+            while self._due:
+                entry, due = next(iter(self._due.items()))
+                if due > now:
+                    break
+                del self._due[entry]
+                entry.on_timeout()
+        finally:
+            # Also after an error: the other entries need their timer.
+            first = next(iter(self._due.values()), None)
+            self._timer = None if first is None else self._loop.call_at(first, self._check)

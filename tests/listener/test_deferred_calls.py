@@ -8,6 +8,10 @@ import pytest
 
 from gateway.listener.connection import DeferredCall
 from gateway.observe.call_record import CallRecord
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.filters.authentication import KeyGroup
+from gateway.proxy.router import Route, Router
+from gateway.routing.matcher import Match
 from tests.listener.test_fast_path import _echo, _Listening, _listening
 from tests.support.gateway import until
 from tests.support.http_messages import request
@@ -119,3 +123,24 @@ async def test_other_calls_do_not_wait(data: bytes) -> None:
         await client.send(data)
         await until(lambda: connection._head is not before)
         assert not _is_deferred(here)
+
+
+async def test_head_that_was_read_before_a_reload_makes_no_plan_after_it() -> None:
+    """Its parser did not know which headers decide now: others would be served by its plan."""
+    async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
+        data = request("POST", "/v2/x", b"hello", {"X-Key": "secret"})
+        await client.send(data[:-5])
+        await until(lambda: _is_deferred(here))
+        group = KeyGroup("people", "X-Key", ["secret"])
+        dropped = frozenset(("x-key",))
+        route = Route(Match(), (here.destination,), keys=(group,), dropped_headers=dropped)
+        router = Router([route])
+        listener, fast_path = here.listener, FastPath(router)
+        listener.reconfigure(fast_path, (), None, listener.idle_timeouts, listener.forwarding)
+        await client.send(data[-5:])
+        await client.read_response()
+        # What the streaming path of this listener still serves is not the point; no plan is.
+        assert len(fast_path._plans) == 0
+        without_key = listener.head_parser.parse_request(POST[: -len(b"hello")])
+        assert fast_path.plan(without_key, "/v2/x") is None
+        fast_path.close()

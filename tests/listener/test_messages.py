@@ -83,3 +83,10 @@ def test_cached_head_gets_the_length_of_each_body() -> None:
     for body in (b"", b"one", b"three", b"one"):
         data = encode_response(template, b"", body, False)
         assert data.endswith(b"\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_response_without_a_body_has_none(status: int) -> None:
+    """The client would take it for the start of the next response."""
+    template = ResponseTemplate(status, "", (("Content-Type", "application/json"),))
+    assert encode_response(template, b"", b'{"error":"x"}', last=False).endswith(b"\r\n\r\n")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from unittest import mock
 
@@ -243,3 +244,24 @@ async def test_timeout_works_with_a_real_timer() -> None:
     await until(lambda: len(late) == 2)
     assert late == ["one", "two"]
     watch.close()
+
+
+async def test_entries_keep_their_timer_after_an_error() -> None:
+    loop = asyncio.get_running_loop()
+    errors: list[object] = []
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    queue, over = TimeoutQueue(0.02), asyncio.Event()
+    failing, other = mock.Mock(), mock.Mock()
+    failing.on_timeout.side_effect = ZeroDivisionError
+    other.on_timeout.side_effect = over.set
+    queue.add(failing)
+    await asyncio.sleep(0.005)
+    queue.add(other)
+    async with asyncio.timeout(5):
+        await over.wait()
+    assert [type(error) for error in errors] == [ZeroDivisionError]
+    queue.close()
+    over.clear()
+    queue.add(other)
+    async with asyncio.timeout(5):
+        await over.wait()

@@ -101,11 +101,10 @@ class PassthroughHandler(FastPathHandler):
         if body and nests_deeper(body, destination.limits.max_json_depth):
             return None
         lines = b""
-        for field in head.noted:
-            if field.lower == "content-length":
-                # Written anew, so that no server can read another length in it.
-                lines = b"Content-Length: %s\r\n" % field.value.encode()
-        if not lines and self._template.method != "GET":
+        if any(field.lower == "content-length" for field in head.noted):
+            # Written anew, so that no server can read another length in it.
+            lines = b"Content-Length: %d\r\n" % len(body)
+        elif self._template.method != "GET":
             return None  # the transport must state how the body is framed
         return ServerRequest(self._template, lines, body)
 
@@ -247,6 +246,9 @@ class PredictHandler(InferHandler):
         self, head: ClientHead, body: bytes, destination: Destination, request_id: str
     ) -> ServerRequest | None:
         """Return the request for a server."""
+        if not request_id:  # ids are off, so that the client's own passes
+            own = [field.value for field in head.noted if field.lower == "x-request-id"]
+            request_id = own[0] if own and own[0].isascii() else ""
         prediction = read_buffered_prediction(self._operation, destination, body, request_id)
         return (
             None if prediction is None else self._write(prediction[0], destination, prediction[1])

@@ -107,7 +107,8 @@ class HttpEndpoint(UpstreamEndpoint):
         """Close the idle connections; calls in flight close theirs."""
         self.idle.close()
         await asyncio.gather(*self._senders, return_exceptions=True)
-        self._deferrals.close()
+        if not self._deferrals.size:  # else calls in flight still wait for their bodies
+            self._deferrals.close()
 
     async def _connect(self) -> ServerConnection:
         loop = asyncio.get_running_loop()
