@@ -260,3 +260,15 @@ def test_requests_that_need_unknown_metadata_are_left_to_the_streaming_path() ->
     assert convert(streamed, INFER, *REQUESTS["JSON"])[1] is None
     assert convert(streamed, INFER, *REQUESTS["mixed"])[1] is not None
     assert convert(streamed, "/v1/models/m:predict", V1)[1] is None
+
+
+@pytest.mark.parametrize(("own", "sent"), [("abc", "abc"), ("", ""), ("caf\xe9", "")])
+async def test_v1_request_has_the_id_of_the_client_if_ids_are_off(own: str, sent: str) -> None:
+    target = "/v1/models/m:predict"
+    streamed = Streamed(TRITON, JsonPolicies(), "numbers")
+    head = client_head("POST", target, {"X-Request-Id": own} if own else {})
+    handler = PredictHandler(target, head.headers, parse_operation("POST", target))
+    request = handler.to_server(head, V1, streamed.destination, "")
+    assert request is not None
+    size = header_size_of(CIMultiDict(parse_lines(request.lines)))
+    assert json.loads(request.body[:size]).get("id") == sent

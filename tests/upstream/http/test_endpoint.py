@@ -597,3 +597,25 @@ async def test_errors_of_reserved_connection_name_the_server(endpoint_at: Endpoi
             assert error.message.startswith(f"{server.url} {saying}")
             sent.close()
             assert try_send(endpoint, _start(HOST), (), b"", receiver) is None
+
+
+async def test_close_of_an_endpoint_leaves_responses_that_wait_for_their_bodies(
+    endpoint_at: EndpointAt,
+) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.request()
+        await connection.send(http_response(b"abc")[:-1])
+        await connection.wait_for_close()
+
+    async with ScriptedServer(script) as server:
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        await _warm(endpoint)
+        sent = _sent(endpoint, receiver)
+        await until(lambda: endpoint._deferrals.size == 1)
+        await endpoint.close()
+        await receiver.wait()  # the head is handed over although its body is not complete
+        assert [response.status for response in receiver.responses] == [200]
+        assert endpoint._deferrals.size == 0
+        sent.close()
