@@ -103,6 +103,8 @@ class LogWriter:
             self._open()
             unwritten = len(self._buffer)  # not those that come meanwhile: they wait for the next
             while unwritten > 0:
+                if self._must_reopen:
+                    self._open()
                 unwritten -= self._write()
         except OSError as error:
             self._error = error.strerror or str(error)
@@ -123,8 +125,13 @@ class LogWriter:
                 return
         # O_NONBLOCK changes nothing for a file. A FIFO without a reader would block the thread.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-        before, opened = self._descriptor, os.open(self.path, flags, 0o644)
-        self._must_reopen = self._ends_within_line = False
+        self._must_reopen = False  # first: what is asked for meanwhile must not be lost
+        try:
+            before, opened = self._descriptor, os.open(self.path, flags, 0o644)
+        except OSError:
+            self._must_reopen = True
+            raise
+        self._ends_within_line = False
         self._set_descriptor(opened)
         if before >= 0:
             os.close(before)

@@ -156,7 +156,7 @@ def test_lines_wait_while_a_moved_file_cannot_be_opened_anew(
 def test_reopening_opens_the_file_at_once(path: Path, writers: MakeWriter) -> None:
     writer = writers()
     writer.reopen()
-    _until(path.exists)
+    _until(lambda: path.exists() and not writer._must_reopen)
     path.rename(path.with_suffix(".1"))
     writer.add(b"new\n")
     writer.reopen()
