@@ -18,6 +18,9 @@ from gateway.system.hangups import HangupWatch
 _MIN_PIECE_COST = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
 
+DEFER_TIMEOUT = 0.1
+"""Seconds to wait for the rest of a small body before its message is handed over in parts."""
+
 MAX_READ_AHEAD = 64 * 1024
 """Bytes read ahead of their message; more of them pause reading. One read may exceed it."""
 

@@ -14,7 +14,6 @@ from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, RequestHead
 from gateway.http1.head_reader import RequestHeadReader
 from gateway.listener.messages import (
-    STATUSES_WITHOUT_BODY,
     HttpRequest,
     HttpResponse,
     encode_error,
@@ -24,7 +23,12 @@ from gateway.listener.messages import (
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, ForwardedPolicy, Peer
-from gateway.proxy.interfaces import ClientResponse, HeaderLines, ResponseTemplate
+from gateway.proxy.interfaces import (
+    STATUSES_WITHOUT_BODY,
+    ClientResponse,
+    HeaderLines,
+    ResponseTemplate,
+)
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
 from gateway.system.timeout_queue import TimeoutQueue
@@ -34,9 +38,6 @@ _LINGER_TIMEOUT = 10.0
 
 _CLIENT_CLOSED = "the client closed the connection"
 _NO_CALL = CallRecord("", "")
-
-DEFER_TIMEOUT = 0.1
-"""Seconds to wait for the rest of a small body before its call takes the streaming path."""
 
 Continuation = Callable[[ClientResponse], Awaitable[None]]
 """The rest of a call that started on the fast path."""

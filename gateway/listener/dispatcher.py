@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from gateway.errors import GatewayError, strip_tracebacks
+from gateway.http1.connection import DEFER_TIMEOUT
 from gateway.http1.head import HeadParser, RequestHead
 from gateway.listener.connection import (
-    DEFER_TIMEOUT,
     Call,
     ClientConnection,
     ConnectionHost,

@@ -16,6 +16,7 @@ from gateway.http1.head import ABSOLUTE_FORM, RequestHead, encode_head, encode_h
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.dispatch import error_body
 from gateway.proxy.interfaces import (
+    STATUSES_WITHOUT_BODY,
     ClientRequest,
     ClientResponse,
     HeaderLines,
@@ -24,7 +25,6 @@ from gateway.proxy.interfaces import (
 
 _SERVER_NAME = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-STATUSES_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 
 class HttpRequest(ClientRequest):

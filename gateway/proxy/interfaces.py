@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -27,6 +28,7 @@ from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectState
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.transport import HeaderLines as HeaderLines
+from gateway.upstream.transport import KeyedHead
 
 _MIN_OFFLOADED_BODY = 192 * 1024
 """Bytes of the smallest body of which parts are offloaded."""
@@ -120,7 +122,7 @@ class HeaderField(Protocol):
         """Return the whole line."""
 
 
-class ClientHead(Protocol):
+class ClientHead(KeyedHead, Protocol):
     """The head of a client's request, with its headers by what the gateway does with them.
 
     Heads with the same ``key`` are served in the same way. ``noted`` are read from each head. All
@@ -132,24 +134,8 @@ class ClientHead(Protocol):
         """Return the method."""
 
     @property
-    def headers(self) -> CIMultiDictProxy[str]:
-        """Return all headers."""
-
-    @property
-    def key(self) -> tuple[bytes, ...]:
-        """Return the first line and the keyed headers."""
-
-    @property
-    def keyed_headers(self) -> list[tuple[str, str]]:
-        """Return the headers in the key."""
-
-    @property
     def noted(self) -> Sequence[HeaderField]:
         """Return the headers that are read from each head."""
-
-    @property
-    def passed(self) -> bytes:
-        """Return the lines of all other headers."""
 
     @property
     def length(self) -> int | None:
@@ -158,6 +144,9 @@ class ClientHead(Protocol):
     @property
     def http_1_0(self) -> bool:
         """Tell whether the client speaks HTTP/1.0."""
+
+
+STATUSES_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 
 class ResponseTemplate:

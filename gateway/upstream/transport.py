@@ -100,8 +100,28 @@ class RequestTemplate:
     headers: HeaderLines
 
 
-class UpstreamResponseHead(Protocol):
-    """The head of a server's response."""
+class KeyedHead(Protocol):
+    """A head with its headers by what the gateway does with them."""
+
+    @property
+    def headers(self) -> CIMultiDictProxy[str]:
+        """Return all headers."""
+
+    @property
+    def key(self) -> tuple[bytes, ...]:
+        """Return the first line and the keyed headers; equal keys are treated alike."""
+
+    @property
+    def keyed_headers(self) -> list[tuple[str, str]]:
+        """Return the headers in the key."""
+
+    @property
+    def passed(self) -> bytes:
+        """Return the lines of the headers that are neither keyed nor read, as they came."""
+
+
+class UpstreamResponseHead(KeyedHead, Protocol):
+    """The head of a server's response, keyed by ``KEYED_RESPONSE_HEADERS``."""
 
     @property
     def status(self) -> int:
@@ -110,22 +130,6 @@ class UpstreamResponseHead(Protocol):
     @property
     def reason(self) -> str:
         """Return the reason phrase."""
-
-    @property
-    def headers(self) -> CIMultiDictProxy[str]:
-        """Return the headers."""
-
-    @property
-    def key(self) -> tuple[bytes, ...]:
-        """Return what heads have in common that differ in ``passed`` and Content-Length alone."""
-
-    @property
-    def keyed_headers(self) -> list[tuple[str, str]]:
-        """Return the headers in the key, which are those of ``KEYED_RESPONSE_HEADERS``."""
-
-    @property
-    def passed(self) -> bytes:
-        """Return the lines of all other headers, as they came."""
 
 
 class ResponseReceiver(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -32,14 +31,17 @@ from gateway.proxy.infer.convert_buffered_response import (
 from gateway.proxy.infer.convert_response import convert_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.infer.v1_predict import PredictResponse
-from gateway.proxy.interfaces import ClientHead, Destination, ResponseTemplate
+from gateway.proxy.interfaces import (
+    STATUSES_WITHOUT_BODY,
+    ClientHead,
+    Destination,
+    ResponseTemplate,
+)
 from gateway.proxy.passthrough import relay_response
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
-
-_STATUSES_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 ClientMessage = tuple[ResponseTemplate, bytes, bytes]
 """A response for a client: its template, the lines of further headers, and its body."""
@@ -250,9 +252,10 @@ class PredictHandler(InferHandler):
             own = [field.value for field in head.noted if field.lower == "x-request-id"]
             request_id = own[0] if own and own[0].isascii() else ""
         prediction = read_buffered_prediction(self._operation, destination, body, request_id)
-        return (
-            None if prediction is None else self._write(prediction[0], destination, prediction[1])
-        )
+        if prediction is None:
+            return None
+        received, layout = prediction
+        return self._write(received, destination, layout)
 
     def _convert(
         self,
@@ -319,7 +322,7 @@ def _untouched(
     """Return a server's response as it is."""
     template = _template(head, policy)
     lines = _passed_lines(head, template)
-    if head.status in _STATUSES_WITHOUT_BODY and "Content-Length" in head.headers:
+    if head.status in STATUSES_WITHOUT_BODY and "Content-Length" in head.headers:
         # It is that of a body that is not sent: RFC 9110, section 8.6.
         lines += b"Content-Length: %s\r\n" % head.headers["Content-Length"].encode()
     return template, lines, body

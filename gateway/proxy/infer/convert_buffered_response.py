@@ -219,6 +219,15 @@ def with_empty_data(document: bytes, encoding: OutputEncoding, destination: Dest
         return document  # unknown to the gateway: the client gets what the server sent
 
 
+def becomes_json(
+    header_size: int | None, encoding: OutputEncoding, destination: Destination
+) -> bool:
+    """Tell whether a response whose outputs may be JSON is converted like a binary one."""
+    is_within_cap = (header_size or 0) <= destination.limits.max_inference_header_bytes
+    text_is_fine = header_size is not None or not destination.policies.any_base64
+    return encoding.all_json and text_is_fine and is_within_cap
+
+
 def has_requested_encoding(
     header: bytes, encoding: OutputEncoding, destination: Destination
 ) -> bool:
@@ -260,13 +269,12 @@ def _convert_unsure(
     """Convert a response whose outputs may be JSON although binary was requested."""
     # The header may contain data, which counts as buffered rather than as header.
     header_size = parse_header_size(headers, None)
-    is_within_cap = (header_size or 0) <= destination.limits.max_inference_header_bytes
-    text_is_fine = header_size is not None or not destination.policies.any_base64
-    if encoding.all_json and text_is_fine and is_within_cap:
+    if becomes_json(header_size, encoding, destination):
         return _convert_binary(headers, body, encoding, destination)
     if header_size is None:
         check_header_length(body)
         return _encode(body, None, encoding, destination)
+    is_within_cap = header_size <= destination.limits.max_inference_header_bytes
     if is_within_cap and has_requested_encoding(body[:header_size], encoding, destination):
         return None
     return _encode(body, header_size, encoding, destination)

@@ -20,6 +20,7 @@ from gateway.proxy.infer.buffered_response import (
     relay_in_encoding,
 )
 from gateway.proxy.infer.convert_buffered_response import (
+    becomes_json,
     convert_buffered_response,
     destination_with_base64,
     name_endpoint,
@@ -128,9 +129,7 @@ async def _convert_unsure(relay: ResponseRelay) -> None:
     """Convert a response whose outputs may be JSON although binary was requested."""
     # The header may contain data, which counts as buffered rather than as header.
     header_size = parse_header_size(relay.upstream_response.headers, None)
-    text_is_fine = header_size is not None or not relay.destination.policies.any_base64
-    is_within_cap = (header_size or 0) <= relay.destination.limits.max_inference_header_bytes
-    if relay.encoding.all_json and text_is_fine and is_within_cap:
+    if becomes_json(header_size, relay.encoding, relay.destination):
         await _convert_binary(relay)
         return
     chunks = relay.chunks()

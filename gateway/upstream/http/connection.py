@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
-from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
+from gateway.http1.connection import DEFER_TIMEOUT, HEAD_COPIES, BodyStream, Connection
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http1.head_reader import ResponseHeadReader
 from gateway.system.buffers import BufferAccount
@@ -25,9 +25,6 @@ MAX_INTERIM_RESPONSES = 100
 _STALE_WINDOW = 1.0
 """Seconds after a request in which a close is taken for one that crossed the request."""
 
-
-DEFER_TIMEOUT = 0.1
-"""Seconds to wait for the rest of a small body before the response is handed over."""
 
 _HEAD_PARSER = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 

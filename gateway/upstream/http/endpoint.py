@@ -7,13 +7,14 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from functools import lru_cache
 
 from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, strip_tracebacks
+from gateway.http1.connection import DEFER_TIMEOUT
 from gateway.http1.head import ResponseHead, encode_head_lines
 from gateway.sizes import CACHED_HEADS
 from gateway.system.buffers import BufferAccount
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.http.address import ServerAddress
 from gateway.upstream.http.connect_errors import describe_connect_error, is_local_exhaustion
-from gateway.upstream.http.connection import DEFER_TIMEOUT, ServerConnection, StaleConnectionError
+from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
 from gateway.upstream.http.idle_connections import IdleConnections
 from gateway.upstream.transport import (
     HeaderLines,
