@@ -2,13 +2,15 @@
 
 A reader makes a message of one form, a writer makes another form of it. Neither knows the other,
 so that a new form costs one of each.
+
+What is made for each call is a plain class: a frozen dataclass takes ten times as long to make.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gateway.protocol.datatypes import Datatype
 
@@ -117,7 +119,6 @@ class InferRequestHead:
     written: dict[tuple[str, ...], bytes] = field(default_factory=dict, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
 class InferRequest:
     """An infer request; model and version are those of its Operation.
 
@@ -125,15 +126,25 @@ class InferRequest:
     client's inference header if it asks for what a server of the binary form needs, else empty.
     """
 
-    head: InferRequestHead
-    id: str | None
-    tensors: tuple[TensorData, ...]
-    text: bytes = b""
+    def __init__(
+        self,
+        head: InferRequestHead,
+        id: str | None,  # noqa: A002  (the protocol's name)
+        tensors: tuple[TensorData, ...],
+        text: bytes = b"",
+    ) -> None:
+        self.head: Final = head
+        self.id: Final = id
+        self.tensors: Final = tensors
+        self.text: Final = text
 
     @property
     def data_size(self) -> int:
         """Return the bytes of all data."""
-        return sum(part if isinstance(part, int) else sum(map(len, part)) for part in self.tensors)
+        size = 0
+        for part in self.tensors:
+            size += part if isinstance(part, int) else sum(map(len, part))
+        return size
 
     @property
     def chunks(self) -> list[bytes]:
@@ -175,7 +186,6 @@ class InferResponseHead:
     written: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
 class InferResponse:
     """An infer response; the data of its outputs follow in order, but for those in shared memory.
 
@@ -183,6 +193,12 @@ class InferResponse:
     which the client gets as it is.
     """
 
-    head: InferResponseHead
-    id: str | None = None
-    texts: Mapping[int, Sequence[bytes]] = field(default_factory=dict)
+    def __init__(
+        self,
+        head: InferResponseHead,
+        id: str | None = None,  # noqa: A002  (the protocol's name)
+        texts: Mapping[int, Sequence[bytes]] | None = None,
+    ) -> None:
+        self.head: Final = head
+        self.id: Final = id
+        self.texts: Final = texts or {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -47,18 +48,25 @@ ClientMessage = tuple[ResponseTemplate, bytes, bytes]
 """A response for a client: its template, the lines of further headers, and its body."""
 
 
-@dataclass(frozen=True, slots=True)
 class ServerRequest:
     """A fully buffered request for a server; ``lines`` are the headers that depend on its body.
 
     ``received`` and ``layout`` tell how to convert the response: None if it is not converted.
     """
 
-    template: RequestTemplate
-    lines: bytes
-    body: bytes
-    received: ReceivedRequest | None = None
-    layout: V1ResponseLayout | None = None
+    def __init__(
+        self,
+        template: RequestTemplate,
+        lines: bytes,
+        body: bytes,
+        received: ReceivedRequest | None = None,
+        layout: V1ResponseLayout | None = None,
+    ) -> None:
+        self.template: Final = template
+        self.lines: Final = lines
+        self.body: Final = body
+        self.received: Final = received
+        self.layout: Final = layout
 
 
 class FastPathHandler(ABC):

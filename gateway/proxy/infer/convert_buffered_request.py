@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 from gateway.codec.v1.fast_request import read_buffered_predict
 from gateway.codec.v1.request import PredictRequestReader
@@ -29,7 +29,6 @@ from gateway.proxy.interfaces import Destination, Limits
 from gateway.sizes import CACHED_DOCUMENTS
 
 
-@dataclass(frozen=True, slots=True)
 class ReceivedRequest:
     """A request that was read; ``body`` has the data of all its tensors, in order.
 
@@ -37,10 +36,17 @@ class ReceivedRequest:
     of the server, which precede the declared ones.
     """
 
-    request: InferRequest
-    body: Sequence[bytes | memoryview] | Chunks
-    uses_metadata: bool = False
-    is_raw_binary: bool = False
+    def __init__(
+        self,
+        request: InferRequest,
+        body: Sequence[bytes | memoryview] | Chunks,
+        uses_metadata: bool = False,
+        is_raw_binary: bool = False,
+    ) -> None:
+        self.request: Final = request
+        self.body: Final = body
+        self.uses_metadata: Final = uses_metadata
+        self.is_raw_binary: Final = is_raw_binary
 
     @property
     def buffered_size(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -31,7 +32,6 @@ _EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
 
 
-@dataclass(frozen=True, slots=True)
 class ConvertedResponse:
     """A converted body, and what its headers must say.
 
@@ -39,9 +39,15 @@ class ConvertedResponse:
     ``content_type`` is None if the server's stays.
     """
 
-    body: bytes
-    content_type: str | None = "application/json"
-    header_size: int | None = None
+    def __init__(
+        self,
+        body: bytes,
+        content_type: str | None = "application/json",
+        header_size: int | None = None,
+    ) -> None:
+        self.body: Final = body
+        self.content_type: Final = content_type
+        self.header_size: Final = header_size
 
     def headers(self, received: CIMultiDictProxy[str]) -> CIMultiDict[str]:
         """Return the headers for the client; ``received`` are the server's."""

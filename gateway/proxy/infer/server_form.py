@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from typing import Final
 
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.json_request import JsonRequestWriter
@@ -17,7 +17,6 @@ from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import Body
 
 
-@dataclass(frozen=True, slots=True)
 class ServerForm:
     """What the headers of a request say that a server gets.
 
@@ -26,10 +25,13 @@ class ServerForm:
     gateway ``reads_response``.
     """
 
-    content_type: str
-    size: int | None
-    header_size: int | None
-    reads_response: bool
+    def __init__(
+        self, content_type: str, size: int | None, header_size: int | None, reads_response: bool
+    ) -> None:
+        self.content_type: Final = content_type
+        self.size: Final = size
+        self.header_size: Final = header_size
+        self.reads_response: Final = reads_response
 
 
 def write_for_server(

@@ -50,7 +50,8 @@ def read(
         for index, tensor in enumerate(request.head.inputs)
     )
     encoding = replace(request.head.output_encoding, as_base64=as_base64)
-    return replace(request, head=replace(request.head, inputs=inputs, output_encoding=encoding))
+    head = replace(request.head, inputs=inputs, output_encoding=encoding)
+    return InferRequest(head, request.id, request.tensors, request.text)
 
 
 def written(
