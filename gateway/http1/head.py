@@ -92,6 +92,16 @@ class HeadTooLargeError(MalformedError):
         super().__init__(f"a head of more than {MAX_HEAD} bytes")
 
 
+class _HeaderName:
+    """The name of a header: as it came, in lower case, and what it means to a parser."""
+
+    def __init__(self, text: str, lower: str, handling: int) -> None:
+        self.text: Final = text
+        self.lower: Final = lower
+        self.handling: Final = handling
+        self.frames: Final = lower in _FRAMING_NAMES
+
+
 class HeaderField:
     """A header line; immutable, as those that repeat are cached.
 
@@ -255,6 +265,7 @@ class HeadParser:
         for name in noted:
             self._handling[name] = self._handling.get(name, _PASSED) | _NOTED
         self._known: dict[bytes, HeaderField] = {}
+        self._names: dict[bytes, _HeaderName] = {}
 
     def parse_request(self, head: bytes) -> RequestHead:
         """Parse the head of a request, including the empty line at its end.
@@ -290,17 +301,24 @@ class HeadParser:
         raw_name, colon, raw_value = line.partition(b":")
         if not colon:
             raise _invalid_name(line.removesuffix(b"\r"))
-        short = len(raw_name) <= _MAX_CACHED_NAME
-        name, lower = _cached_name(raw_name) if short else _parse_name(raw_name)
+        name = self._names.get(raw_name) or self._parse_name(raw_name)
         value = _parse_value(raw_name, raw_value)
-        meaning = _meaning_of(lower, value) if lower in _FRAMING_NAMES else _NOTHING
-        handling = self._handling.get(lower, _PASSED)
-        field = HeaderField(name, lower, value, line + b"\n", handling, meaning)
-        if handling != _NOTED and len(line) <= _MAX_CACHED_LINE:
+        meaning = _meaning_of(name.lower, value) if name.frames else _NOTHING
+        field = HeaderField(name.text, name.lower, value, line + b"\n", name.handling, meaning)
+        if name.handling != _NOTED and len(line) <= _MAX_CACHED_LINE:
             if len(self._known) >= CACHED_LINES:
                 self._known.clear()  # 0.1 ms; finding the oldest would cost more for each line
             self._known[line] = field
         return field
+
+    def _parse_name(self, raw_name: bytes) -> _HeaderName:
+        text, lower = _parse_name(raw_name)
+        name = _HeaderName(text, lower, self._handling.get(lower, _PASSED))
+        if len(raw_name) <= _MAX_CACHED_NAME:
+            if len(self._names) >= CACHED_LINES:
+                self._names.clear()
+            self._names[raw_name] = name
+        return name
 
     def _replace_host(self, fields: list[HeaderField], first: RequestLine) -> None:
         """Replace Host by the host of the target, unless Host is missing in HTTP/1.1."""
@@ -421,15 +439,16 @@ def _parse_name(name: bytes) -> tuple[str, str]:
     return text, text.lower()
 
 
-_cached_name = lru_cache(maxsize=CACHED_LINES)(_parse_name)
-
-
 def _parse_value(name: bytes, value: bytes) -> str:
     """Return the value of a header as text, without the white space around it and its CR."""
-    text = value.translate(None, _CONTROLS)  # three times as fast as a regular expression
-    if len(text) != len(value) - 1 or not value.endswith(b"\r"):
+    if not value.endswith(b"\r"):
         raise _invalid_value(name, value)
-    return text.decode("latin-1").strip(" \t")
+    text = value[:-1].decode("latin-1")
+    # Fast for most; the other way takes tabs and what is not ASCII.
+    is_plain = text.isascii() and text.isprintable()
+    if not is_plain and len(value.translate(None, _CONTROLS)) != len(text):
+        raise _invalid_value(name, value)
+    return text.strip(" \t")
 
 
 def _meaning_of(lower: str, value: str) -> int:

@@ -50,12 +50,12 @@ class HeadReader(ABC):
         """
         if not self._received:
             # Usually the head is complete. Large data after it is not copied.
-            start = bytes(data[:MAX_CACHED_HEAD])
+            is_small = len(data) <= MAX_CACHED_HEAD
+            start = bytes(data if is_small else data[:MAX_CACHED_HEAD])
             end = start.find(_END)
             if end >= 0 and start[0] not in _END:
                 end += len(_END)
-                rest = data[end:] if len(data) <= MAX_CACHED_HEAD else memoryview(data)[end:]
-                return start[:end], rest
+                return start[:end], start[end:] if is_small else memoryview(data)[end:]
             data = bytes(data).lstrip(b"\r\n")  # RFC 9112, section 2.2
         before = len(self._received)
         received = self._received + data
