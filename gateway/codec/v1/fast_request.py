@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from gateway.codec.elements.fast_decode import c_float_size, read_floats
 from gateway.codec.elements.rounding import may_decide_ties, needs_rounding
 from gateway.codec.elements.run_job import run_job
 from gateway.codec.offload_interface import ConversionJob
@@ -26,6 +27,7 @@ from gateway.sizes import CACHED_DOCUMENTS, ENCODE_CHUNK
 
 _START = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"(instances|inputs)"[ \t\r\n]*:[ \t\r\n]*\[')
 _END = re.compile(rb"\][ \t\r\n]*\}[ \t\r\n]*\Z")
+_FORMATS = {form.value.encode(): form for form in V1Format}
 _NUMERIC_BYTES = b"0123456789+-.eE, \t\r\n[]"
 
 
@@ -41,22 +43,33 @@ def read_buffered_predict(
     if start is None or not _END.match(text, end - 1) or len(text) > ENCODE_CHUNK:
         return None
     array = text[start.end() - 1 : end]
-    if len(model.inputs) != 1 or array.translate(None, _NUMERIC_BYTES):
+    if len(model.inputs) != 1:
         return None
     (declared,) = model.inputs
     datatype = declared.datatype
     if datatype.struct_code is None:
         return None
     try:
-        shape, numbers = _flatten(orjson.loads(array))
-        data = _pack(datatype, array, numbers)
-        layout = check_shape(model, declared, shape, V1Format(start[1].decode()))
+        shape, data = _read_array(array, datatype)
+        layout = check_shape(model, declared, shape, _FORMATS[start[1]])
     except (ValueError, TypeError, OverflowError, struct.error, GatewayError):
         return None
     if len(shape) >= depth_cap:
         return None
     head = _make_head(declared.name, datatype.name, shape[layout.single :], len(data))
     return InferRequest(head, request_id, ((data,),)), layout
+
+
+def _read_array(array: bytes, datatype: Datatype) -> tuple[tuple[int, ...], bytes]:
+    """Return the shape and the bytes of an array of numbers; raises as ``_pack`` does."""
+    size = c_float_size(datatype)
+    is_flat = array.find(b"[", 1) < 0
+    if is_flat and size and read_floats is not None and (floats := read_floats(array, size)):
+        return (len(floats) // size,), floats
+    if array.translate(None, _NUMERIC_BYTES):
+        raise ValueError("other things than numbers")
+    shape, numbers = _flatten(orjson.loads(array))
+    return shape, _pack(datatype, array, numbers)
 
 
 def _pack(datatype: Datatype, array: bytes, numbers: list[Any]) -> bytes:
