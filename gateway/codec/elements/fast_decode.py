@@ -17,11 +17,12 @@ import simdjson
 from gateway.codec.elements.rounding import Values, round_text
 from gateway.protocol.datatypes import Datatype
 
-_read_floats: Callable[[bytes | memoryview, int], bytes | None] | None
+read_floats: Callable[[bytes | memoryview, int], bytes | None] | None
 try:
-    from gateway.codec.elements._floats import read_floats as _read_floats
+    from gateway.codec.elements._floats import read_floats
 except ImportError:  # not compiled
-    _read_floats = None
+    read_floats = None
+"""Decodes an array of floats of so many bytes each; None for what needs a closer look."""
 
 PARSE_ERRORS = (ValueError, TypeError, RuntimeError)
 """What simdjson and orjson raise for invalid text."""
@@ -40,8 +41,8 @@ def fast_decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes |
     are not JSON. The C module also reads the bare NaN, Infinity and -Infinity that clients write.
     """
     form = _parse_format(datatype)
-    if _read_floats is not None and form.dtype in _C_DTYPES:
-        floats = _read_floats(text, form.dtype.itemsize)
+    if read_floats is not None and form.dtype in _C_DTYPES:
+        floats = read_floats(text, form.dtype.itemsize)
         if floats is not None:
             return floats
     try:
@@ -57,9 +58,11 @@ def fast_decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes |
     return narrow.tobytes() if b"\0" not in (narrow == values).tobytes() else None
 
 
-def has_c_decoder(datatype: Datatype) -> bool:
-    """Tell whether the C module decodes a datatype; it is fast for a few numbers too."""
-    return _read_floats is not None and datatype.dtype in _C_DTYPES
+def c_float_size(datatype: Datatype) -> int:
+    """Return the bytes of a float that the C module decodes, fast for a few too; 0 for others."""
+    if read_floats is None or datatype.dtype is None or datatype.dtype not in _C_DTYPES:
+        return 0
+    return datatype.dtype.itemsize
 
 
 def parse_numbers(text: bytes | memoryview, parsed_type: Literal["d", "i", "u"]) -> Values:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gateway.codec.json.structure_scan import StringScan, scan_strings
+from gateway.codec.json.text_search import end_of_numbers
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
@@ -332,18 +333,6 @@ class ArrayScanner:
             raise self._message.malformed(
                 f"{self._label}: data is nested deeper than {self._depth_cap}"
             )
-
-
-def end_of_numbers(text: bytes, start: int, end: int) -> int:
-    """Return where text that begins among numbers certainly stops being numbers, or ends.
-
-    Numbers contain no quotes and no braces.
-    """
-    for mark in (b'"', b"{", b"}"):
-        at = text.find(mark, start, end)
-        if at >= 0:
-            end = at
-    return end
 
 
 def _count(mark: bytes, text: bytes, end: int) -> int:

@@ -15,16 +15,16 @@ from typing import Any
 
 import orjson
 
-from gateway.codec.elements.fast_decode import has_c_decoder
+from gateway.codec.elements.fast_decode import c_float_size, read_floats
 from gateway.codec.elements.rounding import may_decide_ties, needs_rounding
 from gateway.codec.elements.run_job import run_job
-from gateway.codec.json.array_scanner import WINDOW, end_of_numbers, max_depth
+from gateway.codec.json.array_scanner import WINDOW, max_depth
 from gateway.codec.json.data_extractor import placeholder
+from gateway.codec.json.text_search import end_of_numbers, split_id
 from gateway.codec.offload_interface import ConversionJob
-from gateway.codec.v2.json_reader import split_id
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype
-from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor
+from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor, TensorData
 from gateway.protocol.request_header import parse_request_header, read_head, read_inputs
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
@@ -38,6 +38,10 @@ _STRUCT_MAX_BYTES = 2 * 1024
 
 _MAX_ARRAYS = 256
 _KEY = b'"data"'
+
+_PLACEHOLDERS = [
+    _KEY + b":" + orjson.dumps(placeholder(number)) for number in range(_MAX_ARRAYS + 1)
+]
 
 _SPACE = b" \t\r\n"
 _NUMERIC_BYTES = b"0123456789+-.eE, \t\r\n[]"
@@ -60,14 +64,13 @@ def read_buffered_request(
         plan, request_id = _make_plan(surroundings, len(arrays), depth_cap, tensor_cap), None
     if plan is None:
         return None
+    tensors: list[TensorData] = []
     try:
-        tensors = tuple(
-            (_pack(tensor, array, depth_cap),)
-            for tensor, array in zip(plan.tensors, arrays, strict=True)
-        )
+        for tensor, array in zip(plan.tensors, arrays, strict=True):
+            tensors.append((_pack(tensor, array, depth_cap),))
     except (ValueError, TypeError, OverflowError, struct.error):
         return None  # an invalid element, or a number of elements that does not match the shape
-    return InferRequest(plan.head, plan.id if request_id is None else request_id, tensors)
+    return InferRequest(plan.head, plan.id if request_id is None else request_id, tuple(tensors))
 
 
 def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
@@ -77,11 +80,13 @@ def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
     position = 0
     while len(arrays) <= _MAX_ARRAYS and (at := text.find(_KEY, position)) >= 0:
         opening = text.find(b"[", at)
-        stop = end_of_numbers(text, opening, len(text))
-        close = text.rfind(b"]", opening, stop) + 1
-        if opening < 0 or not close or text[at + len(_KEY) : opening].strip(_SPACE) != b":":
+        between = text[at + len(_KEY) : opening]
+        if opening < 0 or (between != b":" and between.strip(_SPACE) != b":"):
             break
-        surroundings += text[position:at], b'"data":', orjson.dumps(placeholder(len(arrays)))
+        close = text.rfind(b"]", opening, end_of_numbers(text, opening, len(text))) + 1
+        if not close:
+            break
+        surroundings += text[position:at], _PLACEHOLDERS[len(arrays)]
         arrays.append(text[opening:close])
         position = close
     surroundings.append(text[position:])
@@ -96,8 +101,12 @@ def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
         return tensor.layout.pack(*_parse_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and max_depth(array) > depth_cap:
         raise ValueError("nested too deep")
+    if read_floats is not None and tensor.float_size:
+        floats = read_floats(array, tensor.float_size)
+        if floats is not None and len(floats) == tensor.size:
+            return floats
     data = run_job(tensor.job, array)
-    if data is None or len(data) != tensor.layout.size:
+    if data is None or len(data) != tensor.size:
         raise ValueError("something to be said about the numbers")
     return bytes(data)
 
@@ -118,9 +127,14 @@ def _parse_numbers(array: bytes, depth_cap: int) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """How an input is converted: by struct below ``struct_max_bytes``, else by the job."""
+    """How an input is converted: by struct below ``struct_max_bytes``, by C, or by the job.
+
+    ``size`` is in bytes; ``float_size`` is that of an element which C reads, else 0.
+    """
 
     layout: struct.Struct
+    size: int
+    float_size: int
     job: ConversionJob
     struct_max_bytes: int
     needs_rounding: bool
@@ -170,8 +184,9 @@ def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
 
 def _make_tensor(datatype: Datatype, layout: struct.Struct) -> _Tensor:
     job = ConversionJob(to_json=False, datatype=datatype)
-    struct_max_bytes = 0 if has_c_decoder(datatype) else _STRUCT_MAX_BYTES
-    return _Tensor(layout, job, struct_max_bytes, needs_rounding(datatype))
+    float_size = c_float_size(datatype)
+    struct_max_bytes = 0 if float_size else _STRUCT_MAX_BYTES
+    return _Tensor(layout, layout.size, float_size, job, struct_max_bytes, needs_rounding(datatype))
 
 
 def _struct_layout(declared: InputTensor) -> struct.Struct | None:

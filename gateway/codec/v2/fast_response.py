@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from gateway.codec.elements.encode import json_dtype
+from gateway.codec.json.text_search import contains
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.json_writer import split_around_data
 from gateway.codec.v2.response import response_fields
@@ -53,7 +54,7 @@ def write_buffered(response: InferResponse, data: bytes, start: int) -> bytes | 
     for number, tensor in enumerate(plan.tensors, 1):
         values = np.frombuffer(data, tensor.dtype, tensor.count, start + tensor.start)
         elements = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
-        if b"n" in elements:
+        if contains(elements, b"n"):
             return None  # null for NaN or an infinity: a policy decides
         text += elements[1:-1], plan.split_around_data[number]
     return b"".join(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -365,22 +364,3 @@ class DataArray:
         self.index = index
         self.label = label
         self.sink: ElementSink | None = None
-
-
-_ID = re.compile(rb'"id"[ \t\r\n]*:[ \t\r\n]*"([ !#-\[\]-~]*)"')
-"""An id of ASCII characters without escapes."""
-
-
-def split_id(text: bytes) -> tuple[bytes, str | None]:
-    """Return a JSON text with an empty id, and its id; the id is None if it stays in the text.
-
-    Clients send a new id with each request: without it, the texts of many are the same.
-    """
-    at = text.find(b'"id"')
-    if at < 0:
-        return text, None
-    found = _ID.match(text, at)
-    if found is None or text.find(b'"id"', at + 1) > 0:
-        return text, None
-    start, end = found.span(1)
-    return text[:start] + text[end:], text[start:end].decode()

@@ -30,7 +30,7 @@ MIDDLE = 1 + 2**-24
 def without_c(text: bytes, size: int) -> bytes | None:
     """Convert text as a gateway does that is not compiled."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fast_decode, "_read_floats", None)
+        patched.setattr(fast_decode, "read_floats", None)
         result = run_job(ConversionJob(to_json=False, datatype=FP32 if size == 4 else FP64), text)
     return None if result is None else bytes(result)
 

@@ -1,0 +1,50 @@
+"""Finding parts of JSON text without parsing it."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec.json.text_search import contains, end_of_numbers, split_id
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        (b'[1,2],"x":{}', 0, 6),
+        (b"[1,2]}", 0, 5),
+        (b"[1,{}]", 0, 3),
+        (b'"a":[1]', 4, 7),
+        (b"", 0, 0),
+    ],
+)
+def test_numbers_end_at_the_first_quote_or_brace(text: bytes, start: int, end: int) -> None:
+    assert end_of_numbers(text, start, len(text)) == end
+
+
+@given(st.binary(max_size=20), st.binary(max_size=3))
+def test_contains_agrees_with_the_operator(text: bytes, part: bytes) -> None:
+    assert contains(text, part) == (part in text)
+
+
+@given(st.text("ab 7-/~", max_size=8))
+def test_plain_id_is_taken_out(value: str) -> None:
+    text = b'{"id": %b, "inputs": []}' % orjson.dumps(value)
+    assert split_id(text) == (b'{"id": "", "inputs": []}', value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"inputs":[]}',
+        b'{"id":7}',
+        b'{"id":"a\\n"}',
+        '{"id":"é"}'.encode(),
+        b'{"id":"a","x":{"id":"b"}}',
+        b'{"id":"a',
+    ],
+)
+def test_other_ids_stay_in_the_text(text: bytes) -> None:
+    assert split_id(text) == (text, None)
