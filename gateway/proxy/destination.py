@@ -1,0 +1,106 @@
+"""Where calls go, and the limits that apply to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gateway.codec.offload_interface import Offloader
+from gateway.codec.policies import JsonPolicies
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.declared_model import DeclaredModel
+from gateway.protocol.dialects import Dialect
+from gateway.protocol.tensors import MAX_TENSORS
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
+from gateway.upstream.metadata_cache import MetadataCache
+from gateway.upstream.pool.dialect import DialectState
+from gateway.upstream.pool.pool import Pool
+
+_MIN_OFFLOADED_BODY = 192 * 1024
+"""Bytes of the smallest body of which parts are offloaded."""
+
+_UNBOUNDED = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one call: sizes in bytes, times in seconds, rates in bytes a second."""
+
+    max_request_bytes: int
+    max_inference_header_bytes: int
+    max_json_depth: int
+    max_buffered_body_bytes: int
+    idle_timeout: float
+    request_timeout: float
+    min_body_rate: int = 0
+    min_body_rate_grace: float = 0.0
+    max_decompression_ratio: int = 100
+    """How many times larger than received a compressed body may become."""
+    max_tensors: int = MAX_TENSORS
+    """Inputs of a request, and outputs that it lists."""
+
+    def new_deadline(self, spent: float = 0.0) -> Deadline:
+        """Return the deadline of a call that has taken ``spent`` seconds already."""
+        return Deadline(
+            self.idle_timeout,
+            self.request_timeout,
+            spent,
+            self.min_body_rate,
+            self.min_body_rate_grace,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A named group of servers that speak one dialect."""
+
+    name: str
+    dialect_state: DialectState
+    pool: Pool
+    metadata: MetadataCache
+    retry_budget: RetryBudget = field(default_factory=RetryBudget)
+    concurrency_limit: ConcurrencyLimit | None = None
+    required: bool = True
+    """Whether the gateway is ready only if this upstream is."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """Return the dialect; a call that needs it waits first (``wait_for_dialects``).
+
+        Raises GatewayError (503) if it is not known.
+        """
+        if (dialect := self.dialect_state.dialect) is None:
+            raise GatewayError(
+                ErrorKind.NOT_READY,
+                f"the dialect of upstream '{self.name}' is not known: {self.dialect_state.reason}",
+            )
+        return dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where calls go, and what applies to them on the way."""
+
+    upstream: Upstream
+    policies: JsonPolicies
+    limits: Limits
+    offloader: Offloader | None = None
+    """Converts numbers on another core, if there is one."""
+    scheduler: ConversionScheduler = field(default_factory=ConversionScheduler)
+    memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(_UNBOUNDED))
+    retry_policy: RetryPolicy = SAFE_RETRIES_ONLY
+    concurrency_limits: tuple[ConcurrencyLimit, ...] = ()
+    """A call takes a slot of each while it is at a server, in this order.
+
+    The limit of the upstream comes first, then limits that upstreams share.
+    """
+    declared_models: Mapping[str, DeclaredModel] = field(default_factory=dict)
+    """Models of the settings, by their names at the servers."""
+
+    def offloader_for(self, size: int | None) -> Offloader | None:
+        """Return the offloader for a body of ``size`` bytes; None if the body is too small."""
+        return None if size is not None and size < _MIN_OFFLOADED_BODY else self.offloader
