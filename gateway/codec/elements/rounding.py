@@ -81,7 +81,8 @@ def has_ties(values: Values, datatype: Datatype) -> bool:
 def may_decide_ties(text: bytes) -> bool:
     """Tell whether text may decide a tie: whether any number exceeds ``MAX_EXACT_LENGTH``."""
     plain = text.translate(_DIGITS_TO_ZERO)
-    return _LONG_NUMBER in plain or b"0e" in plain or b"0E" in plain
+    # Not ``in``, which raises and drops an error inside CPython before it looks for bytes.
+    return plain.find(_LONG_NUMBER) >= 0 or plain.find(b"0e") >= 0 or plain.find(b"0E") >= 0
 
 
 @np.errstate(over="ignore")
