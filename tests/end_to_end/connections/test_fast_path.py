@@ -276,6 +276,9 @@ REQUESTS = {
     "infer": Case(infer_json()),
     "two inputs": Case(_with(inputs=TWO_INPUTS)),
     "numbers that need a turn": Case(_tensor(shape=[6_000], data=[1.25, -2.5e3] * 3_000)),
+    "more tensors than one chunk": Case(
+        _tensor(datatype="INT64", shape=[10_000], data=[0] * 10_000)
+    ),
     "no inputs": Case(infer_json(b'{"inputs":[]}')),
     "an id and parameters": Case(_with(id="x", parameters={"priority": 1, "x": "y"})),
     "an output as JSON": Case(_with(outputs=[{"name": "O"}])),
