@@ -31,14 +31,31 @@ from tests.support.inference_messages import HEADER_LENGTH
 Headers = list[tuple[str, str]]
 
 MODEL = "/v2/models/m"
-
-_THEMES = [
-    *("plain", "plain", "headers", "headers", "retry", "retry", "compression", "base64", "base64"),
-    *("nonfinite", "empty", "limits", "wrong request", "wrong request", "wrong response"),
-    *("wrong response", "malicious", "mirror", "error", "classification"),
-]
-"""What is special about a call. All else is mostly plain, so that what belongs together meets."""
 _CLOUD_TYPE = "application/vnd.sagemaker-triton.binary+json"
+
+_INFER, _V1, _RAW, _OTHER = "infer", "V1", "raw", "other"
+
+THEMES = {
+    "plain": [_INFER, _INFER, _V1, _RAW, _OTHER],
+    "headers": [_OTHER, _INFER, _INFER, _V1, _OTHER],
+    "response headers": [_INFER, _OTHER, _INFER, _OTHER, _RAW, _V1],
+    "retry": [_OTHER, _INFER, _V1, _INFER, _RAW],
+    "compression": [_V1, _OTHER, _INFER],
+    "base64": [_INFER, _INFER, _INFER, _V1],
+    "nonfinite": [_V1, _INFER, _RAW, _INFER],
+    "empty": [_INFER, _INFER, _V1],
+    "limits": [_RAW, _V1, _INFER, _OTHER, _INFER],
+    "wrong request": [_INFER, _INFER, _V1, _INFER],
+    "wrong response": [_INFER, _V1, _INFER, _RAW, _OTHER],
+    "malicious": [_V1, _INFER, _RAW, _INFER, _OTHER],
+    "error": [_OTHER, _RAW, _INFER, _V1],
+    "mirror": [_INFER, _OTHER, _RAW, _V1],
+    "classification": [_INFER],
+}
+"""What may be special about a call, and the kinds of such calls.
+
+All else is mostly plain, so that what belongs together meets.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,6 @@ class GeneratedCall:
     limits: dict[str, Any] = field(default_factory=dict)
     endpoints: int = 1
     is_mirrored: bool = False
-    theme: str = "plain"
 
     @property
     def target(self) -> str:
@@ -348,9 +364,8 @@ _REQUEST_HEADERS: list[Headers] = [
 ]
 
 
-def _several_headers(groups: list[Headers], theme: str) -> st.SearchStrategy[Headers]:
-    """Draw headers, many of them if they are the theme."""
-    least, most = (1, 4) if theme == "headers" else (0, 1)
+def _several_headers(groups: list[Headers], *, many: bool) -> st.SearchStrategy[Headers]:
+    least, most = (1, 5) if many else (0, 1)
     drawn = st.lists(st.sampled_from(groups), min_size=least, max_size=most)
     return drawn.map(lambda chosen: [line for group in chosen for line in group])
 
@@ -359,20 +374,20 @@ def _several_headers(groups: list[Headers], theme: str) -> st.SearchStrategy[Hea
 def _requests(draw: st.DrawFn, theme: str) -> tuple[bytes, bytes]:
     """Draw a request, and the metadata of the model that it names."""
     inputs = {"IN0": ("FP32", [-1])}
-    method, kind = "POST", draw(st.sampled_from(_KINDS))
+    method, kind = "POST", draw(st.sampled_from(THEMES[theme]))
     body: bytes | None
-    if kind == "raw":
+    if kind == _RAW:
         target, headers, body = draw(_raw_requests())
         inputs = {"IN0": draw(st.sampled_from(_RAW_INPUTS))}
-    elif kind == "V1":
+    elif kind == _V1:
         body, declared = draw(strategies_v1.predict_requests(theme == "wrong request"))
         inputs = {name: (datatype, list(shape)) for name, (datatype, shape) in declared.items()}
         target, headers = "/v1/models/m:predict", []
-    elif kind == "other":
+    elif kind == _OTHER:
         method, target, headers, body = draw(_other_requests())
     else:
         target, headers, body = draw(_infer_requests(theme))
-    headers = [*headers, *draw(_several_headers(_REQUEST_HEADERS, theme))]
+    headers = [*headers, *draw(_several_headers(_REQUEST_HEADERS, many=theme == "headers"))]
     if theme == "compression":
         headers.append(("Accept-Encoding", draw(st.sampled_from(["gzip", "deflate", "br"]))))
     if body and _rarely(draw, 25):
@@ -384,7 +399,6 @@ def _requests(draw: st.DrawFn, theme: str) -> tuple[bytes, bytes]:
     return _message(f"{method} {target} HTTP/1.1", lines, body or b""), _metadata(inputs)
 
 
-_KINDS = ["infer"] * 6 + ["V1"] * 2 + ["raw", "other", "other"]
 _RAW_INPUTS = [
     *(("FP32", [-1]), ("FP32", [-1, 4]), ("INT8", [-1, 1]), ("BYTES", [1]), ("BOOL", [-1])),
     *(("FP32", [-1]), ("FP32", [2]), ("FP32", [-1, -1])),
@@ -492,7 +506,7 @@ def _framed(
 @st.composite
 def _errors(draw: st.DrawFn, statuses: list[str], theme: str) -> ServerResponse:
     status = draw(st.sampled_from(statuses))
-    headers = draw(_several_headers(_RESPONSE_HEADERS, theme))
+    headers = draw(_several_headers(_RESPONSE_HEADERS, many=theme == "response headers"))
     if status[:3] in ("204", "304"):
         return ServerResponse(_message(f"HTTP/1.1 {status}", headers, b""), (), draw(st.booleans()))
     return draw(_framed(f"HTTP/1.1 {status}", headers, draw(st.sampled_from(_ERRORS)), theme))
@@ -503,10 +517,10 @@ def _server_responses(draw: st.DrawFn, theme: str) -> ServerResponse:
     if theme == "malicious":
         made = any_response(random.Random(draw(SEEDS)))
         return ServerResponse(made.data, made.cuts[:20], closes=not made.right)
-    if theme == "error" or _rarely(draw, 8):
+    if theme == "error" or (theme != "response headers" and _rarely(draw, 12)):
         return draw(_errors(_STATUSES, theme))
     body, size = draw(_bodies(theme))
-    headers = draw(_several_headers(_RESPONSE_HEADERS, theme))
+    headers = draw(_several_headers(_RESPONSE_HEADERS, many=theme == "response headers"))
     if size is not None:
         headers.insert(0, (HEADER_LENGTH, str(size)))
     if theme == "wrong response" and _rarely(draw, 4):
@@ -532,7 +546,7 @@ _ROUTES: dict[str, list[dict[str, Any]]] = {
     "compression": [{"compression": "gzip"}, {"compression": ["deflate", "gzip"]}],
     "base64": [{}, {}, {"bytes": "base64"}],
     "nonfinite": [{"nonfinite": each} for each in ("null", "string", "error")],
-    "headers": [{}, {"compression": "gzip"}],
+    "response headers": [{}, {"compression": "gzip"}],
 }
 
 
@@ -548,9 +562,8 @@ def _all_responses(draw: st.DrawFn, theme: str, endpoints: int) -> tuple[ServerR
 
 
 @st.composite
-def generated_calls(draw: st.DrawFn) -> GeneratedCall:
-    """Generate a call with everything that decides its outcome."""
-    theme = draw(st.sampled_from(_THEMES))
+def generated_calls(draw: st.DrawFn, theme: str) -> GeneratedCall:
+    """Generate a call of one of the THEMES, with everything that decides its outcome."""
     request, metadata = draw(_requests(theme))
     limits = {}
     if theme == "limits":
@@ -567,5 +580,4 @@ def generated_calls(draw: st.DrawFn) -> GeneratedCall:
         limits,
         endpoints,
         theme == "mirror" or _rarely(draw, 15),
-        theme,
     )
