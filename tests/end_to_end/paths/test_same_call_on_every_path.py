@@ -33,10 +33,10 @@ _BUFFERED = 64 * 1024
 """Bytes of a body that the gateway waits for, and passes on as a whole."""
 
 
-def _may_stream(call: GeneratedCall, way: Way) -> bool:
-    """Tell whether a response may be passed on in the pieces in which it arrives."""
+def _may_stream(call: GeneratedCall, way: Way, outcome: Outcome) -> bool:
+    """Tell whether a response may be passed on in the pieces in which it arrives, or is written."""
     responses = [response.data for response in call.responses]
-    if way.is_impatient or any(len(data) > _BUFFERED for data in responses):
+    if way.is_impatient or any(len(data) > _BUFFERED for data in (*responses, outcome.body or b"")):
         return True
     # Only inference calls wait for chunks: events must not be delayed.
     return way.is_cut and any(b"content-length:" not in data.lower() for data in responses)
@@ -103,7 +103,7 @@ def differences(call: GeneratedCall, way: Way, outcome: Outcome, other: Outcome)
     What may differ is here alone; docs/architecture.md says why ("Small bodies are waited for a
     moment").
     """
-    if _may_stream(call, way):
+    if _may_stream(call, way, outcome):
         if _has_equal_error(outcome, other):
             return
         may_compress = "compression" in call.route
