@@ -77,7 +77,8 @@ class ClientResponse(ABC):
 
     async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
         """Send a whole response with a body that is fully buffered."""
-        headers["Content-Length"] = str(len(body))
+        if status not in STATUSES_WITHOUT_BODY:  # RFC 9110, section 8.6
+            headers["Content-Length"] = str(len(body))
         await self.start(status, reason, headers)
         await self.write(body)
         await self.finish()

@@ -199,7 +199,7 @@ def test_mixed_response_reports_its_memory(kind: str) -> None:
         )
 
 
-def binary_answer(outputs: int, rows: int, **more: Any) -> tuple[bytes, int]:
+def binary_response(outputs: int, rows: int, **more: Any) -> tuple[bytes, int]:
     size: Any = {"parameters": {"binary_data_size": 8 * rows}}
     entries = [entry(f"y{i}", "FP32", [rows, 2], None, **size) for i in range(outputs)]
     header = message(b"outputs", entries, **more)
@@ -207,10 +207,10 @@ def binary_answer(outputs: int, rows: int, **more: Any) -> tuple[bytes, int]:
 
 
 BINARY = {
-    "one output": binary_answer(1, 90_000),
-    "many outputs": binary_answer(2000, 40),
-    "a large header": binary_answer(1, 9, parameters={"x": [{"a": [1]}] * 40_000}),
-    "a long id": binary_answer(1, 9, id="a" * 600_000),
+    "one output": binary_response(1, 90_000),
+    "many outputs": binary_response(2000, 40),
+    "a large header": binary_response(1, 9, parameters={"x": [{"a": [1]}] * 40_000}),
+    "a long id": binary_response(1, 9, id="a" * 600_000),
 }
 
 
@@ -297,7 +297,7 @@ def test_reading_buffered_bytes_does_not_visit_each_tensor() -> None:
         return count_calls(lambda: codec.buffered_bytes)
 
     def rows(count: int) -> int:
-        body, size = binary_answer(count, 40)
+        body, size = binary_response(count, 40)
         codec = predict_converter(size, V1ResponseLayout(V1Format.ROWS), JsonPolicies(), CAP, CAP)
         codec.text(body)
         return count_calls(lambda: codec.buffered_bytes)

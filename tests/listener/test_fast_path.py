@@ -116,7 +116,7 @@ async def _listening(
 
 
 class _Slow:
-    """A server that answers its first request at once, and others when it is told to."""
+    """A server that responds to its first request at once, and to others when it is told to."""
 
     def __init__(self, *parts: bytes) -> None:
         self.continue_in_task = asyncio.Event()
@@ -194,7 +194,7 @@ async def test_fast_path_needs_a_connection_to_the_server(
         assert fast_path_requests == ["/v2/x"]
 
 
-async def test_what_many_heads_in_turn_make(fast_path_requests: list[str]) -> None:
+async def test_each_of_many_heads_is_sent_as_it_came(fast_path_requests: list[str]) -> None:
     """What is remembered of a head is that head's."""
     async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
         for turn in range(3):
@@ -215,7 +215,9 @@ async def test_what_many_heads_in_turn_make(fast_path_requests: list[str]) -> No
         ("/v2//x/../y", "/v2//x/../y", "gateway"),
     ],
 )
-async def test_targets(target: str, sent: str, host: str, fast_path_requests: list[str]) -> None:
+async def test_server_gets_the_target_in_origin_form(
+    target: str, sent: str, host: str, fast_path_requests: list[str]
+) -> None:
     async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
         for _ in range(2):
             assert (await client.call("GET", target)).body == sent.encode() + b" "
@@ -224,7 +226,7 @@ async def test_targets(target: str, sent: str, host: str, fast_path_requests: li
 
 
 @pytest.mark.parametrize("target", ["/v2/x#y", "http://x/#y", "*"])
-async def test_targets_that_ask_for_nothing(target: str, fast_path_requests: list[str]) -> None:
+async def test_target_without_a_path_is_a_400(target: str, fast_path_requests: list[str]) -> None:
     async with ScriptedServer() as server, _listening(server) as here, here.client() as client:
         for _ in range(2):
             reply = await client.call("OPTIONS" if target == "*" else "GET", target)
@@ -253,7 +255,9 @@ TOLD = [b"/v2/0 ", b"/v2/1 one", b"/v2/2 ", b"/v2/3 three", b"/v2/4 "]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
-async def test_requests_in_one_segment(count: int, fast_path_requests: list[str]) -> None:
+async def test_pipelined_requests_in_one_segment_take_the_fast_path(
+    count: int, fast_path_requests: list[str]
+) -> None:
     async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
         client.send_nowait(b"".join(_some(count)))
         for told in TOLD[-count:]:
@@ -263,7 +267,9 @@ async def test_requests_in_one_segment(count: int, fast_path_requests: list[str]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
-async def test_requests_one_byte_at_a_time(count: int, fast_path_requests: list[str]) -> None:
+async def test_pipelined_requests_may_arrive_byte_by_byte(
+    count: int, fast_path_requests: list[str]
+) -> None:
     data = b"".join(_some(count))
     async with ScriptedServer(_echo) as server, _listening(server) as here, here.client() as client:
         for at in range(len(data)):
@@ -276,7 +282,7 @@ async def test_requests_one_byte_at_a_time(count: int, fast_path_requests: list[
 
 
 @pytest.mark.parametrize("bytewise", [True, False])
-async def test_requests_while_one_is_under_way(
+async def test_pipelined_requests_wait_for_the_call_before_them(
     bytewise: bool, fast_path_requests: list[str]
 ) -> None:
     data = b"".join(_some(5))
@@ -311,7 +317,7 @@ async def test_requests_while_one_is_under_way(
         assert fast_path_requests[-1] == "/v2/4"
 
 
-async def test_garbage_behind_a_request_on_the_fast_path_is_a_400() -> None:
+async def test_garbage_after_a_request_on_the_fast_path_is_a_400() -> None:
     slow = _Slow()
     async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
@@ -324,7 +330,7 @@ async def test_garbage_behind_a_request_on_the_fast_path_is_a_400() -> None:
         assert await client.rest() == b""
 
 
-async def test_much_is_not_taken_ahead() -> None:
+async def test_read_ahead_is_bounded() -> None:
     slow = _Slow()
     body = bytes(1_000_000)
     async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
@@ -340,7 +346,9 @@ async def test_much_is_not_taken_ahead() -> None:
         assert server.requests[-1].body == body
 
 
-async def test_the_last_request_of_a_connection(fast_path_requests: list[str]) -> None:
+async def test_last_request_of_a_connection_takes_the_fast_path(
+    fast_path_requests: list[str],
+) -> None:
     data = request("POST", INFER, infer_json().partition(b"\r\n\r\n")[2], {"Connection": "Close"})
     tensors = binary_response(FLOATS.tobytes())
     async with (
@@ -355,7 +363,7 @@ async def test_the_last_request_of_a_connection(fast_path_requests: list[str]) -
         assert fast_path_requests == [INFER]
 
 
-async def test_what_comes_behind_the_last_request_is_not_served(
+async def test_request_after_the_last_one_is_not_served(
     fast_path_requests: list[str],
 ) -> None:
     slow = _Slow()
@@ -378,7 +386,7 @@ async def _stays_clogged(connection: ClientConnection) -> bool:
     return connection.write_blocked
 
 
-async def test_a_client_that_does_not_read_is_asked_no_more(fast_path_requests: list[str]) -> None:
+async def test_client_that_does_not_read_is_not_read_from(fast_path_requests: list[str]) -> None:
     size = 60_000
 
     async def script(connection: Connection) -> None:
@@ -447,7 +455,9 @@ async def _left(server: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("data", [GET, POST, infer_json()], ids=["GET", "POST", "infer"])
 @pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
-async def test_a_client_that_leaves_lets_the_server_go(leave: Leave, data: bytes) -> None:
+async def test_disconnect_of_the_client_ends_the_call_at_the_server(
+    leave: Leave, data: bytes
+) -> None:
     async with ScriptedServer(_silent) as server, _listening(server) as here:
         async with here.client() as client:
             await client.send(data)
@@ -461,7 +471,7 @@ async def test_a_client_that_leaves_lets_the_server_go(leave: Leave, data: bytes
 
 
 @pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
-async def test_a_client_that_leaves_with_more_in_the_pipeline(leave: Leave) -> None:
+async def test_disconnect_of_the_client_drops_its_pipelined_requests(leave: Leave) -> None:
     async with ScriptedServer(_silent) as server, _listening(server) as here:
         async with here.client() as client:
             await client.send(GET)
@@ -475,7 +485,7 @@ async def test_a_client_that_leaves_with_more_in_the_pipeline(leave: Leave) -> N
 
 
 @pytest.mark.parametrize("leave", LEAVE.values(), ids=LEAVE)
-async def test_a_client_that_leaves_within_the_answer(leave: Leave) -> None:
+async def test_disconnect_of_the_client_during_the_response_ends_the_call(leave: Leave) -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response())
@@ -498,7 +508,7 @@ async def test_a_client_that_leaves_within_the_answer(leave: Leave) -> None:
 
 
 @needs_source
-async def test_a_client_that_leaves_when_the_answer_begins(
+async def test_disconnect_of_the_client_at_the_start_of_the_response_ends_the_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before the task that was to pass it on has run."""
@@ -518,7 +528,7 @@ async def test_a_client_that_leaves_when_the_answer_begins(
         await here.until_idle()
 
 
-async def test_a_hundred_clients_leave_at_once(fast_path_requests: list[str]) -> None:
+async def test_hundred_clients_may_disconnect_at_once(fast_path_requests: list[str]) -> None:
     async with ScriptedServer(_silent) as server, _listening(server) as here:
         clients = []
         for _ in range(100):
@@ -540,7 +550,7 @@ async def test_a_hundred_clients_leave_at_once(fast_path_requests: list[str]) ->
 # ---------------------------------------------------------------------------------- draining
 
 
-async def test_draining_lets_an_exchange_finish() -> None:
+async def test_drain_lets_a_call_finish() -> None:
     slow = _Slow()
     async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
@@ -556,7 +566,7 @@ async def test_draining_lets_an_exchange_finish() -> None:
         assert await client.rest() == b""
 
 
-async def test_draining_lets_an_exchange_fail() -> None:
+async def test_drain_lets_a_call_fail() -> None:
     async def script(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response())
@@ -581,7 +591,7 @@ async def test_draining_lets_an_exchange_fail() -> None:
         assert await draining == 0
 
 
-async def test_draining_lets_exchanges_of_both_ways_finish() -> None:
+async def test_drain_lets_calls_of_both_paths_finish() -> None:
     slow = _Slow()
     async with (
         ScriptedServer(slow) as server,
@@ -604,7 +614,7 @@ async def test_draining_lets_exchanges_of_both_ways_finish() -> None:
 
 
 @pytest.mark.parametrize("data", [GET, infer_json()], ids=["GET", "infer"])
-async def test_draining_lets_an_answer_that_comes_in_parts_finish(data: bytes) -> None:
+async def test_drain_lets_a_response_in_parts_finish(data: bytes) -> None:
     slow = _Slow(CHUNKED + chunk(b"one"), chunk(b"two"), chunk(b""))
     async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(data)
@@ -619,7 +629,7 @@ async def test_draining_lets_an_answer_that_comes_in_parts_finish(data: bytes) -
         assert await client.rest() == b""
 
 
-async def test_draining_drops_what_takes_too_long() -> None:
+async def test_drain_aborts_a_call_that_takes_too_long() -> None:
     async with (
         ScriptedServer(_silent) as server,
         _listening(server) as here,
@@ -635,7 +645,7 @@ async def test_draining_drops_what_takes_too_long() -> None:
         assert here.outstanding == 0
 
 
-async def test_draining_answers_what_comes_in_the_grace_as_the_last(
+async def test_request_in_the_grace_of_a_drain_is_the_last_of_its_connection(
     fast_path_requests: list[str],
 ) -> None:
     async with (
@@ -654,7 +664,7 @@ async def test_draining_answers_what_comes_in_the_grace_as_the_last(
             assert await draining == 0
 
 
-async def test_draining_serves_nothing_more(fast_path_requests: list[str]) -> None:
+async def test_drain_drops_pipelined_requests(fast_path_requests: list[str]) -> None:
     slow = _Slow()
     async with ScriptedServer(slow) as server, _listening(server) as here, here.client() as client:
         await client.send(GET)
@@ -675,7 +685,7 @@ async def test_draining_serves_nothing_more(fast_path_requests: list[str]) -> No
 
 async def test_each_call_is_observed(fast_path_requests: list[str]) -> None:
     records: list[CallRecord] = []
-    answers = {
+    responses = {
         "/v2/five": http_response(b"12345"),
         "/v2/none": message("HTTP/1.1 204 No Content"),
         "/v2/same": message("HTTP/1.1 304 Not Modified", {"Content-Length": "5"}),
@@ -692,11 +702,11 @@ async def test_each_call_is_observed(fast_path_requests: list[str]) -> None:
             if target == "/v2/gone":
                 await connection.wait_for_close()
                 return
-            await connection.send(answers.get(target, http_response()))
+            await connection.send(responses.get(target, http_response()))
 
     async with ScriptedServer(script) as server, _listening(server, (records.append,)) as here:
         async with here.client() as client:
-            for target in answers:
+            for target in responses:
                 if target != INFER:
                     await client.send(request("GET", target))
                     await client.head()
@@ -730,7 +740,7 @@ async def test_each_call_is_observed(fast_path_requests: list[str]) -> None:
         "/v2/gone": "the client closed the connection",
     }
     assert {(r.upstream, r.endpoint, r.attempts) for r in records} == {("servers", server.url, 1)}
-    assert fast_path_requests == [*answers, "/v2/broken", "/v2/gone"]
+    assert fast_path_requests == [*responses, "/v2/broken", "/v2/gone"]
 
 
 # ---------------------------------------------------------------------------------- faults
@@ -743,7 +753,7 @@ async def test_each_call_is_observed(fast_path_requests: list[str]) -> None:
         "gateway.upstream.http.endpoint.HttpEndpoint.try_reserve",
     ],
 )
-async def test_error_on_the_fast_path_leaves_the_streaming_path(
+async def test_call_takes_the_streaming_path_after_an_error_on_the_fast_path(
     step: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: object) -> None:
@@ -757,7 +767,7 @@ async def test_error_on_the_fast_path_leaves_the_streaming_path(
 
 
 @needs_source
-async def test_a_fault_within_an_answer_closes_the_connection_behind_it(
+async def test_internal_error_during_a_response_closes_the_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*_: object) -> bytes:
@@ -810,7 +820,9 @@ async def test_internal_error_has_the_headers_that_its_route_adds(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_client_may_go_on_after_its_server_failed(fast_path_requests: list[str]) -> None:
+async def test_connection_of_the_client_stays_open_after_its_server_failed(
+    fast_path_requests: list[str],
+) -> None:
     async def once(connection: Connection) -> None:
         await connection.request()
         await connection.send(http_response())
@@ -831,7 +843,9 @@ async def test_a_client_may_go_on_after_its_server_failed(fast_path_requests: li
         assert len(fast_path_requests) == 2
 
 
-async def test_a_late_server_makes_room_for_the_next_request(fast_path_requests: list[str]) -> None:
+async def test_next_request_is_served_after_a_timeout_of_the_server(
+    fast_path_requests: list[str],
+) -> None:
     limits = replace(LIMITS, idle_timeout=0.5)
     async with (
         ScriptedServer(_silent, _echo) as server,

@@ -38,7 +38,7 @@ NO_CONFIG = ScriptedUpstreamResponse(404)
 OK = ScriptedUpstreamResponse(200, {}, [b"{}"])
 
 
-async def _exchange(
+async def _serve(
     destination: Destination,
     method: str,
     target: str,
@@ -75,21 +75,21 @@ async def _exchange(
 )
 async def test_each_operation_has_its_handler(method: str, target: str, sent: str) -> None:
     endpoint = ScriptedEndpoint(EventLog(), OK)
-    response, _ = await _exchange(make_destination(endpoint), method, target)
+    response, _ = await _serve(make_destination(endpoint), method, target)
     assert response.status == 200
     assert [f"{r.method} {r.target}" for r in endpoint.requests] == [sent]
 
 
 async def test_infer_request_is_converted() -> None:
     endpoint = ScriptedEndpoint(EventLog(), OK)
-    await _exchange(make_destination(endpoint), "POST", INFER, json_request())
+    await _serve(make_destination(endpoint), "POST", INFER, json_request())
     assert HEADER_LENGTH in endpoint.requests[0].headers
 
 
 @pytest.mark.parametrize("kind", list(ErrorKind))
 async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
     endpoint = ScriptedEndpoint(EventLog(), GatewayError(kind, "what “went” wrong"))
-    response, log = await _exchange(make_destination(endpoint), "GET", "/v2/x")
+    response, log = await _serve(make_destination(endpoint), "GET", "/v2/x")
     assert response.status == kind.value.status
     assert response.body.decode() == '{"error":"what “went” wrong"}'
     accepted = kind is ErrorKind.UNSUPPORTED_ENCODING
@@ -102,16 +102,14 @@ async def test_gateway_error_becomes_an_error_response(kind: ErrorKind) -> None:
 
 
 async def test_client_error_becomes_an_error_response() -> None:
-    response, _ = await _exchange(
-        make_destination(ScriptedEndpoint(EventLog())), "POST", INFER, b"no"
-    )
+    response, _ = await _serve(make_destination(ScriptedEndpoint(EventLog())), "POST", INFER, b"no")
     assert response.status == 400
 
 
 async def test_error_within_a_response_aborts_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     broken = ScriptedUpstreamResponse(200, {}, [b"begun", bad_response(f"{URL} fell\nover")])
-    response, log = await _exchange(
+    response, log = await _serve(
         make_destination(ScriptedEndpoint(EventLog(), broken)), "GET", "/v2/x"
     )
     assert response.body == b"begun"
@@ -123,9 +121,7 @@ async def test_error_within_a_response_aborts_it(caplog: pytest.LogCaptureFixtur
 async def test_upstream_error_response_passes_to_the_client() -> None:
     refusal = ScriptedUpstreamResponse(404, {"Content-Type": "text/x"}, [b"no such model"])
     destination = make_destination(ScriptedEndpoint(EventLog(), refusal))
-    response, _ = await _exchange(
-        destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"}
-    )
+    response, _ = await _serve(destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     assert (response.status, response.body) == (404, b"no such model")
     assert dict(response.headers) == {"Content-Type": "text/x", "Content-Length": "13"}
 
@@ -146,23 +142,21 @@ SHORT = replace(LIMITS, idle_timeout=0.02)
 
 async def test_client_that_does_not_send_is_a_408() -> None:
     destination = make_destination(ScriptedEndpoint(EventLog()), limits=SHORT)
-    response, _ = await _exchange(destination, "POST", INFER, b"{", asyncio.Event())
+    response, _ = await _serve(destination, "POST", INFER, b"{", asyncio.Event())
     assert response.status == 408
     assert b"waiting for the client" in response.body
 
 
 async def test_server_that_does_not_respond_is_a_504() -> None:
     destination = make_destination(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
-    response, _ = await _exchange(destination, "POST", INFER, json_request())
+    response, _ = await _serve(destination, "POST", INFER, json_request())
     assert response.status == 504
     assert URL.encode() in response.body
 
 
 async def test_server_that_gives_no_metadata_is_a_504() -> None:
     destination = make_destination(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
-    response, _ = await _exchange(
-        destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"}
-    )
+    response, _ = await _serve(destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     await destination.upstream.metadata.close()
     assert response.status == 504
     assert URL.encode() in response.body
@@ -171,7 +165,7 @@ async def test_server_that_gives_no_metadata_is_a_504() -> None:
 async def test_client_that_stops_streaming_to_a_server_is_a_408() -> None:
     destination = make_destination(ScriptedEndpoint(EventLog()), limits=SHORT)
     chunked = {"Transfer-Encoding": "chunked"}
-    response, _ = await _exchange(
+    response, _ = await _serve(
         destination, "POST", "/v2/x", b"begun", asyncio.Event(), headers=chunked
     )
     assert response.status == 408
@@ -201,9 +195,7 @@ async def test_client_that_does_not_read_an_error_is_aborted() -> None:
 
 
 async def _raw(destination: Destination) -> int:
-    response, _ = await _exchange(
-        destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"}
-    )
+    response, _ = await _serve(destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     return response.status
 
 
@@ -219,7 +211,7 @@ async def test_load_and_unload_drop_cached_metadata(
     )
     destination = make_destination(endpoint)
     assert [await _raw(destination), await _raw(destination)] == [200, 200]
-    await _exchange(destination, "POST", f"{room}/models/m/{verb}")
+    await _serve(destination, "POST", f"{room}/models/m/{verb}")
     assert await _raw(destination) == 200
     targets = [request.target for request in endpoint.requests]
     assert targets.count("/v2/models/m") == 2
@@ -229,7 +221,7 @@ async def test_load_of_another_model_keeps_cached_metadata() -> None:
     endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, OK, OK, OK)
     destination = make_destination(endpoint)
     assert await _raw(destination) == 200
-    await _exchange(destination, "POST", "/v2/repository/models/m2/load")
+    await _serve(destination, "POST", "/v2/repository/models/m2/load")
     assert await _raw(destination) == 200
     assert len(endpoint.requests) == 5
 
@@ -287,7 +279,7 @@ async def _goes_to_the_second(
         member.models = ready(model)
     steps = (body,) if body else ()
     for _ in range(3):
-        response, _ = await _exchange(destination, method, target, *steps, headers=headers)
+        response, _ = await _serve(destination, method, target, *steps, headers=headers)
         assert response.status == 200
     assert not endpoints[0].requests
     assert not endpoints[2].requests
@@ -307,9 +299,9 @@ async def test_load_and_unload_refresh_the_model_discovery(
         ScriptedEndpoint(EventLog(), step, OK),
         supervisor=PoolSupervisor(model_discovery=Noting(60)),
     )
-    await _exchange(destination, "POST", "/v2/repository/models/m/load")
+    await _serve(destination, "POST", "/v2/repository/models/m/load")
     assert asked == ["again"]
-    await _exchange(destination, "GET", "/v2/models/m")
+    await _serve(destination, "GET", "/v2/models/m")
     assert asked == ["again"]
 
 

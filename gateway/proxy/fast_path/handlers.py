@@ -183,12 +183,12 @@ class InferHandler(FastPathHandler):
             return None
         if not isinstance(content, list):
             return None
-        (body,) = content
+        body = b"".join(content)
         lines = b"Content-Length: %d\r\n" % len(body)
         if form.header_size is not None:
             lines += _header_length_line(form.header_size)
         template = self._template_for(form.content_type, form.reads_response)
-        return ServerRequest(template, lines, bytes(body), received, layout)
+        return ServerRequest(template, lines, body, received, layout)
 
     def _template_for(self, content_type: str, reads_response: bool) -> RequestTemplate:
         key = content_type, reads_response

@@ -55,7 +55,7 @@ async def test_events_arrive_one_by_one() -> None:
         assert await client.chunk() == b""
 
 
-async def test_json_starts_before_the_binary_answer_is_complete() -> None:
+async def test_json_starts_before_the_binary_response_is_complete() -> None:
     values = np.arange(100_000, dtype="<f4")
     data = binary_response(values.tobytes())
     first_part = asyncio.Event()

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.demo.server.server import DemoServer
 from tests.support.gateway import gateway_client, running_gateway, until
-from tests.support.http_messages import http_response, request
+from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
     HEADER_LENGTH,
@@ -261,6 +261,25 @@ async def test_kserve_server_gets_requests_that_cannot_be_converted() -> None:
     ):
         assert (await client.call("POST", PREDICT, BODY)).body == b'{"predictions":[7]}'
     assert server.requests[-1].body == BODY
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+async def test_response_without_a_body_has_no_length(status: str) -> None:
+    """RFC 9110, section 8.6."""
+
+    async def empty(connection: Connection) -> None:
+        while True:
+            target = (await connection.request()).head.target
+            if target == INFER:
+                await connection.send(message(f"HTTP/1.1 {status}"))
+            else:
+                await connection.send(http_response(metadata(-1)))
+
+    async with ScriptedServer(empty) as server, gateway_client(server.url) as client:
+        await client.send(request("POST", PREDICT, BODY))
+        head = await client.head()
+        assert head.first == f"HTTP/1.1 {status}"
+        assert head.get("Content-Length") is None
 
 
 async def test_truncated_response_is_never_finished() -> None:

@@ -254,7 +254,7 @@ async def closes_at_once(connection: Connection) -> None:
     """Accept the connection and do nothing."""
 
 
-async def closes_within_its_answer(connection: Connection) -> None:
+async def closes_during_its_response(connection: Connection) -> None:
     await connection.request()
     await connection.send(http_response(bytes(1000))[:-500])
 
@@ -275,7 +275,7 @@ async def answers_nonsense(connection: Connection) -> None:
     await connection.send(b"nonsense\r\n\r\n")
 
 
-async def never_ends_its_answer(connection: Connection) -> None:
+async def never_ends_its_response(connection: Connection) -> None:
     await connection.request()
     head = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
     await connection.send(message("HTTP/1.1 200 OK", head), *[chunk(bytes(10_000))] * 50)
@@ -287,11 +287,11 @@ SHADOWS: dict[str, Script] = {
     "hangs": never_respond,
     "answers 500": always_respond(http_response(b'{"error":"oh no"}', status="500 Oh")),
     "closes at once": closes_at_once,
-    "closes within its answer": closes_within_its_answer,
+    "closes within its answer": closes_during_its_response,
     "answers before it has read": answers_before_it_has_read,
     "reads slowly": reads_slowly,
     "answers nonsense": answers_nonsense,
-    "never ends its answer": never_ends_its_answer,
+    "never ends its answer": never_ends_its_response,
 }
 
 

@@ -60,7 +60,9 @@ def test_vertex_ai(via_gateway: Client, binary_in: bool) -> None:
 
 @pytest.mark.parametrize("prefix", [SAGEMAKER, VERTEX_AI])
 @pytest.mark.parametrize("binary_in", [True, False])
-def test_answers_in_json(via_gateway: Client, prefix: str, binary_in: bool) -> None:
+def test_json_response_has_the_type_of_json(
+    via_gateway: Client, prefix: str, binary_in: bool
+) -> None:
     body, headers = asked(prefix, binary_in=binary_in, binary_out=False)
     response = via_gateway.infer("add", body, headers)
     assert response.headers["Content-Type"] == "application/json"

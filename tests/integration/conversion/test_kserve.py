@@ -232,7 +232,7 @@ def test_an_error_of_the_server_passes_unchanged(via_gateway: Client, direct: Cl
         check_echo(read_outputs(send(via_gateway, Request("identity_fp32", (sent,)))), sent)
 
 
-def test_an_answer_of_many_chunks(via_gateway: Client, direct: Client) -> None:
+def test_response_of_many_chunks(via_gateway: Client, direct: Client) -> None:
     sent = tensor("INPUT0", "INT32", [300_000])
     (output,) = check_same(via_gateway, direct, Request("zeros", (sent,)))
     assert output.data == bytes(4 * 300_000)

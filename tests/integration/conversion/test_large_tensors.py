@@ -64,7 +64,7 @@ def zeros(count: int, *, binary: bool) -> bytes:
 
 
 @contextmanager
-def open_answer(gateway: Gateway, model: str, body: bytes) -> Iterator[http.client.HTTPResponse]:
+def open_response(gateway: Gateway, model: str, body: bytes) -> Iterator[http.client.HTTPResponse]:
     """Send a request, and leave it to the test how much of the response it reads, and when."""
     connection = http.client.HTTPConnection(gateway.host, gateway.port, timeout=60)
     try:
@@ -128,7 +128,7 @@ def test_many_texts(via_gateway: Client) -> None:
     assert response.fields["outputs"][0]["data"] == texts
 
 
-def test_a_json_answer_is_streamed(server: TritonServer, tmp_path: Path) -> None:
+def test_json_response_is_streamed(server: TritonServer, tmp_path: Path) -> None:
     """64 MB: while the client does not read on, the gateway does not take in the rest."""
     count = 16_000_000
     with (
@@ -137,7 +137,7 @@ def test_a_json_answer_is_streamed(server: TritonServer, tmp_path: Path) -> None
     ):
         idle = gateway.memory()
         tap.forget()
-        with open_answer(gateway, "zeros", zeros(count, binary=False)) as response:
+        with open_response(gateway, "zeros", zeros(count, binary=False)) as response:
             assert response.status == 200
             assert response.headers["Content-Type"] == "application/json"
             assert HEADER_LENGTH not in response.headers
@@ -149,7 +149,7 @@ def test_a_json_answer_is_streamed(server: TritonServer, tmp_path: Path) -> None
         assert gateway.peak_memory() - idle < 64 * MIB
 
 
-def test_a_fault_late_in_a_streamed_answer(via_gateway: Client) -> None:
+def test_error_late_in_a_streamed_response(via_gateway: Client) -> None:
     """What has begun cannot become an error any more, but must not pass for a whole response."""
     texts = [b"text"] * 200_000
     good = Request("identity_bytes", (tensor("INPUT0", "BYTES", texts, binary=True),))
@@ -163,7 +163,7 @@ def test_a_fault_late_in_a_streamed_answer(via_gateway: Client) -> None:
 def test_a_client_that_leaves_early(roomy: TritonServer, tmp_path: Path) -> None:
     with fresh(tmp_path, roomy.http_url) as (gateway, client):
         for binary in (True, False):
-            with open_answer(gateway, "zeros", zeros(16_000_000, binary=binary)) as response:
+            with open_response(gateway, "zeros", zeros(16_000_000, binary=binary)) as response:
                 assert len(response.read(1000)) == 1000
         assert client.infer("zeros", zeros(1, binary=False)).status == 200
 
@@ -188,21 +188,21 @@ def test_memory_for_a_large_json_request(roomy: TritonServer, tmp_path: Path) ->
     assert grown < 1.3 * 4 * count + 64 * MIB
 
 
-def test_memory_for_a_large_answer_as_json(roomy: TritonServer, tmp_path: Path) -> None:
+def test_memory_for_a_large_response_as_json(roomy: TritonServer, tmp_path: Path) -> None:
     count = 512 * MIB // 4
     with fresh(tmp_path, roomy.http_url) as (gateway, _):
         idle = gateway.memory()
-        with open_answer(gateway, "zeros", zeros(count, binary=False)) as response:
+        with open_response(gateway, "zeros", zeros(count, binary=False)) as response:
             assert response.status == 200
             check_zeros(pieces(response), count)
         assert gateway.peak_memory() - idle < 64 * MIB
 
 
-def test_memory_for_a_large_binary_answer(roomy: TritonServer, tmp_path: Path) -> None:
+def test_memory_for_a_large_binary_response(roomy: TritonServer, tmp_path: Path) -> None:
     size = 512 * MIB
     with fresh(tmp_path, roomy.http_url) as (gateway, _):
         idle = gateway.memory()
-        with open_answer(gateway, "zeros", zeros(size // 4, binary=True)) as response:
+        with open_response(gateway, "zeros", zeros(size // 4, binary=True)) as response:
             header_size = int(response.headers[HEADER_LENGTH])
             assert response.headers["Content-Length"] == str(header_size + size)
             header = json.loads(response.read(header_size))

@@ -95,7 +95,7 @@ def test_a_model_that_returns_the_id_needs_one(client: Client, sent: Tensor, wan
     assert "InferenceResponse" in response.error
 
 
-def test_frame_of_a_binary_answer(client: Client) -> None:
+def test_frame_of_a_binary_response(client: Client) -> None:
     """Without Content-Type, and chunked; with a null."""
     response = infer(client, Request("identity_fp32", (BINARY_NUMBERS,), binary_data_output=True))
     assert response.headers["Content-Type"] is None
@@ -106,7 +106,7 @@ def test_frame_of_a_binary_answer(client: Client) -> None:
     assert list(response.fields["outputs"][0]) == ["name", "shape", "datatype", "parameters"]
 
 
-def test_frame_of_a_json_answer(client: Client) -> None:
+def test_frame_of_a_json_response(client: Client) -> None:
     """With nulls, and in another order."""
     response = infer(client, Request("identity_fp32", (BINARY_NUMBERS,)))
     assert response.headers["Content-Type"] == "application/json"
@@ -119,7 +119,7 @@ def test_frame_of_a_json_answer(client: Client) -> None:
     assert output["parameters"] is None
 
 
-def test_an_empty_binary_answer_tells_its_header_length(client: Client) -> None:
+def test_empty_binary_response_states_its_header_length(client: Client) -> None:
     """Unlike Triton's."""
     empty = tensor("INPUT0", "FP32", [], binary=True)
     response = infer(client, Request("identity_fp32", (empty,), binary_data_output=True))

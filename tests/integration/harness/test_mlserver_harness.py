@@ -91,7 +91,7 @@ def test_nested_bytes_are_lost_without_a_word(client: Client, datatype: str, fla
     assert output.elements.tolist() == ([b"", b""] if is_lost else values)
 
 
-def test_frame_of_an_answer(client: Client) -> None:
+def test_frame_of_a_response(client: Client) -> None:
     """With members and headers of MLServer's own."""
     response = infer(client, Request("identity_fp32", (NUMBERS,)))
     assert response.headers["Content-Type"] == "application/json"
@@ -236,7 +236,7 @@ def test_compressed_bodies(client: Client, coding: str, pack: Any, status: int) 
     assert response.status == status
 
 
-def test_answers_are_compressed_where_that_is_accepted(client: Client) -> None:
+def test_responses_are_compressed_if_the_client_accepts_it(client: Client) -> None:
     body, _ = Request("identity_fp32", (tensor("INPUT0", "FP32", range(500)),)).encoded()
     response = client.infer("identity_fp32", body, {**JSON, "Accept-Encoding": "gzip"})
     assert response.headers["Content-Encoding"] == "gzip"

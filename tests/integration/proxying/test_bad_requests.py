@@ -130,7 +130,7 @@ def test_the_tensor_is_named(tapped: Client, tap: Tap, first: int) -> None:
     assert message.startswith("input 'INPUT1': element 0 (\"x\")")
 
 
-def test_a_fault_far_into_large_data(tapped: Client, tap: Tap) -> None:
+def test_invalid_element_far_into_large_data(tapped: Client, tap: Tap) -> None:
     values = ["0.25"] * 300_000
     values[234_567] = "1e39"
     body = one_input("FP32", "[300000]", f"[{','.join(values)}]").encode()
@@ -138,7 +138,7 @@ def test_a_fault_far_into_large_data(tapped: Client, tap: Tap) -> None:
     assert "element 234567 (1e39) does not fit FP32" in message
 
 
-def test_a_fault_with_most_of_the_body_still_to_come(tapped: Client, tap: Tap) -> None:
+def test_invalid_element_with_most_of_the_body_still_to_come(tapped: Client, tap: Tap) -> None:
     """The client has not sent all yet, and may not read before it has."""
     body = one_input("FP32", "[1000001]", f"[null{',0.25' * 1_000_000}]").encode()
     message = check_refused(tapped, tap, lambda: tapped.infer("identity_fp32", body))
@@ -539,7 +539,7 @@ def test_deeper_than_the_limit(strict: Client) -> None:
     assert "nested deeper than 5" in response.error
 
 
-def test_a_mixed_answer_over_the_limit(strict: Client) -> None:
+def test_mixed_response_above_the_limit(strict: Client) -> None:
     """It has to be held: the JSON part, which comes first, is the last to be known."""
     values = [0.5] * 3000
     inputs = [
