@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict
 
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.body_io import split
+from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead
 from gateway.proxy.filters.content_codings import accepted_coding, is_encoded
 from gateway.proxy.headers import HEADER_LENGTH
-from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.proxy.interfaces import ClientResponse
 
 if TYPE_CHECKING:
     from zlib import _Compress
@@ -29,19 +29,6 @@ _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 _UNCOMPRESSED_STATUSES = frozenset((204, 205, 206, 304))
 """Statuses of responses without a body, or with a part of one."""
-
-
-def compress_response(
-    response: ClientResponse,
-    request: ClientRequest,
-    codings: Sequence[str],
-    scheduler: ConversionScheduler,
-) -> ClientResponse:
-    """Wrap a response if the client accepts one of its route's ``codings``, else return it."""
-    if not codings or request.method == "HEAD":
-        return response
-    coding = accepted_coding(request.headers, codings)
-    return response if coding is None else CompressedResponse(response, coding, scheduler)
 
 
 class CompressedResponse(ClientResponse):
@@ -140,3 +127,21 @@ def _is_worthwhile(status: int, headers: CIMultiDict[str], size: int | None) -> 
     directives = ",".join(headers.getall("Cache-Control", ())).lower().split(",")
     # RFC 9110, section 7.7.
     return media_type != "text/event-stream" and "no-transform" not in map(str.strip, directives)
+
+
+def _accepts_coding(head: FilteredHead) -> bool:
+    if not head.codings or head.method == "HEAD":
+        return False
+    return accepted_coding(head.headers, head.codings) is not None
+
+
+def _compress(
+    response: ClientResponse, head: FilteredHead, scheduler: ConversionScheduler
+) -> ClientResponse:
+    coding = accepted_coding(head.headers, head.codings)
+    assert coding is not None
+    return CompressedResponse(response, coding, scheduler)
+
+
+COMPRESSION = BodyFilter(frozenset(("accept-encoding",)), _accepts_coding, wrap_response=_compress)
+"""Compresses responses for clients that accept a coding of their route."""

@@ -11,6 +11,7 @@ from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody
+from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead
 from gateway.proxy.filters.content_codings import content_coding, is_encoded
 from gateway.proxy.interfaces import Call, ClientRequest, Destination
 from gateway.sizes import CONVERT_CHUNK
@@ -21,13 +22,10 @@ _CODED_BODY_HEADERS = ("Content-Encoding", "Content-Length")
 async def decompress_request(call: Call, reservation: Reservation) -> Call:
     """Return the call with a request that has no content coding.
 
-    Bodies of unknown operations pass as they are. ``reservation`` counts the buffered bytes while
-    the request is used. Raises GatewayError: 415 for an unknown coding, and what reading raises for
-    the part that is read at once.
+    ``reservation`` counts the buffered bytes while the request is used. Raises GatewayError: 415
+    for an unknown coding, and what reading raises for the part that is read at once.
     """
     request = call.request
-    if call.operation.kind is OperationKind.OTHER or "Content-Encoding" not in request.headers:
-        return call
     if not is_encoded(request.headers):
         # Triton responds with 501 to an empty Content-Encoding.
         request.headers = CIMultiDictProxy(_without(request.headers, "Content-Encoding"))
@@ -41,6 +39,17 @@ async def decompress_request(call: Call, reservation: Reservation) -> Call:
     )
     await decompressed.start()
     return replace(call, request=decompressed)
+
+
+def _is_coded(head: FilteredHead) -> bool:
+    """Tell whether a body may have a content coding; those of unknown operations pass as is."""
+    return head.operation.kind is not OperationKind.OTHER and "Content-Encoding" in head.headers
+
+
+DECOMPRESSION = BodyFilter(
+    frozenset(("content-encoding",)), _is_coded, change_call=decompress_request
+)
+"""Decompresses requests, and drops an empty Content-Encoding."""
 
 
 class DecompressedRequest(ClientRequest):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import bad_request
@@ -12,27 +14,29 @@ from gateway.protocol.cloud_types import (
     is_cloud_type,
     parse_cloud_type,
 )
+from gateway.protocol.operations import OperationKind
+from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead
 from gateway.proxy.headers import HEADER_LENGTH, header_length
-from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
 
 
-def may_have_cloud_type(headers: CIMultiDictProxy[str]) -> bool:
+def _has_cloud_type(head: FilteredHead) -> bool:
     """Tell whether the Content-Type may state a header length."""
-    return any(map(is_cloud_type, headers.getall("Content-Type", ())))
+    content_types = head.headers.getall("Content-Type", ())
+    return head.operation.kind is OperationKind.INFER and any(map(is_cloud_type, content_types))
 
 
-def translate_cloud_type(request: ClientRequest, response: ClientResponse) -> ClientResponse:
-    """Move a request's header length from its Content-Type to the header; return the response.
+async def _translate(call: Call, _: Reservation) -> Call:
+    """Move the header length of a request from its Content-Type to the header.
 
     The response has its header length in the Content-Type if the cloud expects that. Raises
-    GatewayError (400) for a length that is invalid, larger than the body, or not the one of
-    Inference-Header-Content-Length.
+    GatewayError (400) for a type that is invalid, or repeated, and for a length that is invalid,
+    larger than the body, or not the one of Inference-Header-Content-Length.
     """
-    headers = request.headers
-    # Two types cannot be parsed, so that they are no cloud type.
-    cloud_type = parse_cloud_type(", ".join(headers.getall("Content-Type", ())))
-    if cloud_type is None:
-        return response
+    request, headers = call.request, call.request.headers
+    cloud_type = parse_cloud_type(", ".join(headers.getall("Content-Type")))
+    assert cloud_type is not None
     size, stated = cloud_type.header_size, header_length(headers)
     if size is None:
         size = stated
@@ -47,7 +51,15 @@ def translate_cloud_type(request: ClientRequest, response: ClientResponse) -> Cl
         translated[HEADER_LENGTH] = str(size)
     request.headers = CIMultiDictProxy(translated)
     cloud = cloud_type.cloud
-    return _CloudTypedResponse(response, cloud) if cloud.length_in_response_type else response
+    if not cloud.length_in_response_type:
+        return call
+    return replace(call, response=_CloudTypedResponse(call.response, cloud))
+
+
+CLOUD_CONTENT_TYPES = BodyFilter(
+    frozenset(("content-type",)), _has_cloud_type, change_call=_translate
+)
+"""Reads header lengths from the Content-Type of requests, and writes them there in responses."""
 
 
 def _check_size(request: ClientRequest, size: int | None) -> None:
