@@ -7,14 +7,11 @@ from typing import Any
 
 import orjson
 
-from gateway.errors import bad_response
 from gateway.proxy.body_io import response_chunks
 from gateway.proxy.cluster.scatter_gather import (
-    BufferedResponse,
-    SubResponse,
     make_sub_request,
     merge_responses,
-    query_one_of_each,
+    query_servers,
     send_buffered,
 )
 from gateway.proxy.headers import with_body
@@ -37,13 +34,15 @@ async def server_metadata(call: Call, upstreams: Sequence[Upstream]) -> None:
         await _relay_metadata(call, request)
         return
     with call.destination.memory_budget.reserve() as reservation:
-        sub_responses = await query_one_of_each(call, upstreams, request, reservation)
+        sub_responses = await query_servers(
+            call, upstreams, lambda _: request, reservation, queries_all=lambda _: False
+        )
         first = merge_responses(call.request, sub_responses)
-        succeeded = [(each, each.success) for each in sub_responses if each.success]
-        if not succeeded:
+        succeeded = [each for each in sub_responses if each.success]
+        servers = [each.parse(_as_object, "valid server metadata") for each in succeeded]
+        if not servers:
             await send_buffered(call, first)
             return
-        servers = [_parse_metadata(each, response) for each, response in succeeded]
         document = orjson.dumps(_share_extensions(servers))
         call.deadline.expect_client()
         headers = with_body(first.headers, {})
@@ -82,14 +81,10 @@ def _add_extension(document: bytes) -> bytes:
     return orjson.dumps(fields)
 
 
-def _parse_metadata(sub_response: SubResponse, response: BufferedResponse) -> dict[str, Any]:
-    try:
-        fields = orjson.loads(response.body)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        raise bad_response(f"{sub_response.name} sent no valid server metadata")
-    return fields
+def _as_object(document: Any) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise TypeError
+    return document
 
 
 def _share_extensions(servers: Sequence[dict[str, Any]]) -> dict[str, Any]:
