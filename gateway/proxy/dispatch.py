@@ -15,6 +15,7 @@ from gateway.errors import (
     escape_for_log,
     strip_tracebacks,
 )
+from gateway.http1.content_codings import CODINGS
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
@@ -27,7 +28,6 @@ from gateway.proxy.cluster.server_settings import log_settings, trace_settings
 from gateway.proxy.cluster.v1_models import v1_models
 from gateway.proxy.filters.authentication import UnauthenticatedError
 from gateway.proxy.filters.chain import filter_call, filter_response
-from gateway.proxy.filters.content_codings import CODINGS
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.filters.mirror import tee
 from gateway.proxy.headers import to_server

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict
 
+from gateway.http1.content_codings import accepted_coding, is_encoded
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.body_io import split
 from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead
-from gateway.proxy.filters.content_codings import accepted_coding, is_encoded
 from gateway.proxy.headers import HEADER_LENGTH
 from gateway.proxy.interfaces import ClientResponse
 

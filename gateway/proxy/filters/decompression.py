@@ -7,12 +7,12 @@ from dataclasses import replace
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.decompress import Decompressor
+from gateway.http1.content_codings import content_coding, is_encoded
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead
-from gateway.proxy.filters.content_codings import content_coding, is_encoded
 from gateway.proxy.interfaces import Call, ClientRequest, Destination
 from gateway.sizes import CONVERT_CHUNK
 
