@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import orjson
-
-from gateway.protocol.v1 import model_entries
+from gateway.protocol.v1 import unseen_models, write_entries
 from gateway.proxy.cluster.broadcast import buffer_body
 from gateway.proxy.cluster.model_lists import query_model_lists
 from gateway.proxy.cluster.scatter_gather import (
@@ -43,17 +42,12 @@ async def repository_index(call: Call, upstreams: Sequence[Upstream]) -> None:
         if not result.are_complete:
             await send_merged(call, result.without_success)
             return
-        seen: set[tuple[str, str, str]] = set()
+        seen: dict[str, set[tuple[str, str]]] = defaultdict(set)
 
         def new_models(source: SubResponse, document: Any) -> bytes:
-            models = []
-            for model in model_entries(document):
-                # Endpoints of an upstream may list the same.
-                key = (source.upstream, str(model.get("name")), str(model.get("version")))
-                if key not in seen:
-                    seen.add(key)
-                    models.append(model)
-            return _labelled(models, upstream=source.upstream)
+            # Endpoints of an upstream may list the same.
+            models = unseen_models(document, seen[source.upstream])
+            return write_entries(models, upstream=source.upstream)
 
         entries = await _merge_entries(call, result.lists, new_models)
         await send_json(call, b"[%b]" % entries, result.headers)
@@ -74,7 +68,7 @@ async def statistics(call: Call, upstreams: Sequence[Upstream]) -> None:
 
         def statistics_of(source: SubResponse, document: Any) -> bytes:
             models = document["model_stats"]
-            return _labelled(models, upstream=source.upstream, endpoint=source.name)
+            return write_entries(models, upstream=source.upstream, endpoint=source.name)
 
         entries = await _merge_entries(call, sub_responses, statistics_of)
         headers = server_names(FAILED_ENDPOINTS, failed)
@@ -93,10 +87,3 @@ async def _merge_entries(
             parts.append(each.parse(partial(entries_of, each), "list of models"))
             await call.destination.scheduler.next_slice()
     return b",".join(filter(None, parts))
-
-
-def _labelled(entries: Any, **labels: str) -> bytes:
-    """Write the entries of a list with labels added, without its brackets."""
-    if not isinstance(entries, list):
-        raise TypeError
-    return orjson.dumps([{**entry, **labels} for entry in entries])[1:-1]

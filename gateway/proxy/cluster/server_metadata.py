@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
+from gateway.protocol.dialect_detection import add_binary_extension, merge_server_metadata
 from gateway.proxy.body_io import response_chunks
 from gateway.proxy.cluster.scatter_gather import (
     make_sub_request,
@@ -20,8 +19,6 @@ from gateway.proxy.passthrough import relay_response, relay_rewritten
 from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.transport import UpstreamRequest
-
-_EXTENSION = "binary_tensor_data"
 
 
 async def server_metadata(call: Call, upstreams: Sequence[Upstream]) -> None:
@@ -43,7 +40,7 @@ async def server_metadata(call: Call, upstreams: Sequence[Upstream]) -> None:
         if not servers:
             await send_buffered(call, first)
             return
-        document = orjson.dumps(_share_extensions(servers))
+        document = merge_server_metadata(servers)
         call.deadline.expect_client()
         headers = with_body(first.headers, {})
         await call.response.send(first.status, first.reason, headers, document)
@@ -62,41 +59,14 @@ async def _relay_metadata(call: Call, request: UpstreamRequest) -> None:
             response,
             chunks,
             call.response,
-            _add_extension,
+            add_binary_extension,
             MAX_SERVER_DOCUMENT,
             destination,
             deadline,
         )
 
 
-def _add_extension(document: bytes) -> bytes:
-    try:
-        fields = orjson.loads(document)
-        extensions = fields.setdefault("extensions", [])
-        if _EXTENSION in extensions:
-            return document
-        extensions.append(_EXTENSION)
-    except (ValueError, AttributeError, TypeError):
-        return document
-    return orjson.dumps(fields)
-
-
 def _as_object(document: Any) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise TypeError
     return document
-
-
-def _share_extensions(servers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first server's metadata with the extensions of all, and the gateway's."""
-    first, *others = [_extensions(fields) for fields in servers]
-    shared = [name for name in first if all(name in extensions for extensions in others)]
-    if _EXTENSION not in shared:
-        shared.append(_EXTENSION)
-    return {**servers[0], "extensions": shared}
-
-
-def _extensions(fields: dict[str, Any]) -> list[Any]:
-    """Return a server's extensions; some servers name none."""
-    extensions = fields.get("extensions")
-    return extensions if isinstance(extensions, list) else []
