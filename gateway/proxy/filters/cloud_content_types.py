@@ -6,19 +6,18 @@ from dataclasses import replace
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import bad_request
 from gateway.protocol.cloud_types import (
-    HEADER_SIZE_PARAMETER,
     Cloud,
     format_cloud_type,
     is_cloud_type,
     parse_cloud_type,
+    resolve_header_size,
 )
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead
+from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
 from gateway.proxy.headers import HEADER_LENGTH, header_length
-from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
+from gateway.proxy.interfaces import Call, ClientResponse
 
 
 def _has_cloud_type(head: FilteredHead) -> bool:
@@ -37,14 +36,8 @@ async def _translate(call: Call, _: Reservation) -> Call:
     request, headers = call.request, call.request.headers
     cloud_type = parse_cloud_type(", ".join(headers.getall("Content-Type")))
     assert cloud_type is not None
-    size, stated = cloud_type.header_size, header_length(headers)
-    if size is None:
-        size = stated
-    elif stated is not None and size != stated:
-        raise bad_request(
-            f"{HEADER_LENGTH} is {stated}, but {HEADER_SIZE_PARAMETER} of the Content-Type {size}"
-        )
-    _check_size(request, size)
+    stated = header_length(headers)
+    size = resolve_header_size(cloud_type, stated, request.content_length)
     translated = CIMultiDict(headers)
     translated["Content-Type"] = "application/json" if size is None else "application/octet-stream"
     if size is not None:
@@ -62,48 +55,16 @@ CLOUD_CONTENT_TYPES = BodyFilter(
 """Reads header lengths from the Content-Type of requests, and writes them there in responses."""
 
 
-def _check_size(request: ClientRequest, size: int | None) -> None:
-    length = request.content_length
-    if size is not None and length is not None and size > length:
-        raise bad_request(
-            f"{HEADER_SIZE_PARAMETER} of the Content-Type is {size}, the body has {length} bytes"
-        )
-
-
-class _CloudTypedResponse(ClientResponse):
+class _CloudTypedResponse(WrappedResponse):
     """Moves the header length of a response into its Content-Type."""
 
     def __init__(self, response: ClientResponse, cloud: Cloud) -> None:
-        self.record = response.record
-        self._response = response
+        super().__init__(response)
         self._cloud = cloud
 
-    async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
-        """Start the response."""
-        self.started = True
-        self._set_type(status, headers)
-        await self._response.start(status, reason, headers)
-
-    async def write(self, data: bytes | memoryview) -> None:
-        """Write a part of the body."""
-        await self._response.write(data)
-
-    async def finish(self) -> None:
-        """End the response."""
-        await self._response.finish()
-
-    async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
-        """Send a whole response."""
-        self.started = True
-        self._set_type(status, headers)
-        await self._response.send(status, reason, headers, body)
-
-    def abort(self) -> None:
-        """Drop the connection."""
-        self._response.abort()
-
-    def _set_type(self, status: int, headers: CIMultiDict[str]) -> None:
-        size = headers.get(HEADER_LENGTH, "")
-        if status == 200 and size.isascii() and size.isdigit():
+    def change_head(self, status: int, headers: CIMultiDict[str], size: int | None) -> None:
+        """Change the Content-Type of a response with a header length."""
+        header_size = headers.get(HEADER_LENGTH, "")
+        if status == 200 and header_size.isascii() and header_size.isdigit():
             del headers[HEADER_LENGTH]
-            headers["Content-Type"] = format_cloud_type(self._cloud, size)
+            headers["Content-Type"] = format_cloud_type(self._cloud, header_size)

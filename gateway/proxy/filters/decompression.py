@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDictProxy
 
 from gateway.codec.decompress import Decompressor
 from gateway.http1.content_codings import content_coding, is_encoded
@@ -13,10 +13,11 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead
+from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientRequest, Destination
 from gateway.sizes import CONVERT_CHUNK
 
-_CODED_BODY_HEADERS = ("Content-Encoding", "Content-Length")
+_CONTENT_ENCODING = frozenset(("content-encoding",))
 
 
 async def decompress_request(call: Call, reservation: Reservation) -> Call:
@@ -28,7 +29,7 @@ async def decompress_request(call: Call, reservation: Reservation) -> Call:
     request = call.request
     if not is_encoded(request.headers):
         # Triton responds with 501 to an empty Content-Encoding.
-        request.headers = CIMultiDictProxy(_without(request.headers, "Content-Encoding"))
+        request.headers = CIMultiDictProxy(end_to_end(request.headers, _CONTENT_ENCODING))
         return call
     if request.content_length == 0:
         return call
@@ -46,9 +47,7 @@ def _is_coded(head: FilteredHead) -> bool:
     return head.operation.kind is not OperationKind.OTHER and "Content-Encoding" in head.headers
 
 
-DECOMPRESSION = BodyFilter(
-    frozenset(("content-encoding",)), _is_coded, change_call=decompress_request
-)
+DECOMPRESSION = BodyFilter(_CONTENT_ENCODING, _is_coded, change_call=decompress_request)
 """Decompresses requests, and drops an empty Content-Encoding."""
 
 
@@ -88,7 +87,7 @@ class DecompressedRequest(ClientRequest):
             size += len(piece)
             self._reservation.resize(self._decompressor.buffered_bytes + size)
         self._first = b"".join(pieces)
-        headers = _without(self.headers, *_CODED_BODY_HEADERS)
+        headers = end_to_end(self.headers, _CONTENT_ENCODING | {"content-length"})
         if self._ended:
             self.content_length = size
             headers["Content-Length"] = str(size)
@@ -121,10 +120,3 @@ class DecompressedRequest(ClientRequest):
         data = await self._body.read()
         self._decompressor.feed(data, last=not data)
         self._reservation.resize(self._decompressor.buffered_bytes)
-
-
-def _without(headers: CIMultiDictProxy[str], *names: str) -> CIMultiDict[str]:
-    left = CIMultiDict(headers)
-    for name in names:
-        left.popall(name, None)
-    return left

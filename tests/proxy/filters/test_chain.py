@@ -16,7 +16,7 @@ from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.dispatch import handle_request
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters import chain
-from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead
+from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
 from gateway.proxy.interfaces import Call, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
@@ -76,26 +76,11 @@ async def test_plans_are_cached_by_the_headers_of_all_filters() -> None:
     assert fast_path.keyed_headers >= chain.FILTERED_HEADERS
 
 
-class _MarkedResponse(ClientResponse):
+class _MarkedResponse(WrappedResponse):
     """Adds a header to a response."""
 
-    def __init__(self, response: ClientResponse) -> None:
-        self.record = response.record
-        self._response = response
-
-    async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
-        self.started = True
+    def change_head(self, status: int, headers: CIMultiDict[str], size: int | None) -> None:
         headers["X-Filtered"] = "1"
-        await self._response.start(status, reason, headers)
-
-    async def write(self, data: bytes | memoryview) -> None:
-        await self._response.write(data)
-
-    async def finish(self) -> None:
-        await self._response.finish()
-
-    def abort(self) -> None:
-        self._response.abort()
 
 
 def _wrap(response: ClientResponse, _: FilteredHead, __: ConversionScheduler) -> ClientResponse:
