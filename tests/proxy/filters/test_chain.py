@@ -76,6 +76,18 @@ async def test_plans_are_cached_by_the_headers_of_all_filters() -> None:
     assert fast_path.keyed_headers >= chain.FILTERED_HEADERS
 
 
+@pytest.mark.parametrize(
+    ("target", "on_fast_path"),
+    [(INFER, False), ("/v1/models/m:predict", True), ("/v2/models/m/generate", True)],
+)
+async def test_content_type_of_a_cloud_matters_to_inference_alone(
+    target: str, on_fast_path: bool
+) -> None:
+    fast_path = FastPath(single_destination(make_destination(ReadyEndpoint())))
+    headers = {"Content-Type": APPLYING["Content-Type"]}
+    assert (plan_of(fast_path, "POST", target, headers) is not None) is on_fast_path
+
+
 class _MarkedResponse(WrappedResponse):
     """Adds a header to a response."""
 
