@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -127,15 +126,15 @@ async def query_servers(
     queries: dict[Upstream | str, _Query] = {}
     for upstream in upstreams:
         request = request_for(upstream)
+        # The slots of all servers are taken already.
+        destination = replace(call.destination, upstream=upstream, concurrency_limits=())
+        query = _Query(destination, request, reservation, model)
         if not queries_all(upstream):
-            # The slots of all servers are taken already.
-            destination = replace(call.destination, upstream=upstream, concurrency_limits=())
-            queries[upstream] = partial(_query_upstream, destination, request, reservation)
+            queries[upstream] = query
             continue
         check_lengths(request, upstream.dialect_state.dialect)
         for lease in upstream.pool.lease_all():
-            query = partial(_query_endpoint, upstream.name, lease, request, reservation, model)
-            queries.setdefault(lease.endpoint.url, query)
+            queries.setdefault(lease.endpoint.url, replace(query, lease=lease))
     results = await _run_all(call, upstreams, queries.values())
     if results or model is None:
         return results
@@ -229,8 +228,50 @@ async def _buffer_response(
     return BufferedResponse(response.status, response.reason, response.headers, b"".join(chunks))
 
 
-_Query = Callable[[Deadline, CallRecord], Coroutine[None, None, SubResponse | None]]
-"""Queries one server; None if it was left out."""
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """A request for a leased endpoint, or without a ``lease`` for any of the upstream's."""
+
+    destination: Destination
+    request: UpstreamRequest
+    reservation: Reservation
+    model: str | None
+    lease: Lease | None = None
+
+    async def run(self, deadline: Deadline, record: CallRecord) -> SubResponse | None:
+        """Query the server; None if it reports that it does not have the model."""
+        upstream, lease = self.destination.upstream.name, self.lease
+        name = f"upstream {upstream}" if lease is None else lease.endpoint.url
+        outcome: BufferedResponse | GatewayError | None
+        try:
+            if lease is None:
+                request, reservation = self.request, self.reservation
+                with deadline:
+                    outcome = await query_upstream(
+                        self.destination, request, reservation, deadline, record
+                    )
+            else:
+                with lease, deadline:
+                    outcome = await self._query_endpoint(lease, deadline, record)
+        except GatewayError as error:
+            outcome = strip_tracebacks(error)
+        return None if outcome is None else SubResponse(upstream, name, outcome)
+
+    async def _query_endpoint(
+        self, lease: Lease, deadline: Deadline, record: CallRecord
+    ) -> BufferedResponse | None:
+        record.endpoint = url = lease.endpoint.url
+        deadline.expect_server(url)
+        if self.model is not None and not await lease.may_have_model(self.model):
+            return None
+        deadline.expect_server(url)
+        record.attempts += 1
+        response = await lease.endpoint.send(self.request)
+        lease.classify_status(response.status)
+        try:
+            return await _buffer_response(response, url, deadline, self.reservation)
+        finally:
+            response.close()
 
 
 async def _run_all(
@@ -245,7 +286,7 @@ async def _run_all(
         with deadline.suspended_for_parts():
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(query(deadline.part(), part))
+                    group.create_task(query.run(deadline.part(), part))
                     for query, part in zip(queries, parts, strict=True)
                 ]
     finally:
@@ -270,52 +311,6 @@ def _limits_of(destination: Destination, upstreams: Sequence[Upstream]) -> list[
     by_name = sorted(upstreams, key=lambda upstream: upstream.name)
     own = [upstream.concurrency_limit for upstream in by_name]
     return [limit for limit in own if limit is not None] + shared
-
-
-async def _query_endpoint(
-    upstream: str,
-    lease: Lease,
-    request: UpstreamRequest,
-    reservation: Reservation,
-    model: str | None,
-    deadline: Deadline,
-    record: CallRecord,
-) -> SubResponse | None:
-    """Query an endpoint, unless it reports that it does not have ``model``."""
-    record.endpoint = url = lease.endpoint.url
-    try:
-        with lease as endpoint, deadline:
-            deadline.expect_server(url)
-            if model is not None and not await lease.may_have_model(model):
-                return None
-            deadline.expect_server(url)
-            record.attempts += 1
-            response = await endpoint.send(request)
-            lease.classify_status(response.status)
-            try:
-                buffered = await _buffer_response(response, url, deadline, reservation)
-                return SubResponse(upstream, url, buffered)
-            finally:
-                response.close()
-    except GatewayError as error:
-        return SubResponse(upstream, url, strip_tracebacks(error))
-
-
-async def _query_upstream(
-    destination: Destination,
-    request: UpstreamRequest,
-    reservation: Reservation,
-    deadline: Deadline,
-    record: CallRecord,
-) -> SubResponse:
-    upstream = destination.upstream.name
-    outcome: BufferedResponse | GatewayError
-    try:
-        with deadline:
-            outcome = await query_upstream(destination, request, reservation, deadline, record)
-    except GatewayError as error:
-        outcome = strip_tracebacks(error)
-    return SubResponse(upstream, f"upstream {upstream}", outcome)
 
 
 def _error_text(body: bytes) -> str:
