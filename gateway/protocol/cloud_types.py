@@ -83,6 +83,29 @@ def parse_cloud_type(content_type: str) -> CloudType | None:
     return CloudType(cloud, size)
 
 
+def resolve_header_size(
+    cloud_type: CloudType, stated: int | None, body_size: int | None
+) -> int | None:
+    """Return the header size of a request; None if the whole body is JSON.
+
+    ``stated`` is that of Inference-Header-Content-Length, ``body_size`` that of the body, None if
+    unknown. Raises GatewayError (400) if they do not fit the content type.
+    """
+    size = cloud_type.header_size
+    if size is None:
+        size = stated
+    elif stated is not None and size != stated:
+        raise bad_request(
+            f"Inference-Header-Content-Length is {stated}, but {HEADER_SIZE_PARAMETER} of the "
+            f"Content-Type {size}"
+        )
+    if size is not None and body_size is not None and size > body_size:
+        raise bad_request(
+            f"{HEADER_SIZE_PARAMETER} of the Content-Type is {size}, the body has {body_size} bytes"
+        )
+    return size
+
+
 def format_cloud_type(cloud: Cloud, header_size: str) -> str:
     """Format the content type of a body whose JSON header has ``header_size`` bytes."""
     return f"{cloud.content_type};{HEADER_SIZE_PARAMETER}={header_size}"

@@ -1,9 +1,9 @@
-"""Detects the dialect of a server from its metadata: ``GET /v2``."""
+"""Server metadata (``GET /v2``): the dialect that it shows, and that of several servers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,8 +57,7 @@ def parse_server_metadata(status: int, document: bytes) -> DetectedDialect:
 
 def _by_fields(fields: Mapping[str, Any]) -> DetectedDialect:
     name, version = _text(fields.get("name")), _text(fields.get("version"))
-    names = fields.get("extensions")
-    extensions = frozenset(filter(_is_text, names)) if isinstance(names, list) else frozenset()
+    extensions = frozenset(filter(_is_text, _extensions(fields)))
     who = f"names itself {_shown(name)}" if name else "has no name"
     who += f", version {_shown(version)}" if version else ""
     if _BINARY_EXTENSION in extensions:
@@ -115,3 +114,31 @@ def _is_text(value: object) -> bool:
 
 def _shown(text: str) -> str:
     return ascii(shorten(text, QUOTED_NAME))
+
+
+def add_binary_extension(document: bytes) -> bytes:
+    """List the binary extension in a server's metadata; anything else stays as it is."""
+    try:
+        fields = orjson.loads(document)
+        extensions = fields.setdefault("extensions", [])
+        if _BINARY_EXTENSION in extensions:
+            return document
+        extensions.append(_BINARY_EXTENSION)
+    except (ValueError, AttributeError, TypeError):
+        return document
+    return orjson.dumps(fields)
+
+
+def merge_server_metadata(servers: Sequence[Mapping[str, Any]]) -> bytes:
+    """Write the first server's metadata with the extensions of all, and the binary one."""
+    first, *others = [_extensions(fields) for fields in servers]
+    shared = [name for name in first if all(name in extensions for extensions in others)]
+    if _BINARY_EXTENSION not in shared:
+        shared.append(_BINARY_EXTENSION)
+    return orjson.dumps({**servers[0], "extensions": shared})
+
+
+def _extensions(fields: Mapping[str, Any]) -> list[Any]:
+    """Return a server's extensions; some servers list none."""
+    extensions = fields.get("extensions")
+    return extensions if isinstance(extensions, list) else []

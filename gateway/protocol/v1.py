@@ -182,3 +182,28 @@ def ready_entries(document: Any) -> list[Any]:
 def ready_model_names(document: Any) -> list[str]:
     """Return the names of ready models; see ``ready_entries``."""
     return [str(each["name"]) for each in ready_entries(document)]
+
+
+def unseen_models(document: Any, seen: set[tuple[str, str]]) -> list[Any]:
+    """Return the entries whose names and versions were not ``seen``, and add these.
+
+    The document is what ``model_entries`` reads. Raises TypeError, KeyError or AttributeError for
+    any other.
+    """
+    models = []
+    for model in model_entries(document):
+        key = str(model.get("name")), str(model.get("version"))
+        if key not in seen:
+            seen.add(key)
+            models.append(model)
+    return models
+
+
+def write_entries(entries: Any, **labels: str) -> bytes:
+    """Write the entries of a list, with labels added, without the brackets of the list.
+
+    Raises TypeError if it is no list of objects.
+    """
+    if not isinstance(entries, list):
+        raise TypeError
+    return orjson.dumps([{**entry, **labels} for entry in entries])[1:-1]

@@ -15,6 +15,7 @@ from gateway.errors import (
     escape_for_log,
     strip_tracebacks,
 )
+from gateway.http1.content_codings import CODINGS
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
@@ -26,10 +27,9 @@ from gateway.proxy.cluster.server_metadata import server_metadata
 from gateway.proxy.cluster.server_settings import log_settings, trace_settings
 from gateway.proxy.cluster.v1_models import v1_models
 from gateway.proxy.filters.authentication import UnauthenticatedError
-from gateway.proxy.filters.compression import compress_response
-from gateway.proxy.filters.content_codings import CODINGS
-from gateway.proxy.filters.decompression import decompress_request
+from gateway.proxy.filters.chain import filter_call, filter_response
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
+from gateway.proxy.filters.mirror import tee
 from gateway.proxy.headers import to_server
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
@@ -59,17 +59,18 @@ async def handle_request(request: ClientRequest, response: ClientResponse, route
     except GatewayError as error:
         await send_error(response, strip_tracebacks(error))
         return
-    scheduler = route_match.choice.next.scheduler
     response.header_policy = route_match.header_policy
-    response = compress_response(response, request, route_match.codings, scheduler)
+    head = route_match.filtered_head(request.method, request.headers)
+    response = filter_response(response, head, route_match.choice.next.scheduler)
     # From here on, the request is the one for the server.
     request.target = route_match.target
     request.headers = to_server(request.headers, route_match.dropped_headers, request.added_headers)
-    if route_match.mirror is None:
+    mirror = None if route_match.mirror is None else route_match.mirror.sample()
+    if mirror is None:
         await _serve(request, response, route_match, router.readiness)
         return
-    with route_match.mirror.tee(request, route_match.operation) as mirrored:
-        await _serve(mirrored, response, route_match, router.readiness)
+    with tee(request, route_match.operation, mirror) as teed:
+        await _serve(teed, response, route_match, router.readiness)
 
 
 async def _serve(
@@ -127,7 +128,7 @@ async def proxy_call(call: Call) -> None:
     """
     await prepare_dialect(call)
     with call.destination.memory_budget.reserve() as reservation:
-        call = await decompress_request(call, reservation)
+        call = await filter_call(call, reservation)
         if call.operation.kind is OperationKind.INFER:
             await infer(call)
         elif call.operation.kind is OperationKind.PREDICT:
@@ -141,7 +142,7 @@ async def _serve_from_all(
 ) -> None:
     """Serve an operation of the gateway itself, or over several servers."""
     with call.destination.memory_budget.reserve() as reservation:
-        call = await decompress_request(call, reservation)
+        call = await filter_call(call, reservation)
         match call.operation.kind:
             case OperationKind.LIVENESS:
                 await live(call.response)

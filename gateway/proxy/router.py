@@ -23,6 +23,7 @@ from gateway.protocol.operations import (
 from gateway.proxy.cluster.health import Readiness
 from gateway.proxy.cluster.scatter_gather import count_endpoints
 from gateway.proxy.filters.authentication import Authenticator, KeyGroup
+from gateway.proxy.filters.body_filter import FilteredHead
 from gateway.proxy.filters.forwarded_headers import (
     NO_FORWARDED_HEADERS,
     NOTED_HEADERS,
@@ -154,6 +155,10 @@ class RouteMatch:
         if kind is OperationKind.INDEX and not self.upstreams[0].pool.discovers_models:
             return len(self.upstreams) == 1
         return count_endpoints(self.upstreams) == 1
+
+    def filtered_head(self, method: str, headers: CIMultiDictProxy[str]) -> FilteredHead:
+        """Return what decides, for a client's method and headers, which filters apply."""
+        return FilteredHead(method, headers, self.operation, self.codings)
 
 
 class Router:

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.protocol.dialect_detection import parse_server_metadata
+from gateway.protocol.dialect_detection import (
+    add_binary_extension,
+    merge_server_metadata,
+    parse_server_metadata,
+)
 from gateway.protocol.dialects import BINARY, JSON, KSERVE, OPENVINO, TRITON, Dialect
 
 TRITONS = [
@@ -129,3 +133,26 @@ def test_quotations_of_a_server_are_short_and_on_one_line() -> None:
     assert reason.isprintable()
     assert reason.isascii()
     assert len(reason) < 500
+
+
+@pytest.mark.parametrize(
+    ("document", "changed"),
+    [
+        (b'{"name":"s"}', b'{"name":"s","extensions":["binary_tensor_data"]}'),
+        (b'{"extensions":["x"]}', b'{"extensions":["x","binary_tensor_data"]}'),
+        (b'{ "extensions": ["binary_tensor_data"] }', None),
+        (b'{"extensions":null}', None),
+        (b"[]", None),
+        (b"no JSON", None),
+    ],
+)
+def test_binary_extension_is_added_to_metadata(document: bytes, changed: bytes | None) -> None:
+    assert add_binary_extension(document) == (changed or document)
+
+
+def test_merged_metadata_has_the_extensions_that_all_servers_share() -> None:
+    servers = [{"name": "a", "extensions": ["x", "y"]}, {"name": "b", "extensions": ["y", "z"]}]
+    assert merge_server_metadata(servers) == b'{"name":"a","extensions":["y","binary_tensor_data"]}'
+    assert merge_server_metadata([*servers, {}]) == (
+        b'{"name":"a","extensions":["binary_tensor_data"]}'
+    )

@@ -22,6 +22,8 @@ from gateway.protocol.v1 import (
     models_document,
     ready_model_names,
     reports_ready,
+    unseen_models,
+    write_entries,
 )
 
 
@@ -172,3 +174,28 @@ def test_other_documents_are_errors(document: Any) -> None:
 
 def test_each_model_is_listed_once() -> None:
     assert models_document(["b", "a", "b"]) == b'{"models":["b","a"]}'
+
+
+def test_models_are_listed_once_by_name_and_version() -> None:
+    seen: set[tuple[str, str]] = set()
+    first, second, other = (
+        {"name": "a", "version": "1"},
+        {"name": "a", "version": "2"},
+        {"name": "b"},
+    )
+    assert unseen_models([first, second, first], seen) == [first, second]
+    assert unseen_models([other, second], seen) == [other]
+    assert unseen_models({"models": ["b", "c"]}, seen) == [{"name": "c"}]
+
+
+def test_entries_are_written_with_labels() -> None:
+    assert write_entries([{"name": "a"}, {"name": "b", "at": "x"}], at="y") == (
+        b'{"name":"a","at":"y"},{"name":"b","at":"y"}'
+    )
+    assert write_entries([], at="y") == b""
+
+
+@pytest.mark.parametrize("entries", [{}, "", ["a"], None])
+def test_what_is_no_list_of_entries_is_refused(entries: object) -> None:
+    with pytest.raises(TypeError):
+        write_entries(entries, at="y")

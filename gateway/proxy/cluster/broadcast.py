@@ -10,13 +10,11 @@ from gateway.proxy.body_io import ClientBody, buffer_chunks
 from gateway.proxy.cluster.scatter_gather import (
     count_endpoints,
     make_sub_request,
-    merge_responses,
-    query_every_endpoint,
-    send_buffered,
+    query_servers,
+    send_merged,
 )
 from gateway.proxy.interfaces import Call, Upstream
 from gateway.proxy.passthrough import checked_body, passthrough
-from gateway.upstream.transport import Body
 
 TargetFor = Callable[[Upstream], str]
 """Returns the raw target of an operation at the servers of an upstream."""
@@ -35,14 +33,14 @@ async def broadcast(
         return
     with call.destination.memory_budget.reserve() as reservation:
         body = await buffer_body(call, reservation)
-        sub_responses = await query_every_endpoint(
+        sub_responses = await query_servers(
             call,
             upstreams,
             lambda upstream: make_sub_request(call.request, target_for(upstream), body),
             reservation,
             model,
         )
-        await send_buffered(call, merge_responses(call.request, sub_responses))
+        await send_merged(call, sub_responses)
 
 
 async def load(call: Call, upstreams: Sequence[Upstream]) -> None:
@@ -58,21 +56,22 @@ async def load(call: Call, upstreams: Sequence[Upstream]) -> None:
             upstream.pool.refresh_models()
 
 
-async def buffer_body(call: Call, reservation: Reservation) -> Body:
+async def buffer_body(call: Call, reservation: Reservation) -> Sequence[bytes | memoryview] | None:
     """Buffer the client's body for several servers; None without a body.
 
     Raises GatewayError: 413 over the caps, 400 for a broken body, 503 for overload.
     """
     request, limits = call.request, call.destination.limits
+    cap = limits.max_buffered_body_bytes
     body = ClientBody(request, limits.max_request_bytes, call.deadline)
-    if (body.size or 0) > limits.max_buffered_body_bytes:
-        raise _too_large(limits.max_buffered_body_bytes)
+    if (body.size or 0) > cap:
+        raise _too_large(cap)
     checked = await checked_body(
         request, body, limits.max_json_depth, reservation, limits_chunks=False
     )
     if not isinstance(checked, AsyncIterable):
         return checked
-    return await buffer_chunks(checked, reservation, limits.max_buffered_body_bytes, _too_large)
+    return await buffer_chunks(checked, reservation, cap, _too_large)
 
 
 def _too_large(cap: int) -> GatewayError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gateway.errors import GatewayError
 from gateway.protocol.v1 import MODELS_PATH
@@ -16,10 +16,10 @@ from gateway.proxy.cluster.scatter_gather import (
     BufferedResponse,
     SubResponse,
     make_sub_request,
-    merge_responses,
-    query_model_holders,
+    query_servers,
+    server_names,
 )
-from gateway.proxy.interfaces import Call, ClientRequest, Upstream
+from gateway.proxy.interfaces import Call, Upstream
 from gateway.proxy.server_dialect import wait_for_dialects
 from gateway.upstream.transport import UpstreamRequest
 
@@ -44,12 +44,12 @@ class ModelLists:
     @property
     def headers(self) -> dict[str, str]:
         """Return the response header that names the servers without a list, if there are any."""
-        names = ", ".join(each.name for each in self.without_list)
-        return {FAILED_ENDPOINTS: names} if names else {}
+        return server_names(FAILED_ENDPOINTS, self.without_list)
 
-    def error(self, request: ClientRequest) -> BufferedResponse:
-        """Return the servers' own error; raises GatewayError as ``merge_responses``."""
-        return merge_responses(request, self.lists or self.without_list)
+    @property
+    def without_success(self) -> list[SubResponse]:
+        """Return the responses to take the error from, if the lists are not complete."""
+        return self.lists or self.without_list
 
 
 async def query_model_lists(
@@ -62,15 +62,17 @@ async def query_model_lists(
 
     KServe has no repository index and is queried for its V1 list. All others get the
     ``index_request``, servers of unknown dialect too: they are named with their error. Raises
-    GatewayError as ``query_model_holders``.
+    GatewayError as ``query_servers``.
     """
     await _wait_for_dialects(upstreams, call.deadline)
-    v1_request = _v1_list_request(call.request)
-    sub_responses = await query_model_holders(
+    v1_request = make_sub_request(call.request, MODELS_PATH, method="GET")
+    v1_request.headers.popall("Content-Type", None)  # that of a body for the index
+    sub_responses = await query_servers(
         call,
         upstreams,
         lambda upstream: v1_request if _speaks_v1(upstream) else index_request,
         reservation,
+        queries_all=lambda upstream: upstream.pool.discovers_models,
     )
     by_name = {upstream.name: upstream for upstream in upstreams}
     result = ModelLists([], [])
@@ -96,12 +98,6 @@ async def _wait_for_dialects(upstreams: Sequence[Upstream], deadline: Deadline) 
             async with asyncio.TaskGroup() as group:
                 for upstream in unknown:
                     group.create_task(wait_for(upstream, deadline.part(_DETECTION_SHARE)))
-
-
-def _v1_list_request(request: ClientRequest) -> UpstreamRequest:
-    v1_request = replace(make_sub_request(request, MODELS_PATH), method="GET")
-    v1_request.headers.popall("Content-Type", None)  # that of a body for the index
-    return v1_request
 
 
 def _speaks_v1(upstream: Upstream) -> bool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any, TypeVar
 
 import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, bad_response, shorten, strip_tracebacks
 from gateway.observe.call_record import CallRecord
+from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -21,7 +22,9 @@ from gateway.proxy.interfaces import Call, ClientRequest, Destination, Upstream
 from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.pool.lease import Lease
-from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
+from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
+
+_T = TypeVar("_T")
 
 FAILED_ENDPOINTS = "Tensorgate-Failed-Endpoints"
 """The response header that names endpoints whose part is missing."""
@@ -35,14 +38,6 @@ class BufferedResponse:
     reason: str
     headers: CIMultiDictProxy[str]
     body: bytes
-
-
-def json_response(status: int, document: bytes, reason: str = "") -> BufferedResponse:
-    """Return a response of the gateway's own with a JSON document."""
-    headers = CIMultiDict(
-        {"Content-Type": "application/json", "Content-Length": str(len(document))}
-    )
-    return BufferedResponse(status, reason, CIMultiDictProxy(headers), document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +67,34 @@ class SubResponse:
         text = _error_text(self.outcome.body)
         return f"{self.name} returned {self.outcome.status}" + (f": {text}" if text else "")
 
+    def parse(self, read: Callable[[Any], _T], what: str) -> _T:
+        """Return what ``read`` makes of the JSON document of a success.
+
+        Raises GatewayError (502) that says that the server sent no ``what``, if ``read`` fails as
+        a document of another form makes it fail.
+        """
+        assert self.success is not None
+        try:
+            return read(orjson.loads(self.success.body))
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise bad_response(f"{self.name} sent no {what}") from None
+
 
 def count_endpoints(upstreams: Iterable[Upstream]) -> int:
     """Count the endpoints of upstreams."""
     return sum(len(upstream.pool.endpoints) for upstream in upstreams)
 
 
-def make_sub_request(request: ClientRequest, target: str, body: Body = None) -> UpstreamRequest:
-    """Return the request for servers; the client's own body is left out without ``body``."""
+def make_sub_request(
+    request: ClientRequest,
+    target: str,
+    body: Sequence[bytes | memoryview] | None = None,
+    method: str | None = None,
+) -> UpstreamRequest:
+    """Return the request for servers, with the client's method unless another is given.
+
+    The client's own body is left out without ``body``.
+    """
     headers = end_to_end(request.headers)
     headers.popall("Accept-Encoding", None)  # the gateway reads the responses
     if body is None:
@@ -87,64 +102,43 @@ def make_sub_request(request: ClientRequest, target: str, body: Body = None) -> 
     else:
         # Bodies for several servers are JSON, and some servers require its type.
         headers.setdefault("Content-Type", "application/json")
-    return UpstreamRequest(request.method, target, headers, body)
+        headers["Content-Length"] = str(sum(map(len, body)))
+    return UpstreamRequest(method or request.method, target, headers, body)
 
 
-RequestFor = Callable[[Upstream], UpstreamRequest]
-"""Returns the request for the servers of an upstream."""
-
-
-async def query_every_endpoint(
+async def query_servers(
     call: Call,
     upstreams: Sequence[Upstream],
-    request_for: RequestFor,
+    request_for: Callable[[Upstream], UpstreamRequest],
     reservation: Reservation,
     model: str | None = None,
+    queries_all: Callable[[Upstream], bool] = lambda _: True,
 ) -> list[SubResponse]:
-    """Query every endpoint, ejected ones too; an endpoint of two upstreams is queried once.
+    """Query the servers of upstreams in parallel; a server that is late does not end the others.
 
-    Under model discovery only the endpoints that have ``model``, or do not list their models, are
-    queried; all if none is left. ``reservation`` counts the buffered responses. Raises GatewayError
-    before any server is queried: 503 for overload, 400 for a head that an upstream does not accept.
+    All endpoints are queried, ejected ones too; an endpoint of two upstreams is queried once. Where
+    ``queries_all`` is false, one endpoint of the upstream is queried, and another one if it is
+    unreachable. Under model discovery only endpoints that have ``model``, or do not list their
+    models, are queried; all if none is left. ``reservation`` counts the buffered responses. Raises
+    GatewayError before any server is queried: 503 for overload, 400 for a head that an upstream
+    does not accept.
     """
-
-    async def query(wanted: str | None) -> list[SubResponse]:
-        queries: dict[str, _Query] = {}
-        for upstream in upstreams:
-            _add_every_endpoint(queries, upstream, request_for(upstream), reservation, wanted)
-        return await _run_all(call, upstreams, queries.values())
-
-    return await query(model) or await query(None)
-
-
-async def query_one_of_each(
-    call: Call, upstreams: Sequence[Upstream], request: UpstreamRequest, reservation: Reservation
-) -> list[SubResponse]:
-    """Query one endpoint of each upstream, and another one if it is unreachable.
-
-    The rest is as with ``query_every_endpoint``.
-    """
-    queries = [
-        _query_of_any(call.destination, upstream, request, reservation) for upstream in upstreams
-    ]
-    return await _run_all(call, upstreams, queries)
-
-
-async def query_model_holders(
-    call: Call, upstreams: Sequence[Upstream], request_for: RequestFor, reservation: Reservation
-) -> list[SubResponse]:
-    """Query one endpoint of each upstream, but every endpoint of one under model discovery.
-
-    The rest is as with ``query_one_of_each`` and ``query_every_endpoint``.
-    """
-    queries: dict[str, _Query] = {}
+    queries: dict[Upstream | str, _Query] = {}
     for upstream in upstreams:
         request = request_for(upstream)
-        if upstream.pool.discovers_models:
-            _add_every_endpoint(queries, upstream, request, reservation)
-        else:
-            queries[upstream.name] = _query_of_any(call.destination, upstream, request, reservation)
-    return await _run_all(call, upstreams, queries.values())
+        # The slots of all servers are taken already.
+        destination = replace(call.destination, upstream=upstream, concurrency_limits=())
+        query = _Query(destination, request, reservation, model)
+        if not queries_all(upstream):
+            queries[upstream] = query
+            continue
+        check_lengths(request, upstream.dialect_state.dialect)
+        for lease in upstream.pool.lease_all():
+            queries.setdefault(lease.endpoint.url, replace(query, lease=lease))
+    results = await _run_all(call, upstreams, queries.values())
+    if results or model is None:
+        return results
+    return await query_servers(call, upstreams, request_for, reservation, None, queries_all)
 
 
 def merge_responses(
@@ -172,10 +166,21 @@ def merge_responses(
     raise GatewayError(kind, f"{what} {result}: {failures}", retry_after)
 
 
+def server_names(header: str, servers: Iterable[SubResponse]) -> dict[str, str]:
+    """Return the response header that names servers; nothing without any."""
+    names = ", ".join(each.name for each in servers)
+    return {header: names} if names else {}
+
+
+async def send_merged(call: Call, sub_responses: Sequence[SubResponse]) -> None:
+    """Send the response that all servers agree on; raises GatewayError as ``merge_responses``."""
+    await send_buffered(call, merge_responses(call.request, sub_responses))
+
+
 async def send_buffered(
     call: Call, buffered: BufferedResponse, added_headers: Mapping[str, str] | None = None
 ) -> None:
-    """Send a buffered response to the client, with ``added_headers``."""
+    """Send a server's buffered response to the client, with ``added_headers``."""
     headers = end_to_end(buffered.headers)
     headers.update(added_headers or {})
     call.deadline.expect_client()
@@ -184,7 +189,33 @@ async def send_buffered(
     await call.response.finish()
 
 
-async def buffer_response(
+async def send_json(
+    call: Call,
+    document: bytes,
+    added_headers: Mapping[str, str] | None = None,
+    status: int = 200,
+    reason: str = "",
+) -> None:
+    """Send a document of the gateway's own to the client, with ``added_headers``."""
+    headers = CIMultiDict({"Content-Type": "application/json", **(added_headers or {})})
+    call.deadline.expect_client()
+    await call.response.send(status, reason, headers, document)
+
+
+async def query_upstream(
+    destination: Destination,
+    request: UpstreamRequest,
+    reservation: Reservation,
+    deadline: Deadline,
+    record: CallRecord,
+    model: ModelName | None = None,
+) -> BufferedResponse:
+    """Query one server of a destination, which has ``model`` as far as is known."""
+    async with UpstreamCall(destination, request, deadline, record, model=model) as call:
+        return await _buffer_response(call.response, call.url, deadline, reservation)
+
+
+async def _buffer_response(
     response: UpstreamResponse, url: str, deadline: Deadline, reservation: Reservation
 ) -> BufferedResponse:
     """Read a server's whole response; raises GatewayError: 502 over the cap, 503 for overload."""
@@ -197,35 +228,55 @@ async def buffer_response(
     return BufferedResponse(response.status, response.reason, response.headers, b"".join(chunks))
 
 
-_Query = Callable[[Deadline, CallRecord], Coroutine[None, None, SubResponse | None]]
-"""Queries one server; None if it was left out."""
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """A request for a leased endpoint, or without a ``lease`` for any of the upstream's."""
 
+    destination: Destination
+    request: UpstreamRequest
+    reservation: Reservation
+    model: str | None
+    lease: Lease | None = None
 
-def _add_every_endpoint(
-    queries: dict[str, _Query],
-    upstream: Upstream,
-    request: UpstreamRequest,
-    reservation: Reservation,
-    model: str | None = None,
-) -> None:
-    check_lengths(request, upstream.dialect_state.dialect)
-    for lease in upstream.pool.lease_all():
-        query = partial(_query_endpoint, upstream.name, lease, request, reservation, model)
-        queries.setdefault(lease.endpoint.url, query)
+    async def run(self, deadline: Deadline, record: CallRecord) -> SubResponse | None:
+        """Query the server; None if it reports that it does not have the model."""
+        upstream, lease = self.destination.upstream.name, self.lease
+        name = f"upstream {upstream}" if lease is None else lease.endpoint.url
+        outcome: BufferedResponse | GatewayError | None
+        try:
+            if lease is None:
+                request, reservation = self.request, self.reservation
+                with deadline:
+                    outcome = await query_upstream(
+                        self.destination, request, reservation, deadline, record
+                    )
+            else:
+                with lease, deadline:
+                    outcome = await self._query_endpoint(lease, deadline, record)
+        except GatewayError as error:
+            outcome = strip_tracebacks(error)
+        return None if outcome is None else SubResponse(upstream, name, outcome)
 
-
-def _query_of_any(
-    destination: Destination, upstream: Upstream, request: UpstreamRequest, reservation: Reservation
-) -> _Query:
-    # The slots of all servers are taken already.
-    destination = replace(destination, upstream=upstream, concurrency_limits=())
-    return partial(_query_upstream, destination, request, reservation)
+    async def _query_endpoint(
+        self, lease: Lease, deadline: Deadline, record: CallRecord
+    ) -> BufferedResponse | None:
+        record.endpoint = url = lease.endpoint.url
+        deadline.expect_server(url)
+        if self.model is not None and not await lease.may_have_model(self.model):
+            return None
+        deadline.expect_server(url)
+        record.attempts += 1
+        response = await lease.endpoint.send(self.request)
+        lease.classify_status(response.status)
+        try:
+            return await _buffer_response(response, url, deadline, self.reservation)
+        finally:
+            response.close()
 
 
 async def _run_all(
     call: Call, upstreams: Sequence[Upstream], queries: Collection[_Query]
 ) -> list[SubResponse]:
-    """Run all queries in parallel; a server that is late does not end the others."""
     record, deadline = call.response.record, call.deadline
     record.upstream = ",".join(upstream.name for upstream in upstreams)
     limits = _limits_of(call.destination, upstreams)
@@ -235,7 +286,7 @@ async def _run_all(
         with deadline.suspended_for_parts():
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(query(deadline.part(), part))
+                    group.create_task(query.run(deadline.part(), part))
                     for query, part in zip(queries, parts, strict=True)
                 ]
     finally:
@@ -260,53 +311,6 @@ def _limits_of(destination: Destination, upstreams: Sequence[Upstream]) -> list[
     by_name = sorted(upstreams, key=lambda upstream: upstream.name)
     own = [upstream.concurrency_limit for upstream in by_name]
     return [limit for limit in own if limit is not None] + shared
-
-
-async def _query_endpoint(
-    upstream: str,
-    lease: Lease,
-    request: UpstreamRequest,
-    reservation: Reservation,
-    model: str | None,
-    deadline: Deadline,
-    record: CallRecord,
-) -> SubResponse | None:
-    """Query an endpoint, unless it reports that it does not have ``model``."""
-    record.endpoint = url = lease.endpoint.url
-    try:
-        with lease as endpoint, deadline:
-            deadline.expect_server(url)
-            if model is not None and not await lease.may_have_model(model):
-                return None
-            deadline.expect_server(url)
-            record.attempts += 1
-            response = await endpoint.send(request)
-            lease.classify_status(response.status)
-            try:
-                buffered = await buffer_response(response, url, deadline, reservation)
-                return SubResponse(upstream, url, buffered)
-            finally:
-                response.close()
-    except GatewayError as error:
-        return SubResponse(upstream, url, strip_tracebacks(error))
-
-
-async def _query_upstream(
-    destination: Destination,
-    request: UpstreamRequest,
-    reservation: Reservation,
-    deadline: Deadline,
-    record: CallRecord,
-) -> SubResponse:
-    upstream = destination.upstream.name
-    name = f"upstream {upstream}"
-    try:
-        with deadline:
-            async with UpstreamCall(destination, request, deadline, record) as call:
-                buffered = await buffer_response(call.response, call.url, deadline, reservation)
-                return SubResponse(upstream, name, buffered)
-    except GatewayError as error:
-        return SubResponse(upstream, name, strip_tracebacks(error))
 
 
 def _error_text(body: bytes) -> str:

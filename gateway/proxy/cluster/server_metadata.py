@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
-from gateway.errors import bad_response
+from gateway.protocol.dialect_detection import add_binary_extension, merge_server_metadata
 from gateway.proxy.body_io import response_chunks
 from gateway.proxy.cluster.scatter_gather import (
-    BufferedResponse,
-    SubResponse,
     make_sub_request,
     merge_responses,
-    query_one_of_each,
+    query_servers,
     send_buffered,
 )
 from gateway.proxy.headers import with_body
@@ -23,8 +19,6 @@ from gateway.proxy.passthrough import relay_response, relay_rewritten
 from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.transport import UpstreamRequest
-
-_EXTENSION = "binary_tensor_data"
 
 
 async def server_metadata(call: Call, upstreams: Sequence[Upstream]) -> None:
@@ -37,14 +31,16 @@ async def server_metadata(call: Call, upstreams: Sequence[Upstream]) -> None:
         await _relay_metadata(call, request)
         return
     with call.destination.memory_budget.reserve() as reservation:
-        sub_responses = await query_one_of_each(call, upstreams, request, reservation)
+        sub_responses = await query_servers(
+            call, upstreams, lambda _: request, reservation, queries_all=lambda _: False
+        )
         first = merge_responses(call.request, sub_responses)
-        succeeded = [(each, each.success) for each in sub_responses if each.success]
-        if not succeeded:
+        succeeded = [each for each in sub_responses if each.success]
+        servers = [each.parse(_as_object, "valid server metadata") for each in succeeded]
+        if not servers:
             await send_buffered(call, first)
             return
-        servers = [_parse_metadata(each, response) for each, response in succeeded]
-        document = orjson.dumps(_share_extensions(servers))
+        document = merge_server_metadata(servers)
         call.deadline.expect_client()
         headers = with_body(first.headers, {})
         await call.response.send(first.status, first.reason, headers, document)
@@ -63,45 +59,14 @@ async def _relay_metadata(call: Call, request: UpstreamRequest) -> None:
             response,
             chunks,
             call.response,
-            _add_extension,
+            add_binary_extension,
             MAX_SERVER_DOCUMENT,
             destination,
             deadline,
         )
 
 
-def _add_extension(document: bytes) -> bytes:
-    try:
-        fields = orjson.loads(document)
-        extensions = fields.setdefault("extensions", [])
-        if _EXTENSION in extensions:
-            return document
-        extensions.append(_EXTENSION)
-    except (ValueError, AttributeError, TypeError):
-        return document
-    return orjson.dumps(fields)
-
-
-def _parse_metadata(sub_response: SubResponse, response: BufferedResponse) -> dict[str, Any]:
-    try:
-        fields = orjson.loads(response.body)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        raise bad_response(f"{sub_response.name} sent no valid server metadata")
-    return fields
-
-
-def _share_extensions(servers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first server's metadata with the extensions of all, and the gateway's."""
-    first, *others = [_extensions(fields) for fields in servers]
-    shared = [name for name in first if all(name in extensions for extensions in others)]
-    if _EXTENSION not in shared:
-        shared.append(_EXTENSION)
-    return {**servers[0], "extensions": shared}
-
-
-def _extensions(fields: dict[str, Any]) -> list[Any]:
-    """Return a server's extensions; some servers name none."""
-    extensions = fields.get("extensions")
-    return extensions if isinstance(extensions, list) else []
+def _as_object(document: Any) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise TypeError
+    return document

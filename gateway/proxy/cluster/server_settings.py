@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import orjson
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.cluster.broadcast import TargetFor, broadcast
 from gateway.proxy.cluster.scatter_gather import (
     FAILED_ENDPOINTS,
     BufferedResponse,
     count_endpoints,
     make_sub_request,
-    merge_responses,
-    query_every_endpoint,
+    query_servers,
     send_buffered,
+    send_merged,
+    server_names,
 )
 from gateway.proxy.interfaces import Call, Upstream
 from gateway.proxy.passthrough import passthrough
@@ -71,42 +71,36 @@ async def _server_settings(
     if call.request.method == "POST":
         await broadcast(call, upstreams, target_for, model)
     elif call.request.method == "GET" and count_endpoints(upstreams) > 1:
-        with call.destination.memory_budget.reserve() as reservation:
-            await _compare_settings(call, upstreams, target_for, reservation, model)
+        await _compare_settings(call, upstreams, target_for, model)
     else:
         await passthrough(call, target_for(call.destination.upstream))
 
 
 async def _compare_settings(
-    call: Call,
-    upstreams: Sequence[Upstream],
-    target_for: TargetFor,
-    reservation: Reservation,
-    model: str | None,
+    call: Call, upstreams: Sequence[Upstream], target_for: TargetFor, model: str | None
 ) -> None:
     """Send the first endpoint's settings, with headers that name endpoints that differ or fail."""
-    sub_responses = await query_every_endpoint(
-        call,
-        upstreams,
-        lambda upstream: make_sub_request(call.request, target_for(upstream)),
-        reservation,
-        model,
-    )
-    responses = {each.name: each.success for each in sub_responses}
-    first = next(filter(None, responses.values()), None)
-    if first is None:
-        await send_buffered(call, merge_responses(call.request, sub_responses))
-        return
-    settings = _parse_settings(first)
-    differing = [
-        url
-        for url, response in responses.items()
-        if response and _parse_settings(response) != settings
-    ]
-    failed = [url for url, response in responses.items() if response is None]
-    endpoints = {DIFFERING_ENDPOINTS: differing, FAILED_ENDPOINTS: failed}
-    headers = {name: ", ".join(urls) for name, urls in endpoints.items() if urls}
-    await send_buffered(call, first, headers)
+    with call.destination.memory_budget.reserve() as reservation:
+        sub_responses = await query_servers(
+            call,
+            upstreams,
+            lambda upstream: make_sub_request(call.request, target_for(upstream)),
+            reservation,
+            model,
+        )
+        failed = [each for each in sub_responses if not each.success]
+        first = next((each.success for each in sub_responses if each.success), None)
+        if first is None:
+            await send_merged(call, failed)
+            return
+        settings = _parse_settings(first)
+        differing = [
+            each
+            for each in sub_responses
+            if each.success and _parse_settings(each.success) != settings
+        ]
+        headers = server_names(DIFFERING_ENDPOINTS, differing)
+        await send_buffered(call, first, headers | server_names(FAILED_ENDPOINTS, failed))
 
 
 def _parse_settings(response: BufferedResponse) -> object:

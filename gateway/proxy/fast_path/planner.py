@@ -22,11 +22,10 @@ from gateway.proxy.fast_path.handlers import (
     PassthroughHandler,
     PredictHandler,
 )
-from gateway.proxy.filters.content_codings import accepted_coding
+from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
-from gateway.proxy.filters.mirror import MirroredHead
+from gateway.proxy.filters.mirror import MirroredRequest
 from gateway.proxy.headers import connection_options, header_length, to_server
-from gateway.proxy.infer.cloud_content_types import may_have_cloud_type
 from gateway.proxy.interfaces import ClientHead, Destination, FastPathClient, Limits
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
@@ -35,13 +34,11 @@ from gateway.system.bounded_cache import BoundedCache
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, RequestTemplate
 
-_KEYED_HEADERS = HOP_BY_HOP | {
-    "accept-encoding",
-    "content-encoding",
-    "content-type",
-    "host",
-    "inference-header-content-length",
-}
+_KEYED_HEADERS = (
+    HOP_BY_HOP
+    | FILTERED_HEADERS
+    | {"accept-encoding", "content-type", "host", "inference-header-content-length"}
+)
 """Headers that the gateway itself looks at; a router adds those that its routes look at."""
 
 
@@ -82,12 +79,10 @@ class FastPath:
             return None  # the streaming path sends the error
         # The destinations of a choice have the same limits: they differ in their upstreams alone.
         limits = route_match.choice.next.limits
-        if route_match.codings and accepted_coding(headers, route_match.codings):
+        keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
+        if any_filter_applies(route_match.filtered_head(method, keyed)):
             return None
         operation = route_match.operation
-        if "Content-Encoding" in headers and operation.kind is not OperationKind.OTHER:
-            return None  # the streaming path decompresses, and drops an empty header
-        keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
         passed = to_server(keyed, route_match.dropped_headers)
         # Noted headers come with the lines of each request: see CallPlan.passed_lines.
         handler = _make_handler(route_match, method, to_server(passed, NOTED_HEADERS), limits)
@@ -193,8 +188,6 @@ def _make_handler(
     operation, target = route_match.operation, route_match.target
     if route_match.is_passthrough:
         return PassthroughHandler(RequestTemplate(method, target, tuple(headers.items())))
-    if may_have_cloud_type(headers):
-        return None
     if operation.kind is OperationKind.PREDICT:
         return PredictHandler(target, headers, operation)
     if operation.kind is not OperationKind.INFER:
@@ -213,14 +206,12 @@ def _mirror(
     route_match: RouteMatch, head: ClientHead, body: bytes, added_headers: HeaderLines
 ) -> None:
     """Mirror a request if it is chosen."""
-
-    def make_head() -> MirroredHead:
+    mirror = None if route_match.mirror is None else route_match.mirror.sample()
+    if mirror is not None:
         headers = to_server(head.headers, route_match.dropped_headers, added_headers)
-        operation = route_match.operation
-        return MirroredHead(head.method, route_match.target, headers, len(body), operation)
-
-    if route_match.mirror is not None:
-        route_match.mirror.sample(make_head, body)
+        target, operation = route_match.target, route_match.operation
+        copy = MirroredRequest(mirror, head.method, target, headers, len(body), operation)
+        copy.add(body)
 
 
 def _server_timeout(limits: Limits) -> float:

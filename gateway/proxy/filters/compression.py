@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict
 
+from gateway.http1.content_codings import accepted_coding, is_encoded
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.body_io import split
-from gateway.proxy.filters.content_codings import accepted_coding, is_encoded
+from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
 from gateway.proxy.headers import HEADER_LENGTH
-from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.proxy.interfaces import ClientResponse
 
 if TYPE_CHECKING:
     from zlib import _Compress
@@ -31,20 +31,7 @@ _UNCOMPRESSED_STATUSES = frozenset((204, 205, 206, 304))
 """Statuses of responses without a body, or with a part of one."""
 
 
-def compress_response(
-    response: ClientResponse,
-    request: ClientRequest,
-    codings: Sequence[str],
-    scheduler: ConversionScheduler,
-) -> ClientResponse:
-    """Wrap a response if the client accepts one of its route's ``codings``, else return it."""
-    if not codings or request.method == "HEAD":
-        return response
-    coding = accepted_coding(request.headers, codings)
-    return response if coding is None else CompressedResponse(response, coding, scheduler)
-
-
-class CompressedResponse(ClientResponse):
+class CompressedResponse(WrappedResponse):
     """Compresses a response with a ``coding``.
 
     Bodies that are small, encoded already or must not be transformed stay as they are. So do
@@ -55,24 +42,16 @@ class CompressedResponse(ClientResponse):
     def __init__(
         self, response: ClientResponse, coding: str, scheduler: ConversionScheduler
     ) -> None:
-        self.record = response.record
-        self._response = response
+        super().__init__(response)
         self._coding = coding
         self._scheduler = scheduler
         self._compressor: _Compress | None = None
         self._has_length = False
 
-    async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
-        """Start the response."""
-        length = headers.get("Content-Length", "")
-        self._prepare(status, headers, int(length) if length.isdecimal() else None)
-        self.started = True
-        await self._response.start(status, reason, headers)
-
     async def write(self, data: bytes | memoryview) -> None:
         """Write a part of the body, in one time slice for each slice of it."""
         if self._compressor is None:
-            await self._response.write(data)
+            await super().write(data)
             return
         for number, piece in enumerate(split(memoryview(data), _SLICE)):
             if number:
@@ -85,22 +64,21 @@ class CompressedResponse(ClientResponse):
         """End the response."""
         if self._compressor is not None:
             await self._write(self._compressor.flush())
-        await self._response.finish()
+        await super().finish()
 
-    async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
-        """Send a whole response."""
-        self._prepare(status, headers, len(body))
-        if self._compressor is not None:
-            body = await self._compress(self._compressor, body)
-        self.started = True
-        await self._response.send(status, reason, headers, body)
+    async def change_body(self, body: bytes) -> bytes:
+        """Compress a whole body, in one time slice for each slice of it."""
+        if self._compressor is None:
+            return body
+        parts = []
+        for number, piece in enumerate(split(body, _SLICE)):
+            if number:
+                await self._scheduler.next_slice()
+            parts.append(self._compressor.compress(piece))
+        return b"".join((*parts, self._compressor.flush()))
 
-    def abort(self) -> None:
-        """Drop the connection."""
-        self._response.abort()
-
-    def _prepare(self, status: int, headers: CIMultiDict[str], size: int | None) -> None:
-        """Adapt the headers; ``size`` is that of the body in bytes, if known."""
+    def change_head(self, status: int, headers: CIMultiDict[str], size: int | None) -> None:
+        """Change the headers if the body is to be compressed."""
         self._compressor = None
         self._has_length = size is not None
         if not _is_worthwhile(status, headers, size):
@@ -117,17 +95,9 @@ class CompressedResponse(ClientResponse):
             _LEVEL, zlib.DEFLATED, _WINDOW_BITS[self._coding], zlib.DEF_MEM_LEVEL, strategy
         )
 
-    async def _compress(self, compressor: _Compress, body: bytes) -> bytes:
-        parts = []
-        for number, piece in enumerate(split(body, _SLICE)):
-            if number:
-                await self._scheduler.next_slice()
-            parts.append(compressor.compress(piece))
-        return b"".join((*parts, compressor.flush()))
-
     async def _write(self, data: bytes) -> None:
         if data:
-            await self._response.write(data)
+            await super().write(data)
 
 
 def _is_worthwhile(status: int, headers: CIMultiDict[str], size: int | None) -> bool:
@@ -140,3 +110,21 @@ def _is_worthwhile(status: int, headers: CIMultiDict[str], size: int | None) -> 
     directives = ",".join(headers.getall("Cache-Control", ())).lower().split(",")
     # RFC 9110, section 7.7.
     return media_type != "text/event-stream" and "no-transform" not in map(str.strip, directives)
+
+
+def _accepts_coding(head: FilteredHead) -> bool:
+    if not head.codings or head.method == "HEAD":
+        return False
+    return accepted_coding(head.headers, head.codings) is not None
+
+
+def _compress(
+    response: ClientResponse, head: FilteredHead, scheduler: ConversionScheduler
+) -> ClientResponse:
+    coding = accepted_coding(head.headers, head.codings)
+    assert coding is not None
+    return CompressedResponse(response, coding, scheduler)
+
+
+COMPRESSION = BodyFilter(frozenset(("accept-encoding",)), _accepts_coding, wrap_response=_compress)
+"""Compresses responses for clients that accept a coding of their route."""

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDictProxy
 
 from gateway.codec.decompress import Decompressor
+from gateway.http1.content_codings import content_coding, is_encoded
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody
-from gateway.proxy.filters.content_codings import content_coding, is_encoded
+from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead
+from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientRequest, Destination
 from gateway.sizes import CONVERT_CHUNK
 
-_CODED_BODY_HEADERS = ("Content-Encoding", "Content-Length")
+_CONTENT_ENCODING = frozenset(("content-encoding",))
 
 
 async def decompress_request(call: Call, reservation: Reservation) -> Call:
     """Return the call with a request that has no content coding.
 
-    Bodies of unknown operations pass as they are. ``reservation`` counts the buffered bytes while
-    the request is used. Raises GatewayError: 415 for an unknown coding, and what reading raises for
-    the part that is read at once.
+    ``reservation`` counts the buffered bytes while the request is used. Raises GatewayError: 415
+    for an unknown coding, and what reading raises for the part that is read at once.
     """
     request = call.request
-    if call.operation.kind is OperationKind.OTHER or "Content-Encoding" not in request.headers:
-        return call
     if not is_encoded(request.headers):
         # Triton responds with 501 to an empty Content-Encoding.
-        request.headers = CIMultiDictProxy(_without(request.headers, "Content-Encoding"))
+        request.headers = CIMultiDictProxy(end_to_end(request.headers, _CONTENT_ENCODING))
         return call
     if request.content_length == 0:
         return call
@@ -41,6 +40,15 @@ async def decompress_request(call: Call, reservation: Reservation) -> Call:
     )
     await decompressed.start()
     return replace(call, request=decompressed)
+
+
+def _is_coded(head: FilteredHead) -> bool:
+    """Tell whether a body may have a content coding; those of unknown operations pass as is."""
+    return head.operation.kind is not OperationKind.OTHER and "Content-Encoding" in head.headers
+
+
+DECOMPRESSION = BodyFilter(_CONTENT_ENCODING, _is_coded, change_call=decompress_request)
+"""Decompresses requests, and drops an empty Content-Encoding."""
 
 
 class DecompressedRequest(ClientRequest):
@@ -79,7 +87,7 @@ class DecompressedRequest(ClientRequest):
             size += len(piece)
             self._reservation.resize(self._decompressor.buffered_bytes + size)
         self._first = b"".join(pieces)
-        headers = _without(self.headers, *_CODED_BODY_HEADERS)
+        headers = end_to_end(self.headers, _CONTENT_ENCODING | {"content-length"})
         if self._ended:
             self.content_length = size
             headers["Content-Length"] = str(size)
@@ -112,10 +120,3 @@ class DecompressedRequest(ClientRequest):
         data = await self._body.read()
         self._decompressor.feed(data, last=not data)
         self._reservation.resize(self._decompressor.buffered_bytes)
-
-
-def _without(headers: CIMultiDictProxy[str], *names: str) -> CIMultiDict[str]:
-    left = CIMultiDict(headers)
-    for name in names:
-        left.popall(name, None)
-    return left

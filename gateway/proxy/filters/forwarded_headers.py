@@ -6,10 +6,12 @@ import os
 import re
 import secrets
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Network, ip_address
 
 from multidict import CIMultiDictProxy
 
+from gateway.http1.forwarded import Peer as Peer
+from gateway.http1.forwarded import forwarded_element
 from gateway.proxy.interfaces import ClientHead
 from gateway.upstream.transport import HeaderLines
 
@@ -40,21 +42,6 @@ os.register_at_fork(after_in_child=_unused_ids.clear)
 
 # Fits between spaces in a log line.
 _VALID_ID = re.compile(r"[!-~]{1,128}")
-# RFC 9110, section 5.6.2.
-_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """The other end of a client's connection.
-
-    ``address`` is an IP address as text. It is None on a Unix socket (``is_unix``), or if the
-    client disconnected before its address was read.
-    """
-
-    address: str | None = None
-    is_unix: bool = False
-    is_tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +115,7 @@ class ForwardedHeaders:
         self._peer = peer
         self._adds_request_id = forwarding.request_id
         self._trusted = forwarding.headers and forwarding.trusts(peer)
-        self._peer_lines = _lines((_FOR, peer.address or ""), (_PROTO, _scheme(peer)))
+        self._peer_lines = _lines((_FOR, peer.address or ""), (_PROTO, peer.scheme))
         self._key: tuple[bytes, ...] = ()
         self._headers: HeaderLines = ()
         self._encoded = b""
@@ -181,7 +168,7 @@ class ForwardedHeaders:
             return self._peer_lines + _lines((_HOST, host))
         return _lines(
             (_FOR, _appended(headers, _FOR, self._peer.address or "")),
-            (_PROTO, headers.get(_PROTO) or _scheme(self._peer)),
+            (_PROTO, headers.get(_PROTO) or self._peer.scheme),
             (_HOST, headers.get(_HOST) or host),
         )
 
@@ -191,34 +178,9 @@ def new_identity() -> str:
     return secrets.token_hex(_IDENTITY_BYTES)
 
 
-def forwarded_element(peer: Peer, host: str) -> str:
-    """Write the element of one proxy in Forwarded: RFC 7239, section 4."""
-    pairs = {"for": _node(peer), "host": host, "proto": _scheme(peer)}
-    return ";".join(f"{name}={_value(value)}" for name, value in pairs.items() if value)
-
-
-def _node(peer: Peer) -> str:
-    """Write a node identifier: RFC 7239, section 6."""
-    if peer.address is None:
-        return "unknown"
-    is_ipv6 = isinstance(ip_address(peer.address), IPv6Address)
-    return f"[{peer.address}]" if is_ipv6 else peer.address
-
-
-def _value(text: str) -> str:
-    if _TOKEN.fullmatch(text):
-        return text
-    escaped = text.replace("\\", r"\\").replace('"', r"\"")
-    return f'"{escaped}"'
-
-
 def _lines(*lines: tuple[str, str]) -> HeaderLines:
     """Return the lines that have a value."""
     return tuple([line for line in lines if line[1]])
-
-
-def _scheme(peer: Peer) -> str:
-    return "https" if peer.is_tls else "http"
 
 
 def _appended(headers: CIMultiDictProxy[str], name: str, value: str) -> str:

@@ -37,17 +37,6 @@ _CLIENT_ERRORS = frozenset(
 _log = logging.getLogger("tensorgate.mirror")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MirroredHead:
-    """The head of a request that is mirrored; see ClientRequest."""
-
-    method: str
-    target: str
-    headers: CIMultiDictProxy[str]
-    content_length: int | None
-    operation: Operation
-
-
 class Mirror:
     """Sends copies of requests to ``destination`` and discards the responses.
 
@@ -136,12 +125,20 @@ class MirroredRequest(ClientRequest):
     Its memory is reserved until it is dropped.
     """
 
-    def __init__(self, head: MirroredHead, mirror: Mirror) -> None:
-        self.method = head.method
-        self.target = head.target
-        self.headers = head.headers
-        self.content_length = head.content_length
-        self.operation = head.operation
+    def __init__(
+        self,
+        mirror: Mirror,
+        method: str,
+        target: str,
+        headers: CIMultiDictProxy[str],
+        content_length: int | None,
+        operation: Operation,
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.content_length = content_length
+        self.operation = operation
         self._mirror = mirror
         self._reservation = mirror.destination.memory_budget.reserve()
         self._pieces: deque[bytes] = deque()
@@ -195,36 +192,32 @@ class MirroredRequest(ClientRequest):
         self.drop()
 
 
+@dataclass(frozen=True, slots=True)
 class MirrorSampler:
     """Chooses the requests to mirror; ``random`` returns numbers in [0, 1)."""
 
-    def __init__(self, mirror: Mirror, random: Callable[[], float]) -> None:
-        self._mirror = mirror
-        self._random = random
+    mirror: Mirror
+    random: Callable[[], float]
 
-    def sample(self, make_head: Callable[[], MirroredHead], body: bytes) -> None:
-        """Mirror a buffered request, if it is chosen; only then its head is made."""
-        if self._is_chosen():
-            MirroredRequest(make_head(), self._mirror).add(body)
+    def sample(self) -> Mirror | None:
+        """Return the mirror if the next request is to be copied to it."""
+        chosen = self.random() < self.mirror.share and self.mirror.has_room()
+        return self.mirror if chosen else None
 
-    @contextmanager
-    def tee(self, request: ClientRequest, operation: Operation) -> Iterator[ClientRequest]:
-        """Yield the request to read; if it is chosen, its body goes to the mirror too."""
-        if not self._is_chosen():
-            yield request
-            return
-        length = request.content_length
-        head = MirroredHead(request.method, request.target, request.headers, length, operation)
-        copy = MirroredRequest(head, self._mirror)
-        if length == 0:
-            copy.add(b"")  # an absent body is never read
-        try:
-            yield _TeedRequest(request, copy)
-        finally:
-            copy.end()
 
-    def _is_chosen(self) -> bool:
-        return self._random() < self._mirror.share and self._mirror.has_room()
+@contextmanager
+def tee(request: ClientRequest, operation: Operation, mirror: Mirror) -> Iterator[ClientRequest]:
+    """Yield the request to read instead; its body goes to the mirror too."""
+    length = request.content_length
+    copy = MirroredRequest(
+        mirror, request.method, request.target, request.headers, length, operation
+    )
+    if length == 0:
+        copy.add(b"")  # an absent body is never read
+    try:
+        yield _TeedRequest(request, copy)
+    finally:
+        copy.end()
 
 
 class _TeedRequest(ClientRequest):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.messages import InferRequestHead, RequestFeatures
 from gateway.protocol.operations import model_name_of
 from gateway.proxy.headers import HEADER_LENGTH, with_body
 from gateway.proxy.infer.buffered_response import ResponseRelay
-from gateway.proxy.infer.cloud_content_types import translate_cloud_type
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import (
     model_metadata,
@@ -26,7 +23,6 @@ from gateway.upstream.transport import UpstreamRequest
 
 async def infer(call: Call) -> None:
     """Serve an infer request of any encoding: JSON, binary, mixed or raw binary."""
-    call = replace(call, response=translate_cloud_type(call.request, call.response))
     with call.destination.memory_budget.reserve() as reservation:
         received = await receive_request(call, reservation)
         reservation.resize(received.buffered_size)

@@ -15,7 +15,6 @@ from gateway.proxy.filters.forwarded_headers import (
     ForwardedHeaders,
     ForwardedPolicy,
     Peer,
-    forwarded_element,
     new_identity,
 )
 from gateway.proxy.headers import parse_lines
@@ -135,23 +134,6 @@ def test_unix_socket_peer_is_trusted_and_adds_no_address() -> None:
 
 
 # ---------------------------------------------------------------------------------------- Forwarded
-
-
-@pytest.mark.parametrize(
-    ("peer", "host", "element"),
-    [
-        (CLIENT, "h", "for=192.0.2.7;host=h;proto=http"),
-        (CLIENT, "h:80", 'for=192.0.2.7;host="h:80";proto=http'),
-        (CLIENT, "", "for=192.0.2.7;proto=http"),
-        (CLIENT, 'a"b\\c', r'for=192.0.2.7;host="a\"b\\c";proto=http'),
-        (Peer("2001:db8::1", is_tls=True), "h", 'for="[2001:db8::1]";host=h;proto=https'),
-        (ON_UNIX, "h", "for=unknown;host=h;proto=http"),
-        (GONE, "h", "for=unknown;host=h;proto=http"),
-    ],
-)
-def test_forwarded_element_follows_rfc_7239(peer: Peer, host: str, element: str) -> None:
-    # RFC 7239, sections 4 and 6
-    assert forwarded_element(peer, host) == element
 
 
 def test_forwarded_is_extended_only_where_the_client_sends_it() -> None:

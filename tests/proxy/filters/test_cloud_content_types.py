@@ -7,7 +7,7 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.infer.handler import infer
+from gateway.proxy.dispatch import proxy_call
 from gateway.proxy.interfaces import Call
 from tests.support.doubles.streaming import (
     EventLog,
@@ -59,7 +59,7 @@ class Scene:
         response = ScriptedClientResponse(log)
         with Deadline(9, 9) as deadline:
             operation = parse_operation("POST", INFER)
-            await infer(
+            await proxy_call(
                 Call(request, response, operation, make_destination(self.endpoint), deadline)
             )
         return response

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.proxy.filters.content_codings import (
+from gateway.http1.content_codings import (
     CODINGS,
     accepted_coding,
     content_coding,

@@ -1,0 +1,70 @@
+"""Header lengths in the Content-Type, as clouds have them, ↔ the header of the protocol."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.protocol.cloud_types import (
+    Cloud,
+    format_cloud_type,
+    is_cloud_type,
+    parse_cloud_type,
+    resolve_header_size,
+)
+from gateway.protocol.operations import OperationKind
+from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
+from gateway.proxy.headers import HEADER_LENGTH, header_length
+from gateway.proxy.interfaces import Call, ClientResponse
+
+
+def _has_cloud_type(head: FilteredHead) -> bool:
+    """Tell whether the Content-Type may state a header length."""
+    content_types = head.headers.getall("Content-Type", ())
+    return head.operation.kind is OperationKind.INFER and any(map(is_cloud_type, content_types))
+
+
+async def _translate(call: Call, _: Reservation) -> Call:
+    """Move the header length of a request from its Content-Type to the header.
+
+    The response has its header length in the Content-Type if the cloud expects that. Raises
+    GatewayError (400) for a type that is invalid, or repeated, and for a length that is invalid,
+    larger than the body, or not the one of Inference-Header-Content-Length.
+    """
+    request, headers = call.request, call.request.headers
+    cloud_type = parse_cloud_type(", ".join(headers.getall("Content-Type")))
+    assert cloud_type is not None
+    stated = header_length(headers)
+    size = resolve_header_size(cloud_type, stated, request.content_length)
+    translated = CIMultiDict(headers)
+    translated["Content-Type"] = "application/json" if size is None else "application/octet-stream"
+    if size is not None:
+        translated[HEADER_LENGTH] = str(size)
+    request.headers = CIMultiDictProxy(translated)
+    cloud = cloud_type.cloud
+    if not cloud.length_in_response_type:
+        return call
+    return replace(call, response=_CloudTypedResponse(call.response, cloud))
+
+
+CLOUD_CONTENT_TYPES = BodyFilter(
+    frozenset(("content-type",)), _has_cloud_type, change_call=_translate
+)
+"""Reads header lengths from the Content-Type of requests, and writes them there in responses."""
+
+
+class _CloudTypedResponse(WrappedResponse):
+    """Moves the header length of a response into its Content-Type."""
+
+    def __init__(self, response: ClientResponse, cloud: Cloud) -> None:
+        super().__init__(response)
+        self._cloud = cloud
+
+    def change_head(self, status: int, headers: CIMultiDict[str], size: int | None) -> None:
+        """Change the Content-Type of a response with a header length."""
+        header_size = headers.get(HEADER_LENGTH, "")
+        if status == 200 and header_size.isascii() and header_size.isdigit():
+            del headers[HEADER_LENGTH]
+            headers["Content-Type"] = format_cloud_type(self._cloud, header_size)
