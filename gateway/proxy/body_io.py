@@ -125,14 +125,6 @@ async def write(response: ClientResponse, data: bytes | memoryview, deadline: De
     await response.write(data)
 
 
-async def write_all(
-    response: ClientResponse, pieces: Iterable[bytes | memoryview], deadline: Deadline
-) -> None:
-    """Write buffered pieces of a body to the client."""
-    for piece in pieces:
-        await write(response, piece, deadline)
-
-
 async def relay_chunks(chunks: Chunks, response: ClientResponse, deadline: Deadline) -> None:
     """Write a body to the client chunk by chunk, and end the response."""
     async for chunk in chunks:
@@ -152,6 +144,12 @@ async def slices(chunks: Chunks, size: int, scheduler: ConversionScheduler) -> C
         for piece in split(chunk, size):
             yield piece
             await scheduler.next_slice()
+
+
+async def stream(pieces: Iterable[bytes | memoryview]) -> Chunks:
+    """Yield the pieces of a buffered body."""
+    for piece in pieces:
+        yield piece
 
 
 async def prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks:

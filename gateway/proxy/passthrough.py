@@ -14,7 +14,7 @@ from gateway.proxy.body_io import (
     coalesce,
     relay_chunks,
     response_chunks,
-    write_all,
+    write,
 )
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination
@@ -127,5 +127,6 @@ async def relay_rewritten(
             return
         headers = end_to_end(upstream_response.headers)
         await response.start(upstream_response.status, upstream_response.reason, headers)
-        await write_all(response, buffered, deadline)
+        for chunk in buffered:
+            await write(response, chunk, deadline)
     await relay_chunks(chunks, response, deadline)

@@ -24,7 +24,7 @@ from gateway.proxy.admission.deadline import (
 from gateway.proxy.dispatch import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
 from gateway.proxy.headers import parse_lines
-from gateway.proxy.infer.buffered_response import ResponseRelay
+from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import (
     ClientHead,
     ClientResponse,

@@ -8,8 +8,8 @@ from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.messages import InferRequestHead, RequestFeatures
 from gateway.protocol.operations import model_name_of
+from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.headers import HEADER_LENGTH, with_body
-from gateway.proxy.infer.buffered_response import ResponseRelay
 from gateway.proxy.infer.cloud_content_types import translate_cloud_type
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import (
@@ -17,7 +17,7 @@ from gateway.proxy.infer.convert_request import (
     outputs_to_list,
     receive_request,
 )
-from gateway.proxy.infer.convert_response import convert_response
+from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.interfaces import Call
 from gateway.proxy.retry import UpstreamCall
@@ -30,13 +30,16 @@ async def infer(call: Call) -> None:
     with call.destination.memory_budget.reserve() as reservation:
         received = await receive_request(call, reservation)
         reservation.resize(received.buffered_size)
-        await send_request(call, received)
+        await send_request(call, received, call.request.target)
 
 
-async def send_request(call: Call, received: ReceivedRequest) -> None:
+async def send_request(
+    call: Call, received: ReceivedRequest, target: str, layout: V1ResponseLayout | None = None
+) -> None:
     """Send a request in the server's form, and the response to the client.
 
-    Raises GatewayError (400), before any server sees the request, as ``check_request``.
+    ``layout`` is that of the response to a V1 client. Raises GatewayError (400), before any server
+    sees the request, as ``check_request``.
     """
     await check_request(call, received)
     destination = call.destination
@@ -48,10 +51,10 @@ async def send_request(call: Call, received: ReceivedRequest) -> None:
     if form.header_size is not None:
         changed |= {"Content-Length": str(form.size), HEADER_LENGTH: str(form.header_size)}
     headers = with_body(call.request.headers, changed)
-    if form.reads_response:
+    if form.reads_response or layout is not None:
         headers.popall("Accept-Encoding", None)
     upstream_request = UpstreamRequest(
-        call.request.method, call.request.target, headers, body, waits_for_chunks=True
+        call.request.method, target, headers, body, waits_for_chunks=True
     )
     model = model_name_of(call.operation)
     async with UpstreamCall(
@@ -66,6 +69,7 @@ async def send_request(call: Call, received: ReceivedRequest) -> None:
             received.request.head.output_encoding,
             destination,
             call.deadline,
+            layout,
         )
         await convert_response(relay)
 

@@ -10,8 +10,8 @@ from gateway.codec.v2.json_request import JsonRequestWriter
 from gateway.protocol.operations import Operation
 from gateway.proxy.body_io import prepend
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_buffered_response import passes_as_json
 from gateway.proxy.infer.json_upstream import json_body
+from gateway.proxy.infer.response_plan import reads_response
 from gateway.proxy.interfaces import Destination
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import Body
@@ -42,9 +42,9 @@ def write_for_server(
     ``unlisted`` are outputs to list in it. Raises GatewayError (400) for what JSON cannot hold.
     """
     dialect, request = destination.upstream.dialect, received.request
-    encoding = request.head.output_encoding
+    is_read = reads_response(request.head.output_encoding, destination)
     if not dialect.binary:
-        form = ServerForm("application/json", None, None, not passes_as_json(encoding, destination))
+        form = ServerForm("application/json", None, None, is_read)
 
         def new_writer() -> JsonRequestWriter:
             return JsonRequestWriter(request, destination.policies)
@@ -52,8 +52,7 @@ def write_for_server(
         return form, json_body(received.body, request.data_size, new_writer, destination.scheduler)
     header = write_binary_header(request, unlisted)
     size = len(header) + request.data_size
-    reads_response = not (encoding.all_binary and dialect.honors_output_encoding)
-    form = ServerForm("application/octet-stream", size, len(header), reads_response)
+    form = ServerForm("application/octet-stream", size, len(header), is_read)
     if isinstance(received.body, AsyncIterator):
         return form, prepend([header], received.body)
     chunks = [header, *received.body]
