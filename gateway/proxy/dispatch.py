@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import orjson
 from multidict import CIMultiDict
@@ -18,6 +19,7 @@ from gateway.errors import (
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
+from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.aggregate import repository_index, statistics
 from gateway.proxy.cluster.broadcast import load
@@ -122,18 +124,27 @@ async def run_with_deadline(
 async def proxy_call(call: Call) -> None:
     """Serve a call from one server: inference, a V1 prediction, or untouched.
 
-    Raises GatewayError, and UpstreamResponseError with a server's response to a request of the
-    gateway's own.
+    The call is admitted by its head: the body of a call that is refused is not read, and its client
+    gets no 100 Continue. Raises GatewayError, 503 if the call gets no slots or the upstream has no
+    endpoint, and UpstreamResponseError with a server's response to a request of the gateway's own.
     """
     await prepare_dialect(call)
-    with call.destination.memory_budget.reserve() as reservation:
-        call = await decompress_request(call, reservation)
-        if call.operation.kind is OperationKind.INFER:
-            await infer(call)
-        elif call.operation.kind is OperationKind.PREDICT:
-            await predict(call)
-        else:
-            await passthrough(call, model=model_name_of(call.operation))
+    destination, model = call.destination, model_name_of(call.operation)
+    destination.upstream.pool.lease(model=model)  # raises without an endpoint
+    await acquire_all(destination.concurrency_limits, call.deadline)
+    try:
+        with destination.memory_budget.reserve() as reservation:
+            # The slots are taken for the whole call, retries included.
+            call = replace(call, destination=replace(destination, concurrency_limits=()))
+            call = await decompress_request(call, reservation)
+            if call.operation.kind is OperationKind.INFER:
+                await infer(call)
+            elif call.operation.kind is OperationKind.PREDICT:
+                await predict(call)
+            else:
+                await passthrough(call, model=model)
+    finally:
+        release_all(destination.concurrency_limits)
 
 
 async def _serve_from_all(
