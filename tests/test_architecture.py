@@ -65,7 +65,7 @@ PROXY: Rooms = {
     "infer": _imports("passthrough filters retry body_io interfaces headers admission"),
     "passthrough": _imports("server_dialect retry body_io interfaces headers admission"),
     "filters": _imports("body_io interfaces headers admission"),
-    "server_dialect": _imports("interfaces headers admission"),
+    "server_dialect": _imports("interfaces admission"),
     "retry": _imports("interfaces headers admission"),
     "body_io": _imports("interfaces admission"),
     "interfaces": _imports("destination response_headers admission"),

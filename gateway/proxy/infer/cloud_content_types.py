@@ -12,7 +12,7 @@ from gateway.protocol.cloud_types import (
     is_cloud_type,
     parse_cloud_type,
 )
-from gateway.proxy.headers import HEADER_LENGTH, header_length
+from gateway.protocol.request_header import HEADER_LENGTH, header_length
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 
 

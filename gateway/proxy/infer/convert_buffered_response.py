@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.json.header_length_check import check_header_length
+from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.fast_response import write_buffered_prediction
 from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.fast_response import fast_convert_response
@@ -15,21 +17,19 @@ from gateway.codec.v2.response import encoded_converter, json_converter
 from gateway.codec.v2.response_reader import has_text_for_base64
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.messages import ALL_BINARY, OutputEncoding
+from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.response_header import (
+    ResponseAction,
     check_no_binary_outputs,
+    choose_response_action,
     has_encoding,
     parse_response_header,
     read_outputs,
+    response_header_length,
 )
 from gateway.protocol.v1 import V1ResponseLayout, error_document
-from gateway.proxy.headers import HEADER_LENGTH, with_body
-from gateway.proxy.infer.response_plan import (
-    ResponseAction,
-    ResponsePlan,
-    parse_header_size,
-    plan_response,
-)
-from gateway.proxy.interfaces import Destination
+from gateway.proxy.headers import with_body
+from gateway.proxy.interfaces import Destination, Limits
 
 _EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
@@ -60,6 +60,56 @@ class ConvertedResponse:
         return with_body(received, changed)
 
 
+class ResponsePlan:
+    """What becomes of all responses with the same head to requests of one encoding.
+
+    ``header_size`` is the size of the JSON before binary tensors, None for JSON alone. JSON around
+    data may have ``header_cap`` bytes, and data that must be buffered ``body_cap``.
+    """
+
+    def __init__(
+        self,
+        action: ResponseAction,
+        header_size: int | None,
+        encoding: OutputEncoding,
+        policies: JsonPolicies,
+        limits: Limits,
+    ) -> None:
+        self.action: Final = action
+        self.header_size: Final = header_size
+        self.encoding: Final = encoding
+        self.policies: Final = policies
+        self.header_cap: Final = limits.max_inference_header_bytes
+        self.body_cap: Final = limits.max_buffered_body_bytes
+
+    @property
+    def policies_and_caps(self) -> tuple[JsonPolicies, int, int]:
+        """Return what converters take."""
+        return self.policies, self.header_cap, self.body_cap
+
+
+def plan_response(
+    status: int, headers: CIMultiDictProxy[str], encoding: OutputEncoding, destination: Destination
+) -> ResponsePlan:
+    """Decide what becomes of a response; raises as ``choose_response_action``."""
+    policies, limits = policies_for(encoding, destination), destination.limits
+    action, header_size = choose_response_action(
+        status,
+        headers,
+        destination.upstream.dialect,
+        encoding,
+        policies.any_base64,
+        limits.max_inference_header_bytes,
+    )
+    return ResponsePlan(action, header_size, encoding, policies, limits)
+
+
+def policies_for(encoding: OutputEncoding, destination: Destination) -> JsonPolicies:
+    """Return the destination's policies, with the outputs that a request wants as base64."""
+    policies = destination.policies
+    return replace(policies, as_base64=encoding.as_base64) if encoding.as_base64 else policies
+
+
 def convert_buffered_response(
     status: int,
     headers: CIMultiDictProxy[str],
@@ -86,7 +136,7 @@ def convert_buffered_v1_response(
     plan = plan_response(status, headers, ALL_BINARY, destination)
     binary = convert_body(body, plan)
     if binary is None:
-        size = parse_header_size(headers, plan.header_cap) if status == 200 else None
+        size = response_header_length(headers, plan.header_cap) if status == 200 else None
         binary = ConvertedResponse(body, header_size=size)
     return write_prediction(status, reason, binary, layout, plan)
 

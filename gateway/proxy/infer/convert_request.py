@@ -12,11 +12,11 @@ from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.messages import InferRequest, TensorData
 from gateway.protocol.operations import model_name_of
 from gateway.protocol.raw_binary import read_raw_binary
+from gateway.protocol.request_header import HEADER_LENGTH, header_length
 from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks
-from gateway.proxy.headers import HEADER_LENGTH, header_length
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
     cached_metadata,

@@ -14,6 +14,8 @@ from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
 from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
+from gateway.protocol.request_header import HEADER_LENGTH
+from gateway.protocol.response_header import ResponseAction, response_header_length
 from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
@@ -27,21 +29,17 @@ from gateway.proxy.body_io import (
     slices,
     stream,
 )
-from gateway.proxy.headers import HEADER_LENGTH, end_to_end, with_body
+from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.infer.convert_buffered_response import (
     ConvertedResponse,
+    ResponsePlan,
     convert_body,
     convert_buffered_v1_response,
     fill_empty_outputs,
     has_requested_encoding,
     name_endpoint,
-    write_prediction,
-)
-from gateway.proxy.infer.response_plan import (
-    ResponseAction,
-    ResponsePlan,
-    parse_header_size,
     plan_response,
+    write_prediction,
 )
 from gateway.proxy.interfaces import ClientResponse, Destination
 from gateway.proxy.passthrough import relay_response, relay_rewritten
@@ -219,7 +217,7 @@ async def _relay_prediction(
     """Send a binary response, or a server's error, to a V1 client."""
     response, size = relay.upstream_response, None
     if response.status == 200:
-        size = parse_header_size(response.headers, plan.header_cap)
+        size = response_header_length(response.headers, plan.header_cap)
     if size is not None:
         await _relay_text(relay, predict_converter(size, layout, *plan.policies_and_caps), chunks)
         return

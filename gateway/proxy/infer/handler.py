@@ -8,8 +8,9 @@ from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.datatypes import Family
 from gateway.protocol.messages import InferRequestHead, RequestFeatures
 from gateway.protocol.operations import model_name_of
+from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.v1 import V1ResponseLayout
-from gateway.proxy.headers import HEADER_LENGTH, with_body
+from gateway.proxy.headers import with_body
 from gateway.proxy.infer.cloud_content_types import translate_cloud_type
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import (

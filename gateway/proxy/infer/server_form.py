@@ -8,10 +8,11 @@ from typing import Final
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.json_request import JsonRequestWriter
 from gateway.protocol.operations import Operation
+from gateway.protocol.response_header import reads_response
 from gateway.proxy.body_io import prepend
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
+from gateway.proxy.infer.convert_buffered_response import policies_for
 from gateway.proxy.infer.json_upstream import json_body
-from gateway.proxy.infer.response_plan import reads_response
 from gateway.proxy.interfaces import Destination
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import Body
@@ -42,7 +43,8 @@ def write_for_server(
     ``unlisted`` are outputs to list in it. Raises GatewayError (400) for what JSON cannot hold.
     """
     dialect, request = destination.upstream.dialect, received.request
-    is_read = reads_response(request.head.output_encoding, destination)
+    encoding = request.head.output_encoding
+    is_read = reads_response(dialect, encoding, policies_for(encoding, destination).any_base64)
     if not dialect.binary:
         form = ServerForm("application/json", None, None, is_read)
 
