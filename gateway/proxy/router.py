@@ -30,10 +30,10 @@ from gateway.proxy.filters.forwarded_headers import (
 )
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror, MirrorSampler
 from gateway.proxy.interfaces import Destination, Limits, Upstream
-from gateway.proxy.not_found import not_found_text
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.routing.matcher import Match, find_first_match
-from gateway.routing.weights import CumulativeWeights, hash_to_fraction
+from gateway.routing.not_found import not_found_text
+from gateway.routing.weights import CumulativeWeights, WeightedChoice, hash_to_fraction
 
 _AUTHORIZATION = frozenset(("authorization",))
 
@@ -104,27 +104,6 @@ def collect_upstreams(routes: Iterable[Route]) -> tuple[Upstream, ...]:
     return tuple(dict.fromkeys(upstreams))
 
 
-class WeightedChoice:
-    """Chooses the destinations of successive requests by weight.
-
-    ``next`` stays until it is taken. So a choice that the fast path leaves, as no connection is
-    idle there, is not lost, and the shares are those of the weights.
-    """
-
-    __slots__ = ("_draw", "next")
-
-    def __init__(self, draw: Callable[[], Destination] | None, first: Destination) -> None:
-        self._draw = draw
-        self.next = first
-
-    def take(self) -> Destination:
-        """Return the destination for a request, and choose that of the next one."""
-        destination = self.next
-        if self._draw is not None:
-            self.next = self._draw()
-        return destination
-
-
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
     """Where requests with the same head go, and what the server gets.
@@ -133,7 +112,7 @@ class RouteMatch:
     operation over several servers: those of the route, or those of all routes open to the client.
     """
 
-    choice: WeightedChoice
+    choice: WeightedChoice[Destination]
     operation: Operation
     target: str
     upstreams: tuple[Upstream, ...]
@@ -303,7 +282,7 @@ class _RouteTargets:
 
             self._weighted = WeightedChoice(draw, draw())
 
-    def choice(self, headers: CIMultiDictProxy[str]) -> WeightedChoice:
+    def choice(self, headers: CIMultiDictProxy[str]) -> WeightedChoice[Destination]:
         """Return the choice for requests with these headers."""
         value = None if self._sticky_header is None else headers.get(self._sticky_header)
         if value is None:

@@ -34,7 +34,7 @@ from gateway.proxy.interfaces import (
 )
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.retry import RetryState, UpstreamCall
-from gateway.proxy.router import WeightedChoice
+from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.pool.lease import Lease, outcome_of
 from gateway.upstream.pool.member import Outcome
@@ -60,7 +60,7 @@ class CallPlan:
     handler: FastPathHandler
     headers: CIMultiDictProxy[str]
     """The client's keyed headers that go to the server."""
-    choice: WeightedChoice
+    choice: WeightedChoice[Destination]
     timeouts: TimeoutQueue
     max_size: int
     """Bytes of the largest body; larger ones take the streaming path."""
