@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.protocol.datatypes import Family
-from gateway.protocol.messages import InferRequestHead, RequestFeatures
+from gateway.errors import bad_request
 from gateway.protocol.operations import model_name_of
+from gateway.protocol.request_features import check_classified_inputs, check_classified_outputs
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.headers import with_body
@@ -90,35 +89,6 @@ async def check_request(call: Call, received: ReceivedRequest) -> None:
         return
     if features.error:
         raise bad_request(features.error)
-    _check_classification_inputs(head)
-    await _check_classified_outputs(call, features)
-
-
-def _check_classification_inputs(head: InferRequestHead) -> None:
-    """Refuse classification without elements: Triton divides by their number, and crashes."""
-    for tensor in head.inputs:
-        if 0 in tensor.shape:
-            raise bad_request(
-                f"output '{head.features.classified_outputs[0]}': classification needs elements, "
-                f"and input '{tensor.name}' of shape {list(tensor.shape)} has none"
-            )
-
-
-async def _check_classified_outputs(call: Call, features: RequestFeatures) -> None:
-    """Refuse classification of strings: Triton crashes as it compares them."""
-    model = call.operation.model
+    check_classified_inputs(head)
     outputs = (await model_metadata(call)).outputs
-    if not outputs:
-        raise GatewayError(
-            ErrorKind.UNSUPPORTED,
-            f"classification of output '{features.classified_outputs[0]}': the server does not "
-            f"say what outputs model '{model}' has",
-        )
-    datatypes = {output.name: output.datatype for output in outputs}
-    for name in features.classified_outputs:
-        # The server refuses an output that the model does not have.
-        if name in datatypes and datatypes[name].family is Family.TEXT:
-            raise bad_request(
-                f"output '{name}' of model '{model}' is {datatypes[name].name}, which "
-                "cannot be classified"
-            )
+    check_classified_outputs(features, outputs, call.operation.model)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from gateway.codec.v2.binary_request import write_binary_header
-from gateway.codec.v2.json_request import JsonRequestWriter
 from gateway.protocol.operations import Operation
 from gateway.protocol.response_header import reads_response
 from gateway.proxy.body_io import prepend
@@ -47,11 +46,7 @@ def write_for_server(
     is_read = reads_response(dialect, encoding, policies_for(encoding, destination).any_base64)
     if not dialect.binary:
         form = ServerForm("application/json", None, None, is_read)
-
-        def new_writer() -> JsonRequestWriter:
-            return JsonRequestWriter(request, destination.policies)
-
-        return form, json_body(received.body, request.data_size, new_writer, destination.scheduler)
+        return form, json_body(received.body, request, destination)
     header = write_binary_header(request, unlisted)
     size = len(header) + request.data_size
     form = ServerForm("application/octet-stream", size, len(header), is_read)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from gateway.codec.v1.fast_request import read_buffered_predict
-from gateway.codec.v1.request import PredictRequestReader
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout, error_document, infer_path
-from gateway.proxy.admission.memory_budget import Reservation, run_steps
+from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
-from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_request import model_metadata
+from gateway.proxy.infer.convert_buffered_request import (
+    ReceivedRequest,
+    predict_reader,
+    read_prediction,
+)
+from gateway.proxy.infer.convert_request import feed_body, model_metadata
 from gateway.proxy.infer.handler import send_request
-from gateway.proxy.interfaces import Call, ClientRequest
+from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
-from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
 
@@ -49,12 +51,6 @@ async def predict(call: Call) -> None:
         await send_request(call, received, target, layout)
 
 
-def _request_id(request: ClientRequest) -> str:
-    """Return the request id, which goes into the infer request; empty without one."""
-    request_id = request.headers.get(REQUEST_ID, "")
-    return request_id if request_id.isascii() else ""
-
-
 async def _model_metadata(call: Call) -> ModelMetadata:
     try:
         return await model_metadata(call)
@@ -66,27 +62,13 @@ async def _model_metadata(call: Call) -> ModelMetadata:
 async def _read(
     call: Call, body: ClientBody, model: ModelMetadata, reservation: Reservation
 ) -> tuple[InferRequest, V1ResponseLayout]:
-    limits, scheduler = call.destination.limits, call.destination.scheduler
+    limits, request_id = call.destination.limits, call.request.headers.get(REQUEST_ID, "")
+    if not request_id.isascii():
+        request_id = ""
     if body.size == 0:
         raise bad_request("the request has no body")
-    request_id = _request_id(call.request)
-    if body.size is not None and body.size <= ENCODE_CHUNK:
-        small = await body.read_all(reservation)
-        read = read_buffered_predict(small, model, limits.max_json_depth, request_id)
-        if read is not None:
-            return read
-    codec = PredictRequestReader(
-        model, limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
-    )
-    with closing(codec):
-        unscheduled = 0
-        while text := await body.read(codec.preferred_read_size):
-            codec.feed(text)
-            unscheduled += len(text)
-            while codec.step() or unscheduled >= CONVERT_CHUNK:
-                unscheduled = 0
-                reservation.resize(codec.buffered_bytes)
-                await scheduler.next_slice()
-        codec.feed(b"", last=True)
-        await run_steps(codec, reservation, scheduler)
-        return codec.finish(request_id)
+    if body.size is not None and body.size <= MAX_UNSCHEDULED:
+        return read_prediction(await body.read_all(reservation), model, limits, request_id)
+    with closing(predict_reader(model, limits)) as reader:
+        await feed_body(reader, body, call.destination.scheduler, reservation)
+        return reader.finish(request_id)
