@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import orjson
@@ -50,6 +50,20 @@ _ONE_SERVER_KINDS = OPERATION_KINDS["infer"]
 
 _ALWAYS_ADMITTED_KINDS = OPERATION_KINDS["health"]
 """Operations that need no memory budget: a probe would take an overloaded gateway for dead."""
+
+_CLUSTER_HANDLERS: Mapping[
+    OperationKind, Callable[[Call, tuple[Upstream, ...]], Awaitable[None]]
+] = {
+    OperationKind.SERVER_METADATA: server_metadata,
+    OperationKind.TRACE_SETTING: trace_settings,
+    OperationKind.LOGGING: log_settings,
+    OperationKind.LOAD: load,
+    OperationKind.INDEX: repository_index,
+    OperationKind.V1_MODEL: v1_models,
+    OperationKind.V1_MODELS: v1_models,
+    OperationKind.ALL_STATISTICS: statistics,
+}
+"""Serve operations over the servers of several upstreams."""
 
 _log = logging.getLogger("tensorgate.proxy")
 
@@ -153,27 +167,12 @@ async def _serve_from_all(
     """Serve an operation of the gateway itself, or over several servers."""
     with call.destination.memory_budget.reserve() as reservation:
         call = await decompress_request(call, reservation)
-        match call.operation.kind:
-            case OperationKind.LIVENESS:
-                await live(call.response)
-            case OperationKind.READINESS:
-                await ready(call.response, readiness, call.deadline)
-            case OperationKind.SERVER_METADATA:
-                await server_metadata(call, upstreams)
-            case OperationKind.TRACE_SETTING:
-                await trace_settings(call, upstreams)
-            case OperationKind.LOGGING:
-                await log_settings(call, upstreams)
-            case OperationKind.LOAD:
-                await load(call, upstreams)
-            case OperationKind.INDEX:
-                await repository_index(call, upstreams)
-            case OperationKind.V1_MODEL | OperationKind.V1_MODELS:
-                await v1_models(call, upstreams)
-            case OperationKind.ALL_STATISTICS:
-                await statistics(call, upstreams)
-            case kind:
-                raise AssertionError(f"{kind} has no handler")
+        if call.operation.kind is OperationKind.LIVENESS:
+            await live(call.response)
+        elif call.operation.kind is OperationKind.READINESS:
+            await ready(call.response, readiness, call.deadline)
+        else:
+            await _CLUSTER_HANDLERS[call.operation.kind](call, upstreams)
 
 
 async def send_error(response: ClientResponse, error: GatewayError) -> None:

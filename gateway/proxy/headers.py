@@ -65,22 +65,14 @@ def check_lengths(request: UpstreamRequest, dialect: Dialect | None) -> None:
     Raises GatewayError (400) that names the part that is too long.
     """
     longest = None if dialect is None else dialect.max_head_part
-    if longest is None or not has_longer_part(request.target, request.headers, longest):
+    headers = request.headers
+    if longest is None or max(map(len, (request.target, *headers, *headers.values()))) <= longest:
         return
     parts = {"the path and query": len(request.target)}
-    parts |= {"the name of a header": max(map(len, request.headers), default=0)}
-    parts |= {f"header {name}": len(value) for name, value in request.headers.items()}
+    parts |= {"the name of a header": max(map(len, headers), default=0)}
+    parts |= {f"header {name}": len(value) for name, value in headers.items()}
     what, size = next((what, size) for what, size in parts.items() if size > longest)
     raise bad_request(f"{what} has {size} bytes; the server takes at most {longest}")
-
-
-def has_longer_part(
-    target: str, headers: CIMultiDictProxy[str] | CIMultiDict[str], longest: int
-) -> bool:
-    """Tell whether the target, or a header's name or value, has more bytes than ``longest``."""
-    if len(target) > longest:
-        return True
-    return any(len(name) > longest or len(value) > longest for name, value in headers.items())
 
 
 def connection_options(headers: CIMultiDictProxy[str] | CIMultiDict[str]) -> frozenset[str]:
