@@ -33,7 +33,7 @@ from gateway.proxy.interfaces import Destination, Limits, Upstream
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.routing.matcher import Match, find_first_match
 from gateway.routing.not_found import not_found_text
-from gateway.routing.weights import CumulativeWeights, WeightedChoice, hash_to_fraction
+from gateway.routing.weights import TrafficSplit, WeightedChoice
 
 _AUTHORIZATION = frozenset(("authorization",))
 
@@ -209,7 +209,7 @@ class Router:
         if self._authenticator and self._authenticator.uses_authorization(headers):
             dropped_headers |= _AUTHORIZATION
         mirror = targets.mirror if operation.kind in MIRRORED_KINDS else None
-        choice = targets.choice(headers)
+        choice = targets.split.choice(headers)
         return RouteMatch(
             choice,
             operation,
@@ -263,28 +263,11 @@ class _RouteTargets:
 
     def __init__(self, route: Route, random: Callable[[], float]) -> None:
         self.upstreams = collect_upstreams([route])
-        shares = self._shares = CumulativeWeights.of(route.weights)
         # Servers must not compress what the gateway compresses.
         own = frozenset(("accept-encoding",)) if route.codings else frozenset()
         self.dropped_headers = route.dropped_headers | own
         header_policy = ResponseHeaderPolicy(adds_vary=bool(route.codings))
         # The fast path saves a function call if there is nothing to change.
         self.header_policy = None if header_policy == ResponseHeaderPolicy() else header_policy
-        self._sticky_header = route.sticky_header
         self.mirror = None if route.mirror is None else MirrorSampler(route.mirror, random)
-        self._fixed = [WeightedChoice(None, destination) for destination in route.destinations]
-        if len(route.destinations) == 1:
-            self._weighted = self._fixed[0]
-        else:
-
-            def draw() -> Destination:
-                return route.destinations[shares.at(random())]
-
-            self._weighted = WeightedChoice(draw, draw())
-
-    def choice(self, headers: CIMultiDictProxy[str]) -> WeightedChoice[Destination]:
-        """Return the choice for requests with these headers."""
-        value = None if self._sticky_header is None else headers.get(self._sticky_header)
-        if value is None:
-            return self._weighted
-        return self._fixed[self._shares.at(hash_to_fraction(value))]
+        self.split = TrafficSplit(route.destinations, route.weights, route.sticky_header, random)

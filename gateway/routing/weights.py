@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
@@ -57,3 +57,36 @@ class WeightedChoice(Generic[_T]):
         if self._draw is not None:
             self.next = self._draw()
         return chosen
+
+
+class TrafficSplit(Generic[_T]):
+    """Splits requests among ``targets``, which have a weight each.
+
+    Every value of ``sticky_header`` stays with one target. ``random`` returns numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[_T],
+        weights: Iterable[int],
+        sticky_header: str | None,
+        random: Callable[[], float],
+    ) -> None:
+        shares = self._shares = CumulativeWeights.of(weights)
+        self._sticky_header = sticky_header
+        self._fixed = [WeightedChoice(None, target) for target in targets]
+        if len(targets) == 1:
+            self._weighted = self._fixed[0]
+        else:
+
+            def draw() -> _T:
+                return targets[shares.at(random())]
+
+            self._weighted = WeightedChoice(draw, draw())
+
+    def choice(self, headers: Mapping[str, str]) -> WeightedChoice[_T]:
+        """Return the choice for requests with these headers."""
+        value = None if self._sticky_header is None else headers.get(self._sticky_header)
+        if value is None:
+            return self._weighted
+        return self._fixed[self._shares.at(hash_to_fraction(value))]
