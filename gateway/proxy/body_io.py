@@ -160,6 +160,18 @@ async def prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks
         yield chunk
 
 
+async def read_first(
+    chunks: Chunks, size: int, reservation: Reservation
+) -> list[bytes | memoryview]:
+    """Read the first chunks, ``size`` bytes or more if there are so many."""
+    first: list[bytes | memoryview] = []
+    while size > 0 and (chunk := await anext(chunks, b"")):
+        first.append(chunk)
+        size -= len(chunk)
+        reservation.grow(len(chunk))
+    return first
+
+
 async def coalesce(chunks: AsyncIterable[bytes | memoryview]) -> Chunks:
     """Yield a body in pieces of at least one chunk, but for the last."""
     joined = bytearray()

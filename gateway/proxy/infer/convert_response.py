@@ -23,6 +23,7 @@ from gateway.proxy.body_io import (
     Chunks,
     coalesce,
     prepend,
+    read_first,
     read_response,
     relay_chunks,
     response_chunks,
@@ -155,7 +156,7 @@ async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> N
     scheduler, size = relay.destination.scheduler, plan.header_size
     with relay.destination.memory_budget.reserve() as reservation:
         if plan.action is ResponseAction.ENCODE_UNLESS_FITTING and size is not None:
-            first = await _read_first(chunks, size, reservation)
+            first = await read_first(chunks, size, reservation)
             chunks = prepend(first, chunks)
             if has_requested_encoding(b"".join(first)[:size], plan):
                 await _pass_fitting(relay, plan, chunks)
@@ -174,18 +175,6 @@ async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> N
         else:
             predict = predict_converter(len(header), relay.layout, *plan.policies_and_caps)
             await _relay_text(relay, predict, stream((header, *tensors)))
-
-
-async def _read_first(
-    chunks: Chunks, size: int, reservation: Reservation
-) -> list[bytes | memoryview]:
-    """Read the first chunks, ``size`` bytes or more if there are so many."""
-    first: list[bytes | memoryview] = []
-    while size > 0 and (chunk := await anext(chunks, b"")):
-        first.append(chunk)
-        size -= len(chunk)
-        reservation.grow(len(chunk))
-    return first
 
 
 async def _pass_fitting(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
@@ -223,7 +212,7 @@ async def _relay_prediction(
         return
     with relay.destination.memory_budget.reserve() as reservation:
         # Above the cap, no more of an error is of interest, and a response is invalid.
-        body = b"".join(await _read_first(chunks, plan.header_cap + 1, reservation))
+        body = b"".join(await read_first(chunks, plan.header_cap + 1, reservation))
         binary = ConvertedResponse(body)
         await relay.send(write_prediction(response.status, response.reason, binary, layout, plan))
 
