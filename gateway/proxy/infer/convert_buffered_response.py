@@ -134,11 +134,26 @@ def convert_buffered_v1_response(
 ) -> ConvertedResponse:
     """Convert a server's response, or its error, for a V1 client; raises as above."""
     plan = plan_response(status, headers, ALL_BINARY, destination)
-    binary = convert_body(body, plan)
-    if binary is None:
-        size = response_header_length(headers, plan.header_cap) if status == 200 else None
-        binary = ConvertedResponse(body, header_size=size)
-    return write_prediction(status, reason, binary, layout, plan)
+    cap = plan.header_cap
+    if status != 200:
+        return ConvertedResponse(error_document(body[:cap], reason))
+    converted = convert_body(body, plan)
+    if converted is None:
+        header_size = response_header_length(headers, cap)
+    else:
+        body, header_size = converted.body, converted.header_size
+    if header_size is None:  # all outputs are empty
+        header_size = len(body)
+        if header_size > cap:
+            raise bad_response(
+                f"the server's response has more than {cap} bytes of JSON "
+                "(limits.max_inference_header_bytes) and no binary tensors behind it"
+            )
+    text = write_buffered_prediction(body, header_size, layout)
+    if text is None:
+        converter = predict_converter(header_size, layout, *plan.policies_and_caps)
+        text = b"".join((converter.text(body), *converter.finish()))
+    return ConvertedResponse(text)
 
 
 def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
@@ -158,34 +173,6 @@ def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
         if is_inspected and has_requested_encoding(body[:header_size], plan):
             return None
     return _encode(body, header_size, plan)
-
-
-def write_prediction(
-    status: int,
-    reason: str,
-    binary: ConvertedResponse,
-    layout: V1ResponseLayout,
-    plan: ResponsePlan,
-) -> ConvertedResponse:
-    """Write a ``binary`` response, or a server's error, in V1 format; raises as above.
-
-    If no tensors follow its JSON, all outputs are empty.
-    """
-    body, header_size, cap = binary.body, binary.header_size, plan.header_cap
-    if status != 200:
-        return ConvertedResponse(error_document(body[:cap], reason))
-    if header_size is None:
-        header_size = len(body)
-        if header_size > cap:
-            raise bad_response(
-                f"the server's response has more than {cap} bytes of JSON "
-                "(limits.max_inference_header_bytes) and no binary tensors behind it"
-            )
-    text = write_buffered_prediction(body, header_size, layout)
-    if text is None:
-        converter = predict_converter(header_size, layout, *plan.policies_and_caps)
-        text = b"".join((converter.text(body), *converter.finish()))
-    return ConvertedResponse(text)
 
 
 def name_endpoint(url: str, error: GatewayError) -> GatewayError:

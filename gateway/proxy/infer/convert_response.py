@@ -40,7 +40,6 @@ from gateway.proxy.infer.convert_buffered_response import (
     has_requested_encoding,
     name_endpoint,
     plan_response,
-    write_prediction,
 )
 from gateway.proxy.interfaces import ClientResponse, Destination
 from gateway.proxy.passthrough import relay_response, relay_rewritten
@@ -213,8 +212,8 @@ async def _relay_prediction(
     with relay.destination.memory_budget.reserve() as reservation:
         # Above the cap, no more of an error is of interest, and a response is invalid.
         body = b"".join(await read_first(chunks, plan.header_cap + 1, reservation))
-        binary = ConvertedResponse(body)
-        await relay.send(write_prediction(response.status, response.reason, binary, layout, plan))
+        head = response.status, response.reason, response.headers
+        await relay.send(convert_buffered_v1_response(*head, body, layout, relay.destination))
 
 
 async def _relay_text(
