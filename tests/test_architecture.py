@@ -40,7 +40,7 @@ GATEWAY: Rooms = {
     "offload": _imports("codec protocol system"),
     "upstream": _imports("routing protocol http1 system errors sizes"),
     "codec": _imports("protocol errors sizes"),
-    "routing": _imports("protocol errors"),
+    "routing": _imports("protocol errors sizes"),
     "protocol": _imports("errors sizes"),
     "settings": _imports("system errors sizes"),
     "workers": _imports("system"),
@@ -60,12 +60,12 @@ PROXY: Rooms = {
     "dispatch": _imports(
         "router cluster infer passthrough filters server_dialect interfaces headers admission"
     ),
-    "router": _imports("cluster filters interfaces response_headers not_found"),
+    "router": _imports("cluster filters interfaces response_headers"),
     "cluster": _imports("passthrough server_dialect retry body_io interfaces headers admission"),
     "infer": _imports("passthrough filters retry body_io interfaces headers admission"),
     "passthrough": _imports("server_dialect retry body_io interfaces headers admission"),
     "filters": _imports("body_io interfaces headers admission"),
-    "server_dialect": _imports("interfaces headers admission"),
+    "server_dialect": _imports("interfaces admission"),
     "retry": _imports("interfaces headers admission"),
     "body_io": _imports("interfaces admission"),
     "interfaces": _imports("destination response_headers admission"),
@@ -73,7 +73,6 @@ PROXY: Rooms = {
     "headers": _imports(""),
     "response_headers": _imports(""),
     "admission": _imports(""),
-    "not_found": _imports(""),
 }
 CODEC: Rooms = {
     "v1": _imports("v2 elements json offload_interface policies"),

@@ -8,8 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.protocol.datatypes import Family
 from gateway.protocol.json_errors import describe_value
-from gateway.protocol.messages import Fields, InputTensor, RequestedOutput, RequestFeatures
+from gateway.protocol.messages import (
+    Fields,
+    InferRequestHead,
+    InputTensor,
+    RequestedOutput,
+    RequestFeatures,
+)
+from gateway.protocol.tensors import TensorSpec
 
 _UINT64_END = 2**64
 
@@ -33,6 +42,43 @@ def may_hide_classification(text: bytes) -> bool:
     If a key occurs twice, servers take the first and the parsed fields have the last.
     """
     return b"classification" in text or b"\\u" in text
+
+
+def check_classified_inputs(head: InferRequestHead) -> None:
+    """Refuse classification without elements: Triton divides by their number, and crashes.
+
+    Raises GatewayError (400) that names the output and the empty input.
+    """
+    for tensor in head.inputs:
+        if 0 in tensor.shape:
+            raise bad_request(
+                f"output '{head.features.classified_outputs[0]}': classification needs elements, "
+                f"and input '{tensor.name}' of shape {list(tensor.shape)} has none"
+            )
+
+
+def check_classified_outputs(
+    features: RequestFeatures, outputs: Sequence[TensorSpec], model: str | None
+) -> None:
+    """Refuse classification of strings: Triton crashes as it compares them.
+
+    ``outputs`` are those of the model. Raises GatewayError: 400 that names the output, 501 if there
+    are no outputs, as the server does not tell them.
+    """
+    if not outputs:
+        raise GatewayError(
+            ErrorKind.UNSUPPORTED,
+            f"classification of output '{features.classified_outputs[0]}': the server does not "
+            f"say what outputs model '{model}' has",
+        )
+    datatypes = {output.name: output.datatype for output in outputs}
+    for name in features.classified_outputs:
+        # The server refuses an output that the model does not have.
+        if name in datatypes and datatypes[name].family is Family.TEXT:
+            raise bad_request(
+                f"output '{name}' of model '{model}' is {datatypes[name].name}, which "
+                "cannot be classified"
+            )
 
 
 def _is_unsigned(value: object) -> bool:

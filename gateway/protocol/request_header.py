@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from multidict import CIMultiDictProxy
 
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
@@ -32,6 +33,12 @@ from gateway.protocol.messages import (
 )
 from gateway.protocol.request_features import read_features
 from gateway.protocol.tensors import MAX_RANK, MAX_TENSORS, element_count
+from gateway.sizes import QUOTED_NAME
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""The HTTP header with the size of the JSON part."""
+
+HEADER_LENGTH_DIGITS = re.compile(r"[0-9]{1,19}")
 
 V1_REQUEST_HINT = (
     "inputs is missing; the request has instances, as in the V1 protocol: "
@@ -50,6 +57,21 @@ _MIDDLE = np.int8(sum(b"[]") // 2)
 
 _DATA_SOURCES = ("data", "binary_data_size", "shared_memory_region")
 """Where the elements of an input may come from: a member, or one of two parameters."""
+
+
+def header_length(headers: CIMultiDictProxy[str]) -> int | None:
+    """Return the Inference-Header-Content-Length of a request, None if it is missing.
+
+    Raises GatewayError (400) unless it is one or more ASCII digits, once.
+    """
+    values = headers.getall(HEADER_LENGTH, [])
+    if not values:
+        return None
+    if len(values) > 1 or not HEADER_LENGTH_DIGITS.fullmatch(values[0]):
+        raise bad_request(
+            f"{HEADER_LENGTH} must be one number of bytes, got {', '.join(values)[:QUOTED_NAME]!r}"
+        )
+    return int(values[0])
 
 
 def parse_request_header(

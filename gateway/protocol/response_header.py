@@ -1,14 +1,17 @@
-"""Parses and checks the JSON part of a server's response."""
+"""Parses and checks the JSON part of a server's response, and decides what becomes of its body."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 import orjson
+from multidict import CIMultiDictProxy
 
 from gateway.errors import GatewayError, bad_response
 from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.dialects import Dialect
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.json_errors import (
     ExtractedArray,
@@ -17,7 +20,14 @@ from gateway.protocol.json_errors import (
     quote_value,
 )
 from gateway.protocol.messages import Fields, InferResponseHead, OutputEncoding, OutputTensor
-from gateway.protocol.request_header import check_entries, check_object, is_nested_deeper, without
+from gateway.protocol.request_header import (
+    HEADER_LENGTH,
+    HEADER_LENGTH_DIGITS,
+    check_entries,
+    check_object,
+    is_nested_deeper,
+    without,
+)
 from gateway.protocol.tensors import MAX_RANK, element_count
 
 MAX_RESPONSE_DEPTH = 200
@@ -25,6 +35,21 @@ MAX_RESPONSE_DEPTH = 200
 
 MAX_OUTPUTS = 4096
 """Outputs that a response may have."""
+
+
+class ResponseAction(Enum):
+    """What becomes of the body of a response."""
+
+    UNTOUCHED = "untouched"
+    """It passes untouched."""
+    FILL = "fill"
+    """It is JSON, in which outputs without elements may lack the data that the client wants."""
+    WRITE_JSON = "write JSON"
+    """Its outputs are binary, and become JSON while they arrive."""
+    ENCODE = "encode"
+    """Each output is converted to the requested encoding, for which it is buffered."""
+    ENCODE_UNLESS_FITTING = "encode unless fitting"
+    """The same, unless its JSON says that all outputs have the requested encoding already."""
 
 
 def parse_response_header(text: bytes, cuts: Sequence[ExtractedArray] = ()) -> Fields:
@@ -167,3 +192,68 @@ def _has_encoding(entry: Any, encoding: OutputEncoding) -> bool:
         shape = entry.get("shape")
         return isinstance(shape, list) and 0 not in shape
     return has_data != has_size and has_size == encoding.wants_binary(str(entry.get("name")))
+
+
+def response_header_length(headers: CIMultiDictProxy[str], cap: int | None) -> int | None:
+    """Return the size of the JSON before a response's tensors; None without tensors.
+
+    Raises GatewayError (502) for an invalid size, and above the cap if there is one.
+    """
+    # Servers differ in Content-Type: only this header identifies a binary response.
+    values = headers.getall(HEADER_LENGTH, [])
+    if not values:
+        return None
+    value = ", ".join(values)  # two values are no number
+    if not HEADER_LENGTH_DIGITS.fullmatch(value):
+        raise bad_response(f"the server's response has {HEADER_LENGTH}: {value[:40]!r}")
+    if cap is not None and int(value) > cap:
+        raise bad_response(
+            f"the server's response has {value} bytes of JSON before the tensors; "
+            f"at most {cap} are taken (limits.max_inference_header_bytes)"
+        )
+    return int(value)
+
+
+def reads_response(dialect: Dialect, encoding: OutputEncoding, any_base64: bool) -> bool:
+    """Tell whether the gateway must read responses of status 200 to send them as requested.
+
+    ``any_base64`` tells whether BYTES of any output are written as base64.
+    """
+    if dialect.binary:
+        return not (encoding.all_binary and dialect.honors_output_encoding)
+    return not encoding.all_json or any_base64
+
+
+def choose_response_action(
+    status: int,
+    headers: CIMultiDictProxy[str],
+    dialect: Dialect,
+    encoding: OutputEncoding,
+    any_base64: bool,
+    header_cap: int,
+) -> tuple[ResponseAction, int | None]:
+    """Return the action, and the size of the JSON before tensors if the action needs it.
+
+    ``encoding`` is the requested one. Raises GatewayError (502) for an invalid size of the JSON, or
+    one above the cap.
+    """
+    if status != 200:
+        return ResponseAction.UNTOUCHED, None
+    if not reads_response(dialect, encoding, any_base64):
+        # The gateway cannot inspect a compressed response.
+        is_opaque = HEADER_LENGTH in headers or "Content-Encoding" in headers
+        is_passed = is_opaque or not dialect.binary
+        return (ResponseAction.UNTOUCHED if is_passed else ResponseAction.FILL), None
+    if not dialect.binary:
+        return ResponseAction.ENCODE, None
+    # If the server may have put data into the JSON, that counts as buffered, not as a header.
+    cap = header_cap if dialect.honors_output_encoding else None
+    size = response_header_length(headers, cap)
+    is_small = size is None or size <= header_cap
+    is_text_fine = size is not None or not any_base64
+    if dialect.honors_output_encoding or (encoding.all_json and is_small and is_text_fine):
+        if size is None:
+            return ResponseAction.FILL, None
+        return (ResponseAction.WRITE_JSON if encoding.all_json else ResponseAction.ENCODE), size
+    may_fit = size is not None and is_small
+    return (ResponseAction.ENCODE_UNLESS_FITTING if may_fit else ResponseAction.ENCODE), size

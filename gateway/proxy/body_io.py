@@ -125,14 +125,6 @@ async def write(response: ClientResponse, data: bytes | memoryview, deadline: De
     await response.write(data)
 
 
-async def write_all(
-    response: ClientResponse, pieces: Iterable[bytes | memoryview], deadline: Deadline
-) -> None:
-    """Write buffered pieces of a body to the client."""
-    for piece in pieces:
-        await write(response, piece, deadline)
-
-
 async def relay_chunks(chunks: Chunks, response: ClientResponse, deadline: Deadline) -> None:
     """Write a body to the client chunk by chunk, and end the response."""
     async for chunk in chunks:
@@ -154,12 +146,30 @@ async def slices(chunks: Chunks, size: int, scheduler: ConversionScheduler) -> C
             await scheduler.next_slice()
 
 
+async def stream(pieces: Iterable[bytes | memoryview]) -> Chunks:
+    """Yield the pieces of a buffered body."""
+    for piece in pieces:
+        yield piece
+
+
 async def prepend(first: Sequence[bytes | memoryview], chunks: Chunks) -> Chunks:
     """Yield the first chunks, then the others."""
     for chunk in first:
         yield chunk
     async for chunk in chunks:
         yield chunk
+
+
+async def read_first(
+    chunks: Chunks, size: int, reservation: Reservation
+) -> list[bytes | memoryview]:
+    """Read the first chunks, ``size`` bytes or more if there are so many."""
+    first: list[bytes | memoryview] = []
+    while size > 0 and (chunk := await anext(chunks, b"")):
+        first.append(chunk)
+        size -= len(chunk)
+        reservation.grow(len(chunk))
+    return first
 
 
 async def coalesce(chunks: AsyncIterable[bytes | memoryview]) -> Chunks:

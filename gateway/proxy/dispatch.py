@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 import orjson
 from multidict import CIMultiDict
@@ -19,6 +20,7 @@ from gateway.http1.content_codings import CODINGS
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
+from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.aggregate import repository_index, statistics
 from gateway.proxy.cluster.broadcast import load
@@ -48,6 +50,20 @@ _ONE_SERVER_KINDS = OPERATION_KINDS["infer"]
 
 _ALWAYS_ADMITTED_KINDS = OPERATION_KINDS["health"]
 """Operations that need no memory budget: a probe would take an overloaded gateway for dead."""
+
+_CLUSTER_HANDLERS: Mapping[
+    OperationKind, Callable[[Call, tuple[Upstream, ...]], Awaitable[None]]
+] = {
+    OperationKind.SERVER_METADATA: server_metadata,
+    OperationKind.TRACE_SETTING: trace_settings,
+    OperationKind.LOGGING: log_settings,
+    OperationKind.LOAD: load,
+    OperationKind.INDEX: repository_index,
+    OperationKind.V1_MODEL: v1_models,
+    OperationKind.V1_MODELS: v1_models,
+    OperationKind.ALL_STATISTICS: statistics,
+}
+"""Serve operations over the servers of several upstreams."""
 
 _log = logging.getLogger("tensorgate.proxy")
 
@@ -123,18 +139,27 @@ async def run_with_deadline(
 async def proxy_call(call: Call) -> None:
     """Serve a call from one server: inference, a V1 prediction, or untouched.
 
-    Raises GatewayError, and UpstreamResponseError with a server's response to a request of the
-    gateway's own.
+    The call is admitted by its head: the body of a call that is refused is not read, and its client
+    gets no 100 Continue. Raises GatewayError, 503 if the call gets no slots or the upstream has no
+    endpoint, and UpstreamResponseError with a server's response to a request of the gateway's own.
     """
     await prepare_dialect(call)
-    with call.destination.memory_budget.reserve() as reservation:
-        call = await filter_call(call, reservation)
-        if call.operation.kind is OperationKind.INFER:
-            await infer(call)
-        elif call.operation.kind is OperationKind.PREDICT:
-            await predict(call)
-        else:
-            await passthrough(call, model=model_name_of(call.operation))
+    destination, model = call.destination, model_name_of(call.operation)
+    destination.upstream.pool.lease(model=model)  # raises without an endpoint
+    await acquire_all(destination.concurrency_limits, call.deadline)
+    try:
+        with destination.memory_budget.reserve() as reservation:
+            # The slots are taken for the whole call, retries included.
+            call = replace(call, destination=replace(destination, concurrency_limits=()))
+            call = await filter_call(call, reservation)
+            if call.operation.kind is OperationKind.INFER:
+                await infer(call)
+            elif call.operation.kind is OperationKind.PREDICT:
+                await predict(call)
+            else:
+                await passthrough(call, model=model)
+    finally:
+        release_all(destination.concurrency_limits)
 
 
 async def _serve_from_all(
@@ -143,27 +168,12 @@ async def _serve_from_all(
     """Serve an operation of the gateway itself, or over several servers."""
     with call.destination.memory_budget.reserve() as reservation:
         call = await filter_call(call, reservation)
-        match call.operation.kind:
-            case OperationKind.LIVENESS:
-                await live(call.response)
-            case OperationKind.READINESS:
-                await ready(call.response, readiness, call.deadline)
-            case OperationKind.SERVER_METADATA:
-                await server_metadata(call, upstreams)
-            case OperationKind.TRACE_SETTING:
-                await trace_settings(call, upstreams)
-            case OperationKind.LOGGING:
-                await log_settings(call, upstreams)
-            case OperationKind.LOAD:
-                await load(call, upstreams)
-            case OperationKind.INDEX:
-                await repository_index(call, upstreams)
-            case OperationKind.V1_MODEL | OperationKind.V1_MODELS:
-                await v1_models(call, upstreams)
-            case OperationKind.ALL_STATISTICS:
-                await statistics(call, upstreams)
-            case kind:
-                raise AssertionError(f"{kind} has no handler")
+        if call.operation.kind is OperationKind.LIVENESS:
+            await live(call.response)
+        elif call.operation.kind is OperationKind.READINESS:
+            await ready(call.response, readiness, call.deadline)
+        else:
+            await _CLUSTER_HANDLERS[call.operation.kind](call, upstreams)
 
 
 async def send_error(response: ClientResponse, error: GatewayError) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -10,10 +9,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import bad_request
 from gateway.protocol.dialects import Dialect
-from gateway.sizes import QUOTED_NAME
+from gateway.protocol.request_header import HEADER_LENGTH as HEADER_LENGTH
+from gateway.protocol.request_header import header_length as header_length
 from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, UpstreamRequest
-
-HEADER_LENGTH = "Inference-Header-Content-Length"
 
 # RFC 9110, section 7.6.1: Connection must not name headers for all recipients. Without these, the
 # other end would read another message than the gateway.
@@ -21,7 +19,6 @@ _MESSAGE_HEADERS = frozenset(
     ("host", "content-length", "content-type", "content-encoding", HEADER_LENGTH.lower())
 )
 _BODY_HEADERS = frozenset(("content-length", HEADER_LENGTH.lower()))
-_DIGITS = re.compile(r"[0-9]+")
 
 
 def end_to_end(
@@ -68,37 +65,14 @@ def check_lengths(request: UpstreamRequest, dialect: Dialect | None) -> None:
     Raises GatewayError (400) that names the part that is too long.
     """
     longest = None if dialect is None else dialect.max_head_part
-    if longest is None or not has_longer_part(request.target, request.headers, longest):
+    headers = request.headers
+    if longest is None or max(map(len, (request.target, *headers, *headers.values()))) <= longest:
         return
     parts = {"the path and query": len(request.target)}
-    parts |= {"the name of a header": max(map(len, request.headers), default=0)}
-    parts |= {f"header {name}": len(value) for name, value in request.headers.items()}
+    parts |= {"the name of a header": max(map(len, headers), default=0)}
+    parts |= {f"header {name}": len(value) for name, value in headers.items()}
     what, size = next((what, size) for what, size in parts.items() if size > longest)
     raise bad_request(f"{what} has {size} bytes; the server takes at most {longest}")
-
-
-def has_longer_part(
-    target: str, headers: CIMultiDictProxy[str] | CIMultiDict[str], longest: int
-) -> bool:
-    """Tell whether the target, or a header's name or value, has more bytes than ``longest``."""
-    if len(target) > longest:
-        return True
-    return any(len(name) > longest or len(value) > longest for name, value in headers.items())
-
-
-def header_length(headers: CIMultiDictProxy[str]) -> int | None:
-    """Return the Inference-Header-Content-Length, None if it is missing.
-
-    Raises GatewayError (400) unless it is one or more ASCII digits, once.
-    """
-    values = headers.getall(HEADER_LENGTH, [])
-    if not values:
-        return None
-    if len(values) > 1 or len(values[0]) > 19 or not _DIGITS.fullmatch(values[0]):
-        raise bad_request(
-            f"{HEADER_LENGTH} must be one number of bytes, got {', '.join(values)[:QUOTED_NAME]!r}"
-        )
-    return int(values[0])
 
 
 def connection_options(headers: CIMultiDictProxy[str] | CIMultiDict[str]) -> frozenset[str]:

@@ -12,9 +12,10 @@ from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
     coalesce,
+    prepend,
+    read_first,
     relay_chunks,
     response_chunks,
-    write_all,
 )
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination
@@ -110,22 +111,14 @@ async def relay_rewritten(
     deadline: Deadline,
 ) -> None:
     """Pass a response of status 200 with its body rewritten; untouched if larger than ``cap``."""
-    buffered: list[bytes | memoryview] = []
-    size = 0
     with destination.memory_budget.reserve() as reservation:
-        async for chunk in chunks:
-            buffered.append(chunk)
-            size += len(chunk)
-            if size > cap:
-                break
-            reservation.resize(size)
-        else:
-            document = rewrite(b"".join(buffered))
+        first = await read_first(chunks, cap + 1, reservation)
+        if sum(map(len, first)) <= cap:
+            document = rewrite(b"".join(first))
             deadline.expect_client()
             headers = with_body(upstream_response.headers, {})
             await response.send(200, upstream_response.reason, headers, document)
             return
         headers = end_to_end(upstream_response.headers)
         await response.start(upstream_response.status, upstream_response.reason, headers)
-        await write_all(response, buffered, deadline)
-    await relay_chunks(chunks, response, deadline)
+        await relay_chunks(prepend(first, chunks), response, deadline)

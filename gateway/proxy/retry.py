@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -28,6 +29,8 @@ class UpstreamCall:
     other failures that depends on the retry policy of the destination. A retry needs a body that is
     buffered, or of which nothing was read. Each endpoint is tried once, within the upstream's
     retry budget.
+
+    It takes the slots that the destination still has: none if the call was admitted before.
 
     ``record`` gets the endpoint and the attempts. ``tried`` are endpoints that have failed before;
     ``model`` is the one that the request names.
@@ -84,14 +87,12 @@ class UpstreamCall:
 
     async def _send_with_retries(self) -> None:
         """Send the request until there is a response for the client."""
-        self._lease, self.response = await self._reach()
+        reach = partial(self._retry.reach, self._send, self._deadline, self._record)
+        self._lease, self.response = await reach()
         while self._retry.should_retry_status(self.response.status, self._lease.endpoint):
             self.response.close()
             self._lease.release(*self._lease.classify_retried(self.response.status))
-            self._lease, self.response = await self._reach()
-
-    async def _reach(self) -> tuple[Lease, UpstreamResponse]:
-        return await _reach(self._retry, self._send, self._deadline, self._record)
+            self._lease, self.response = await reach()
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         self._deadline.expect_server(endpoint.url)
@@ -128,6 +129,25 @@ class RetryState:
         self.tried = tried
         self._policy = policy
 
+    async def reach(
+        self,
+        use: Callable[[UpstreamEndpoint], Awaitable[_T]],
+        deadline: Deadline,
+        record: CallRecord,
+    ) -> tuple[Lease, _T]:
+        """Call ``use`` with one endpoint after another; return the lease and the first result."""
+        while True:
+            lease = self.upstream.pool.lease(self.tried, self.model, self.hash_key)
+            endpoint = lease.acquire()
+            record.upstream, record.endpoint = self.upstream.name, endpoint.url
+            try:
+                return lease, await use(endpoint)
+            except BaseException as error:
+                lease.finish(deadline.translate(error))
+                if not self.should_retry_error(error, endpoint):
+                    raise
+                strip_tracebacks(error)
+
     def should_retry_error(self, error: BaseException, endpoint: UpstreamEndpoint) -> bool:
         """Record that an endpoint failed; tell whether to try another one."""
         self.tried.append(endpoint)
@@ -161,27 +181,7 @@ async def use_reachable_endpoint(
 
     The endpoint has ``model``, as far as is known.
     """
-    retry = RetryState(upstream, SAFE_RETRIES_ONLY, [], model)
-    return await _reach(retry, use, deadline, record)
-
-
-async def _reach(
-    retry: RetryState,
-    use: Callable[[UpstreamEndpoint], Awaitable[_T]],
-    deadline: Deadline,
-    record: CallRecord,
-) -> tuple[Lease, _T]:
-    while True:
-        lease = retry.upstream.pool.lease(retry.tried, retry.model, retry.hash_key)
-        endpoint = lease.acquire()
-        record.upstream, record.endpoint = retry.upstream.name, endpoint.url
-        try:
-            return lease, await use(endpoint)
-        except BaseException as error:
-            lease.finish(deadline.translate(error))
-            if not retry.should_retry_error(error, endpoint):
-                raise
-            strip_tracebacks(error)
+    return await RetryState(upstream, SAFE_RETRIES_ONLY, [], model).reach(use, deadline, record)
 
 
 class _TimedBody(AsyncIterable[bytes | memoryview]):

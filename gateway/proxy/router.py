@@ -31,10 +31,10 @@ from gateway.proxy.filters.forwarded_headers import (
 )
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror, MirrorSampler
 from gateway.proxy.interfaces import Destination, Limits, Upstream
-from gateway.proxy.not_found import not_found_text
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.routing.matcher import Match, find_first_match
-from gateway.routing.weights import CumulativeWeights, hash_to_fraction
+from gateway.routing.not_found import not_found_text
+from gateway.routing.weights import TrafficSplit, WeightedChoice
 
 _AUTHORIZATION = frozenset(("authorization",))
 
@@ -105,27 +105,6 @@ def collect_upstreams(routes: Iterable[Route]) -> tuple[Upstream, ...]:
     return tuple(dict.fromkeys(upstreams))
 
 
-class WeightedChoice:
-    """Chooses the destinations of successive requests by weight.
-
-    ``next`` stays until it is taken. So a choice that the fast path leaves, as no connection is
-    idle there, is not lost, and the shares are those of the weights.
-    """
-
-    __slots__ = ("_draw", "next")
-
-    def __init__(self, draw: Callable[[], Destination] | None, first: Destination) -> None:
-        self._draw = draw
-        self.next = first
-
-    def take(self) -> Destination:
-        """Return the destination for a request, and choose that of the next one."""
-        destination = self.next
-        if self._draw is not None:
-            self.next = self._draw()
-        return destination
-
-
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
     """Where requests with the same head go, and what the server gets.
@@ -134,7 +113,7 @@ class RouteMatch:
     operation over several servers: those of the route, or those of all routes open to the client.
     """
 
-    choice: WeightedChoice
+    choice: WeightedChoice[Destination]
     operation: Operation
     target: str
     upstreams: tuple[Upstream, ...]
@@ -235,7 +214,7 @@ class Router:
         if self._authenticator and self._authenticator.uses_authorization(headers):
             dropped_headers |= _AUTHORIZATION
         mirror = targets.mirror if operation.kind in MIRRORED_KINDS else None
-        choice = targets.choice(headers)
+        choice = targets.split.choice(headers)
         return RouteMatch(
             choice,
             operation,
@@ -289,28 +268,11 @@ class _RouteTargets:
 
     def __init__(self, route: Route, random: Callable[[], float]) -> None:
         self.upstreams = collect_upstreams([route])
-        shares = self._shares = CumulativeWeights.of(route.weights)
         # Servers must not compress what the gateway compresses.
         own = frozenset(("accept-encoding",)) if route.codings else frozenset()
         self.dropped_headers = route.dropped_headers | own
         header_policy = ResponseHeaderPolicy(adds_vary=bool(route.codings))
         # The fast path saves a function call if there is nothing to change.
         self.header_policy = None if header_policy == ResponseHeaderPolicy() else header_policy
-        self._sticky_header = route.sticky_header
         self.mirror = None if route.mirror is None else MirrorSampler(route.mirror, random)
-        self._fixed = [WeightedChoice(None, destination) for destination in route.destinations]
-        if len(route.destinations) == 1:
-            self._weighted = self._fixed[0]
-        else:
-
-            def draw() -> Destination:
-                return route.destinations[shares.at(random())]
-
-            self._weighted = WeightedChoice(draw, draw())
-
-    def choice(self, headers: CIMultiDictProxy[str]) -> WeightedChoice:
-        """Return the choice for requests with these headers."""
-        value = None if self._sticky_header is None else headers.get(self._sticky_header)
-        if value is None:
-            return self._weighted
-        return self._fixed[self._shares.at(hash_to_fraction(value))]
+        self.split = TrafficSplit(route.destinations, route.weights, route.sticky_header, random)

@@ -8,8 +8,8 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS, strip_version
+from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.headers import HEADER_LENGTH
 from gateway.proxy.interfaces import Call, ClientRequest, Upstream
 from gateway.upstream.pool.member import Outcome
 

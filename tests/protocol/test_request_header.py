@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
@@ -14,6 +15,8 @@ from gateway.protocol.messages import (
     RequestFeatures,
 )
 from gateway.protocol.request_header import (
+    HEADER_LENGTH,
+    header_length,
     parse_request_header,
     read_head,
     read_inputs,
@@ -398,3 +401,34 @@ def test_head_has_all_but_id_and_data() -> None:
         OutputEncoding(False, {"y": True}),
         RequestFeatures(("y",)),
     )
+
+
+def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict(pairs))
+
+
+@pytest.mark.parametrize(("value", "length"), [("0", 0), ("7", 7), ("007", 7), ("9" * 19, None)])
+def test_header_length_is_read(value: str, length: int | None) -> None:
+    expected = int(value) if length is None else length
+    assert header_length(_headers((HEADER_LENGTH, value))) == expected
+
+
+def test_missing_header_length_is_none() -> None:
+    assert header_length(_headers(("X", "1"))) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", " ", "-1", "+1", "1.0", "1e3", "0x1", "1 2", "1,2", "96abc", "٣", "²", "9" * 20, "1\n"],
+)
+def test_invalid_header_length_is_refused(value: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        header_length(_headers((HEADER_LENGTH, value)))
+    assert caught.value.kind.value.status == 400
+    assert HEADER_LENGTH in caught.value.message
+
+
+@pytest.mark.parametrize("values", [("1", "1"), ("1", "2"), ("0", "")])
+def test_repeated_header_length_is_refused(values: tuple[str, str]) -> None:
+    with pytest.raises(GatewayError, match="one number"):
+        header_length(_headers(*((HEADER_LENGTH, value) for value in values)))

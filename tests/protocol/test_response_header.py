@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
@@ -11,11 +12,13 @@ from gateway.protocol.messages import (
     OutputEncoding,
     OutputTensor,
 )
+from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.response_header import (
     has_encoding,
     parse_response_header,
     read_outputs,
     read_response_head,
+    response_header_length,
 )
 from tests.protocol.headers import Fields, nested, tensor
 
@@ -192,3 +195,20 @@ def test_response_is_parsed() -> None:
         "outputs": [],
     }
     assert set(parse_response_header(nested(200))) == {"x"}
+
+
+def _headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict(pairs))
+
+
+@pytest.mark.parametrize("cap", [None, 5])
+def test_header_length_of_a_response_is_read(cap: int | None) -> None:
+    assert response_header_length(_headers((HEADER_LENGTH, "5")), cap) == 5
+    assert response_header_length(_headers(("X", "5")), cap) is None
+
+
+@pytest.mark.parametrize("values", [("x",), ("-1",), ("",), ("1" * 20,), ("6",), ("1", "1")])
+def test_invalid_or_too_large_header_length_of_a_response_is_a_502(values: tuple[str, ...]) -> None:
+    with pytest.raises(GatewayError, match=r"JSON before the tensors|Content-Length") as caught:
+        response_header_length(_headers(*((HEADER_LENGTH, value) for value in values)), 5)
+    assert caught.value.kind is ErrorKind.BAD_RESPONSE

@@ -8,6 +8,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.dispatch import error_body, handle_request, send_error
 from gateway.proxy.interfaces import Destination
 from gateway.upstream.pool.model_discovery import ModelDiscovery
@@ -25,6 +26,7 @@ from tests.support.doubles.streaming import (
     ready,
     single_destination,
 )
+from tests.support.gateway import until
 from tests.support.inference_messages import (
     HEADER_LENGTH,
     INFER,
@@ -318,3 +320,32 @@ def test_error_body_is_a_json_object() -> None:
     assert error_body("say “what”\n") == '{"error":"say “what”\\n"}'.encode()
     # How aiohttp decodes a header that is not UTF-8.
     assert error_body("caf\udce9") == b'{"error":"caf?"}'
+
+
+@pytest.mark.parametrize("target", [INFER, "/v1/models/m:predict", "/v2/models/m/generate"])
+async def test_body_is_not_read_if_the_upstream_has_no_endpoint(target: str) -> None:
+    response, log = await _serve(make_destination(), "POST", target, json_request())
+    assert response.status == 503
+    assert b"the upstream has no endpoint" in response.body
+    assert log.count_of("client sends") == 0
+
+
+async def test_requests_of_the_gateway_itself_take_no_slots() -> None:
+    limit = ConcurrencyLimit("the gateway", 1, 0, 1.0)
+    endpoint = ScriptedEndpoint(EventLog(), METADATA, NO_CONFIG, OK)
+    destination = replace(make_destination(endpoint), concurrency_limits=(limit,))
+    response, _ = await _serve(destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
+    assert response.status == 200
+    assert len(endpoint.requests) == 3
+    assert limit.active == 0
+
+
+async def test_client_disconnect_within_its_body_gives_the_slots_back() -> None:
+    limits = ConcurrencyLimit("upstream", 1, 0, 1.0), ConcurrencyLimit("the gateway", 2, 0, 1.0)
+    destination = replace(make_destination(ScriptedEndpoint(EventLog())), concurrency_limits=limits)
+    call = asyncio.create_task(_serve(destination, "POST", INFER, b"{", asyncio.Event()))
+    await until(lambda: [limit.active for limit in limits] == [1, 1])
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert [limit.active for limit in limits] == [0, 0]

@@ -3,11 +3,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError
 from gateway.protocol.dialects import KSERVE, TRITON
+from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.headers import (
-    HEADER_LENGTH,
     check_lengths,
     end_to_end,
-    header_length,
     to_server,
     with_body,
 )
@@ -99,33 +98,6 @@ def test_with_body_sets_and_drops_headers() -> None:
     headers = _headers(("content-type", "a"), ("Content-Type", "b"), ("ETag", "c"))
     changed = {"Content-Type": "d", "ETag": None, HEADER_LENGTH: "3"}
     assert dict(with_body(headers, changed)) == {"Content-Type": "d", HEADER_LENGTH: "3"}
-
-
-@pytest.mark.parametrize(("value", "length"), [("0", 0), ("7", 7), ("007", 7), ("9" * 19, None)])
-def test_header_length_is_read(value: str, length: int | None) -> None:
-    expected = int(value) if length is None else length
-    assert header_length(_headers((HEADER_LENGTH, value))) == expected
-
-
-def test_missing_header_length_is_none() -> None:
-    assert header_length(_headers(("X", "1"))) is None
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["", " ", "-1", "+1", "1.0", "1e3", "0x1", "1 2", "1,2", "96abc", "٣", "²", "9" * 20, "1\n"],
-)
-def test_invalid_header_length_is_refused(value: str) -> None:
-    with pytest.raises(GatewayError) as caught:
-        header_length(_headers((HEADER_LENGTH, value)))
-    assert caught.value.kind.value.status == 400
-    assert HEADER_LENGTH in caught.value.message
-
-
-@pytest.mark.parametrize("values", [("1", "1"), ("1", "2"), ("0", "")])
-def test_repeated_header_length_is_refused(values: tuple[str, str]) -> None:
-    with pytest.raises(GatewayError, match="one number"):
-        header_length(_headers(*((HEADER_LENGTH, value) for value in values)))
 
 
 LONGEST = TRITON.max_head_part or 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -9,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.weights import CumulativeWeights, hash_to_fraction
+from gateway.routing.weights import (
+    CumulativeWeights,
+    TrafficSplit,
+    WeightedChoice,
+    hash_to_fraction,
+)
 
 BELOW_ONE = nextafter(1.0, 0.0)
 
@@ -89,3 +95,20 @@ def test_growing_weight_keeps_its_clients() -> None:
     few = {number for number in clients if CumulativeWeights.of((90, 10)).at(number)}
     more = {number for number in clients if CumulativeWeights.of((50, 50)).at(number)}
     assert few < more
+
+
+def test_choice_that_is_not_taken_stays() -> None:
+    drawn = iter("abc")
+    choice = WeightedChoice(lambda: next(drawn), "first")
+    assert (choice.next, choice.next) == ("first", "first")
+    assert [choice.take(), choice.take(), choice.next] == ["first", "a", "b"]
+    assert [WeightedChoice(None, "only").take() for _ in range(2)] == ["only", "only"]
+
+
+def test_traffic_is_split_by_weight_but_for_requests_that_stick() -> None:
+    numbers = itertools.cycle((0.1, 0.6, 0.9))
+    split = TrafficSplit(("a", "b"), (1, 1), "X-Client", lambda: next(numbers))
+    assert [split.choice({}).take() for _ in range(4)] == ["a", "b", "b", "a"]
+    sticky = [split.choice({"X-Client": str(client)}).take() for client in range(50)]
+    assert set(sticky) == {"a", "b"}
+    assert sticky == [split.choice({"X-Client": str(client)}).take() for client in range(50)]

@@ -62,12 +62,12 @@ def read_buffered_predict(
 
 def _read_array(array: bytes, datatype: Datatype) -> tuple[tuple[int, ...], bytes]:
     """Return the shape and the bytes of an array of numbers; raises as ``_pack`` does."""
+    if array.translate(None, _NUMERIC_BYTES):
+        raise ValueError("other things than numbers")
     size = c_float_size(datatype)
     is_flat = array.find(b"[", 1) < 0
     if is_flat and size and read_floats is not None and (floats := read_floats(array, size)):
         return (len(floats) // size,), floats
-    if array.translate(None, _NUMERIC_BYTES):
-        raise ValueError("other things than numbers")
     shape, numbers = _flatten(orjson.loads(array))
     return shape, _pack(datatype, array, numbers)
 

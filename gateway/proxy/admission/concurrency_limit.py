@@ -1,4 +1,4 @@
-"""Concurrency limits: so many calls at servers at a time, a short queue behind them, else 503."""
+"""Concurrency limits: so many calls at a time, a short queue behind them, else 503."""
 
 from __future__ import annotations
 

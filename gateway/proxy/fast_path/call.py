@@ -24,7 +24,7 @@ from gateway.proxy.admission.deadline import (
 from gateway.proxy.dispatch import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
 from gateway.proxy.headers import parse_lines
-from gateway.proxy.infer.buffered_response import ResponseRelay
+from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import (
     ClientHead,
     ClientResponse,
@@ -34,7 +34,7 @@ from gateway.proxy.interfaces import (
 )
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.retry import RetryState, UpstreamCall
-from gateway.proxy.router import WeightedChoice
+from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.pool.lease import Lease, outcome_of
 from gateway.upstream.pool.member import Outcome
@@ -60,7 +60,7 @@ class CallPlan:
     handler: FastPathHandler
     headers: CIMultiDictProxy[str]
     """The client's keyed headers that go to the server."""
-    choice: WeightedChoice
+    choice: WeightedChoice[Destination]
     timeouts: TimeoutQueue
     max_size: int
     """Bytes of the largest body; larger ones take the streaming path."""

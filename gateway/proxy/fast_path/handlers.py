@@ -14,7 +14,6 @@ from gateway.protocol.operations import Operation
 from gateway.protocol.v1 import V1ResponseLayout, infer_path
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.headers import connection_options, end_to_end, with_body
-from gateway.proxy.infer.buffered_response import ResponseRelay
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
     cached_outputs_to_list,
@@ -27,11 +26,9 @@ from gateway.proxy.infer.convert_buffered_response import (
     convert_buffered_response,
     convert_buffered_v1_response,
     name_endpoint,
-    parse_header_size,
 )
-from gateway.proxy.infer.convert_response import convert_response
+from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
-from gateway.proxy.infer.v1_predict import PredictResponse
 from gateway.proxy.interfaces import (
     STATUSES_WITHOUT_BODY,
     ClientHead,
@@ -273,22 +270,13 @@ class PredictHandler(InferHandler):
         destination: Destination,
     ) -> ConvertedResponse | None:
         assert request.layout is not None
-        converted = super()._convert(request, head, body, destination)
-        if converted is None:
-            cap = destination.limits.max_inference_header_bytes
-            converted = ConvertedResponse(body, header_size=parse_header_size(head.headers, cap))
         return convert_buffered_v1_response(
-            head.status, head.reason, converted, request.layout, destination
+            head.status, head.reason, head.headers, body, request.layout, destination
         )
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
-        assert request.layout is not None
-        with relay.destination.memory_budget.reserve() as reservation:
-            response = PredictResponse(
-                relay.response, request.layout, relay.destination, relay.deadline, reservation
-            )
-            await super().relay(request, replace(relay, response=response))
+        await super().relay(request, replace(relay, layout=request.layout))
 
 
 def _header_length_line(size: int) -> bytes:

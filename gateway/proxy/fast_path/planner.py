@@ -14,6 +14,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError
 from gateway.protocol.operations import OperationKind, model_name_of
+from gateway.protocol.request_header import header_length
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
 from gateway.proxy.fast_path.call import BODY_COPIES, CallPlan, FastPathCall
 from gateway.proxy.fast_path.handlers import (
@@ -25,7 +26,7 @@ from gateway.proxy.fast_path.handlers import (
 from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredRequest
-from gateway.proxy.headers import connection_options, header_length, to_server
+from gateway.proxy.headers import connection_options, to_server
 from gateway.proxy.interfaces import ClientHead, Destination, FastPathClient, Limits
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type

@@ -14,9 +14,9 @@ from gateway.protocol.cloud_types import (
     resolve_header_size,
 )
 from gateway.protocol.operations import OperationKind
+from gateway.protocol.request_header import HEADER_LENGTH, header_length
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
-from gateway.proxy.headers import HEADER_LENGTH, header_length
 from gateway.proxy.interfaces import Call, ClientResponse
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from multidict import CIMultiDict
 
 from gateway.http1.content_codings import accepted_coding, is_encoded
+from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.body_io import split
 from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
-from gateway.proxy.headers import HEADER_LENGTH
 from gateway.proxy.interfaces import ClientResponse
 
 if TYPE_CHECKING:

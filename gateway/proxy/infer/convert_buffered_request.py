@@ -86,7 +86,7 @@ def read_buffered_prediction(
     if model is None or not model.inputs or not body or len(body) > MAX_UNSCHEDULED:
         return None
     try:
-        request, layout = _read_prediction(body, model, destination.limits, request_id)
+        request, layout = read_prediction(body, model, destination.limits, request_id)
     except GatewayError:
         return None
     return ReceivedRequest(request, request.chunks, uses_metadata=True), layout
@@ -178,15 +178,21 @@ def _with_data(request: InferRequest, body: bytes, start: int) -> InferRequest:
     return InferRequest(request.head, request.id, tuple(tensors), request.text)
 
 
-def _read_prediction(
+def read_prediction(
     body: bytes, model: ModelMetadata, limits: Limits, request_id: str
 ) -> tuple[InferRequest, V1ResponseLayout]:
+    """Read a V1 prediction that fits into a time slice; raises GatewayError."""
     read = read_buffered_predict(body, model, limits.max_json_depth, request_id)
     if read is not None:
         return read
-    caps = limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
-    with closing(PredictRequestReader(model, *caps)) as reader:
+    with closing(predict_reader(model, limits)) as reader:
         reader.feed(body, last=True)
         while reader.step():
             pass
         return reader.finish(request_id)
+
+
+def predict_reader(model: ModelMetadata, limits: Limits) -> PredictRequestReader:
+    """Make the reader of a V1 prediction."""
+    caps = limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
+    return PredictRequestReader(model, *caps)

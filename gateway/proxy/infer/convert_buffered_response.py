@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,19 +13,23 @@ from gateway.codec.policies import JsonPolicies
 from gateway.codec.v1.fast_response import write_buffered_prediction
 from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.fast_response import fast_convert_response
-from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
+from gateway.codec.v2.response import encoded_converter, json_converter
 from gateway.codec.v2.response_reader import has_text_for_base64
 from gateway.errors import ErrorKind, GatewayError, bad_response
-from gateway.protocol.messages import OutputEncoding
+from gateway.protocol.messages import ALL_BINARY, OutputEncoding
+from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.response_header import (
+    ResponseAction,
     check_no_binary_outputs,
+    choose_response_action,
     has_encoding,
     parse_response_header,
     read_outputs,
+    response_header_length,
 )
 from gateway.protocol.v1 import V1ResponseLayout, error_document
-from gateway.proxy.headers import HEADER_LENGTH, with_body
-from gateway.proxy.interfaces import Destination
+from gateway.proxy.headers import with_body
+from gateway.proxy.interfaces import Destination, Limits
 
 _EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
@@ -57,6 +60,56 @@ class ConvertedResponse:
         return with_body(received, changed)
 
 
+class ResponsePlan:
+    """What becomes of all responses with the same head to requests of one encoding.
+
+    ``header_size`` is the size of the JSON before binary tensors, None for JSON alone. JSON around
+    data may have ``header_cap`` bytes, and data that must be buffered ``body_cap``.
+    """
+
+    def __init__(
+        self,
+        action: ResponseAction,
+        header_size: int | None,
+        encoding: OutputEncoding,
+        policies: JsonPolicies,
+        limits: Limits,
+    ) -> None:
+        self.action: Final = action
+        self.header_size: Final = header_size
+        self.encoding: Final = encoding
+        self.policies: Final = policies
+        self.header_cap: Final = limits.max_inference_header_bytes
+        self.body_cap: Final = limits.max_buffered_body_bytes
+
+    @property
+    def policies_and_caps(self) -> tuple[JsonPolicies, int, int]:
+        """Return what converters take."""
+        return self.policies, self.header_cap, self.body_cap
+
+
+def plan_response(
+    status: int, headers: CIMultiDictProxy[str], encoding: OutputEncoding, destination: Destination
+) -> ResponsePlan:
+    """Decide what becomes of a response; raises as ``choose_response_action``."""
+    policies, limits = policies_for(encoding, destination), destination.limits
+    action, header_size = choose_response_action(
+        status,
+        headers,
+        destination.upstream.dialect,
+        encoding,
+        policies.any_base64,
+        limits.max_inference_header_bytes,
+    )
+    return ResponsePlan(action, header_size, encoding, policies, limits)
+
+
+def policies_for(encoding: OutputEncoding, destination: Destination) -> JsonPolicies:
+    """Return the destination's policies, with the outputs that a request wants as base64."""
+    policies = destination.policies
+    return replace(policies, as_base64=encoding.as_base64) if encoding.as_base64 else policies
+
+
 def convert_buffered_response(
     status: int,
     headers: CIMultiDictProxy[str],
@@ -68,107 +121,58 @@ def convert_buffered_response(
 
     Raises GatewayError: 502 for an invalid response, 406 if a policy refuses a value.
     """
-    if passes_untouched(status, headers, encoding, destination):
-        return None
-    dialect = destination.upstream.dialect
-    destination = destination_with_base64(destination, encoding)
-    if not dialect.binary:
-        return _encode(body, None, encoding, destination)
-    if not dialect.honors_output_encoding:
-        return _convert_unsure(headers, body, encoding, destination)
-    if not encoding.all_binary:
-        return _convert_binary(headers, body, encoding, destination)
-    check_header_length(body)
-    if len(body) <= destination.limits.max_inference_header_bytes:
-        check_no_binary_outputs(body)
-    return None
-
-
-def passes_untouched(
-    status: int, headers: CIMultiDictProxy[str], encoding: OutputEncoding, destination: Destination
-) -> bool:
-    """Tell by its head whether a response is passed on as it is."""
-    dialect = destination.upstream.dialect
-    if status != 200:
-        return True
-    if not dialect.binary:
-        return passes_as_json(encoding, destination)
-    # The gateway cannot inspect a compressed response.
-    is_opaque = HEADER_LENGTH in headers or "Content-Encoding" in headers
-    return is_opaque and encoding.all_binary and dialect.honors_output_encoding
+    return convert_body(body, plan_response(status, headers, encoding, destination))
 
 
 def convert_buffered_v1_response(
     status: int,
     reason: str,
-    binary: ConvertedResponse,
+    headers: CIMultiDictProxy[str],
+    body: bytes,
     layout: V1ResponseLayout,
     destination: Destination,
 ) -> ConvertedResponse:
-    """Write a ``binary`` infer response, or a server's error, in V1 format; raises as above."""
-    limits = destination.limits
-    body, cap = binary.body, limits.max_inference_header_bytes
+    """Convert a server's response, or its error, for a V1 client; raises as above."""
+    plan = plan_response(status, headers, ALL_BINARY, destination)
+    cap = plan.header_cap
     if status != 200:
         return ConvertedResponse(error_document(body[:cap], reason))
-    if binary.header_size is None and len(body) > cap:
-        raise too_much_json(cap)
-    header_size = len(body) if binary.header_size is None else binary.header_size
+    converted = convert_body(body, plan)
+    if converted is None:
+        header_size = response_header_length(headers, cap)
+    else:
+        body, header_size = converted.body, converted.header_size
+    if header_size is None:  # all outputs are empty
+        header_size = len(body)
+        if header_size > cap:
+            raise bad_response(
+                f"the server's response has more than {cap} bytes of JSON "
+                "(limits.max_inference_header_bytes) and no binary tensors behind it"
+            )
     text = write_buffered_prediction(body, header_size, layout)
     if text is None:
-        converter = new_v1_converter(header_size, layout, destination)
+        converter = predict_converter(header_size, layout, *plan.policies_and_caps)
         text = b"".join((converter.text(body), *converter.finish()))
     return ConvertedResponse(text)
 
 
-def new_v1_converter(
-    header_size: int, layout: V1ResponseLayout, destination: Destination
-) -> ResponseConverter[Iterator[bytes]]:
-    """Make the converter for a V1 client, with the destination's policies and caps."""
-    return predict_converter(header_size, layout, *_policies_and_caps(destination))
-
-
-def new_json_converter(header_size: int, destination: Destination) -> ResponseConverter[None]:
-    """Make the converter to JSON, with the destination's policies and caps."""
-    return json_converter(header_size, *_policies_and_caps(destination))
-
-
-def new_converter(
-    header_size: int | None, encoding: OutputEncoding, destination: Destination
-) -> ResponseConverter[tuple[bytes, Sequence[bytes | memoryview]]]:
-    """Make the converter to the requested encoding of each output."""
-    return encoded_converter(header_size, encoding, *_policies_and_caps(destination))
-
-
-def _policies_and_caps(destination: Destination) -> tuple[JsonPolicies, int, int]:
-    limits = destination.limits
-    return (
-        destination.policies,
-        limits.max_inference_header_bytes,
-        limits.max_buffered_body_bytes,
-    )
-
-
-def too_much_json(cap: int) -> GatewayError:
-    """Return the error of a response that should be binary, and is JSON above the cap."""
-    return bad_response(
-        f"the server's response has more than {cap} bytes of JSON "
-        "(limits.max_inference_header_bytes) and no binary tensors behind it"
-    )
-
-
-def passes_as_json(encoding: OutputEncoding, destination: Destination) -> bool:
-    """Tell whether the client gets the JSON of a server that speaks only JSON untouched."""
-    policies = destination_with_base64(destination, encoding).policies
-    return encoding.all_json and not policies.any_base64
-
-
-def destination_with_base64(destination: Destination, encoding: OutputEncoding) -> Destination:
-    """Return the destination with the requested base64 outputs in its policies."""
-    if not encoding.as_base64:
-        return destination
-    return replace(
-        destination, policies=replace(destination.policies, as_base64=encoding.as_base64)
-    )
+def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
+    """Convert a response as planned; None if it passes untouched. Raises as above."""
+    action, header_size = plan.action, plan.header_size
+    if action is ResponseAction.UNTOUCHED:
+        return None
+    if header_size is None:
+        check_header_length(body)
+    if action is ResponseAction.FILL:
+        filled = body if len(body) > plan.header_cap else fill_empty_outputs(body, plan)
+        return None if filled is body else ConvertedResponse(filled, None)
+    if header_size is not None:
+        if action is ResponseAction.WRITE_JSON:
+            return ConvertedResponse(_write_json(body, header_size, plan))
+        is_inspected = action is ResponseAction.ENCODE_UNLESS_FITTING
+        if is_inspected and has_requested_encoding(body[:header_size], plan):
+            return None
+    return _encode(body, header_size, plan)
 
 
 def name_endpoint(url: str, error: GatewayError) -> GatewayError:
@@ -178,130 +182,52 @@ def name_endpoint(url: str, error: GatewayError) -> GatewayError:
     return error
 
 
-def parse_header_size(headers: CIMultiDictProxy[str], cap: int | None) -> int | None:
-    """Return the size of the JSON before a response's tensors; None without tensors.
-
-    Raises GatewayError (502) for an invalid size, and above the cap if there is one.
-    """
-    # Servers differ in Content-Type: only this header identifies a binary response.
-    values = headers.getall(HEADER_LENGTH, [])
-    if not values:
-        return None
-    value = ", ".join(values)  # two values are no number
-    if not (value.isascii() and value.isdigit() and len(value) < 20):
-        raise bad_response(f"the server's response has {HEADER_LENGTH}: {value[:40]!r}")
-    if cap is not None and int(value) > cap:
-        raise bad_response(
-            f"the server's response has {value} bytes of JSON before the tensors; "
-            f"at most {cap} are taken (limits.max_inference_header_bytes)"
-        )
-    return int(value)
-
-
-def convert_to_json(body: bytes, header_size: int, destination: Destination) -> bytes:
-    """Write a buffered binary response as JSON; raises GatewayError."""
-    text = fast_convert_response(body, header_size)
-    if text is None:
-        converter = new_json_converter(header_size, destination)
-        text = converter.text(body)
-        converter.finish()
-    return text
-
-
-def with_empty_data(document: bytes, encoding: OutputEncoding, destination: Destination) -> bytes:
+def fill_empty_outputs(document: bytes, plan: ResponsePlan) -> bytes:
     """Return a response without tensors behind it, with the empty data that the client wants.
 
     If every binary output is empty, Triton sends sizes of 0 and no data; OpenVINO Model Server
-    sends no sizes either. A server may send text although binary was requested; it becomes base64
-    if that is wanted. Raises GatewayError (502) if the response promises binary tensors.
+    sends no sizes either. Raises GatewayError (502) if the response promises binary tensors.
     """
     check_no_binary_outputs(document)
-    may_have_text = not destination.upstream.dialect.honors_output_encoding
+    if plan.encoding.all_binary:
+        return document
+    if b'"binary_data_size"' not in document and not _EMPTY_SHAPE.search(document):
+        return document
     try:
-        if destination.policies.any_base64 and may_have_text:
-            return _encode(document, None, encoding, destination).body
-        return _with_data(document, encoding, destination)
+        outputs = read_outputs(parse_response_header(document))
+        if all(output.binary_size is None for output in outputs):
+            return document
+        if plan.encoding.all_json:
+            return _write_json(document, len(document), plan)
+        return _encode(document, len(document), plan).body
     except GatewayError:
         return document  # unknown to the gateway: the client gets what the server sent
 
 
-def becomes_json(
-    header_size: int | None, encoding: OutputEncoding, destination: Destination
-) -> bool:
-    """Tell whether a response whose outputs may be JSON is converted like a binary one."""
-    is_within_cap = (header_size or 0) <= destination.limits.max_inference_header_bytes
-    text_is_fine = header_size is not None or not destination.policies.any_base64
-    return encoding.all_json and text_is_fine and is_within_cap
-
-
-def has_requested_encoding(
-    header: bytes, encoding: OutputEncoding, destination: Destination
-) -> bool:
+def has_requested_encoding(header: bytes, plan: ResponsePlan) -> bool:
     """Tell whether a response is as requested; False for an invalid one, which gets converted."""
     try:
         fields = parse_response_header(header)
     except GatewayError:
         return False
-    return has_encoding(fields, encoding) and not any(
-        has_text_for_base64(entry, destination.policies) for entry in fields.get("outputs", ())
+    return has_encoding(fields, plan.encoding) and not any(
+        has_text_for_base64(entry, plan.policies) for entry in fields.get("outputs", ())
     )
 
 
-def _convert_binary(
-    headers: CIMultiDictProxy[str],
-    body: bytes,
-    encoding: OutputEncoding,
-    destination: Destination,
-) -> ConvertedResponse | None:
-    """Convert a response whose outputs are binary."""
-    cap = destination.limits.max_inference_header_bytes
-    header_size = parse_header_size(headers, cap)
-    if header_size is None:
-        check_header_length(body)
-        if len(body) > cap:
-            return None
-        return ConvertedResponse(with_empty_data(body, encoding, destination), None)
-    if encoding.all_json:
-        return ConvertedResponse(convert_to_json(body, header_size, destination))
-    return _encode(body, header_size, encoding, destination)
+def _write_json(body: bytes, header_size: int, plan: ResponsePlan) -> bytes:
+    """Write a binary response as JSON."""
+    text = fast_convert_response(body, header_size)
+    if text is None:
+        converter = json_converter(header_size, *plan.policies_and_caps)
+        text = converter.text(body)
+        converter.finish()
+    return text
 
 
-def _convert_unsure(
-    headers: CIMultiDictProxy[str],
-    body: bytes,
-    encoding: OutputEncoding,
-    destination: Destination,
-) -> ConvertedResponse | None:
-    """Convert a response whose outputs may be JSON although binary was requested."""
-    # The header may contain data, which counts as buffered rather than as header.
-    header_size = parse_header_size(headers, None)
-    if becomes_json(header_size, encoding, destination):
-        return _convert_binary(headers, body, encoding, destination)
-    if header_size is None:
-        check_header_length(body)
-        return _encode(body, None, encoding, destination)
-    is_within_cap = header_size <= destination.limits.max_inference_header_bytes
-    if is_within_cap and has_requested_encoding(body[:header_size], encoding, destination):
-        return None
-    return _encode(body, header_size, encoding, destination)
-
-
-def _with_data(document: bytes, encoding: OutputEncoding, destination: Destination) -> bytes:
-    if b'"binary_data_size"' not in document and not _EMPTY_SHAPE.search(document):
-        return document
-    outputs = read_outputs(parse_response_header(document))
-    if all(output.binary_size is None for output in outputs):
-        return document
-    if encoding.all_json:
-        return convert_to_json(document, len(document), destination)
-    return _encode(document, len(document), encoding, destination).body
-
-
-def _encode(
-    body: bytes, header_size: int | None, encoding: OutputEncoding, destination: Destination
-) -> ConvertedResponse:
+def _encode(body: bytes, header_size: int | None, plan: ResponsePlan) -> ConvertedResponse:
     """Convert each output to the requested encoding."""
-    converter = new_converter(header_size, encoding, destination)
+    converter = encoded_converter(header_size, plan.encoding, *plan.policies_and_caps)
     converter.feed(body, last=True)
     while converter.step():
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Protocol
 
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
@@ -12,11 +13,11 @@ from gateway.protocol.declared_model import complete_metadata
 from gateway.protocol.messages import InferRequest, TensorData
 from gateway.protocol.operations import model_name_of
 from gateway.protocol.raw_binary import read_raw_binary
+from gateway.protocol.request_header import HEADER_LENGTH, header_length
 from gateway.protocol.tensors import ModelMetadata
-from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
-from gateway.proxy.admission.memory_budget import Reservation, run_steps
+from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED, ConversionScheduler
+from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks
-from gateway.proxy.headers import HEADER_LENGTH, header_length
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
     cached_metadata,
@@ -29,9 +30,6 @@ from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.transport import UpstreamEndpoint
-
-_UNKNOWN_SIZE = sys.maxsize
-"""The size of a body without a length."""
 
 _FIRST_SERVER_ERROR = 500
 _NOT_IMPLEMENTED = 501
@@ -89,40 +87,68 @@ async def _read_json(
     body: ClientBody, length: int | None, destination: Destination, reservation: Reservation
 ) -> InferRequest:
     limits = destination.limits
-    missing = _UNKNOWN_SIZE if length is None else length
-    text = await body.read(min(CONVERT_CHUNK, missing))
-    if len(text) == length and length <= min(MAX_CACHED_HEADER, limits.max_inference_header_bytes):
-        request = read_without_data(bytes(text), limits.max_json_depth, limits.max_tensors)
+    first = await body.read(CONVERT_CHUNK if length is None else min(CONVERT_CHUNK, length))
+    if len(first) == length and length <= min(MAX_CACHED_HEADER, limits.max_inference_header_bytes):
+        request = read_without_data(bytes(first), limits.max_json_depth, limits.max_tensors)
         if request is not None:
             return request
-    codec = InferRequestReader(
+    reader = InferRequestReader(
         limits.max_inference_header_bytes,
         limits.max_json_depth,
         destination.offloader_for(body.size),
         limits.max_tensors,
     )
+    await feed_body(reader, body, destination.scheduler, reservation, first, length)
+    while reader.future is not None:
+        await reader.future.wait()
+        await run_steps(reader, reservation, destination.scheduler)
+    return reader.finish()
+
+
+class _BodyReader(BufferingCodec, Protocol):
+    """Reads the JSON of a request."""
+
+    @property
+    def preferred_read_size(self) -> int:
+        """Return how many bytes to feed next."""
+
+    def feed(self, text: bytes | memoryview, last: bool = False) -> None:
+        """Take the next text; ``last`` marks the end."""
+
+
+async def feed_body(
+    reader: _BodyReader,
+    body: ClientBody,
+    scheduler: ConversionScheduler,
+    reservation: Reservation,
+    text: bytes | memoryview = b"",
+    length: int | None = None,
+) -> None:
+    """Have a reader read a body, or its first ``length`` bytes, a time slice for each chunk.
+
+    ``text`` has been read already. Raises GatewayError: 400 as the reader does and for a body that
+    is too short, 503 if too much is buffered.
+    """
+    missing = sys.maxsize if length is None else length
     size = body.size if length is None else length
     may_skip_slice = size is not None and size <= MAX_UNSCHEDULED
     unscheduled = 0
+    text = text or await body.read(min(reader.preferred_read_size, missing))
     while text:
-        codec.feed(text)
+        reader.feed(text)
         missing -= len(text)
         unscheduled += len(text)
-        while codec.step() or unscheduled >= CONVERT_CHUNK:
+        while reader.step() or unscheduled >= CONVERT_CHUNK:
             if not may_skip_slice:
                 unscheduled = 0
-                reservation.resize(codec.buffered_bytes)
-                await destination.scheduler.next_slice()
+                reservation.resize(reader.buffered_bytes)
+                await scheduler.next_slice()
             may_skip_slice = False  # even a small request gets no second step for free
-        text = await body.read(min(codec.preferred_read_size, missing)) if missing else b""
+        text = await body.read(min(reader.preferred_read_size, missing)) if missing else b""
     if missing and length is not None:
         raise bad_request(f"the body is {missing} bytes shorter than {HEADER_LENGTH} declares")
-    codec.feed(b"", last=True)
-    while True:
-        await run_steps(codec, reservation, destination.scheduler)
-        if codec.future is None:
-            return codec.finish()
-        await codec.future.wait()
+    reader.feed(b"", last=True)
+    await run_steps(reader, reservation, scheduler)
 
 
 async def _data(request: InferRequest, body: ClientBody) -> Sequence[bytes | memoryview] | Chunks:

@@ -3,139 +3,92 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 
 from gateway.codec.elements.encode import OffloadedText, TextChunk
 from gateway.codec.json.header_length_check import HeaderLengthCheck
+from gateway.codec.v1.response import predict_converter
+from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
 from gateway.errors import GatewayError
-from gateway.protocol.response_header import check_no_binary_outputs
-from gateway.proxy.body_io import Chunks, read_response, slices, write
+from gateway.protocol.messages import OutputEncoding
+from gateway.protocol.request_header import HEADER_LENGTH
+from gateway.protocol.response_header import ResponseAction, response_header_length
+from gateway.protocol.v1 import V1ResponseLayout
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.admission.memory_budget import Reservation, run_steps
+from gateway.proxy.body_io import (
+    Chunks,
+    coalesce,
+    prepend,
+    read_first,
+    read_response,
+    relay_chunks,
+    response_chunks,
+    slices,
+    stream,
+)
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.infer.buffered_response import (
-    ResponseRelay,
-    relay_encoded,
-    relay_in_encoding,
-)
 from gateway.proxy.infer.convert_buffered_response import (
-    becomes_json,
-    convert_buffered_response,
-    destination_with_base64,
+    ConvertedResponse,
+    ResponsePlan,
+    convert_body,
+    convert_buffered_v1_response,
+    fill_empty_outputs,
+    has_requested_encoding,
     name_endpoint,
-    new_json_converter,
-    parse_header_size,
-    passes_untouched,
-    with_empty_data,
+    plan_response,
 )
-from gateway.proxy.passthrough import relay_rewritten
-from gateway.sizes import CONVERT_CHUNK
+from gateway.proxy.interfaces import ClientResponse, Destination
+from gateway.proxy.passthrough import relay_response, relay_rewritten
+from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK
+from gateway.upstream.transport import UpstreamResponse
 
 _MAX_QUEUED_PARTS = 10
 """Parts of a response, and commas, that wait for an offloaded part before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseRelay:
+    """A server's response on its way to the client, with the encoding that the client wants.
+
+    The responses of V1 clients have a ``layout``; they are converted from binary ones.
+    """
+
+    upstream_response: UpstreamResponse
+    url: str
+    response: ClientResponse
+    encoding: OutputEncoding
+    destination: Destination
+    deadline: Deadline
+    layout: V1ResponseLayout | None = None
+
+    async def send(self, converted: ConvertedResponse) -> None:
+        """Send a response that is fully buffered."""
+        received = self.upstream_response
+        self.deadline.expect_client()
+        headers = converted.headers(received.headers)
+        await self.response.send(received.status, received.reason, headers, converted.body)
 
 
 async def convert_response(relay: ResponseRelay) -> None:
     """Convert a server's response into the client's encoding; errors pass untouched.
 
     A response that is in that encoding already passes untouched, too. A small response is
-    converted at once, a larger one while it arrives.
+    converted at once, a larger one while it arrives. V1 clients get errors in the format of V1.
     """
-    response, destination = relay.upstream_response, relay.destination
+    response = relay.upstream_response
     size = response.content_length
     with name_endpoint_in_errors(relay.url):
-        if passes_untouched(response.status, response.headers, relay.encoding, destination):
-            await relay.pass_untouched()
+        plan = plan_response(response.status, response.headers, relay.encoding, relay.destination)
+        if plan.action is ResponseAction.UNTOUCHED and relay.layout is None:
+            await relay_response(response, relay.response, relay.url, relay.deadline)
         elif size is not None and size <= CONVERT_CHUNK:
-            await _convert_buffered(relay)
+            await _convert_buffered(relay, plan)
         else:
-            await _convert_streamed(_with_requested_base64(relay))
-
-
-async def _convert_buffered(relay: ResponseRelay) -> None:
-    response = relay.upstream_response
-    body = await read_response(response, relay.url, relay.deadline)
-    converted = convert_buffered_response(
-        response.status, response.headers, body, relay.encoding, relay.destination
-    )
-    relay.deadline.expect_client()
-    if converted is None:
-        await relay.response.send(200, response.reason, end_to_end(response.headers), body)
-    else:
-        headers = converted.headers(response.headers)
-        await relay.response.send(200, response.reason, headers, converted.body)
-
-
-async def _convert_streamed(relay: ResponseRelay) -> None:
-    dialect = relay.destination.upstream.dialect
-    if not dialect.binary:
-        await relay_encoded(relay, relay.chunks(), None)
-    elif not dialect.honors_output_encoding:
-        await _convert_unsure(relay)
-    elif relay.encoding.all_binary:
-        await _relay_rewritten(relay, _check_document)
-    else:
-        await _convert_binary(relay)
-
-
-async def _relay_rewritten(relay: ResponseRelay, rewrite: Callable[[bytes], bytes]) -> None:
-    """Pass a response that should be all JSON; see ``relay_rewritten``."""
-    await relay_rewritten(
-        relay.upstream_response,
-        check_all_json(relay.chunks()),
-        relay.response,
-        rewrite,
-        relay.destination.limits.max_inference_header_bytes,
-        relay.destination,
-        relay.deadline,
-    )
-
-
-def _check_document(document: bytes) -> bytes:
-    """Return a response untouched; raises GatewayError (502) if it promises binary tensors."""
-    check_no_binary_outputs(document)
-    return document
-
-
-async def check_all_json(chunks: Chunks) -> Chunks:
-    """Yield a response without a header length; raises GatewayError (502) if tensors follow."""
-    check = HeaderLengthCheck()
-    async for chunk in chunks:
-        check.feed(chunk)
-        yield chunk
-
-
-def _with_requested_base64(relay: ResponseRelay) -> ResponseRelay:
-    """Add the outputs that a request wants as base64 to the policies."""
-    destination = destination_with_base64(relay.destination, relay.encoding)
-    return relay if destination is relay.destination else replace(relay, destination=destination)
-
-
-async def _convert_binary(relay: ResponseRelay) -> None:
-    """Convert a response whose outputs are binary."""
-    cap = relay.destination.limits.max_inference_header_bytes
-    header_size = parse_header_size(relay.upstream_response.headers, cap)
-    if header_size is None:
-        rewrite = partial(with_empty_data, encoding=relay.encoding, destination=relay.destination)
-        await _relay_rewritten(relay, rewrite)
-    elif relay.encoding.all_json:
-        await _relay_as_json(relay, header_size)
-    else:
-        await relay_encoded(relay, relay.chunks(), header_size)
-
-
-async def _convert_unsure(relay: ResponseRelay) -> None:
-    """Convert a response whose outputs may be JSON although binary was requested."""
-    # The header may contain data, which counts as buffered rather than as header.
-    header_size = parse_header_size(relay.upstream_response.headers, None)
-    if becomes_json(header_size, relay.encoding, relay.destination):
-        await _convert_binary(relay)
-        return
-    chunks = relay.chunks()
-    if header_size is None:
-        chunks = check_all_json(chunks)
-    await relay_in_encoding(relay, chunks, header_size)
+            await _convert_streamed(relay, plan)
 
 
 @contextmanager
@@ -150,24 +103,172 @@ def name_endpoint_in_errors(url: str) -> Iterator[None]:
         raise named from error
 
 
-async def _relay_as_json(relay: ResponseRelay, header_size: int) -> None:
-    """Write all binary outputs as JSON, while the response arrives."""
-    response, destination = relay.response, relay.destination
-    upstream_response = relay.upstream_response
-    headers = with_body(upstream_response.headers, {"Content-Type": "application/json"})
-    converter = new_json_converter(header_size, destination)
-    offloader = destination.offloader_for(upstream_response.content_length)
+async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
+    response = relay.upstream_response
+    body = await read_response(response, relay.url, relay.deadline)
+    converted: ConvertedResponse | None
+    if relay.layout is None:
+        converted = convert_body(body, plan)
+    else:
+        head = response.status, response.reason, response.headers
+        converted = convert_buffered_v1_response(*head, body, relay.layout, relay.destination)
+    if converted is not None:
+        await relay.send(converted)
+        return
+    relay.deadline.expect_client()
+    await relay.response.send(response.status, response.reason, end_to_end(response.headers), body)
+
+
+async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan) -> None:
+    response = relay.upstream_response
+    chunks = response_chunks(response, relay.url, relay.deadline)
+    if plan.action is not ResponseAction.UNTOUCHED and plan.header_size is None:
+        chunks = check_all_json(chunks)
+    if plan.action in (ResponseAction.ENCODE, ResponseAction.ENCODE_UNLESS_FITTING):
+        await _encode(relay, plan, chunks)
+    elif relay.layout is not None:
+        await _relay_prediction(relay, relay.layout, plan, chunks)
+    elif plan.action is ResponseAction.FILL:
+        await relay_rewritten(
+            response,
+            chunks,
+            relay.response,
+            partial(fill_empty_outputs, plan=plan),
+            plan.header_cap,
+            relay.destination,
+            relay.deadline,
+        )
+    else:
+        await _relay_text(relay, json_converter(plan.header_size, *plan.policies_and_caps), chunks)
+
+
+async def check_all_json(chunks: Chunks) -> Chunks:
+    """Yield a response without a header length; raises GatewayError (502) if tensors follow."""
+    check = HeaderLengthCheck()
+    async for chunk in chunks:
+        check.feed(chunk)
+        yield chunk
+
+
+async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
+    """Convert each output to the requested encoding, for which all of them are buffered."""
+    scheduler, size = relay.destination.scheduler, plan.header_size
+    with relay.destination.memory_budget.reserve() as reservation:
+        if plan.action is ResponseAction.ENCODE_UNLESS_FITTING and size is not None:
+            first = await read_first(chunks, size, reservation)
+            chunks = prepend(first, chunks)
+            if has_requested_encoding(b"".join(first)[:size], plan):
+                await _pass_fitting(relay, plan, chunks)
+                return
+        converter = encoded_converter(size, plan.encoding, *plan.policies_and_caps)
+        async for piece in slices(chunks, ENCODE_CHUNK, scheduler):
+            converter.feed(piece)
+            reservation.resize(converter.buffered_bytes)
+            await run_steps(converter, reservation, scheduler)
+        if size is None:
+            converter.feed(b"", last=True)
+            await run_steps(converter, reservation, scheduler)
+        header, tensors = converter.finish()
+        if relay.layout is None:
+            await _send_encoded(relay, header, tensors)
+        else:
+            predict = predict_converter(len(header), relay.layout, *plan.policies_and_caps)
+            await _relay_text(relay, predict, stream((header, *tensors)))
+
+
+async def _pass_fitting(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
+    """Pass a response on that has the requested encoding already."""
+    if relay.layout is None:
+        await relay_response(
+            relay.upstream_response, relay.response, relay.url, relay.deadline, chunks
+        )
+    else:
+        await _relay_prediction(relay, relay.layout, plan, chunks)
+
+
+async def _send_encoded(
+    relay: ResponseRelay, header: bytes, tensors: Sequence[bytes | memoryview]
+) -> None:
+    """Send a header, with binary tensors behind it if there are any."""
+    changed = {"Content-Type": "application/json"}
+    if any(tensors):
+        changed = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(header))}
+    headers = with_body(relay.upstream_response.headers, changed)
+    headers["Content-Length"] = str(len(header) + sum(map(len, tensors)))
+    await relay.response.start(200, relay.upstream_response.reason, headers)
+    await relay_chunks(stream((header, *tensors)), relay.response, relay.deadline)
+
+
+async def _relay_prediction(
+    relay: ResponseRelay, layout: V1ResponseLayout, plan: ResponsePlan, chunks: Chunks
+) -> None:
+    """Send a binary response, or a server's error, to a V1 client."""
+    response, size = relay.upstream_response, None
+    if response.status == 200:
+        size = response_header_length(response.headers, plan.header_cap)
+    if size is not None:
+        await _relay_text(relay, predict_converter(size, layout, *plan.policies_and_caps), chunks)
+        return
+    with relay.destination.memory_budget.reserve() as reservation:
+        # Above the cap, no more of an error is of interest, and a response is invalid.
+        body = b"".join(await read_first(chunks, plan.header_cap + 1, reservation))
+        head = response.status, response.reason, response.headers
+        await relay.send(convert_buffered_v1_response(*head, body, layout, relay.destination))
+
+
+async def _relay_text(
+    relay: ResponseRelay,
+    converter: ResponseConverter[Iterator[bytes]] | ResponseConverter[None],
+    chunks: Chunks,
+) -> None:
+    """Send the text of a response while it arrives; text of less than a chunk is sent at once."""
+    received = relay.upstream_response
+    with relay.destination.memory_budget.reserve() as reservation:
+        texts = coalesce(_write_text(relay, converter, chunks, reservation))
+        first = await anext(texts, b"")
+        if len(first) < CONVERT_CHUNK:
+            await relay.send(ConvertedResponse(bytes(first)))
+            return
+        headers = with_body(received.headers, {"Content-Type": "application/json"})
+        await relay.response.start(200, received.reason, headers)
+        await relay_chunks(prepend([first], texts), relay.response, relay.deadline)
+
+
+async def _write_text(
+    relay: ResponseRelay,
+    converter: ResponseConverter[Iterator[bytes]] | ResponseConverter[None],
+    chunks: Chunks,
+    reservation: Reservation,
+) -> Chunks:
+    """Yield the text of a response; it may be partly written by the offload process.
+
+    Time slices are taken by the bytes converted, not by the text: buffered rows give no text for a
+    long time, and a server's data may all be there without a pause.
+    """
+    scheduler = relay.destination.scheduler
+    offloader = relay.destination.offloader_for(relay.upstream_response.content_length)
+    size = CONVERT_CHUNK if relay.layout is None else ENCODE_CHUNK
     parts: deque[TextChunk | OffloadedText] = deque()
-    with destination.memory_budget.reserve() as reservation:
-        async for piece in slices(relay.chunks(), CONVERT_CHUNK, destination.scheduler):
-            parts.extend(converter.parts(piece, offloader))
-            reservation.resize_unchecked(converter.buffered_bytes + sum(map(_size_of, parts)))
-            if parts and not response.started:
-                await response.start(200, upstream_response.reason, headers)
-            await _write_parts(relay, parts, _MAX_QUEUED_PARTS)
-        converter.finish()
-        await _write_parts(relay, parts, 0)
-    await response.finish()
+    async for piece in slices(chunks, size, scheduler):
+        parts.extend(converter.parts(piece, offloader))
+        # The text of up to one chunk waits for more.
+        buffered = CONVERT_CHUNK + converter.buffered_bytes + sum(map(_size_of, parts))
+        if relay.response.started:
+            reservation.resize_unchecked(buffered)
+        else:
+            reservation.resize(buffered)
+        async for text in _finished(parts, _MAX_QUEUED_PARTS):
+            yield text
+    rest = converter.finish() or ()
+    async for text in _finished(parts, 0):
+        yield text
+    unscheduled = 0
+    for text in rest:
+        yield text
+        unscheduled += len(text)
+        if unscheduled >= ENCODE_CHUNK:
+            unscheduled = 0
+            await scheduler.next_slice()
 
 
 def _size_of(part: TextChunk | OffloadedText) -> int:
@@ -175,10 +276,8 @@ def _size_of(part: TextChunk | OffloadedText) -> int:
     return CONVERT_CHUNK if isinstance(part, OffloadedText) else len(part)
 
 
-async def _write_parts(
-    relay: ResponseRelay, parts: deque[TextChunk | OffloadedText], max_left: int
-) -> None:
-    """Write the finished parts in order, and wait for parts beyond ``max_left``."""
+async def _finished(parts: deque[TextChunk | OffloadedText], max_left: int) -> Chunks:
+    """Yield the finished parts in order, and wait for parts beyond ``max_left``."""
     while parts:
         part = parts[0]
         if isinstance(part, OffloadedText):
@@ -187,5 +286,4 @@ async def _write_parts(
             await part.future.wait()
             part = part.text()
         parts.popleft()
-        if part:
-            await write(relay.response, part, relay.deadline)
+        yield part

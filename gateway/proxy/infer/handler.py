@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.protocol.datatypes import Family
-from gateway.protocol.messages import InferRequestHead, RequestFeatures
+from gateway.errors import bad_request
 from gateway.protocol.operations import model_name_of
-from gateway.proxy.headers import HEADER_LENGTH, with_body
-from gateway.proxy.infer.buffered_response import ResponseRelay
+from gateway.protocol.request_features import check_classified_inputs, check_classified_outputs
+from gateway.protocol.request_header import HEADER_LENGTH
+from gateway.protocol.v1 import V1ResponseLayout
+from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import (
     model_metadata,
     outputs_to_list,
     receive_request,
 )
-from gateway.proxy.infer.convert_response import convert_response
+from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.interfaces import Call
 from gateway.proxy.retry import UpstreamCall
@@ -26,13 +26,16 @@ async def infer(call: Call) -> None:
     with call.destination.memory_budget.reserve() as reservation:
         received = await receive_request(call, reservation)
         reservation.resize(received.buffered_size)
-        await send_request(call, received)
+        await send_request(call, received, call.request.target)
 
 
-async def send_request(call: Call, received: ReceivedRequest) -> None:
+async def send_request(
+    call: Call, received: ReceivedRequest, target: str, layout: V1ResponseLayout | None = None
+) -> None:
     """Send a request in the server's form, and the response to the client.
 
-    Raises GatewayError (400), before any server sees the request, as ``check_request``.
+    ``layout`` is that of the response to a V1 client. Raises GatewayError (400), before any server
+    sees the request, as ``check_request``.
     """
     await check_request(call, received)
     destination = call.destination
@@ -44,10 +47,10 @@ async def send_request(call: Call, received: ReceivedRequest) -> None:
     if form.header_size is not None:
         changed |= {"Content-Length": str(form.size), HEADER_LENGTH: str(form.header_size)}
     headers = with_body(call.request.headers, changed)
-    if form.reads_response:
+    if form.reads_response or layout is not None:
         headers.popall("Accept-Encoding", None)
     upstream_request = UpstreamRequest(
-        call.request.method, call.request.target, headers, body, waits_for_chunks=True
+        call.request.method, target, headers, body, waits_for_chunks=True
     )
     model = model_name_of(call.operation)
     async with UpstreamCall(
@@ -62,6 +65,7 @@ async def send_request(call: Call, received: ReceivedRequest) -> None:
             received.request.head.output_encoding,
             destination,
             call.deadline,
+            layout,
         )
         await convert_response(relay)
 
@@ -81,35 +85,6 @@ async def check_request(call: Call, received: ReceivedRequest) -> None:
         return
     if features.error:
         raise bad_request(features.error)
-    _check_classification_inputs(head)
-    await _check_classified_outputs(call, features)
-
-
-def _check_classification_inputs(head: InferRequestHead) -> None:
-    """Refuse classification without elements: Triton divides by their number, and crashes."""
-    for tensor in head.inputs:
-        if 0 in tensor.shape:
-            raise bad_request(
-                f"output '{head.features.classified_outputs[0]}': classification needs elements, "
-                f"and input '{tensor.name}' of shape {list(tensor.shape)} has none"
-            )
-
-
-async def _check_classified_outputs(call: Call, features: RequestFeatures) -> None:
-    """Refuse classification of strings: Triton crashes as it compares them."""
-    model = call.operation.model
+    check_classified_inputs(head)
     outputs = (await model_metadata(call)).outputs
-    if not outputs:
-        raise GatewayError(
-            ErrorKind.UNSUPPORTED,
-            f"classification of output '{features.classified_outputs[0]}': the server does not "
-            f"say what outputs model '{model}' has",
-        )
-    datatypes = {output.name: output.datatype for output in outputs}
-    for name in features.classified_outputs:
-        # The server refuses an output that the model does not have.
-        if name in datatypes and datatypes[name].family is Family.TEXT:
-            raise bad_request(
-                f"output '{name}' of model '{model}' is {datatypes[name].name}, which "
-                "cannot be classified"
-            )
+    check_classified_outputs(features, outputs, call.operation.model)

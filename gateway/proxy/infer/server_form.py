@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from gateway.codec.v2.binary_request import write_binary_header
-from gateway.codec.v2.json_request import JsonRequestWriter
 from gateway.protocol.operations import Operation
+from gateway.protocol.response_header import reads_response
 from gateway.proxy.body_io import prepend
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_buffered_response import passes_as_json
+from gateway.proxy.infer.convert_buffered_response import policies_for
 from gateway.proxy.infer.json_upstream import json_body
 from gateway.proxy.interfaces import Destination
 from gateway.sizes import CONVERT_CHUNK
@@ -43,17 +43,13 @@ def write_for_server(
     """
     dialect, request = destination.upstream.dialect, received.request
     encoding = request.head.output_encoding
+    is_read = reads_response(dialect, encoding, policies_for(encoding, destination).any_base64)
     if not dialect.binary:
-        form = ServerForm("application/json", None, None, not passes_as_json(encoding, destination))
-
-        def new_writer() -> JsonRequestWriter:
-            return JsonRequestWriter(request, destination.policies)
-
-        return form, json_body(received.body, request.data_size, new_writer, destination.scheduler)
+        form = ServerForm("application/json", None, None, is_read)
+        return form, json_body(received.body, request, destination)
     header = write_binary_header(request, unlisted)
     size = len(header) + request.data_size
-    reads_response = not (encoding.all_binary and dialect.honors_output_encoding)
-    form = ServerForm("application/octet-stream", size, len(header), reads_response)
+    form = ServerForm("application/octet-stream", size, len(header), is_read)
     if isinstance(received.body, AsyncIterator):
         return form, prepend([header], received.body)
     chunks = [header, *received.body]

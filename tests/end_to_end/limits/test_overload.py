@@ -13,7 +13,13 @@ from gateway.settings.schema import Settings
 from gateway.system.buffers import MAX_WINDOW, MIN_WINDOW
 from tests.support.gateway import LIMITS, RunningGateway, running_gateway, until
 from tests.support.http_messages import http_response, message, request
-from tests.support.inference_messages import INFER, binary_response, infer_json, json_request
+from tests.support.inference_messages import (
+    INFER,
+    binary_response,
+    infer_json,
+    json_request,
+    metadata,
+)
 from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
 
@@ -87,6 +93,125 @@ async def test_concurrency_is_capped_and_the_rest_is_queued(where: str, first: i
         assert (await _ask(clients[5], first)).status == 200
         await gateway.until_idle()
         assert _active_calls_per_limit(gateway) == [0]
+
+
+FORMS = {
+    "JSON": (INFER, {}),
+    "binary": (INFER, {"Inference-Header-Content-Length": "100"}),
+    "compressed JSON": (INFER, {"Content-Encoding": "gzip"}),
+    "V1": ("/v1/models/m:predict", {}),
+    "passthrough": ("/v2/models/m/generate", {}),
+}
+each_form = pytest.mark.parametrize(("target", "headers"), FORMS.values(), ids=FORMS)
+CHUNKED = {"Transfer-Encoding": "chunked"}
+
+
+@each_form
+@pytest.mark.parametrize("expects", [False, True], ids=["sends", "expects 100"])
+async def test_refused_call_is_answered_before_its_body_is_sent(
+    target: str, headers: dict[str, str], expects: bool
+) -> None:
+    free = asyncio.Event()
+    headers = {**headers, "Content-Length": "900000"}
+    if expects:
+        headers["Expect"] = "100-continue"
+    async with (
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+        gateway.client() as one,
+        gateway.client() as other,
+    ):
+        await one.send(request("GET", "/v2/one"))
+        await until(lambda: gateway.outstanding == 1)
+        await other.send(request("POST", target, headers=headers))
+        reply = await other.read_response()  # a 100 would come first
+        assert reply.status == 503
+        assert "the gateway is busy: 1 calls in progress" in reply.error
+        free.set()
+        assert (await one.read_response()).status == 200
+        assert [each.head.target for each in server.requests] == ["/v2/one"]
+
+
+async def test_admitted_client_gets_100_continue_when_it_has_a_slot() -> None:
+    free = asyncio.Event()
+    body = json_request()
+    headers = {"Content-Length": str(len(body)), "Expect": "100-continue"}
+    async with (
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, max_requests=1, max_queue=1, queue_timeout=30) as gateway,
+        gateway.client() as one,
+        gateway.client() as other,
+    ):
+        await one.send(request("GET", "/v2/one"))
+        await until(lambda: gateway.outstanding == 1)
+        await other.send(request("POST", INFER, headers=headers))
+        await until(lambda: _waiting(gateway) == 1)
+        free.set()
+        assert (await one.read_response()).status == 200
+        assert (await other.head()).status == 100
+        assert _active_calls_per_limit(gateway) == [1]
+        assert (await other.ask(body)).status == 200
+        await gateway.until_idle()
+        assert _active_calls_per_limit(gateway) == [0]
+
+
+async def test_queue_timeout_runs_from_the_head() -> None:
+    free = asyncio.Event()
+    async with (
+        ScriptedServer(_once(free)) as server,
+        running_gateway(server.url, max_requests=1, queue_timeout=0.02) as gateway,
+        gateway.client() as one,
+        gateway.client() as other,
+    ):
+        await one.send(request("GET", "/v2/one"))
+        await until(lambda: gateway.outstanding == 1)
+        await other.send(request("POST", INFER, headers={"Content-Length": "900000"}), b"{")
+        reply = await other.read_response()
+        assert reply.status == 503
+        assert "and none ended within 0.02 s" in reply.error
+
+
+@each_form
+async def test_slow_upload_holds_a_slot_until_its_client_disconnects(
+    target: str, headers: dict[str, str]
+) -> None:
+    async with (
+        ScriptedServer(always_respond(http_response(metadata(-1)))) as server,
+        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+        gateway.client() as other,
+    ):
+        async with gateway.client() as slow:
+            head = request("POST", target, headers={**headers, "Content-Length": "900000"})
+            await slow.send(head, b"{")
+            await until(lambda: _active_calls_per_limit(gateway) == [1])
+            assert (await other.ask(infer_json())).status == 503
+        await until(lambda: _active_calls_per_limit(gateway) == [0])
+        assert (await other.ask(request("GET", "/v2/x"))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (infer_json(b"nonsense"), 400),
+        (request("POST", INFER, headers=CHUNKED) + b"3\r\nnon\r\n0\r\n\r\n", 400),
+        (request("POST", INFER, headers={"Content-Length": "99999999"}), 413),
+        (request("POST", "/v2/x", headers={"Content-Length": "99999999"}), 413),
+        (request("POST", INFER, b"nonsense", {"Content-Encoding": "gzip"}), 400),
+        (request("POST", INFER, b"nonsense", {"Content-Encoding": "x"}), 415),
+    ],
+    ids=["invalid", "invalid chunked", "too large", "passthrough", "compression", "coding"],
+)
+async def test_refused_request_gives_its_slot_back(data: bytes, status: int) -> None:
+    async with (
+        ScriptedServer(always_respond(http_response())) as server,
+        running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+    ):
+        for _ in range(2):
+            async with gateway.client() as client:
+                assert (await client.ask(data)).status == status
+        await gateway.until_idle()
+        assert _active_calls_per_limit(gateway) == [0]
+        assert server.requests == []
 
 
 async def test_queued_request_is_refused_after_the_queue_timeout() -> None:

@@ -22,6 +22,7 @@ from tests.proxy.fast_path.scene import (
     binary_response,
     start,
 )
+from tests.support.compiled import skip_if_compiled
 from tests.support.doubles.fast_path import (
     ReadyEndpoint,
     ScriptedClient,
@@ -221,6 +222,7 @@ async def test_stalled_partial_response_times_out(headers: dict[str, str]) -> No
 @pytest.fixture
 def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Record the seconds that deadlines count as spent, in order."""
+    skip_if_compiled()
     times: list[float] = []
     make = Limits.new_deadline
 

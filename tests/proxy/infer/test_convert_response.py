@@ -8,8 +8,7 @@ from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.messages import OutputEncoding
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.infer.buffered_response import ResponseRelay
-from gateway.proxy.infer.convert_response import convert_response
+from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
 from gateway.upstream.transport import UpstreamResponse
 from tests.support.checks.time_slices import others
 from tests.support.doubles.streaming import (
@@ -90,7 +89,18 @@ async def test_large_binary_response_becomes_json_as_it_arrives(sized: bool) -> 
     assert "Content-Length" not in client_response.headers
     if sized:
         began = relay.log.index("client gets 200")
-        assert began < relay.log.index("server sends 9")
+        assert began < relay.log.index("server sends 100000")
+
+
+async def test_small_chunked_response_is_complete_before_the_client_gets_anything() -> None:
+    relay = _Relay()
+    parts = binary_response_header(12), FLOATS.tobytes()[:5], FLOATS.tobytes()[5:]
+    client_response = await relay.run(_response(*parts, sized=False), ALL_JSON)
+    assert json.loads(client_response.body)["outputs"][0]["data"] == [1.5, -2, 3e30]
+    assert client_response.headers["Content-Length"] == str(len(client_response.body))
+    assert relay.log.count_of("client gets") == 2
+    with pytest.raises(GatewayError, match="ends before"):
+        await _Relay().run(_response(*parts[:2], sized=False), ALL_JSON)
 
 
 async def test_mixed_response_is_converted() -> None:

@@ -330,3 +330,13 @@ async def test_client_may_disconnect_at_any_time() -> None:
         await scene.destination.upstream.metadata.close()
         assert scene.log.count_of("server answers") == scene.log.count_of("server is let go")
     assert moment >= 8
+
+
+@pytest.mark.parametrize("sized", [True, False], ids=["buffered", "streamed"])
+async def test_tensors_without_a_header_length_are_the_same_502_however_they_come(
+    sized: bool,
+) -> None:
+    headers = {"Content-Length": str(len(HEADER))} if sized else {}
+    scene = _scene(METADATA, NO_CONFIG, ScriptedUpstreamResponse(200, headers, [HEADER]))
+    with pytest.raises(GatewayError, match="12 bytes of binary data, but the response has no"):
+        await scene.run()

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.protocol.operations import OPERATION_KINDS
-from gateway.proxy.not_found import not_found_text
 from gateway.routing.matcher import Match, Pattern
+from gateway.routing.not_found import not_found_text
 
 
 def _match(
