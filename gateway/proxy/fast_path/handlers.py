@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -26,8 +27,10 @@ from gateway.proxy.infer.convert_buffered_response import (
     ConvertedResponse,
     convert_buffered_response,
     convert_buffered_v1_response,
+    convert_large_response,
     name_endpoint,
     parse_header_size,
+    passes_untouched,
 )
 from gateway.proxy.infer.convert_response import convert_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
@@ -44,7 +47,7 @@ from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
 
-ClientMessage = tuple[ResponseTemplate, bytes, bytes]
+ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview]
 """A response for a client: its template, the lines of further headers, and its body."""
 
 
@@ -58,7 +61,7 @@ class ServerRequest:
         self,
         template: RequestTemplate,
         lines: bytes,
-        body: bytes,
+        body: Sequence[bytes | memoryview],
         received: ReceivedRequest | None = None,
         layout: V1ResponseLayout | None = None,
     ) -> None:
@@ -82,16 +85,22 @@ class FastPathHandler(ABC):
         """Return the request for a server; None if the call takes the streaming path."""
 
     @abstractmethod
+    def passes_untouched(
+        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+    ) -> bool:
+        """Tell by its head whether the client gets a response as it is."""
+
+    @abstractmethod
     def to_client(
         self,
         request: ServerRequest,
         head: UpstreamResponseHead,
-        body: bytes,
+        body: bytes | memoryview,
         destination: Destination,
         url: str,
         policy: ResponseHeaderPolicy | None,
-    ) -> ClientMessage:
-        """Return a complete response; raises GatewayError."""
+    ) -> ClientMessage | None:
+        """Return a complete response, None if it takes several time slices; raises GatewayError."""
 
     @abstractmethod
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
@@ -116,13 +125,19 @@ class PassthroughHandler(FastPathHandler):
             lines = b"Content-Length: %d\r\n" % len(body)
         elif self._template.method != "GET":
             return None  # the transport must state how the body is framed
-        return ServerRequest(self._template, lines, body)
+        return ServerRequest(self._template, lines, (body,))
+
+    def passes_untouched(
+        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+    ) -> bool:
+        """Tell by its head whether the client gets a response as it is."""
+        return True
 
     def to_client(
         self,
         request: ServerRequest,
         head: UpstreamResponseHead,
-        body: bytes,
+        body: bytes | memoryview,
         destination: Destination,
         url: str,
         policy: ResponseHeaderPolicy | None,
@@ -183,12 +198,11 @@ class InferHandler(FastPathHandler):
             return None
         if not isinstance(content, list):
             return None
-        (body,) = content
-        lines = b"Content-Length: %d\r\n" % len(body)
+        lines = b"Content-Length: %d\r\n" % sum(map(len, content))
         if form.header_size is not None:
             lines += _header_length_line(form.header_size)
         template = self._template_for(form.content_type, form.reads_response)
-        return ServerRequest(template, lines, bytes(body), received, layout)
+        return ServerRequest(template, lines, content, received, layout)
 
     def _template_for(self, content_type: str, reads_response: bool) -> RequestTemplate:
         key = content_type, reads_response
@@ -200,20 +214,36 @@ class InferHandler(FastPathHandler):
             template = self._templates[key] = RequestTemplate(self._method, self._target, lines)
         return template
 
+    def passes_untouched(
+        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+    ) -> bool:
+        """Tell by its head whether the client gets a response as it is."""
+        assert request.received is not None
+        encoding = request.received.request.head.output_encoding
+        return passes_untouched(head.status, head.headers, encoding, destination)
+
     def to_client(
         self,
         request: ServerRequest,
         head: UpstreamResponseHead,
-        body: bytes,
+        body: bytes | memoryview,
         destination: Destination,
         url: str,
         policy: ResponseHeaderPolicy | None,
-    ) -> ClientMessage:
-        """Return a complete response."""
+    ) -> ClientMessage | None:
+        """Return a complete response; None if it takes several time slices."""
         assert request.received is not None
         check_metadata(head.status, self._operation, destination, request.received)
+        if self.passes_untouched(request, head, destination):
+            return _untouched(head, body, policy)
+        content = bytes(body)
         try:
-            converted = self._convert(request, head, body, destination)
+            if len(content) <= CONVERT_CHUNK:
+                converted = self._convert(request, head, content, destination)
+            else:
+                converted = self._convert_large(request, head, content, destination)
+                if converted is None:
+                    return None
         except GatewayError as error:
             raise name_endpoint(url, error) from error
         if converted is None:
@@ -234,6 +264,18 @@ class InferHandler(FastPathHandler):
         assert request.received is not None
         encoding = request.received.request.head.output_encoding
         return convert_buffered_response(head.status, head.headers, body, encoding, destination)
+
+    def _convert_large(
+        self,
+        request: ServerRequest,
+        head: UpstreamResponseHead,
+        body: bytes,
+        destination: Destination,
+    ) -> ConvertedResponse | None:
+        """Convert a response of numbers; None for any other."""
+        assert request.received is not None
+        encoding = request.received.request.head.output_encoding
+        return convert_large_response(head.headers, body, encoding, destination)
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
@@ -265,6 +307,12 @@ class PredictHandler(InferHandler):
         received, layout = prediction
         return self._write(received, destination, layout)
 
+    def passes_untouched(
+        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+    ) -> bool:
+        """Tell that V1 clients get nothing of the server's as it is."""
+        return False
+
     def _convert(
         self,
         request: ServerRequest,
@@ -280,6 +328,15 @@ class PredictHandler(InferHandler):
         return convert_buffered_v1_response(
             head.status, head.reason, converted, request.layout, destination
         )
+
+    def _convert_large(
+        self,
+        request: ServerRequest,
+        head: UpstreamResponseHead,
+        body: bytes,
+        destination: Destination,
+    ) -> ConvertedResponse | None:
+        return None
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
@@ -325,7 +382,7 @@ def _template(
 
 
 def _untouched(
-    head: UpstreamResponseHead, body: bytes, policy: ResponseHeaderPolicy | None
+    head: UpstreamResponseHead, body: bytes | memoryview, policy: ResponseHeaderPolicy | None
 ) -> ClientMessage:
     """Return a server's response as it is."""
     template = _template(head, policy)

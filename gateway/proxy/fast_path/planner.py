@@ -30,8 +30,9 @@ from gateway.proxy.infer.cloud_content_types import may_have_cloud_type
 from gateway.proxy.interfaces import ClientHead, Destination, FastPathClient, Limits
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
-from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
+from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
+from gateway.system.buffers import MAX_WINDOW
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, RequestTemplate
 
@@ -203,7 +204,7 @@ def _make_handler(
         header_size = header_length(headers)
     except GatewayError:
         return None  # the streaming path sends the error
-    max_size = CONVERT_CHUNK
+    max_size = MAX_WINDOW  # tensors pass as they are
     if header_size is None:
         max_size = min(MAX_FAST_REQUEST, limits.max_inference_header_bytes)
     return InferHandler(method, target, headers, operation, header_size, max_size)

@@ -84,6 +84,18 @@ def convert_buffered_response(
     return None
 
 
+def convert_large_response(
+    headers: CIMultiDictProxy[str], body: bytes, encoding: OutputEncoding, destination: Destination
+) -> ConvertedResponse | None:
+    """Convert a binary response of status 200 to JSON if its outputs are numbers, else None."""
+    dialect = destination.upstream.dialect
+    if not (dialect.binary and dialect.honors_output_encoding and encoding.all_json):
+        return None
+    header_size = parse_header_size(headers, destination.limits.max_inference_header_bytes)
+    text = None if header_size is None else fast_convert_response(body, header_size)
+    return None if text is None else ConvertedResponse(text)
+
+
 def passes_untouched(
     status: int, headers: CIMultiDictProxy[str], encoding: OutputEncoding, destination: Destination
 ) -> bool:

@@ -22,6 +22,7 @@ from gateway.proxy.infer.buffered_response import (
 from gateway.proxy.infer.convert_buffered_response import (
     becomes_json,
     convert_buffered_response,
+    convert_large_response,
     destination_with_base64,
     name_endpoint,
     new_json_converter,
@@ -30,7 +31,8 @@ from gateway.proxy.infer.convert_buffered_response import (
     with_empty_data,
 )
 from gateway.proxy.passthrough import relay_rewritten
-from gateway.sizes import CONVERT_CHUNK
+from gateway.sizes import CONVERT_CHUNK, MAX_FAST_RESPONSE
+from gateway.upstream.transport import UpstreamResponse
 
 _MAX_QUEUED_PARTS = 10
 """Parts of a response, and commas, that wait for an offloaded part before them."""
@@ -49,6 +51,8 @@ async def convert_response(relay: ResponseRelay) -> None:
             await relay.pass_untouched()
         elif size is not None and size <= CONVERT_CHUNK:
             await _convert_buffered(relay)
+        elif size is not None and size <= MAX_FAST_RESPONSE:
+            await _convert_large(relay)
         else:
             await _convert_streamed(_with_requested_base64(relay))
 
@@ -65,6 +69,45 @@ async def _convert_buffered(relay: ResponseRelay) -> None:
     else:
         headers = converted.headers(response.headers)
         await relay.response.send(200, response.reason, headers, converted.body)
+
+
+async def _convert_large(relay: ResponseRelay) -> None:
+    """Convert a response of numbers at once, as the fast path does, and any other in parts."""
+    response = relay.upstream_response
+    body = await read_response(response, relay.url, relay.deadline)
+    converted = convert_large_response(response.headers, body, relay.encoding, relay.destination)
+    if converted is None:
+        relay = replace(relay, upstream_response=_ReadResponse(response, body))
+        await _convert_streamed(_with_requested_base64(relay))
+        return
+    relay.deadline.expect_client()
+    headers = converted.headers(response.headers)
+    await relay.response.send(200, response.reason, headers, converted.body)
+
+
+class _ReadResponse(UpstreamResponse):
+    """A response whose body was read, to be read again."""
+
+    def __init__(self, response: UpstreamResponse, body: bytes) -> None:
+        self.status = response.status
+        self.reason = response.reason
+        self.headers = response.headers
+        self._response = response
+        self._body = body
+
+    @property
+    def content_length(self) -> int | None:
+        """Return the size of the body."""
+        return self._response.content_length
+
+    async def read(self) -> bytes:
+        """Return the body once, then nothing."""
+        body, self._body = self._body, b""
+        return body
+
+    def close(self) -> None:
+        """Close the response."""
+        self._response.close()
 
 
 async def _convert_streamed(relay: ResponseRelay) -> None:

@@ -183,7 +183,7 @@ def check(streamed: Streamed, target: str, response: str, *request: Any) -> None
     handler, converted = convert(streamed, target, *request)
     assert converted is not None
     lines = CIMultiDict(parse_lines(converted.lines))
-    assert (converted.body, header_size_of(lines)) == streamed.sent
+    assert (b"".join(converted.body), header_size_of(lines)) == streamed.sent
     body, size = RESPONSES[response]
     head = response_head(headers=headers_of(size))
     arguments = converted, head, body, streamed.destination, URL, None
@@ -191,7 +191,9 @@ def check(streamed: Streamed, target: str, response: str, *request: Any) -> None
         with pytest.raises(GatewayError, match=re.escape(streamed.error.message)):
             handler.to_client(*arguments)
         return
-    template, passed, got = handler.to_client(*arguments)
+    message = handler.to_client(*arguments)
+    assert message is not None
+    template, passed, got = message
     headers = CIMultiDict([*template.headers, *parse_lines(passed)])
     assert (got, header_size_of(headers)) == streamed.got
 
@@ -271,4 +273,4 @@ async def test_v1_request_has_the_id_of_the_client_if_ids_are_off(own: str, sent
     request = handler.to_server(head, V1, streamed.destination, "")
     assert request is not None
     size = header_size_of(CIMultiDict(parse_lines(request.lines)))
-    assert json.loads(request.body[:size]).get("id") == sent
+    assert json.loads(b"".join(request.body)[:size]).get("id") == sent
