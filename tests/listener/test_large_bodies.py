@@ -244,7 +244,7 @@ async def test_connection_is_not_reused_before_the_server_has_read_the_request()
         done.set()
 
 
-@pytest.mark.parametrize("count", [8_000, 11_000])
+@pytest.mark.parametrize("count", [8_000, 11_000, 13_000, 17_000])
 async def test_json_call_takes_the_fast_path(count: int, fast_path_requests: list[str]) -> None:
     """Neither 128 KiB of text nor 64 KiB of tensors are a step."""
     numbers = [round(number / 7, 4) for number in range(count)]
