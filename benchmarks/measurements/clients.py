@@ -43,9 +43,9 @@ _NUMBERS_IN_ROUNDS = 1_000_000
 _SIZES = (16, 1_000, 20_000, IMAGE_COUNT)
 _AROUND_BREAK_EVEN = (250, 500, 1_000)
 _AROUND_STEP = (12_000, 15_000, 17_000, 20_000)
-"""Two sizes on either side of 64 KiB of binary and of 128 KiB of JSON with 5 decimals.
+"""Two sizes on either side of 64 KiB of tensors and of 128 KiB of JSON with 5 decimals.
 
-Above them, the gateway moves and converts a body in parts.
+These are the chunks in which the streaming path moves and converts larger bodies.
 """
 
 _BREAK_EVEN = 500

@@ -18,9 +18,6 @@ from gateway.system.hangups import HangupWatch
 _MIN_PIECE_COST = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
 
-DEFER_TIMEOUT = 0.1
-"""Seconds to wait for the rest of a small body before its message is handed over in parts."""
-
 MAX_READ_AHEAD = 64 * 1024
 """Bytes read ahead of their message; more of them pause reading. One read may exceed it."""
 
@@ -122,7 +119,7 @@ class BodyStream:
             return
         self._pieces.append(data)
         self._count(max(len(data), _MIN_PIECE_COST))
-        if self._size > self._buffers.window and not last:
+        if self.is_full and not last:
             self._read_flow.pause(self)
         self._wake()
 
@@ -139,6 +136,11 @@ class BodyStream:
             self._error = error
             self._close_stream()
             self._wake()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether reading is paused until some of the body is read."""
+        return self._size > self._buffers.window
 
     @property
     def available(self) -> int:

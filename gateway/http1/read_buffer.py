@@ -6,9 +6,11 @@ import weakref
 
 import numpy as np
 
+from gateway.system.buffers import MAX_WINDOW
+
 _SLAB_SIZE = 1000 * 1024
 """Bytes of a slab: less than what the C library would map anew for each allocation."""
-_MIN_SPACE = 640 * 1024
+_MIN_SPACE = MAX_WINDOW
 """Minimum bytes for a read. It fits 256 KiB and a partial TLS record, and the tensors of an image,
 which else would take two reads."""
 _MAX_COPY = 16 * 1024

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gateway.errors import bad_request
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
+from gateway.http1.deferrals import BodyDeferrals
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, RequestHead
 from gateway.http1.head_reader import RequestHeadReader
 from gateway.listener.messages import (
@@ -31,7 +32,6 @@ from gateway.proxy.interfaces import (
 )
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
-from gateway.system.timeout_queue import TimeoutQueue
 
 _LINGER_TIMEOUT = 10.0
 """Seconds to wait for what a client still sends after its response."""
@@ -64,7 +64,7 @@ class ConnectionHost(ABC):
     buffers: BufferAccount
     hangups: HangupWatch
     head_parser: HeadParser
-    deferrals: TimeoutQueue
+    deferrals: BodyDeferrals
 
     @abstractmethod
     def add_connection(self, connection: ClientConnection) -> None:
@@ -217,12 +217,17 @@ class ClientConnection(Connection):
             self._linger_timer = self.loop.call_later(_LINGER_TIMEOUT, self.close)
 
     def respond(
-        self, template: ResponseTemplate, lines: bytes, body: bytes, *, last: bool = False
+        self,
+        template: ResponseTemplate,
+        lines: bytes,
+        body: bytes | memoryview,
+        *,
+        last: bool = False,
     ) -> None:
         """Send the response of the current call; see FastPathClient."""
         assert self._head is not None
         last = last or not self._head.keep_alive or self._host.draining
-        self.transport.write(encode_response(template, lines, body, last))
+        self.write(*encode_response(template, lines, body, last))
         self.record.status = template.status
         if template.status not in STATUSES_WITHOUT_BODY:
             self.record.response_bytes = len(body)
@@ -354,7 +359,7 @@ class ClientConnection(Connection):
         if may_be_fast and self._host.accepts_on_fast_path(head):
             deferred = self._call = DeferredCall(self)
             self._host.add_call(deferred, self)
-            self._host.deferrals.add(deferred)
+            self._host.deferrals.add(deferred, head.length)
         else:
             self._start_task(head, body)
         self._receive_body(body, data)
@@ -445,7 +450,10 @@ class ClientConnection(Connection):
                 self._await_next_request()
             elif isinstance(self._call, DeferredCall):
                 self._start_deferred_call(body)
-        elif rest:
+            return
+        if body.is_full and isinstance(self._call, DeferredCall):
+            self.start_deferred_task()  # nothing more is read before it reads
+        if rest:
             self.defer_read_ahead(rest)
 
     def _await_next_request(self) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from gateway.errors import GatewayError, strip_tracebacks
-from gateway.http1.connection import DEFER_TIMEOUT
+from gateway.http1.deferrals import BodyDeferrals
 from gateway.http1.head import HeadParser, RequestHead
 from gateway.listener.connection import (
     Call,
@@ -29,7 +29,6 @@ from gateway.proxy.filters.forwarded_headers import (
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
-from gateway.system.timeout_queue import TimeoutQueue
 
 _log = logging.getLogger("tensorgate.listener")
 
@@ -62,7 +61,7 @@ class RequestDispatcher(ConnectionHost):
         self._observers = observers
         self._loop = asyncio.get_running_loop()
         self._active_calls: dict[Call, ClientConnection] = {}
-        self.deferrals = TimeoutQueue(DEFER_TIMEOUT)
+        self.deferrals = BodyDeferrals()
 
     @property
     def requests(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -143,11 +143,13 @@ def encode_error(status: int, message: str) -> bytes:
     """Encode the response to an invalid request, after which the connection closes."""
     headers = (("Content-Type", "application/json"),)
     template = ResponseTemplate(status, "", headers)
-    return encode_response(template, b"", error_body(message), last=True)
+    return b"".join(encode_response(template, b"", error_body(message), last=True))
 
 
-def encode_response(template: ResponseTemplate, lines: bytes, body: bytes, last: bool) -> bytes:
-    """Encode a fully buffered response; after the ``last`` one the connection closes.
+def encode_response(
+    template: ResponseTemplate, lines: bytes, body: bytes | memoryview, last: bool
+) -> Sequence[bytes | memoryview]:
+    """Return the parts of a fully buffered response; after the ``last`` one the connection closes.
 
     ``lines`` are headers beside those of the template.
     """
@@ -156,8 +158,8 @@ def encode_response(template: ResponseTemplate, lines: bytes, body: bytes, last:
         start = template.encoded[last] = _encode_template(template, last)
     date = b"" if template.has_date else _date_line(int(time.time()))
     if template.status in STATUSES_WITHOUT_BODY:
-        return b"".join((start, date, lines, b"\r\n"))
-    return b"".join((start, date, lines, b"Content-Length: %d\r\n\r\n" % len(body), body))
+        return start, date, lines, b"\r\n"
+    return start, date, lines, b"Content-Length: %d\r\n\r\n" % len(body), body
 
 
 def _encode_template(template: ResponseTemplate, last: bool) -> bytes:

@@ -16,7 +16,7 @@ from gateway.protocol.datatypes import Datatype
 
 Fields = dict[str, Any]
 
-TensorData = Sequence[bytes] | int
+TensorData = Sequence[bytes | memoryview] | int
 """Little-endian bytes: buffered chunks, or the number of bytes that are still to come."""
 
 
@@ -147,7 +147,7 @@ class InferRequest:
         return size
 
     @property
-    def chunks(self) -> list[bytes]:
+    def chunks(self) -> list[bytes | memoryview]:
         """Return the data that is buffered."""
         return [chunk for part in self.tensors if not isinstance(part, int) for chunk in part]
 

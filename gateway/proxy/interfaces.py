@@ -173,7 +173,12 @@ class FastPathClient(Protocol):
     record: CallRecord
 
     def respond(
-        self, template: ResponseTemplate, lines: bytes, body: bytes, *, last: bool = False
+        self,
+        template: ResponseTemplate,
+        lines: bytes,
+        body: bytes | memoryview,
+        *,
+        last: bool = False,
     ) -> None:
         """Send the whole response; ``last`` closes the connection after it.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-MAX_WINDOW = 512 * 1024
-"""Bytes of a body that are buffered before reading is paused."""
+MAX_WINDOW = 640 * 1024
+"""Bytes of a body that are buffered before reading is paused: the tensors of an image."""
 MIN_WINDOW = 16 * 1024
 """The same with very many streams; then it is also the size of a read."""
 

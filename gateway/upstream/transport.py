@@ -138,8 +138,11 @@ class ResponseReceiver(Protocol):
     waits_for_chunks: bool
     """Whether to wait a moment for the rest of a small chunked body; events must not be delayed."""
 
-    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
-        """Handle a response that arrived completely."""
+    def passes_untouched(self, head: UpstreamResponseHead) -> bool:
+        """Tell whether the body is not converted: then even a large one may be handled at once."""
+
+    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> bool:
+        """Handle a response that arrived completely; False leaves it to ``on_headers``."""
 
     def on_headers(self, response: UpstreamResponse) -> None:
         """Handle a response whose body is still to come."""
@@ -156,7 +159,7 @@ class ReservedConnection(ABC):
         self,
         template: RequestTemplate,
         lines: bytes,
-        body: bytes,
+        body: Sequence[bytes | memoryview],
         receiver: ResponseReceiver,
     ) -> None:
         """Send a buffered request, once.

@@ -17,18 +17,23 @@ from gateway.upstream.transport import (
 class RecordingReceiver:
     """Records its calls; each of them sets ``done``, and ``on_complete`` calls ``then``."""
 
-    def __init__(self, *, waits_for_chunks: bool = False) -> None:
+    def __init__(self, *, waits_for_chunks: bool = False, untouched: bool = False) -> None:
         self.waits_for_chunks = waits_for_chunks
+        self.untouched = untouched
         self.complete: list[tuple[UpstreamResponseHead, bytes]] = []
         self.responses: list[UpstreamResponse] = []
         self.errors: list[Exception] = []
         self.done = asyncio.Event()
         self.then: Callable[[], object] = lambda: None
 
-    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
+    def passes_untouched(self, head: UpstreamResponseHead) -> bool:
+        return self.untouched
+
+    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> bool:
         self.complete.append((head, bytes(body)))
         self.then()
         self.done.set()
+        return True
 
     def on_headers(self, response: UpstreamResponse) -> None:
         self.responses.append(response)
@@ -59,5 +64,5 @@ def try_send(
     connection = endpoint.try_reserve()
     if connection is not None:
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
-        connection.send(template, lines, body, receiver)
+        connection.send(template, lines, (body,), receiver)
     return connection

@@ -118,7 +118,7 @@ class FastPathCall:
         self._destination = destination
         self._request = request
         self._lines = b"".join((client.added_lines, request.lines, plan.passed_lines(head)))
-        self._reserved = BODY_COPIES * len(request.body)
+        self._reserved = BODY_COPIES * sum(map(len, request.body))
         self._lease = lease
         self._timeouts = plan.timeouts
         self._client = client
@@ -148,26 +148,33 @@ class FastPathCall:
             self._end(Outcome.UNKNOWN)
             self._send_failure(error)
 
-    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> None:
-        """Send a complete response to the client."""
+    def passes_untouched(self, head: UpstreamResponseHead) -> bool:
+        """Tell whether the client gets the response as it is."""
+        return self._plan.handler.passes_untouched(self._request, head, self._destination)
+
+    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> bool:
+        """Send a complete response to the client; False if it takes several time slices."""
         if self._retry_status(head.status):
-            return
+            return True
         url = self._lease.endpoint.url
         try:
-            template, lines, data = self._plan.handler.to_client(
-                self._request, head, bytes(body), self._destination, url, self._plan.header_policy
+            message = self._plan.handler.to_client(
+                self._request, head, body, self._destination, url, self._plan.header_policy
             )
         except Exception as error:
             outcome, why = outcome_of(error)
             # If the response does not fit the client's encoding, the server has succeeded.
             self._end(Outcome.SUCCEEDED if outcome is Outcome.UNKNOWN else outcome, why)
             self._send_failure(error)
-            return
+            return True
+        if message is None:
+            return False
         if head.status < FIRST_ERROR_STATUS:
             self._end(Outcome.SUCCEEDED)
         else:
             self._end(*self._lease.classify_status(head.status))
-        self._client.respond(template, lines, data)
+        self._client.respond(*message)
+        return True
 
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
@@ -278,12 +285,12 @@ class FastPathCall:
     async def _retry(self, spent: float, response: ClientResponse) -> None:
         template, body = self._request.template, self._request.body
         headers = CIMultiDict([*template.headers, *parse_lines(self._lines)])
-        has_body = bool(body) or "Content-Length" in headers
+        has_body = any(body) or "Content-Length" in headers
         request = UpstreamRequest(
             template.method,
             template.target,
             headers,
-            (body,) if has_body else None,
+            body if has_body else None,
             self.waits_for_chunks,
         )
         # The call has its slots already.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,7 +11,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.json.nesting import nests_deeper
 from gateway.errors import GatewayError
+from gateway.protocol.dialects import Dialect
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.operations import Operation
+from gateway.protocol.response_header import ResponseAction
 from gateway.protocol.v1 import V1ResponseLayout, infer_path
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.headers import connection_options, end_to_end, with_body
@@ -23,9 +27,12 @@ from gateway.proxy.infer.convert_buffered_request import (
 )
 from gateway.proxy.infer.convert_buffered_response import (
     ConvertedResponse,
-    convert_buffered_response,
+    ResponsePlan,
+    convert_body,
     convert_buffered_v1_response,
+    convert_large_body,
     name_endpoint,
+    plan_response,
 )
 from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
@@ -41,8 +48,14 @@ from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
 
-ClientMessage = tuple[ResponseTemplate, bytes, bytes]
+ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview]
 """A response for a client: its template, the lines of further headers, and its body."""
+
+
+ResponsePlans = BoundedCache[
+    tuple[tuple[bytes, ...], int, int], tuple[Dialect, ResponsePlan, OutputEncoding, Destination]
+]
+"""What becomes of responses, by their key and the identity of what decides about them."""
 
 
 class ServerRequest:
@@ -55,7 +68,7 @@ class ServerRequest:
         self,
         template: RequestTemplate,
         lines: bytes,
-        body: bytes,
+        body: Sequence[bytes | memoryview],
         received: ReceivedRequest | None = None,
         layout: V1ResponseLayout | None = None,
     ) -> None:
@@ -79,16 +92,22 @@ class FastPathHandler(ABC):
         """Return the request for a server; None if the call takes the streaming path."""
 
     @abstractmethod
+    def passes_untouched(
+        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+    ) -> bool:
+        """Tell by its head whether the client gets a response as it is."""
+
+    @abstractmethod
     def to_client(
         self,
         request: ServerRequest,
         head: UpstreamResponseHead,
-        body: bytes,
+        body: bytes | memoryview,
         destination: Destination,
         url: str,
         policy: ResponseHeaderPolicy | None,
-    ) -> ClientMessage:
-        """Return a complete response; raises GatewayError."""
+    ) -> ClientMessage | None:
+        """Return a complete response, None if it takes several time slices; raises GatewayError."""
 
     @abstractmethod
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
@@ -113,13 +132,19 @@ class PassthroughHandler(FastPathHandler):
             lines = b"Content-Length: %d\r\n" % len(body)
         elif self._template.method != "GET":
             return None  # the transport must state how the body is framed
-        return ServerRequest(self._template, lines, body)
+        return ServerRequest(self._template, lines, (body,))
+
+    def passes_untouched(
+        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+    ) -> bool:
+        """Tell by its head whether the client gets a response as it is."""
+        return True
 
     def to_client(
         self,
         request: ServerRequest,
         head: UpstreamResponseHead,
-        body: bytes,
+        body: bytes | memoryview,
         destination: Destination,
         url: str,
         policy: ResponseHeaderPolicy | None,
@@ -143,6 +168,7 @@ class InferHandler(FastPathHandler):
         operation: Operation,
         header_size: int | None,
         max_size: int,
+        plans: ResponsePlans,
     ) -> None:
         self.max_size = max_size
         self._method = method
@@ -151,6 +177,7 @@ class InferHandler(FastPathHandler):
         self._operation = operation
         self._header_size = header_size
         self._templates: dict[tuple[str, bool], RequestTemplate] = {}
+        self._plans = plans
 
     def to_server(
         self, head: ClientHead, body: bytes, destination: Destination, request_id: str
@@ -180,12 +207,11 @@ class InferHandler(FastPathHandler):
             return None
         if not isinstance(content, list):
             return None
-        body = b"".join(content)
-        lines = b"Content-Length: %d\r\n" % len(body)
+        lines = b"Content-Length: %d\r\n" % sum(map(len, content))
         if form.header_size is not None:
             lines += _header_length_line(form.header_size)
         template = self._template_for(form.content_type, form.reads_response)
-        return ServerRequest(template, lines, body, received, layout)
+        return ServerRequest(template, lines, content, received, layout)
 
     def _template_for(self, content_type: str, reads_response: bool) -> RequestTemplate:
         key = content_type, reads_response
@@ -197,20 +223,39 @@ class InferHandler(FastPathHandler):
             template = self._templates[key] = RequestTemplate(self._method, self._target, lines)
         return template
 
+    def passes_untouched(
+        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+    ) -> bool:
+        """Tell by its head whether the client gets a response as it is."""
+        try:
+            plan = self._plan(request, head, destination)
+        except GatewayError:
+            return False  # ``to_client`` raises it
+        return plan.action is ResponseAction.UNTOUCHED and request.layout is None
+
     def to_client(
         self,
         request: ServerRequest,
         head: UpstreamResponseHead,
-        body: bytes,
+        body: bytes | memoryview,
         destination: Destination,
         url: str,
         policy: ResponseHeaderPolicy | None,
-    ) -> ClientMessage:
-        """Return a complete response."""
+    ) -> ClientMessage | None:
+        """Return a complete response; None if it takes several time slices."""
         assert request.received is not None
         check_metadata(head.status, self._operation, destination, request.received)
         try:
-            converted = self._convert(request, head, body, destination)
+            plan = self._plan(request, head, destination)
+            if plan.action is ResponseAction.UNTOUCHED and request.layout is None:
+                return _untouched(head, body, policy)
+            content = bytes(body)
+            if len(content) <= CONVERT_CHUNK:
+                converted = _convert(request, head, content, plan)
+            else:
+                converted = convert_large_body(content, plan) if request.layout is None else None
+                if converted is None:
+                    return None
         except GatewayError as error:
             raise name_endpoint(url, error) from error
         if converted is None:
@@ -221,16 +266,21 @@ class InferHandler(FastPathHandler):
             lines += _header_length_line(converted.header_size)
         return template, lines, converted.body
 
-    def _convert(
-        self,
-        request: ServerRequest,
-        head: UpstreamResponseHead,
-        body: bytes,
-        destination: Destination,
-    ) -> ConvertedResponse | None:
+    def _plan(
+        self, request: ServerRequest, head: UpstreamResponseHead, destination: Destination
+    ) -> ResponsePlan:
+        """Return what becomes of a response; raises GatewayError. Plans are cached by head."""
         assert request.received is not None
         encoding = request.received.request.head.output_encoding
-        return convert_buffered_response(head.status, head.headers, body, encoding, destination)
+        dialect = destination.upstream.dialect
+        key = head.key, id(encoding), id(destination)
+        cached = self._plans.get(key)
+        if cached is not None and cached[0] is dialect:
+            return cached[1]
+        plan = plan_response(head.status, head.headers, encoding, destination)
+        # It keeps both objects, so that no others can get their ids.
+        self._plans.put(key, (dialect, plan, encoding, destination))
+        return plan
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
@@ -243,11 +293,19 @@ class InferHandler(FastPathHandler):
 class PredictHandler(InferHandler):
     """Converts V1 predictions to infer requests."""
 
-    def __init__(self, target: str, headers: CIMultiDictProxy[str], operation: Operation) -> None:
+    def __init__(
+        self,
+        target: str,
+        headers: CIMultiDictProxy[str],
+        operation: Operation,
+        plans: ResponsePlans,
+    ) -> None:
         target = infer_path(operation) + "".join(target.partition("?")[1:])
         passed = CIMultiDict(headers)
         passed.popall("Accept-Encoding", None)  # the gateway reads the response
-        super().__init__("POST", target, CIMultiDictProxy(passed), operation, None, MAX_UNSCHEDULED)
+        super().__init__(
+            "POST", target, CIMultiDictProxy(passed), operation, None, MAX_UNSCHEDULED, plans
+        )
 
     def to_server(
         self, head: ClientHead, body: bytes, destination: Destination, request_id: str
@@ -262,21 +320,19 @@ class PredictHandler(InferHandler):
         received, layout = prediction
         return self._write(received, destination, layout)
 
-    def _convert(
-        self,
-        request: ServerRequest,
-        head: UpstreamResponseHead,
-        body: bytes,
-        destination: Destination,
-    ) -> ConvertedResponse | None:
-        assert request.layout is not None
-        return convert_buffered_v1_response(
-            head.status, head.reason, head.headers, body, request.layout, destination
-        )
-
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
         await super().relay(request, replace(relay, layout=request.layout))
+
+
+def _convert(
+    request: ServerRequest, head: UpstreamResponseHead, body: bytes, plan: ResponsePlan
+) -> ConvertedResponse | None:
+    if request.layout is None:
+        return convert_body(body, plan)
+    return convert_buffered_v1_response(
+        head.status, head.reason, head.headers, body, request.layout, plan
+    )
 
 
 def _header_length_line(size: int) -> bytes:
@@ -313,7 +369,7 @@ def _template(
 
 
 def _untouched(
-    head: UpstreamResponseHead, body: bytes, policy: ResponseHeaderPolicy | None
+    head: UpstreamResponseHead, body: bytes | memoryview, policy: ResponseHeaderPolicy | None
 ) -> ClientMessage:
     """Return a server's response as it is."""
     template = _template(head, policy)

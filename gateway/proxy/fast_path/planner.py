@@ -22,6 +22,7 @@ from gateway.proxy.fast_path.handlers import (
     InferHandler,
     PassthroughHandler,
     PredictHandler,
+    ResponsePlans,
 )
 from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
@@ -30,8 +31,9 @@ from gateway.proxy.headers import connection_options, to_server
 from gateway.proxy.interfaces import ClientHead, Destination, FastPathClient, Limits
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
-from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
+from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
+from gateway.system.buffers import MAX_WINDOW
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, RequestTemplate
 
@@ -57,6 +59,7 @@ class FastPath:
         timeouts = {_server_timeout(route.limits) for route in router.routes}
         self._timeouts = {timeout: TimeoutQueue(timeout) for timeout in timeouts}
         self._plans: BoundedCache[tuple[bytes, ...], CallPlan | None] = BoundedCache(CACHED_HEADS)
+        self._response_plans: ResponsePlans = BoundedCache(CACHED_HEADS)
 
     def plan(self, head: ClientHead, target: str) -> CallPlan | None:
         """Return the plan for requests with this key; None if they take the streaming path.
@@ -86,7 +89,7 @@ class FastPath:
         operation = route_match.operation
         passed = to_server(keyed, route_match.dropped_headers)
         # Noted headers come with the lines of each request: see CallPlan.passed_lines.
-        handler = _make_handler(route_match, method, to_server(passed, NOTED_HEADERS), limits)
+        handler = self._make_handler(route_match, method, to_server(passed, NOTED_HEADERS), limits)
         if handler is None:
             return None
         converts = isinstance(handler, InferHandler)
@@ -103,6 +106,28 @@ class FastPath:
             has_version=operation.version is not None,
             is_untyped=not converts and not has_content_type(target, passed),
             passed_noted=NOTED_HEADERS - route_match.dropped_headers - {"content-length"},
+        )
+
+    def _make_handler(
+        self, route_match: RouteMatch, method: str, headers: CIMultiDictProxy[str], limits: Limits
+    ) -> FastPathHandler | None:
+        """Return the handler of requests with these headers; None for the streaming path."""
+        operation, target = route_match.operation, route_match.target
+        if route_match.is_passthrough:
+            return PassthroughHandler(RequestTemplate(method, target, tuple(headers.items())))
+        if operation.kind is OperationKind.PREDICT:
+            return PredictHandler(target, headers, operation, self._response_plans)
+        if operation.kind is not OperationKind.INFER:
+            return None
+        try:
+            header_size = header_length(headers)
+        except GatewayError:
+            return None  # the streaming path sends the error
+        max_size = MAX_WINDOW  # tensors pass as they are
+        if header_size is None:
+            max_size = min(MAX_FAST_REQUEST, limits.max_inference_header_bytes)
+        return InferHandler(
+            method, target, headers, operation, header_size, max_size, self._response_plans
         )
 
     def start(
@@ -180,27 +205,6 @@ def _try_admit(destination: Destination, size: int) -> bool:
     return try_acquire_all(
         destination.concurrency_limits
     )  # the streaming path may wait in the queue
-
-
-def _make_handler(
-    route_match: RouteMatch, method: str, headers: CIMultiDictProxy[str], limits: Limits
-) -> FastPathHandler | None:
-    """Return the handler of requests with these headers; None if they take the streaming path."""
-    operation, target = route_match.operation, route_match.target
-    if route_match.is_passthrough:
-        return PassthroughHandler(RequestTemplate(method, target, tuple(headers.items())))
-    if operation.kind is OperationKind.PREDICT:
-        return PredictHandler(target, headers, operation)
-    if operation.kind is not OperationKind.INFER:
-        return None
-    try:
-        header_size = header_length(headers)
-    except GatewayError:
-        return None  # the streaming path sends the error
-    max_size = CONVERT_CHUNK
-    if header_size is None:
-        max_size = min(MAX_FAST_REQUEST, limits.max_inference_header_bytes)
-    return InferHandler(method, target, headers, operation, header_size, max_size)
 
 
 def _mirror(

@@ -169,9 +169,10 @@ def _read_raw_binary(
 def _with_data(request: InferRequest, body: bytes, start: int) -> InferRequest:
     """Return a request with its data, of which those still to come begin at ``start``."""
     tensors: list[TensorData] = []
+    data = memoryview(body)
     for part in request.tensors:
         if isinstance(part, int):
-            tensors.append((body[start : start + part],))
+            tensors.append((data[start : start + part],))
             start += part
         else:
             tensors.append(part)

@@ -16,7 +16,7 @@ from gateway.codec.v2.fast_response import fast_convert_response
 from gateway.codec.v2.response import encoded_converter, json_converter
 from gateway.codec.v2.response_reader import has_text_for_base64
 from gateway.errors import ErrorKind, GatewayError, bad_response
-from gateway.protocol.messages import ALL_BINARY, OutputEncoding
+from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.response_header import (
     ResponseAction,
@@ -130,10 +130,9 @@ def convert_buffered_v1_response(
     headers: CIMultiDictProxy[str],
     body: bytes,
     layout: V1ResponseLayout,
-    destination: Destination,
+    plan: ResponsePlan,
 ) -> ConvertedResponse:
     """Convert a server's response, or its error, for a V1 client; raises as above."""
-    plan = plan_response(status, headers, ALL_BINARY, destination)
     cap = plan.header_cap
     if status != 200:
         return ConvertedResponse(error_document(body[:cap], reason))
@@ -173,6 +172,14 @@ def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
         if is_inspected and has_requested_encoding(body[:header_size], plan):
             return None
     return _encode(body, header_size, plan)
+
+
+def convert_large_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
+    """Convert binary outputs of numbers to JSON; None if that takes several time slices."""
+    if plan.action is not ResponseAction.WRITE_JSON or plan.header_size is None:
+        return None
+    text = fast_convert_response(body, plan.header_size)
+    return None if text is None else ConvertedResponse(text)
 
 
 def name_endpoint(url: str, error: GatewayError) -> GatewayError:

@@ -36,6 +36,7 @@ from gateway.proxy.infer.convert_buffered_response import (
     ResponsePlan,
     convert_body,
     convert_buffered_v1_response,
+    convert_large_body,
     fill_empty_outputs,
     has_requested_encoding,
     name_endpoint,
@@ -43,7 +44,7 @@ from gateway.proxy.infer.convert_buffered_response import (
 )
 from gateway.proxy.interfaces import ClientResponse, Destination
 from gateway.proxy.passthrough import relay_response, relay_rewritten
-from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK
+from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 from gateway.upstream.transport import UpstreamResponse
 
 _MAX_QUEUED_PARTS = 10
@@ -64,6 +65,10 @@ class ResponseRelay:
     destination: Destination
     deadline: Deadline
     layout: V1ResponseLayout | None = None
+
+    def chunks(self) -> Chunks:
+        """Yield the body of the server's response as it arrives."""
+        return response_chunks(self.upstream_response, self.url, self.deadline)
 
     async def send(self, converted: ConvertedResponse) -> None:
         """Send a response that is fully buffered."""
@@ -87,8 +92,10 @@ async def convert_response(relay: ResponseRelay) -> None:
             await relay_response(response, relay.response, relay.url, relay.deadline)
         elif size is not None and size <= CONVERT_CHUNK:
             await _convert_buffered(relay, plan)
+        elif size is not None and size <= MAX_FAST_RESPONSE and relay.layout is None:
+            await _convert_large(relay, plan)
         else:
-            await _convert_streamed(relay, plan)
+            await _convert_streamed(relay, plan, relay.chunks())
 
 
 @contextmanager
@@ -111,7 +118,7 @@ async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
         converted = convert_body(body, plan)
     else:
         head = response.status, response.reason, response.headers
-        converted = convert_buffered_v1_response(*head, body, relay.layout, relay.destination)
+        converted = convert_buffered_v1_response(*head, body, relay.layout, plan)
     if converted is not None:
         await relay.send(converted)
         return
@@ -119,9 +126,21 @@ async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
     await relay.response.send(response.status, response.reason, end_to_end(response.headers), body)
 
 
-async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan) -> None:
+async def _convert_large(relay: ResponseRelay, plan: ResponsePlan) -> None:
+    """Convert a response of numbers at once, as the fast path does, and any other in parts."""
+    if plan.action is not ResponseAction.WRITE_JSON:
+        await _convert_streamed(relay, plan, relay.chunks())
+        return
+    body = await read_response(relay.upstream_response, relay.url, relay.deadline)
+    converted = convert_large_body(body, plan)
+    if converted is None:
+        await _convert_streamed(relay, plan, stream((body,)))
+    else:
+        await relay.send(converted)
+
+
+async def _convert_streamed(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> None:
     response = relay.upstream_response
-    chunks = response_chunks(response, relay.url, relay.deadline)
     if plan.action is not ResponseAction.UNTOUCHED and plan.header_size is None:
         chunks = check_all_json(chunks)
     if plan.action in (ResponseAction.ENCODE, ResponseAction.ENCODE_UNLESS_FITTING):
@@ -213,7 +232,7 @@ async def _relay_prediction(
         # Above the cap, no more of an error is of interest, and a response is invalid.
         body = b"".join(await read_first(chunks, plan.header_cap + 1, reservation))
         head = response.status, response.reason, response.headers
-        await relay.send(convert_buffered_v1_response(*head, body, layout, relay.destination))
+        await relay.send(convert_buffered_v1_response(*head, body, layout, plan))
 
 
 async def _relay_text(

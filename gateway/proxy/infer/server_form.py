@@ -13,7 +13,6 @@ from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_buffered_response import policies_for
 from gateway.proxy.infer.json_upstream import json_body
 from gateway.proxy.interfaces import Destination
-from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.transport import Body
 
 
@@ -52,8 +51,7 @@ def write_for_server(
     form = ServerForm("application/octet-stream", size, len(header), is_read)
     if isinstance(received.body, AsyncIterator):
         return form, prepend([header], received.body)
-    chunks = [header, *received.body]
-    return form, [b"".join(chunks)] if size <= CONVERT_CHUNK else chunks
+    return form, [header, *received.body]
 
 
 def check_metadata(

@@ -8,16 +8,20 @@ from typing import Protocol
 
 from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
-from gateway.http1.connection import DEFER_TIMEOUT, HEAD_COPIES, BodyStream, Connection
+from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
+from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http1.head_reader import ResponseHeadReader
-from gateway.system.buffers import BufferAccount
+from gateway.sizes import MAX_FAST_RESPONSE
+from gateway.system.buffers import MAX_WINDOW, BufferAccount
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.http.connect_errors import describe_certificate_refusal
 from gateway.upstream.transport import KEYED_RESPONSE_HEADERS
 
-_MAX_COMPLETE = 64 * 1024
-"""Largest body that ``on_complete`` gets: it is converted or written in one time slice."""
+_MAX_COMPLETE = MAX_FAST_RESPONSE
+"""Largest body that is waited for, and that ``on_complete`` gets if it may be converted."""
+_MAX_UNTOUCHED = MAX_WINDOW
+"""Largest body that ``on_complete`` gets if it passes untouched, and came with its head."""
 
 MAX_INTERIM_RESPONSES = 100
 """Interim (1xx) responses to one request; Python's and Ruby's HTTP clients have the same cap."""
@@ -38,15 +42,21 @@ class StaleConnectionError(GatewayError):
 
 
 class HeadReceiver(Protocol):
-    """Gets the head of a response: exactly one of these calls."""
+    """Gets the head of a response: exactly one of these calls.
+
+    After an ``on_complete`` that returns False, ``on_headers`` follows.
+    """
 
     waits_for_body: bool
     """Whether to wait a moment for the rest of a small body of known length."""
     waits_for_chunks: bool
     """Whether to do so for a chunked body, too; not for events, which must not be delayed."""
 
-    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
-        """Handle a small head with its complete small body."""
+    def passes_untouched(self, head: ResponseHead) -> bool:
+        """Tell whether the body is not converted, so that ``on_complete`` may get a large one."""
+
+    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> bool:
+        """Handle a small head with its complete body; False leaves the body to be read."""
 
     def on_headers(self, head: ResponseHead) -> None:
         """Handle a head; the connection's ``body`` is still to be read."""
@@ -98,8 +108,11 @@ class ServerConnection(Connection):
 
     @property
     def reusable(self) -> bool:
-        """Tell whether another request may follow a complete response."""
-        return self._keep and self._ended and not self.closed
+        """Tell whether another request may follow a complete response.
+
+        A server may respond before it has read the whole request.
+        """
+        return self._keep and self._ended and not self.write_blocked
 
     def begin_request(self, method: str, receiver: HeadReceiver) -> None:
         """Expect the response to a request of this method.
@@ -244,16 +257,15 @@ class ServerConnection(Connection):
     ) -> None:
         # Some servers send a body after HEAD; it may arrive when the next response is expected.
         self._keep = head.keep_alive and self._method != "HEAD"
-        if len(data) == head.length and len(data) <= _MAX_COMPLETE and is_small:
-            self._ended = True
-            self._receiver = None
-            receiver.on_complete(head, data)
-            return
-        if is_small and _is_worth_waiting(head, receiver):
-            self._deferred_head = head
-            self._deferrals.add(self)
-            self._begin_body(head, data)
-            return
+        if is_small and _may_be_complete(head, receiver):
+            if len(data) == head.length:
+                self._complete(head, receiver, data)
+                return
+            if _is_worth_waiting(head, receiver):
+                self._deferred_head = head
+                self._deferrals.add(self)
+                self._begin_body(head, data)
+                return
         self._begin_body(head, data)
         # Only now: if the body is broken from its start, the receiver gets the error.
         self._receiver = None
@@ -294,7 +306,10 @@ class ServerConnection(Connection):
             self._keep = self._keep and not decoder.rest
             self._end_body(body)
             return
-        if self._deferred_head is not None and body.available > _MAX_COMPLETE:
+        head = self._deferred_head
+        if head is not None and (
+            body.is_full or (head.length is None and body.available > _MAX_COMPLETE)
+        ):
             self.on_timeout()
         if decoder.rest:
             self.defer_read_ahead(decoder.rest)
@@ -304,8 +319,16 @@ class ServerConnection(Connection):
         self._ended = True
         head, receiver = self._end_deferral(), self._receiver
         if head is not None and receiver is not None:
-            self._receiver = self.body = None
-            receiver.on_complete(head, body.take())
+            self._complete(head, receiver, body.take())
+
+    def _complete(
+        self, head: ResponseHead, receiver: HeadReceiver, body: bytes | memoryview
+    ) -> None:
+        self._ended = True
+        self._receiver = self.body = None
+        if not receiver.on_complete(head, body):
+            self.buffer_body(body)
+            receiver.on_headers(head)
 
     def _closed_too_early(self) -> GatewayError:
         if self._silent and self._is_reused and self.loop.time() - self._started_at < _STALE_WINDOW:
@@ -323,6 +346,15 @@ def _is_worth_waiting(head: ResponseHead, receiver: HeadReceiver) -> bool:
     return receiver.waits_for_chunks and head.chunked
 
 
+def _may_be_complete(head: ResponseHead, receiver: HeadReceiver) -> bool:
+    """Tell whether the receiver may get a response with its complete body."""
+    if head.length is None:
+        return head.chunked
+    if head.length <= _MAX_COMPLETE:
+        return True
+    return head.length <= _MAX_UNTOUCHED and receiver.passes_untouched(head)
+
+
 class _HeadFuture:
     """A HeadReceiver that makes a future of the head."""
 
@@ -333,12 +365,16 @@ class _HeadFuture:
         self.head: asyncio.Future[ResponseHead] = connection.loop.create_future()
         self._connection = connection
 
-    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
-        if not self.head.done():
-            self._connection.buffer_body(body)
-            if head.chunked:
-                self._connection.chunks_size = len(body)
-        self.on_headers(head)
+    def passes_untouched(self, head: ResponseHead) -> bool:
+        return False  # the reader may convert it as it arrives
+
+    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> bool:
+        if self.head.done():  # cancelled
+            self._connection.drop()
+            return True
+        if head.chunked:
+            self._connection.chunks_size = len(body)
+        return False
 
     def on_headers(self, head: ResponseHead) -> None:
         if self.head.done():  # cancelled

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from functools import lru_cache
 
 from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, strip_tracebacks
-from gateway.http1.connection import DEFER_TIMEOUT
+from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http1.head import ResponseHead, encode_head_lines
 from gateway.sizes import CACHED_HEADS
 from gateway.system.buffers import BufferAccount
@@ -87,9 +87,11 @@ class HttpEndpoint(UpstreamEndpoint):
         connection = self.idle.take()
         return None if connection is None else _ReservedConnection(connection, self)
 
-    def encode(self, template: RequestTemplate, lines: bytes, body: bytes) -> bytes:
-        """Encode a request: its template, the lines of further headers, and its body."""
-        return b"".join((self._encode_cached(template), lines, b"\r\n", body))
+    def encode(
+        self, template: RequestTemplate, lines: bytes, body: Sequence[bytes | memoryview]
+    ) -> Sequence[bytes | memoryview]:
+        """Return the parts of a request: its template, the lines of further headers, its body."""
+        return (self._encode_cached(template), lines, b"\r\n", *body)
 
     def resend(self, pending: _ReservedConnection) -> asyncio.Task[None]:
         """Start a task that sends a request again, over a new connection."""
@@ -157,7 +159,7 @@ class HttpEndpoint(UpstreamEndpoint):
             size = sum(map(len, body))
             head = self._encode_head(request, size)
             if size <= _WRITE_CHUNK:
-                connection.transport.write(b"".join((head, *body)))
+                connection.write(head, *body)
                 return None
         chunked = "Content-Length" not in request.headers
         sender = asyncio.create_task(_send_body(connection, body, chunked))
@@ -266,7 +268,7 @@ class _ReservedConnection(_Pending, ReservedConnection):
         self._endpoint = endpoint
         self._receiver: ResponseReceiver | None = None
         self._method = ""
-        self._text = b""
+        self._parts: Sequence[bytes | memoryview] = ()
         self.waits_for_body = True
         self.waits_for_chunks = False
 
@@ -274,19 +276,19 @@ class _ReservedConnection(_Pending, ReservedConnection):
         self,
         template: RequestTemplate,
         lines: bytes,
-        body: bytes,
+        body: Sequence[bytes | memoryview],
         receiver: ResponseReceiver,
     ) -> None:
         """Write the request."""
         self._receiver = receiver
         self.waits_for_chunks = receiver.waits_for_chunks
         self._method = template.method
-        self._text = self._endpoint.encode(template, lines, body)
+        self._parts = self._endpoint.encode(template, lines, body)
         self._write()
 
     def _write(self) -> None:
         self.connection.begin_request(self._method, self)
-        self.connection.transport.write(self._text)
+        self.connection.write(*self._parts)
 
     def move_to(self, connection: ServerConnection) -> None:
         """Write the request again, over another connection."""
@@ -294,9 +296,13 @@ class _ReservedConnection(_Pending, ReservedConnection):
         self.sender = None
         self._write()
 
-    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
+    def passes_untouched(self, head: ResponseHead) -> bool:
         assert self._receiver is not None
-        self._receiver.on_complete(head, body)
+        return self._receiver.passes_untouched(head)
+
+    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> bool:
+        assert self._receiver is not None
+        return self._receiver.on_complete(head, body)
 
     def on_headers(self, head: ResponseHead) -> None:
         assert self._receiver is not None

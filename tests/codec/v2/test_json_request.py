@@ -72,7 +72,7 @@ def without_start(pieces: list[bytes], size: int) -> Iterator[bytes]:
 
 
 def written_from(
-    request: InferRequest, data: Iterable[bytes], policies: JsonPolicies | None = None
+    request: InferRequest, data: Iterable[bytes | memoryview], policies: JsonPolicies | None = None
 ) -> bytes | Failed:
     writer = JsonRequestWriter(request, policies or JsonPolicies())
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http1.connection import DEFER_TIMEOUT
+from gateway.http1.deferrals import DEFER_TIMEOUT
 from tests.support.gateway import gateway_client, running_gateway, until
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (

@@ -23,6 +23,7 @@ from gateway.proxy.headers import parse_lines
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
 from gateway.proxy.interfaces import Call
+from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.metadata_cache import MetadataCache
 from tests.codec.reference import pack_bytes
 from tests.support.doubles.fast_path import client_head, response_head
@@ -171,9 +172,9 @@ def convert(
     operation = parse_operation("POST", target)
     head = client_head("POST", target, {"Content-Length": str(len(body))})
     handler = (
-        InferHandler("POST", target, head.headers, operation, header_size, 10_000)
+        InferHandler("POST", target, head.headers, operation, header_size, 10_000, BoundedCache(10))
         if target == INFER
-        else PredictHandler(target, head.headers, operation)
+        else PredictHandler(target, head.headers, operation, BoundedCache(10))
     )
     return handler, handler.to_server(head, body, streamed.destination, "")
 
@@ -183,7 +184,7 @@ def check(streamed: Streamed, target: str, response: str, *request: Any) -> None
     handler, converted = convert(streamed, target, *request)
     assert converted is not None
     lines = CIMultiDict(parse_lines(converted.lines))
-    assert (converted.body, header_size_of(lines)) == streamed.sent
+    assert (b"".join(converted.body), header_size_of(lines)) == streamed.sent
     body, size = RESPONSES[response]
     head = response_head(headers=headers_of(size))
     arguments = converted, head, body, streamed.destination, URL, None
@@ -191,7 +192,9 @@ def check(streamed: Streamed, target: str, response: str, *request: Any) -> None
         with pytest.raises(GatewayError, match=re.escape(streamed.error.message)):
             handler.to_client(*arguments)
         return
-    template, passed, got = handler.to_client(*arguments)
+    message = handler.to_client(*arguments)
+    assert message is not None
+    template, passed, got = message
     headers = CIMultiDict([*template.headers, *parse_lines(passed)])
     assert (got, header_size_of(headers)) == streamed.got
 
@@ -267,8 +270,10 @@ async def test_v1_request_has_the_id_of_the_client_if_ids_are_off(own: str, sent
     target = "/v1/models/m:predict"
     streamed = Streamed(TRITON, JsonPolicies(), "numbers")
     head = client_head("POST", target, {"X-Request-Id": own} if own else {})
-    handler = PredictHandler(target, head.headers, parse_operation("POST", target))
+    handler = PredictHandler(
+        target, head.headers, parse_operation("POST", target), BoundedCache(10)
+    )
     request = handler.to_server(head, V1, streamed.destination, "")
     assert request is not None
     size = header_size_of(CIMultiDict(parse_lines(request.lines)))
-    assert json.loads(request.body[:size]).get("id") == sent
+    assert json.loads(b"".join(request.body)[:size]).get("id") == sent

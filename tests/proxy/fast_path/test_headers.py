@@ -208,7 +208,12 @@ async def test_responses_with_the_same_key_share_their_template() -> None:
 
     class Client(ScriptedClient):
         def respond(
-            self, template: ResponseTemplate, lines: bytes, body: bytes, *, last: bool = False
+            self,
+            template: ResponseTemplate,
+            lines: bytes,
+            body: bytes | memoryview,
+            *,
+            last: bool = False,
         ) -> None:
             templates.append(template)
             super().respond(template, lines, body, last=last)

@@ -433,7 +433,7 @@ class _FailingConnection(ReservedConnection):
         self,
         template: RequestTemplate,
         lines: bytes,
-        body: bytes,
+        body: Sequence[bytes | memoryview],
         receiver: ResponseReceiver,
     ) -> None:
         raise ZeroDivisionError

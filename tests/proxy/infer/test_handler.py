@@ -1,6 +1,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 from unittest import mock
 
 import numpy as np
@@ -93,7 +94,8 @@ async def test_small_binary_request_is_sent_fully_buffered() -> None:
     )
     await scene.run()
     assert scene.log.index("client has sent all") < scene.log.index(f"server is asked POST {INFER}")
-    assert scene.endpoint.requests[0].body == [header + b"12345678"]
+    body = cast("list[bytes]", scene.endpoint.requests[0].body)
+    assert b"".join(body) == header + b"12345678"
 
 
 async def test_json_response_is_possible_for_either_request_encoding() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from gateway.upstream.http.endpoint import HttpEndpoint
@@ -21,7 +23,7 @@ class _RecordedConnection(ReservedConnection):
         self,
         template: RequestTemplate,
         lines: bytes,
-        body: bytes,
+        body: Sequence[bytes | memoryview],
         receiver: ResponseReceiver,
     ) -> None:
         self._connection.send(template, lines, body, receiver)

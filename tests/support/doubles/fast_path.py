@@ -7,7 +7,7 @@ what it is told.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from multidict import CIMultiDict
@@ -77,13 +77,15 @@ class _Reserved(ReservedConnection):
         self,
         template: RequestTemplate,
         lines: bytes,
-        body: bytes,
+        body: Sequence[bytes | memoryview],
         receiver: ResponseReceiver,
     ) -> None:
         """Note a request."""
         self._is_used = True
         self._endpoint.log.append(f"server is asked {template.method} {template.target}")
-        self._endpoint.asked.append(SentRequest(template, parse_lines(lines), body, receiver))
+        self._endpoint.asked.append(
+            SentRequest(template, parse_lines(lines), b"".join(body), receiver)
+        )
 
     def close(self) -> None:
         """Note that nobody waits any more."""
@@ -135,13 +137,18 @@ class ScriptedClient:
         self.log = EventLog() if log is None else log
 
     def respond(
-        self, template: ResponseTemplate, lines: bytes, body: bytes, *, last: bool = False
+        self,
+        template: ResponseTemplate,
+        lines: bytes,
+        body: bytes | memoryview,
+        *,
+        last: bool = False,
     ) -> None:
         """Note a response."""
         self.log.append(f"client gets {template.status}")
         headers = (*template.headers, *parse_lines(lines))
         self.responses.append(
-            DeliveredResponse(template.status, template.reason, headers, body, last)
+            DeliveredResponse(template.status, template.reason, headers, bytes(body), last)
         )
 
     def continue_in_task(

@@ -613,7 +613,7 @@ async def test_dropped_connection_is_not_reusable() -> None:
 
 
 MAX_CACHED_HEAD = 2048
-WHOLE = 64 * 1024
+WHOLE = 128 * 1024
 
 
 class _Receiver:
@@ -621,6 +621,8 @@ class _Receiver:
 
     waits_for_body = False
     waits_for_chunks = False
+    untouched = False
+    handles = True
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
@@ -630,11 +632,15 @@ class _Receiver:
         self.errors: list[Exception] = []
         self.then: Callable[[], object] = lambda: None
 
-    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> None:
+    def passes_untouched(self, head: ResponseHead) -> bool:
+        return self.untouched
+
+    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> bool:
         self.calls.append(f"whole {head.status}")
         self.heads.append(head)
         self.body = bytes(body)
         self.then()
+        return self.handles
 
     def on_headers(self, head: ResponseHead) -> None:
         self.calls.append(f"begun {head.status}")

@@ -1,0 +1,284 @@
+"""Bodies that arrive in many pieces: they are waited for a moment, and never held back for long."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import orjson
+import pytest
+
+from gateway.listener.connection import DeferredCall
+from gateway.system.buffers import MAX_WINDOW
+from gateway.upstream.http.endpoint import HttpEndpoint
+from tests.listener.test_fast_path import _Listening, _listening
+from tests.support.doubles.streaming import LIMITS
+from tests.support.gateway import until
+from tests.support.http_messages import http_response
+from tests.support.inference_messages import (
+    HEADER_LENGTH,
+    binary_header,
+    binary_response,
+    infer_binary,
+    infer_json,
+    json_request,
+)
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+PIECE = 16 * 1024
+
+
+LARGE_HEADERS = replace(LIMITS, max_inference_header_bytes=1_000_000)
+
+
+def _endpoint(here: _Listening) -> HttpEndpoint:
+    (endpoint,) = here.destination.upstream.pool.endpoints
+    assert isinstance(endpoint, HttpEndpoint)
+    return endpoint
+
+
+def _wait_longer(here: _Listening) -> None:
+    """Wait long for large bodies, so that a busy machine does not change the path."""
+    here.listener.deferrals._large._timeout = 5.0
+
+
+def _tensor(size: int) -> bytes:
+    """Return bytes that differ all over, in whole FP32 numbers."""
+    return np.arange(size // 4, dtype=np.float32).tobytes()
+
+
+def _binary(tensor: bytes) -> bytes:
+    return infer_binary(binary_header(len(tensor), binary_output=True), tensor)
+
+
+def _pieces(data: bytes) -> Sequence[bytes]:
+    return [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
+
+
+async def _echo_tensor(connection: Connection) -> None:
+    """Send back the tensor of each binary request, in pieces."""
+    while True:
+        received = await connection.request()
+        length = received.head.get(HEADER_LENGTH)
+        reply = binary_response(received.body[int(length) :]) if length else http_response()
+        for piece in _pieces(reply):
+            await connection.send(piece)
+
+
+@pytest.mark.parametrize("size", [PIECE, 2**16, 2**16 + 4, 300_000, MAX_WINDOW - 1024])
+async def test_binary_call_in_pieces_takes_the_fast_path(
+    size: int, fast_path_requests: list[str]
+) -> None:
+    tensor = _tensor(size)
+    data = _binary(tensor)
+    async with (
+        ScriptedServer(_echo_tensor) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        _wait_longer(here)
+        for _ in range(2):
+            client.send_nowait(data)
+            reply = await client.read_response()
+            assert reply.body.endswith(tensor)
+            assert reply.head.get("Content-Length") == str(len(reply.body))
+            assert server.requests[-1].body == data.partition(b"\r\n\r\n")[2]
+        assert len(fast_path_requests) == 2
+        await here.until_idle()
+        assert here.listener.buffers.total == 0
+        assert len(server.connections) == 1
+
+
+async def test_binary_request_above_a_window_takes_the_streaming_path(
+    fast_path_requests: list[str],
+) -> None:
+    tensor = _tensor(MAX_WINDOW)
+    async with (
+        ScriptedServer(_echo_tensor) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        client.send_nowait(_binary(tensor))
+        assert (await client.read_response()).body.endswith(tensor)
+        assert fast_path_requests == []
+
+
+async def test_slow_large_request_is_passed_on_as_it_arrives(fast_path_requests: list[str]) -> None:
+    tensor = _tensor(200_000)
+    data = _binary(tensor)
+    arrived = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        head = await connection.reader.readuntil(b"\r\n\r\n")
+        assert b"Content-Length" in head
+        await connection.reader.readexactly(PIECE)
+        arrived.set()
+        await connection.reader.readexactly(len(data.partition(b"\r\n\r\n")[2]) - PIECE)
+        await connection.send(binary_response(tensor))
+
+    async with (
+        ScriptedServer(script) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        await client.send(data[:100_000])
+        await arrived.wait()  # before the client has sent the rest
+        await client.send(data[100_000:])
+        assert (await client.read_response()).body.endswith(tensor)
+        assert fast_path_requests == []
+
+
+async def test_slow_large_response_starts_before_its_end() -> None:
+    tensor = _tensor(200_000)
+    reply = binary_response(tensor)
+    go_on = asyncio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.request()
+        await connection.send(reply[:100_000])
+        await go_on.wait()
+        await connection.send(reply[100_000:])
+        await connection.request()
+        await connection.send(http_response(b"next"))
+
+    async with (
+        ScriptedServer(script) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        client.send_nowait(_binary(tensor))
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        first = await client.reader.readexactly(50_000)
+        go_on.set()
+        rest = await client.reader.readexactly(len(reply.partition(b"\r\n\r\n")[2]) - 50_000)
+        assert (first + rest).endswith(tensor)
+        assert (await client.call("GET", "/v2/next")).body == b"next"
+
+
+async def test_request_that_does_not_fit_its_window_is_not_waited_for(
+    fast_path_requests: list[str],
+) -> None:
+    """Reading is paused at the window, so that the rest would come only after the timeout."""
+    tensor = _tensor(300_000)
+    async with (
+        ScriptedServer(_echo_tensor) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        _wait_longer(here)
+        here.listener.buffers.set_limit(8 * 100_000)
+        data = _binary(tensor)
+        await client.send(data[:1000])
+        connection = here.connection
+        await until(lambda: isinstance(connection._call, DeferredCall))
+        await client.send(data[1000:])
+        assert (await client.read_response()).body.endswith(tensor)
+        assert fast_path_requests == []
+        await here.until_idle()
+        assert here.listener.buffers.total == 0
+
+
+async def test_unread_large_response_counts_as_buffered() -> None:
+    tensor = _tensor(600_000)
+    async with ScriptedServer(_echo_tensor) as server, _listening(server) as here:
+        async with here.client() as client:
+            sock = here.connection.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            client.send_nowait(_binary(tensor) * 2)
+            await until(lambda: here.listener.buffers.buffered > 100_000)
+            for _ in range(2):
+                assert (await client.read_response()).body.endswith(tensor)
+        await here.until_idle()
+        assert here.listener.buffers.total == 0
+
+
+@pytest.mark.parametrize("waits_long", [False, True])
+@pytest.mark.parametrize("sent", [1000, 100_000, 390_000])
+async def test_client_that_leaves_in_the_middle_of_a_large_body_frees_all(
+    sent: int, waits_long: bool
+) -> None:
+    data = _binary(_tensor(400_000))
+    async with ScriptedServer(_echo_tensor) as server, _listening(server) as here:
+        async with here.client() as client:
+            if waits_long:
+                _wait_longer(here)
+            connection = here.connection
+            client.send_nowait(data[:sent])
+            await until(lambda: connection._call is not None)
+            client.reset()
+            await until(lambda: not here.listener.connections)
+        await here.until_idle()
+        assert here.listener.deferrals.size == 0
+        assert here.listener.buffers.total == 0
+
+
+async def test_connection_is_not_reused_before_the_server_has_read_the_request() -> None:
+    async def refuse_unread(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.reader.readuntil(b"\r\n\r\n")
+        await connection.send(http_response(b"{}", status="413 Too Large"))
+        await done.wait()
+
+    done = asyncio.Event()
+    async with (
+        ScriptedServer(refuse_unread) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        ((_, connection),) = _endpoint(here).idle._waiting
+        sock = connection.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        client.send_nowait(_binary(_tensor(600_000)))
+        assert (await client.read_response()).status == 413
+        await here.until_idle()
+        assert connection.transport.is_closing()
+        done.set()
+
+
+@pytest.mark.parametrize("count", [8_000, 11_000, 13_000, 17_000])
+async def test_json_call_takes_the_fast_path(count: int, fast_path_requests: list[str]) -> None:
+    """Neither 128 KiB of text nor 64 KiB of tensors are a step."""
+    numbers = [round(number / 7, 4) for number in range(count)]
+    async with (
+        ScriptedServer(_echo_tensor) as server,
+        _listening(server, limits=LARGE_HEADERS) as here,
+        here.client() as client,
+    ):
+        _wait_longer(here)
+        fast_path_requests.clear()
+        client.send_nowait(infer_json(json_request(*numbers)))
+        found = orjson.loads((await client.read_response()).body)["outputs"][0]["data"]
+        assert np.array_equal(np.array(found, np.float32), np.array(numbers, np.float32))
+        assert len(fast_path_requests) == 1
+
+
+async def test_large_response_of_strings_is_converted_in_time_slices() -> None:
+    text = b"\x01\0\0\0a" * 20_000
+    fields = {"name": "OUT0", "datatype": "BYTES", "shape": [20_000]}
+    parameters = {"binary_data_size": len(text)}
+    header = orjson.dumps({"model_name": "m", "outputs": [{**fields, "parameters": parameters}]})
+    sent = http_response(header + text, {HEADER_LENGTH: str(len(header))})
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response())
+        await connection.request()
+        await connection.send(sent)
+
+    async with (
+        ScriptedServer(script) as server,
+        _listening(server) as here,
+        here.client() as client,
+    ):
+        reply = await client.ask(infer_json())
+        assert reply.head.get("Transfer-Encoding") == "chunked"
+        assert orjson.loads(reply.body)["outputs"][0]["data"] == ["a"] * 20_000
