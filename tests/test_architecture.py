@@ -54,19 +54,24 @@ GATEWAY: Rooms = {
 }
 PROXY: Rooms = {
     "fast_path": _imports(
-        "dispatch router infer passthrough filters server_dialect retry interfaces headers"
-        " response_headers admission"
+        "dispatch router infer passthrough filters server_dialect retry interfaces destination"
+        " headers response_headers admission"
     ),
     "dispatch": _imports(
-        "router cluster infer passthrough filters server_dialect interfaces headers admission"
+        "router cluster infer passthrough filters server_dialect interfaces destination headers"
+        " admission"
     ),
-    "router": _imports("cluster filters interfaces response_headers"),
-    "cluster": _imports("passthrough server_dialect retry body_io interfaces headers admission"),
-    "infer": _imports("passthrough filters retry body_io interfaces headers admission"),
-    "passthrough": _imports("server_dialect retry body_io interfaces headers admission"),
-    "filters": _imports("body_io interfaces headers admission"),
-    "server_dialect": _imports("interfaces admission"),
-    "retry": _imports("interfaces headers admission"),
+    "router": _imports("cluster filters destination response_headers"),
+    "cluster": _imports(
+        "passthrough server_dialect destination retry body_io interfaces headers admission"
+    ),
+    "infer": _imports("passthrough filters destination retry body_io interfaces headers admission"),
+    "passthrough": _imports(
+        "server_dialect destination retry body_io interfaces headers admission"
+    ),
+    "filters": _imports("body_io destination interfaces headers admission"),
+    "server_dialect": _imports("destination interfaces admission"),
+    "retry": _imports("destination headers admission"),
     "body_io": _imports("interfaces admission"),
     "interfaces": _imports("destination response_headers admission"),
     "destination": _imports("admission"),

@@ -12,7 +12,7 @@ from gateway import __version__
 from gateway.build_info import COMPILED
 from gateway.listener.server import HttpListener
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
-from gateway.proxy.interfaces import Upstream
+from gateway.proxy.destination import Upstream
 
 
 class ObservedGateway(Protocol):

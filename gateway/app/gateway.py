@@ -36,7 +36,8 @@ from gateway.observe.call_record import CallObserver
 from gateway.observe.log_writer import LogWriter
 from gateway.offload.process import OffloadProcess
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Upstream
+from gateway.proxy.destination import Upstream
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool

@@ -28,6 +28,7 @@ from gateway.proxy.cluster.health import Readiness, live, ready
 from gateway.proxy.cluster.server_metadata import server_metadata
 from gateway.proxy.cluster.server_settings import log_settings, trace_settings
 from gateway.proxy.cluster.v1_models import v1_models
+from gateway.proxy.destination import Upstream
 from gateway.proxy.filters.authentication import UnauthenticatedError
 from gateway.proxy.filters.chain import filter_call, filter_response
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
@@ -35,7 +36,7 @@ from gateway.proxy.filters.mirror import tee
 from gateway.proxy.headers import to_server
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
-from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines, Upstream
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines
 from gateway.proxy.passthrough import passthrough
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import prepare_dialect

@@ -13,9 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.destination import Destination as Destination
-from gateway.proxy.destination import Limits as Limits
-from gateway.proxy.destination import Upstream as Upstream
+from gateway.proxy.destination import Destination
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.upstream.transport import HeaderLines as HeaderLines
 from gateway.upstream.transport import KeyedHead

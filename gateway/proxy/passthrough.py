@@ -17,8 +17,9 @@ from gateway.proxy.body_io import (
     relay_chunks,
     response_chunks,
 )
+from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, Destination
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
 from gateway.proxy.retry import UpstreamCall
 from gateway.proxy.server_dialect import headers_with_type
 from gateway.sizes import CONVERT_CHUNK

@@ -22,6 +22,7 @@ from gateway.protocol.operations import (
 )
 from gateway.proxy.cluster.health import Readiness
 from gateway.proxy.cluster.scatter_gather import count_endpoints
+from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.filters.authentication import Authenticator, KeyGroup
 from gateway.proxy.filters.body_filter import FilteredHead
 from gateway.proxy.filters.forwarded_headers import (
@@ -30,7 +31,6 @@ from gateway.proxy.filters.forwarded_headers import (
     ForwardedPolicy,
 )
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror, MirrorSampler
-from gateway.proxy.interfaces import Destination, Limits, Upstream
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.routing.matcher import Match, find_first_match
 from gateway.routing.not_found import not_found_text

@@ -10,7 +10,8 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS, strip_version
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.interfaces import Call, ClientRequest, Upstream
+from gateway.proxy.destination import Upstream
+from gateway.proxy.interfaces import Call, ClientRequest
 from gateway.upstream.pool.member import Outcome
 
 _FORM_TYPE = "application/x-www-form-urlencoded"

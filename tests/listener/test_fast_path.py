@@ -15,11 +15,12 @@ from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_record import CallObserver, CallRecord
 from gateway.proxy import dispatch
+from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.dispatch import handle_request
 from gateway.proxy.fast_path import handlers
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Destination, Limits
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.http.address import parse_server_url
@@ -773,7 +774,7 @@ async def test_internal_error_during_a_response_closes_the_connection(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(handlers, "convert_buffered_response", fails)
+    monkeypatch.setattr(handlers, "convert_body", fails)
     async with (
         ScriptedServer(always_respond(binary_response(bytes(4)))) as server,
         _listening(server) as here,
@@ -798,7 +799,7 @@ async def test_internal_error_has_the_headers_that_its_route_adds(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(handlers, "convert_buffered_response", fails)
+    monkeypatch.setattr(handlers, "convert_body", fails)
     monkeypatch.setattr(handlers, "convert_response", fails)
     monkeypatch.setattr(dispatch, "infer", fails)
     whole = binary_response(bytes(4))

@@ -9,8 +9,8 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.destination import Destination
 from gateway.proxy.dispatch import error_body, handle_request, send_error
-from gateway.proxy.interfaces import Destination
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import (

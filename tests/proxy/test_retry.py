@@ -10,7 +10,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.interfaces import Destination, Upstream
+from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.retry import UpstreamCall, use_reachable_endpoint
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
 from gateway.upstream.pool.member import Outcome

@@ -11,10 +11,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS, Operation, OperationKind
+from gateway.proxy.destination import Destination
 from gateway.proxy.dispatch import handle_request
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
-from gateway.proxy.interfaces import Destination
 from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match, Pattern
 from gateway.routing.weights import CumulativeWeights, hash_to_fraction

@@ -8,7 +8,8 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.interfaces import Call, Destination, Upstream
+from gateway.proxy.destination import Destination, Upstream
+from gateway.proxy.interfaces import Call
 from gateway.proxy.server_dialect import headers_with_type, prepare_dialect, wait_for_dialects
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectState

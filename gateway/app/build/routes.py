@@ -13,11 +13,11 @@ from gateway.protocol.operations import OPERATION_KINDS, OperationKind
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.dispatch import proxy_call
 from gateway.proxy.filters.authentication import KeyGroup
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
 from gateway.proxy.filters.mirror import Mirror
-from gateway.proxy.interfaces import Destination, Limits, Upstream
 from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match, Pattern
 from gateway.routing.retry import RetryPolicy

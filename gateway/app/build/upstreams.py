@@ -11,7 +11,7 @@ from gateway.app.build.limits import apply_concurrency, build_concurrency_limit
 from gateway.app.ejection_sync import EjectionSync
 from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
-from gateway.proxy.interfaces import Upstream
+from gateway.proxy.destination import Upstream
 from gateway.routing.balancer import LEAST_REQUEST, LoadBalancingPolicy
 from gateway.routing.endpoint_health import HealthCheckPolicy, OutlierPolicy
 from gateway.routing.retry import RetryBudget

@@ -19,7 +19,8 @@ from gateway.proxy.cluster.scatter_gather import (
     send_merged,
     server_names,
 )
-from gateway.proxy.interfaces import Call, Upstream
+from gateway.proxy.destination import Upstream
+from gateway.proxy.interfaces import Call
 
 _FULL_INDEX = b"{}"
 """A request for the whole index; MLServer does not accept an empty body."""

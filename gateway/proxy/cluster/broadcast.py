@@ -13,7 +13,8 @@ from gateway.proxy.cluster.scatter_gather import (
     query_servers,
     send_merged,
 )
-from gateway.proxy.interfaces import Call, Upstream
+from gateway.proxy.destination import Upstream
+from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import checked_body, passthrough
 
 TargetFor = Callable[[Upstream], str]

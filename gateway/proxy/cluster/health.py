@@ -11,7 +11,8 @@ from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.proxy.admission.deadline import Deadline
-from gateway.proxy.interfaces import ClientResponse, Upstream
+from gateway.proxy.destination import Upstream
+from gateway.proxy.interfaces import ClientResponse
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest
 
 READINESS_TIMEOUT = 2.0

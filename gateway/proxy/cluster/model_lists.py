@@ -19,7 +19,8 @@ from gateway.proxy.cluster.scatter_gather import (
     query_servers,
     server_names,
 )
-from gateway.proxy.interfaces import Call, Upstream
+from gateway.proxy.destination import Upstream
+from gateway.proxy.interfaces import Call
 from gateway.proxy.server_dialect import wait_for_dialects
 from gateway.upstream.transport import UpstreamRequest
 

@@ -13,8 +13,9 @@ from gateway.proxy.cluster.scatter_gather import (
     query_servers,
     send_buffered,
 )
+from gateway.proxy.destination import Upstream
 from gateway.proxy.headers import with_body
-from gateway.proxy.interfaces import Call, Upstream
+from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import relay_response, relay_rewritten
 from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import MAX_SERVER_DOCUMENT

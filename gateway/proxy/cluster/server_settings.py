@@ -19,7 +19,8 @@ from gateway.proxy.cluster.scatter_gather import (
     send_merged,
     server_names,
 )
-from gateway.proxy.interfaces import Call, Upstream
+from gateway.proxy.destination import Upstream
+from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
 from gateway.proxy.server_dialect import wait_for_dialects
 

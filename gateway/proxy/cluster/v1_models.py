@@ -23,7 +23,8 @@ from gateway.proxy.cluster.scatter_gather import (
     query_upstream,
     send_json,
 )
-from gateway.proxy.interfaces import Call, Upstream
+from gateway.proxy.destination import Upstream
+from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
 from gateway.proxy.server_dialect import prepare_dialect, wait_for_dialects
 

@@ -21,17 +21,12 @@ from gateway.proxy.admission.deadline import (
     request_timeout_text,
     server_timeout,
 )
+from gateway.proxy.destination import Destination
 from gateway.proxy.dispatch import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
 from gateway.proxy.headers import parse_lines
 from gateway.proxy.infer.convert_response import ResponseRelay
-from gateway.proxy.interfaces import (
-    ClientHead,
-    ClientResponse,
-    Destination,
-    FastPathClient,
-    ResponseTemplate,
-)
+from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.retry import RetryState, UpstreamCall
 from gateway.routing.weights import WeightedChoice

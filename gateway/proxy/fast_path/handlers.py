@@ -17,6 +17,7 @@ from gateway.protocol.operations import Operation
 from gateway.protocol.response_header import ResponseAction
 from gateway.protocol.v1 import V1ResponseLayout, infer_path
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
+from gateway.proxy.destination import Destination
 from gateway.proxy.headers import connection_options, end_to_end, with_body
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
@@ -36,12 +37,7 @@ from gateway.proxy.infer.convert_buffered_response import (
 )
 from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
-from gateway.proxy.interfaces import (
-    STATUSES_WITHOUT_BODY,
-    ClientHead,
-    Destination,
-    ResponseTemplate,
-)
+from gateway.proxy.interfaces import STATUSES_WITHOUT_BODY, ClientHead, ResponseTemplate
 from gateway.proxy.passthrough import relay_response
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK

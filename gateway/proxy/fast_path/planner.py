@@ -16,6 +16,7 @@ from gateway.errors import GatewayError
 from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.protocol.request_header import header_length
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
+from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.fast_path.call import BODY_COPIES, CallPlan, FastPathCall
 from gateway.proxy.fast_path.handlers import (
     FastPathHandler,
@@ -28,7 +29,7 @@ from gateway.proxy.filters.chain import FILTERED_HEADERS, any_filter_applies
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.filters.mirror import MirroredRequest
 from gateway.proxy.headers import connection_options, to_server
-from gateway.proxy.interfaces import ClientHead, Destination, FastPathClient, Limits
+from gateway.proxy.interfaces import ClientHead, FastPathClient
 from gateway.proxy.router import RouteMatch, Router
 from gateway.proxy.server_dialect import has_content_type
 from gateway.sizes import CACHED_HEADS

@@ -12,9 +12,10 @@ from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody
+from gateway.proxy.destination import Destination
 from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead
 from gateway.proxy.headers import end_to_end
-from gateway.proxy.interfaces import Call, ClientRequest, Destination
+from gateway.proxy.interfaces import Call, ClientRequest
 from gateway.sizes import CONVERT_CHUNK
 
 _CONTENT_ENCODING = frozenset(("content-encoding",))

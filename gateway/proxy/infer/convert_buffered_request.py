@@ -25,7 +25,7 @@ from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.body_io import Chunks
-from gateway.proxy.interfaces import Destination, Limits
+from gateway.proxy.destination import Destination, Limits
 from gateway.sizes import CACHED_DOCUMENTS
 
 

@@ -28,8 +28,8 @@ from gateway.protocol.response_header import (
     response_header_length,
 )
 from gateway.protocol.v1 import V1ResponseLayout, error_document
+from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.headers import with_body
-from gateway.proxy.interfaces import Destination, Limits
 
 _EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
@@ -110,20 +110,6 @@ def policies_for(encoding: OutputEncoding, destination: Destination) -> JsonPoli
     return replace(policies, as_base64=encoding.as_base64) if encoding.as_base64 else policies
 
 
-def convert_buffered_response(
-    status: int,
-    headers: CIMultiDictProxy[str],
-    body: bytes,
-    encoding: OutputEncoding,
-    destination: Destination,
-) -> ConvertedResponse | None:
-    """Convert a server's response; None if it passes untouched, as errors do.
-
-    Raises GatewayError: 502 for an invalid response, 406 if a policy refuses a value.
-    """
-    return convert_body(body, plan_response(status, headers, encoding, destination))
-
-
 def convert_buffered_v1_response(
     status: int,
     reason: str,
@@ -132,7 +118,10 @@ def convert_buffered_v1_response(
     layout: V1ResponseLayout,
     plan: ResponsePlan,
 ) -> ConvertedResponse:
-    """Convert a server's response, or its error, for a V1 client; raises as above."""
+    """Convert a server's response, or its error, for a V1 client.
+
+    Raises GatewayError: 502 for an invalid response, 406 if a policy refuses a value.
+    """
     cap = plan.header_cap
     if status != 200:
         return ConvertedResponse(error_document(body[:cap], reason))

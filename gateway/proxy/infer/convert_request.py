@@ -18,13 +18,14 @@ from gateway.protocol.tensors import ModelMetadata
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED, ConversionScheduler
 from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks
+from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import (
     ReceivedRequest,
     cached_metadata,
     cached_outputs_to_list,
     read_buffered,
 )
-from gateway.proxy.interfaces import Call, Destination
+from gateway.proxy.interfaces import Call
 from gateway.proxy.retry import use_reachable_endpoint
 from gateway.sizes import CONVERT_CHUNK
 from gateway.upstream.metadata_cache import UpstreamResponseError

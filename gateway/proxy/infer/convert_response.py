@@ -30,6 +30,7 @@ from gateway.proxy.body_io import (
     slices,
     stream,
 )
+from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
 from gateway.proxy.infer.convert_buffered_response import (
     ConvertedResponse,
@@ -42,7 +43,7 @@ from gateway.proxy.infer.convert_buffered_response import (
     name_endpoint,
     plan_response,
 )
-from gateway.proxy.interfaces import ClientResponse, Destination
+from gateway.proxy.interfaces import ClientResponse
 from gateway.proxy.passthrough import relay_response, relay_rewritten
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 from gateway.upstream.transport import UpstreamResponse

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from gateway.codec.v2.json_request import JsonRequestWriter
 from gateway.protocol.messages import InferRequest
 from gateway.proxy.body_io import Chunks, slices, stream
-from gateway.proxy.interfaces import Destination
+from gateway.proxy.destination import Destination
 from gateway.sizes import ENCODE_CHUNK
 from gateway.upstream.transport import Body
 

@@ -9,10 +9,10 @@ from gateway.codec.v2.binary_request import write_binary_header
 from gateway.protocol.operations import Operation
 from gateway.protocol.response_header import reads_response
 from gateway.proxy.body_io import prepend
+from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_buffered_response import policies_for
 from gateway.proxy.infer.json_upstream import json_body
-from gateway.proxy.interfaces import Destination
 from gateway.upstream.transport import Body
 
 

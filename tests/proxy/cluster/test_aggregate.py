@@ -12,7 +12,7 @@ import pytest
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, Dialect
 from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy.cluster.scatter_gather import FAILED_ENDPOINTS
-from gateway.proxy.interfaces import Destination, Limits
+from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match, Pattern
 from gateway.upstream.pool.model_discovery import ModelDiscovery

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.protocol.tensors import ModelMetadata
-from gateway.proxy.interfaces import Destination
+from gateway.proxy.destination import Destination
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.pool.model_discovery import ModelDiscovery

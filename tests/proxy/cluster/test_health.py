@@ -12,7 +12,7 @@ import pytest
 from gateway.protocol.operations import OPERATION_KINDS
 from gateway.proxy.cluster import health
 from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness, unready_endpoints
-from gateway.proxy.interfaces import Upstream
+from gateway.proxy.destination import Upstream
 from gateway.proxy.router import Route, Router
 from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.routing.matcher import Match, Pattern

@@ -7,7 +7,8 @@ from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.server_settings import trace_settings
-from gateway.proxy.interfaces import Call, Upstream
+from gateway.proxy.destination import Upstream
+from gateway.proxy.interfaces import Call
 from tests.support.doubles.streaming import (
     EventLog,
     ScriptedClientResponse,

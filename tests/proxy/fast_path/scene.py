@@ -11,10 +11,10 @@ from multidict import CIMultiDict
 
 from gateway.codec.policies import JsonPolicies
 from gateway.observe.call_record import CallRecord
+from gateway.proxy.destination import Destination, Limits
 from gateway.proxy.fast_path.call import CallPlan, FastPathCall
 from gateway.proxy.fast_path.handlers import InferHandler, PassthroughHandler
 from gateway.proxy.fast_path.planner import FastPath
-from gateway.proxy.interfaces import Destination, Limits
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.transport import RequestTemplate, ResponseReceiver
 from tests.support.doubles.clock import Clock

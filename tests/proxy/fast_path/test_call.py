@@ -246,7 +246,7 @@ async def test_unexpected_error_is_logged_and_becomes_a_500(
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(handlers, "convert_buffered_response", fails)
+    monkeypatch.setattr(handlers, "convert_body", fails)
     scene = Scene()
     scene.infer()
     headers, body = binary_response(bytes(4))

@@ -12,9 +12,9 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.destination import Limits
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
-from gateway.proxy.interfaces import Limits
 from gateway.routing.retry import RetryPolicy
 from tests.proxy.fast_path.scene import (
     VALUES,

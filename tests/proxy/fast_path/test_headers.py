@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.proxy.destination import Destination
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
-from gateway.proxy.interfaces import Destination, ResponseTemplate
+from gateway.proxy.interfaces import ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Route, Router
 from gateway.routing.balancer import LoadBalancingPolicy

@@ -16,9 +16,9 @@ from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.http1.head import MAX_CACHED_HEAD
 from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
+from gateway.proxy.destination import Destination
 from gateway.proxy.fast_path.call import CallPlan
 from gateway.proxy.fast_path.planner import FastPath
-from gateway.proxy.interfaces import Destination
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match

@@ -10,6 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.operations import OPERATION_KINDS
+from gateway.proxy.destination import Destination
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters import authentication as keys_module
 from gateway.proxy.filters.authentication import (
@@ -19,7 +20,6 @@ from gateway.proxy.filters.authentication import (
     UnauthenticatedError,
     parse_keys,
 )
-from gateway.proxy.interfaces import Destination
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match, Pattern
 from tests.proxy.fast_path.scene import plan_of, start

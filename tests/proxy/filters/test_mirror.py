@@ -16,10 +16,10 @@ import pytest
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.destination import Limits
 from gateway.proxy.dispatch import handle_request, proxy_call
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.mirror import MIRRORED_KINDS, Mirror
-from gateway.proxy.interfaces import Limits
 from gateway.proxy.router import Rewrite, Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.transport import UpstreamEndpoint

@@ -9,9 +9,10 @@ from typing import Any
 
 from gateway.protocol.operations import OperationKind, parse_operation
 from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.destination import Destination
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
-from gateway.proxy.interfaces import Call, Destination
+from gateway.proxy.interfaces import Call
 from tests.support.doubles.streaming import (
     BodyStep,
     EventLog,

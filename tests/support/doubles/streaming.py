@@ -13,7 +13,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.codec.policies import JsonPolicies
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import TRITON, Dialect
-from gateway.proxy.interfaces import ClientRequest, ClientResponse, Destination, Limits, Upstream
+from gateway.proxy.destination import Destination, Limits, Upstream
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.metadata_cache import MetadataCache
