@@ -97,9 +97,9 @@ async def test_responses_with_500_are_counted_on_the_fast_path(
     fast: list[int] = []
     whole = FastPathCall.on_complete
 
-    def counted(self: FastPathCall, head: Any, body: bytes | memoryview) -> None:
+    def counted(self: FastPathCall, head: Any, body: bytes | memoryview) -> bool:
         fast.append(head.status)
-        whole(self, head, body)
+        return whole(self, head, body)
 
     monkeypatch.setattr(FastPathCall, "on_complete", counted)
     async with (

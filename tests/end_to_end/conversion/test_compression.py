@@ -290,7 +290,7 @@ async def test_http_1_0_client_gets_a_compressed_response() -> None:
 
 
 async def test_truncated_response_is_aborted() -> None:
-    larger_than_waited_for = LARGE * (1 + 2**16 // len(LARGE))
+    larger_than_waited_for = LARGE * (1 + 2**17 // len(LARGE))
     data = http_response(larger_than_waited_for)[:-1]
 
     async def script(connection: Connection) -> None:
