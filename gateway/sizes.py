@@ -19,6 +19,8 @@ MAX_FAST_RESPONSE: Final = 128 * 1024
 """Bytes of tensors of numbers that become text in one time slice: about a millisecond."""
 ENCODE_CHUNK: Final = 32 * 1024
 """Bytes of tensors that become text in one time slice where they may be many tiny elements."""
+MAX_UNSCHEDULED: Final = 32 * 1024
+"""Bytes of a request that is converted without a time slice, as that takes little time."""
 SCAN_WINDOW: Final = 64 * 1024
 """Bytes that are scanned in one call."""
 

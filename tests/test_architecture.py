@@ -71,7 +71,7 @@ PROXY: Rooms = {
     ),
     "filters": _imports("body_io destination interfaces headers admission"),
     "server_dialect": _imports("destination interfaces admission"),
-    "retry": _imports("destination headers admission"),
+    "retry": _imports("destination admission"),
     "body_io": _imports("interfaces admission"),
     "interfaces": _imports("destination response_headers admission"),
     "destination": _imports("admission"),
@@ -94,7 +94,11 @@ MOST_FILES = 16
 
 TESTED_BY = {
     "proxy/infer/convert_buffered_request.py": "proxy/fast_path/test_handlers.py",
-    "proxy/infer/convert_buffered_response.py": "proxy/fast_path/test_handlers.py",
+    "proxy/infer/response_plan.py": "proxy/fast_path/test_handlers.py",
+    "codec/v1/buffered_request.py": "proxy/fast_path/test_handlers.py",
+    "codec/v1/buffered_response.py": "proxy/fast_path/test_handlers.py",
+    "codec/v2/buffered_request.py": "proxy/fast_path/test_handlers.py",
+    "codec/v2/buffered_response.py": "proxy/fast_path/test_handlers.py",
     "proxy/infer/server_form.py": "proxy/infer/test_handler.py",
     "__main__.py": "test_cli.py",
     "admin/status.py": "admin/test_pages.py",

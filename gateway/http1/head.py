@@ -45,7 +45,8 @@ METHODS = frozenset(
 ABSOLUTE_FORM = re.compile(r"https?://([^/?#]*)", re.IGNORECASE)
 """The start of a request target in absolute form: RFC 9112, section 3.2.2."""
 
-_STATUSES_WITHOUT_BODY = (204, 304)
+STATUSES_WITHOUT_BODY: Final = (204, 304)
+"""Their responses have no body, whatever their headers say: RFC 9112, section 6.3."""
 
 # RFC 9110, section 5.6.2.
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -245,7 +246,7 @@ class ResponseHead(MessageHead):
         super().__init__(first.line, first.http_1_0, fields)
         self.status = status = first.status
         self.reason = first.reason
-        if status < 200 or method == "HEAD" or status in _STATUSES_WITHOUT_BODY:
+        if status < 200 or method == "HEAD" or status in STATUSES_WITHOUT_BODY:
             self.length, self.chunked = 0, False
         elif self.chunked and first.http_1_0:
             # RFC 9112, section 6.1: with HTTP/1.0, the end of a chunked body may be misframed.
@@ -413,6 +414,12 @@ def encode_head_lines(first_line: str, headers: Iterable[tuple[str, str]]) -> by
     """Encode a head without the empty line at its end, so that lines can be added."""
     lines = [first_line, *[f"{name}: {value}" for name, value in headers], ""]
     return "\r\n".join(lines).encode("latin-1")
+
+
+def parse_lines(lines: bytes) -> tuple[tuple[str, str], ...]:
+    """Parse header lines that were checked before, each with its CRLF."""
+    parsed = [line.partition(":") for line in lines.decode("latin-1").split("\r\n") if line]
+    return tuple([(name, value.strip(" \t")) for name, _, value in parsed])
 
 
 def _split_lines(head: bytes) -> list[bytes]:

@@ -12,7 +12,13 @@ from gateway.errors import bad_request
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.deferrals import BodyDeferrals
-from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, RequestHead
+from gateway.http1.head import (
+    MAX_CACHED_HEAD,
+    STATUSES_WITHOUT_BODY,
+    HeadParser,
+    MalformedError,
+    RequestHead,
+)
 from gateway.http1.head_reader import RequestHeadReader
 from gateway.listener.messages import (
     HttpRequest,
@@ -24,12 +30,7 @@ from gateway.listener.messages import (
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, ForwardedPolicy, Peer
-from gateway.proxy.interfaces import (
-    STATUSES_WITHOUT_BODY,
-    ClientResponse,
-    HeaderLines,
-    ResponseTemplate,
-)
+from gateway.proxy.interfaces import ClientResponse, HeaderLines, ResponseTemplate
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
 

@@ -12,16 +12,16 @@ from multidict import CIMultiDict
 
 from gateway.errors import bad_request
 from gateway.http1.connection import BodyStream, Connection
-from gateway.http1.head import ABSOLUTE_FORM, RequestHead, encode_head, encode_head_lines
+from gateway.http1.head import (
+    ABSOLUTE_FORM,
+    STATUSES_WITHOUT_BODY,
+    RequestHead,
+    encode_head,
+    encode_head_lines,
+)
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.dispatch import error_body
-from gateway.proxy.interfaces import (
-    STATUSES_WITHOUT_BODY,
-    ClientRequest,
-    ClientResponse,
-    HeaderLines,
-    ResponseTemplate,
-)
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines, ResponseTemplate
 
 _SERVER_NAME = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -43,6 +43,11 @@ class Limits:
     max_tensors: int = MAX_TENSORS
     """Inputs of a request, and outputs that it lists."""
 
+    @property
+    def reader_caps(self) -> tuple[int, int, int]:
+        """Return what readers of requests take: the bytes of JSON, its nesting, the tensors."""
+        return self.max_inference_header_bytes, self.max_json_depth, self.max_tensors
+
     def new_deadline(self, spent: float = 0.0) -> Deadline:
         """Return the deadline of a call that has taken ``spent`` seconds already."""
         return Deadline(

@@ -1,4 +1,4 @@
-"""HTTP headers that pass through, and the header length of binary messages."""
+"""HTTP headers that pass through."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from functools import lru_cache
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import bad_request
-from gateway.protocol.dialects import Dialect
-from gateway.protocol.request_header import HEADER_LENGTH as HEADER_LENGTH
-from gateway.protocol.request_header import header_length as header_length
-from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, UpstreamRequest
+from gateway.protocol.request_header import HEADER_LENGTH
+from gateway.upstream.transport import HOP_BY_HOP, HeaderLines
 
 # RFC 9110, section 7.6.1: Connection must not name headers for all recipients. Without these, the
 # other end would read another message than the gateway.
@@ -59,31 +56,9 @@ def _without(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> list[tu
     return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
 
 
-def check_lengths(request: UpstreamRequest, dialect: Dialect | None) -> None:
-    """Refuse a head that the server would close the connection for, as if it had failed.
-
-    Raises GatewayError (400) that names the part that is too long.
-    """
-    longest = None if dialect is None else dialect.max_head_part
-    headers = request.headers
-    if longest is None or max(map(len, (request.target, *headers, *headers.values()))) <= longest:
-        return
-    parts = {"the path and query": len(request.target)}
-    parts |= {"the name of a header": max(map(len, headers), default=0)}
-    parts |= {f"header {name}": len(value) for name, value in headers.items()}
-    what, size = next((what, size) for what, size in parts.items() if size > longest)
-    raise bad_request(f"{what} has {size} bytes; the server takes at most {longest}")
-
-
 def connection_options(headers: CIMultiDictProxy[str] | CIMultiDict[str]) -> frozenset[str]:
     """Return the names, in lower case, of headers that Connection keeps from being passed on."""
     if "Connection" not in headers:
         return frozenset()
     named = ",".join(headers.getall("Connection")).lower().split(",")
     return frozenset(name.strip() for name in named) - _MESSAGE_HEADERS
-
-
-def parse_lines(lines: bytes) -> HeaderLines:
-    """Parse header lines that were checked before, each with its CRLF."""
-    parsed = [line.partition(":") for line in lines.decode("latin-1").split("\r\n") if line]
-    return tuple([(name, value.strip(" \t")) for name, _, value in parsed])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.http1.head import STATUSES_WITHOUT_BODY, HeaderField
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
@@ -86,26 +86,6 @@ class ClientResponse(ABC):
         """Drop the connection, so that the client sees that the response is incomplete."""
 
 
-class HeaderField(Protocol):
-    """A header of a client's request: ``line`` as it came, with its CRLF."""
-
-    @property
-    def name(self) -> str:
-        """Return the name as it came."""
-
-    @property
-    def lower(self) -> str:
-        """Return the name in lower case."""
-
-    @property
-    def value(self) -> str:
-        """Return the value."""
-
-    @property
-    def line(self) -> bytes:
-        """Return the whole line."""
-
-
 class ClientHead(KeyedHead, Protocol):
     """The head of a client's request, with its headers by what the gateway does with them.
 
@@ -128,9 +108,6 @@ class ClientHead(KeyedHead, Protocol):
     @property
     def http_1_0(self) -> bool:
         """Tell whether the client speaks HTTP/1.0."""
-
-
-STATUSES_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 
 class ResponseTemplate:

@@ -14,8 +14,8 @@ from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Destination, Upstream
-from gateway.proxy.headers import check_lengths
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
+from gateway.upstream.head_limits import check_lengths
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 

@@ -6,14 +6,19 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gateway.listener.tls import is_world_readable
-from gateway.proxy.filters.authentication import KeyGroup, parse_keys
+from gateway.proxy.filters.authentication import KeyGroup
 from gateway.settings.schema import Settings
 from gateway.system.file_watcher import POLL_INTERVAL, FileWatch
 
+MAX_KEYS = 1000
+"""Keys in a group at most: a request whose head is not cached is compared with all of them."""
+
 _MAX_FILE_SIZE = 1024 * 1024
+# Visible ASCII but for the comma, which separates values of a header.
+_KEY = re.compile(r"[!-+\--~]{1,512}")
 
 _log = logging.getLogger("tensorgate")
 
@@ -62,6 +67,28 @@ class ApiKeys:
                 group.replace_keys(keys)
                 replaced = True
         return replaced
+
+
+def parse_keys(lines: Iterable[str], word: str = "line") -> tuple[str, ...]:
+    """Parse keys, one on each line; empty lines and comments that begin with # are skipped.
+
+    Raises ValueError with the number of the invalid key, as a ``word``; it never quotes the key.
+    """
+    keys = []
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        if not _KEY.fullmatch(line):
+            raise ValueError(
+                f"{word} {number} is not a key; a key is 1 to 512 visible ASCII characters"
+                " without a comma"
+            )
+        keys.append(line)
+    if not keys:
+        raise ValueError("there is no key")
+    if len(keys) > MAX_KEYS:
+        raise ValueError(f"there are more than {MAX_KEYS} keys")
+    return tuple(dict.fromkeys(keys))
 
 
 class _KeyFile:

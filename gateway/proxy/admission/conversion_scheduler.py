@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-MAX_UNSCHEDULED = 32 * 1024
-"""Bytes of a request that is converted without a time slice, as that takes little time."""
-
 
 class ConversionScheduler:
     """Lets one call convert one chunk in each iteration of the event loop.

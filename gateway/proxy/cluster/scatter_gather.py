@@ -18,10 +18,11 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import buffer_chunks, response_chunks, write
 from gateway.proxy.destination import Destination, Upstream
-from gateway.proxy.headers import check_lengths, end_to_end
+from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientRequest
 from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
+from gateway.upstream.head_limits import check_lengths
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 

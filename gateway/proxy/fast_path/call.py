@@ -11,6 +11,7 @@ from functools import partial
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError, strip_tracebacks
+from gateway.http1.head import parse_lines
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.messages import ALL_BINARY
 from gateway.protocol.operations import ModelName
@@ -24,7 +25,6 @@ from gateway.proxy.admission.deadline import (
 from gateway.proxy.destination import Destination
 from gateway.proxy.dispatch import INTERNAL_ERROR, error_response, run_with_deadline
 from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
-from gateway.proxy.headers import parse_lines
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
@@ -315,9 +315,10 @@ class FastPathCall:
         response: ClientResponse,
         deadline: Deadline,
     ) -> None:
-        received = self._request.received
+        request, destination = self._request, self._destination
+        received, layout = request.received, request.layout
         encoding = ALL_BINARY if received is None else received.request.head.output_encoding
         relay = ResponseRelay(
-            upstream_response, url, response, encoding, self._destination, deadline
+            upstream_response, url, response, encoding, destination, deadline, layout
         )
-        await self._plan.handler.relay(self._request, relay)
+        await self._plan.handler.relay(request, relay)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.json.nesting import nests_deeper
+from gateway.codec.v1.buffered_response import convert_buffered_v1_response
+from gateway.codec.v2.buffered_response import (
+    ConvertedResponse,
+    ResponsePlan,
+    convert_body,
+    convert_large_body,
+)
 from gateway.errors import GatewayError
+from gateway.http1.head import STATUSES_WITHOUT_BODY
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.operations import Operation
 from gateway.protocol.response_header import ResponseAction
 from gateway.protocol.v1 import V1ResponseLayout, infer_path
-from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import connection_options, end_to_end, with_body
 from gateway.proxy.infer.convert_buffered_request import (
@@ -26,21 +32,13 @@ from gateway.proxy.infer.convert_buffered_request import (
     read_buffered,
     read_buffered_prediction,
 )
-from gateway.proxy.infer.convert_buffered_response import (
-    ConvertedResponse,
-    ResponsePlan,
-    convert_body,
-    convert_buffered_v1_response,
-    convert_large_body,
-    name_endpoint,
-    plan_response,
-)
 from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
+from gateway.proxy.infer.response_plan import name_endpoint, plan_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
-from gateway.proxy.interfaces import STATUSES_WITHOUT_BODY, ClientHead, ResponseTemplate
+from gateway.proxy.interfaces import ClientHead, ResponseTemplate
 from gateway.proxy.passthrough import relay_response
 from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK
+from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
 
@@ -315,10 +313,6 @@ class PredictHandler(InferHandler):
             return None
         received, layout = prediction
         return self._write(received, destination, layout)
-
-    async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
-        """Pass on a response that arrives in parts."""
-        await super().relay(request, replace(relay, layout=request.layout))
 
 
 def _convert(

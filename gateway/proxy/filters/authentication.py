@@ -11,14 +11,9 @@ from multidict import CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
 
-MAX_KEYS = 1000
-"""Keys in a group at most: a request whose head is not cached is compared with all of them."""
-
 _AUTHORIZATION = "Authorization"
 _REALM = 'realm="tensorgate"'
 
-# Visible ASCII but for the comma, which separates values of a header.
-_KEY = re.compile(r"[!-+\--~]{1,512}")
 # RFC 6750, section 2.1; schemes are case-insensitive: RFC 9110, section 11.1.
 _BEARER = re.compile(r"bearer +([!-~]+)", re.IGNORECASE)
 
@@ -102,28 +97,6 @@ class Authenticator:
         has_bearer = _bearer(headers.get(_AUTHORIZATION, "")) is not None
         challenges = [_challenge(header, has_bearer) for header in self._headers]
         return UnauthenticatedError(f"a valid API key is needed: {wanted}", ", ".join(challenges))
-
-
-def parse_keys(lines: Iterable[str], word: str = "line") -> tuple[str, ...]:
-    """Parse keys, one on each line; empty lines and comments that begin with # are skipped.
-
-    Raises ValueError with the number of the invalid key, as a ``word``; it never quotes the key.
-    """
-    keys = []
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if not line or line.startswith("#"):
-            continue
-        if not _KEY.fullmatch(line):
-            raise ValueError(
-                f"{word} {number} is not a key; a key is 1 to 512 visible ASCII characters"
-                " without a comma"
-            )
-        keys.append(line)
-    if not keys:
-        raise ValueError("there is no key")
-    if len(keys) > MAX_KEYS:
-        raise ValueError(f"there are more than {MAX_KEYS} keys")
-    return tuple(dict.fromkeys(keys))
 
 
 def _digest(key: str) -> bytes:

@@ -20,9 +20,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
+from gateway.observe.mirror_stats import MirrorStats
 from gateway.protocol.operations import OPERATION_KINDS, Operation
 from gateway.proxy.destination import Destination
-from gateway.proxy.filters.mirror_stats import MirrorStats
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
 from gateway.sizes import QUOTED_TEXT
 from gateway.upstream.metadata_cache import UpstreamResponseError

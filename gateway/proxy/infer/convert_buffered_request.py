@@ -8,25 +8,21 @@ error. For all other requests both give the same result.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import closing
 from functools import lru_cache
 from typing import Final
 
-from gateway.codec.v1.fast_request import read_buffered_predict
-from gateway.codec.v1.request import PredictRequestReader
-from gateway.codec.v2.fast_request import MAX_FAST_REQUEST, read_buffered_request
-from gateway.codec.v2.request import MAX_CACHED_HEADER, InferRequestReader, read_without_data
+from gateway.codec.v1.buffered_request import read_prediction
+from gateway.codec.v2.buffered_request import read_buffered_binary, read_buffered_json, with_data
 from gateway.errors import GatewayError
 from gateway.protocol.declared_model import complete_metadata
-from gateway.protocol.messages import InferRequest, InferRequestHead, TensorData
+from gateway.protocol.messages import InferRequest, InferRequestHead
 from gateway.protocol.operations import Operation
 from gateway.protocol.raw_binary import read_raw_binary
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout
-from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.body_io import Chunks
-from gateway.proxy.destination import Destination, Limits
-from gateway.sizes import CACHED_DOCUMENTS
+from gateway.proxy.destination import Destination
+from gateway.sizes import CACHED_DOCUMENTS, MAX_UNSCHEDULED
 
 
 class ReceivedRequest:
@@ -67,9 +63,9 @@ def read_buffered(
         if header_size == 0:
             request = _read_raw_binary(operation, destination, body)
         elif header_size is None:
-            request = _read_json(body, destination.limits)
+            request = read_buffered_json(body, *destination.limits.reader_caps)
         else:
-            request = _read_binary(body, header_size, destination.limits)
+            request = read_buffered_binary(body, header_size, *destination.limits.reader_caps)
     except GatewayError:
         return None
     if request is None:
@@ -86,7 +82,7 @@ def read_buffered_prediction(
     if model is None or not model.inputs or not body or len(body) > MAX_UNSCHEDULED:
         return None
     try:
-        request, layout = read_prediction(body, model, destination.limits, request_id)
+        request, layout = read_prediction(body, model, *destination.limits.reader_caps, request_id)
     except GatewayError:
         return None
     return ReceivedRequest(request, request.chunks, uses_metadata=True), layout
@@ -120,40 +116,6 @@ def cached_outputs_to_list(
     return None if model is None else tuple(output.name for output in model.outputs)
 
 
-def _read_json(body: bytes, limits: Limits) -> InferRequest | None:
-    if not 0 < len(body) <= min(MAX_FAST_REQUEST, limits.max_inference_header_bytes):
-        return None
-    request = read_buffered_request(body, limits.max_json_depth, limits.max_tensors)
-    request = request or _read_small(body, limits)
-    return None if request is None or request.missing_size else request
-
-
-def _read_binary(body: bytes, header_size: int, limits: Limits) -> InferRequest | None:
-    if header_size > min(len(body), limits.max_inference_header_bytes):
-        return None
-    text = body[:header_size]
-    request = None
-    if header_size <= MAX_CACHED_HEADER:
-        request = read_without_data(text, limits.max_json_depth, limits.max_tensors)
-    request = request or _read_small(text, limits)
-    if request is None or request.missing_size != len(body) - header_size:
-        return None
-    return _with_data(request, body, header_size)
-
-
-def _read_small(text: bytes, limits: Limits) -> InferRequest | None:
-    """Read the JSON of a request that fits into a time slice; raises GatewayError."""
-    if len(text) > MAX_UNSCHEDULED:
-        return None
-    reader = InferRequestReader(
-        limits.max_inference_header_bytes, limits.max_json_depth, tensor_cap=limits.max_tensors
-    )
-    reader.feed(text, last=True)
-    while reader.step():
-        pass
-    return reader.finish()
-
-
 _read_raw_binary_head = lru_cache(maxsize=CACHED_DOCUMENTS)(read_raw_binary)
 
 
@@ -163,37 +125,4 @@ def _read_raw_binary(
     model = cached_metadata(operation, destination)
     if model is None:
         return None
-    return _with_data(_read_raw_binary_head(model, len(body)), body, 0)
-
-
-def _with_data(request: InferRequest, body: bytes, start: int) -> InferRequest:
-    """Return a request with its data, of which those still to come begin at ``start``."""
-    tensors: list[TensorData] = []
-    data = memoryview(body)
-    for part in request.tensors:
-        if isinstance(part, int):
-            tensors.append((data[start : start + part],))
-            start += part
-        else:
-            tensors.append(part)
-    return InferRequest(request.head, request.id, tuple(tensors), request.text)
-
-
-def read_prediction(
-    body: bytes, model: ModelMetadata, limits: Limits, request_id: str
-) -> tuple[InferRequest, V1ResponseLayout]:
-    """Read a V1 prediction that fits into a time slice; raises GatewayError."""
-    read = read_buffered_predict(body, model, limits.max_json_depth, request_id)
-    if read is not None:
-        return read
-    with closing(predict_reader(model, limits)) as reader:
-        reader.feed(body, last=True)
-        while reader.step():
-            pass
-        return reader.finish(request_id)
-
-
-def predict_reader(model: ModelMetadata, limits: Limits) -> PredictRequestReader:
-    """Make the reader of a V1 prediction."""
-    caps = limits.max_inference_header_bytes, limits.max_json_depth, limits.max_tensors
-    return PredictRequestReader(model, *caps)
+    return with_data(_read_raw_binary_head(model, len(body)), body, 0)

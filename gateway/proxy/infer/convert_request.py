@@ -15,7 +15,7 @@ from gateway.protocol.operations import model_name_of
 from gateway.protocol.raw_binary import read_raw_binary
 from gateway.protocol.request_header import HEADER_LENGTH, header_length
 from gateway.protocol.tensors import ModelMetadata
-from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED, ConversionScheduler
+from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import BufferingCodec, Reservation, run_steps
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks
 from gateway.proxy.destination import Destination
@@ -27,7 +27,7 @@ from gateway.proxy.infer.convert_buffered_request import (
 )
 from gateway.proxy.interfaces import Call
 from gateway.proxy.retry import use_reachable_endpoint
-from gateway.sizes import CONVERT_CHUNK
+from gateway.sizes import CONVERT_CHUNK, MAX_UNSCHEDULED
 from gateway.upstream.metadata_cache import UpstreamResponseError
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.transport import UpstreamEndpoint

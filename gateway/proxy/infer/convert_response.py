@@ -10,7 +10,16 @@ from functools import partial
 
 from gateway.codec.elements.encode import OffloadedText, TextChunk
 from gateway.codec.json.header_length_check import HeaderLengthCheck
+from gateway.codec.v1.buffered_response import convert_buffered_v1_response
 from gateway.codec.v1.response import predict_converter
+from gateway.codec.v2.buffered_response import (
+    ConvertedResponse,
+    ResponsePlan,
+    convert_body,
+    convert_large_body,
+    fill_empty_outputs,
+    has_requested_encoding,
+)
 from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
 from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
@@ -32,17 +41,7 @@ from gateway.proxy.body_io import (
 )
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.infer.convert_buffered_response import (
-    ConvertedResponse,
-    ResponsePlan,
-    convert_body,
-    convert_buffered_v1_response,
-    convert_large_body,
-    fill_empty_outputs,
-    has_requested_encoding,
-    name_endpoint,
-    plan_response,
-)
+from gateway.proxy.infer.response_plan import name_endpoint, plan_response
 from gateway.proxy.interfaces import ClientResponse
 from gateway.proxy.passthrough import relay_response, relay_rewritten
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
@@ -75,7 +74,10 @@ class ResponseRelay:
         """Send a response that is fully buffered."""
         received = self.upstream_response
         self.deadline.expect_client()
-        headers = converted.headers(received.headers)
+        changed = {} if converted.content_type is None else {"Content-Type": converted.content_type}
+        if converted.header_size is not None:
+            changed[HEADER_LENGTH] = str(converted.header_size)
+        headers = with_body(received.headers, changed)
         await self.response.send(received.status, received.reason, headers, converted.body)
 
 

@@ -11,8 +11,8 @@ from gateway.protocol.response_header import reads_response
 from gateway.proxy.body_io import prepend
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
-from gateway.proxy.infer.convert_buffered_response import policies_for
 from gateway.proxy.infer.json_upstream import json_body
+from gateway.proxy.infer.response_plan import policies_for
 from gateway.upstream.transport import Body
 
 

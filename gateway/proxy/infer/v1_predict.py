@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from gateway.codec.v1.buffered_request import read_prediction
+from gateway.codec.v1.request import PredictRequestReader
 from gateway.errors import GatewayError, bad_request
 from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import model_name_of
 from gateway.protocol.tensors import ModelMetadata
 from gateway.protocol.v1 import V1ResponseLayout, error_document, infer_path
-from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
-from gateway.proxy.infer.convert_buffered_request import (
-    ReceivedRequest,
-    predict_reader,
-    read_prediction,
-)
+from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import feed_body, model_metadata
 from gateway.proxy.infer.handler import send_request
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import passthrough
+from gateway.sizes import MAX_UNSCHEDULED
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
 
@@ -68,7 +66,8 @@ async def _read(
     if body.size == 0:
         raise bad_request("the request has no body")
     if body.size is not None and body.size <= MAX_UNSCHEDULED:
-        return read_prediction(await body.read_all(reservation), model, limits, request_id)
-    with closing(predict_reader(model, limits)) as reader:
+        content = await body.read_all(reservation)
+        return read_prediction(content, model, *limits.reader_caps, request_id)
+    with closing(PredictRequestReader(model, *limits.reader_caps)) as reader:
         await feed_body(reader, body, call.destination.scheduler, reservation)
         return reader.finish(request_id)

@@ -13,7 +13,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.app.build import api_keys as keys_module
-from gateway.app.build.api_keys import ApiKeys, ApiKeysError
+from gateway.app.build.api_keys import MAX_KEYS, ApiKeys, ApiKeysError, parse_keys
 from gateway.settings.schema import Settings
 from tests.support.gateway import until
 
@@ -235,3 +235,42 @@ async def test_files_are_watched_until_cancelled(
     watch.cancel()
     with pytest.raises(asyncio.CancelledError):
         await watch
+
+
+# ------------------------------------------------------------------------------------ lists of keys
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("a", ("a",)),
+        ("a\nb\n", ("a", "b")),
+        ("a\r\nb\r\n", ("a", "b")),
+        ("# people\n\n  a  \n\t\n#b\nc#d\n", ("a", "c#d")),
+        ("a\nb\na\n", ("a", "b")),
+        ("x" * 512, ("x" * 512,)),
+        ("\n".join(map(str, range(MAX_KEYS))), tuple(map(str, range(MAX_KEYS)))),
+    ],
+)
+def test_keys_are_parsed(text: str, keys: tuple[str, ...]) -> None:
+    assert parse_keys(text.splitlines()) == keys
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "there is no key"),
+        ("\n# none\n  \n", "there is no key"),
+        ("a\n\nsecret key\n", "line 3 is not a key"),
+        ("secret,key", "line 1 is not a key"),
+        ("secr\xe9t", "line 1 is not a key"),
+        ("secret\x00", "line 1 is not a key"),
+        ("x" * 513, "line 1 is not a key"),
+        ("\n".join(map(str, range(MAX_KEYS + 1))), f"there are more than {MAX_KEYS} keys"),
+    ],
+)
+def test_invalid_key_list_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        parse_keys(text.splitlines())
+    assert "secr" not in str(caught.value)
+    assert "xx" not in str(caught.value)

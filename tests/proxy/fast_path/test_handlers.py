@@ -13,13 +13,13 @@ from multidict import CIMultiDict
 
 from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.errors import GatewayError
+from gateway.http1.head import parse_lines
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.dialects import JSON, KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.fast_path.handlers import InferHandler, PredictHandler, ServerRequest
-from gateway.proxy.headers import parse_lines
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
 from gateway.proxy.interfaces import Call

@@ -15,14 +15,13 @@ from multidict import CIMultiDict
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.http1.head import MAX_CACHED_HEAD
 from gateway.protocol.dialects import DIALECTS
-from gateway.proxy.admission.conversion_scheduler import MAX_UNSCHEDULED
 from gateway.proxy.destination import Destination
 from gateway.proxy.fast_path.call import CallPlan
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
-from gateway.sizes import CONVERT_CHUNK
+from gateway.sizes import CONVERT_CHUNK, MAX_UNSCHEDULED
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import (

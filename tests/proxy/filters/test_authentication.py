@@ -14,11 +14,9 @@ from gateway.proxy.destination import Destination
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters import authentication as keys_module
 from gateway.proxy.filters.authentication import (
-    MAX_KEYS,
     Authenticator,
     KeyGroup,
     UnauthenticatedError,
-    parse_keys,
 )
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match, Pattern
@@ -127,45 +125,6 @@ def test_key_digest_is_compared_with_all_digests(monkeypatch: pytest.MonkeyPatch
         assert len(compared) == 3
         assert {len(each) for pair in compared for each in pair} == {32}
     assert "second" not in str(vars(group))
-
-
-# ------------------------------------------------------------------------------------ lists of keys
-
-
-@pytest.mark.parametrize(
-    ("text", "keys"),
-    [
-        ("a", ("a",)),
-        ("a\nb\n", ("a", "b")),
-        ("a\r\nb\r\n", ("a", "b")),
-        ("# people\n\n  a  \n\t\n#b\nc#d\n", ("a", "c#d")),
-        ("a\nb\na\n", ("a", "b")),
-        ("x" * 512, ("x" * 512,)),
-        ("\n".join(map(str, range(MAX_KEYS))), tuple(map(str, range(MAX_KEYS)))),
-    ],
-)
-def test_keys_are_parsed(text: str, keys: tuple[str, ...]) -> None:
-    assert parse_keys(text.splitlines()) == keys
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "there is no key"),
-        ("\n# none\n  \n", "there is no key"),
-        ("a\n\nsecret key\n", "line 3 is not a key"),
-        ("secret,key", "line 1 is not a key"),
-        ("secr\xe9t", "line 1 is not a key"),
-        ("secret\x00", "line 1 is not a key"),
-        ("x" * 513, "line 1 is not a key"),
-        ("\n".join(map(str, range(MAX_KEYS + 1))), f"there are more than {MAX_KEYS} keys"),
-    ],
-)
-def test_invalid_key_list_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        parse_keys(text.splitlines())
-    assert "secr" not in str(caught.value)
-    assert "xx" not in str(caught.value)
 
 
 # -------------------------------------------------------------------------- unauthenticated clients

@@ -8,7 +8,7 @@ from ipaddress import ip_network
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.http1.head import HeadParser, RequestHead, encode_head
+from gateway.http1.head import HeadParser, RequestHead, encode_head, parse_lines
 from gateway.proxy.filters.forwarded_headers import (
     NO_FORWARDED_HEADERS,
     NOTED_HEADERS,
@@ -17,7 +17,6 @@ from gateway.proxy.filters.forwarded_headers import (
     Peer,
     new_identity,
 )
-from gateway.proxy.headers import parse_lines
 
 CLIENT = Peer("192.0.2.7")
 ON_UNIX = Peer(is_unix=True)

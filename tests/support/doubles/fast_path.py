@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from multidict import CIMultiDict
 
-from gateway.http1.head import HeadParser, RequestHead, ResponseHead, encode_head
+from gateway.http1.head import HeadParser, RequestHead, ResponseHead, encode_head, parse_lines
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
-from gateway.proxy.headers import parse_lines
 from gateway.proxy.interfaces import ClientResponse, ResponseTemplate
 from gateway.upstream.transport import (
     KEYED_RESPONSE_HEADERS,

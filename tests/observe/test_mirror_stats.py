@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.proxy.filters.mirror_stats import LOG_INTERVAL, MirrorStats
+from gateway.observe.mirror_stats import LOG_INTERVAL, MirrorStats
 
 START = "mirror to 'shadow': "
 

@@ -1,35 +1,24 @@
-"""Converts infer responses that are fully buffered into the encoding that the client wants."""
+"""Converts fully buffered infer responses to the encoding that the client wants, by a plan."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Final
-
-from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.json.header_length_check import check_header_length
 from gateway.codec.policies import JsonPolicies
-from gateway.codec.v1.fast_response import write_buffered_prediction
-from gateway.codec.v1.response import predict_converter
 from gateway.codec.v2.fast_response import fast_convert_response
 from gateway.codec.v2.response import encoded_converter, json_converter
 from gateway.codec.v2.response_reader import has_text_for_base64
-from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.errors import GatewayError
 from gateway.protocol.messages import OutputEncoding
-from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.response_header import (
     ResponseAction,
     check_no_binary_outputs,
-    choose_response_action,
     has_encoding,
     parse_response_header,
     read_outputs,
-    response_header_length,
 )
-from gateway.protocol.v1 import V1ResponseLayout, error_document
-from gateway.proxy.destination import Destination, Limits
-from gateway.proxy.headers import with_body
 
 _EMPTY_SHAPE = re.compile(rb'"shape"\s*:\s*\[(?:\s*[0-9]+\s*,)*\s*0\s*[],]')
 """The shape of an output without elements."""
@@ -52,13 +41,6 @@ class ConvertedResponse:
         self.content_type: Final = content_type
         self.header_size: Final = header_size
 
-    def headers(self, received: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-        """Return the headers for the client; ``received`` are the server's."""
-        changed = {} if self.content_type is None else {"Content-Type": self.content_type}
-        if self.header_size is not None:
-            changed[HEADER_LENGTH] = str(self.header_size)
-        return with_body(received, changed)
-
 
 class ResponsePlan:
     """What becomes of all responses with the same head to requests of one encoding.
@@ -73,14 +55,15 @@ class ResponsePlan:
         header_size: int | None,
         encoding: OutputEncoding,
         policies: JsonPolicies,
-        limits: Limits,
+        header_cap: int,
+        body_cap: int,
     ) -> None:
         self.action: Final = action
         self.header_size: Final = header_size
         self.encoding: Final = encoding
         self.policies: Final = policies
-        self.header_cap: Final = limits.max_inference_header_bytes
-        self.body_cap: Final = limits.max_buffered_body_bytes
+        self.header_cap: Final = header_cap
+        self.body_cap: Final = body_cap
 
     @property
     def policies_and_caps(self) -> tuple[JsonPolicies, int, int]:
@@ -88,64 +71,11 @@ class ResponsePlan:
         return self.policies, self.header_cap, self.body_cap
 
 
-def plan_response(
-    status: int, headers: CIMultiDictProxy[str], encoding: OutputEncoding, destination: Destination
-) -> ResponsePlan:
-    """Decide what becomes of a response; raises as ``choose_response_action``."""
-    policies, limits = policies_for(encoding, destination), destination.limits
-    action, header_size = choose_response_action(
-        status,
-        headers,
-        destination.upstream.dialect,
-        encoding,
-        policies.any_base64,
-        limits.max_inference_header_bytes,
-    )
-    return ResponsePlan(action, header_size, encoding, policies, limits)
-
-
-def policies_for(encoding: OutputEncoding, destination: Destination) -> JsonPolicies:
-    """Return the destination's policies, with the outputs that a request wants as base64."""
-    policies = destination.policies
-    return replace(policies, as_base64=encoding.as_base64) if encoding.as_base64 else policies
-
-
-def convert_buffered_v1_response(
-    status: int,
-    reason: str,
-    headers: CIMultiDictProxy[str],
-    body: bytes,
-    layout: V1ResponseLayout,
-    plan: ResponsePlan,
-) -> ConvertedResponse:
-    """Convert a server's response, or its error, for a V1 client.
+def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
+    """Convert a response as planned; None if it passes untouched.
 
     Raises GatewayError: 502 for an invalid response, 406 if a policy refuses a value.
     """
-    cap = plan.header_cap
-    if status != 200:
-        return ConvertedResponse(error_document(body[:cap], reason))
-    converted = convert_body(body, plan)
-    if converted is None:
-        header_size = response_header_length(headers, cap)
-    else:
-        body, header_size = converted.body, converted.header_size
-    if header_size is None:  # all outputs are empty
-        header_size = len(body)
-        if header_size > cap:
-            raise bad_response(
-                f"the server's response has more than {cap} bytes of JSON "
-                "(limits.max_inference_header_bytes) and no binary tensors behind it"
-            )
-    text = write_buffered_prediction(body, header_size, layout)
-    if text is None:
-        converter = predict_converter(header_size, layout, *plan.policies_and_caps)
-        text = b"".join((converter.text(body), *converter.finish()))
-    return ConvertedResponse(text)
-
-
-def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
-    """Convert a response as planned; None if it passes untouched. Raises as above."""
     action, header_size = plan.action, plan.header_size
     if action is ResponseAction.UNTOUCHED:
         return None
@@ -169,13 +99,6 @@ def convert_large_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | N
         return None
     text = fast_convert_response(body, plan.header_size)
     return None if text is None else ConvertedResponse(text)
-
-
-def name_endpoint(url: str, error: GatewayError) -> GatewayError:
-    """Add the endpoint to the error of an invalid response: codecs do not know it."""
-    if error.kind is ErrorKind.BAD_RESPONSE and url not in error.message:
-        return bad_response(f"{url}: {error.message}")
-    return error
 
 
 def fill_empty_outputs(document: bytes, plan: ResponsePlan) -> bytes:

@@ -1,0 +1,46 @@
+"""Writes fully buffered infer responses, and errors of servers, for V1 clients."""
+
+from __future__ import annotations
+
+from multidict import CIMultiDictProxy
+
+from gateway.codec.v1.fast_response import write_buffered_prediction
+from gateway.codec.v1.response import predict_converter
+from gateway.codec.v2.buffered_response import ConvertedResponse, ResponsePlan, convert_body
+from gateway.errors import bad_response
+from gateway.protocol.response_header import response_header_length
+from gateway.protocol.v1 import V1ResponseLayout, error_document
+
+
+def convert_buffered_v1_response(
+    status: int,
+    reason: str,
+    headers: CIMultiDictProxy[str],
+    body: bytes,
+    layout: V1ResponseLayout,
+    plan: ResponsePlan,
+) -> ConvertedResponse:
+    """Convert a server's response, or its error, for a V1 client.
+
+    Raises GatewayError: 502 for an invalid response, 406 if a policy refuses a value.
+    """
+    cap = plan.header_cap
+    if status != 200:
+        return ConvertedResponse(error_document(body[:cap], reason))
+    converted = convert_body(body, plan)
+    if converted is None:
+        header_size = response_header_length(headers, cap)
+    else:
+        body, header_size = converted.body, converted.header_size
+    if header_size is None:  # all outputs are empty
+        header_size = len(body)
+        if header_size > cap:
+            raise bad_response(
+                f"the server's response has more than {cap} bytes of JSON "
+                "(limits.max_inference_header_bytes) and no binary tensors behind it"
+            )
+    text = write_buffered_prediction(body, header_size, layout)
+    if text is None:
+        converter = predict_converter(header_size, layout, *plan.policies_and_caps)
+        text = b"".join((converter.text(body), *converter.finish()))
+    return ConvertedResponse(text)
