@@ -99,7 +99,7 @@ class Destination:
     memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(_UNBOUNDED))
     retry_policy: RetryPolicy = SAFE_RETRIES_ONLY
     concurrency_limits: tuple[ConcurrencyLimit, ...] = ()
-    """A call takes a slot of each, in this order, before its body is read.
+    """A call takes a slot of each while it is at a server, in this order.
 
     The limit of the upstream comes first, then limits that upstreams share.
     """

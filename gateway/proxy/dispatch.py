@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 
 import orjson
 from multidict import CIMultiDict
@@ -20,7 +19,7 @@ from gateway.http1.content_codings import CODINGS
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
-from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
+from gateway.proxy.admission.concurrency_limit import check_room
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.cluster.aggregate import repository_index, statistics
 from gateway.proxy.cluster.broadcast import load
@@ -140,27 +139,23 @@ async def run_with_deadline(
 async def proxy_call(call: Call) -> None:
     """Serve a call from one server: inference, a V1 prediction, or untouched.
 
-    The call is admitted by its head: the body of a call that is refused is not read, and its client
-    gets no 100 Continue. Raises GatewayError, 503 if the call gets no slots or the upstream has no
-    endpoint, and UpstreamResponseError with a server's response to a request of the gateway's own.
+    A call for which there is no endpoint, or no room, is refused by its head: its body is not
+    read, and its client gets no 100 Continue. Slots are taken when the request goes to a server,
+    so that a client that sends slowly holds none. Raises GatewayError, and UpstreamResponseError
+    with a server's response to a request of the gateway's own.
     """
     await prepare_dialect(call)
     destination, model = call.destination, model_name_of(call.operation)
     destination.upstream.pool.lease(model=model)  # raises without an endpoint
-    await acquire_all(destination.concurrency_limits, call.deadline)
-    try:
-        with destination.memory_budget.reserve() as reservation:
-            # The slots are taken for the whole call, retries included.
-            call = replace(call, destination=replace(destination, concurrency_limits=()))
-            call = await filter_call(call, reservation)
-            if call.operation.kind is OperationKind.INFER:
-                await infer(call)
-            elif call.operation.kind is OperationKind.PREDICT:
-                await predict(call)
-            else:
-                await passthrough(call, model=model)
-    finally:
-        release_all(destination.concurrency_limits)
+    check_room(destination.concurrency_limits)
+    with destination.memory_budget.reserve() as reservation:
+        call = await filter_call(call, reservation)
+        if call.operation.kind is OperationKind.INFER:
+            await infer(call)
+        elif call.operation.kind is OperationKind.PREDICT:
+            await predict(call)
+        else:
+            await passthrough(call, model=model)
 
 
 async def _serve_from_all(

@@ -12,10 +12,10 @@ from gateway.proxy.body_io import (
     Chunks,
     ClientBody,
     coalesce,
-    prepend,
     read_first,
     relay_chunks,
     response_chunks,
+    write,
 )
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
@@ -122,4 +122,7 @@ async def relay_rewritten(
             return
         headers = end_to_end(upstream_response.headers)
         await response.start(upstream_response.status, upstream_response.reason, headers)
-        await relay_chunks(prepend(first, chunks), response, deadline)
+        for chunk in first:
+            await write(response, chunk, deadline)
+        first.clear()
+    await relay_chunks(chunks, response, deadline)

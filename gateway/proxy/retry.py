@@ -30,8 +30,6 @@ class UpstreamCall:
     buffered, or of which nothing was read. Each endpoint is tried once, within the upstream's
     retry budget.
 
-    It takes the slots that the destination still has: none if the call was admitted before.
-
     ``record`` gets the endpoint and the attempts. ``tried`` are endpoints that have failed before;
     ``model`` is the one that the request names.
     Raises GatewayError: that of the last endpoint, 503 for overload, 400 for a head that no server

@@ -27,15 +27,14 @@ _GIB = 2**30
 
 
 class Concurrency(Section):
-    """How many calls may be in progress at a time, and how many more may wait."""
+    """How many calls may be at servers at a time, and how many more may wait."""
 
     max_requests: Annotated[
         int | Literal["unlimited"],
         count_or("unlimited", "1", "1000000", int | Literal["unlimited"]),
     ] = Field(
         default="unlimited",
-        description="Most calls in progress at a time, from their heads on. Further calls wait in a"
-        " queue.",
+        description="Most calls that may be at servers at a time. Further calls wait in a queue.",
     )
     max_queue: Annotated[int, count("0", "1000000")] = Field(
         default=100,
@@ -44,8 +43,8 @@ class Concurrency(Section):
     )
     queue_timeout: Annotated[float, time("1ms", "1h")] = Field(
         default=1.0,
-        description="How long a call may wait, from its head on. Then the gateway answers it with"
-        " 503 and Retry-After, and its body is not read.",
+        description="How long a call may wait. Then the gateway answers it with 503 and"
+        " Retry-After.",
     )
 
 

@@ -146,7 +146,7 @@ class Settings(Section):
     )
     concurrency: Concurrency = Field(
         default=Concurrency(),
-        description="How many calls may be in progress at a time. An upstream can have such a limit"
+        description="How many calls may be at servers at a time. An upstream can have such a limit"
         " of its own.",
     )
     limits: Limits = Field(

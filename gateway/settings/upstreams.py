@@ -163,8 +163,7 @@ class Upstream(Section):
         default=RetryBudget(), description="How many calls to these servers may be retried."
     )
     concurrency: Concurrency = Field(
-        default=Concurrency(),
-        description="How many calls to these servers may be in progress at a time.",
+        default=Concurrency(), description="How many calls may be at these servers at a time."
     )
     outlier_detection: OutlierDetection = Field(
         default=OutlierDetection(),

@@ -26,7 +26,6 @@ from tests.support.doubles.streaming import (
     ready,
     single_destination,
 )
-from tests.support.gateway import until
 from tests.support.inference_messages import (
     HEADER_LENGTH,
     INFER,
@@ -338,14 +337,3 @@ async def test_requests_of_the_gateway_itself_take_no_slots() -> None:
     assert response.status == 200
     assert len(endpoint.requests) == 3
     assert limit.active == 0
-
-
-async def test_client_disconnect_within_its_body_gives_the_slots_back() -> None:
-    limits = ConcurrencyLimit("upstream", 1, 0, 1.0), ConcurrencyLimit("the gateway", 2, 0, 1.0)
-    destination = replace(make_destination(ScriptedEndpoint(EventLog())), concurrency_limits=limits)
-    call = asyncio.create_task(_serve(destination, "POST", INFER, b"{", asyncio.Event()))
-    await until(lambda: [limit.active for limit in limits] == [1, 1])
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert [limit.active for limit in limits] == [0, 0]

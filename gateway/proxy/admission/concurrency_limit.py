@@ -1,4 +1,4 @@
-"""Concurrency limits: so many calls at a time, a short queue behind them, else 503."""
+"""Concurrency limits: so many calls at servers at a time, a short queue behind them, else 503."""
 
 from __future__ import annotations
 
@@ -39,15 +39,19 @@ class ConcurrencyLimit:
         self.active += 1
         return True
 
+    def check_room(self) -> None:
+        """Raise GatewayError (503) if no slot is free, and the queue is full."""
+        if self.active >= self._max_requests and len(self._queue) >= self._max_queue:
+            raise self._full(f"and {self._max_queue} more wait")
+
     async def acquire(self, deadline: Deadline) -> None:
         """Take a slot, or wait for one; raises GatewayError (503) if that takes too long.
 
         The error is the same if the deadline ends the wait: no server was late.
         """
+        self.check_room()
         if self.try_acquire():
             return
-        if len(self._queue) >= self._max_queue:
-            raise self._full(f"and {self._max_queue} more wait")
         with deadline.suspended() as left:
             await self._wait(min(self._queue_timeout, left))
 
@@ -103,6 +107,12 @@ def try_acquire_all(limits: Sequence[ConcurrencyLimit]) -> bool:
             release_all(limits[:number])
             return False
     return True
+
+
+def check_room(limits: Sequence[ConcurrencyLimit]) -> None:
+    """Raise GatewayError (503) if a call would be refused now: its request need not be read."""
+    for limit in limits:
+        limit.check_room()
 
 
 async def acquire_all(limits: Sequence[ConcurrencyLimit], deadline: Deadline) -> None:

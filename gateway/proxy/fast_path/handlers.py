@@ -38,7 +38,7 @@ from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.interfaces import ClientHead, ResponseTemplate
 from gateway.proxy.passthrough import relay_response
 from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_UNSCHEDULED
+from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
 from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
 
@@ -50,6 +50,10 @@ ResponsePlans = BoundedCache[
     tuple[tuple[bytes, ...], int, int], tuple[Dialect, ResponsePlan, OutputEncoding, Destination]
 ]
 """What becomes of responses, by their key and the identity of what decides about them."""
+
+
+_MAX_CACHED_OUTPUTS = 32
+"""Outputs that a request may list if what becomes of its responses is cached."""
 
 
 class ServerRequest:
@@ -178,6 +182,8 @@ class InferHandler(FastPathHandler):
     ) -> ServerRequest | None:
         """Return the request for a server."""
         is_scheduled = self._header_size is None and len(body) > MAX_UNSCHEDULED
+        if is_scheduled and not destination.upstream.dialect.binary:
+            return None  # JSON of JSON takes several time slices
         if is_scheduled and not destination.scheduler.try_take_slice():
             return None  # requests of many clients may come in the same time slice
         received = read_buffered(self._operation, destination, self._header_size, body)
@@ -247,7 +253,8 @@ class InferHandler(FastPathHandler):
             if len(content) <= CONVERT_CHUNK:
                 converted = _convert(request, head, content, plan)
             else:
-                converted = convert_large_body(content, plan) if request.layout is None else None
+                is_small = request.layout is None and len(content) <= MAX_FAST_RESPONSE
+                converted = convert_large_body(content, plan) if is_small else None
                 if converted is None:
                     return None
         except GatewayError as error:
@@ -272,6 +279,8 @@ class InferHandler(FastPathHandler):
         if cached is not None and cached[0] is dialect:
             return cached[1]
         plan = plan_response(head.status, head.headers, encoding, destination)
+        if len(encoding.binary_by_output) > _MAX_CACHED_OUTPUTS:
+            return plan
         # It keeps both objects, so that no others can get their ids.
         self._plans.put(key, (dialect, plan, encoding, destination))
         return plan

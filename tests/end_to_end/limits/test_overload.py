@@ -132,61 +132,18 @@ async def test_refused_call_is_answered_before_its_body_is_sent(
         assert [each.head.target for each in server.requests] == ["/v2/one"]
 
 
-async def test_admitted_client_gets_100_continue_when_it_has_a_slot() -> None:
-    free = asyncio.Event()
-    body = json_request()
-    headers = {"Content-Length": str(len(body)), "Expect": "100-continue"}
-    async with (
-        ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, max_requests=1, max_queue=1, queue_timeout=30) as gateway,
-        gateway.client() as one,
-        gateway.client() as other,
-    ):
-        await one.send(request("GET", "/v2/one"))
-        await until(lambda: gateway.outstanding == 1)
-        await other.send(request("POST", INFER, headers=headers))
-        await until(lambda: _waiting(gateway) == 1)
-        free.set()
-        assert (await one.read_response()).status == 200
-        assert (await other.head()).status == 100
-        assert _active_calls_per_limit(gateway) == [1]
-        assert (await other.ask(body)).status == 200
-        await gateway.until_idle()
-        assert _active_calls_per_limit(gateway) == [0]
-
-
-async def test_queue_timeout_runs_from_the_head() -> None:
-    free = asyncio.Event()
-    async with (
-        ScriptedServer(_once(free)) as server,
-        running_gateway(server.url, max_requests=1, queue_timeout=0.02) as gateway,
-        gateway.client() as one,
-        gateway.client() as other,
-    ):
-        await one.send(request("GET", "/v2/one"))
-        await until(lambda: gateway.outstanding == 1)
-        await other.send(request("POST", INFER, headers={"Content-Length": "900000"}), b"{")
-        reply = await other.read_response()
-        assert reply.status == 503
-        assert "and none ended within 0.02 s" in reply.error
-
-
 @each_form
-async def test_slow_upload_holds_a_slot_until_its_client_disconnects(
-    target: str, headers: dict[str, str]
-) -> None:
+async def test_slow_upload_holds_no_slot(target: str, headers: dict[str, str]) -> None:
     async with (
         ScriptedServer(always_respond(http_response(metadata(-1)))) as server,
         running_gateway(server.url, max_requests=1, max_queue=0) as gateway,
+        gateway.client() as slow,
         gateway.client() as other,
     ):
-        async with gateway.client() as slow:
-            head = request("POST", target, headers={**headers, "Content-Length": "900000"})
-            await slow.send(head, b"{")
-            await until(lambda: _active_calls_per_limit(gateway) == [1])
-            assert (await other.ask(infer_json())).status == 503
-        await until(lambda: _active_calls_per_limit(gateway) == [0])
+        await slow.send(request("POST", target, headers={**headers, "Content-Length": "100"}))
+        await asyncio.sleep(0.15)  # longer than the gateway waits for the rest of a small body
         assert (await other.ask(request("GET", "/v2/x"))).status == 200
+        assert _active_calls_per_limit(gateway) == [0]
 
 
 @pytest.mark.parametrize(
