@@ -12,7 +12,7 @@ from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http1.head import MAX_CACHED_HEAD, HeadParser, MalformedError, ResponseHead
 from gateway.http1.head_reader import ResponseHeadReader
-from gateway.sizes import CONVERT_CHUNK, MAX_FAST_RESPONSE
+from gateway.sizes import MAX_FAST_RESPONSE
 from gateway.system.buffers import MAX_WINDOW, BufferAccount
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.http.connect_errors import describe_certificate_refusal
@@ -342,8 +342,6 @@ class ServerConnection(Connection):
 def _is_worth_waiting(head: ResponseHead, receiver: HeadReceiver) -> bool:
     """Tell whether to wait for the rest of a body: servers often send it after the head."""
     if head.length is not None:
-        if head.length > CONVERT_CHUNK and receiver.passes_untouched(head):
-            return False  # the client can have the first bytes now
         return receiver.waits_for_body and head.length <= _MAX_COMPLETE
     return receiver.waits_for_chunks and head.chunked
 
