@@ -152,7 +152,7 @@ class ResponseReceiver(Protocol):
 
 
 class ReservedConnection(ABC):
-    """An idle connection that was taken for one request."""
+    """A connection that was taken for one request; perhaps it is made when that is sent."""
 
     @abstractmethod
     def send(
@@ -192,7 +192,10 @@ class UpstreamEndpoint(ABC):
         """
 
     def try_reserve(self) -> ReservedConnection | None:
-        """Take an idle connection; None if there is none. Not every transport can do so."""
+        """Take a connection for a request: an idle one, or one that is made for it.
+
+        None if the transport can only stream.
+        """
         return None
 
     @abstractmethod

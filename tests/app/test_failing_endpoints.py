@@ -115,7 +115,7 @@ async def test_responses_with_500_are_counted_on_the_fast_path(
         assert (await client.call("GET", "/v2/models/m/ready")).status == 200
         endpoint = await _status_of(operator)
         assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (0, 4)
-    assert fast == [500, 500, 500, 200]
+    assert fast == [500, 500, 500, 500, 200]
     said = f"{server.url} returned 500"
     assert sum(said in message for message in caplog.messages) == 1
 

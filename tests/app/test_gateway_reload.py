@@ -18,7 +18,7 @@ from tests.support.addresses import free_address
 from tests.support.certificates import ca_file
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import no_leaks, until
-from tests.support.http_messages import chunk, http_response, message, request
+from tests.support.http_messages import chunk, http_response, message, request, with_long_head
 from tests.support.inference_messages import binary_response, infer_json, infer_raw, metadata
 from tests.support.raw_client import connect
 from tests.support.servers.gated_response import GatedResponse
@@ -204,8 +204,9 @@ async def test_response_that_has_begun_is_finished_by_the_old_server() -> None:
             assert (await busy.call("GET", "/v2/x")).body == b"new"
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["task", "fast_path"])
-async def test_waiting_call_is_answered_by_the_old_server(warm: bool) -> None:
+@pytest.mark.parametrize("is_fast", [False, True], ids=["streaming_path", "fast_path"])
+async def test_waiting_call_is_answered_by_the_old_server(is_fast: bool) -> None:
+    data = request("GET", "/v2/x")
     gated = GatedResponse(b"gated")
     async with (
         ScriptedServer(gated) as old,
@@ -217,13 +218,9 @@ async def test_waiting_call_is_answered_by_the_old_server(warm: bool) -> None:
     ):
         active_config = gateway.active_config
         async with connect(url) as client:
-            if warm:
-                gated.may_respond.set()
-                await client.call("GET", "/v2/x")
-                gated.may_respond.clear()
-            await client.send(request("GET", "/v2/x"))
-            await until(lambda: len(old.requests) == 1 + warm)
-            assert bool(active_config.fast_path.in_flight) is warm
+            await client.send(data if is_fast else with_long_head(data))
+            await until(lambda: len(old.requests) == 1)
+            assert bool(active_config.fast_path.in_flight) is is_fast
             await gateway.reload(settings_for(new.url))
             assert active_config.in_use
             gated.may_respond.set()

@@ -136,7 +136,7 @@ class FastPath:
     ) -> FastPathCall | None:
         """Send a request to a server; None if it takes the streaming path.
 
-        Nothing is converted before there are slots, memory, and a connection to an endpoint.
+        Nothing is converted before there are slots, memory and an endpoint.
         """
         destination = plan.choice.next
         if not plan.fits(destination.upstream.dialect_state.dialect, has_body=bool(body)):
@@ -179,7 +179,7 @@ def _make_call(
     body: bytes,
     client: FastPathClient,
 ) -> FastPathCall | None:
-    """Reserve a connection, and convert the request for it; None for the streaming path."""
+    """Choose an endpoint, and convert the request; None for the streaming path."""
     pool = destination.upstream.pool
     hash_key = pool.hash_key_of(plan.headers, client.added_headers)
     lease = pool.lease((), plan.model, hash_key)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -54,18 +55,29 @@ class TcpAddress:
     @property
     def has_host_name(self) -> bool:
         """Tell whether the host is a name rather than an IP address."""
-        try:
-            ip_address(self.host)
-        except ValueError:
-            return True
-        return False
+        return not _is_ip_address(self.host)
 
-    async def connect(self) -> socket.socket:
-        """Connect to the first of the host's addresses that accepts. Raises OSError."""
+    async def connect(self, protocol: asyncio.BaseProtocol, handshake_timeout: float) -> None:
+        """Connect to the first of the host's addresses that accepts. Raises OSError.
+
+        ``handshake_timeout`` is that of TLS, in seconds.
+        """
         loop = asyncio.get_running_loop()
+        tls = self.tls
+        create_connection = partial(
+            loop.create_connection,
+            lambda: protocol,
+            ssl=None if tls is None else tls.context,
+            server_hostname=None if tls is None else tls.server_name,
+            ssl_handshake_timeout=None if tls is None else handshake_timeout,
+        )
         host = self.host if self.address is None else self.address
+        if _is_ip_address(host):
+            await create_connection(host, self.port)
+            return
         addresses = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
-        return await start_connection(addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY)
+        sock = await start_connection(addresses, happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY)
+        await create_connection(sock=sock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +98,7 @@ class UnixAddress:
         """Return the value of the Host header."""
         return "localhost"
 
-    async def connect(self) -> socket.socket:
+    async def connect(self, protocol: asyncio.BaseProtocol, handshake_timeout: float) -> None:
         """Connect once the server's accept queue has room. Raises OSError."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -94,17 +106,25 @@ class UnixAddress:
             while True:
                 try:
                     sock.connect(self.path)
+                    break
                 except BlockingIOError:
                     # For TCP the kernel waits; for a Unix socket it reports a full queue.
                     await asyncio.sleep(_FULL_QUEUE_RETRY_DELAY)
-                else:
-                    return sock
+            await asyncio.get_running_loop().create_connection(lambda: protocol, sock=sock)
         except BaseException:
             sock.close()
             raise
 
 
 ServerAddress = TcpAddress | UnixAddress
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_server_url(

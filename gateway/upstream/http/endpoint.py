@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Sequence
 from functools import lru_cache
 
 from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, strip_tracebacks
@@ -56,6 +56,8 @@ class HttpEndpoint(UpstreamEndpoint):
         self.idle = IdleConnections(idle_timeout)
         self._deferrals = TimeoutQueue(DEFER_TIMEOUT)
         self._senders: set[asyncio.Task[None]] = set()
+        self._waiting: dict[asyncio.Task[None], _ReservedConnection] = {}
+        """Requests that wait for a connection, by the task that makes one."""
         self._encode_cached = lru_cache(maxsize=CACHED_HEADS)(self._encode_template)
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
@@ -74,18 +76,17 @@ class HttpEndpoint(UpstreamEndpoint):
         self, connection: ServerConnection, request: UpstreamRequest
     ) -> UpstreamResponse:
         head = connection.expect_response(request.method, request.waits_for_chunks)
-        pending = _Pending(connection, self.idle)
+        pending = _Pending(connection, self)
         try:
             pending.sender = self._send(connection, request)
-            return _HttpResponse(await head, pending)
+            return _HttpResponse(await head, connection, pending)
         except BaseException:
             pending.close()
             raise
 
-    def try_reserve(self) -> ReservedConnection | None:
-        """Take an idle connection; see UpstreamEndpoint."""
-        connection = self.idle.take()
-        return None if connection is None else _ReservedConnection(connection, self)
+    def try_reserve(self) -> ReservedConnection:
+        """Take a connection, an idle one if there is one; see UpstreamEndpoint."""
+        return _ReservedConnection(self.idle.take(), self)
 
     def encode(
         self, template: RequestTemplate, lines: bytes, body: Sequence[bytes | memoryview]
@@ -93,17 +94,54 @@ class HttpEndpoint(UpstreamEndpoint):
         """Return the parts of a request: its template, the lines of further headers, its body."""
         return (self._encode_cached(template), lines, b"\r\n", *body)
 
+    def release(self, connection: ServerConnection) -> None:
+        """Use a connection for the request that has waited longest, or keep it for the next one."""
+        for task in self._waiting:
+            self._waiting.pop(task).send_over(connection)
+            return
+        self.idle.put(connection)
+
+    def wait_for_connection(self, pending: _ReservedConnection) -> asyncio.Task[None]:
+        """Start a task that connects; the request takes the first connection that is there."""
+        task = self._start_task(self._connect_for_waiting())
+        self._waiting[task] = pending
+        return task
+
+    def stop_waiting(self, task: asyncio.Task[None]) -> None:
+        """End the wait of a request that is cancelled."""
+        self._waiting.pop(task, None)
+        task.cancel()
+
     def resend(self, pending: _ReservedConnection) -> asyncio.Task[None]:
         """Start a task that sends a request again, over a new connection."""
-        task = asyncio.create_task(self._send_over_new_connection(pending))
+        return self._start_task(self._send_over_new_connection(pending))
+
+    def _start_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._senders.add(task)
         task.add_done_callback(self._senders.discard)
         return task
 
+    async def _connect_for_waiting(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if task not in self._waiting:
+            return  # the request has got a connection meanwhile
+        try:
+            connection = await self._connect()
+        except Exception as error:
+            if (pending := self._waiting.pop(task, None)) is not None:
+                pending.on_error(error)
+            return
+        if (pending := self._waiting.pop(task, None)) is not None:
+            pending.send_over(connection)
+        else:
+            self.release(connection)
+
     async def _send_over_new_connection(self, pending: _ReservedConnection) -> None:
         try:
-            pending.move_to(await self._connect())
-        except GatewayError as error:
+            pending.send_over(await self._connect())
+        except Exception as error:
             pending.on_error(error)
 
     async def close(self) -> None:
@@ -114,24 +152,17 @@ class HttpEndpoint(UpstreamEndpoint):
             self._deferrals.close()
 
     async def _connect(self) -> ServerConnection:
-        loop = asyncio.get_running_loop()
         connection = ServerConnection(self.url, self._buffers, self._deferrals)
-        tls = self._address.tls
-        server_name = None if tls is None else tls.server_name
         try:
             async with asyncio.timeout(self._connect_timeout):
-                await loop.create_connection(
-                    lambda: connection,
-                    sock=await self._address.connect(),
-                    ssl=None if tls is None else tls.context,
-                    server_hostname=server_name,
-                    # The event loop's own limit of a minute may be shorter than the timeout above.
-                    ssl_handshake_timeout=None if tls is None else self._connect_timeout,
-                )
+                # The event loop's own limit of a minute for TLS may be shorter than this one.
+                await self._address.connect(connection, self._connect_timeout)
         except BaseException as error:
             connection.detach_transport()
             # A TimeoutError is an OSError; an invalid host name is a UnicodeError.
             if isinstance(error, (OSError, UnicodeError)):
+                tls = self._address.tls
+                server_name = None if tls is None else tls.server_name
                 raise self._connect_error(
                     error, describe_connect_error(error, server_name)
                 ) from error
@@ -162,9 +193,7 @@ class HttpEndpoint(UpstreamEndpoint):
                 connection.write(head, *body)
                 return None
         chunked = "Content-Length" not in request.headers
-        sender = asyncio.create_task(_send_body(connection, body, chunked))
-        self._senders.add(sender)
-        sender.add_done_callback(self._senders.discard)
+        sender = self._start_task(_send_body(connection, body, chunked))
         # After the task was created, so that the first chunks are written together with the head.
         connection.buffer_write(head)
         return sender
@@ -233,39 +262,41 @@ async def _send_buffered(connection: ServerConnection, body: Sequence[bytes | me
 
 
 class _Pending:
-    """A request in flight on its connection."""
+    """A request in flight on its connection, or one that waits for a connection."""
 
-    def __init__(self, connection: ServerConnection, idle: IdleConnections) -> None:
+    def __init__(self, connection: ServerConnection | None, endpoint: HttpEndpoint) -> None:
         self.connection = connection
         self.sender: asyncio.Task[None] | None = None
-        self._idle = idle
+        self._endpoint = endpoint
         self._closed = False
 
     def close(self) -> None:
-        """Return the connection to the idle ones, or drop it if the call is not complete."""
+        """Release the connection, or drop it if the call is not complete."""
         if self._closed:
             return
         self._closed = True
         # A cancelled task keeps its exception, whose frames may refer back here.
         sender, self.sender = self.sender, None
-        if (sender is None or sender.done()) and self.connection.reusable:
-            self.connection.discard_body()
-            self._idle.put(self.connection)
-            return
-        self.connection.drop()
+        connection = self.connection
+        if connection is not None:
+            if (sender is None or sender.done()) and connection.reusable:
+                connection.discard_body()
+                self._endpoint.release(connection)
+                return
+            connection.drop()
         if sender is not None:
-            sender.cancel()
+            self._endpoint.stop_waiting(sender)
 
 
 class _ReservedConnection(_Pending, ReservedConnection):
-    """A connection that was idle; it is the HeadReceiver of its response.
+    """A connection that was idle, or is made for the request.
 
-    The endpoint sends the request again, over a new connection, after a StaleConnectionError.
+    It is the HeadReceiver of its response. The endpoint sends the request again, over a new
+    connection, after a StaleConnectionError.
     """
 
-    def __init__(self, connection: ServerConnection, endpoint: HttpEndpoint) -> None:
-        super().__init__(connection, endpoint.idle)
-        self._endpoint = endpoint
+    def __init__(self, connection: ServerConnection | None, endpoint: HttpEndpoint) -> None:
+        super().__init__(connection, endpoint)
         self._receiver: ResponseReceiver | None = None
         self._method = ""
         self._parts: Sequence[bytes | memoryview] = ()
@@ -284,17 +315,23 @@ class _ReservedConnection(_Pending, ReservedConnection):
         self.waits_for_chunks = receiver.waits_for_chunks
         self._method = template.method
         self._parts = self._endpoint.encode(template, lines, body)
-        self._write()
+        if self.connection is None:
+            self.sender = self._endpoint.wait_for_connection(self)
+        else:
+            self._write(self.connection)
 
-    def _write(self) -> None:
-        self.connection.begin_request(self._method, self)
-        self.connection.write(*self._parts)
+    def _write(self, connection: ServerConnection) -> None:
+        connection.begin_request(self._method, self)
+        connection.write(*self._parts)
 
-    def move_to(self, connection: ServerConnection) -> None:
-        """Write the request again, over another connection."""
+    def send_over(self, connection: ServerConnection) -> None:
+        """Write the request, over a connection for which it has waited."""
         self.connection = connection
         self.sender = None
-        self._write()
+        try:
+            self._write(connection)
+        except Exception as error:
+            self.on_error(error)
 
     def passes_untouched(self, head: ResponseHead) -> bool:
         assert self._receiver is not None
@@ -306,7 +343,8 @@ class _ReservedConnection(_Pending, ReservedConnection):
 
     def on_headers(self, head: ResponseHead) -> None:
         assert self._receiver is not None
-        self._receiver.on_headers(_HttpResponse(head, self))
+        assert self.connection is not None
+        self._receiver.on_headers(_HttpResponse(head, self.connection, self))
 
     def on_error(self, error: Exception) -> None:
         if isinstance(error, StaleConnectionError):
@@ -318,16 +356,15 @@ class _ReservedConnection(_Pending, ReservedConnection):
 
 
 class _HttpResponse(UpstreamResponse):
-    def __init__(self, head: ResponseHead, pending: _Pending) -> None:
+    def __init__(self, head: ResponseHead, connection: ServerConnection, pending: _Pending) -> None:
         self.status = head.status
         self.reason = head.reason
         self.headers = head.headers
         self._pending = pending
 
-        body = pending.connection.body
-        assert body is not None
-        self._body = body
-        self._size = pending.connection.chunks_size
+        assert connection.body is not None
+        self._body = connection.body
+        self._size = connection.chunks_size
 
     @property
     def content_length(self) -> int | None:

@@ -321,7 +321,7 @@ async def test_client_disconnect_during_a_retry_frees_everything(
 
     connecting = asyncio.Event()
 
-    async def never(_: TcpAddress) -> None:
+    async def never(*_: object) -> None:
         connecting.set()
         await asyncio.Event().wait()
 

@@ -177,7 +177,9 @@ def _without_id(body: bytes) -> bytes:
 @pytest.mark.parametrize("parts", FORMS.values(), ids=FORMS)
 async def test_mirror_gets_the_same_as_the_server(parts: tuple[bytes, ...]) -> None:
     asked, copied = await _both_get(*parts)
-    assert copied.head == asked.head
+    assert copied.head.first == asked.head.first
+    # The fast path sends them in an order of its own.
+    assert sorted(copied.head.headers) == sorted(asked.head.headers)
     assert _without_id(copied.body) == _without_id(asked.body)
     if HEADER_LENGTH.lower() in dict(copied.head.headers):
         size = int(copied.head.get(HEADER_LENGTH) or 0)
@@ -225,14 +227,14 @@ async def test_share_of_requests_is_mirrored(
             gateway.client() as client,
         ):
             for number in range(30):
-                # After the first, half of them take the fast path.
+                # Half of them take the fast path.
                 data = infer_json(json_request(number))
                 reply = await client.ask(with_long_head(data) if number % 2 else data)
                 assert reply.status == 200
                 await until(lambda: not _in_flight(gateway))
         bodies = [each.body for each in server.requests]
         assert [bodies.index(each.body) for each in shadow.requests] == list(expected)
-        assert len(fast_path_requests) == 14
+        assert len(fast_path_requests) == 15
 
 
 # ----------------------------------------------------------------------------- what the client sees

@@ -401,7 +401,7 @@ async def test_request_for_outputs_of_any_encoding_is_started(body: bytes) -> No
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", b""), ("POST", JSON)])
-async def test_request_without_an_idle_connection_takes_the_streaming_path(
+async def test_request_takes_the_streaming_path_if_no_connection_can_be_reserved(
     method: str, body: bytes
 ) -> None:
     scene = Scene()
@@ -414,7 +414,7 @@ async def test_request_without_an_idle_connection_takes_the_streaming_path(
     assert scene.start(method, INFER, body) is not None
 
 
-async def test_request_takes_the_streaming_path_if_the_transport_must_wait() -> None:
+async def test_request_takes_the_streaming_path_if_the_transport_can_only_stream() -> None:
     class Slow(ReadyEndpoint):
         def try_reserve(self) -> ReservedConnection | None:
             return super(ReadyEndpoint, self).try_reserve()
@@ -461,7 +461,7 @@ async def test_request_is_not_sent_again_after_an_unexpected_error(
 
 
 @needs_source
-async def test_nothing_is_converted_before_there_is_a_connection() -> None:
+async def test_nothing_is_converted_before_a_connection_is_reserved() -> None:
     scene = Scene()
     scene.endpoint.ready = False
     head = client_head("POST", INFER, {}, scene.fast_path.keyed_headers)

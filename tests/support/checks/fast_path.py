@@ -13,6 +13,9 @@ from gateway.upstream.transport import (
     ResponseReceiver,
 )
 
+WARM_UP = "/v2/warm"
+"""The target of requests that only make the gateway connect to a server."""
+
 
 class _RecordedConnection(ReservedConnection):
     def __init__(self, connection: ReservedConnection, targets: list[str]) -> None:
@@ -27,7 +30,8 @@ class _RecordedConnection(ReservedConnection):
         receiver: ResponseReceiver,
     ) -> None:
         self._connection.send(template, lines, body, receiver)
-        self._targets.append(template.target)
+        if template.target != WARM_UP:
+            self._targets.append(template.target)
 
     def close(self) -> None:
         self._connection.close()
@@ -35,7 +39,7 @@ class _RecordedConnection(ReservedConnection):
 
 @pytest.fixture
 def fast_path_requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The targets of the requests that took the fast path, in order."""
+    """The targets of the requests that took the fast path, in order, but for warm-ups."""
     targets: list[str] = []
     try_reserve = HttpEndpoint.try_reserve
 

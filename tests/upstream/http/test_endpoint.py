@@ -349,27 +349,15 @@ async def _left(server: ScriptedServer, number: int = 0) -> None:
         await (await server.connection(number)).left.wait()
 
 
-async def test_reserved_connection_needs_an_idle_connection(endpoint_at: EndpointAt) -> None:
+async def test_reserved_connection_is_an_idle_one(endpoint_at: EndpointAt) -> None:
     async with ScriptedServer() as server:
-        endpoint = endpoint_at(server.url)
-        receiver = RecordingReceiver()
-        assert try_send(endpoint, _start(HOST), (), b"", receiver) is None
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         await _warm(endpoint)
         _sent(endpoint, receiver)
-        # The only connection is in use.
-        assert try_send(endpoint, _start(HOST), (), b"", receiver) is None
         await receiver.wait()
         assert len(server.connections) == 1
         assert len(receiver.complete) == 1
         assert [received.head.get("Host") for received in server.requests][1:] == ["client's"]
-
-
-async def test_reserved_connection_sends_nothing_after_close(endpoint_at: EndpointAt) -> None:
-    async with ScriptedServer() as server:
-        endpoint = endpoint_at(server.url)
-        await _warm(endpoint)
-        await endpoint.close()
-        assert try_send(endpoint, _start(HOST), (), b"", RecordingReceiver()) is None
 
 
 SENT_AT_ONCE = {
@@ -486,7 +474,7 @@ async def test_receiver_gets_a_response_with_its_headers(endpoint_at: EndpointAt
         sent.close()
         # The connection is put back once.
         again = _sent(endpoint, receiver)
-        assert try_send(endpoint, _start(HOST), (), b"", receiver) is None
+        assert endpoint.idle.take() is None
         await receiver.wait()
         assert receiver.body == b"next"
         again.close()
@@ -574,7 +562,7 @@ async def test_close_drops_the_connection_of_an_incomplete_response(
         calls = len(receiver.complete) + len(receiver.responses)
         sent.close()
         await _left(server)
-        assert try_send(endpoint, _start(HOST), (), b"", receiver) is None
+        assert endpoint.idle.take() is None
         assert len(receiver.complete) + len(receiver.responses) == calls
         assert not receiver.errors
 
@@ -596,7 +584,7 @@ async def test_errors_of_reserved_connection_name_the_server(endpoint_at: Endpoi
             assert error.kind is ErrorKind.BAD_RESPONSE
             assert error.message.startswith(f"{server.url} {saying}")
             sent.close()
-            assert try_send(endpoint, _start(HOST), (), b"", receiver) is None
+            assert endpoint.idle.take() is None
 
 
 async def test_close_of_an_endpoint_leaves_responses_that_wait_for_their_bodies(

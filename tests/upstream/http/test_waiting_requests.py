@@ -1,0 +1,261 @@
+"""A request of the fast path waits for a connection: a new one, or one that becomes idle."""
+
+import asyncio
+import gc
+import socket
+import weakref
+
+import pytest
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.transport import RequestTemplate, ReservedConnection
+from tests.support.addresses import HOST
+from tests.support.gateway import until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+)
+from tests.upstream.endpoints import EndpointAt
+from tests.upstream.receivers import RecordingReceiver, try_send
+
+YES = always_respond(http_response(b"yes"))
+
+
+def _send(
+    endpoint: HttpEndpoint, receiver: RecordingReceiver, target: str = "/x"
+) -> ReservedConnection:
+    template = RequestTemplate("POST", target, ())
+    sent = try_send(endpoint, template, (("Content-Length", "4"),), b"body", receiver)
+    assert sent is not None
+    return sent
+
+
+async def _settle() -> None:
+    """Let tasks start that were created just now."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+class _FullServer:
+    """A server that accepts no connection: its accept queue is full."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server((HOST, 0), backlog=0)
+        address = self._socket.getsockname()
+        self.url = f"http://{HOST}:{address[1]}"
+        self._fillers = [socket.socket() for _ in range(4)]
+        for each in self._fillers:
+            each.setblocking(False)
+            each.connect_ex(address)
+
+    def close(self) -> None:
+        for each in (self._socket, *self._fillers):
+            each.close()
+
+
+async def test_request_waits_for_its_new_connection(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer(YES) as server:
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        sent = _send(endpoint, receiver)
+        await receiver.wait()
+        assert receiver.body == b"yes"
+        sent.close()
+        again = _send(endpoint, receiver)
+        await receiver.wait()
+        again.close()
+        assert [each.body for each in server.requests] == [b"body", b"body"]
+        assert len(server.connections) == 1
+
+
+async def test_request_takes_a_connection_that_becomes_idle(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer(YES) as server:
+        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        sent = _send(endpoint, first, "/first")
+        await first.wait()
+        waiting = _send(endpoint, second, "/second")
+        sent.close()  # before the task of the second one connects
+        await second.wait()
+        waiting.close()
+        assert [each.head.target for each in server.requests] == ["/first", "/second"]
+        assert len(server.connections) == 1
+        assert endpoint._waiting == {}
+
+
+async def test_new_connection_serves_the_next_request_if_its_own_has_one(
+    endpoint_at: EndpointAt,
+) -> None:
+    """Each waiting request has a task that connects; a spare connection goes to another one."""
+    async with ScriptedServer(YES) as server:
+        endpoint = endpoint_at(server.url)
+        first, second, third = (RecordingReceiver() for _ in range(3))
+        sent = _send(endpoint, first, "/first")
+        await first.wait()
+        one = _send(endpoint, second, "/second")
+        await _settle()  # its task connects
+        other = _send(endpoint, third, "/third")
+        sent.close()
+        await second.wait()
+        await third.wait()
+        assert sorted(each.head.target for each in server.requests) == [
+            "/first",
+            "/second",
+            "/third",
+        ]
+        one.close()
+        other.close()
+        await until(lambda: not endpoint._senders)
+        assert endpoint._waiting == {}
+
+
+async def test_requests_get_freed_connections_in_their_order(endpoint_at: EndpointAt) -> None:
+    order: list[str] = []
+
+    async def script(connection: Connection) -> None:
+        while True:
+            order.append((await connection.request()).head.target)
+            await connection.send(http_response(b"yes"))
+
+    async with ScriptedServer(script) as server:
+        endpoint, first = endpoint_at(server.url), RecordingReceiver()
+        sent = _send(endpoint, first, "/first")
+        await first.wait()
+        receivers = [RecordingReceiver() for _ in range(3)]
+        waiting = [_send(endpoint, each, f"/{n}") for n, each in enumerate(receivers)]
+        sent.close()
+        await receivers[0].wait()
+        for each in receivers[1:]:
+            await each.wait()
+        assert order[:2] == ["/first", "/0"]
+        assert sorted(order[2:]) == ["/1", "/2"]
+        for pending in waiting:
+            pending.close()
+
+
+async def test_freed_connection_that_is_stale_is_replaced(endpoint_at: EndpointAt) -> None:
+    async def closes_at_the_second(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(b"no"))
+        await connection.request()
+
+    async with ScriptedServer(closes_at_the_second, YES) as server:
+        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        sent = _send(endpoint, first, "/first")
+        await first.wait()
+        waiting = _send(endpoint, second, "/second")
+        sent.close()
+        await second.wait()
+        assert second.body == b"yes"
+        assert not second.errors
+        waiting.close()
+
+
+async def test_failed_connect_is_told_to_the_request(endpoint_at: EndpointAt) -> None:
+    with socket.create_server((HOST, 0)) as sock:
+        url = f"http://{HOST}:{sock.getsockname()[1]}"
+    endpoint, receiver = endpoint_at(url), RecordingReceiver()
+    sent = _send(endpoint, receiver)
+    await receiver.wait()
+    (error,) = receiver.errors
+    assert isinstance(error, GatewayError)
+    assert error.kind is ErrorKind.UNREACHABLE
+    assert error.message == f"cannot connect to {url}: Connection refused"
+    sent.close()
+    assert endpoint._waiting == {}
+    await until(lambda: not endpoint._senders)
+
+
+async def test_failed_connect_is_told_to_nobody_if_its_request_was_served(
+    endpoint_at: EndpointAt, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedServer(YES) as server:
+        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        sent = _send(endpoint, first, "/first")
+        await first.wait()
+        connect, refuse = endpoint._connect, asyncio.Event()
+
+        async def refused() -> None:
+            await refuse.wait()
+            raise GatewayError(ErrorKind.UNREACHABLE, "refused")
+
+        endpoint._connect = refused  # type: ignore[method-assign,assignment]
+        waiting = _send(endpoint, second, "/second")
+        await _settle()
+        sent.close()
+        await second.wait()
+        assert second.body == b"yes"
+        refuse.set()
+        await until(lambda: not endpoint._senders)
+        assert not second.errors
+        waiting.close()
+        endpoint._connect = connect  # type: ignore[method-assign]
+        assert not caplog.records
+
+
+async def test_cancelled_request_stops_its_connect(endpoint_at: EndpointAt) -> None:
+    server = _FullServer()
+    try:
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        sent = _send(endpoint, receiver)
+        await asyncio.sleep(0.05)
+        assert len(endpoint._senders) == 1
+        sent.close()
+        await until(lambda: not endpoint._senders)
+        assert endpoint._waiting == {}
+        assert not receiver.errors
+        gone = weakref.ref(receiver)
+        del sent, receiver
+        gc.collect()
+        assert gone() is None
+    finally:
+        server.close()
+
+
+async def test_request_that_is_cancelled_before_its_connect_sends_nothing(
+    endpoint_at: EndpointAt,
+) -> None:
+    async with ScriptedServer(YES) as server:
+        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        _send(endpoint, first).close()
+        await _settle()
+        assert endpoint._senders == set()
+        sent = _send(endpoint, second, "/second")
+        await second.wait()
+        assert [each.head.target for each in server.requests] == ["/second"]
+        assert not first.errors
+        sent.close()
+
+
+async def test_connect_timeout_is_told_to_the_request(endpoint_at: EndpointAt) -> None:
+    server = _FullServer()
+    try:
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        endpoint._connect_timeout = 0.1
+        sent = _send(endpoint, receiver)
+        await receiver.wait()
+        (error,) = receiver.errors
+        assert str(error) == f"cannot connect to {server.url}: no connection in time"
+        sent.close()
+    finally:
+        server.close()
+
+
+async def test_dropped_connection_is_not_given_to_a_waiting_request(
+    endpoint_at: EndpointAt,
+) -> None:
+    async def responds_to_nothing(connection: Connection) -> None:
+        await connection.request()
+        await connection.wait_for_close()
+
+    async with ScriptedServer(responds_to_nothing, YES) as server:
+        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        sent = _send(endpoint, first, "/first")
+        await until(lambda: len(server.requests) == 1)
+        waiting = _send(endpoint, second, "/second")
+        sent.close()  # its response is not there
+        await second.wait()
+        assert second.body == b"yes"
+        assert len(server.connections) == 2
+        waiting.close()
