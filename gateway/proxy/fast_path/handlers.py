@@ -45,12 +45,10 @@ from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
 ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview]
 """A response for a client: its template, the lines of further headers, and its body."""
 
-
 ResponsePlans = BoundedCache[
     tuple[tuple[bytes, ...], int, int], tuple[Dialect, ResponsePlan, OutputEncoding, Destination]
 ]
 """What becomes of responses, by their key and the identity of what decides about them."""
-
 
 _MAX_CACHED_OUTPUTS = 32
 """Outputs that a request may list if what becomes of its responses is cached."""
@@ -201,10 +199,7 @@ class InferHandler(FastPathHandler):
         unlisted = cached_outputs_to_list(self._operation, destination, head)
         if unlisted is None:
             return None
-        try:
-            form, content = write_for_server(received, unlisted, destination)
-        except GatewayError:
-            return None
+        form, content = write_for_server(received, unlisted, destination)
         if not isinstance(content, list):
             return None
         lines = b"Content-Length: %d\r\n" % sum(map(len, content))

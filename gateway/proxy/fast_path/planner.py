@@ -1,8 +1,7 @@
 """The fast path: calls whose request and response are fully buffered, served without a task.
 
-Most calls are such. They take two function calls, one when the request is there and one when the
-response is. Every other call takes the streaming path (dispatch.py), from the start or from where
-its response begins. Clients get the same on both.
+Most calls are such. Every other call takes the streaming path (dispatch.py), from the start or from
+where its response begins. Clients get the same on both.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ _KEYED_HEADERS = (
 )
 """Headers that the gateway itself looks at; a router adds those that its routes look at."""
 
-
 _CONNECTION_OPTIONS = frozenset(("", "close", "keep-alive"))
 """Options that are no names of headers, and an empty one."""
 
@@ -82,7 +80,6 @@ class FastPath:
             route_match = self._router.find(method, target, headers)
         except GatewayError:
             return None  # the streaming path sends the error
-        # The destinations of a choice have the same limits: they differ in their upstreams alone.
         limits = route_match.choice.next.limits
         keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
         if any_filter_applies(route_match.filtered_head(method, keyed)):
@@ -201,11 +198,9 @@ def _make_call(
 
 def _try_admit(destination: Destination, size: int) -> bool:
     """Take the destination's slots if they and ``size`` bytes of memory are free."""
-    if size > destination.memory_budget.buffers.free:
-        return False  # the streaming path sends the error
-    return try_acquire_all(
-        destination.concurrency_limits
-    )  # the streaming path may wait in the queue
+    # Else the streaming path sends the error, or waits in the queue.
+    free = destination.memory_budget.buffers.free
+    return size <= free and try_acquire_all(destination.concurrency_limits)
 
 
 def _mirror(
