@@ -72,7 +72,8 @@ class TcpAddress:
             ssl_handshake_timeout=None if tls is None else handshake_timeout,
         )
         host = self.host if self.address is None else self.address
-        if _is_ip_address(host):
+        # uvloop does not tell that a zone (RFC 4007) is unknown.
+        if _is_ip_address(host) and "%" not in host:
             await create_connection(host, self.port)
             return
         addresses = await loop.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)

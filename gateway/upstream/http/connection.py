@@ -114,6 +114,10 @@ class ServerConnection(Connection):
         """
         return self._keep and self._ended and not self.write_blocked
 
+    def set_unused(self) -> None:
+        """Let a new connection be kept idle: it is reusable although it had no request."""
+        self._keep = self._ended = not self.closed
+
     def begin_request(self, method: str, receiver: HeadReceiver) -> None:
         """Expect the response to a request of this method.
 

@@ -15,6 +15,7 @@ from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.http.address import ServerAddress
 from gateway.upstream.http.connect_errors import describe_connect_error, is_local_exhaustion
 from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
+from gateway.upstream.http.connection_queue import ConnectionQueue
 from gateway.upstream.http.idle_connections import IdleConnections
 from gateway.upstream.transport import (
     HeaderLines,
@@ -56,8 +57,7 @@ class HttpEndpoint(UpstreamEndpoint):
         self.idle = IdleConnections(idle_timeout)
         self._deferrals = TimeoutQueue(DEFER_TIMEOUT)
         self._senders: set[asyncio.Task[None]] = set()
-        self._waiting: dict[asyncio.Task[None], _ReservedConnection] = {}
-        """Requests that wait for a connection, by the task that makes one."""
+        self.connections = ConnectionQueue(self.idle, self._connect)
         self._encode_cached = lru_cache(maxsize=CACHED_HEADS)(self._encode_template)
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
@@ -94,24 +94,6 @@ class HttpEndpoint(UpstreamEndpoint):
         """Return the parts of a request: its template, the lines of further headers, its body."""
         return (self._encode_cached(template), lines, b"\r\n", *body)
 
-    def release(self, connection: ServerConnection) -> None:
-        """Use a connection for the request that has waited longest, or keep it for the next one."""
-        for task in self._waiting:
-            self._waiting.pop(task).send_over(connection)
-            return
-        self.idle.put(connection)
-
-    def wait_for_connection(self, pending: _ReservedConnection) -> asyncio.Task[None]:
-        """Start a task that connects; the request takes the first connection that is there."""
-        task = self._start_task(self._connect_for_waiting())
-        self._waiting[task] = pending
-        return task
-
-    def stop_waiting(self, task: asyncio.Task[None]) -> None:
-        """End the wait of a request that is cancelled."""
-        self._waiting.pop(task, None)
-        task.cancel()
-
     def resend(self, pending: _ReservedConnection) -> asyncio.Task[None]:
         """Start a task that sends a request again, over a new connection."""
         return self._start_task(self._send_over_new_connection(pending))
@@ -122,22 +104,6 @@ class HttpEndpoint(UpstreamEndpoint):
         task.add_done_callback(self._senders.discard)
         return task
 
-    async def _connect_for_waiting(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if task not in self._waiting:
-            return  # the request has got a connection meanwhile
-        try:
-            connection = await self._connect()
-        except Exception as error:
-            if (pending := self._waiting.pop(task, None)) is not None:
-                pending.on_error(error)
-            return
-        if (pending := self._waiting.pop(task, None)) is not None:
-            pending.send_over(connection)
-        else:
-            self.release(connection)
-
     async def _send_over_new_connection(self, pending: _ReservedConnection) -> None:
         try:
             pending.send_over(await self._connect())
@@ -147,7 +113,9 @@ class HttpEndpoint(UpstreamEndpoint):
     async def close(self) -> None:
         """Close the idle connections; calls in flight close theirs."""
         self.idle.close()
-        await asyncio.gather(*self._senders, return_exceptions=True)
+        await self.connections.close()
+        if self._senders:
+            await asyncio.wait(self._senders)
         if not self._deferrals.size:  # else calls in flight still wait for their bodies
             self._deferrals.close()
 
@@ -281,11 +249,11 @@ class _Pending:
         if connection is not None:
             if (sender is None or sender.done()) and connection.reusable:
                 connection.discard_body()
-                self._endpoint.release(connection)
+                self._endpoint.connections.release(connection)
                 return
             connection.drop()
         if sender is not None:
-            self._endpoint.stop_waiting(sender)
+            sender.cancel()
 
 
 class _ReservedConnection(_Pending, ReservedConnection):
@@ -316,16 +284,23 @@ class _ReservedConnection(_Pending, ReservedConnection):
         self._method = template.method
         self._parts = self._endpoint.encode(template, lines, body)
         if self.connection is None:
-            self.sender = self._endpoint.wait_for_connection(self)
+            self._endpoint.connections.wait(self)
         else:
             self._write(self.connection)
 
+    def close(self) -> None:
+        """End the wait for a connection, or release it; see ReservedConnection."""
+        if self.connection is None:
+            self._endpoint.connections.stop_waiting(self)
+        super().close()
+
     def _write(self, connection: ServerConnection) -> None:
         connection.begin_request(self._method, self)
-        connection.write(*self._parts)
+        if not connection.closed:  # else the receiver has got the error
+            connection.write(*self._parts)
 
     def send_over(self, connection: ServerConnection) -> None:
-        """Write the request, over a connection for which it has waited."""
+        """Write the request."""
         self.connection = connection
         self.sender = None
         try:
@@ -371,7 +346,9 @@ class _HttpResponse(UpstreamResponse):
         return super().content_length if self._size is None else self._size
 
     async def read(self) -> bytes | memoryview:
-        return await self._body.read()
+        data = await self._body.read()
+        self.received_bytes += len(data)
+        return data
 
     def close(self) -> None:
         self._pending.close()

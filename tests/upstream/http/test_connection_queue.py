@@ -8,6 +8,8 @@ import weakref
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.http.connection import ServerConnection
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import RequestTemplate, ReservedConnection
 from tests.support.addresses import HOST
@@ -81,7 +83,7 @@ async def test_request_takes_a_connection_that_becomes_idle(endpoint_at: Endpoin
         waiting.close()
         assert [each.head.target for each in server.requests] == ["/first", "/second"]
         assert len(server.connections) == 1
-        assert endpoint._waiting == {}
+        assert endpoint.connections.waiting == 0
 
 
 async def test_new_connection_serves_the_next_request_if_its_own_has_one(
@@ -106,8 +108,8 @@ async def test_new_connection_serves_the_next_request_if_its_own_has_one(
         ]
         one.close()
         other.close()
-        await until(lambda: not endpoint._senders)
-        assert endpoint._waiting == {}
+        await until(lambda: endpoint.connections.connecting == 0)
+        assert endpoint.connections.waiting == 0
 
 
 async def test_requests_get_freed_connections_in_their_order(endpoint_at: EndpointAt) -> None:
@@ -163,35 +165,140 @@ async def test_failed_connect_is_told_to_the_request(endpoint_at: EndpointAt) ->
     assert error.kind is ErrorKind.UNREACHABLE
     assert error.message == f"cannot connect to {url}: Connection refused"
     sent.close()
-    assert endpoint._waiting == {}
-    await until(lambda: not endpoint._senders)
+    assert endpoint.connections.waiting == 0
+    await until(lambda: endpoint.connections.connecting == 0)
 
 
-async def test_failed_connect_is_told_to_nobody_if_its_request_was_served(
+async def test_failed_connect_is_told_to_nobody_if_no_request_waits(
     endpoint_at: EndpointAt, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ScriptedServer(YES) as server:
         endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        refuse = asyncio.Event()
         sent = _send(endpoint, first, "/first")
         await first.wait()
-        connect, refuse = endpoint._connect, asyncio.Event()
 
-        async def refused() -> None:
+        async def refused() -> ServerConnection:
             await refuse.wait()
             raise GatewayError(ErrorKind.UNREACHABLE, "refused")
 
-        endpoint._connect = refused  # type: ignore[method-assign,assignment]
+        endpoint.connections._connect = refused
         waiting = _send(endpoint, second, "/second")
         await _settle()
         sent.close()
         await second.wait()
         assert second.body == b"yes"
         refuse.set()
-        await until(lambda: not endpoint._senders)
+        await until(lambda: endpoint.connections.connecting == 0)
         assert not second.errors
         waiting.close()
-        endpoint._connect = connect  # type: ignore[method-assign]
         assert not caplog.records
+
+
+async def test_failed_connect_is_told_to_one_request_only(endpoint_at: EndpointAt) -> None:
+    """The others still have a connect of their own."""
+    async with ScriptedServer(YES) as server:
+        endpoint = endpoint_at(server.url)
+        receivers = [RecordingReceiver() for _ in range(3)]
+        connect, errors = endpoint._connect, [GatewayError(ErrorKind.UNREACHABLE, "refused")]
+
+        async def refused_once() -> ServerConnection:
+            if errors:
+                raise errors.pop()
+            return await connect()
+
+        endpoint.connections._connect = refused_once
+        waiting = [_send(endpoint, each) for each in receivers]
+        for each in receivers:
+            await each.wait()
+        assert [len(each.errors) for each in receivers] == [1, 0, 0]
+        assert [each.body for each in receivers[1:]] == [b"yes", b"yes"]
+        for sent in waiting:
+            sent.close()
+
+
+async def test_connects_are_no_more_than_waiting_requests(endpoint_at: EndpointAt) -> None:
+    """A server whose accept queue is full still serves the connections that it has."""
+    full = _FullServer()
+    try:
+        async with ScriptedServer(YES) as server:
+            endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+            sent = _send(endpoint, receiver)
+            await receiver.wait()
+            endpoint._address = parse_server_url(full.url)
+            for _ in range(20):
+                waiting = _send(endpoint, receiver)
+                await _settle()  # its task connects
+                sent.close()
+                await receiver.wait()
+                sent = waiting
+            assert endpoint.connections.connecting == 1
+            sent.close()
+            async with asyncio.timeout(1):  # the connect would take longer
+                await endpoint.close()
+    finally:
+        full.close()
+
+
+async def test_spare_connection_serves_a_later_request(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer(YES) as server:
+        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        sent = _send(endpoint, first)
+        await first.wait()
+        waiting = _send(endpoint, second)
+        await _settle()
+        sent.close()
+        await second.wait()
+        await until(lambda: endpoint.connections.connecting == 0)
+        later = _send(endpoint, first)
+        await first.wait()
+        assert len(server.connections) == 2
+        assert len(server.connections[1].requests) == 1
+        waiting.close()
+        later.close()
+
+
+async def test_spare_connection_that_the_server_closes_is_replaced(endpoint_at: EndpointAt) -> None:
+    async def closes(connection: Connection) -> None:
+        await let_go.wait()
+
+    let_go = asyncio.Event()
+    async with ScriptedServer(YES, closes, YES) as server:
+        endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
+        sent = _send(endpoint, first)
+        await first.wait()
+        waiting = _send(endpoint, second)
+        await _settle()
+        sent.close()
+        await second.wait()
+        await until(lambda: len(server.connections) == 2)
+        await until(lambda: endpoint.connections.connecting == 0)
+        later = _send(endpoint, first)
+        let_go.set()
+        await first.wait()
+        assert (len(first.complete), first.errors) == (2, [])
+        waiting.close()
+        later.close()
+
+
+async def test_request_over_a_connection_that_is_lost_fails_once(endpoint_at: EndpointAt) -> None:
+    async with ScriptedServer(YES) as server:
+        endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
+        connect = endpoint._connect
+
+        async def lost() -> ServerConnection:
+            connection = await connect()
+            connection.transport.abort()
+            await until(lambda: connection.closed)
+            return connection
+
+        endpoint.connections._connect = lost
+        sent = _send(endpoint, receiver)
+        await receiver.wait()
+        await _settle()
+        (error,) = receiver.errors
+        assert str(error) == f"{server.url} closed the connection before it responded"
+        sent.close()
 
 
 async def test_cancelled_request_stops_its_connect(endpoint_at: EndpointAt) -> None:
@@ -200,10 +307,10 @@ async def test_cancelled_request_stops_its_connect(endpoint_at: EndpointAt) -> N
         endpoint, receiver = endpoint_at(server.url), RecordingReceiver()
         sent = _send(endpoint, receiver)
         await asyncio.sleep(0.05)
-        assert len(endpoint._senders) == 1
+        assert endpoint.connections.connecting == 1
         sent.close()
-        await until(lambda: not endpoint._senders)
-        assert endpoint._waiting == {}
+        await until(lambda: endpoint.connections.connecting == 0)
+        assert endpoint.connections.waiting == 0
         assert not receiver.errors
         gone = weakref.ref(receiver)
         del sent, receiver
@@ -220,7 +327,7 @@ async def test_request_that_is_cancelled_before_its_connect_sends_nothing(
         endpoint, first, second = endpoint_at(server.url), RecordingReceiver(), RecordingReceiver()
         _send(endpoint, first).close()
         await _settle()
-        assert endpoint._senders == set()
+        assert endpoint.connections.connecting == 0
         sent = _send(endpoint, second, "/second")
         await second.wait()
         assert [each.head.target for each in server.requests] == ["/second"]
