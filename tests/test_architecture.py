@@ -122,6 +122,7 @@ TESTED_BY = {
     "demo/server/recorder.py": "demo/walkthrough/test_walkthrough.py",
     "demo/walkthrough/client.py": "demo/walkthrough/test_walkthrough.py",
     "observe/call_record.py": "listener/test_dispatcher.py",
+    "observe/metric_cells.py": "observe/test_metric_store.py",
     "observe/metrics.py": "admin/test_pages.py",
     "offload/__main__.py": "offload/test_process.py",
     "protocol/json_errors.py": "protocol/test_request_header.py",

@@ -1,0 +1,282 @@
+"""Counters and histograms of several processes, in memory that they share.
+
+Each process writes a segment of its own, and any process reads all segments. So any process shows
+the sum, and the numbers of a killed process stay: its successor finds them in the segment and goes
+on counting. No process locks or waits.
+
+What a reader sees while others write, and after one was killed at any moment:
+
+- Each number is whole, as it is one aligned word of 64 bits. An amount is counted or it is not.
+- A series is complete or not there. The writer writes an entry behind the last one, and then
+  publishes its end in one word. A checksum tells other processors whether the entry has arrived.
+- A histogram is several words, and a value is counted before it is added to the sum. The sum may
+  lack values that were counted while it was read. If a process is killed between the count and the
+  sum, the sum lacks that value for good.
+
+A segment begins with words: the end of its last entry, how often it was full, and one cell for
+each family. Entries follow, each with a header, the labels as JSON, and the words of its cell.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Final
+from zlib import crc32
+
+import orjson
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from gateway.observe.metric_cells import Counter, Histogram
+
+MAX_LABEL = 200
+"""Characters of a label value; a longer one is cut and ends with dots."""
+OTHER: Final = "other"
+"""Each label value of the series that counts for those without room."""
+
+_WORD = 8
+_END, _FULL, _FIRST_CELL = 0, 1, 2
+"""The words at the start of a segment."""
+_HEADER = struct.Struct("=II")
+"""Of an entry: the length of the labels' text, and its checksum."""
+_CHECKSUM_START = 1
+"""Not 0, so that zeros are no valid entry."""
+
+Labels = tuple[str, ...]
+Series = Iterable[tuple[Labels, list[float]]]
+"""The words of each series of a family, by its labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class CounterFamily:
+    """Declares counters, one for each combination of label values."""
+
+    name: str
+    """Without ``_total``, which the text format adds."""
+    documentation: str
+    labels: Labels = ()
+
+    @property
+    def words(self) -> int:
+        """The words of one series."""
+        return 1
+
+    def metric(self, series: Series) -> Metric:
+        """Make the metric of series."""
+        metric = CounterMetricFamily(self.name, self.documentation, labels=self.labels)
+        for labels, (value,) in series:
+            metric.add_metric(labels, value)
+        return metric
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramFamily:
+    """Declares histograms, one for each combination of label values.
+
+    Raises ValueError unless the upper bounds of the buckets rise and are finite.
+    """
+
+    name: str
+    documentation: str
+    labels: Labels
+    buckets: tuple[float, ...]
+    """The upper bounds, each within its bucket; a bucket for larger values is added."""
+
+    def __post_init__(self) -> None:
+        rising = all(low < high for low, high in pairwise(self.buckets))
+        if not rising or not all(map(math.isfinite, self.buckets)):
+            raise ValueError(f"the bounds of {self.name} must rise and be finite")
+
+    @property
+    def words(self) -> int:
+        """The words of one series: the sum, one for each bucket, and one for larger values."""
+        return len(self.buckets) + 2
+
+    def metric(self, series: Series) -> Metric:
+        """Make the metric of series."""
+        metric = HistogramMetricFamily(self.name, self.documentation, labels=self.labels)
+        bounds = [*map(floatToGoString, self.buckets), "+Inf"]
+        for labels, (total, *counts) in series:
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            metric.add_metric(labels, buckets, total)
+        return metric
+
+
+Family = CounterFamily | HistogramFamily
+
+
+class MetricStore(Collector):
+    """Sums up the counters and histograms of all processes that are forked after it is made.
+
+    ``size`` is in bytes for each segment. Memory is used as series are added. Raises ValueError if
+    two families have one name, or if a segment has no room for a series of each family.
+    """
+
+    def __init__(self, families: Sequence[Family], segments: int = 1, size: int = 1 << 20) -> None:
+        if len({family.name for family in families}) < len(families):
+            raise ValueError("two families have the same name")
+        self._families = tuple(families)
+        self._segments = [_Segment(self._families, size) for _ in range(segments)]
+
+    def writer(self, segment: int) -> MetricWriter:
+        """Return the writer of a segment, for one thread of one process at a time.
+
+        It goes on with the series that an earlier process left there. Raises IndexError if there is
+        no such segment.
+        """
+        return MetricWriter(self._families, self._segments[segment])
+
+    @property
+    def full(self) -> int:
+        """How often a series was asked for that had no room, in all segments."""
+        return sum(segment.full for segment in self._segments)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each family, with its series summed up and sorted by their labels.
+
+        A family without labels always has its series. May be called in any thread.
+        """
+        for segment in self._segments:
+            segment.read_entries()
+        for index, family in enumerate(self._families):
+            sums: dict[Labels, list[float]] = {}
+            for segment in self._segments:
+                for labels, values in segment.series(index):
+                    others = sums.get(labels)
+                    sums[labels] = values if others is None else _add(others, values)
+            yield family.metric(sorted(sums.items()))
+
+
+class MetricWriter:
+    """Finds the counters and histograms of one process, and makes new ones.
+
+    If the segment has no room for a new series, the caller gets one that all such series of the
+    family share: each of its label values is "other". A lookup takes about two microseconds, so
+    callers keep what they get.
+    """
+
+    def __init__(self, families: tuple[Family, ...], segment: _Segment) -> None:
+        self._indexes = {family: index for index, family in enumerate(families)}
+        self._segment = segment
+
+    @property
+    def full(self) -> int:
+        """How often a series was asked for that had no room, in this segment."""
+        return self._segment.full
+
+    def counter(self, family: CounterFamily, labels: Labels = ()) -> Counter:
+        """Return the counter with these label values, in the order of the family's labels.
+
+        Raises ValueError if there are too few values or too many, and KeyError if the store does
+        not have the family.
+        """
+        return Counter(self._segment.words, self._find(family, labels))
+
+    def histogram(self, family: HistogramFamily, labels: Labels = ()) -> Histogram:
+        """Return the histogram with these label values, as ``counter`` does."""
+        return Histogram(self._segment.words, self._find(family, labels), family.buckets)
+
+    def _find(self, family: Family, labels: Labels) -> int:
+        return self._segment.find(self._indexes[family], labels)
+
+
+class _Segment:
+    """Memory that one process at a time writes, and all read."""
+
+    def __init__(self, families: tuple[Family, ...], size: int) -> None:
+        self._memory = memoryview(mmap.mmap(-1, size - size % _WORD))
+        self.words = self._memory.cast("d")
+        self._ends = self._memory.cast("Q")
+        self._families = families
+        self._cells: list[dict[Labels, int]] = []
+        """For each family, which word is the first of a series; as far as this process knows."""
+        self._shared_cells: list[int] = []
+        """For each family, the first word of the series that others share."""
+        end = _FIRST_CELL
+        for family in families:
+            self._cells.append({(OTHER,) * len(family.labels): end})
+            self._shared_cells.append(end)
+            end += family.words
+        if end > len(self.words):
+            raise ValueError(f"the families take {end * _WORD} bytes, the segment has {size}")
+        self._known_end = self._ends[_END] = end * _WORD
+
+    @property
+    def full(self) -> int:
+        return int(self.words[_FULL])
+
+    def find(self, index: int, labels: Labels) -> int:
+        """Return the first word of a series, which is made if need be."""
+        cells = self._cells[index]
+        at = cells.get(labels)
+        if at is None:
+            family = self._families[index]
+            if len(labels) != len(family.labels):
+                raise ValueError(f"{family.name} has the labels {family.labels}, not {labels}")
+            labels = tuple(map(_clean, labels))
+            self.read_entries()
+            at = cells.get(labels)
+        if at is not None:
+            return at
+        if not self._append_entry(index, labels):
+            self.words[_FULL] += 1
+            return self._shared_cells[index]
+        self.read_entries()
+        return cells[labels]
+
+    def _append_entry(self, index: int, labels: Labels) -> bool:
+        """Write and publish a series with zeros, if it has room."""
+        text = orjson.dumps([index, *labels])
+        header = _HEADER.pack(len(text), crc32(text, _CHECKSUM_START))
+        zeros = bytes(_WORD * self._families[index].words)
+        # A process may have been killed here: the zeros also replace what it left.
+        entry = header + text + bytes(-len(text) % _WORD) + zeros
+        start = self._ends[_END]
+        end = start + len(entry)
+        if end > len(self._memory):
+            return False
+        self._memory[start:end] = entry
+        self._ends[_END] = end
+        return True
+
+    def read_entries(self) -> None:
+        """Learn of the series that were made since the last call."""
+        at, end = self._known_end, self._ends[_END]
+        while at < end:
+            length, checksum = _HEADER.unpack_from(self._memory, at)
+            at += _HEADER.size
+            text = self._memory[at : at + length]
+            if crc32(text, _CHECKSUM_START) != checksum:
+                break
+            index, *labels = orjson.loads(text)
+            at += length + -length % _WORD
+            self._cells[index][tuple(labels)] = at // _WORD
+            at += _WORD * self._families[index].words
+            self._known_end = at
+
+    def series(self, index: int) -> Iterator[tuple[Labels, list[float]]]:
+        """Yield the known series of a family; the one that others share if it was used."""
+        words = self._families[index].words
+        shared = self._shared_cells[index]
+        # A copy, as the thread that writes may add series meanwhile.
+        for labels, at in list(self._cells[index].items()):
+            values = list(self.words[at : at + words])
+            if at != shared or not labels or any(values):
+                yield labels, values
+
+
+def _clean(value: str) -> str:
+    """Return a label value that UTF-8 can encode, cut to the greatest length."""
+    if len(value) > MAX_LABEL:
+        value = value[: MAX_LABEL - 3] + "..."
+    return value.encode(errors="replace").decode()
+
+
+def _add(one: list[float], other: list[float]) -> list[float]:
+    return [a + b for a, b in zip(one, other, strict=True)]

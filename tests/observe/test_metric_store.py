@@ -1,0 +1,520 @@
+"""Counters and histograms in memory that processes share."""
+
+from __future__ import annotations
+
+import dis
+import os
+import random
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from itertools import count
+from types import FrameType
+from typing import Any, Self
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gateway.observe.metric_store import (
+    MAX_LABEL,
+    CounterFamily,
+    Family,
+    HistogramFamily,
+    Labels,
+    MetricStore,
+)
+from tests.support.scale import scaled
+
+CALLS = CounterFamily("tensorgate_calls", "Calls.", ("model", "status"))
+RESTARTS = CounterFamily("tensorgate_restarts", "Restarts.")
+SECONDS = HistogramFamily("tensorgate_seconds", "Seconds of calls.", ("model",), (0.005, 0.1, 1))
+SIZES = HistogramFamily("tensorgate_sizes", "Bytes.", (), (1024, 1e7))
+FAMILIES: tuple[Family, ...] = (CALLS, RESTARTS, SECONDS, SIZES)
+LE: dict[Family, list[str]] = {SECONDS: ["0.005", "0.1", "1.0"], SIZES: ["1024.0", "1e+07"]}
+"""The bounds of the buckets as text."""
+
+Values = dict[tuple[str, Labels], float]
+"""The value of each sample, by its name and its label values, sorted by the labels' names."""
+
+
+def _values(metrics: Iterable[Metric]) -> Values:
+    found: Values = {}
+    for metric in metrics:
+        for sample in metric.samples:
+            key = (sample.name, tuple(value for _, value in sorted(sample.labels.items())))
+            assert key not in found, "a sample is there twice"
+            found[key] = sample.value
+    return found
+
+
+def _parse_openmetrics(text: str) -> Iterable[Metric]:
+    parse: Any = openmetrics_parser.text_string_to_metric_families
+    metrics: Iterable[Metric] = parse(text)
+    return metrics
+
+
+def _text(store: MetricStore, generate: Callable[[Any], bytes] = generate_latest) -> str:
+    registry = CollectorRegistry()
+    registry.register(store)
+    return generate(registry).decode()
+
+
+def _fork(run: Callable[[], None]) -> int:
+    """Run something in a process that is forked now, and return its id."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            run()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def _run_in_a_child(run: Callable[[], None]) -> int:
+    """Run something in a process of its own, and return how that ended, as ``waitpid`` says."""
+    return os.waitpid(_fork(run), 0)[1]
+
+
+def test_series_are_summed_over_segments_and_sorted() -> None:
+    store = MetricStore(FAMILIES, segments=2)
+    for segment, amount in ((0, 1.5), (1, 40)):
+        writer = store.writer(segment)
+        for model in ("b", "a", f"only {segment}"):
+            writer.counter(CALLS, (model, "200")).add(amount)
+            writer.histogram(SECONDS, (model,)).observe(amount)
+        writer.counter(RESTARTS).add(1)
+    assert _text(store) == (
+        "# HELP tensorgate_calls_total Calls.\n"
+        "# TYPE tensorgate_calls_total counter\n"
+        'tensorgate_calls_total{model="a",status="200"} 41.5\n'
+        'tensorgate_calls_total{model="b",status="200"} 41.5\n'
+        'tensorgate_calls_total{model="only 0",status="200"} 1.5\n'
+        'tensorgate_calls_total{model="only 1",status="200"} 40.0\n'
+        "# HELP tensorgate_restarts_total Restarts.\n"
+        "# TYPE tensorgate_restarts_total counter\n"
+        "tensorgate_restarts_total 2.0\n"
+        "# HELP tensorgate_seconds Seconds of calls.\n"
+        "# TYPE tensorgate_seconds histogram\n"
+        + "".join(
+            f'tensorgate_seconds_bucket{{le="0.005",model="{model}"}} 0.0\n'
+            f'tensorgate_seconds_bucket{{le="0.1",model="{model}"}} 0.0\n'
+            f'tensorgate_seconds_bucket{{le="1.0",model="{model}"}} 0.0\n'
+            f'tensorgate_seconds_bucket{{le="+Inf",model="{model}"}} {count}\n'
+            f'tensorgate_seconds_count{{model="{model}"}} {count}\n'
+            f'tensorgate_seconds_sum{{model="{model}"}} {total}\n'
+            for model, count, total in (
+                ("a", 2.0, 41.5),
+                ("b", 2.0, 41.5),
+                ("only 0", 1.0, 1.5),
+                ("only 1", 1.0, 40.0),
+            )
+        )
+        + "# HELP tensorgate_sizes Bytes.\n"
+        "# TYPE tensorgate_sizes histogram\n"
+        'tensorgate_sizes_bucket{le="1024.0"} 0.0\n'
+        'tensorgate_sizes_bucket{le="1e+07"} 0.0\n'
+        'tensorgate_sizes_bucket{le="+Inf"} 0.0\n'
+        "tensorgate_sizes_count 0.0\n"
+        "tensorgate_sizes_sum 0.0\n"
+    )
+
+
+def test_families_without_series_are_there() -> None:
+    store = MetricStore(FAMILIES, segments=2)
+    assert [metric.name for metric in store.collect()] == [family.name for family in FAMILIES]
+    # Those without labels have one series, which is known before anything is counted.
+    assert {name for name, _ in _values(store.collect())} == {
+        "tensorgate_restarts_total",
+        "tensorgate_sizes_bucket",
+        "tensorgate_sizes_count",
+        "tensorgate_sizes_sum",
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "cumulative"),
+    [
+        (0, [1, 1, 1, 1]),
+        (0.005, [1, 1, 1, 1]),
+        (0.0050001, [0, 1, 1, 1]),
+        (0.1, [0, 1, 1, 1]),
+        (1, [0, 0, 1, 1]),
+        (1.5, [0, 0, 0, 1]),
+        (float("inf"), [0, 0, 0, 1]),
+    ],
+)
+def test_value_belongs_to_the_bucket_whose_bound_it_equals(
+    value: float, cumulative: list[int]
+) -> None:
+    store = MetricStore(FAMILIES)
+    store.writer(0).histogram(SECONDS, ("m",)).observe(value)
+    values = _values(store.collect())
+    bounds = (*LE[SECONDS], "+Inf")
+    assert [values["tensorgate_seconds_bucket", (le, "m")] for le in bounds] == cumulative
+    assert values["tensorgate_seconds_sum", ("m",)] == value
+
+
+@pytest.mark.parametrize("buckets", [(1, 1), (2, 1), (1, float("inf")), (float("nan"),)])
+def test_bounds_must_rise_and_be_finite(buckets: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="the bounds of seconds must rise and be finite"):
+        HistogramFamily("seconds", "", (), buckets)
+
+
+def test_store_refuses_families_of_one_name() -> None:
+    with pytest.raises(ValueError, match="the same name"):
+        MetricStore([CounterFamily("a", "One."), CounterFamily("a", "Another.")])
+
+
+def test_store_refuses_a_segment_without_room_for_all_families() -> None:
+    with pytest.raises(ValueError, match="the families take 104 bytes, the segment has 103"):
+        MetricStore(FAMILIES, size=103)
+    store = MetricStore(FAMILIES, size=104)
+    store.writer(0).counter(CALLS, ("m", "200")).add(1)
+    assert _values(store.collect())["tensorgate_calls_total", ("other", "other")] == 1
+
+
+@pytest.mark.parametrize("labels", [(), ("m",), ("m", "200", "more")])
+def test_number_of_label_values_must_fit(labels: Labels) -> None:
+    with pytest.raises(ValueError, match="tensorgate_calls has the labels"):
+        MetricStore(FAMILIES).writer(0).counter(CALLS, labels)
+
+
+LABELS = {
+    "": "",
+    'a "b" \\c\\n \n d\\': 'a "b" \\c\\n \n d\\',
+    "\0\r\t\x85\u2028 {},=#": "\0\r\t\x85\u2028 {},=#",
+    "模型 🙂": "模型 🙂",
+    "\ud800a\udfff": "?a?",
+    "x" * MAX_LABEL: "x" * 200,
+    "x" * (MAX_LABEL + 1): "x" * 197 + "...",
+    "🙂" * 10**6: "🙂" * 197 + "...",
+}
+
+
+@pytest.mark.parametrize(("given", "shown"), LABELS.items(), ids=range(len(LABELS)))
+def test_label_values_of_any_characters_are_shown(given: str, shown: str) -> None:
+    store = MetricStore(FAMILIES, segments=2)
+    for segment in range(2):
+        for _ in range(2):
+            store.writer(segment).counter(CALLS, (given, "200")).add(1)
+    assert _values(store.collect())["tensorgate_calls_total", (shown, "200")] == 4
+    parsed = _values(parse_text(_text(store)))
+    assert parsed["tensorgate_calls_total", (shown, "200")] == 4
+    parsed = _values(_parse_openmetrics(_text(store, generate_openmetrics)))
+    assert parsed["tensorgate_calls_total", (shown, "200")] == 4
+
+
+AMOUNTS = st.sampled_from([0.0, 1.0, 3.0, 0.0625, 4096.0, 2.0**40])
+"""Their sums are exact, in whatever order they are added."""
+Operation = tuple[int, Family, str, float]
+OPERATIONS: st.SearchStrategy[list[Operation]] = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from(FAMILIES),
+        st.sampled_from("ab") | st.just("other") | st.text(max_size=250),
+        AMOUNTS,
+    ),
+    max_size=30,
+)
+
+
+def _labels(family: Family, label: str) -> Labels:
+    return (label,) * len(family.labels)
+
+
+def _count(store: MetricStore, segment: int, family: Family, label: str, amount: float) -> None:
+    """Count an amount with a new writer, as the successor of a process does."""
+    writer = store.writer(segment)
+    if isinstance(family, CounterFamily):
+        writer.counter(family, _labels(family, label)).add(amount)
+    else:
+        writer.histogram(family, _labels(family, label)).observe(amount)
+
+
+class _Model:
+    """What a store has to show, in plain Python."""
+
+    def __init__(self) -> None:
+        self.counted: dict[tuple[Family, Labels], list[float]] = {
+            (RESTARTS, ()): [],
+            (SIZES, ()): [],
+        }
+
+    def count(self, family: Family, label: str, amount: float) -> None:
+        cut = label if len(label) <= MAX_LABEL else label[:197] + "..."
+        self.counted.setdefault((family, _labels(family, cut)), []).append(amount)
+
+    def values(self) -> Values:
+        found: Values = {}
+        for (family, labels), amounts in self.counted.items():
+            if isinstance(family, CounterFamily):
+                if labels != ("other", "other") or any(amounts):
+                    found[family.name + "_total", labels] = sum(amounts)
+                continue
+            for text, bound in [*zip(LE[family], family.buckets, strict=True), ("+Inf", 2.0**99)]:
+                in_bucket = sum(amount <= bound for amount in amounts)
+                found[family.name + "_bucket", (text, *labels)] = in_bucket
+            found[family.name + "_count", labels] = len(amounts)
+            found[family.name + "_sum", labels] = sum(amounts)
+        return found
+
+
+@given(OPERATIONS, st.integers(104, 4000))
+def test_store_shows_what_was_counted(operations: list[Operation], size: int) -> None:
+    store = MetricStore(FAMILIES, segments=3, size=size)
+    model = _Model()
+    for segment, family, label, amount in operations:
+        full = store.full
+        _count(store, segment, family, label, amount)
+        assert store.writer(segment).full <= store.full <= full + 1
+        model.count(family, "other" if store.full > full else label, amount)
+        assert _values(store.collect()) == model.values()
+    assert _values(parse_text(_text(store))) == model.values()
+
+
+@settings(max_examples=scaled(30))
+@given(OPERATIONS, st.integers(1, 20))
+def test_store_shows_what_processes_counted(operations: list[Operation], each: int) -> None:
+    store = MetricStore(FAMILIES, segments=3)
+    model = _Model()
+    while operations:
+        life, operations = operations[:each], operations[each:]
+
+        def run(life: list[Operation] = life) -> None:
+            for operation in life:
+                _count(store, *operation)
+
+        assert _run_in_a_child(run) == 0
+        for _, family, label, amount in life:
+            model.count(family, label, amount)
+    # Not read before: each process finds by itself what others have left.
+    assert _values(store.collect()) == model.values()
+    assert store.full == 0
+
+
+def test_counter_goes_on_where_another_of_the_same_series_stopped() -> None:
+    store = MetricStore(FAMILIES)
+    inherited = store.writer(0).counter(CALLS, ("m", "200"))
+    assert _run_in_a_child(lambda: inherited.add(2)) == 0
+    inherited.add(1)
+    store.writer(0).counter(CALLS, ("m", "200")).add(4)
+    assert _values(store.collect())["tensorgate_calls_total", ("m", "200")] == 7
+
+
+def test_processes_find_series_of_each_other() -> None:
+    store = MetricStore(FAMILIES)
+    for _ in range(3):
+        assert _run_in_a_child(lambda: _count(store, 0, CALLS, "a", 1)) == 0
+    _count(store, 0, CALLS, "a", 1)
+    assert _values(store.collect())["tensorgate_calls_total", ("a", "a")] == 4
+
+
+@pytest.mark.parametrize(("size", "full"), [(56, 0), (55, 1)])
+def test_segment_is_used_up_to_its_end(size: int, full: int) -> None:
+    # 24 bytes for the segment, a header of 8, [0,"m","200"] in 16, and a word.
+    store = MetricStore([CALLS], size=size)
+    store.writer(0).counter(CALLS, ("m", "200")).add(1)
+    assert store.full == full
+
+
+def test_full_segment_counts_new_series_together() -> None:
+    size = 1 << 14
+    store = MetricStore(FAMILIES, segments=2, size=size)
+    writer, neighbour = store.writer(0), store.writer(1)
+    generator = random.Random(1)
+    for number in range(10_000):
+        text = "".join(chr(generator.randrange(0x20, 0x800)) for _ in range(number % 230))
+        model = f"{number} {text}"
+        writer.counter(CALLS, (model, "200")).add(1)
+        writer.histogram(SECONDS, (model,)).observe(0.1)
+    neighbour.counter(CALLS, ("m", "200")).add(1)
+    values = _values(store.collect())
+    calls = {labels: value for (name, labels), value in values.items() if name.endswith("_total")}
+    counts = {labels: value for (name, labels), value in values.items() if name.endswith("_count")}
+    assert calls.pop(()) == 0
+    assert counts.pop(()) == 0
+    # Each that has its own series is there once, and takes at least 24 bytes.
+    assert 30 < len(calls) + len(counts) < size / 24
+    assert calls["other", "other"] + len(calls) - 1 == 10_001
+    assert counts["other",] + len(counts) - 1 == 10_000
+    assert writer.full == store.full == calls["other", "other"] + counts["other",]
+    assert neighbour.full == 0
+    assert store.writer(0).full == writer.full
+    # Series that are there are still found.
+    full = store.full
+    writer.counter(CALLS, ("0 ", "200")).add(1)
+    assert _values(store.collect())["tensorgate_calls_total", ("0 ", "200")] == 2
+    assert store.full == full
+    assert _values(parse_text(_text(store)))["tensorgate_calls_total", ("0 ", "200")] == 2
+
+
+def test_entry_that_has_not_arrived_is_ignored_until_it_does() -> None:
+    """Another processor may see the end of an entry before it sees the entry."""
+    store = MetricStore(FAMILIES)
+    assert _run_in_a_child(lambda: _count(store, 0, CALLS, "a", 1)) == 0
+    [segment] = store._segments
+    start, end = segment._known_end, segment._ends[0]
+    entry = bytes(segment._memory[start:end])
+    for missing in range(start, end - 8):
+        for hidden in (slice(missing, missing + 8), slice(missing, end)):
+            segment._memory[hidden] = bytes(hidden.stop - hidden.start)
+            changed = bytes(segment._memory[start : end - 8]) != entry[:-8]
+            keys = _values(store.collect())
+            assert (("tensorgate_calls_total", ("a", "a")) in keys) != changed
+            segment._memory[start:end] = entry
+            segment._known_end = start
+            segment._cells[0].pop(("a", "a"), None)
+    assert _values(store.collect())["tensorgate_calls_total", ("a", "a")] == 1
+
+
+STORES = {dis.opmap[name] for name in ("STORE_SUBSCR", "STORE_SLICE") if name in dis.opmap}
+
+
+def _die_before_store(number: int) -> None:
+    """Have this process killed before it next stores items, after it did so ``number`` times."""
+    left = number
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] in STORES:
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    sys.settrace(trace)
+
+
+NEW = "new" * 20
+
+
+def test_process_killed_between_any_two_opcodes_leaves_whole_series() -> None:
+    """The shared memory changes where Python stores items, and nowhere else."""
+    for number in count():
+        store = MetricStore(FAMILIES, size=4096)
+        store.writer(0).counter(CALLS, ("before", "200")).add(5)
+
+        def run(store: MetricStore = store, number: int = number) -> None:
+            writer = store.writer(0)
+            _die_before_store(number)
+            writer.counter(CALLS, (NEW, "200")).add(1)
+            writer.histogram(SECONDS, (NEW,)).observe(0.25)
+
+        status = _run_in_a_child(run)
+        values = _values(store.collect())
+        assert values == _values(parse_text(_text(store)))
+        counted = values.get(("tensorgate_calls_total", (NEW, "200")), 0)
+        observed = values.get(("tensorgate_seconds_count", (NEW,)), 0)
+        total = values.get(("tensorgate_seconds_sum", (NEW,)), 0)
+        assert counted in (0, 1)
+        assert (observed, total) in ((0, 0), (1, 0), (1, 0.25))
+        assert counted >= observed
+        # Its successor writes shorter and longer entries over what is left of its entry.
+        successor = store.writer(0)
+        for model in ("n", NEW, NEW + "er"):
+            successor.counter(CALLS, (model, "200")).add(1)
+            successor.histogram(SECONDS, (model,)).observe(0.5)
+        values = _values(store.collect())
+        assert values == _values(parse_text(_text(store)))
+        for model, calls, observations, seconds in (
+            ("n", 1, 1, 0.5),
+            (NEW, counted + 1, observed + 1, total + 0.5),
+            (NEW + "er", 1, 1, 0.5),
+        ):
+            assert values["tensorgate_calls_total", (model, "200")] == calls
+            assert values["tensorgate_seconds_count", (model,)] == observations
+            assert values["tensorgate_seconds_sum", (model,)] == seconds
+        assert values["tensorgate_calls_total", ("before", "200")] == 5
+        if status == 0:
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    assert (counted, observed, total) == (1, 1, 0.25)
+    # At least two entries and their two ends: compiled code stores amounts without an opcode.
+    assert number >= 4
+
+
+def _count_until_killed(store: MetricStore, segment: int, acknowledge: int, seed: int) -> None:
+    """Count in old and new series, and write a byte after each amount."""
+    writer = store.writer(segment)
+    generator = random.Random(seed)
+    while True:
+        model = f"{generator.randrange(400)}"
+        writer.counter(CALLS, (model * 9, "200")).add(1)
+        writer.histogram(SECONDS, (model,)).observe(1)
+        os.write(acknowledge, b".")
+
+
+class _Writer:
+    """A process that counts until the end of a ``with``, where it is killed."""
+
+    def __init__(self, store: MetricStore, segment: int, seed: int) -> None:
+        self._acknowledged, acknowledge = os.pipe()
+        self._pid = _fork(lambda: _count_until_killed(store, segment, acknowledge, seed))
+        os.close(acknowledge)
+        self.count = 0
+        """The amounts it has acknowledged, as far as they have been read."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+        assert os.waitpid(self._pid, 0)[1] == signal.SIGKILL
+        while self._read():
+            pass
+        os.close(self._acknowledged)
+
+    def read(self) -> None:
+        """Read all that it has acknowledged so far, and wait for at least one more."""
+        assert self._read(), "it ended by itself"
+        while select.select([self._acknowledged], [], [], 0)[0]:
+            assert self._read(), "it ended by itself"
+
+    def _read(self) -> int:
+        got = len(os.read(self._acknowledged, 1 << 16))
+        self.count += got
+        return got
+
+
+def _sums(values: Values) -> dict[str, float]:
+    """Return what was counted in all, by calls, observations and their sums."""
+    return {
+        name: sum(value for (each, _), value in values.items() if each == name)
+        for name in ("tensorgate_calls_total", "tensorgate_seconds_count", "tensorgate_seconds_sum")
+    }
+
+
+def test_killed_processes_lose_no_counts() -> None:
+    store = MetricStore(FAMILIES, segments=2, size=1 << 14)
+    generator = random.Random(7)
+    acknowledged = 0
+    last: Values = {}
+    for life in range(1, 9):
+        goal = generator.randrange(200)
+        with _Writer(store, 0, 2 * life) as one, _Writer(store, 1, 2 * life + 1) as other:
+            while one.count <= goal or other.count <= goal:
+                one.read()
+                other.read()
+                least = acknowledged + one.count + other.count
+                values = _values(parse_text(_text(store)))
+                one.read()
+                other.read()
+                # One more of each process, also of each that was killed.
+                most = acknowledged + one.count + other.count + 2 * life
+                assert all(least <= value <= most for value in _sums(values).values())
+                assert {key: value for key, value in last.items() if values[key] < value} == {}
+                last = values
+        acknowledged += one.count + other.count
+    sums = _sums(_values(store.collect()))
+    assert all(acknowledged <= value <= acknowledged + 2 * life for value in sums.values())
+    assert store.full > 0
+    assert _sums(_values(_parse_openmetrics(_text(store, generate_openmetrics)))) == sums
