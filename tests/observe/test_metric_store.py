@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from types import FrameType
 from typing import Any, Self
@@ -315,6 +316,31 @@ def test_processes_find_series_of_each_other() -> None:
         assert _run_in_a_child(lambda: _count(store, 0, CALLS, "a", 1)) == 0
     _count(store, 0, CALLS, "a", 1)
     assert _values(store.collect())["tensorgate_calls_total", ("a", "a")] == 4
+
+
+def test_any_thread_collects_while_series_are_made() -> None:
+    store = MetricStore(FAMILIES)
+    switch_interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(1) as executor:
+            made = executor.submit(_make_series, store, 500)
+            while not made.done():
+                assert set(_calls(store)) <= {0, 1}
+            made.result()
+    finally:
+        sys.setswitchinterval(switch_interval)
+    assert _calls(store) == [1] * 500
+
+
+def _make_series(store: MetricStore, count: int) -> None:
+    writer = store.writer(0)
+    for number in range(count):
+        writer.counter(CALLS, (f"{number}", "200")).add(1)
+
+
+def _calls(store: MetricStore) -> list[float]:
+    return [sample.value for sample in next(iter(store.collect())).samples]
 
 
 @pytest.mark.parametrize(("size", "full"), [(56, 0), (55, 1)])
