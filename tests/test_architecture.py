@@ -112,6 +112,7 @@ TESTED_BY = {
     "codec/elements/run_job.py": "codec/test_offload_interface.py",
     "codec/json/parsed_size.py": "codec/test_memory_accounting.py",
     "codec/json/text_reader.py": "codec/v1/test_request.py",
+    "settings/log.py": "settings/test_invalid_files.py",
     "codec/policies.py": "codec/v2/test_response.py",
     "codec/v1/nested_reader.py": "codec/v1/test_request.py",
     "codec/v2/json_reader.py": "codec/v2/test_request.py",

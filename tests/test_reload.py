@@ -312,7 +312,7 @@ def _rotate(log: Path) -> Path:
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_access_log_is_rotated_with_sighup(file: Path, workers: int, is_valid: bool) -> None:
     log = file.parent / "access.log"
-    settings = _settings(workers, NOWHERE, more=f"watch: false\nlog: {{access_file: {log}}}\n")
+    settings = _settings(workers, NOWHERE, more=f"watch: false\nlog: {{access: {{path: {log}}}}}\n")
     _write(file, settings)
     async with gateway_process(str(file)) as (process, url):
         async with connect(url) as client:
@@ -330,11 +330,11 @@ async def test_access_log_is_rotated_with_sighup(file: Path, workers: int, is_va
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_reload_moves_the_access_log(file: Path, workers: int) -> None:
     one, two = file.parent / "one", file.parent / "two"
-    _write(file, _settings(workers, NOWHERE, more=f"log: {{access_file: {one}}}\n"))
+    _write(file, _settings(workers, NOWHERE, more=f"log: {{access: {{path: {one}}}}}\n"))
     async with gateway_process(str(file)) as (process, url):
         async with connect(url) as client:
             await client.call("GET", "/v2/one")
-            _write(file, _settings(workers, NOWHERE, more=f"log: {{access_file: {two}}}\n"))
+            _write(file, _settings(workers, NOWHERE, more=f"log: {{access: {{path: {two}}}}}\n"))
             await _reload(process)
             await client.call("GET", "/v2/two")
         await _ended(process)

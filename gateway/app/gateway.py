@@ -31,7 +31,13 @@ from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.revision import Revision
 from gateway.listener.connection import IdleTimeouts
 from gateway.listener.server import HttpListener
-from gateway.observe.access_log import AccessLog
+from gateway.observe.access_log import (
+    AccessLog,
+    LineFormat,
+    TemplateFormat,
+    write_json,
+    write_text,
+)
 from gateway.observe.call_record import CallObserver
 from gateway.observe.log_writer import LogWriter
 from gateway.offload.process import OffloadProcess
@@ -145,7 +151,7 @@ class Gateway:
         self._access_log_writer = _access_log_writer(settings, None)
         self._listener = HttpListener(
             self._handle_request,
-            _observers(self._access_log_writer),
+            self._observers(settings),
             self._on_closed,
             self.active_config.fast_path,
             resources.tls,
@@ -218,7 +224,7 @@ class Gateway:
         self._access_log_writer = _access_log_writer(resources.settings, old_writer)
         self._listener.reconfigure(
             active_config.fast_path,
-            _observers(self._access_log_writer),
+            self._observers(resources.settings),
             resources.tls,
             _idle_timeouts(resources.settings),
             resources.forwarding,
@@ -260,6 +266,11 @@ class Gateway:
             await self._offload.close()
         if self._access_log_writer is not None:
             await asyncio.to_thread(self._access_log_writer.close)
+
+    def _observers(self, settings: Settings) -> tuple[CallObserver, ...]:
+        """Return what gets the record of each call."""
+        writer = self._access_log_writer
+        return () if writer is None else (_access_log(settings, writer).write,)
 
     def _pools(self) -> dict[str, Pool]:
         return {name: each.pool for name, each in self.upstreams.items()}
@@ -315,14 +326,18 @@ def _build_router(
 
 def _access_log_writer(settings: Settings, current: LogWriter | None) -> LogWriter | None:
     """Return what writes the access log: the ``current`` one if it writes to the right place."""
-    log = settings.log
-    if not log.access:
+    log = settings.log.access
+    if log is None:
         return None
-    return current if current and current.path == log.access_file else LogWriter(log.access_file)
+    return current if current and current.path == log.path else LogWriter(log.path)
 
 
-def _observers(access_log_writer: LogWriter | None) -> tuple[CallObserver, ...]:
-    return () if access_log_writer is None else (AccessLog(access_log_writer).write,)
+def _access_log(settings: Settings, writer: LogWriter) -> AccessLog:
+    log = settings.log.access
+    assert log is not None
+    formats: dict[str, LineFormat] = {"text": write_text, "json": write_json}
+    line_format = formats.get(log.format) or TemplateFormat(log.format)
+    return AccessLog(writer, line_format, log.sample / 100, log.slow)
 
 
 def _idle_timeouts(settings: Settings) -> IdleTimeouts:

@@ -26,6 +26,7 @@ from gateway.listener.messages import (
     encode_error,
     encode_response,
     expects_continue,
+    with_request_id,
 )
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.fast_path.call import FastPathCall
@@ -228,6 +229,8 @@ class ClientConnection(Connection):
         """Send the response of the current call; see FastPathClient."""
         assert self._head is not None
         last = last or not self._head.keep_alive or self._host.draining
+        if self.record.request_id:
+            lines = with_request_id(lines, self.record.request_id)
         self.write(*encode_response(template, lines, body, last))
         self.record.status = template.status
         if template.status not in STATUSES_WITHOUT_BODY:
@@ -348,11 +351,14 @@ class ClientConnection(Connection):
         if self._forwarded_headers.forwarding is not self._host.forwarding:
             self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
         self.added_headers, self.added_lines, request_id = self._forwarded_headers.make(head)
-        self.record = CallRecord(head.method, head.target, request_id, started)
+        record = self.record = CallRecord(head.method, head.target, request_id, started)
+        record.client = self._peer.address or ""
+        record.passed_lines = head.passed
         may_be_fast = is_small and not head.http_1_0 and not self.write_blocked
         if may_be_fast and len(data) == head.length:
             self._call = self._host.start_fast_path(self, head, data)
             if self._call is not None:
+                record.request_bytes = len(data)
                 return
             may_be_fast = False
         body = self._body = BodyStream(self.read_flow, self.buffers)
@@ -442,6 +448,7 @@ class ClientConnection(Connection):
             body.fail(bad_request(f"the request body is malformed: {error}"))
             return
         if piece:
+            self.record.request_bytes += len(piece)
             body.feed(piece, last=decoder.ended)
         rest, decoder.rest = decoder.rest, b""
         if decoder.ended:
@@ -469,6 +476,10 @@ class ClientConnection(Connection):
 
     def _reject(self, status: int, message: str) -> None:
         """Respond to an invalid request, and close the connection."""
+        record = CallRecord("-", "-")
+        record.client = self._peer.address or ""
+        record.status, record.error = status, message
+        self._host.observe_call(record)
         self.transport.write(encode_error(status, message))
         self._framing_lost = True
         self._reader.reset()

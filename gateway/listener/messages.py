@@ -21,6 +21,7 @@ from gateway.http1.head import (
 )
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.dispatch import error_body
+from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines, ResponseTemplate
 
 _SERVER_NAME = "tensorgate"
@@ -106,6 +107,8 @@ class HttpResponse(ClientResponse):
         self.started = True
         if self.header_policy is not None:
             self.header_policy.apply(headers)
+        if self.record.request_id:
+            headers[REQUEST_ID] = self.record.request_id
         self._has_no_body = request.method == "HEAD" or status in STATUSES_WITHOUT_BODY
         self.last = self.last or self._closes_after()
         lines = list(headers.items())
@@ -160,6 +163,14 @@ def encode_response(
     if template.status in STATUSES_WITHOUT_BODY:
         return start, date, lines, b"\r\n"
     return start, date, lines, b"Content-Length: %d\r\n\r\n" % len(body), body
+
+
+def with_request_id(lines: bytes, request_id: str) -> bytes:
+    """Return header lines of a response with the call's id, which replaces that of the server."""
+    if lines.lower().find(b"x-request-id:") >= 0:
+        each = lines.splitlines(keepends=True)
+        lines = b"".join([line for line in each if not line.lower().startswith(b"x-request-id:")])
+    return lines + f"{REQUEST_ID}: {request_id}\r\n".encode()
 
 
 def _encode_template(template: ResponseTemplate, last: bool) -> bytes:

@@ -1,8 +1,14 @@
-"""The access log: one line per call."""
+"""The access log: one line per call, as text, as JSON, or by a template."""
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Callable, Mapping
+from random import random
+from typing import Final
+
+import orjson
 
 from gateway.errors import escape_for_log, shorten
 from gateway.observe.call_record import CallRecord
@@ -11,42 +17,156 @@ from gateway.observe.log_writer import LogWriter
 _MILLISECONDS = [f"{number:03}" for number in range(1000)]
 _MAX_TARGET = 2000
 """Characters of a target that are logged, so that a line fits into one write to a pipe."""
-_MAX_ERROR = 500
-"""Characters of an error that are logged."""
+_MAX_TEXT = 500
+"""Characters that are logged of any other text."""
+_FIRST_ERROR_STATUS = 400
+
+LineFormat = Callable[[CallRecord, str], str]
+"""Writes the line of a call, without its end; the text is the time."""
+
+
+def reason_of(record: CallRecord) -> str:
+    """Return why a call failed; empty for one that did not."""
+    if record.error:
+        return record.error
+    if record.status >= _FIRST_ERROR_STATUS and record.is_from_server:
+        return f"the server returned {record.status}"
+    return ""
+
+
+def _answered_by(record: CallRecord) -> str:
+    if not record.status:
+        return ""
+    return "server" if record.is_from_server else "gateway"
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+FIELDS: Mapping[str, Callable[[CallRecord], str | int | float]] = {
+    "client": lambda record: record.client,
+    "method": lambda record: record.method,
+    "target": lambda record: shorten(record.target, _MAX_TARGET),
+    "operation": lambda record: record.labels.operation,
+    "route": lambda record: record.labels.route,
+    "model": lambda record: shorten(record.labels.model, _MAX_TEXT),
+    "version": lambda record: shorten(record.labels.version, _MAX_TEXT),
+    "upstream": lambda record: record.upstream,
+    "endpoint": lambda record: record.endpoint,
+    "attempts": lambda record: record.attempts,
+    "status": lambda record: record.status,
+    "answered_by": _answered_by,
+    "error_kind": lambda record: record.error_kind.name.lower() if record.error_kind else "",
+    "reason": lambda record: shorten(reason_of(record), _MAX_TEXT),
+    "client_form": lambda record: record.labels.client_form,
+    "server_form": lambda record: record.server_form,
+    "request_bytes": lambda record: record.request_bytes,
+    "response_bytes": lambda record: record.response_bytes,
+    "sent_bytes": lambda record: record.sent_bytes,
+    "received_bytes": lambda record: record.received_bytes,
+    "duration_ms": lambda record: _milliseconds(record.seconds),
+    "server_ms": lambda record: _milliseconds(record.server_seconds),
+    "first_byte_ms": lambda record: _milliseconds(record.first_byte_seconds),
+    "request_id": lambda record: record.request_id,
+    "trace_id": lambda record: record.trace_id,
+}
+"""What a line of JSON or of a template may show of a call, beside its time."""
+
+_FIELD = re.compile(r"\{([^{}]*)\}")
+
+
+def write_text(record: CallRecord, at: str) -> str:
+    """Write a call as a short line of text."""
+    target = _quote(shorten(record.target, _MAX_TARGET))
+    error = "-"
+    if record.error or record.status >= _FIRST_ERROR_STATUS:
+        reason = reason_of(record)
+        error = '"' + _quote(shorten(reason, _MAX_TEXT)) + '"' if reason else "-"
+    # Without format specifications: with them, mypyc makes a call for each field.
+    tenths = int(record.seconds * 10_000 + 0.5)
+    return (
+        f'{at} "{record.method} {target}"'
+        f" {record.status} {record.response_bytes} {tenths // 10}.{tenths % 10}"
+        f" {record.request_id or '-'} {record.upstream or '-'} {record.endpoint or '-'}"
+        f" {error}"
+    )
+
+
+def write_json(record: CallRecord, at: str) -> str:
+    """Write a call as a JSON object with all fields; those without a value are left out."""
+    values: dict[str, str | int | float] = {"time": at}
+    for name, read in FIELDS.items():
+        value = read(record)
+        if value != "":
+            # What a client sends need not have been UTF-8.
+            values[name] = value.encode(errors="replace").decode() if type(value) is str else value
+    return orjson.dumps(values).decode()
+
+
+class TemplateFormat:
+    """Writes calls by a template: ``{status}`` is the field of that name, ``{time}`` the time.
+
+    A text without a value is ``-``. Quotation marks, backslashes and control characters of values
+    are escaped. The template must name known fields only.
+    """
+
+    def __init__(self, template: str) -> None:
+        parts = _FIELD.split(template)
+        self._literals: Final = parts[::2]
+        self._names: Final = parts[1::2]
+
+    def __call__(self, record: CallRecord, at: str) -> str:
+        """Write the line of a call."""
+        line = [self._literals[0]]
+        for name, literal in zip(self._names, self._literals[1:], strict=True):
+            value = at if name == "time" else FIELDS[name](record)
+            line.append(_quote(value) or "-" if isinstance(value, str) else str(value))
+            line.append(literal)
+        return "".join(line)
 
 
 class AccessLog:
-    """Writes a line for each call that has ended."""
+    """Writes a line for each call that has ended.
 
-    def __init__(self, writer: LogWriter) -> None:
+    Of calls that succeed, only the share ``sample`` is written. Those that fail, and those that
+    take ``slow`` seconds or more, always are.
+    """
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        line_format: LineFormat = write_text,
+        sample: float = 1.0,
+        slow: float | None = None,
+    ) -> None:
         self._writer = writer
+        self._format = line_format
+        self._sample = sample
+        self._slow = slow
         self._second = 0
         self._time = ""
 
     def write(self, record: CallRecord) -> None:
-        """Write the line of a call."""
+        """Write the line of a call, if it is to be written."""
+        if self._sample < 1.0 and not self._is_notable(record) and random() >= self._sample:  # noqa: S311  # nothing secret
+            return
         now = time.time()
         second = int(now)
         if second != self._second:
             self._second = second
             self._time = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        target = _quote(record.target, _MAX_TARGET)
-        error = '"' + _quote(record.error, _MAX_ERROR) + '"' if record.error else "-"
-        # Without format specifications: with them, mypyc makes a call for each field.
-        tenths = int(record.seconds * 10_000 + 0.5)
-        line = (
-            f'{self._time}.{_MILLISECONDS[int((now - second) * 1000)]}Z "{record.method} {target}"'
-            f" {record.status} {record.response_bytes} {tenths // 10}.{tenths % 10}"
-            f" {record.request_id or '-'} {record.upstream or '-'} {record.endpoint or '-'}"
-            f" {error}\n"
-        )
-        self._writer.add(line.encode())
+        at = f"{self._time}.{_MILLISECONDS[int((now - second) * 1000)]}Z"
+        line = self._format(record, at) + "\n"
+        self._writer.add(line.encode(errors="replace"))
+
+    def _is_notable(self, record: CallRecord) -> bool:
+        failed = not 0 < record.status < _FIRST_ERROR_STATUS or bool(record.error)
+        return failed or (self._slow is not None and record.seconds >= self._slow)
 
 
-def _quote(text: str, limit: int) -> str:
-    """Shorten and escape a text that stands between quotation marks."""
-    if len(text) > limit:
-        text = shorten(text, limit)
+def _quote(text: str) -> str:
+    """Escape a text that stands between quotation marks."""
     if '"' in text or "\\" in text:
         text = text.replace("\\", r"\\").replace('"', r"\"")
     return escape_for_log(text)

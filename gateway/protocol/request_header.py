@@ -15,6 +15,7 @@ import orjson
 from multidict import CIMultiDictProxy
 
 from gateway.errors import bad_request
+from gateway.protocol.cloud_types import HEADER_SIZE_PARAMETER
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.protocol.json_errors import (
@@ -31,6 +32,7 @@ from gateway.protocol.messages import (
     OutputEncoding,
     RequestedOutput,
 )
+from gateway.protocol.operations import OperationKind
 from gateway.protocol.request_features import read_features
 from gateway.protocol.tensors import MAX_RANK, MAX_TENSORS, element_count
 from gateway.sizes import QUOTED_NAME
@@ -72,6 +74,18 @@ def header_length(headers: CIMultiDictProxy[str]) -> int | None:
             f"{HEADER_LENGTH} must be one number of bytes, got {', '.join(values)[:QUOTED_NAME]!r}"
         )
     return int(values[0])
+
+
+def client_form(kind: OperationKind, headers: CIMultiDictProxy[str]) -> str:
+    """Return the form of an infer request by its head: json, binary, raw or v1; else empty."""
+    if kind is OperationKind.PREDICT:
+        return "v1"
+    if kind is not OperationKind.INFER:
+        return ""
+    length = headers.get(HEADER_LENGTH)
+    if length is None:
+        return "binary" if HEADER_SIZE_PARAMETER in headers.get("Content-Type", "") else "json"
+    return "raw" if length == "0" else "binary"
 
 
 def parse_request_header(

@@ -30,7 +30,6 @@ from gateway.proxy.cluster.v1_models import v1_models
 from gateway.proxy.destination import Upstream
 from gateway.proxy.filters.authentication import UnauthenticatedError
 from gateway.proxy.filters.chain import filter_call, filter_response
-from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.filters.mirror import tee
 from gateway.proxy.headers import to_server
 from gateway.proxy.infer.handler import infer
@@ -76,6 +75,7 @@ async def handle_request(request: ClientRequest, response: ClientResponse, route
         await send_error(response, strip_tracebacks(error))
         return
     response.header_policy = route_match.header_policy
+    response.record.labels = route_match.labels
     head = route_match.filtered_head(request.method, request.headers)
     response = filter_response(response, head, route_match.choice.next.scheduler)
     # From here on, the request is the one for the server.
@@ -179,15 +179,10 @@ async def send_error(response: ClientResponse, error: GatewayError) -> None:
 
 
 def error_response(error: GatewayError, record: CallRecord) -> tuple[HeaderLines, bytes]:
-    """Record and log an error; return headers and body of its response.
-
-    The request id in the headers finds the call in the log.
-    """
+    """Record and log an error; return headers and body of its response."""
     record.set_error(error)
     FAILURE_LOG.write(error, record.request_id)
     headers = _JSON
-    if record.request_id:
-        headers += ((REQUEST_ID, record.request_id),)
     if error.retry_after is not None:
         headers += (("Retry-After", str(error.retry_after)),)
     if isinstance(error, UnauthenticatedError):

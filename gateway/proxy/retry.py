@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -76,6 +77,8 @@ class UpstreamCall:
         traceback: TracebackType | None,
     ) -> None:
         """Release the connection, the endpoint and the slots."""
+        self._record.server_seconds = time.perf_counter() - self._record.sent_at
+        self._record.received_bytes += self.response.received_bytes
         self.response.close()
         if error is None:
             self._lease.release(*self._lease.classify_status(self.response.status))
@@ -94,13 +97,21 @@ class UpstreamCall:
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         self._deadline.expect_server(endpoint.url)
-        self._record.attempts += 1
-        request = self._request
+        request, record = self._request, self._record
+        record.attempts += 1
+        record.sent_at = time.perf_counter()
         if isinstance(request.body, AsyncIterable):
-            body = _TimedBody(request.body, endpoint.url, self._deadline, self._retry)
+            body = _TimedBody(request.body, endpoint.url, self._deadline, self._retry, record)
             is_read_once = isinstance(request.body, AsyncIterator)
             request = replace(request, body=aiter(body) if is_read_once else body)
-        return await endpoint.send(request)
+        elif request.body is not None:
+            record.sent_bytes += sum(map(len, request.body))
+        try:
+            response = await endpoint.send(request)
+        finally:
+            record.server_seconds = time.perf_counter() - record.sent_at
+        record.first_byte_seconds = record.server_seconds
+        return response
 
 
 class RetryState:
@@ -194,7 +205,9 @@ class _TimedBody(AsyncIterable[bytes | memoryview]):
         url: str,
         deadline: Deadline,
         retry: RetryState,
+        record: CallRecord,
     ) -> None:
+        self._record = record
         self._body = body
         self._url = url
         self._deadline = deadline
@@ -206,5 +219,6 @@ class _TimedBody(AsyncIterable[bytes | memoryview]):
         self._retry.is_repeatable = not isinstance(self._body, AsyncIterator)
         async for chunk in self._body:
             self._deadline.expect_server(self._url)
+            self._record.sent_bytes += len(chunk)
             yield chunk
         self._deadline.expect_server(self._url)

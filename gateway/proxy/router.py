@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from multidict import CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.observe.call_record import NO_LABELS, CallLabels
 from gateway.protocol.operations import (
     OPERATION_KINDS,
     PASSTHROUGH,
@@ -20,6 +22,7 @@ from gateway.protocol.operations import (
     parse_operation_variants,
     replace_model,
 )
+from gateway.protocol.request_header import client_form
 from gateway.proxy.cluster.health import Readiness
 from gateway.proxy.cluster.scatter_gather import count_endpoints
 from gateway.proxy.destination import Destination, Limits, Upstream
@@ -73,6 +76,7 @@ class Route:
     dropped_headers: frozenset[str] = frozenset()
     keys: tuple[KeyGroup, ...] = ()
     codings: tuple[str, ...] = ()
+    name: str = ""
 
     def admits(self, authenticated: frozenset[KeyGroup]) -> bool:
         """Tell whether the route is open to a client with keys of these groups."""
@@ -121,6 +125,7 @@ class RouteMatch:
     mirror: MirrorSampler | None = None
     codings: tuple[str, ...] = ()
     header_policy: ResponseHeaderPolicy | None = None
+    labels: CallLabels = NO_LABELS
 
     @property
     def is_passthrough(self) -> bool:
@@ -138,6 +143,13 @@ class RouteMatch:
     def filtered_head(self, method: str, headers: CIMultiDictProxy[str]) -> FilteredHead:
         """Return what decides, for a client's method and headers, which filters apply."""
         return FilteredHead(method, headers, self.operation, self.codings)
+
+
+def call_labels(route: str, operation: Operation, headers: CIMultiDictProxy[str]) -> CallLabels:
+    """Return what observers learn of a call by its head; the operation is that for the server."""
+    model, version = (unquote(each or "") for each in (operation.model, operation.version))
+    form = client_form(operation.kind, headers)
+    return CallLabels(route, operation_name(operation.kind), model, version, form)
 
 
 class Router:
@@ -224,6 +236,7 @@ class Router:
             mirror,
             route.codings,
             targets.header_policy,
+            call_labels(route.name, operation, headers),
         )
 
     def _find_route(

@@ -50,6 +50,7 @@ def cross_check(value: Any) -> Iterator[CrossError]:
     routes = value.get("routes", ())
     if isinstance(routes, list | tuple):
         yield from _routes(routes, upstreams)
+        yield from _route_names(routes)
         yield from _hash_headers_with_keys(_value(value, "api_keys"), routes, upstreams)
     if "routes" not in value and len(upstreams) > 1:
         yield ("routes",), "required, as there is more than one upstream"
@@ -70,7 +71,7 @@ def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossEr
         reason = _read_error(file)
         if reason:
             yield path, f"{file} cannot be read: {reason}"
-    for path, file in _texts(value, ("log",), ("access_file",)):
+    for path, file in _texts(value, ("log", "access"), ("path",)):
         reason = _write_error(file)
         if reason:
             yield path, f"{file} cannot be written: {reason}"
@@ -198,6 +199,21 @@ def _invalid_names(section: str, names: Iterable[object]) -> Iterator[CrossError
         if isinstance(name, str) and not _NAME.fullmatch(name):
             path = (section, name)
             yield path, f"expected a name of letters, digits, - _ and ., got {describe(name)}"
+
+
+def _route_names(routes: Sequence[object]) -> Iterator[CrossError]:
+    first: dict[str, int] = {}
+    for index, route in enumerate(routes):
+        name = _value(route, "name")
+        if not isinstance(name, str):
+            continue
+        path = ("routes", index, "name")
+        if not _NAME.fullmatch(name):
+            yield path, f"expected a name of letters, digits, - _ and ., got {describe(name)}"
+        elif name.isdecimal():
+            yield path, f"a number is the name of a route without a name, got {describe(name)}"
+        elif first.setdefault(name, index) != index:
+            yield path, f"the name {describe(name)} is that of routes[{first[name]}] already"
 
 
 def _model_names(models: object) -> Iterator[CrossError]:

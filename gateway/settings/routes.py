@@ -168,6 +168,10 @@ def _null_by_name(value: object) -> object:
 class Route(Section):
     """Where requests go, and what the gateway does with them and their responses."""
 
+    name: str | None = Field(
+        default=None,
+        description="Name in the access log and in metrics. The default is the route's number.",
+    )
     match: Match = Field(
         default=Match(), description="Which requests take this route. Without it, all do."
     )

@@ -27,6 +27,7 @@ from gateway.settings.api_keys import ApiKeys
 from gateway.settings.cross_checks import cross_check, with_default_route
 from gateway.settings.forwarded import Forwarded
 from gateway.settings.limits import Concurrency, Limits
+from gateway.settings.log import Log
 from gateway.settings.models import Model
 from gateway.settings.routes import Route
 from gateway.settings.upstreams import Upstream
@@ -67,20 +68,6 @@ class ClientTls(Section):
         default=None,
         description="Whether clients must show a certificate. With client_ca, the default is"
         " required.",
-    )
-
-
-class Log(Section):
-    """What the gateway logs."""
-
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least severity that is logged."
-    )
-    access: StrictBool = Field(default=True, description="Whether each call is logged in one line.")
-    access_file: File | None = Field(
-        default=None,
-        description="File to which the lines of calls are appended. SIGHUP opens it anew, and so"
-        " does the gateway if it was renamed or removed. Without it, they go to stderr.",
     )
 
 

@@ -76,6 +76,11 @@ class UpstreamResponse(ABC):
         length = self.headers.get("Content-Length", "")
         return int(length) if length.isascii() and length.isdigit() else None
 
+    @property
+    def received_bytes(self) -> int:
+        """Return the bytes of the body that were read so far."""
+        return 0
+
     @abstractmethod
     async def read(self) -> bytes | memoryview:
         """Return the next chunk of the body, empty at its end.

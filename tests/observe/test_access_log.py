@@ -1,13 +1,18 @@
+import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.errors import ErrorKind, GatewayError
-from gateway.observe.access_log import AccessLog
-from gateway.observe.call_record import CallRecord
+from gateway.errors import ErrorKind, GatewayError, shorten
+from gateway.observe.access_log import FIELDS, AccessLog, TemplateFormat, reason_of, write_json
+from gateway.observe.call_record import CallLabels, CallRecord
 from gateway.observe.log_writer import LogWriter
+from gateway.settings.log import LOG_FIELDS
 
 
 def _record(
@@ -18,10 +23,10 @@ def _record(
     return record
 
 
-def _lines(folder: Path, *records: CallRecord) -> list[str]:
+def _lines(folder: Path, *records: CallRecord, **options: Any) -> list[str]:
     """Return the lines of calls, without the time."""
     writer = LogWriter(str(folder / "access.log"))
-    log = AccessLog(writer)
+    log = AccessLog(writer, **options)
     for record in records:
         log.write(record)
     writer.close()
@@ -89,3 +94,121 @@ def test_time_is_that_of_the_end_in_utc(tmp_path: Path, monkeypatch: pytest.Monk
         "2026-01-01T12:00:00.099Z",
         "2026-01-01T12:00:01.500Z",
     ]
+
+
+def _template(folder: Path, template: str, *records: CallRecord) -> list[str]:
+    return _lines(folder, *records, line_format=TemplateFormat(f"{{time}} {template}"))
+
+
+def test_fields_are_those_that_settings_allow() -> None:
+    assert ("time", *FIELDS) == LOG_FIELDS
+
+
+def test_template_names_fields(tmp_path: Path) -> None:
+    record = _record("/v2", 503, 12, 0.5)
+    record.labels = CallLabels("r", "infer", "resnet", "2", "json")
+    record.set_error(GatewayError(ErrorKind.OVERLOADED, "full"))
+    template = "{status}|{route}/{model}:{version} {{duration_ms}} {endpoint} {error_kind}"
+    assert _template(tmp_path, template, record) == ["503|r/resnet:2 {500.0} - overloaded"]
+
+
+def test_values_in_a_template_cannot_break_a_line(tmp_path: Path) -> None:
+    record = _record('/a"\n{status}')
+    record.labels = CallLabels("", "infer", 'm\n"\x85')
+    (line,) = _template(tmp_path, '"{target}" "{model}"', record)
+    assert line == r'"/a\"\n{status}" "m\n\"\x85"'
+
+
+@given(text=st.text(st.characters(codec=None)), reason=st.text())
+def test_line_of_json_is_one_object_whatever_clients_send(text: str, reason: str) -> None:
+    record = _record("/" + text)
+    record.labels = CallLabels("r", "infer", text, text, "json")
+    record.error, record.request_id = reason, "id"
+    line = write_json(record, "now")
+    fields = json.loads(line)
+    assert "\n" not in line
+    assert fields["time"] == "now"
+    assert fields["target"].startswith("/")
+    assert fields.get("reason", "") == shorten(reason, 500)
+
+
+def test_json_leaves_out_what_has_no_value(tmp_path: Path) -> None:
+    fields = json.loads(write_json(_record(), "now"))
+    assert fields == {
+        "time": "now",
+        "method": "GET",
+        "target": "/v2",
+        "attempts": 0,
+        "status": 200,
+        "answered_by": "gateway",
+        "request_bytes": 0,
+        "response_bytes": 0,
+        "sent_bytes": 0,
+        "received_bytes": 0,
+        "duration_ms": 0.0,
+        "server_ms": 0.0,
+        "first_byte_ms": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("lines", "trace_id"),
+    [
+        (b"A: b\r\ntraceparent: 00-%032x-%016x-01\r\n" % (10, 1), f"{10:032x}"),
+        (b"Traceparent:00-%032X-%016x-00\r\n" % (10, 1), f"{10:032x}"),
+        (b"x-traceparent: 00-%032x-%016x-01\r\n" % (10, 1), ""),
+        (b"traceparent: 00-%031x-%016x-01\r\n" % (10, 1), ""),
+        (b"traceparent: x\r\n", ""),
+        (b"", ""),
+    ],
+)
+def test_trace_id_is_that_of_a_valid_traceparent(lines: bytes, trace_id: str) -> None:
+    record = _record()
+    record.passed_lines = lines
+    assert record.trace_id == trace_id
+
+
+def test_call_that_fails_or_is_slow_is_logged_without_a_sample(tmp_path: Path) -> None:
+    def call(status: int, seconds: float = 0.0, error: str = "") -> CallRecord:
+        record = _record(f"/{status}/{seconds}", status, seconds=seconds)
+        record.error = error
+        return record
+
+    calls = [
+        call(200),
+        call(304),
+        call(200, 0.499),
+        call(200, 0.5),
+        call(404),
+        call(500),
+        call(0, error="the client closed the connection"),
+        call(200, 0.1, error="truncated"),
+    ]
+    lines = _lines(tmp_path, *calls, sample=0.0, slow=0.5)
+    assert [line.split()[1].rstrip('"') for line in lines] == [
+        "/200/0.5",
+        "/404/0.0",
+        "/500/0.0",
+        "/0/0.0",
+        "/200/0.1",
+    ]
+
+
+def test_sample_is_a_share_of_the_successful_calls(tmp_path: Path) -> None:
+    assert 300 < len(_lines(tmp_path, *(_record() for _ in range(2000)), sample=0.25)) < 700
+
+
+@pytest.mark.parametrize(
+    ("status", "attempts", "error", "reason"),
+    [
+        (200, 1, "", ""),
+        (404, 1, "", "the server returned 404"),
+        (500, 2, "", "the server returned 500"),
+        (503, 0, "full", "full"),
+        (0, 1, "the client closed the connection", "the client closed the connection"),
+    ],
+)
+def test_failing_call_has_a_reason(status: int, attempts: int, error: str, reason: str) -> None:
+    record = _record(status=status)
+    record.attempts, record.error = attempts, error
+    assert reason_of(record) == reason

@@ -122,7 +122,7 @@ def test_access_log_that_cannot_be_written_is_reported(
     (file.parent / "there").write_text("")
     path = f"{file.parent}/{name}"
     file.write_text(
-        f'upstreams: {{u: {{endpoints: ["http://x:1"]}}}}\nlog: {{access_file: "{path}"}}\n'
+        f'upstreams: {{u: {{endpoints: ["http://x:1"]}}}}\nlog: {{access: {{path: "{path}"}}}}\n'
     )
     if reason is None:
         load_with_positions(file, {}, with_files=True)

@@ -45,7 +45,7 @@ def build_routes(
     # where no key is required in it.
     key_headers = {group.header.lower() for group in key_groups.values() if group.header}
     routes = []
-    for declared in settings.routes:
+    for number, declared in enumerate(settings.routes, 1):
         policies = JsonPolicies(Nonfinite(declared.nonfinite), BytesEncoding(declared.bytes))
         route_limits = _limits(settings.limits, declared.limits)
         retry = _retry(declared.retry_on)
@@ -78,6 +78,7 @@ def build_routes(
                 forwarding.replaced_headers | key_headers | auth_headers,
                 groups,
                 declared.compression,
+                declared.name or str(number),
             )
         )
     return Router(routes, forwarded=forwarding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.http1.head import parse_lines
+from gateway.observe.call_record import NO_LABELS, CallLabels
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.messages import ALL_BINARY
 from gateway.protocol.operations import ModelName
@@ -73,6 +75,8 @@ class CallPlan:
     """Whether bodies pass untouched, and have no Content-Type."""
     passed_noted: frozenset[str] = frozenset()
     """Noted headers, in lower case, that pass to the server."""
+    labels: CallLabels = NO_LABELS
+    """What observers learn of the requests."""
 
     def fits(self, dialect: Dialect | None, *, has_body: bool) -> bool:
         """Tell whether requests may go to servers of a dialect, None if it is unknown."""
@@ -113,7 +117,8 @@ class FastPathCall:
         self._destination = destination
         self._request = request
         self._lines = b"".join((client.added_lines, request.lines, plan.passed_lines(head)))
-        self._reserved = BODY_COPIES * sum(map(len, request.body))
+        self._size = sum(map(len, request.body))
+        self._reserved = BODY_COPIES * self._size
         self._lease = lease
         self._timeouts = plan.timeouts
         self._client = client
@@ -131,7 +136,11 @@ class FastPathCall:
         record.upstream = self._destination.upstream.name
         record.endpoint = self._lease.endpoint.url
         record.attempts = 1
+        record.labels = self._plan.labels
         request = self._request
+        record.server_form = request.form
+        record.sent_bytes = self._size
+        record.sent_at = time.perf_counter()
         try:
             connection.send(request.template, self._lines, request.body, self)
         except Exception as error:
@@ -149,6 +158,9 @@ class FastPathCall:
 
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> bool:
         """Send a complete response to the client; False if it takes several time slices."""
+        record = self._client.record
+        record.first_byte_seconds = record.server_seconds = time.perf_counter() - record.sent_at
+        record.received_bytes = len(body)
         if self._retry_status(head.status):
             return True
         url = self._lease.endpoint.url
@@ -173,6 +185,8 @@ class FastPathCall:
 
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
+        record = self._client.record
+        record.first_byte_seconds = time.perf_counter() - record.sent_at
         if self._retry_status(response.status):
             return
         spent = self._timeouts.remove(self)
@@ -242,6 +256,9 @@ class FastPathCall:
         spent = self._timeouts.remove(self)
         connection.close()
         self._lease.release(outcome, why)
+        record = self._client.record
+        if not record.server_seconds:
+            record.server_seconds = time.perf_counter() - record.sent_at
         return spent
 
     def _send_failure(self, error: Exception) -> None:
@@ -272,9 +289,12 @@ class FastPathCall:
                 self._end(*outcome_of(deadline.translate(error)))
                 raise
 
+        record = response.record
         try:
             await self._run(run, spent, response)
         finally:
+            record.server_seconds = time.perf_counter() - record.sent_at
+            record.received_bytes = upstream_response.received_bytes
             upstream_response.close()
 
     async def _retry(self, spent: float, response: ClientResponse) -> None:

@@ -67,12 +67,15 @@ class ServerRequest:
         body: Sequence[bytes | memoryview],
         received: ReceivedRequest | None = None,
         layout: V1ResponseLayout | None = None,
+        form: str = "",
     ) -> None:
         self.template: Final = template
         self.lines: Final = lines
         self.body: Final = body
         self.received: Final = received
         self.layout: Final = layout
+        self.form: Final = form
+        """json or binary; empty if it is the client's own."""
 
 
 class FastPathHandler(ABC):
@@ -206,7 +209,7 @@ class InferHandler(FastPathHandler):
         if form.header_size is not None:
             lines += _header_length_line(form.header_size)
         template = self._template_for(form.content_type, form.reads_response)
-        return ServerRequest(template, lines, content, received, layout)
+        return ServerRequest(template, lines, content, received, layout, form.name)
 
     def _template_for(self, content_type: str, reads_response: bool) -> RequestTemplate:
         key = content_type, reads_response

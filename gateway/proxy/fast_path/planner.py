@@ -104,6 +104,7 @@ class FastPath:
             has_version=operation.version is not None,
             is_untyped=not converts and not has_content_type(target, passed),
             passed_noted=NOTED_HEADERS - route_match.dropped_headers - {"content-length"},
+            labels=route_match.labels,
         )
 
     def _make_handler(

@@ -43,6 +43,7 @@ async def send_request(
     if destination.upstream.dialect.binary:
         unlisted = await outputs_to_list(call, received.request)
     form, body = write_for_server(received, unlisted, destination)
+    call.response.record.server_form = form.name
     changed = {"Content-Type": form.content_type}
     if form.header_size is not None:
         changed |= {"Content-Length": str(form.size), HEADER_LENGTH: str(form.header_size)}

@@ -31,6 +31,7 @@ class ServerForm:
         self.size: Final = size
         self.header_size: Final = header_size
         self.reads_response: Final = reads_response
+        self.name: Final = "json" if header_size is None else "binary"
 
 
 def write_for_server(

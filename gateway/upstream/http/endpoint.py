@@ -337,6 +337,7 @@ class _HttpResponse(UpstreamResponse):
         self.headers = head.headers
         self._pending = pending
 
+        self._received = 0
         assert connection.body is not None
         self._body = connection.body
         self._size = connection.chunks_size
@@ -345,9 +346,13 @@ class _HttpResponse(UpstreamResponse):
     def content_length(self) -> int | None:
         return super().content_length if self._size is None else self._size
 
+    @property
+    def received_bytes(self) -> int:
+        return self._received
+
     async def read(self) -> bytes | memoryview:
         data = await self._body.read()
-        self.received_bytes += len(data)
+        self._received += len(data)
         return data
 
     def close(self) -> None:

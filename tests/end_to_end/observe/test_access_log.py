@@ -72,7 +72,7 @@ async def _gateway(
             "offload": "never",
             "upstreams": {"servers": servers, **(upstreams or {})},
             "routes": [{"upstream": "servers", **(route or {})}],
-            "log": {"access_file": str(log)},
+            "log": {"access": {"path": str(log)}},
             **split_limits(limits),
         }
     )
@@ -110,7 +110,7 @@ RESPONSES: dict[str, tuple[bytes, tuple[bytes, ...], str]] = {
     "error of the server": (
         request("GET", "/v2/x"),
         (http_response(b"no", status="404 Not Found"),),
-        '"GET /v2/x" 404 servers {url} -',
+        '"GET /v2/x" 404 servers {url} "the server returned 404"',
     ),
     "in parts": (
         request("GET", "/v2/x"),

@@ -68,7 +68,7 @@ async def _gateway(
         {
             "listen": "127.0.0.1:0",
             "offload": "never",
-            "log": {"access_file": str(folder / "access.log")},
+            "log": {"access": {"path": str(folder / "access.log")}},
             "upstreams": {"servers": {"endpoints": [server.url], "dialect": "triton"}},
             "api_keys": keys,
             "routes": [{**route, "upstream": "servers"} for route in routes],

@@ -1,0 +1,207 @@
+"""A line of JSON tells where a call went, in which forms, how large it was, how long it took."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.settings.schema import Settings
+from tests.support.gateway import RunningGateway
+from tests.support.http_messages import chunked, http_response, message, request, with_long_head
+from tests.support.inference_messages import (
+    FLOATS,
+    binary_header,
+    binary_response,
+    infer_binary,
+    infer_json,
+    infer_raw,
+    metadata,
+)
+from tests.support.raw_client import ReceivedResponse
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+HEADERS = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01", "X-Request-Id": "r-1"}
+Way = Callable[[bytes], bytes]
+SIZES = ("request_bytes", "sent_bytes", "received_bytes", "response_bytes")
+
+
+async def _model(connection: Connection) -> None:
+    while True:
+        target = (await connection.request()).head.target
+        if target.endswith("/infer"):
+            await connection.send(binary_response(FLOATS.tobytes()))
+        elif "/models/" in target:
+            await connection.send(http_response(metadata(-1)))
+        else:
+            await connection.send(http_response(b"12345", status="503 Busy"))
+
+
+async def _line(
+    data: bytes,
+    log: Path,
+    route: dict[str, Any] | None = None,
+    script: Script = _model,
+    **settings: object,
+) -> tuple[dict[str, Any], ReceivedResponse, str]:
+    """Return the line of a call, its response, and the URL of the server."""
+    async with ScriptedServer(script) as server:
+        validated = Settings.model_validate(
+            {
+                "listen": "127.0.0.1:0",
+                "offload": "never",
+                "upstreams": {"servers": {"endpoints": [server.url], "dialect": "triton"}},
+                "routes": [{"upstream": "servers", **(route or {})}],
+                "log": {"access": {"path": str(log), "format": "json"}},
+                **settings,
+            }
+        )
+        async with Gateway(validated) as gateway:
+            running = RunningGateway(gateway)
+            async with running.client() as client:
+                response = await client.ask(data)
+            await running.until_idle()
+        url = server.url
+    return json.loads(_last_line(log)), response, url
+
+
+def _last_line(log: Path) -> str:
+    return log.read_text().splitlines()[-1]
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+@pytest.fixture(params=[_as_it_is, with_long_head], ids=["fast path", "streaming path"])
+def way(request: pytest.FixtureRequest) -> Way:
+    chosen: Way = request.param
+    return chosen
+
+
+TENSOR = FLOATS.tobytes()
+BINARY_HEADER = binary_header(len(TENSOR), binary_output=True)
+V1 = request("POST", "/v1/models/m:predict", b'{"instances": [1.5, -2]}', HEADERS)
+INFERENCES: dict[str, tuple[bytes, str, str]] = {
+    "JSON": (infer_json(headers=HEADERS), "json", "binary"),
+    "binary": (infer_binary(BINARY_HEADER, TENSOR, HEADERS), "binary", "binary"),
+    "raw binary": (infer_raw(TENSOR, HEADERS), "raw", "binary"),
+    "V1": (V1, "v1", "binary"),
+}
+
+
+@pytest.mark.parametrize(
+    ("data", "client_form", "server_form"), INFERENCES.values(), ids=INFERENCES
+)
+async def test_line_of_an_inference(
+    data: bytes, client_form: str, server_form: str, way: Way, tmp_path: Path
+) -> None:
+    line, response, url = await _line(way(data), tmp_path / "log", {"name": "all"})
+    assert response.status == 200
+    times = [line.pop(name) for name in ("first_byte_ms", "server_ms", "duration_ms")]
+    assert 0 < times[0] <= times[1] <= times[2] < 5000
+    request_body = data.partition(b"\r\n\r\n")[2]
+    assert line.pop("request_bytes") == len(request_body)
+    assert line.pop("response_bytes") == len(response.body)
+    assert line.pop("sent_bytes") > len(TENSOR) / 2
+    assert line.pop("received_bytes") > len(TENSOR)
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "client": "127.0.0.1",
+        "method": "POST",
+        "target": data.split(b" ")[1].decode(),
+        "operation": "infer",
+        "route": "all",
+        "model": "m",
+        "upstream": "servers",
+        "endpoint": url,
+        "attempts": 1,
+        "status": 200,
+        "answered_by": "server",
+        "client_form": client_form,
+        "server_form": server_form,
+        "request_id": "r-1",
+        "trace_id": TRACE,
+    }
+
+
+async def test_line_of_a_server_that_fails(way: Way, tmp_path: Path) -> None:
+    line, response, url = await _line(way(request("POST", "/v2/x", b"abc")), tmp_path / "log")
+    assert response.status == 503
+    assert (line["status"], line["answered_by"]) == (503, "server")
+    assert line["reason"] == "the server returned 503"
+    assert (line["route"], line["operation"], line["endpoint"]) == ("1", "other", url)
+    assert [line[name] for name in SIZES] == [3, 3, 5, 5]
+    assert not line.keys() & {"error_kind", "model", "version", "client_form", "server_form"}
+
+
+async def test_line_of_an_error_of_the_gateway(way: Way, tmp_path: Path) -> None:
+    data = infer_json(b'{"inputs": 1}')
+    line, response, _ = await _line(way(data), tmp_path / "log")
+    assert (line["status"], line["answered_by"]) == (400, "gateway")
+    assert line["error_kind"] == "bad_request"
+    assert line["reason"] == response.error
+    assert (line["route"], line["model"], line["client_form"]) == ("1", "m", "json")
+    assert (line["attempts"], line["sent_bytes"]) == (0, 0)
+    assert "endpoint" not in line
+
+
+async def test_line_of_a_request_without_a_route(way: Way, tmp_path: Path) -> None:
+    data = request("GET", "/v2/models/a%20b/versions/2")
+    line, response, _ = await _line(way(data), tmp_path / "log", {"match": {"model": "x"}})
+    assert response.status == 404
+    assert (line["error_kind"], line["reason"]) == ("not_found", response.error)
+    assert not line.keys() & {"route", "operation", "upstream", "endpoint"}
+
+
+async def test_line_has_the_decoded_model_that_the_server_is_asked_for(
+    way: Way, tmp_path: Path
+) -> None:
+    rewrite = {"rewrite": {"model": "n%20o"}}
+    data = request("GET", "/v2/models/m/versions/2/ready")
+    line, *_ = await _line(way(data), tmp_path / "log", rewrite)
+    assert (line["model"], line["version"], line["operation"]) == ("n o", "2", "health")
+
+
+async def test_line_of_a_chunked_upload(tmp_path: Path) -> None:
+    head = message("POST /v2/x HTTP/1.1", {"Host": "h", "Transfer-Encoding": "chunked"})
+    line, *_ = await _line(head + chunked(b"abc", b"de"), tmp_path / "log")
+    assert [line[name] for name in SIZES] == [5, 5, 5, 5]
+
+
+async def test_line_of_an_invalid_head(tmp_path: Path) -> None:
+    line, response, _ = await _line(b"GET /v2\x01 HTTP/1.1\r\n\r\n", tmp_path / "log")
+    assert (line["method"], line["target"], line["status"]) == ("-", "-", 400)
+    assert line["reason"] == response.error
+    assert (line["client"], line["answered_by"]) == ("127.0.0.1", "gateway")
+
+
+async def test_every_response_has_the_request_id(way: Way, tmp_path: Path) -> None:
+    for data in (
+        infer_json(headers=HEADERS),
+        request("GET", "/v2/x", headers=HEADERS),
+        request("GET", "/v2/health/live", headers=HEADERS),
+        infer_json(b"{", headers=HEADERS),
+        V1,
+    ):
+        _, response, _ = await _line(way(data), tmp_path / "log")
+        assert response.head.all("X-Request-Id") == ["r-1"]
+
+
+async def test_request_id_replaces_that_of_the_server(way: Way, tmp_path: Path) -> None:
+    script = always_respond(http_response(b"x", {"X-REQUEST-ID": "server", "X-Other": "1"}))
+    data = way(request("GET", "/v2/x", headers=HEADERS))
+    _, response, _ = await _line(data, tmp_path / "log", script=script)
+    assert response.head.all("X-Request-Id") == ["r-1"]
+    assert response.head.get("X-Other") == "1"
+
+
+async def test_request_id_of_the_server_passes_if_ids_are_off(way: Way, tmp_path: Path) -> None:
+    script = always_respond(http_response(b"x", {"X-Request-Id": "server"}))
+    data = way(request("GET", "/v2/x"))
+    line, response, _ = await _line(data, tmp_path / "log", script=script, request_id=False)
+    assert response.head.all("X-Request-Id") == ["server"]
+    assert "request_id" not in line
