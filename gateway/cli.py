@@ -202,7 +202,7 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
 
 def _serve_with_workers(workers: int, settings: Settings, source: SettingsSource) -> None:
     """Serve with several worker processes, which this one supervises."""
-    reloader = SupervisorReloader(settings, source, _set_log_level)
+    reloader = SupervisorReloader(settings, source, _set_log_level, workers)
     tune_garbage_collector()
     supervisor = Supervisor(
         reloader.sockets,
@@ -218,7 +218,7 @@ def _serve_with_workers(workers: int, settings: Settings, source: SettingsSource
 async def _serve_as_worker(channel: WorkerChannel, supervisor: SupervisorReloader) -> None:
     """Serve the connections that the supervisor accepts."""
     _call_on_stop_signal(channel.send_leaving)
-    gateway = supervisor.gateway(channel.count_closed, channel.is_first, channel.drained)
+    gateway = supervisor.gateway(channel.count_closed, channel.slot, channel.drained)
     reloader = WorkerReloader(gateway, _set_log_level, channel.send_reloaded)
     async with gateway, reloader, MallocTrim():
         tune_garbage_collector()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import orjson
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -34,7 +36,9 @@ def pages(gateway: ObservedGateway) -> Pages:
         return Page(body + b"\n", _JSON)
 
     async def metrics() -> Page:
-        return Page(render_metrics(status(gateway)), CONTENT_TYPE_PLAIN_0_0_4)
+        # In a thread: with many series it takes longer than a time slice.
+        text = await asyncio.to_thread(render_metrics, status(gateway), gateway.metric_store)
+        return Page(text, CONTENT_TYPE_PLAIN_0_0_4)
 
     return {"/live": live, "/ready": ready, "/status": shown_status, "/metrics": metrics}
 

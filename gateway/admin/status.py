@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from prometheus_client.registry import Collector
+
 from gateway import __version__
 from gateway.build_info import COMPILED
 from gateway.listener.server import HttpListener
@@ -19,6 +21,10 @@ class ObservedGateway(Protocol):
     """What the admin pages read of a gateway."""
 
     draining: bool
+
+    @property
+    def metric_store(self) -> Collector:
+        """Return the counters and histograms of all workers."""
 
     @property
     def listener(self) -> HttpListener:

@@ -38,8 +38,10 @@ from gateway.observe.access_log import (
     write_json,
     write_text,
 )
+from gateway.observe.call_metrics import CALL_FAMILIES, CallMetrics
 from gateway.observe.call_record import CallObserver
 from gateway.observe.log_writer import LogWriter
+from gateway.observe.metric_store import MetricStore
 from gateway.offload.process import OffloadProcess
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
@@ -58,7 +60,8 @@ class Gateway:
 
     A worker's gateway has ``on_closed``: it does not listen, but gets connections with ``take``,
     and calls that function for each connection that closes. ``resources`` are what was loaded for
-    these settings already. Workers share ``shared_ejections``, and one of them ``is_first``.
+    these settings already. Workers share ``shared_ejections`` and ``metric_store``; ``slot`` is the
+    number of the worker, from 0.
     ``drained`` is awaited when no client's call is running any more; the admin address is served
     until it returns. Entering raises ListenError, UpstreamTlsError and ApiKeysError.
     """
@@ -70,8 +73,9 @@ class Gateway:
         resources: LoadedResources | None = None,
         revision: Revision | None = None,
         shared_ejections: SharedEjections | None = None,
-        is_first: bool = True,
+        slot: int = 0,
         drained: Callable[[], Awaitable[None]] | None = None,
+        metric_store: MetricStore | None = None,
     ) -> None:
         self._settings = settings
         self._drained = drained
@@ -79,7 +83,10 @@ class Gateway:
         self._preloaded = resources
         self._ejection_sync = None
         if shared_ejections is not None:
-            self._ejection_sync = EjectionSync(shared_ejections, is_first)
+            self._ejection_sync = EjectionSync(shared_ejections, slot == 0)
+        self.metric_store = metric_store or MetricStore(CALL_FAMILIES)
+        """The counters and histograms of all workers."""
+        self._call_metrics = CallMetrics(self.metric_store.writer(slot))
         self._offload: OffloadProcess | None = None
         self._access_log_writer: LogWriter | None = None
         self._bound: tuple[BoundAddress, ...] = ()
@@ -270,7 +277,9 @@ class Gateway:
     def _observers(self, settings: Settings) -> tuple[CallObserver, ...]:
         """Return what gets the record of each call."""
         writer = self._access_log_writer
-        return () if writer is None else (_access_log(settings, writer).write,)
+        if writer is None:
+            return (self._call_metrics.observe,)
+        return self._call_metrics.observe, _access_log(settings, writer).write
 
     def _pools(self) -> dict[str, Pool]:
         return {name: each.pool for name, each in self.upstreams.items()}

@@ -27,6 +27,8 @@ from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
 from gateway.app.reload.source import SettingsSource, failure_text
 from gateway.app.single_process_reloader import SETTINGS_ERRORS, OnApplied
 from gateway.errors import INTERNAL_ERROR_TEXT
+from gateway.observe.call_metrics import CALL_FAMILIES
+from gateway.observe.metric_store import MetricStore
 from gateway.settings.schema import Settings
 from gateway.workers.ipc import ConnectionKind, ToWorker
 from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate
@@ -50,7 +52,13 @@ class SupervisorReloader(ConfigSource):
     ApiKeysError.
     """
 
-    def __init__(self, settings: Settings, source: SettingsSource, on_applied: OnApplied) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        source: SettingsSource,
+        on_applied: OnApplied,
+        workers: int = 1,
+    ) -> None:
         self._source = source
         self._on_settings_applied = on_applied
         self._reload_log = ReloadLog(Revision(time.time(), str(source.file)))
@@ -59,6 +67,7 @@ class SupervisorReloader(ConfigSource):
         self._bound = listen(listen_addresses(settings))
         # Made before the first fork, as all workers share it. It outlives them, and each reload.
         self._shared_ejections = SharedEjections()
+        self._metric_store = MetricStore(CALL_FAMILIES, workers)
         self._log_applied: Callable[[], None] | None = None
 
     @property
@@ -84,7 +93,7 @@ class SupervisorReloader(ConfigSource):
     def gateway(
         self,
         on_closed: Callable[[], None],
-        is_first: bool = True,
+        slot: int = 0,
         drained: Callable[[], Awaitable[None]] | None = None,
     ) -> Gateway:
         """Build the gateway of a worker that starts now; see Gateway for the parameters."""
@@ -95,8 +104,9 @@ class SupervisorReloader(ConfigSource):
             self._resources,
             self._reload_log.revision,
             self._shared_ejections,
-            is_first,
+            slot,
             drained,
+            self._metric_store,
         )
 
     def poll(self, requested: bool) -> ConfigUpdate | None:

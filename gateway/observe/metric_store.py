@@ -164,6 +164,9 @@ class MetricWriter:
     def __init__(self, families: tuple[Family, ...], segment: _Segment) -> None:
         self._indexes = {family: index for index, family in enumerate(families)}
         self._segment = segment
+        self._counters: dict[int, Counter] = {}
+        self._histograms: dict[int, Histogram] = {}
+        """One object for each series, by its first word: it knows the numbers."""
 
     @property
     def full(self) -> int:
@@ -176,11 +179,18 @@ class MetricWriter:
         Raises ValueError if there are too few values or too many, and KeyError if the store does
         not have the family.
         """
-        return Counter(self._segment.words, self._find(family, labels))
+        at = self._find(family, labels)
+        if (counter := self._counters.get(at)) is None:
+            counter = self._counters[at] = Counter(self._segment.words, at)
+        return counter
 
     def histogram(self, family: HistogramFamily, labels: Labels = ()) -> Histogram:
         """Return the histogram with these label values, as ``counter`` does."""
-        return Histogram(self._segment.words, self._find(family, labels), family.buckets)
+        at = self._find(family, labels)
+        if (histogram := self._histograms.get(at)) is None:
+            histogram = Histogram(self._segment.words, at, family.buckets)
+            self._histograms[at] = histogram
+        return histogram
 
     def _find(self, family: Family, labels: Labels) -> int:
         return self._segment.find(self._indexes[family], labels)

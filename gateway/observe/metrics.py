@@ -10,9 +10,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 
-def render_metrics(status: Mapping[str, Any]) -> bytes:
-    """Render a status in the text format of Prometheus."""
+def render_metrics(status: Mapping[str, Any], store: Collector) -> bytes:
+    """Render a status, and the numbers of a store, in the text format of Prometheus."""
     registry = CollectorRegistry()
+    registry.register(store)
     registry.register(_StatusCollector(status))
     return generate_latest(registry)
 

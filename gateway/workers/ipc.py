@@ -100,14 +100,14 @@ def receive_descriptor(channel: socket.socket) -> tuple[int, int] | None:
 class WorkerChannel:
     """A worker's end of the socket that it shares with the supervisor.
 
-    ``closed_connections`` is one number in shared memory, which the supervisor reads. One worker at
-    a time is the first: it logs what all of them find out alike.
+    ``closed_connections`` is one number in shared memory, which the supervisor reads. ``slot`` is
+    the number of the worker's position, from 0. The first one logs what all find out alike.
     """
 
     def __init__(
-        self, channel: socket.socket, closed_connections: memoryview, is_first: bool = True
+        self, channel: socket.socket, closed_connections: memoryview, slot: int = 0
     ) -> None:
-        self.is_first = is_first
+        self.slot = slot
         self._channel = channel
         self._closed_connections = closed_connections
         self._draining = asyncio.Event()

@@ -260,11 +260,9 @@ class WorkerPool:
     def _start(self, slot: WorkerSlot) -> None:
         now = time.monotonic()
         slot.closed_connections[0] = 0
-        is_first = slot is self.slots[0]
+        number = self.slots.index(slot)
         try:
-            pid, channel = _fork(
-                self._main, slot.closed_connections, is_first, self._close_in_child
-            )
+            pid, channel = _fork(self._main, slot.closed_connections, number, self._close_in_child)
         except OSError as error:
             delay = slot.remove_worker(now, now)
             _log.error("cannot start a worker: %s; next try in %g s", error.strerror, delay)
@@ -328,7 +326,7 @@ def reap_adopted_children(workers: Collection[int]) -> None:
 def _fork(
     main: WorkerMain,
     closed_connections: memoryview,
-    is_first: bool,
+    slot: int,
     close_in_child: Callable[[], None],
 ) -> tuple[int, socket.socket]:
     """Fork a worker; return its process id, and the supervisor's end of its channel."""
@@ -340,7 +338,7 @@ def _fork(
         pid = os.fork()
         if pid == 0:
             ours.close()
-            channel = WorkerChannel(theirs, closed_connections, is_first)
+            channel = WorkerChannel(theirs, closed_connections, slot)
             _run_worker(main, channel, close_in_child, mask)
     except OSError:
         ours.close()

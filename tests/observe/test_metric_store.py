@@ -301,13 +301,20 @@ def test_store_shows_what_processes_counted(operations: list[Operation], each: i
     assert store.full == 0
 
 
-def test_counter_goes_on_where_another_of_the_same_series_stopped() -> None:
+def test_successor_goes_on_where_a_process_stopped() -> None:
     store = MetricStore(FAMILIES)
-    inherited = store.writer(0).counter(CALLS, ("m", "200"))
-    assert _run_in_a_child(lambda: inherited.add(2)) == 0
-    inherited.add(1)
+    assert _run_in_a_child(lambda: store.writer(0).counter(CALLS, ("m", "200")).add(2)) == 0
     store.writer(0).counter(CALLS, ("m", "200")).add(4)
-    assert _values(store.collect())["tensorgate_calls_total", ("m", "200")] == 7
+    assert _values(store.collect())["tensorgate_calls_total", ("m", "200")] == 6
+
+
+def test_writer_has_one_object_for_each_series() -> None:
+    """Each object knows the numbers that it has written, so there must not be two."""
+    writer = MetricStore(FAMILIES, size=2048).writer(0)
+    assert writer.counter(CALLS, ("m", "200")) is writer.counter(CALLS, ("m", "200"))
+    while not writer.full:
+        writer.counter(CALLS, (f"m{len(writer._counters)}", "200"))
+    assert writer.counter(CALLS, ("x", "1")) is writer.counter(CALLS, ("y", "2"))
 
 
 def test_processes_find_series_of_each_other() -> None:

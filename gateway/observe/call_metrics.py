@@ -1,0 +1,205 @@
+"""Counts calls for Prometheus: by route, operation, model, form and status, and by endpoint."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.observe.call_record import CallRecord
+from gateway.observe.metric_cells import Counter, Histogram
+from gateway.observe.metric_store import OTHER, CounterFamily, HistogramFamily, MetricWriter
+
+MAX_MODELS = 100
+"""Models with numbers of their own in each worker; all further ones count as ``other``."""
+
+_BUCKETS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+)
+"""Upper bounds in seconds: from a health check to the generation of a long text."""
+
+_CALL_LABELS = ("route", "operation", "model", "upstream", "form", "status")
+_ENDPOINT_LABELS = ("upstream", "endpoint")
+
+REQUESTS = CounterFamily("tensorgate_requests", "Calls that have ended.", _CALL_LABELS)
+DURATION = HistogramFamily(
+    "tensorgate_request_duration_seconds",
+    "Time from the head of a request to the end of its call.",
+    _CALL_LABELS,
+    _BUCKETS,
+)
+REQUEST_BYTES = CounterFamily(
+    "tensorgate_request_body_bytes", "Bytes of bodies that clients have sent.", ("route",)
+)
+RESPONSE_BYTES = CounterFamily(
+    "tensorgate_response_body_bytes", "Bytes of bodies that clients were sent.", ("route",)
+)
+SERVER_DURATION = HistogramFamily(
+    "tensorgate_server_duration_seconds",
+    "Time from the sending of a request to an endpoint to the end of its response.",
+    _ENDPOINT_LABELS,
+    _BUCKETS,
+)
+FIRST_BYTE = HistogramFamily(
+    "tensorgate_server_first_byte_seconds",
+    "Time from the sending of a request to an endpoint to the head of its response.",
+    _ENDPOINT_LABELS,
+    _BUCKETS,
+)
+SENT_BYTES = CounterFamily(
+    "tensorgate_server_sent_body_bytes", "Bytes of bodies sent to an endpoint.", _ENDPOINT_LABELS
+)
+RECEIVED_BYTES = CounterFamily(
+    "tensorgate_server_received_body_bytes",
+    "Bytes of bodies received from an endpoint.",
+    _ENDPOINT_LABELS,
+)
+RETRIES = CounterFamily(
+    "tensorgate_retries", "Requests that were sent to another endpoint.", ("upstream",)
+)
+CONVERSIONS = CounterFamily(
+    "tensorgate_conversions",
+    "Infer requests by the form of the client and the form that the server got.",
+    ("client_form", "server_form"),
+)
+ERRORS = CounterFamily(
+    "tensorgate_errors",
+    "Calls that the gateway refused, failed or aborted, by the kind of the error.",
+    ("kind", "upstream"),
+)
+
+CALL_FAMILIES = (
+    REQUESTS,
+    DURATION,
+    REQUEST_BYTES,
+    RESPONSE_BYTES,
+    SERVER_DURATION,
+    FIRST_BYTE,
+    SENT_BYTES,
+    RECEIVED_BYTES,
+    RETRIES,
+    CONVERSIONS,
+    ERRORS,
+)
+"""What a store must have for CallMetrics."""
+
+_FIRST_ERROR_STATUS = 400
+_ABORTED = "aborted"
+"""The kind of the error, and the status, of calls whose clients got no response."""
+
+
+class _CallCells:
+    def __init__(
+        self,
+        requests: Counter,
+        duration: Histogram,
+        request_bytes: Counter,
+        response_bytes: Counter,
+    ) -> None:
+        self.requests: Final = requests
+        self.duration: Final = duration
+        self.request_bytes: Final = request_bytes
+        self.response_bytes: Final = response_bytes
+
+
+class _EndpointCells:
+    def __init__(
+        self, duration: Histogram, first_byte: Histogram, sent: Counter, received: Counter
+    ) -> None:
+        self.duration: Final = duration
+        self.first_byte: Final = first_byte
+        self.sent: Final = sent
+        self.received: Final = received
+
+
+class CallMetrics:
+    """Counts each call that has ended.
+
+    No label can be driven by clients: a model has numbers of its own only after a server has
+    answered for it with success, and only the first ``max_models`` do.
+    """
+
+    def __init__(self, writer: MetricWriter, max_models: int = MAX_MODELS) -> None:
+        self._writer = writer
+        self._max_models = max_models
+        self._models: set[str] = set()
+        self._calls: dict[tuple[str, str, str, str, str, int], _CallCells] = {}
+        self._endpoints: dict[tuple[str, str], _EndpointCells] = {}
+        self._conversions: dict[tuple[str, str], Counter] = {}
+
+    def observe(self, record: CallRecord) -> None:
+        """Count a call."""
+        labels, upstream = record.labels, record.upstream
+        model = labels.model
+        if model and model not in self._models:
+            model = self._model_label(record)
+        form, status = labels.client_form, record.status // 100
+        key = labels.route, labels.operation, model, upstream, form, status
+        calls = self._calls.get(key)
+        if calls is None:
+            calls = self._calls[key] = self._call_cells(key)
+        calls.requests.add(1.0)
+        calls.duration.observe(record.seconds)
+        calls.request_bytes.add(float(record.request_bytes))
+        calls.response_bytes.add(float(record.response_bytes))
+        if record.attempts and record.endpoint:
+            self._observe_endpoint(record)
+        if record.server_form and form:
+            self._conversion(form, record.server_form).add(1.0)
+        if record.error:
+            kind = _ABORTED if record.error_kind is None else record.error_kind.name.lower()
+            self._writer.counter(ERRORS, (kind, upstream)).add(1.0)
+
+    def _observe_endpoint(self, record: CallRecord) -> None:
+        key = record.upstream, record.endpoint
+        cells = self._endpoints.get(key)
+        if cells is None:
+            cells = self._endpoints[key] = self._endpoint_cells(key)
+        seconds, first_byte = record.server_seconds, record.first_byte_seconds
+        bucket = cells.duration.bucket(seconds)
+        cells.duration.add(bucket, seconds)
+        if first_byte == seconds:  # the whole response came at once
+            cells.first_byte.add(bucket, seconds)
+        elif first_byte:
+            cells.first_byte.observe(first_byte)
+        cells.sent.add(float(record.sent_bytes))
+        cells.received.add(float(record.received_bytes))
+        if record.attempts > 1:
+            retries = self._writer.counter(RETRIES, (record.upstream,))
+            retries.add(float(record.attempts - 1))
+
+    def _model_label(self, record: CallRecord) -> str:
+        """Return the label of a model that has no numbers yet."""
+        model = record.labels.model
+        is_known = record.is_from_server and 0 < record.status < _FIRST_ERROR_STATUS
+        if not is_known or len(self._models) >= self._max_models:
+            return OTHER
+        self._models.add(model)
+        return model
+
+    def _call_cells(self, key: tuple[str, str, str, str, str, int]) -> _CallCells:
+        writer = self._writer
+        *labels, status = key
+        values = (*labels, f"{status}xx" if status else _ABORTED)
+        route = (key[0],)
+        return _CallCells(
+            writer.counter(REQUESTS, values),
+            writer.histogram(DURATION, values),
+            writer.counter(REQUEST_BYTES, route),
+            writer.counter(RESPONSE_BYTES, route),
+        )
+
+    def _endpoint_cells(self, key: tuple[str, str]) -> _EndpointCells:
+        writer = self._writer
+        return _EndpointCells(
+            writer.histogram(SERVER_DURATION, key),
+            writer.histogram(FIRST_BYTE, key),
+            writer.counter(SENT_BYTES, key),
+            writer.counter(RECEIVED_BYTES, key),
+        )
+
+    def _conversion(self, client_form: str, server_form: str) -> Counter:
+        key = client_form, server_form
+        counter = self._conversions.get(key)
+        if counter is None:
+            counter = self._conversions[key] = self._writer.counter(CONVERSIONS, key)
+        return counter

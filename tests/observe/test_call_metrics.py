@@ -1,0 +1,160 @@
+"""Calls are counted by labels that clients cannot drive."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.observe.call_metrics import CALL_FAMILIES, CallMetrics
+from gateway.observe.call_record import CallLabels, CallRecord
+from gateway.observe.metric_store import CounterFamily, MetricStore
+
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "observability.md"
+ENDPOINT = {"upstream": "u", "endpoint": "http://h:1"}
+CALL = {
+    "route": "r",
+    "operation": "infer",
+    "model": "m",
+    "upstream": "u",
+    "form": "json",
+    "status": "2xx",
+}
+
+
+def _record(model: str = "m", status: int = 200, **fields: Any) -> CallRecord:
+    record = CallRecord("POST", "/x")
+    record.labels = CallLabels("r", "infer", model, "", "json")
+    record.upstream, record.endpoint, record.attempts = "u", "http://h:1", 1
+    record.status, record.seconds, record.server_form = status, 0.02, "binary"
+    record.server_seconds, record.first_byte_seconds = 0.004, 0.003
+    for name, value in fields.items():
+        setattr(record, name, value)
+    return record
+
+
+class _Metrics:
+    """Counts calls, and looks up what was counted."""
+
+    def __init__(self, **options: Any) -> None:
+        store = MetricStore(CALL_FAMILIES)
+        self.metrics = CallMetrics(store.writer(0), **options)
+        self._registry = CollectorRegistry()
+        self._registry.register(store)
+
+    def observe(self, *records: CallRecord) -> None:
+        for record in records:
+            self.metrics.observe(record)
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self._registry.get_sample_value(f"tensorgate_{name}", labels)
+
+    def labels(self, name: str, label: str) -> set[str]:
+        return {
+            sample.labels[label]
+            for metric in self._registry.collect()
+            for sample in metric.samples
+            if sample.name == f"tensorgate_{name}"
+        }
+
+
+def test_call_is_counted_with_its_times_and_sizes() -> None:
+    metrics = _Metrics()
+    sizes: dict[str, Any] = {"request_bytes": 10, "response_bytes": 20}
+    sizes |= {"sent_bytes": 30, "received_bytes": 40}
+    metrics.observe(_record(**sizes), _record(**sizes))
+    assert metrics.value("requests_total", **CALL) == 2
+    assert metrics.value("request_duration_seconds_count", **CALL) == 2
+    assert metrics.value("request_duration_seconds_sum", **CALL) == pytest.approx(0.04)
+    assert metrics.value("request_duration_seconds_bucket", **CALL, le="0.01") == 0
+    assert metrics.value("request_duration_seconds_bucket", **CALL, le="0.025") == 2
+    assert metrics.value("server_duration_seconds_sum", **ENDPOINT) == pytest.approx(0.008)
+    assert metrics.value("server_first_byte_seconds_sum", **ENDPOINT) == pytest.approx(0.006)
+    assert metrics.value("request_body_bytes_total", route="r") == 20
+    assert metrics.value("response_body_bytes_total", route="r") == 40
+    assert metrics.value("server_sent_body_bytes_total", **ENDPOINT) == 60
+    assert metrics.value("server_received_body_bytes_total", **ENDPOINT) == 80
+    assert metrics.value("conversions_total", client_form="json", server_form="binary") == 2
+    assert metrics.labels("errors_total", "kind") == metrics.labels("retries_total", "upstream")
+
+
+@pytest.mark.parametrize(
+    ("status", "label"), [(200, "2xx"), (304, "3xx"), (404, "4xx"), (503, "5xx"), (0, "aborted")]
+)
+def test_status_is_a_class(status: int, label: str) -> None:
+    metrics = _Metrics()
+    metrics.observe(_record("", status))
+    assert metrics.value("requests_total", **{**CALL, "model": "", "status": label}) == 1
+
+
+def test_error_is_counted_by_its_kind() -> None:
+    metrics = _Metrics()
+    refused, left = _record(status=503, attempts=0, endpoint=""), _record(status=0)
+    refused.set_error(GatewayError(ErrorKind.OVERLOADED, "full"))
+    left.error = "the client closed the connection"
+    metrics.observe(refused, refused, left, _record(status=500))
+    assert metrics.value("errors_total", kind="overloaded", upstream="u") == 2
+    assert metrics.value("errors_total", kind="aborted", upstream="u") == 1
+    assert metrics.labels("errors_total", "kind") == {"overloaded", "aborted"}
+
+
+def test_refused_call_has_no_times_of_a_server() -> None:
+    metrics = _Metrics()
+    metrics.observe(_record(status=503, attempts=0, endpoint="http://h:1"))
+    assert metrics.labels("server_duration_seconds_count", "endpoint") == set()
+
+
+def test_call_without_a_response_has_no_time_to_its_head() -> None:
+    metrics = _Metrics()
+    metrics.observe(_record(status=504, first_byte_seconds=0.0, server_seconds=10.0))
+    assert metrics.value("server_duration_seconds_count", **ENDPOINT) == 1
+    assert metrics.value("server_first_byte_seconds_count", **ENDPOINT) == 0
+
+
+def test_attempts_beyond_the_first_are_retries() -> None:
+    metrics = _Metrics()
+    metrics.observe(_record(attempts=1), _record(attempts=3), _record(attempts=2))
+    assert metrics.value("retries_total", upstream="u") == 3
+
+
+def test_model_needs_a_success_of_a_server() -> None:
+    metrics = _Metrics()
+    metrics.observe(
+        _record("unknown", 404),
+        _record("refused", 200, attempts=0),
+        _record("aborted", 0),
+        _record("real", 200),
+        _record("real", 500),
+    )
+    assert metrics.labels("requests_total", "model") == {"other", "real"}
+    assert metrics.value("requests_total", **{**CALL, "model": "real", "status": "5xx"}) == 1
+
+
+def test_number_of_models_is_bounded() -> None:
+    metrics = _Metrics(max_models=3)
+    metrics.observe(*(_record(f"model {n}") for n in range(1000)), _record("model 0"))
+    assert metrics.labels("requests_total", "model") == {"model 0", "model 1", "model 2", "other"}
+    assert metrics.value("requests_total", **{**CALL, "model": "other"}) == 997
+    assert metrics.value("requests_total", **{**CALL, "model": "model 0"}) == 2
+
+
+def test_successor_counts_on() -> None:
+    store = MetricStore(CALL_FAMILIES)
+    for _ in range(2):
+        CallMetrics(store.writer(0)).observe(_record())
+    registry = CollectorRegistry()
+    registry.register(store)
+    assert registry.get_sample_value("tensorgate_requests_total", CALL) == 2
+
+
+def test_page_lists_each_metric_with_its_labels() -> None:
+    row = re.compile(r"^\| `(tensorgate_\w+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
+    rows = row.findall(PAGE.read_text())
+    listed = {name: (kind, labels) for name, kind, labels in rows}
+    for family in CALL_FAMILIES:
+        is_counter = isinstance(family, CounterFamily)
+        name = family.name + ("_total" if is_counter else "")
+        kind = "counter" if is_counter else "histogram"
+        assert listed[name] == (kind, ", ".join(family.labels))
