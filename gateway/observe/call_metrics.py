@@ -82,6 +82,7 @@ CALL_FAMILIES = (
 )
 """What a store must have for CallMetrics."""
 
+_CACHED_ENDPOINTS = 1024
 _FIRST_ERROR_STATUS = 400
 _ABORTED = "aborted"
 """The kind of the error, and the status, of calls whose clients got no response."""
@@ -153,6 +154,8 @@ class CallMetrics:
         key = record.upstream, record.endpoint
         cells = self._endpoints.get(key)
         if cells is None:
+            if len(self._endpoints) >= _CACHED_ENDPOINTS:
+                self._endpoints.clear()  # the addresses of a host name may change for ever
             cells = self._endpoints[key] = self._endpoint_cells(key)
         seconds, first_byte = record.server_seconds, record.first_byte_seconds
         bucket = cells.duration.bucket(seconds)

@@ -41,20 +41,20 @@ class _Metrics:
     def __init__(self, **options: Any) -> None:
         store = MetricStore(CALL_FAMILIES)
         self.metrics = CallMetrics(store.writer(0), **options)
-        self._registry = CollectorRegistry()
-        self._registry.register(store)
+        self.registry = CollectorRegistry()
+        self.registry.register(store)
 
     def observe(self, *records: CallRecord) -> None:
         for record in records:
             self.metrics.observe(record)
 
     def value(self, name: str, **labels: str) -> float | None:
-        return self._registry.get_sample_value(f"tensorgate_{name}", labels)
+        return self.registry.get_sample_value(f"tensorgate_{name}", labels)
 
     def labels(self, name: str, label: str) -> set[str]:
         return {
             sample.labels[label]
-            for metric in self._registry.collect()
+            for metric in self.registry.collect()
             for sample in metric.samples
             if sample.name == f"tensorgate_{name}"
         }
@@ -138,6 +138,20 @@ def test_number_of_models_is_bounded() -> None:
     assert metrics.labels("requests_total", "model") == {"model 0", "model 1", "model 2", "other"}
     assert metrics.value("requests_total", **{**CALL, "model": "other"}) == 997
     assert metrics.value("requests_total", **{**CALL, "model": "model 0"}) == 2
+
+
+def test_memory_for_endpoints_is_bounded() -> None:
+    metrics = _Metrics()
+    for number in range(5000):
+        metrics.observe(_record(endpoint=f"http://h:{number}"))
+    assert len(metrics.metrics._endpoints) <= 1024
+    counts = [
+        sample.value
+        for metric in metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "tensorgate_server_duration_seconds_count"
+    ]
+    assert sum(counts) == 5000
 
 
 def test_successor_counts_on() -> None:
