@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from prometheus_client.registry import Collector
-
 from gateway import __version__
 from gateway.build_info import COMPILED
 from gateway.listener.server import HttpListener
+from gateway.observe.call_metrics import SERVER_DURATION
+from gateway.observe.metric_store import MetricStore
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
+
+_QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 
 
 class ObservedGateway(Protocol):
@@ -23,7 +25,7 @@ class ObservedGateway(Protocol):
     draining: bool
 
     @property
-    def metric_store(self) -> Collector:
+    def metric_store(self) -> MetricStore:
         """Return the counters and histograms of all workers."""
 
     @property
@@ -51,8 +53,9 @@ class ObservedGateway(Protocol):
 
 
 def status(gateway: ObservedGateway) -> dict[str, Any]:
-    """Return the status of a gateway; of several workers, that of this one."""
+    """Return the status of a gateway; of several workers, that of this one, but for durations."""
     listener = gateway.listener
+    durations = gateway.metric_store.sums(SERVER_DURATION)
     return {
         "version": __version__,
         "compiled": COMPILED,
@@ -64,19 +67,35 @@ def status(gateway: ObservedGateway) -> dict[str, Any]:
         "tasks": len(asyncio.all_tasks()),
         "concurrency": _concurrency(gateway.concurrency_limit),
         "buffered_bytes": gateway.buffered_bytes,
-        "upstreams": {name: _upstream(each) for name, each in gateway.upstreams.items()},
+        "upstreams": {name: _upstream(each, durations) for name, each in gateway.upstreams.items()},
     }
 
 
-def _upstream(upstream: Upstream) -> dict[str, Any]:
+def _upstream(
+    upstream: Upstream, durations: Mapping[tuple[str, ...], list[float]]
+) -> dict[str, Any]:
     return {
         "required": upstream.required,
         "healthy": False if upstream.pool.unreachable else upstream.pool.any_healthy,
         "unreachable_reason": upstream.pool.unreachable,
         "dialect": _dialect(upstream),
         "concurrency": _concurrency(upstream.concurrency_limit),
-        "endpoints": [asdict(state) for state in upstream.pool.snapshot()],
+        "endpoints": [
+            asdict(state) | _calls(durations.get((upstream.name, state.url)))
+            for state in upstream.pool.snapshot()
+        ],
     }
+
+
+def _calls(duration: list[float] | None) -> dict[str, Any]:
+    """Return the number and the duration of the calls of an endpoint, over all workers."""
+    if duration is None:
+        return {"calls_total": 0, "duration_ms": None}
+    quantiles = {
+        name: round(1000 * SERVER_DURATION.quantile(duration, share), 3)
+        for name, share in _QUANTILES
+    }
+    return {"calls_total": int(sum(duration[1:])), "duration_ms": quantiles}
 
 
 def _dialect(upstream: Upstream) -> dict[str, str | None]:

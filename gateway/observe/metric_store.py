@@ -107,6 +107,22 @@ class HistogramFamily:
             metric.add_metric(labels, buckets, total)
         return metric
 
+    def quantile(self, words: Sequence[float], share: float) -> float:
+        """Return the bound below which a share of the values lies; NaN without values.
+
+        ``words`` are those of one series. It is interpolated within a bucket, as Prometheus does;
+        for values above all bounds it is the largest bound.
+        """
+        counts = words[1:]
+        rank = share * sum(counts)
+        low = 0.0
+        for high, count in zip(self.buckets, counts, strict=False):
+            if count and rank <= count:
+                return low + (high - low) * rank / count
+            rank -= count
+            low = high
+        return low if any(counts) else math.nan
+
 
 Family = CounterFamily | HistogramFamily
 
@@ -142,15 +158,23 @@ class MetricStore(Collector):
 
         A family without labels always has its series. May be called in any thread.
         """
+        for family in self._families:
+            yield family.metric(sorted(self.sums(family).items()))
+
+    def sums(self, family: Family) -> dict[Labels, list[float]]:
+        """Return the words of each series of a family, summed over all processes.
+
+        Those of a histogram are the sum, and the number of values in each bucket. Raises ValueError
+        if the store does not have the family.
+        """
+        index = self._families.index(family)
+        sums: dict[Labels, list[float]] = {}
         for segment in self._segments:
             segment.read_entries()
-        for index, family in enumerate(self._families):
-            sums: dict[Labels, list[float]] = {}
-            for segment in self._segments:
-                for labels, values in segment.series(index):
-                    others = sums.get(labels)
-                    sums[labels] = values if others is None else _add(others, values)
-            yield family.metric(sorted(sums.items()))
+            for labels, values in segment.series(index):
+                others = sums.get(labels)
+                sums[labels] = values if others is None else _add(others, values)
+        return sums
 
 
 class MetricWriter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import math
 import os
 import random
 import select
@@ -551,3 +552,27 @@ def test_killed_processes_lose_no_counts() -> None:
     assert all(acknowledged <= value <= acknowledged + 2 * life for value in sums.values())
     assert store.full > 0
     assert _sums(_values(_parse_openmetrics(_text(store, generate_openmetrics)))) == sums
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [
+        ([], 0.5, math.nan),
+        ([0.5] * 100, 0.5, 0.5),
+        ([0.5] * 100, 0.99, 0.99),
+        ([0.5] * 90 + [1.5] * 10, 0.9, 1.0),
+        ([0.5] * 90 + [1.5] * 10, 0.95, 1.5),
+        ([9.0] * 10, 0.5, 4.0),
+        ([3.0], 1.0, 4.0),
+    ],
+)
+def test_quantile_is_interpolated_within_its_bucket(
+    values: list[float], share: float, expected: float
+) -> None:
+    family = HistogramFamily("tensorgate_seconds", "Seconds.", (), (1.0, 2.0, 4.0))
+    store = MetricStore([family])
+    histogram = store.writer(0).histogram(family)
+    for value in values:
+        histogram.observe(value)
+    (words,) = store.sums(family).values()
+    assert family.quantile(words, share) == pytest.approx(expected, nan_ok=True)
