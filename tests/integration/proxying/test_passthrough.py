@@ -14,8 +14,8 @@ from tests.integration.triton.server import TritonServer
 
 pytestmark = pytest.mark.triton
 
-# What belongs to one connection or one message, and so may differ.
-OF_THE_HOP = ("Server", "Date", "Connection", "Keep-Alive", "Transfer-Encoding")
+# What belongs to one connection or one message, and so may differ, and what the gateway adds.
+MAY_DIFFER = ("Server", "Date", "Connection", "Keep-Alive", "Transfer-Encoding", "X-Request-Id")
 
 
 def check_same(response: Response, like: Response) -> None:
@@ -24,13 +24,15 @@ def check_same(response: Response, like: Response) -> None:
         like.reason,
         like.body,
     )
+    names = [name.lower() for name in response.headers]
+    assert names.count("x-request-id") == 1
     assert passed(response) == passed(like)
     assert ("Transfer-Encoding" in response.headers) == ("Transfer-Encoding" in like.headers)
 
 
 def passed(response: Response) -> dict[str, str]:
     """Return the headers that have to be the same."""
-    return {name: value for name, value in response.headers.items() if name not in OF_THE_HOP}
+    return {name: value for name, value in response.headers.items() if name not in MAY_DIFFER}
 
 
 GETS = [
