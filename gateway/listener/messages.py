@@ -20,7 +20,6 @@ from gateway.http1.head import (
     encode_head_lines,
 )
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.dispatch import error_body
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines, ResponseTemplate
 
@@ -142,11 +141,11 @@ class HttpResponse(ClientResponse):
         self._connection.reset()
 
 
-def encode_error(status: int, message: str) -> bytes:
+def encode_error(status: int, body: bytes) -> bytes:
     """Encode the response to an invalid request, after which the connection closes."""
     headers = (("Content-Type", "application/json"),)
     template = ResponseTemplate(status, "", headers)
-    return b"".join(encode_response(template, b"", error_body(message), last=True))
+    return b"".join(encode_response(template, b"", body, last=True))
 
 
 def encode_response(

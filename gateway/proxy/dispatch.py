@@ -109,6 +109,7 @@ async def _serve(
         except UpstreamResponseError as error:
             strip_tracebacks(error)
             deadline.expect_client()
+            response.record.set_passed_error(error.status)
             headers = CIMultiDict({"Content-Type": error.content_type})
             await response.send(error.status, "", headers, error.body)
 
@@ -128,7 +129,7 @@ async def run_with_deadline(
     except GatewayError as error:
         strip_tracebacks(error)
         if response.started:
-            response.record.set_error(error)
+            response.record.set_abort(error)
             why = escape_for_log(error.message)
             _log.warning("request %s: response aborted: %s", response.record.request_id or "-", why)
             response.abort()

@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from gateway.errors import GatewayError, strip_tracebacks
+from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
@@ -77,9 +77,7 @@ class UpstreamCall:
         traceback: TracebackType | None,
     ) -> None:
         """Release the connection, the endpoint and the slots."""
-        self._record.server_seconds = time.perf_counter() - self._record.sent_at
-        self._record.received_bytes += self.response.received_bytes
-        self.response.close()
+        self._close_response()
         if error is None:
             self._lease.release(*self._lease.classify_status(self.response.status))
         else:
@@ -91,26 +89,35 @@ class UpstreamCall:
         reach = partial(self._retry.reach, self._send, self._deadline, self._record)
         self._lease, self.response = await reach()
         while self._retry.should_retry_status(self.response.status, self._lease.endpoint):
-            self.response.close()
+            self._close_response()
             self._lease.release(*self._lease.classify_retried(self.response.status))
             self._lease, self.response = await reach()
+
+    def _close_response(self) -> None:
+        record = self._record
+        record.server_seconds = time.perf_counter() - record.sent_at
+        record.received_bytes = self.response.received_bytes
+        self.response.close()
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         self._deadline.expect_server(endpoint.url)
         request, record = self._request, self._record
-        record.attempts += 1
-        record.sent_at = time.perf_counter()
+        record.begin_attempt(time.perf_counter())
         if isinstance(request.body, AsyncIterable):
             body = _TimedBody(request.body, endpoint.url, self._deadline, self._retry, record)
             is_read_once = isinstance(request.body, AsyncIterator)
             request = replace(request, body=aiter(body) if is_read_once else body)
         elif request.body is not None:
-            record.sent_bytes += sum(map(len, request.body))
+            record.sent_bytes = sum(map(len, request.body))
         try:
             response = await endpoint.send(request)
-        finally:
-            record.server_seconds = time.perf_counter() - record.sent_at
-        record.first_byte_seconds = record.server_seconds
+        except BaseException as error:
+            if isinstance(error, GatewayError) and error.kind is ErrorKind.UNREACHABLE:
+                record.forget_attempt()
+            else:
+                record.server_seconds = time.perf_counter() - record.sent_at
+            raise
+        record.first_byte_seconds = record.server_seconds = time.perf_counter() - record.sent_at
         return response
 
 
@@ -148,7 +155,7 @@ class RetryState:
         while True:
             lease = self.upstream.pool.lease(self.tried, self.model, self.hash_key)
             endpoint = lease.acquire()
-            record.upstream, record.endpoint = self.upstream.name, endpoint.url
+            record.set_endpoint(self.upstream.name, endpoint.url)
             try:
                 return lease, await use(endpoint)
             except BaseException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -262,17 +263,28 @@ class _Query:
     async def _query_endpoint(
         self, lease: Lease, deadline: Deadline, record: CallRecord
     ) -> BufferedResponse | None:
-        record.endpoint = url = lease.endpoint.url
+        url = lease.endpoint.url
+        record.set_endpoint(self.destination.upstream.name, url)
         deadline.expect_server(url)
         if self.model is not None and not await lease.may_have_model(self.model):
             return None
         deadline.expect_server(url)
-        record.attempts += 1
-        response = await lease.endpoint.send(self.request)
+        record.begin_attempt(time.perf_counter())
+        try:
+            response = await lease.endpoint.send(self.request)
+        except GatewayError as error:
+            if error.kind is ErrorKind.UNREACHABLE:
+                record.forget_attempt()
+            raise
+        body = self.request.body
+        record.sent_bytes = sum(map(len, body)) if isinstance(body, Sequence) else 0
+        record.first_byte_seconds = time.perf_counter() - record.sent_at
         lease.classify_status(response.status)
         try:
             return await _buffer_response(response, url, deadline, self.reservation)
         finally:
+            record.server_seconds = time.perf_counter() - record.sent_at
+            record.received_bytes = response.received_bytes
             response.close()
 
 
@@ -293,8 +305,7 @@ async def _run_all(
                 ]
     finally:
         release_all(limits)
-        record.attempts += sum(part.attempts for part in parts)
-        record.endpoint = parts[0].endpoint if len(parts) == 1 else ""
+        record.add_parts(parts)
     results = [task.result() for task in tasks]
     return [result for result in results if result is not None]
 

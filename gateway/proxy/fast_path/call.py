@@ -122,6 +122,8 @@ class FastPathCall:
         self._lease = lease
         self._timeouts = plan.timeouts
         self._client = client
+        # A pipelined call may follow on the connection before this one has ended.
+        self._record = client.record
         self._connection: ReservedConnection | None = connection
         self.waits_for_chunks = plan.converts
 
@@ -132,15 +134,13 @@ class FastPathCall:
         self._lease.acquire()
         self._timeouts.add(self)
         self._destination.memory_budget.buffers.reserved += self._reserved
-        record = self._client.record
-        record.upstream = self._destination.upstream.name
-        record.endpoint = self._lease.endpoint.url
-        record.attempts = 1
+        record = self._record
+        record.set_endpoint(self._destination.upstream.name, self._lease.endpoint.url)
+        record.begin_attempt(time.perf_counter())
         record.labels = self._plan.labels
         request = self._request
         record.server_form = request.form
         record.sent_bytes = self._size
-        record.sent_at = time.perf_counter()
         try:
             connection.send(request.template, self._lines, request.body, self)
         except Exception as error:
@@ -158,11 +158,11 @@ class FastPathCall:
 
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> bool:
         """Send a complete response to the client; False if it takes several time slices."""
-        record = self._client.record
+        record = self._record
         record.first_byte_seconds = record.server_seconds = time.perf_counter() - record.sent_at
-        record.received_bytes = len(body)
         if self._retry_status(head.status):
             return True
+        record.received_bytes = len(body)
         url = self._lease.endpoint.url
         try:
             message = self._plan.handler.to_client(
@@ -185,7 +185,7 @@ class FastPathCall:
 
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
-        record = self._client.record
+        record = self._record
         record.first_byte_seconds = time.perf_counter() - record.sent_at
         if self._retry_status(response.status):
             return
@@ -196,6 +196,8 @@ class FastPathCall:
     def on_error(self, error: Exception) -> None:
         """Continue in a task at another endpoint if a retry is allowed, else send the error."""
         outcome, why = outcome_of(error)
+        if outcome is Outcome.UNREACHABLE:
+            self._record.forget_attempt()
         if self._retry_state.should_retry_error(error, self._lease.endpoint):
             strip_tracebacks(error)
             self._continue_elsewhere(outcome, why)
@@ -256,14 +258,14 @@ class FastPathCall:
         spent = self._timeouts.remove(self)
         connection.close()
         self._lease.release(outcome, why)
-        record = self._client.record
-        if not record.server_seconds:
+        record = self._record
+        if record.sent_at and not record.server_seconds:
             record.server_seconds = time.perf_counter() - record.sent_at
         return spent
 
     def _send_failure(self, error: Exception) -> None:
         is_internal = not isinstance(error, GatewayError)
-        record = self._client.record
+        record = self._record
         if is_internal:
             # An error in the gateway itself must never be silent.
             where = (record.request_id or "-", record.method, record.target)
@@ -289,7 +291,7 @@ class FastPathCall:
                 self._end(*outcome_of(deadline.translate(error)))
                 raise
 
-        record = response.record
+        record = self._record
         try:
             await self._run(run, spent, response)
         finally:
