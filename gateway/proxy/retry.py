@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from gateway.errors import GatewayError, strip_tracebacks
+from gateway.errors import GatewayError, ServerName, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
@@ -38,7 +38,7 @@ class UpstreamCall:
     """
 
     response: UpstreamResponse
-    url: str
+    server: ServerName
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class UpstreamCall:
         except BaseException:
             release_all(self._limits)
             raise
-        self.url = self._lease.endpoint.url
+        self.server = self._lease.endpoint.name
         return self
 
     async def __aexit__(
@@ -96,12 +96,12 @@ class UpstreamCall:
             self._lease, self.response = await reach()
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
-        self._deadline.expect_server(endpoint.url)
+        self._deadline.expect_server(endpoint.name)
         request, record = self._request, self._record
         record.attempts += 1
         record.sent_at = time.perf_counter()
         if isinstance(request.body, AsyncIterable):
-            body = _TimedBody(request.body, endpoint.url, self._deadline, self._retry, record)
+            body = _TimedBody(request.body, endpoint.name, self._deadline, self._retry, record)
             is_read_once = isinstance(request.body, AsyncIterator)
             request = replace(request, body=aiter(body) if is_read_once else body)
         elif request.body is not None:
@@ -202,14 +202,14 @@ class _TimedBody(AsyncIterable[bytes | memoryview]):
     def __init__(
         self,
         body: AsyncIterable[bytes | memoryview],
-        url: str,
+        server: ServerName,
         deadline: Deadline,
         retry: RetryState,
         record: CallRecord,
     ) -> None:
         self._record = record
         self._body = body
-        self._url = url
+        self._server = server
         self._deadline = deadline
         self._retry = retry
 
@@ -218,7 +218,7 @@ class _TimedBody(AsyncIterable[bytes | memoryview]):
         # Even the wait for a first chunk cannot be repeated: it is cancelled with the attempt.
         self._retry.is_repeatable = not isinstance(self._body, AsyncIterator)
         async for chunk in self._body:
-            self._deadline.expect_server(self._url)
+            self._deadline.expect_server(self._server)
             self._record.sent_bytes += len(chunk)
             yield chunk
-        self._deadline.expect_server(self._url)
+        self._deadline.expect_server(self._server)

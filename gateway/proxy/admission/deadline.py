@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, ServerName
 
 _TIME_FOR_RESPONSE = 5.0
 """Seconds at least to make a response of what the parts brought, and for the client to read it."""
@@ -41,7 +41,7 @@ class Deadline:
         self._idle_timeout = idle_timeout
         self._request_timeout = request_timeout
         self._loop = asyncio.get_running_loop()
-        self._server: str | None = None
+        self._server: ServerName | None = None
         self._expired = ""
         self._task: asyncio.Task[object] | None = None
 
@@ -100,9 +100,9 @@ class Deadline:
                 f"(limits.min_body_rate: {self._min_body_rate} bytes a second)",
             )
 
-    def expect_server(self, url: str) -> None:
-        """Record progress; from now on the server at ``url`` is expected to move."""
-        self._server = url
+    def expect_server(self, server: ServerName) -> None:
+        """Record progress; from now on the server is expected to move."""
+        self._server = server
         self._last_progress = self._loop.time()
 
     @contextmanager
@@ -166,9 +166,10 @@ class Deadline:
         self._timer = self._loop.call_at(due, self._check)
 
 
-def server_timeout(url: str, expired: str) -> GatewayError:
-    """Return the error of a call that was waiting for the server at ``url``."""
-    return GatewayError(ErrorKind.SERVER_TIMEOUT, f"waiting for {url}: {expired}")
+def server_timeout(server: ServerName, expired: str) -> GatewayError:
+    """Return the error of a call that was waiting for a server."""
+    message = f"waiting for {server.url}: {expired}"
+    return GatewayError(ErrorKind.SERVER_TIMEOUT, message, server=server)
 
 
 def idle_timeout_text(idle_timeout: float) -> str:

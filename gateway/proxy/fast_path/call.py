@@ -11,7 +11,7 @@ from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import GatewayError, strip_tracebacks
+from gateway.errors import GatewayError, ServerName, strip_tracebacks
 from gateway.http1.head import parse_lines
 from gateway.observe.call_record import NO_LABELS, CallLabels
 from gateway.protocol.dialects import Dialect
@@ -163,10 +163,10 @@ class FastPathCall:
         record.received_bytes = len(body)
         if self._retry_status(head.status):
             return True
-        url = self._lease.endpoint.url
+        server = self._lease.endpoint.name
         try:
             message = self._plan.handler.to_client(
-                self._request, head, body, self._destination, url, self._plan.header_policy
+                self._request, head, body, self._destination, server, self._plan.header_policy
             )
         except Exception as error:
             outcome, why = outcome_of(error)
@@ -231,7 +231,7 @@ class FastPathCall:
             if is_idle_timeout
             else request_timeout_text(limits.request_timeout)
         )
-        error = server_timeout(self._lease.endpoint.url, expired)
+        error = server_timeout(self._lease.endpoint.name, expired)
         self._end(Outcome.TIMED_OUT, str(error))
         self._send_failure(error)
 
@@ -279,12 +279,12 @@ class FastPathCall:
     async def _relay(
         self, upstream_response: UpstreamResponse, spent: float, response: ClientResponse
     ) -> None:
-        url = self._lease.endpoint.url
+        server = self._lease.endpoint.name
 
         async def run(deadline: Deadline) -> None:
-            deadline.expect_server(url)
+            deadline.expect_server(server)
             try:
-                await self._pass_on(upstream_response, url, response, deadline)
+                await self._pass_on(upstream_response, server, response, deadline)
             except BaseException as error:
                 self._end(*outcome_of(deadline.translate(error)))
                 raise
@@ -317,7 +317,9 @@ class FastPathCall:
             async with UpstreamCall(
                 destination, request, deadline, response.record, tried, model
             ) as upstream_call:
-                await self._pass_on(upstream_call.response, upstream_call.url, response, deadline)
+                await self._pass_on(
+                    upstream_call.response, upstream_call.server, response, deadline
+                )
 
         await self._run(run, spent, response)
 
@@ -331,7 +333,7 @@ class FastPathCall:
     async def _pass_on(
         self,
         upstream_response: UpstreamResponse,
-        url: str,
+        server: ServerName,
         response: ClientResponse,
         deadline: Deadline,
     ) -> None:
@@ -339,6 +341,6 @@ class FastPathCall:
         received, layout = request.received, request.layout
         encoding = ALL_BINARY if received is None else received.request.head.output_encoding
         relay = ResponseRelay(
-            upstream_response, url, response, encoding, destination, deadline, layout
+            upstream_response, server, response, encoding, destination, deadline, layout
         )
         await self._plan.handler.relay(request, relay)

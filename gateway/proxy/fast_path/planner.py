@@ -16,6 +16,7 @@ from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.protocol.request_header import header_length
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
 from gateway.proxy.destination import Destination, Limits
+from gateway.proxy.dispatch import OPERATOR_KINDS
 from gateway.proxy.fast_path.call import BODY_COPIES, CallPlan, FastPathCall
 from gateway.proxy.fast_path.handlers import (
     FastPathHandler,
@@ -112,6 +113,8 @@ class FastPath:
     ) -> FastPathHandler | None:
         """Return the handler of requests with these headers; None for the streaming path."""
         operation, target = route_match.operation, route_match.target
+        if operation.kind in OPERATOR_KINDS:
+            return None  # their errors name endpoints; they are rare
         if route_match.is_passthrough:
             return PassthroughHandler(RequestTemplate(method, target, tuple(headers.items())))
         if operation.kind is OperationKind.PREDICT:
