@@ -59,6 +59,8 @@ class CallRecord:
         "labels",
         "method",
         "passed_lines",
+        "prepare_seconds",
+        "queue_seconds",
         "received_bytes",
         "request_bytes",
         "request_id",
@@ -105,6 +107,10 @@ class CallRecord:
         """How often the request was sent to an endpoint."""
         self.server_form = ""
         """The form in which the server got an infer request: json or binary; empty if untouched."""
+        self.prepare_seconds = -1.0
+        """Until the request was ready for a server, without waiting for the client; -1 before."""
+        self.queue_seconds = 0.0
+        """From then until the call had its slots."""
         self.sent_at = 0.0
         """When the request was sent to an endpoint last, on the clock of ``started``."""
         self.first_byte_seconds = 0.0

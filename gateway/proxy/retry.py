@@ -61,7 +61,7 @@ class UpstreamCall:
     async def __aenter__(self) -> Self:
         """Send the request; return once the head of a response is there."""
         check_lengths(self._request, self._retry.upstream.dialect_state.dialect)
-        await acquire_all(self._limits, self._deadline)
+        await self._acquire_slots()
         try:
             await self._send_with_retries()
         except BaseException:
@@ -69,6 +69,18 @@ class UpstreamCall:
             raise
         self.server = self._lease.endpoint.name
         return self
+
+    async def _acquire_slots(self) -> None:
+        record = self._record
+        is_first = not record.attempts
+        if is_first:
+            record.prepare_seconds = self._deadline.busy_seconds
+        queued_at = time.perf_counter()
+        try:
+            await acquire_all(self._limits, self._deadline)
+        finally:
+            if is_first:
+                record.queue_seconds = time.perf_counter() - queued_at
 
     async def __aexit__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -34,6 +35,9 @@ class Deadline:
         min_body_rate_grace: float = 0.0,
     ) -> None:
         self._spent = spent
+        self._created = time.perf_counter()
+        self.client_seconds = 0.0
+        """Seconds that the call has waited for the client's body."""
         self._min_body_rate = min_body_rate
         self._min_body_rate_grace = min_body_rate_grace
         self._received_bytes = 0
@@ -44,6 +48,11 @@ class Deadline:
         self._server: ServerName | None = None
         self._expired = ""
         self._task: asyncio.Task[object] | None = None
+
+    @property
+    def busy_seconds(self) -> float:
+        """Return the seconds since the start of the call in which it did not wait for the body."""
+        return time.perf_counter() - self._created - self.client_seconds
 
     def __enter__(self) -> Self:
         """Start the clock for the current task."""

@@ -31,6 +31,7 @@ from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.retry import RetryState, UpstreamCall
+from gateway.proxy.server_timing import SERVER_TIMING, server_timing
 from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.pool.lease import Lease, outcome_of
@@ -77,6 +78,8 @@ class CallPlan:
     """Noted headers, in lower case, that pass to the server."""
     labels: CallLabels = NO_LABELS
     """What observers learn of the requests."""
+    adds_server_timing: bool = False
+    """Whether responses say where the call's time went."""
 
     def fits(self, dialect: Dialect | None, *, has_body: bool) -> bool:
         """Tell whether requests may go to servers of a dialect, None if it is unknown."""
@@ -159,7 +162,8 @@ class FastPathCall:
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> bool:
         """Send a complete response to the client; False if it takes several time slices."""
         record = self._client.record
-        record.first_byte_seconds = record.server_seconds = time.perf_counter() - record.sent_at
+        seconds = time.perf_counter() - record.sent_at
+        record.first_byte_seconds = record.server_seconds = seconds
         record.received_bytes = len(body)
         if self._retry_status(head.status):
             return True
@@ -180,7 +184,10 @@ class FastPathCall:
             self._end(Outcome.SUCCEEDED)
         else:
             self._end(*self._lease.classify_status(head.status))
-        self._client.respond(*message)
+        template, lines, content = message
+        if self._plan.adds_server_timing:
+            lines += self._timing_line(time.perf_counter() - record.sent_at - seconds)
+        self._client.respond(template, lines, content)
         return True
 
     def on_headers(self, response: UpstreamResponse) -> None:
@@ -274,7 +281,12 @@ class FastPathCall:
         if (policy := self._plan.header_policy) is not None:
             headers = policy.apply_to_lines(headers)
         template = ResponseTemplate(reported.kind.value.status, "", headers)
-        self._client.respond(template, b"", body, last=is_internal)
+        lines = self._timing_line() if self._plan.adds_server_timing else b""
+        self._client.respond(template, lines, body, last=is_internal)
+
+    def _timing_line(self, response_seconds: float | None = None) -> bytes:
+        timing = server_timing(self._client.record, response_seconds)
+        return f"{SERVER_TIMING}: {timing}\r\n".encode()
 
     async def _relay(
         self, upstream_response: UpstreamResponse, spent: float, response: ClientResponse
