@@ -82,6 +82,8 @@ class CallRecord:
         "method",
         "other_attempts",
         "passed_lines",
+        "prepare_seconds",
+        "queue_seconds",
         "received_bytes",
         "request_bytes",
         "request_id",
@@ -130,6 +132,10 @@ class CallRecord:
         """Attempts before the last one, or at several endpoints at once."""
         self.server_form = ""
         """The form in which the server got an infer request: json or binary; empty if untouched."""
+        self.prepare_seconds = -1.0
+        """Until the request was ready for a server, without waiting for the client; -1 before."""
+        self.queue_seconds = 0.0
+        """From then until the call had its slots."""
         self.sent_at = 0.0
         """When the last attempt began, on the clock of ``started``; 0 if nothing was sent."""
         self.first_byte_seconds = 0.0

@@ -11,7 +11,7 @@ from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import GatewayError, strip_tracebacks
+from gateway.errors import GatewayError, ServerName, strip_tracebacks
 from gateway.http1.head import parse_lines
 from gateway.observe.call_record import NO_LABELS, CallLabels
 from gateway.protocol.dialects import Dialect
@@ -31,6 +31,7 @@ from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.retry import RetryState, UpstreamCall
+from gateway.proxy.server_timing import SERVER_TIMING, server_timing
 from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.pool.lease import Lease, outcome_of
@@ -77,6 +78,8 @@ class CallPlan:
     """Noted headers, in lower case, that pass to the server."""
     labels: CallLabels = NO_LABELS
     """What observers learn of the requests."""
+    adds_server_timing: bool = False
+    """Whether responses say where the call's time went."""
 
     def fits(self, dialect: Dialect | None, *, has_body: bool) -> bool:
         """Tell whether requests may go to servers of a dialect, None if it is unknown."""
@@ -163,10 +166,10 @@ class FastPathCall:
         if self._retry_status(head.status):
             return True
         record.received_bytes = len(body)
-        url = self._lease.endpoint.url
+        server = self._lease.endpoint.name
         try:
             message = self._plan.handler.to_client(
-                self._request, head, body, self._destination, url, self._plan.header_policy
+                self._request, head, body, self._destination, server, self._plan.header_policy
             )
         except Exception as error:
             outcome, why = outcome_of(error)
@@ -180,7 +183,10 @@ class FastPathCall:
             self._end(Outcome.SUCCEEDED)
         else:
             self._end(*self._lease.classify_status(head.status))
-        self._client.respond(*message)
+        template, lines, content = message
+        if self._plan.adds_server_timing:
+            lines += self._timing_line(time.perf_counter() - record.sent_at - record.server_seconds)
+        self._client.respond(template, lines, content)
         return True
 
     def on_headers(self, response: UpstreamResponse) -> None:
@@ -233,7 +239,7 @@ class FastPathCall:
             if is_idle_timeout
             else request_timeout_text(limits.request_timeout)
         )
-        error = server_timeout(self._lease.endpoint.url, expired)
+        error = server_timeout(self._lease.endpoint.name, expired)
         self._end(Outcome.TIMED_OUT, str(error))
         self._send_failure(error)
 
@@ -276,17 +282,22 @@ class FastPathCall:
         if (policy := self._plan.header_policy) is not None:
             headers = policy.apply_to_lines(headers)
         template = ResponseTemplate(reported.kind.value.status, "", headers)
-        self._client.respond(template, b"", body, last=is_internal)
+        lines = self._timing_line() if self._plan.adds_server_timing else b""
+        self._client.respond(template, lines, body, last=is_internal)
+
+    def _timing_line(self, response_seconds: float | None = None) -> bytes:
+        timing = server_timing(self._record, response_seconds)
+        return f"{SERVER_TIMING}: {timing}\r\n".encode()
 
     async def _relay(
         self, upstream_response: UpstreamResponse, spent: float, response: ClientResponse
     ) -> None:
-        url = self._lease.endpoint.url
+        server = self._lease.endpoint.name
 
         async def run(deadline: Deadline) -> None:
-            deadline.expect_server(url)
+            deadline.expect_server(server)
             try:
-                await self._pass_on(upstream_response, url, response, deadline)
+                await self._pass_on(upstream_response, server, response, deadline)
             except BaseException as error:
                 self._end(*outcome_of(deadline.translate(error)))
                 raise
@@ -319,7 +330,9 @@ class FastPathCall:
             async with UpstreamCall(
                 destination, request, deadline, response.record, tried, model
             ) as upstream_call:
-                await self._pass_on(upstream_call.response, upstream_call.url, response, deadline)
+                await self._pass_on(
+                    upstream_call.response, upstream_call.server, response, deadline
+                )
 
         await self._run(run, spent, response)
 
@@ -333,7 +346,7 @@ class FastPathCall:
     async def _pass_on(
         self,
         upstream_response: UpstreamResponse,
-        url: str,
+        server: ServerName,
         response: ClientResponse,
         deadline: Deadline,
     ) -> None:
@@ -341,6 +354,6 @@ class FastPathCall:
         received, layout = request.received, request.layout
         encoding = ALL_BINARY if received is None else received.request.head.output_encoding
         relay = ResponseRelay(
-            upstream_response, url, response, encoding, destination, deadline, layout
+            upstream_response, server, response, encoding, destination, deadline, layout
         )
         await self._plan.handler.relay(request, relay)
