@@ -40,6 +40,7 @@ from gateway.settings.schema import ClientTls, Settings, settings_schema
 from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import raise_descriptor_limit
 from gateway.system.memory import tune_garbage_collector, tune_malloc
+from gateway.system.threads import tune_thread_switches
 from gateway.workers.ipc import WorkerChannel
 from gateway.workers.supervisor import NoWorkerError, Supervisor
 
@@ -79,6 +80,7 @@ def serve(config: Path) -> None:
     workers = worker_count(settings)
     _start_logging(settings.log.level, many=workers > 1)
     tune_malloc()
+    tune_thread_switches()
     raise_descriptor_limit()
     with _exit_on_errors():
         if workers == 1:
