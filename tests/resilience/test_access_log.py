@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.resilience.incident_page import is_shown
 from tests.support.addresses import free_address
 from tests.support.gateway import until
 from tests.support.gateway_process import TIMEOUT, run
@@ -51,6 +52,7 @@ class _Running:
 
     process: asyncio.subprocess.Process
     url: str
+    admin: str
     stderr: Path
     numbers: Iterator[int] = field(default_factory=count)
     called: list[int] = field(default_factory=list)
@@ -82,6 +84,14 @@ class _Running:
         """Return what it has logged itself."""
         return self.stderr.read_text()
 
+    async def dropped(self) -> int:
+        """Return the lines that were dropped, as the metrics say."""
+        async with connect(self.admin) as client:
+            text = (await client.call("GET", "/metrics")).body.decode()
+        found = re.search(r"^tensorgate_access_log_dropped_lines_total (\S+)$", text, re.MULTILINE)
+        assert found
+        return int(float(found[1]))
+
     async def until_said(self, text: str) -> None:
         """Wait until it has logged a text."""
         await until(lambda: text in self.said, TIMEOUT)
@@ -106,12 +116,12 @@ async def _gateway(
     stdout: int = subprocess.DEVNULL,
     stderr: int | None = None,
 ) -> AsyncIterator[_Running]:
-    address, file = free_address(), folder / "gateway.yaml"
+    address, admin, file = free_address(), free_address(), folder / "gateway.yaml"
     where = "" if path is None else f", path: {path}"
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(ScriptedServer())
         file.write_text(
-            f"listen: {address}\nworkers: {workers}\noffload: never\n"
+            f"listen: {address}\nadmin: {admin}\nworkers: {workers}\noffload: never\n"
             f"log: {{access: {{format: {_FORMAT}{where}}}}}\n"
             f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
         )
@@ -123,7 +133,7 @@ async def _gateway(
             stdout=stdout,
             stderr=written if stderr is None else stderr,
         )
-        running = _Running(process, f"http://{address}", said)
+        running = _Running(process, f"http://{address}", f"http://{admin}", said)
         try:
             await _until_listening(running.url)
             yield running
@@ -160,9 +170,11 @@ async def test_lines_for_a_full_device_are_counted_and_no_call_fails(tmp_path: P
     async with _gateway(tmp_path, "/dev/full") as gateway:
         await gateway.call(MANY, LONG)
         await gateway.until_said("access log /dev/full: No space left on device; ")
+        assert 0 < await gateway.dropped() < MANY, "some wait"
         await gateway.stop()
         (*_, last) = _DROPPED_SO_FAR.findall(gateway.said)
         assert int(last) == gateway.calls == MANY
+        assert any(map(is_shown, gateway.said.splitlines()))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -221,9 +233,11 @@ async def _assert_recovers(gateway: _Running, log: Path, workers: int) -> None:
     """Check that each line of the calls so far, and of others, is in the log or counted."""
     await until(lambda: gateway.said.count("works again") == workers, TIMEOUT)
     await gateway.call(FEW)
+    counted = await gateway.dropped()
     await gateway.stop()
+    assert any(is_shown(line) for line in gateway.said.splitlines() if "works again" in line)
     dropped = sum(map(int, _DROPPED.findall(gateway.said)))
-    assert dropped > 0
+    assert dropped == counted > 0
     lines = list(filter(None, _lines(log)))
     # A line that the full disk has cut was written again as a whole.
     whole = [line for line in lines if _LINE.fullmatch(line)]
@@ -280,20 +294,33 @@ def _last_of_each(workers: int, said: str) -> list[int]:
     return list(last.values())
 
 
-@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "unread"])
-async def test_calls_neither_fail_nor_wait_if_stderr_is_not_read(
-    is_closed: bool, tmp_path: Path
+async def test_lines_for_a_closed_stderr_are_counted_and_no_call_fails(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    async with _gateway(tmp_path, None, stderr=writer) as gateway:
+        os.close(writer)
+        os.close(reader)
+        await gateway.call(MANY, LONG)
+        assert 0 < await gateway.dropped() < MANY
+        await gateway.stop()
+
+
+async def test_lines_for_a_stderr_that_nobody_reads_are_counted_and_no_call_waits(
+    tmp_path: Path,
 ) -> None:
     reader, writer = os.pipe()
     async with _gateway(tmp_path, None, stderr=writer) as gateway:
         os.close(writer)
-        if is_closed:
-            os.close(reader)
         await gateway.call(MANY, LONG)
-        if is_closed:
+        dropped = await gateway.dropped()
+        assert 0 < dropped < MANY
+        lines: list[str] = []
+        with os.fdopen(reader) as pipe:
+            while len(lines) < MANY - dropped:
+                line = await asyncio.to_thread(pipe.readline)
+                assert line
+                lines += [line.rstrip("\n")] * ("call-" in line)
+            _assert_whole_and_unique(lines)
             await gateway.stop()
-        else:
-            os.close(reader)
 
 
 # ------------------------------------------------------------------------------------ rotation
