@@ -161,8 +161,10 @@ class LogWriter:
             size = self._buffer.index(b"\n") + 1
             lines = self._buffer[:size]
         # On a full disk a write may end within a line, and another process may write next. So that
-        # line ends there, and is written again as a whole.
+        # line ends there, and is written again as a whole. After a failure it may be the line of
+        # another process.
         begin = b"\n" if self._ends_within_line else b""
+        self._ends_within_line = self._is_file
         written = os.write(self._descriptor, begin + lines[:size]) - len(begin)
         whole = lines.rfind(b"\n", 0, written) + 1
         self._ends_within_line = written > whole

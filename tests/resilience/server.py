@@ -34,6 +34,10 @@ class Behaviour:
     """Seconds after which it closes a kept connection without a request."""
     closes_unanswered: bool = False
     """It closes a kept connection when the next request is there, and does not answer it."""
+    fails: bool = False
+    """It answers 500."""
+    garbage: bool = False
+    """It answers with what is no HTTP."""
 
     @property
     def text(self) -> bytes:
@@ -71,7 +75,7 @@ class Server:
         if kept and behaviour.closes_unanswered:
             return False
         await asyncio.sleep(behaviour.delay)
-        data = self._request(head, body)
+        data = _GARBAGE if behaviour.garbage else self._request(head, body)
         writer.write(data[: -len(body) // 2] if behaviour.cut else data)
         await writer.drain()
         return not behaviour.cut
@@ -81,6 +85,9 @@ class Server:
         if self._behaviour.unavailable:
             error = json.dumps({"error": f"{self._name} is unavailable"}).encode()
             return http_response(error, headers, "503 Service Unavailable")
+        if self._behaviour.fails:
+            error = json.dumps({"error": f"{self._name} is out of memory"}).encode()
+            return http_response(error, headers, "500 Internal Server Error")
         if not body:
             return http_response(_METADATA, headers)
         size = int(head.get(HEADER_LENGTH) or len(body))
@@ -90,6 +97,7 @@ class Server:
         return http_response(fields + body[size:], headers)
 
 
+_GARBAGE = b"SSH-2.0-OpenSSH_9.2p1\r\n\r\n"
 _TENSOR = {"name": "N", "datatype": "INT32", "shape": [-1]}
 _METADATA = json.dumps(
     {"name": "echo", "versions": ["1"], "inputs": [_TENSOR], "outputs": [_TENSOR]}
