@@ -33,6 +33,7 @@ from gateway.app.reload.revision import Revision, log_addresses
 from gateway.app.reload.source import SettingsSource
 from gateway.app.single_process_reloader import SingleProcessReloader
 from gateway.build_info import COMPILED
+from gateway.observe.stderr_handler import StderrHandler
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Match, Route
@@ -161,7 +162,7 @@ def _start_logging(level: str, many: bool = False) -> None:
         f"%(asctime)s.%(msecs)03dZ %(levelname)s {name}: %(message)s", "%Y-%m-%dT%H:%M:%S"
     )
     formatter.converter = time.gmtime
-    handler = logging.StreamHandler()
+    handler = StderrHandler()
     handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler])
 

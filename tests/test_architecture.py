@@ -29,7 +29,7 @@ def _imports(text: str) -> frozenset[str]:
 
 GATEWAY: Rooms = {
     "__main__": _imports("cli"),
-    "cli": _imports("app settings workers build_info system demo"),
+    "cli": _imports("app settings workers build_info observe system demo"),
     "app": _imports(
         "admin listener proxy offload upstream codec routing "
         "protocol settings workers observe system errors sizes"

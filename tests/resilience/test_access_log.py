@@ -304,6 +304,15 @@ async def test_lines_for_a_closed_stderr_are_counted_and_no_call_fails(tmp_path:
         await gateway.stop()
 
 
+async def test_gateway_stops_while_nobody_reads_stderr(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    async with _gateway(tmp_path, None, stderr=writer) as gateway:
+        os.close(writer)
+        await gateway.call(MANY, LONG)
+        await gateway.stop()
+    os.close(reader)
+
+
 async def test_lines_for_a_stderr_that_nobody_reads_are_counted_and_no_call_waits(
     tmp_path: Path,
 ) -> None:
@@ -313,6 +322,12 @@ async def test_lines_for_a_stderr_that_nobody_reads_are_counted_and_no_call_wait
         await gateway.call(MANY, LONG)
         dropped = await gateway.dropped()
         assert 0 < dropped < MANY
+        # The gateway's own log goes there, too, and must not wait either.
+        gateway.process.send_signal(signal.SIGHUP)
+        async with connect(gateway.admin) as client:
+            for _ in range(5):
+                assert (await client.call("GET", "/live")).status == 200
+                await asyncio.sleep(0.1)
         lines: list[str] = []
         with os.fdopen(reader) as pipe:
             while len(lines) < MANY - dropped:
