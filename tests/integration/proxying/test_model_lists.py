@@ -73,7 +73,7 @@ def test_the_index_merges_all_servers_that_list_models(
     lists = [listed_by(server) for server in has_list(servers)]
     assert all(lists)
     assert sorted(listed, key=str) == sorted(set().union(*lists), key=str)
-    assert response.headers[FAILED] == "upstream openvino"
+    assert response.headers[FAILED] == "upstream 'openvino'"
 
 
 def test_the_v1_list_merges_all_servers_that_list_models(
@@ -87,12 +87,12 @@ def test_the_v1_list_merges_all_servers_that_list_models(
     assert set(models) == expected
     for server in has_list(servers):
         assert {model.name for model in server.models} <= expected
-    assert response.headers[FAILED] == "upstream openvino"
+    assert response.headers[FAILED] == "upstream 'openvino'"
 
 
 def test_no_server_serves_its_index_by_get(via_gateway: Client) -> None:
     """So that it says nothing of who has one."""
     response = via_gateway.get(INDEX)
     assert response.status == 502
-    for part in ("upstream kserve", "upstream triton returned 405", "upstream mlserver returned"):
+    for part in ("at upstream 'kserve'", "'triton' returned 405", "upstream 'mlserver' returned"):
         assert part in response.error

@@ -4,11 +4,10 @@ import asyncio
 import gc
 import socket
 import weakref
-from typing import cast
 
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, ServerName
 from gateway.upstream.http.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
 from gateway.upstream.http.connection_queue import ConnectionQueue
@@ -393,10 +392,11 @@ async def test_connect_that_began_before_a_request_does_not_fail_it() -> None:
         return await connects[-1]
 
     queue = ConnectionQueue(IdleConnections(60), connect)
-    first, late, released = _Waiting(), _Waiting(), object()
+    first, late = _Waiting(), _Waiting()
+    released = ServerConnection(ServerName("http://h:1", "upstream 'u'"))
     queue.wait(first)
     await _settle()
-    queue.release(cast("ServerConnection", released))
+    queue.release(released)
     assert first.got == [released]
     queue.wait(late)
     old, new = TimeoutError("old"), TimeoutError("new")
