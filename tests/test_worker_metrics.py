@@ -1,11 +1,12 @@
-"""Any worker shows the calls of all workers, those of killed ones included."""
+"""Any worker shows all workers as one: calls of killed ones, and the state of living ones."""
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -49,10 +50,22 @@ class _Operator:
         for _ in range(6):
             assert sum((await self.counted()).values()) == calls
 
+    async def status(self) -> dict[str, Any]:
+        async with connect(self._url) as client:
+            status: dict[str, Any] = (await client.call("GET", "/status")).json
+        return status
+
+    async def until_status(self, condition: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait until a condition holds for what any worker shows."""
+        async with asyncio.timeout(10):
+            while not condition(await self.status()):  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.02)
+        for _ in range(6):
+            assert condition(await self.status())
+
     async def worker(self) -> int:
         """Return the process id of a worker."""
-        async with connect(self._url) as client:
-            pid: int = (await client.call("GET", "/status")).json["pid"]
+        pid: int = (await self.status())["workers"][0]["pid"]
         return pid
 
 
@@ -97,3 +110,28 @@ async def test_counts_are_those_of_all_workers(tmp_path: Path) -> None:
             await _call_all(url)
             await operator.until_counted(3 * once)
             assert set(await operator.counted()) <= {"m", "other"}
+
+
+async def test_state_is_that_of_all_living_workers(tmp_path: Path) -> None:
+    admin, file = free_address(), tmp_path / "gateway.yaml"
+    async with ScriptedServer(always_respond(http_response())) as server:
+        config = write_settings(file, server.url, more=f"admin: {admin}\nworkers: 2\n")
+        async with gateway_process(config, FAST_FILE_WATCH) as (process, url):
+            await process.wait_for_output(r"listening on http://\S+ \(admin\)")
+            operator = _Operator(admin)
+            async with _clients(url) as clients:
+                for client in clients:
+                    assert (await client.ask(CALL)).status == 200
+                await operator.until_status(lambda status: status["connections"] == CONNECTIONS)
+                status = await operator.status()
+                shares = {each["pid"]: each["connections"] for each in status["workers"]}
+                assert sum(shares.values()) == CONNECTIONS
+                assert min(shares.values()) > 0
+                victim, killed = next(iter(shares.items()))
+                os.kill(victim, signal.SIGKILL)
+                await _until_replaced(process, victim)
+                left = CONNECTIONS - killed
+                await operator.until_status(
+                    lambda status: len(status["workers"]) == 2 and status["connections"] == left
+                )
+                assert victim not in [each["pid"] for each in (await operator.status())["workers"]]

@@ -22,7 +22,7 @@ class Page:
     status: int = 200
 
 
-Pages = Mapping[str, Callable[[], Awaitable[Page]]]
+Pages = Mapping[str, Callable[[ClientRequest], Awaitable[Page]]]
 """The functions that build the pages, by path."""
 
 
@@ -41,7 +41,7 @@ class Admin:
         if request.method not in _METHODS:
             message = f"{request.method} {path}: pages are read with GET"
             raise GatewayError(ErrorKind.NOT_ALLOWED, message)
-        page = self._list() if path == "/" else await self._pages[path]()
+        page = self._list() if path == "/" else await self._pages[path](request)
         headers = CIMultiDict({"Content-Type": page.content_type, "Cache-Control": "no-store"})
         await response.send(page.status, "", headers, page.body)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import orjson
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admin.listener import Page, Pages
-from gateway.admin.status import ObservedGateway, status
+from gateway.admin.status import ObservedGateway, Status, merge_statuses
+from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import render_metrics
 from gateway.proxy.dispatch import error_body
+from gateway.proxy.interfaces import ClientRequest
 
 _JSON = "application/json"
 
@@ -21,26 +23,39 @@ def pages(gateway: ObservedGateway) -> Pages:
     - ``/live`` is 200 while the process runs.
     - ``/ready`` is 200 while all required upstreams can be used, else 503. It is 503 while the
       gateway drains.
-    - ``/status`` is JSON, and ``/metrics`` is Prometheus' text format.
-    """
+    - ``/status`` is JSON. ``/metrics`` is Prometheus' text format, or OpenMetrics on request.
 
-    async def live() -> Page:
+    Both show all workers as one.
+    """
+    store = gateway.metric_store
+
+    async def live(_: ClientRequest) -> Page:
         return Page(b'{"live":true}\n', _JSON)
 
-    async def ready() -> Page:
+    async def ready(_: ClientRequest) -> Page:
         reason = await gateway.not_ready_reason()
         return _not_ready(reason) if reason else Page(b'{"ready":true}\n', _JSON)
 
-    async def shown_status() -> Page:
-        body = orjson.dumps(status(gateway), option=orjson.OPT_INDENT_2)
-        return Page(body + b"\n", _JSON)
+    # In threads: with many series or endpoints they take longer than a time slice.
+    async def status(_: ClientRequest) -> Page:
+        return await asyncio.to_thread(_status_page, await gateway.worker_statuses(), store)
 
-    async def metrics() -> Page:
-        # In a thread: with many series it takes longer than a time slice.
-        text = await asyncio.to_thread(render_metrics, status(gateway), gateway.metric_store)
-        return Page(text, CONTENT_TYPE_PLAIN_0_0_4)
+    async def metrics(request: ClientRequest) -> Page:
+        accept = ",".join(request.headers.getall("Accept", ()))
+        statuses = await gateway.worker_statuses()
+        return await asyncio.to_thread(_metrics_page, statuses, store, accept)
 
-    return {"/live": live, "/ready": ready, "/status": shown_status, "/metrics": metrics}
+    return {"/live": live, "/ready": ready, "/status": status, "/metrics": metrics}
+
+
+def _status_page(statuses: Sequence[Status], store: MetricStore) -> Page:
+    body = orjson.dumps(merge_statuses(statuses, store), option=orjson.OPT_INDENT_2)
+    return Page(body + b"\n", _JSON)
+
+
+def _metrics_page(statuses: Sequence[Status], store: MetricStore, accept: str) -> Page:
+    exemplars = [exemplar for each in statuses for exemplar in each["exemplars"]]
+    return Page(*render_metrics(merge_statuses(statuses, store), store, exemplars, accept))
 
 
 def _not_ready(reason: str) -> Page:

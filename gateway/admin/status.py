@@ -1,28 +1,39 @@
-"""The status of a gateway, which /status and /metrics show."""
+"""The status of a gateway, which /status and /metrics show: that of all workers as one."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
-from dataclasses import asdict
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
+
+from prometheus_client import ProcessCollector
 
 from gateway import __version__
 from gateway.build_info import COMPILED
 from gateway.listener.server import HttpListener
-from gateway.observe.call_metrics import SERVER_DURATION
+from gateway.observe.call_metrics import SERVER_DURATION, CallMetrics
+from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import MetricStore
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
 
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+_PROCESS = ProcessCollector(registry=None)
+_SUMMED = ("connections", "requests_in_progress", "tasks", "buffered_bytes")
+_OF_ONE_WORKER = ("pid", "draining", *_SUMMED)
+"""What is shown of each worker."""
+
+Status = Mapping[str, Any]
 
 
 class ObservedGateway(Protocol):
     """What the admin pages read of a gateway."""
 
     draining: bool
+    call_metrics: CallMetrics
 
     @property
     def metric_store(self) -> MetricStore:
@@ -48,47 +59,143 @@ class ObservedGateway(Protocol):
     def settings_status(self) -> dict[str, Any]:
         """Return which settings are in use, and why newer ones are not."""
 
+    async def worker_statuses(self) -> list[dict[str, Any]]:
+        """Return what ``worker_status`` returns, for each worker."""
+
     async def not_ready_reason(self) -> str:
         """Return why the gateway is not ready, or an empty text."""
 
 
-def status(gateway: ObservedGateway) -> dict[str, Any]:
-    """Return the status of a gateway; of several workers, that of this one, but for durations."""
+def worker_status(gateway: ObservedGateway) -> dict[str, Any]:
+    """Return the status of this process, which orjson can express."""
     listener = gateway.listener
-    durations = gateway.metric_store.sums(SERVER_DURATION)
     return {
-        "version": __version__,
-        "compiled": COMPILED,
         "pid": os.getpid(),
+        "time": time.time(),
         "draining": gateway.draining,
         "settings": gateway.settings_status,
         "connections": listener.connections,
         "requests_in_progress": listener.requests,
         "tasks": len(asyncio.all_tasks()),
-        "concurrency": _concurrency(gateway.concurrency_limit),
         "buffered_bytes": gateway.buffered_bytes,
-        "upstreams": {name: _upstream(each, durations) for name, each in gateway.upstreams.items()},
+        "concurrency": _concurrency(gateway.concurrency_limit),
+        "process": {
+            sample.name: sample.value for metric in _PROCESS.collect() for sample in metric.samples
+        },
+        "upstreams": {name: _upstream(each) for name, each in gateway.upstreams.items()},
+        "exemplars": gateway.call_metrics.exemplars(),
     }
 
 
-def _upstream(
-    upstream: Upstream, durations: Mapping[tuple[str, ...], list[float]]
-) -> dict[str, Any]:
+def merge_statuses(statuses: Sequence[Status], store: MetricStore) -> dict[str, Any]:
+    """Return the status of all workers as one; ``statuses`` are those of the living ones.
+
+    Numbers are sums. Where workers differ, the worse is shown: an endpoint is healthy or in use
+    only if it is so in all of them.
+    """
+    now = time.time()
+    durations, failures = store.sums(SERVER_DURATION), _failures(store)
+    names = dict.fromkeys(name for each in statuses for name in each["upstreams"])
+    merged: dict[str, Any] = {
+        "version": __version__,
+        "compiled": COMPILED,
+        "draining": any(each["draining"] for each in statuses),
+        "settings": _worst_settings([each["settings"] for each in statuses]),
+    }
+    merged |= {name: _sum(statuses, name) for name in _SUMMED}
+    merged["concurrency"] = _sum_concurrency(statuses)
+    merged["workers"] = [
+        {name: each[name] for name in _OF_ONE_WORKER}
+        | {"seconds_since_update": round(max(0.0, now - each["time"]), 3)}
+        for each in statuses
+    ]
+    merged["process"] = _merge_process([each["process"] for each in statuses])
+    merged["upstreams"] = {
+        name: _merge_upstream(
+            name,
+            [each["upstreams"][name] for each in statuses if name in each["upstreams"]],
+            durations,
+            failures,
+        )
+        for name in names
+    }
+    return merged
+
+
+def _upstream(upstream: Upstream) -> dict[str, Any]:
+    state = upstream.dialect_state
     return {
         "required": upstream.required,
         "healthy": False if upstream.pool.unreachable else upstream.pool.any_healthy,
         "unreachable_reason": upstream.pool.unreachable,
-        "dialect": _dialect(upstream),
+        "dialect": {"name": state.dialect.name if state.dialect else None, "reason": state.reason},
         "concurrency": _concurrency(upstream.concurrency_limit),
+        "endpoints": upstream.pool.snapshot(),
+    }
+
+
+def _concurrency(limit: ConcurrencyLimit | None) -> dict[str, int] | None:
+    if limit is None:
+        return None
+    return {"active": limit.active, "queued": limit.queued, "max_requests": limit.max_requests}
+
+
+def _failures(store: MetricStore) -> dict[tuple[str, str], dict[str, int]]:
+    """Return the failed calls of each endpoint by their kind, over all workers."""
+    found: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for (upstream, url, kind), (count,) in sorted(store.sums(ENDPOINT_FAILURES).items()):
+        found[upstream, url][kind] = int(count)
+    return found
+
+
+def _merge_upstream(
+    name: str,
+    statuses: Sequence[Status],
+    durations: Mapping[tuple[str, ...], list[float]],
+    failures: Mapping[tuple[str, str], dict[str, int]],
+) -> dict[str, Any]:
+    endpoints: defaultdict[str, list[Status]] = defaultdict(list)
+    for status in statuses:
+        for endpoint in status["endpoints"]:
+            endpoints[endpoint["url"]].append(endpoint)
+    known = [each["dialect"] for each in statuses if each["dialect"]["name"] is not None]
+    return {
+        "required": statuses[0]["required"],
+        "healthy": _worse(each["healthy"] for each in statuses),
+        "unreachable_reason": _first(each["unreachable_reason"] for each in statuses),
+        "dialect": known[0] if known else statuses[0]["dialect"],
+        "concurrency": _sum_concurrency(statuses),
         "endpoints": [
-            asdict(state) | _calls(durations.get((upstream.name, state.url)))
-            for state in upstream.pool.snapshot()
+            _merge_endpoint(states)
+            | _failed_calls(failures.get((name, url), {}))
+            | _calls(durations.get((name, url)))
+            for url, states in endpoints.items()
         ],
     }
 
 
+def _merge_endpoint(states: Sequence[Status]) -> dict[str, Any]:
+    merged = dict(states[0])
+    merged["requests_in_progress"] = _sum(states, "requests_in_progress")
+    for name in ("consecutive_failures", "consecutive_ejections", "ejection_remaining_seconds"):
+        merged[name] = max(each[name] for each in states)
+    merged["healthy"] = healthy = _worse(each["healthy"] for each in states)
+    decisive = next(each for each in states if each["healthy"] is healthy)
+    merged["health_check_result"] = decisive["health_check_result"]
+    merged["draining"] = any(each["draining"] for each in states)
+    for name in ("models", "dialect"):
+        merged[name] = _first(each[name] for each in states)
+    last = max(states, key=lambda each: each["last_error_at"] or "")
+    merged |= {name: last[name] for name in ("last_error", "last_error_at")}
+    return merged
+
+
+def _failed_calls(by_kind: dict[str, int]) -> dict[str, Any]:
+    return {"failures_total": sum(by_kind.values()), "failures": by_kind}
+
+
 def _calls(duration: list[float] | None) -> dict[str, Any]:
-    """Return the number and the duration of the calls of an endpoint, over all workers."""
+    """Return the number and the duration of the calls of an endpoint."""
     if duration is None:
         return {"calls_total": 0, "duration_ms": None}
     quantiles = {
@@ -98,11 +205,36 @@ def _calls(duration: list[float] | None) -> dict[str, Any]:
     return {"calls_total": int(sum(duration[1:])), "duration_ms": quantiles}
 
 
-def _dialect(upstream: Upstream) -> dict[str, str | None]:
-    """Return the dialect of the servers, if it is known, and what showed it."""
-    state = upstream.dialect_state
-    return {"name": state.dialect.name if state.dialect else None, "reason": state.reason}
+def _merge_process(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sum up the numbers of the system; the start is that of the oldest worker."""
+    return {
+        name: (min if name.endswith("start_time_seconds") else sum)(
+            part[name] for part in parts if name in part
+        )
+        for name in dict.fromkeys(name for part in parts for name in part)
+        if not name.startswith("process_cpu")  # a counter, which a new worker must not set back
+    }
 
 
-def _concurrency(limit: ConcurrencyLimit | None) -> dict[str, int] | None:
-    return None if limit is None else {"active": limit.active, "queued": limit.queued}
+def _worst_settings(settings: Sequence[Status]) -> Status:
+    failed = [each for each in settings if each["last_failure"] is not None]
+    return (failed or settings)[0]
+
+
+def _sum(parts: Iterable[Status], name: str) -> int:
+    return sum(part[name] for part in parts)
+
+
+def _sum_concurrency(statuses: Iterable[Status]) -> dict[str, int] | None:
+    parts = [each["concurrency"] for each in statuses if each["concurrency"] is not None]
+    return {name: _sum(parts, name) for name in parts[0]} if parts else None
+
+
+def _worse(values: Iterable[bool | None]) -> bool | None:
+    """Return False if any value is, None if none is known."""
+    known = [value for value in values if value is not None]
+    return all(known) if known else None
+
+
+def _first(values: Iterable[Any]) -> Any:
+    return next((value for value in values if value is not None), None)

@@ -7,11 +7,13 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from gateway.admin.listener import Admin
 from gateway.admin.pages import pages
+from gateway.admin.status import worker_status
 from gateway.app.active_config import ActiveConfig, RetiredConfigs
 from gateway.app.build.limits import SharedLimits, build_shared_limits
 from gateway.app.build.listen import (
@@ -29,6 +31,8 @@ from gateway.app.ejection_sync import EjectionSync
 from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.revision import Revision
+from gateway.app.shared_memory import SharedMemory
+from gateway.app.status_publisher import StatusPublisher
 from gateway.listener.connection import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import (
@@ -38,10 +42,10 @@ from gateway.observe.access_log import (
     write_json,
     write_text,
 )
-from gateway.observe.call_metrics import CALL_FAMILIES, CallMetrics
+from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallObserver
+from gateway.observe.gateway_metrics import GatewayMetrics, ReloadMetrics
 from gateway.observe.log_writer import LogWriter
-from gateway.observe.metric_store import MetricStore
 from gateway.offload.process import OffloadProcess
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
@@ -49,7 +53,6 @@ from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
-from gateway.workers.shared_state import SharedEjections
 
 _ADMIN_DRAIN_TIMEOUT, _ADMIN_DRAIN_GRACE = 0.5, 0.1
 """Seconds at the end for an operator to get a page, and to request one on an open connection."""
@@ -60,8 +63,8 @@ class Gateway:
 
     A worker's gateway has ``on_closed``: it does not listen, but gets connections with ``take``,
     and calls that function for each connection that closes. ``resources`` are what was loaded for
-    these settings already. Workers share ``shared_ejections`` and ``metric_store``; ``slot`` is the
-    number of the worker, from 0.
+    these settings already. Workers have ``shared`` memory; ``slot`` is the number of the worker,
+    from 0.
     ``drained`` is awaited when no client's call is running any more; the admin address is served
     until it returns. Entering raises ListenError, UpstreamTlsError and ApiKeysError.
     """
@@ -72,21 +75,28 @@ class Gateway:
         on_closed: Callable[[], None] | None = None,
         resources: LoadedResources | None = None,
         revision: Revision | None = None,
-        shared_ejections: SharedEjections | None = None,
+        shared: SharedMemory | None = None,
         slot: int = 0,
         drained: Callable[[], Awaitable[None]] | None = None,
-        metric_store: MetricStore | None = None,
     ) -> None:
         self._settings = settings
         self._drained = drained
         self._on_closed = on_closed
         self._preloaded = resources
         self._ejection_sync = None
-        if shared_ejections is not None:
-            self._ejection_sync = EjectionSync(shared_ejections, slot == 0)
-        self.metric_store = metric_store or MetricStore(CALL_FAMILIES)
+        if shared is not None:
+            self._ejection_sync = EjectionSync(shared.ejections, slot == 0)
+        else:
+            shared = SharedMemory.for_workers(1)
+        self.metric_store = shared.metric_store
         """The counters and histograms of all workers."""
-        self._call_metrics = CallMetrics(self.metric_store.writer(slot))
+        writer = self.metric_store.writer(slot)
+        self.call_metrics = CallMetrics(writer)
+        self.reload_metrics = ReloadMetrics(writer)
+        self._metrics = GatewayMetrics(writer)
+        self._status_publisher = StatusPublisher(
+            shared.statuses, slot, partial(worker_status, self), self._metrics
+        )
         self._offload: OffloadProcess | None = None
         self._access_log_writer: LogWriter | None = None
         self._bound: tuple[BoundAddress, ...] = ()
@@ -131,6 +141,10 @@ class Gateway:
         """Return which settings are in use, and why newer ones are not."""
         return asdict(self.revision)
 
+    async def worker_statuses(self) -> list[dict[str, Any]]:
+        """Return the statuses of all workers."""
+        return await self._status_publisher.statuses()
+
     async def not_ready_reason(self) -> str:
         """Return why the gateway is not ready, or an empty text."""
         return await self.active_config.router.readiness.check()
@@ -143,19 +157,21 @@ class Gateway:
             log_warnings(settings)
         self._resources = resources
         self._bound = self._bind(settings)
-        self._offload = OffloadProcess() if uses_offload(settings) else None
-        limits = build_shared_limits(settings)
+        self._offload = self._offload_process() if uses_offload(settings) else None
+        limits = build_shared_limits(settings, self._metrics)
         buffers = limits.memory_budget.buffers
-        upstreams = build_upstreams(resources.upstream_specs, {}, buffers, self._ejection_sync)
+        upstreams = build_upstreams(
+            resources.upstream_specs, {}, self._metrics, buffers, self._ejection_sync
+        )
         try:
             await _start(upstreams)
         except BaseException:
             close(self._bound)
             await _close_unused(upstreams)
             raise
-        router = _build_router(resources, upstreams, limits, self._offload)
+        router = _build_router(resources, upstreams, limits, self._offload, self._metrics)
         self.active_config = ActiveConfig(upstreams, router, limits)
-        self._access_log_writer = _access_log_writer(settings, None)
+        self._access_log_writer = self._log_writer(settings)
         self._listener = HttpListener(
             self._handle_request,
             self._observers(settings),
@@ -171,6 +187,7 @@ class Gateway:
         self._listen(self._bound)
         if self._ejection_sync is not None:
             self._ejection_sync.start(self._pools)
+        await self._status_publisher.__aenter__()
         return self
 
     def take(self, connection: socket.socket, is_admin: bool = False) -> None:
@@ -196,17 +213,20 @@ class Gateway:
         settings = keep_startup_settings(settings, self._settings)
         before = self._resources
         resources = await asyncio.to_thread(load_resources, settings, before)
-        offload = (self._offload or OffloadProcess()) if uses_offload(settings) else None
-        limits = build_shared_limits(settings, self.active_config.limits)
+        offload = (self._offload or self._offload_process()) if uses_offload(settings) else None
+        limits = build_shared_limits(settings, self._metrics, self.active_config.limits)
         upstreams = build_upstreams(
             resources.upstream_specs,
             self.active_config.shared_upstreams,
+            self._metrics,
             limits.memory_budget.buffers,
             self._ejection_sync,
         )
         try:
             await _start(upstreams)
-            router = await asyncio.to_thread(_build_router, resources, upstreams, limits, offload)
+            router = await asyncio.to_thread(
+                _build_router, resources, upstreams, limits, offload, self._metrics
+            )
             bound = self._bind(settings)
         except BaseException:
             await _close_unused(upstreams)
@@ -228,7 +248,7 @@ class Gateway:
         self._watch_files(resources)
         self._resources = resources
         old_writer = self._access_log_writer
-        self._access_log_writer = _access_log_writer(resources.settings, old_writer)
+        self._access_log_writer = self._log_writer(resources.settings)
         self._listener.reconfigure(
             active_config.fast_path,
             self._observers(resources.settings),
@@ -263,6 +283,7 @@ class Gateway:
         if self._drained is not None:
             await self._drained()
         await self._admin.drain(_ADMIN_DRAIN_TIMEOUT, _ADMIN_DRAIN_GRACE)
+        await self._status_publisher.__aexit__(None, None, None)
         close(self._bound)
         self._stop_watching()
         if self._ejection_sync is not None:
@@ -278,8 +299,26 @@ class Gateway:
         """Return what gets the record of each call."""
         writer = self._access_log_writer
         if writer is None:
-            return (self._call_metrics.observe,)
-        return self._call_metrics.observe, _access_log(settings, writer).write
+            return (self.call_metrics.observe,)
+        return self.call_metrics.observe, _access_log(settings, writer).write
+
+    def _log_writer(self, settings: Settings) -> LogWriter | None:
+        """Return what writes the access log: the current one if it writes to the right place."""
+        log, current = settings.log.access, self._access_log_writer
+        if log is None:
+            return None
+        if current is not None and current.path == log.path:
+            return current
+        dropped = self._metrics.dropped_log_lines
+        return LogWriter(log.path, lambda lines: dropped.add(float(lines)))
+
+    def _offload_process(self) -> OffloadProcess:
+        metrics = self._metrics.offload()
+
+        def on_job(offloaded: bool) -> None:
+            (metrics.offloaded if offloaded else metrics.local).add(1.0)
+
+        return OffloadProcess(on_job)
 
     def _pools(self) -> dict[str, Pool]:
         return {name: each.pool for name, each in self.upstreams.items()}
@@ -322,6 +361,7 @@ def _build_router(
     upstreams: Mapping[str, SharedUpstream],
     limits: SharedLimits,
     offload: OffloadProcess | None,
+    metrics: GatewayMetrics,
 ) -> Router:
     return build_routes(
         resources.settings,
@@ -330,15 +370,8 @@ def _build_router(
         offload,
         resources.api_keys.groups,
         resources.forwarding,
+        metrics,
     )
-
-
-def _access_log_writer(settings: Settings, current: LogWriter | None) -> LogWriter | None:
-    """Return what writes the access log: the ``current`` one if it writes to the right place."""
-    log = settings.log.access
-    if log is None:
-        return None
-    return current if current and current.path == log.path else LogWriter(log.path)
 
 
 def _access_log(settings: Settings, writer: LogWriter) -> AccessLog:

@@ -25,14 +25,13 @@ from gateway.app.loaded_resources import load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.revision import ReloadLog, Revision, log_addresses
 from gateway.app.reload.source import SettingsSource, failure_text
+from gateway.app.shared_memory import SharedMemory
 from gateway.app.single_process_reloader import SETTINGS_ERRORS, OnApplied
 from gateway.errors import INTERNAL_ERROR_TEXT
-from gateway.observe.call_metrics import CALL_FAMILIES
-from gateway.observe.metric_store import MetricStore
+from gateway.observe.gateway_metrics import ReloadMetrics
 from gateway.settings.schema import Settings
 from gateway.workers.ipc import ConnectionKind, ToWorker
 from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate
-from gateway.workers.shared_state import SharedEjections
 
 _log = logging.getLogger("tensorgate")
 
@@ -61,13 +60,13 @@ class SupervisorReloader(ConfigSource):
     ) -> None:
         self._source = source
         self._on_settings_applied = on_applied
-        self._reload_log = ReloadLog(Revision(time.time(), str(source.file)))
         self._resources = load_resources(settings)
         log_warnings(settings)
         self._bound = listen(listen_addresses(settings))
         # Made before the first fork, as all workers share it. It outlives them, and each reload.
-        self._shared_ejections = SharedEjections()
-        self._metric_store = MetricStore(CALL_FAMILIES, workers)
+        self._shared = SharedMemory.for_workers(workers)
+        writer = self._shared.metric_store.writer(self._shared.supervisor_segment)
+        self._reload_log = ReloadLog(Revision(time.time(), str(source.file)), ReloadMetrics(writer))
         self._log_applied: Callable[[], None] | None = None
 
     @property
@@ -103,10 +102,9 @@ class SupervisorReloader(ConfigSource):
             on_closed,
             self._resources,
             self._reload_log.revision,
-            self._shared_ejections,
+            self._shared,
             slot,
             drained,
-            self._metric_store,
         )
 
     def poll(self, requested: bool) -> ConfigUpdate | None:
@@ -217,4 +215,5 @@ class WorkerReloader(BackgroundTask):
             self._on_applied(reload.settings)
             return ""
         gateway.revision = gateway.revision.after_failure(why, time.time())
+        gateway.reload_metrics.failures.add(1.0)
         return why

@@ -39,7 +39,7 @@ class SingleProcessReloader(BackgroundTask):
         self._gateway = gateway
         self._source = source
         self._on_applied = on_applied
-        self._reload_log = ReloadLog(gateway.revision)
+        self._reload_log = ReloadLog(gateway.revision, gateway.reload_metrics)
         self._requested = asyncio.Event()
 
     def request_reload(self) -> None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
+
+from prometheus_client.utils import floatToGoString
 
 from gateway.observe.call_record import CallRecord
 from gateway.observe.metric_cells import Counter, Histogram
-from gateway.observe.metric_store import OTHER, CounterFamily, HistogramFamily, MetricWriter
+from gateway.observe.metric_store import (
+    OTHER,
+    CounterFamily,
+    CountFamily,
+    HistogramFamily,
+    MetricWriter,
+)
 
 MAX_MODELS = 100
 """Models with numbers of their own in each worker; all further ones count as ``other``."""
@@ -20,13 +29,13 @@ _BUCKETS = (
 _CALL_LABELS = ("route", "operation", "model", "upstream", "form", "status")
 _ENDPOINT_LABELS = ("upstream", "endpoint")
 
-REQUESTS = CounterFamily("tensorgate_requests", "Calls that have ended.", _CALL_LABELS)
 DURATION = HistogramFamily(
     "tensorgate_request_duration_seconds",
     "Time from the head of a request to the end of its call.",
     _CALL_LABELS,
     _BUCKETS,
 )
+REQUESTS = CountFamily("tensorgate_requests", "Calls that have ended.", DURATION)
 REQUEST_BYTES = CounterFamily(
     "tensorgate_request_body_bytes", "Bytes of bodies that clients have sent.", ("route",)
 )
@@ -82,6 +91,14 @@ CALL_FAMILIES = (
 )
 """What a store must have for CallMetrics."""
 
+Exemplar = tuple[tuple[str, ...], str, float, float]
+"""The label values and the bound of a bucket of DURATION, trace id, seconds, and Unix time."""
+
+_MAX_EXEMPLARS = 200
+_EXEMPLAR_INTERVAL = 0.1
+"""Seconds between two looks for the trace id of a call in the same bucket."""
+_BOUNDS = (*map(floatToGoString, _BUCKETS), "+Inf")
+
 _CACHED_ENDPOINTS = 1024
 _FIRST_ERROR_STATUS = 400
 _ABORTED = "aborted"
@@ -91,12 +108,14 @@ _ABORTED = "aborted"
 class _CallCells:
     def __init__(
         self,
-        requests: Counter,
+        labels: tuple[str, ...],
         duration: Histogram,
         request_bytes: Counter,
         response_bytes: Counter,
     ) -> None:
-        self.requests: Final = requests
+        self.labels: Final = labels
+        self.next_exemplar: Final = [0.0] * (len(_BUCKETS) + 2)
+        """When a call in that bucket may be the next exemplar, on the clock of the records."""
         self.duration: Final = duration
         self.request_bytes: Final = request_bytes
         self.response_bytes: Final = response_bytes
@@ -126,6 +145,7 @@ class CallMetrics:
         self._calls: dict[tuple[str, str, str, str, str, int], _CallCells] = {}
         self._endpoints: dict[tuple[str, str], _EndpointCells] = {}
         self._conversions: dict[tuple[str, str], Counter] = {}
+        self._exemplars: dict[tuple[tuple[str, ...], int], Exemplar] = {}
 
     def observe(self, record: CallRecord) -> None:
         """Count a call."""
@@ -138,8 +158,11 @@ class CallMetrics:
         calls = self._calls.get(key)
         if calls is None:
             calls = self._calls[key] = self._call_cells(key)
-        calls.requests.add(1.0)
-        calls.duration.observe(record.seconds)
+        bucket = calls.duration.bucket(record.seconds)
+        calls.duration.add(bucket, record.seconds)
+        if record.started >= calls.next_exemplar[bucket]:
+            calls.next_exemplar[bucket] = record.started + _EXEMPLAR_INTERVAL
+            self._take_exemplar(calls.labels, bucket, record)
         calls.request_bytes.add(float(record.request_bytes))
         calls.response_bytes.add(float(record.response_bytes))
         if record.attempts and record.endpoint:
@@ -149,6 +172,20 @@ class CallMetrics:
         if record.error:
             kind = _ABORTED if record.error_kind is None else record.error_kind.name.lower()
             self._writer.counter(ERRORS, (kind, upstream)).add(1.0)
+
+    def exemplars(self) -> list[Exemplar]:
+        """Return recent calls whose clients have them traced: at most one for each bucket."""
+        return list(self._exemplars.values())
+
+    def _take_exemplar(self, labels: tuple[str, ...], bucket: int, record: CallRecord) -> None:
+        """Keep the trace id of a call, if it has one that its client records."""
+        if trace_id := record.sampled_trace_id:
+            exemplars = self._exemplars
+            exemplars.pop((labels, bucket), None)  # so that the first one is the oldest
+            if len(exemplars) >= _MAX_EXEMPLARS:
+                del exemplars[next(iter(exemplars))]
+            bound = _BOUNDS[bucket - 1]
+            exemplars[labels, bucket] = ((*labels, bound), trace_id, record.seconds, time.time())
 
     def _observe_endpoint(self, record: CallRecord) -> None:
         key = record.upstream, record.endpoint
@@ -185,7 +222,7 @@ class CallMetrics:
         values = (*labels, f"{status}xx" if status else _ABORTED)
         route = (key[0],)
         return _CallCells(
-            writer.counter(REQUESTS, values),
+            values,
             writer.histogram(DURATION, values),
             writer.counter(REQUEST_BYTES, route),
             writer.counter(RESPONSE_BYTES, route),

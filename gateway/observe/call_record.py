@@ -10,8 +10,11 @@ from gateway.errors import ErrorKind, GatewayError
 
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags.
 _TRACEPARENT = re.compile(
-    rb"^traceparent:[ \t]*[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-", re.IGNORECASE | re.MULTILINE
+    rb"^traceparent:[ \t]*[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})",
+    re.IGNORECASE | re.MULTILINE,
 )
+_SAMPLED = 0x01
+"""The flag of a trace that its caller records."""
 
 
 class CallLabels:
@@ -131,6 +134,12 @@ class CallRecord:
         """Return the trace id of the client's ``traceparent`` header; empty without a valid one."""
         found = _TRACEPARENT.search(self.passed_lines)
         return found[1].decode().lower() if found else ""
+
+    @property
+    def sampled_trace_id(self) -> str:
+        """Return the trace id if the client has the call recorded, else an empty text."""
+        found = _TRACEPARENT.search(self.passed_lines)
+        return found[1].decode().lower() if found and int(found[2], 16) & _SAMPLED else ""
 
 
 CallObserver = Callable[[CallRecord], None]

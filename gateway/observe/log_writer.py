@@ -8,6 +8,7 @@ import select
 import stat
 import threading
 import time
+from collections.abc import Callable
 
 FLUSH_INTERVAL = 1.0
 """Seconds after which a line is written at the latest."""
@@ -38,13 +39,17 @@ class LogWriter:
     nobody reads the pipe. A file that was renamed or removed is opened anew.
 
     Several processes may write to the same file or pipe. Each write is of whole lines, and short
-    enough for the kernel to append it as a whole.
+    enough for the kernel to append it as a whole. ``on_dropped`` is called with the number of lines
+    that were dropped, each time.
     """
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(
+        self, path: str | None = None, on_dropped: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.path = path
         self.dropped = 0
         """Lines that were dropped."""
+        self._on_dropped = on_dropped
         # Only the caller of ``add`` appends, and only the thread removes. Each is one operation
         # under the interpreter's lock, so that no other lock is needed.
         self._buffer = bytearray()
@@ -66,7 +71,7 @@ class LogWriter:
         """Add a line, which ends with a line break."""
         buffer = self._buffer
         if len(buffer) >= MAX_BUFFERED:
-            self.dropped += 1
+            self._drop(1)
             return
         buffer += line
         if len(buffer) >= FLUSH_SIZE and not self._wake.is_set():
@@ -83,6 +88,10 @@ class LogWriter:
         self._wake.set()
         self._thread.join(_CLOSE_TIMEOUT)
 
+    def _drop(self, lines: int) -> None:
+        self.dropped += lines
+        self._on_dropped(lines)
+
     def _run(self) -> None:
         while not self._closed.is_set():
             self._wake.clear()
@@ -91,7 +100,7 @@ class LogWriter:
             # A full buffer wakes the thread, but after a failure that would be again and again.
             (self._closed if self._error else self._wake).wait(FLUSH_INTERVAL)
         self._flush()
-        self.dropped += self._buffer.count(b"\n")
+        self._drop(self._buffer.count(b"\n"))
         self._report_at = 0.0
         self._report()
         if self.path is not None and self._descriptor >= 0:

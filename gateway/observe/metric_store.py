@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -124,6 +125,22 @@ class HistogramFamily:
         return low if any(counts) else math.nan
 
 
+@dataclass(frozen=True, slots=True)
+class CountFamily:
+    """Declares a counter of the values in each histogram of a family, which takes no memory."""
+
+    name: str
+    documentation: str
+    histograms: HistogramFamily
+
+    def metric(self, series: Series) -> Metric:
+        """Make the metric of the histograms' series."""
+        metric = CounterMetricFamily(self.name, self.documentation, labels=self.histograms.labels)
+        for labels, (_, *counts) in series:
+            metric.add_metric(labels, sum(counts))
+        return metric
+
+
 Family = CounterFamily | HistogramFamily
 
 
@@ -134,14 +151,22 @@ class MetricStore(Collector):
     two families have one name, or if a segment has no room for a series of each family.
     """
 
-    def __init__(self, families: Sequence[Family], segments: int = 1, size: int = 1 << 20) -> None:
+    def __init__(
+        self, families: Sequence[Family | CountFamily], segments: int = 1, size: int = 1 << 20
+    ) -> None:
         if len({family.name for family in families}) < len(families):
             raise ValueError("two families have the same name")
-        self._families = tuple(families)
+        self._shown = tuple(families)
+        self._families = tuple(each for each in families if not isinstance(each, CountFamily))
         self._segments = [_Segment(self._families, size) for _ in range(segments)]
 
+    @property
+    def segments(self) -> int:
+        """Return the number of segments."""
+        return len(self._segments)
+
     def writer(self, segment: int) -> MetricWriter:
-        """Return the writer of a segment, for one thread of one process at a time.
+        """Return the writer of a segment, for one process at a time.
 
         It goes on with the series that an earlier process left there. Raises IndexError if there is
         no such segment.
@@ -158,8 +183,9 @@ class MetricStore(Collector):
 
         A family without labels always has its series. May be called in any thread.
         """
-        for family in self._families:
-            yield family.metric(sorted(self.sums(family).items()))
+        for family in self._shown:
+            stored = family.histograms if isinstance(family, CountFamily) else family
+            yield family.metric(sorted(self.sums(stored).items()))
 
     def sums(self, family: Family) -> dict[Labels, list[float]]:
         """Return the words of each series of a family, summed over all processes.
@@ -188,6 +214,8 @@ class MetricWriter:
     def __init__(self, families: tuple[Family, ...], segment: _Segment) -> None:
         self._indexes = {family: index for index, family in enumerate(families)}
         self._segment = segment
+        self._lock = threading.Lock()
+        """A reload builds parts, with their counters, in a thread."""
         self._counters: dict[int, Counter] = {}
         self._histograms: dict[int, Histogram] = {}
         """One object for each series, by its first word: it knows the numbers."""
@@ -203,18 +231,20 @@ class MetricWriter:
         Raises ValueError if there are too few values or too many, and KeyError if the store does
         not have the family.
         """
-        at = self._find(family, labels)
-        if (counter := self._counters.get(at)) is None:
-            counter = self._counters[at] = Counter(self._segment.words, at)
-        return counter
+        with self._lock:
+            at = self._find(family, labels)
+            if (counter := self._counters.get(at)) is None:
+                counter = self._counters[at] = Counter(self._segment.words, at)
+            return counter
 
     def histogram(self, family: HistogramFamily, labels: Labels = ()) -> Histogram:
         """Return the histogram with these label values, as ``counter`` does."""
-        at = self._find(family, labels)
-        if (histogram := self._histograms.get(at)) is None:
-            histogram = Histogram(self._segment.words, at, family.buckets)
-            self._histograms[at] = histogram
-        return histogram
+        with self._lock:
+            at = self._find(family, labels)
+            if (histogram := self._histograms.get(at)) is None:
+                histogram = Histogram(self._segment.words, at, family.buckets)
+                self._histograms[at] = histogram
+            return histogram
 
     def _find(self, family: Family, labels: Labels) -> int:
         return self._segment.find(self._indexes[family], labels)

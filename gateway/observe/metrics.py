@@ -1,21 +1,71 @@
-"""Renders the status of a gateway as Prometheus metrics."""
+"""Renders the status of a gateway, and what it has counted, as Prometheus metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar, Sample
+
+from gateway.observe.call_metrics import DURATION
+from gateway.observe.metric_store import MetricStore
+
+_PROCESS_HELP = {
+    "process_virtual_memory_bytes": "Virtual memory size of all workers in bytes.",
+    "process_resident_memory_bytes": "Resident memory size of all workers in bytes.",
+    "process_start_time_seconds": "Unix time at which the oldest worker was started, in seconds.",
+    "process_open_fds": "Open file descriptors of all workers.",
+    "process_max_fds": "Most file descriptors that all workers together may open.",
+}
 
 
-def render_metrics(status: Mapping[str, Any], store: Collector) -> bytes:
-    """Render a status, and the numbers of a store, in the text format of Prometheus."""
+def render_metrics(
+    status: Mapping[str, Any],
+    store: MetricStore,
+    exemplars: Iterable[Sequence[Any]] = (),
+    accept: str = "",
+) -> tuple[bytes, str]:
+    """Render a merged status, and the numbers of a store; return the text and its type.
+
+    It is Prometheus' text format, or OpenMetrics with ``exemplars`` if the ``accept`` header asks
+    for it.
+    """
     registry = CollectorRegistry()
-    registry.register(store)
+    registry.register(_StoreCollector(store, exemplars))
     registry.register(_StatusCollector(status))
-    return generate_latest(registry)
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+class _StoreCollector(Collector):
+    """Yields the metrics of a store, with exemplars."""
+
+    def __init__(self, store: MetricStore, exemplars: Iterable[Sequence[Any]]) -> None:
+        self._store = store
+        self._exemplars = {
+            tuple(labels): Exemplar({"trace_id": trace_id}, seconds, time)
+            for labels, trace_id, seconds, time in sorted(exemplars, key=_time)
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._store.collect():
+            if metric.name == DURATION.name and self._exemplars:
+                metric.samples = list(map(self._with_exemplar, metric.samples))
+            yield metric
+        yield CounterMetricFamily(
+            "tensorgate_metric_series_dropped",
+            "Series that were counted as other because the memory for metrics is full.",
+            self._store.full,
+        )
+
+    def _with_exemplar(self, sample: Sample) -> Sample:
+        exemplar = self._exemplars.get(tuple(sample.labels.values()))
+        return sample if exemplar is None else sample._replace(exemplar=exemplar)
 
 
 class _StatusCollector(Collector):
@@ -31,7 +81,36 @@ class _StatusCollector(Collector):
         yield _gauge("requests_in_progress", "Calls in progress.", status["requests_in_progress"])
         yield _gauge("buffered_bytes", "Bytes of buffered bodies.", status["buffered_bytes"])
         yield _gauge("draining", "1 while the gateway drains before shutdown.", status["draining"])
+        yield _gauge("workers", "Workers that are alive.", len(status["workers"]))
+        info = GaugeMetricFamily(
+            "tensorgate_build_info",
+            "Always 1; the labels tell what is running.",
+            labels=["version", "compiled", "python"],
+        )
+        compiled = str(status["compiled"]).lower()
+        info.add_metric([status["version"], compiled, platform.python_version()], 1.0)
+        yield info
+        for name, value in status["process"].items():
+            yield GaugeMetricFamily(name, _PROCESS_HELP.get(name, name), value)
+        yield from self._concurrency_metrics()
         yield from self._endpoint_metrics()
+
+    def _concurrency_metrics(self) -> Iterator[Metric]:
+        labels = ["upstream"]
+        active = GaugeMetricFamily(
+            "tensorgate_concurrency_active", "Calls that have a slot of the limit.", labels=labels
+        )
+        most = GaugeMetricFamily("tensorgate_concurrency_max", "Slots of the limit.", labels=labels)
+        queued = GaugeMetricFamily(
+            "tensorgate_queue_length", "Calls that wait for a slot of the limit.", labels=labels
+        )
+        parts = {name: each["concurrency"] for name, each in self._status["upstreams"].items()}
+        for name, concurrency in ({"": self._status["concurrency"]} | parts).items():
+            if concurrency is not None:
+                active.add_metric([name], concurrency["active"])
+                most.add_metric([name], concurrency["max_requests"])
+                queued.add_metric([name], concurrency["queued"])
+        yield from (active, most, queued)
 
     def _settings_metrics(self) -> Iterator[Metric]:
         settings = self._status["settings"]
@@ -41,12 +120,6 @@ class _StatusCollector(Collector):
             "settings_loaded_timestamp_seconds",
             "Unix time at which the settings in use were loaded.",
             settings["loaded_at"],
-        )
-        yield CounterMetricFamily(
-            "tensorgate_reloads", "Reloads that took effect.", settings["reloads"]
-        )
-        yield CounterMetricFamily(
-            "tensorgate_reload_failures", "Reloads that failed.", settings["reload_failures"]
         )
 
     def _endpoint_metrics(self) -> Iterator[Metric]:
@@ -66,25 +139,21 @@ class _StatusCollector(Collector):
             "1 while the endpoint's health checks succeed.",
             labels=labels,
         )
-        failures = CounterMetricFamily(
-            "tensorgate_endpoint_failures",
-            "Failed calls to the endpoint: no complete response, or a 5xx response.",
-            labels=labels,
-        )
-        responses_5xx = CounterMetricFamily(
-            "tensorgate_endpoint_responses_5xx", "5xx responses of the endpoint.", labels=labels
-        )
         for name, upstream in self._status["upstreams"].items():
             for endpoint in upstream["endpoints"]:
                 values = [name, endpoint["url"]]
                 outstanding.add_metric(values, endpoint["requests_in_progress"])
                 ejected.add_metric(values, float(endpoint["consecutive_ejections"] > 0))
-                failures.add_metric(values, endpoint["failures_total"])
-                responses_5xx.add_metric(values, endpoint["responses_5xx"])
                 if endpoint["healthy"] is not None:
                     healthy.add_metric(values, float(endpoint["healthy"]))
-        yield from (outstanding, ejected, healthy, failures, responses_5xx)
+        yield from (outstanding, ejected, healthy)
 
 
 def _gauge(name: str, documentation: str, value: float) -> Metric:
     return GaugeMetricFamily(f"tensorgate_{name}", documentation, float(value))
+
+
+def _time(exemplar: Sequence[Any]) -> float:
+    """Return when an exemplar was taken; the last one of a bucket is shown."""
+    time: float = exemplar[3]
+    return time

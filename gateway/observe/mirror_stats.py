@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 from gateway.errors import escape_for_log
+from gateway.observe.gateway_metrics import MirrorMetrics
 
 LOG_INTERVAL = 60.0
 """Seconds between two lines."""
@@ -21,8 +22,11 @@ class MirrorStats:
     a minute later, whether that failed or not.
     """
 
-    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, clock: Callable[[], float], metrics: MirrorMetrics | None = None
+    ) -> None:
         self._name = name
+        self._metrics = metrics
         self._clock = clock
         self._sent = self._failed = self._skipped = 0
         self._last_failure = ""
@@ -31,14 +35,19 @@ class MirrorStats:
     def count_sent(self, failure: str) -> None:
         """Count a request that was sent; ``failure`` tells why it failed, if it did."""
         self._sent += 1
+        metrics = self._metrics
         if failure:
             self._failed += 1
             self._note("failed", failure)
+        if metrics is not None:
+            (metrics.failed if failure else metrics.ok).add(1.0)
         self._flush_if_due()
 
     def count_skipped(self, why: str) -> None:
         """Count a request that was not sent."""
         self._skipped += 1
+        if self._metrics is not None:
+            self._metrics.skipped.add(1.0)
         self._note("was not sent", why)
         self._flush_if_due()
 

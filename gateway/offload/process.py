@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -39,10 +40,12 @@ class OffloadProcess(Offloader):
     """Has a process convert tensors; it starts when there is a first job.
 
     ``submit`` returns None while the process is not running, or is busy. Jobs that it has not done
-    when it dies, or takes too long, count as not done.
+    when it dies, or takes too long, count as not done. ``on_job`` is called for each job that is
+    large enough: whether the process got it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_job: Callable[[bool], None] = lambda _: None) -> None:
+        self._on_job = on_job
         self._loop = asyncio.get_running_loop()
         self._connection: _Connection | None = None
         self._running: asyncio.Task[None] | None = None
@@ -52,10 +55,13 @@ class OffloadProcess(Offloader):
         """Submit a job; None if it is done sooner in this process."""
         if not _MIN_JOB_SIZE <= sum(map(len, data)) <= MAX_JOB_SIZE:
             return None
+        submitted = None
         if self._connection is None:
             self._start()
-            return None
-        return self._connection.send(job, data)
+        else:
+            submitted = self._connection.send(job, data)
+        self._on_job(submitted is not None)
+        return submitted
 
     async def close(self) -> None:
         """Stop the process."""

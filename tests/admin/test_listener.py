@@ -6,18 +6,19 @@ import pytest
 
 from gateway.admin.listener import Admin, Page
 from gateway.listener.server import HttpListener
+from gateway.proxy.interfaces import ClientRequest
 from tests.support.raw_client import RawClient, connect
 
 
-async def _healthy_page() -> Page:
+async def _healthy_page(_: ClientRequest) -> Page:
     return Page(b"fine\n")
 
 
-async def _unhealthy_page() -> Page:
+async def _unhealthy_page(_: ClientRequest) -> Page:
     return Page(b'{"ill":true}', "application/json", 503)
 
 
-async def _raising_page() -> Page:
+async def _raising_page(_: ClientRequest) -> Page:
     raise ZeroDivisionError
 
 

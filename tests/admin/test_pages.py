@@ -107,13 +107,14 @@ async def test_status_shows_calls_and_endpoints() -> None:
             await busy.send(request("GET", "/v2/x"))
             await until(lambda: gateway.listener.requests == 1)
             status = (await client.call("GET", "/status")).json
-        assert status["pid"] == os.getpid()
+        (worker,) = status["workers"]
+        assert (worker["pid"], worker["connections"]) == (os.getpid(), 1)
         assert (status["connections"], status["requests_in_progress"], status["draining"]) == (
             1,
             1,
             False,
         )
-        assert status["concurrency"] == {"active": 1, "queued": 0}
+        assert status["concurrency"] == {"active": 1, "queued": 0, "max_requests": 7}
         assert status["settings"]["number"] == 1
         upstream = status["upstreams"]["u"]
         assert (upstream["required"], upstream["healthy"], upstream["concurrency"]) == (

@@ -8,11 +8,11 @@ import pytest
 
 from gateway.app import ejection_sync
 from gateway.app.gateway import Gateway
+from gateway.app.shared_memory import SharedMemory
 from gateway.routing.endpoint_health import EjectionState
 from gateway.settings.schema import Settings
 from gateway.settings.upstreams import HealthCheck as HealthSettings
 from gateway.upstream.pool import reachability
-from gateway.workers.shared_state import SharedEjections
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response
 from tests.support.raw_client import RawClient, connect
@@ -72,13 +72,13 @@ async def _ask(client: RawClient, times: int) -> list[int]:
 
 
 async def test_ejection_reaches_the_other_worker_also_after_a_reload() -> None:
-    shared = SharedEjections()
+    shared = SharedMemory.for_workers(2)
     async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="1500ms")
-        one = await stack.enter_async_context(Gateway(settings, shared_ejections=shared))
-        other = await stack.enter_async_context(Gateway(settings, shared_ejections=shared))
+        one = await stack.enter_async_context(Gateway(settings, shared=shared))
+        other = await stack.enter_async_context(Gateway(settings, shared=shared))
         assert (await _ask(await _client(stack, one), 15)).count(502) == 5
         await until(lambda: _first(other).ejections == 1)
         assert _first(other).failures == 0
@@ -95,14 +95,14 @@ async def test_ejection_reaches_the_other_worker_also_after_a_reload() -> None:
 
 
 async def test_worker_that_starts_later_knows_the_ejections() -> None:
-    shared = SharedEjections()
+    shared = SharedMemory.for_workers(2)
     async with no_leaks(), AsyncExitStack() as stack:
         bad = await stack.enter_async_context(_Server())
         good = [await stack.enter_async_context(ScriptedServer()) for _ in range(2)]
         settings = _settings(bad, *good, time="60s")
-        async with Gateway(settings, shared_ejections=shared) as one:
+        async with Gateway(settings, shared=shared) as one:
             await _ask(await _client(stack, one), 15)
-        late = await stack.enter_async_context(Gateway(settings, shared_ejections=shared))
+        late = await stack.enter_async_context(Gateway(settings, shared=shared))
         await until(lambda: _first(late).ejections == 1)
         assert set(await _ask(await _client(stack, late), 9)) == {200}
         assert len(bad.requests) == 5
@@ -112,7 +112,7 @@ async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.05)
-    shared = SharedEjections()
+    shared = SharedMemory.for_workers(2)
     async with no_leaks(), AsyncExitStack() as stack:
         async with ScriptedServer() as server:
             port = server.port
@@ -126,8 +126,7 @@ async def test_unreachable_upstream_is_not_ready_for_the_other_worker(
             )
             settings = settings.model_copy(update={"upstreams": {"u": checked}})
             one, other = [
-                await stack.enter_async_context(Gateway(settings, shared_ejections=shared))
-                for _ in range(2)
+                await stack.enter_async_context(Gateway(settings, shared=shared)) for _ in range(2)
             ]
             pools = [each.active_config.upstreams["u"].pool for each in (one, other)]
             await until(lambda: all(pool.any_healthy for pool in pools))
@@ -159,7 +158,7 @@ async def test_unexpected_error_is_logged_and_does_not_end_the_sync(
         looks += 1
         raise KeyError
 
-    heard = ejection_sync.EjectionSync(SharedEjections())
+    heard = ejection_sync.EjectionSync(SharedMemory.for_workers(2).ejections)
     async with no_leaks():
         heard.start(pools)  # type: ignore[arg-type]
         await until(lambda: looks > 1)

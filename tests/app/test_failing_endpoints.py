@@ -65,7 +65,7 @@ async def test_status_shows_an_unreachable_endpoint_that_is_the_only_one(
             assert (await client.call("GET", "/v2/x")).status == 503
         endpoint = await _status_of(operator)
         assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
-        assert (endpoint["responses_5xx"], endpoint["last_error"]) == (0, why)
+        assert (endpoint["failures"], endpoint["last_error"]) == ({"unreachable": 4}, why)
         assert endpoint["last_error_at"]
         upstream = (await operator.call("GET", "/status")).json["upstreams"]["u"]
         assert (upstream["healthy"], upstream["unreachable_reason"]) == (False, why)
@@ -110,11 +110,11 @@ async def test_responses_with_500_are_counted_on_the_fast_path(
             assert (await client.call("GET", "/v2/models/m/ready")).status == 500
         endpoint = await _status_of(operator)
         assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
-        assert (endpoint["responses_5xx"], endpoint["last_error"]) == (4, "it returned 500")
+        assert (endpoint["failures"], endpoint["last_error"]) == ({"5xx": 4}, "it returned 500")
         assert endpoint["calls_total"] == 4
         times = endpoint["duration_ms"]
         assert 0 < times["p50"] <= times["p90"] <= times["p99"]
-        assert await _metric(operator, "tensorgate_endpoint_responses_5xx_total") == [4]
+        assert await _metric(operator, "tensorgate_endpoint_failures_total") == [4]
         assert (await client.call("GET", "/v2/models/m/ready")).status == 200
         endpoint = await _status_of(operator)
         assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (0, 4)
@@ -136,7 +136,7 @@ async def test_broken_responses_are_counted_on_the_fast_path() -> None:
             assert (await client.ask(infer_json())).status == 502
         endpoint = await _status_of(operator)
         assert (endpoint["consecutive_failures"], endpoint["failures_total"]) == (4, 4)
-        assert (endpoint["responses_5xx"], endpoint["requests_in_progress"]) == (0, 0)
+        assert (endpoint["failures"], endpoint["requests_in_progress"]) == ({"bad_response": 4}, 0)
         assert endpoint["last_error"].startswith(f"{server.url}: ")
 
 

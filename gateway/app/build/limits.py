@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.app.build.worker_count import share_per_worker, worker_count
+from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.settings.limits import Concurrency
@@ -31,36 +32,52 @@ class SharedLimits:
         self.mirror_memory_budget.set_limit(_mirror_memory_limit(self.declared, self.workers))
 
 
-def build_shared_limits(settings: Settings, before: SharedLimits | None = None) -> SharedLimits:
+def build_shared_limits(
+    settings: Settings, metrics: GatewayMetrics, before: SharedLimits | None = None
+) -> SharedLimits:
     """Build the limits; those from ``before`` go on counting, and change when applied."""
     workers = worker_count(settings)
+    if before is not None:
+        memory_budget, mirror_memory_budget = before.memory_budget, before.mirror_memory_budget
+    else:
+        memory_budget = MemoryBudget(
+            _memory_limit(settings, workers), metrics.memory_refusals("memory")
+        )
+        mirror_memory_budget = MemoryBudget(
+            _mirror_memory_limit(settings, workers), metrics.memory_refusals("mirror_memory")
+        )
     return SharedLimits(
         settings,
         workers,
         build_concurrency_limit(
-            "the gateway",
+            "",
             settings.concurrency,
             workers,
+            metrics,
             before.concurrency_limit if before else None,
         ),
-        before.memory_budget if before else MemoryBudget(_memory_limit(settings, workers)),
-        before.mirror_memory_budget
-        if before
-        else MemoryBudget(_mirror_memory_limit(settings, workers)),
+        memory_budget,
+        mirror_memory_budget,
     )
 
 
 def build_concurrency_limit(
-    name: str, declared: Concurrency, workers: int, before: ConcurrencyLimit | None = None
+    upstream: str,
+    declared: Concurrency,
+    workers: int,
+    metrics: GatewayMetrics,
+    before: ConcurrencyLimit | None = None,
 ) -> ConcurrencyLimit | None:
-    """Build one worker's share of a concurrency limit; None without a limit.
+    """Build one worker's share of an upstream's concurrency limit; None without a limit.
 
+    An empty name stands for the limit of all calls.
     The one from ``before`` goes on as it is until ``apply_concurrency``.
     """
     numbers = _numbers(declared, workers)
     if numbers is None:
         return None
-    return before or ConcurrencyLimit(name, *numbers)
+    name = f"upstream '{upstream}'" if upstream else "the gateway"
+    return before or ConcurrencyLimit(name, *numbers, metrics.limit(upstream))
 
 
 def apply_concurrency(limit: ConcurrencyLimit | None, declared: Concurrency, workers: int) -> None:

@@ -8,6 +8,7 @@ from gateway.app.build.limits import SharedLimits
 from gateway.app.build.models import declared_models
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
+from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
@@ -35,11 +36,12 @@ def build_routes(
     offloader: Offloader | None,
     key_groups: Mapping[str, KeyGroup],
     forwarding: ForwardedPolicy,
+    metrics: GatewayMetrics,
 ) -> Router:
     """Build the router. With an ``offloader``, another process converts large tensors."""
     scheduler = ConversionScheduler()  # one for all routes, as there is one event loop
     models = declared_models(settings.models)
-    mirrors = _MirrorBuilder(upstreams, limits.mirror_memory_budget, offloader, models)
+    mirrors = _MirrorBuilder(upstreams, limits.mirror_memory_budget, offloader, models, metrics)
     # An API key is for the gateway only: a server that sees it could act as its client. So no route
     # passes the headers of any key on. Authorization may be for the server, so it is passed on
     # where no key is required in it.
@@ -97,10 +99,12 @@ class _MirrorBuilder:
         memory_budget: MemoryBudget,
         offloader: Offloader | None,
         models: Mapping[str, DeclaredModel],
+        metrics: GatewayMetrics,
     ) -> None:
         self._upstreams = upstreams
         self._offloader = offloader
         self._models = models
+        self._metrics = metrics
         self._scheduler = ConversionScheduler()
         self._memory_budget = memory_budget
 
@@ -123,7 +127,11 @@ class _MirrorBuilder:
             declared_models=self._models,
         )
         return Mirror(
-            destination, declared.percent / 100, proxy_call, max_concurrent=declared.max_concurrent
+            destination,
+            declared.percent / 100,
+            proxy_call,
+            max_concurrent=declared.max_concurrent,
+            metrics=self._metrics.mirror(upstream.name),
         )
 
 

@@ -6,14 +6,16 @@ import asyncio
 import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from gateway.app.build.limits import apply_concurrency, build_concurrency_limit
 from gateway.app.ejection_sync import EjectionSync
+from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
 from gateway.routing.balancer import LEAST_REQUEST, LoadBalancingPolicy
-from gateway.routing.endpoint_health import HealthCheckPolicy, OutlierPolicy
+from gateway.routing.endpoint_health import EjectionState, HealthCheckPolicy, OutlierPolicy
 from gateway.routing.retry import RetryBudget
 from gateway.settings.upstreams import HealthCheck, LoadBalancing, OutlierDetection
 from gateway.settings.upstreams import Upstream as UpstreamSettings
@@ -25,7 +27,7 @@ from gateway.upstream.pool.dialect import DialectDetector, fixed_dialect_state
 from gateway.upstream.pool.dns import Resolver, resolve_host
 from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.model_discovery import ModelDiscovery
-from gateway.upstream.pool.outlier_detection import EjectionListener
+from gateway.upstream.pool.outlier_detection import EjectionListener, FailureListener, ignore
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import HeaderLines
@@ -111,6 +113,7 @@ class SharedUpstream:
 def build_upstreams(
     specs: Iterable[UpstreamSpec],
     before: Mapping[str, SharedUpstream],
+    metrics: GatewayMetrics,
     buffers: BufferAccount | None = None,
     ejection_sync: EjectionSync | None = None,
 ) -> dict[str, SharedUpstream]:
@@ -122,7 +125,7 @@ def build_upstreams(
     buffer.
     """
     return {
-        spec.name: _build_or_keep(spec, before.get(spec.name), buffers, ejection_sync)
+        spec.name: _build_or_keep(spec, before.get(spec.name), metrics, buffers, ejection_sync)
         for spec in specs
     }
 
@@ -135,7 +138,8 @@ def upstreams_by_name(shared: Mapping[str, SharedUpstream]) -> dict[str, Upstrea
 def build_pool(
     spec: UpstreamSpec,
     buffers: BufferAccount | None = None,
-    on_ejection: EjectionListener | None = None,
+    on_ejection: EjectionListener = ignore,
+    on_failure: FailureListener = ignore,
     dialect_detector: DialectDetector | None = None,
 ) -> Pool:
     """Build the pool of an upstream, with what supervises it."""
@@ -163,31 +167,42 @@ def build_pool(
         load_balancing=_load_balancing_policy(declared.load_balancing),
         notify=on_ejection,
         upstream=spec.name,
+        on_failure=on_failure,
     )
 
 
 def _build_or_keep(
     spec: UpstreamSpec,
     before: SharedUpstream | None,
+    metrics: GatewayMetrics,
     buffers: BufferAccount | None,
     ejection_sync: EjectionSync | None,
 ) -> SharedUpstream:
     if before is None:
-        return SharedUpstream(spec, _build(spec, buffers, ejection_sync, None))
+        return SharedUpstream(spec, _build(spec, metrics, buffers, ejection_sync, None))
     if before.spec == spec:
         return before
-    upstream = _build(spec, buffers, ejection_sync, before.upstream.concurrency_limit)
+    limit = before.upstream.concurrency_limit
+    upstream = _build(spec, metrics, buffers, ejection_sync, limit)
     return SharedUpstream(spec, upstream, before.upstream.pool)
 
 
 def _build(
     spec: UpstreamSpec,
+    metrics: GatewayMetrics,
     buffers: BufferAccount | None,
     ejection_sync: EjectionSync | None,
     limit_before: ConcurrencyLimit | None,
 ) -> Upstream:
     declared = spec.declared
-    on_ejection = None if ejection_sync is None else ejection_sync.publisher_for(spec.name)
+    publish = ejection_sync.publisher_for(spec.name) if ejection_sync else None
+
+    def on_ejection(url: str, state: EjectionState) -> None:
+        if url and state.ejections:
+            metrics.count_ejection(spec.name, url)
+        if publish is not None:
+            publish(url, state)
+
     detector = None
     if declared.dialect == "auto":
         logs = ejection_sync is None or ejection_sync.is_first_worker
@@ -196,11 +211,15 @@ def _build(
     return Upstream(
         spec.name,
         detector or fixed_dialect_state(DIALECTS[declared.dialect]),
-        build_pool(spec, buffers, on_ejection, detector),
+        build_pool(spec, buffers, on_ejection, partial(metrics.count_failure, spec.name), detector),
         MetadataCache(spec.metadata_ttl, spec.metadata_cache_size, spec.idle_timeout, clock),
         RetryBudget(declared.retry_budget.percent / 100, declared.retry_budget.min_concurrency),
         build_concurrency_limit(
-            f"upstream '{spec.name}'", declared.concurrency, spec.workers, limit_before
+            spec.name,
+            declared.concurrency,
+            spec.workers,
+            metrics,
+            limit_before,
         ),
         declared.required,
     )

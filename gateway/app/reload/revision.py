@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from gateway.app.loaded_resources import log_warnings
 from gateway.app.reload.diff import settings_needing_restart
+from gateway.observe.gateway_metrics import ReloadMetrics
 from gateway.settings.schema import Settings
 
 _log = logging.getLogger("tensorgate")
@@ -48,14 +49,16 @@ class Revision:
 
 
 class ReloadLog:
-    """Keeps the revision up to date, and logs each reload."""
+    """Keeps the revision up to date, and logs and counts each reload."""
 
-    def __init__(self, revision: Revision) -> None:
+    def __init__(self, revision: Revision, metrics: ReloadMetrics) -> None:
         self.revision = revision
+        self._metrics = metrics
 
     def record_reload(self) -> None:
         """Record that the settings that were read are in use."""
         self.revision = self.revision.after_reload(time.time())
+        self._metrics.reloads.add(1.0)
 
     def log_reload(self, changes: str, read: Settings, before: Settings) -> None:
         """Log what has changed, what is unwise, and what needs a restart."""
@@ -72,6 +75,7 @@ class ReloadLog:
         """
         is_new = reason != self.revision.last_failure
         self.revision = self.revision.after_failure(reason, time.time())
+        self._metrics.failures.add(1.0)
         if is_new or requested:
             _log.error("settings not reloaded: %s; keeping the previous settings", reason)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
 from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError
+from gateway.observe.gateway_metrics import LimitMetrics
 from gateway.proxy.admission.deadline import Deadline
 
 
@@ -15,13 +17,22 @@ class ConcurrencyLimit:
     """Admits ``max_requests`` calls at a time; ``max_queue`` more may wait ``queue_timeout`` s.
 
     The queue is first in, first out. A call with less time left waits only that long. ``name`` is
-    what the slots belong to, for errors: ``upstream 'triton'``.
+    what the slots belong to, for errors: ``upstream 'triton'``. ``metrics`` counts those that wait
+    and those that are refused.
     """
 
-    def __init__(self, name: str, max_requests: int, max_queue: int, queue_timeout: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        max_requests: int,
+        max_queue: int,
+        queue_timeout: float,
+        metrics: LimitMetrics | None = None,
+    ) -> None:
         self.active = 0
         """Calls that have a slot."""
         self._name = name
+        self._metrics = metrics
         self._max_requests = max_requests
         self._max_queue = max_queue
         self._queue_timeout = queue_timeout
@@ -31,6 +42,11 @@ class ConcurrencyLimit:
     def queued(self) -> int:
         """Return the number of calls that wait for a slot."""
         return len(self._queue)
+
+    @property
+    def max_requests(self) -> int:
+        """Return the number of slots."""
+        return self._max_requests
 
     def try_acquire(self) -> bool:
         """Take a slot if one is free."""
@@ -42,6 +58,8 @@ class ConcurrencyLimit:
     def check_room(self) -> None:
         """Raise GatewayError (503) if no slot is free, and the queue is full."""
         if self.active >= self._max_requests and len(self._queue) >= self._max_queue:
+            if self._metrics is not None:
+                self._metrics.full.add(1.0)
             raise self._full(f"and {self._max_queue} more wait")
 
     async def acquire(self, deadline: Deadline) -> None:
@@ -78,14 +96,20 @@ class ConcurrencyLimit:
     async def _wait(self, seconds: float) -> None:
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append(admitted)
+        started = time.monotonic()
         try:
             async with asyncio.timeout(seconds):
                 await admitted
         except BaseException as error:
             self._leave_queue(admitted)
             if isinstance(error, TimeoutError):
+                if self._metrics is not None:
+                    self._metrics.timed_out.add(1.0)
                 raise self._full(f"and none ended within {round(seconds, 3):g} s") from None
             raise
+        finally:
+            if self._metrics is not None:
+                self._metrics.wait.observe(time.monotonic() - started)
 
     def _leave_queue(self, admitted: asyncio.Future[None]) -> None:
         if admitted.done() and not admitted.cancelled():

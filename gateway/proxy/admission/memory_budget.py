@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from gateway.errors import GatewayError
+from gateway.observe.metric_cells import Counter
 from gateway.proxy.admission.concurrency_limit import overload_error
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.system.buffers import MIN_STREAM_BYTES, BufferAccount
@@ -14,11 +15,13 @@ from gateway.system.buffers import MIN_STREAM_BYTES, BufferAccount
 class MemoryBudget:
     """Counts what calls reserve for bodies and what connections buffer, up to ``limit`` bytes.
 
-    ``buffers`` counts for connections: the bytes of bodies in transit.
+    ``buffers`` counts for connections: the bytes of bodies in transit. ``refusals`` counts
+    the calls for which there was no room.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, refusals: Counter | None = None) -> None:
         self.buffers = BufferAccount(limit)
+        self._refusals = refusals
 
     @property
     def total(self) -> int:
@@ -45,6 +48,8 @@ class MemoryBudget:
         self.buffers.set_limit(limit)
 
     def _full(self) -> GatewayError:
+        if self._refusals is not None:
+            self._refusals.add(1.0)
         buffers = self.buffers
         return overload_error(
             f"the gateway buffers {buffers.total} bytes of other requests and responses already, "

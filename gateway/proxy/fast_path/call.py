@@ -232,7 +232,7 @@ class FastPathCall:
             else request_timeout_text(limits.request_timeout)
         )
         error = server_timeout(self._lease.endpoint.url, expired)
-        self._end(Outcome.FAILED, str(error))
+        self._end(Outcome.TIMED_OUT, str(error))
         self._send_failure(error)
 
     def cancel(self) -> None:

@@ -20,6 +20,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
+from gateway.observe.gateway_metrics import MirrorMetrics
 from gateway.observe.mirror_stats import MirrorStats
 from gateway.protocol.operations import OPERATION_KINDS, Operation
 from gateway.proxy.destination import Destination
@@ -52,10 +53,11 @@ class Mirror:
         serve: Callable[[Call], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
         max_concurrent: int = 64,
+        metrics: MirrorMetrics | None = None,
     ) -> None:
         self.destination = destination
         self.share = share
-        self.stats = MirrorStats(destination.upstream.name, clock)
+        self.stats = MirrorStats(destination.upstream.name, clock, metrics)
         self._serve = serve
         self._max_concurrent = max_concurrent
         self._tasks: set[asyncio.Task[None]] = set()

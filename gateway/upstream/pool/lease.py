@@ -12,6 +12,13 @@ from gateway.upstream.pool.model_discovery import may_have_model
 from gateway.upstream.pool.outlier_detection import OutlierDetector
 from gateway.upstream.transport import UpstreamEndpoint
 
+_FAILURES = {
+    ErrorKind.UNREACHABLE: Outcome.UNREACHABLE,
+    ErrorKind.SERVER_TIMEOUT: Outcome.TIMED_OUT,
+    ErrorKind.NO_RESPONSE: Outcome.NO_RESPONSE,
+    ErrorKind.BAD_RESPONSE: Outcome.BAD_RESPONSE,
+}
+"""What each error that is an upstream's failure says about the endpoint."""
 _SERVER_ERROR = 500
 """The first status of a failed call; the policy decides whether the endpoint failed too."""
 
@@ -107,5 +114,4 @@ def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
         return Outcome.SUCCEEDED, ""
     if not isinstance(error, GatewayError) or not error.kind.value.upstream_failed:
         return Outcome.UNKNOWN, str(error)
-    unreachable = error.kind is ErrorKind.UNREACHABLE
-    return (Outcome.CONNECT_FAILED if unreachable else Outcome.FAILED), str(error)
+    return _FAILURES[error.kind], str(error)

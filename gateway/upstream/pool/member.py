@@ -22,10 +22,22 @@ class Outcome(Enum):
     """What a call says about its endpoint."""
 
     SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CONNECT_FAILED = "connect failed"
     UNKNOWN = "unknown"
     """The call says nothing about the endpoint: the client left, for example."""
+    UNREACHABLE = "unreachable"
+    """It could not be connected to."""
+    TIMED_OUT = "server_timeout"
+    NO_RESPONSE = "no_response"
+    """It closed the connection before it responded."""
+    BAD_RESPONSE = "bad_response"
+    """The response was invalid or cut short."""
+    FAILED = "status"
+    """It responded with a status that counts as a failure."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Tell whether the endpoint has failed; the value names how."""
+        return self is not Outcome.SUCCEEDED and self is not Outcome.UNKNOWN
 
 
 @dataclass(slots=True)
@@ -92,6 +104,7 @@ class Member:
         models = None if self.models is None else self.models.names
         calls = self.calls
         at = datetime.fromtimestamp(calls.last_error_time, UTC) if calls.failures_total else None
+        detected = self.detected_dialect
         return MemberState(
             self.endpoint.url,
             self.outstanding,
@@ -102,10 +115,9 @@ class Member:
             self.reason,
             models,
             self.leaving,
-            calls.failures_total,
-            calls.responses_5xx,
             calls.last_error,
             at.isoformat(timespec="milliseconds") if at else None,
+            {"name": detected.dialect.name, "reason": detected.reason} if detected else None,
         )
 
 
@@ -130,14 +142,12 @@ class MemberState:
     """The models that are ready there; None if the endpoint is not asked, or does not tell."""
     draining: bool
     """It gets no new calls; those in flight finish."""
-    failures_total: int = 0
-    """Failed calls."""
-    responses_5xx: int = 0
-    """Failed calls to which the server itself responded with 5xx."""
     last_error: str | None = None
-    """Why the last call failed."""
+    """Why the last failed call failed."""
     last_error_at: str | None = None
     """When that was: ISO 8601, UTC."""
+    dialect: dict[str, str] | None = None
+    """The name of its dialect, and the reason; None if it was not detected."""
 
 
 class MemberTask(ABC):

@@ -25,13 +25,20 @@ EjectionListener = Callable[[str, EjectionState], None]
 An empty URL stands for all endpoints: with an ejection they are unreachable, without one not.
 """
 
+FailureListener = Callable[[str, str], None]
+"""Called with the URL of an endpoint, and how a call to it failed: an Outcome's value, or 5xx."""
+
+
+def ignore(endpoint: str, event: object) -> None:
+    """Listen to nothing."""
+
 
 class OutlierDetector:
     """Counts failed calls of a pool's members and ejects those that fail.
 
     ``clock`` gives seconds. ``recheck`` gets members that may be another server by now. ``notify``
-    is called with ejections and recoveries that calls here cause. ``reachability`` is called with
-    the endpoints that calls could or could not connect to.
+    is called with ejections and recoveries that calls here cause, ``on_failure`` with each failed
+    call. ``reachability`` is called with the endpoints that calls could or could not connect to.
     """
 
     def __init__(
@@ -40,13 +47,15 @@ class OutlierDetector:
         clock: Callable[[], float],
         recheck: Callable[[Member], None],
         reachability: Reachability,
-        notify: EjectionListener | None = None,
+        notify: EjectionListener,
+        on_failure: FailureListener,
     ) -> None:
         self._policy = policy
         self._reachability = reachability
         self._clock = clock
         self._recheck = recheck
         self._notify = notify
+        self._on_failure = on_failure
         self._members: tuple[Member, ...] = ()
         self._has_single_member = False
 
@@ -79,12 +88,14 @@ class OutlierDetector:
 
     def _count(self, member: Member, outcome: Outcome, why: str, server_error: int) -> None:
         calls, reachability = member.calls, self._reachability
-        connect_failed = outcome is Outcome.CONNECT_FAILED
-        if connect_failed or outcome is Outcome.FAILED:
+        connect_failed = outcome is Outcome.UNREACHABLE
+        if outcome.is_failure:
             self._recheck(member)
             calls.record_failure(why, bool(server_error), connect_failed)
         elif server_error:
             calls.record_failure(f"it returned {server_error}", True, False)
+        if outcome.is_failure or server_error:
+            self._on_failure(member.endpoint.url, "5xx" if server_error else outcome.value)
         elif outcome is Outcome.SUCCEEDED and calls.failures:
             calls.record_success()
         if server_error:
@@ -122,12 +133,11 @@ class OutlierDetector:
                     after.until - now,
                     escape_for_log(why),
                 )
-                if self._notify is not None:
-                    self._notify(url, after)
+                self._notify(url, after)
         if before.ejections and not after.ejections:
             _log.warning("%s: ejection ended", url)
             # After a failure it is used only because too many are ejected: no recovery to share.
-            if outcome is Outcome.SUCCEEDED and self._notify is not None:
+            if outcome is Outcome.SUCCEEDED:
                 self._notify(url, after)
         member.ejection = after
 

@@ -18,7 +18,12 @@ from gateway.routing.balancer import (
 from gateway.routing.endpoint_health import EjectionState, OutlierPolicy
 from gateway.upstream.pool.lease import Lease
 from gateway.upstream.pool.member import Member, MemberState, Outcome
-from gateway.upstream.pool.outlier_detection import EjectionListener, OutlierDetector
+from gateway.upstream.pool.outlier_detection import (
+    EjectionListener,
+    FailureListener,
+    OutlierDetector,
+    ignore,
+)
 from gateway.upstream.pool.reachability import Reachability
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
@@ -31,8 +36,8 @@ class Pool:
     """Leases endpoints to calls: of those that do not fail, the least busy one first.
 
     ``clock`` gives seconds. ``supervisor`` checks the endpoints from ``start`` to ``close``.
-    ``notify`` is called with ejections and recoveries that calls here cause. The log names the
-    ``upstream``.
+    ``notify`` is called with ejections and recoveries that calls here cause, ``on_failure`` with
+    each failed call. The log names the ``upstream``.
     """
 
     def __init__(
@@ -42,8 +47,9 @@ class Pool:
         clock: Callable[[], float] = time.monotonic,
         supervisor: PoolSupervisor | None = None,
         load_balancing: LoadBalancingPolicy | None = None,
-        notify: EjectionListener | None = None,
+        notify: EjectionListener = ignore,
         upstream: str = "",
+        on_failure: FailureListener = ignore,
     ) -> None:
         self.leases_total = 0
         """Leases acquired so far."""
@@ -60,6 +66,7 @@ class Pool:
             self._supervisor.recheck,
             self._reachability,
             notify,
+            on_failure,
         )
         self._started = False
         self._leaving: list[Member] = []
@@ -110,9 +117,8 @@ class Pool:
             self._supervisor.start_task(probes)
 
     def _notify_unreachable(self, unreachable: bool) -> None:
-        if self._notify is not None:
-            until = self._clock() + _UNREACHABLE_REPORT_TTL
-            self._notify("", EjectionState(ejections=int(unreachable), until=until))
+        until = self._clock() + _UNREACHABLE_REPORT_TTL
+        self._notify("", EjectionState(ejections=int(unreachable), until=until))
 
     def record_remote_unreachable(self, until: float) -> None:
         """Record that another worker finds all endpoints unreachable, valid until that time."""

@@ -4,6 +4,8 @@ import pytest
 
 from gateway.app.build.limits import SharedLimits, build_shared_limits
 from gateway.errors import GatewayError
+from gateway.observe.gateway_metrics import GATEWAY_FAMILIES, GatewayMetrics
+from gateway.observe.metric_store import MetricStore
 from gateway.settings.schema import Settings
 from tests.support.gateway import split_limits
 
@@ -15,7 +17,8 @@ def _limits(before: SharedLimits | None = None, **limits: object) -> SharedLimit
     settings = Settings.model_validate(
         {"workers": 2, "upstreams": upstreams, **split_limits(limits)}
     )
-    return build_shared_limits(settings, before)
+    metrics = GatewayMetrics(MetricStore(GATEWAY_FAMILIES).writer(0))
+    return build_shared_limits(settings, metrics, before)
 
 
 def test_workers_share_the_limits_equally() -> None:

@@ -20,8 +20,8 @@ def _state(pool: Pool) -> MemberState:
 
 
 def _counts(pool: Pool) -> tuple[int, int, int]:
-    state = _state(pool)
-    return state.consecutive_failures, state.failures_total, state.responses_5xx
+    calls = pool.members[0].calls
+    return calls.failures, calls.failures_total, calls.responses_5xx
 
 
 def _answers(pool: Pool, status: int) -> None:

@@ -348,8 +348,6 @@ async def test_snapshot_describes_all_endpoints() -> None:
             "GET / returned 503",
             None,
             False,
-            5,
-            0,
             "nobody there",
             "1970-01-01T00:00:01.500+00:00",
         ),

@@ -1,0 +1,171 @@
+"""Counts what happens beside the calls themselves: refusals, queues, failing endpoints, mirrors.
+
+Each part of the gateway gets the counters that are its own, and counts at once. So nothing is lost
+when a worker is replaced.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from gateway.observe.metric_cells import Counter, Histogram
+from gateway.observe.metric_store import CounterFamily, HistogramFamily, MetricWriter
+
+_WAIT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+_LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""In seconds."""
+
+_ENDPOINT_LABELS = ("upstream", "endpoint")
+
+REFUSALS = CounterFamily(
+    "tensorgate_refusals",
+    "Calls that a limit refused: concurrency, queue_timeout, memory or mirror_memory.",
+    ("limit", "upstream"),
+)
+QUEUE_WAIT = HistogramFamily(
+    "tensorgate_queue_wait_seconds",
+    "Time for which calls waited because all slots were taken.",
+    ("upstream",),
+    _WAIT_BUCKETS,
+)
+ENDPOINT_FAILURES = CounterFamily(
+    "tensorgate_endpoint_failures",
+    "Failed calls to the endpoint, by how they failed.",
+    (*_ENDPOINT_LABELS, "kind"),
+)
+EJECTIONS = CounterFamily(
+    "tensorgate_ejections",
+    "Ejections of the endpoint because calls to it failed.",
+    _ENDPOINT_LABELS,
+)
+MIRROR_REQUESTS = CounterFamily(
+    "tensorgate_mirror_requests",
+    "Mirrored requests: ok, failed, or skipped because too many were in progress.",
+    ("upstream", "result"),
+)
+OFFLOAD_JOBS = CounterFamily(
+    "tensorgate_offload_jobs",
+    "Conversions of 16 KiB and more: offloaded to the offload process, or local as it was busy.",
+    ("result",),
+)
+EVENT_LOOP_LAG = HistogramFamily(
+    "tensorgate_event_loop_lag_seconds",
+    "How late a timer of the event loop was, four times a second in each worker.",
+    (),
+    _LAG_BUCKETS,
+)
+DROPPED_LOG_LINES = CounterFamily(
+    "tensorgate_access_log_dropped_lines",
+    "Lines of the access log that were dropped because they could not be written.",
+)
+RELOADS = CounterFamily("tensorgate_reloads", "Reloads that took effect.")
+RELOAD_FAILURES = CounterFamily("tensorgate_reload_failures", "Reloads that failed.")
+CPU_SECONDS = CounterFamily(
+    "process_cpu_seconds", "User and system CPU time of all workers in seconds."
+)
+
+GATEWAY_FAMILIES = (
+    REFUSALS,
+    QUEUE_WAIT,
+    ENDPOINT_FAILURES,
+    EJECTIONS,
+    MIRROR_REQUESTS,
+    OFFLOAD_JOBS,
+    EVENT_LOOP_LAG,
+    DROPPED_LOG_LINES,
+    RELOADS,
+    RELOAD_FAILURES,
+    CPU_SECONDS,
+)
+"""What a store must have for GatewayMetrics and ReloadMetrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitMetrics:
+    """What a concurrency limit counts."""
+
+    full: Counter
+    """Calls that found no slot and no room in the queue."""
+    timed_out: Counter
+    """Calls that waited too long."""
+    wait: Histogram
+    """Seconds that calls waited, also those that waited too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorMetrics:
+    """What a mirror counts."""
+
+    ok: Counter
+    failed: Counter
+    skipped: Counter
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadMetrics:
+    """What the user of an offload process counts."""
+
+    offloaded: Counter
+    local: Counter
+
+
+class ReloadMetrics:
+    """Counts reloads, in the process that reads the settings."""
+
+    def __init__(self, writer: MetricWriter) -> None:
+        self.reloads = writer.counter(RELOADS)
+        self.failures = writer.counter(RELOAD_FAILURES)
+
+
+class GatewayMetrics:
+    """Finds the counters of the parts of one worker."""
+
+    def __init__(self, writer: MetricWriter) -> None:
+        self._writer = writer
+        self.event_loop_lag = writer.histogram(EVENT_LOOP_LAG)
+        self.dropped_log_lines = writer.counter(DROPPED_LOG_LINES)
+        self._cpu_seconds = writer.counter(CPU_SECONDS)
+        self._counted_cpu_seconds = 0.0
+
+    def limit(self, upstream: str) -> LimitMetrics:
+        """Return the counters of an upstream's limit; without a name, of the limit of all calls."""
+        counter = self._writer.counter
+        return LimitMetrics(
+            counter(REFUSALS, ("concurrency", upstream)),
+            counter(REFUSALS, ("queue_timeout", upstream)),
+            self._writer.histogram(QUEUE_WAIT, (upstream,)),
+        )
+
+    def memory_refusals(self, limit: str) -> Counter:
+        """Return the counter of calls for which there was no memory."""
+        return self._writer.counter(REFUSALS, (limit, ""))
+
+    def mirror(self, upstream: str) -> MirrorMetrics:
+        """Return the counters of a mirror."""
+        results = ("ok", "failed", "skipped")
+        find = partial(self._writer.counter, MIRROR_REQUESTS)
+        return MirrorMetrics(*(find((upstream, result)) for result in results))
+
+    def offload(self) -> OffloadMetrics:
+        """Return the counters of the offload process."""
+        find = partial(self._writer.counter, OFFLOAD_JOBS)
+        return OffloadMetrics(find(("offloaded",)), find(("local",)))
+
+    def count_failure(self, upstream: str, endpoint: str, kind: str) -> None:
+        """Count a failed call to an endpoint."""
+        self._writer.counter(ENDPOINT_FAILURES, (upstream, endpoint, kind)).add(1.0)
+
+    def count_ejection(self, upstream: str, endpoint: str) -> None:
+        """Count an ejection of an endpoint."""
+        self._writer.counter(EJECTIONS, (upstream, endpoint)).add(1.0)
+
+    def count_cpu_time(self) -> None:
+        """Count the CPU time of this process since the last time."""
+        total = time.process_time()
+        self._cpu_seconds.add(total - self._counted_cpu_seconds)
+        self._counted_cpu_seconds = total

@@ -1,0 +1,85 @@
+"""Each worker knows the status of all living workers."""
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.app import status_publisher
+from gateway.app.shared_memory import SharedMemory
+from gateway.app.status_publisher import StatusPublisher
+from gateway.observe.gateway_metrics import GatewayMetrics
+from gateway.workers.shared_documents import SharedDocuments
+from tests.support.gateway import until
+
+
+def _publisher(shared: SharedMemory, slot: int, **status: Any) -> StatusPublisher:
+    status = {"pid": os.getpid(), "upstreams": {"u": {}}} | status
+    metrics = GatewayMetrics(shared.metric_store.writer(slot))
+    return StatusPublisher(shared.statuses, slot, lambda: status, metrics)
+
+
+def _value(shared: SharedMemory, name: str) -> float:
+    registry = CollectorRegistry()
+    registry.register(shared.metric_store)
+    return registry.get_sample_value(name) or 0.0
+
+
+async def test_workers_know_the_statuses_of_each_other() -> None:
+    shared = SharedMemory.for_workers(3)
+    one, two = (_publisher(shared, slot, number=slot) for slot in (0, 2))
+    async with two:
+        await until(lambda: shared.statuses.read_all()[2])
+    assert [status["number"] for status in await one.statuses()] == [0, 2]
+    assert [status["number"] for status in await two.statuses()] == [0, 2]
+
+
+async def test_status_of_a_dead_worker_is_not_shown() -> None:
+    shared = SharedMemory.for_workers(2)
+    process = await asyncio.create_subprocess_exec("true")
+    await process.wait()
+    await _publisher(shared, 1, pid=process.pid).statuses()
+    statuses = await _publisher(shared, 0).statuses()
+    assert [status["pid"] for status in statuses] == [os.getpid()]
+
+
+async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
+    shared = SharedMemory.for_workers(1)
+    calls: list[None] = []
+    metrics = GatewayMetrics(shared.metric_store.writer(0))
+
+    def status() -> dict[str, Any]:
+        calls.append(None)
+        return {"pid": os.getpid(), "number": len(calls)}
+
+    async with StatusPublisher(shared.statuses, 0, status, metrics):
+        await until(lambda: len(calls) >= 3)
+    assert _value(shared, "tensorgate_event_loop_lag_seconds_count") >= 8
+    assert _value(shared, "process_cpu_seconds_total") > 0
+
+
+async def test_event_loop_that_is_held_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.01)
+    shared = SharedMemory.for_workers(1)
+    async with _publisher(shared, 0):
+        await asyncio.sleep(0)
+        time.sleep(0.2)  # noqa: ASYNC251  # as a conversion without an end would
+        await until(lambda: _value(shared, "tensorgate_event_loop_lag_seconds_count"))
+    assert _value(shared, "tensorgate_event_loop_lag_seconds_sum") > 0.1
+
+
+async def test_status_that_is_too_long_is_shown_without_upstreams(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shared = SharedMemory.for_workers(1)
+    documents = SharedDocuments(1, max_document=1024)
+    metrics = GatewayMetrics(shared.metric_store.writer(0))
+    status = {"pid": os.getpid(), "upstreams": {"u": "x" * 2000}}
+    publisher = StatusPublisher(documents, 0, lambda: status, metrics)
+    for _ in range(2):
+        assert await publisher.statuses() == [{"pid": os.getpid(), "upstreams": {}}]
+    assert caplog.messages == ["the status is too long to be shared: it lacks the upstreams"]
