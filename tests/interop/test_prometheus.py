@@ -25,7 +25,7 @@ from tests.support.addresses import HOST, free_address
 from tests.support.gateway_process import Process, gateway_process
 from tests.support.raw_client import connect
 
-CALLS = 1500
+CALLS = 2500
 """Of each of the two loads."""
 ALL_CALLS = "sum(tensorgate_requests_total)"
 LOAD = 'model="mixed",status="2xx"'
@@ -198,6 +198,7 @@ async def _load_and_kill(stand: Stand) -> float:
     load = asyncio.create_task(ledger.load(stand.url, infer("mixed"), CALLS))
     await stand.until_scraped(0.3, before)
     workers = await stand.process.wait_for_output(r"2 workers: (\d+), (\d+)")
+    assert not load.done()
     os.kill(int(workers[1]), signal.SIGKILL)
     await stand.process.wait_for_output(f"worker {workers[1]} was killed by SIGKILL")
     await stand.process.wait_for_output(r"worker \d+ is up")
@@ -219,6 +220,7 @@ async def _load_and_reload(stand: Stand, lost: float) -> None:
     stand.file.write_text(f"{text}limits: {{idle_timeout: 1m}}\n")
     stand.process.signal(signal.SIGHUP)
     await stand.process.wait_for_output("settings reloaded")
+    assert not load.done()
     await load
     assert ledger.lost == losses
     await stand.until_counted(ledger.answered + lost)
@@ -253,10 +255,11 @@ async def _ask(stand: Stand, lost: float) -> Observed:
             name: await prometheus.label_values(_with_values(series), label)
             for name, series, label in dashboard.label_values()
         },
+        # Before the counters, as there may be a scrape between.
+        last_scrape=(await prometheus.query(f"up[{WINDOW}]"))[0].times[-1],
         counters=await prometheus.query(
             f'{{__name__=~"(tensorgate|process)_.*_(total|bucket|count|sum)"}}[{WINDOW}]'
         ),
-        last_scrape=(await prometheus.query(f"up[{WINDOW}]"))[0].times[-1],
         alerts=await _alerts(prometheus),
         upstream_calls=await prometheus.query(
             upstream_calls.replace("<<.LabelMatchers>>", 'upstream="limited"')
