@@ -316,6 +316,8 @@ def _describe_route(route: Route, settings: Settings) -> str:
         parts.append(f"{route.mirror.percent:g}% copied to upstream {route.mirror.upstream}")
     if route.compression:
         parts.append(f"responses compressed with {' or '.join(route.compression)}")
+    if route.server_timing:
+        parts.append("with Server-Timing")
     if route.deny_operations:
         parts.append(f"but not {', '.join(route.deny_operations)}")
     return "; ".join(parts)

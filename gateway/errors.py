@@ -55,17 +55,62 @@ INTERNAL_ERROR_TEXT = "the gateway failed; its log says why"
 """What clients and operators are told of an exception that nothing expected."""
 
 
-class GatewayError(Exception):
-    """An error that the client gets as ``{"error": message}``.
+class Audience(Enum):
+    """Who is told of servers: operators learn their addresses, clients the names of upstreams."""
 
-    ``retry_after`` is in seconds; None if a retry makes no sense.
+    OPERATORS = "operators"
+    CLIENTS = "clients"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerName:
+    """The names of a server in errors: ``url`` for operators, ``public`` for clients.
+
+    The public one is that of the upstream, or the URL if the settings expose it.
     """
 
-    def __init__(self, kind: ErrorKind, message: str, retry_after: int | None = None) -> None:
+    url: str
+    public: str
+
+    def name_for(self, audience: Audience) -> str:
+        """Return the name for an audience."""
+        return self.url if audience is Audience.OPERATORS else self.public
+
+
+def upstream_name(upstream: str) -> str:
+    """Return how errors name an upstream."""
+    return f"upstream '{upstream}'"
+
+
+class GatewayError(Exception):
+    """An error that the client gets as ``{"error": public_message}``.
+
+    ``message`` is for operators: the logs and the admin address. It may name the address of
+    ``server``; in the public message the server's public name stands instead. A message that names
+    several servers comes with its ``public_message``. ``retry_after`` is in seconds; None if a
+    retry makes no sense.
+    """
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        retry_after: int | None = None,
+        server: ServerName | None = None,
+        public_message: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.retry_after = retry_after
+        public = message if public_message is None else public_message
+        if server is not None:
+            public = public.replace(server.url, server.public)
+        self.public_message = public
+
+    def message_for(self, audience: Audience) -> str:
+        """Return the message for an audience."""
+        return self.message if audience is Audience.OPERATORS else self.public_message
 
 
 def strip_tracebacks(error: _E) -> _E:
@@ -104,6 +149,9 @@ def bad_request(message: str) -> GatewayError:
     return GatewayError(ErrorKind.BAD_REQUEST, message)
 
 
-def bad_response(message: str) -> GatewayError:
-    """Make the error of a server's response that is invalid or was cut short."""
-    return GatewayError(ErrorKind.BAD_RESPONSE, message)
+def bad_response(message: str, server: ServerName | None = None) -> GatewayError:
+    """Make the error of a server's response that is invalid or was cut short.
+
+    ``server`` is the one whose URL the message names.
+    """
+    return GatewayError(ErrorKind.BAD_RESPONSE, message, server=server)

@@ -55,7 +55,7 @@ GATEWAY: Rooms = {
 PROXY: Rooms = {
     "fast_path": _imports(
         "dispatch router infer passthrough filters server_dialect retry interfaces destination"
-        " headers response_headers admission"
+        " headers response_headers server_timing admission"
     ),
     "dispatch": _imports(
         "router cluster infer passthrough filters server_dialect interfaces destination headers"
@@ -77,6 +77,7 @@ PROXY: Rooms = {
     "destination": _imports("admission"),
     "headers": _imports(""),
     "response_headers": _imports(""),
+    "server_timing": _imports(""),
     "admission": _imports(""),
 }
 CODEC: Rooms = {

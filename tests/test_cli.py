@@ -93,6 +93,7 @@ routes:
     rewrite: {model: n}
     mirror: {upstream: blue, percent: 7%}
     compression: [deflate, gzip]
+    server_timing: true
     deny_operations: [trace, other]
   - upstream: green
 """
@@ -108,7 +109,7 @@ async def test_check_prints_the_requests_and_upstreams_of_routes(file: Path) -> 
         "; as model m, version 7",
         "model m → upstream blue (auto) × 9: http://a:1, http://b:2; "
         "upstream green (auto) × 1: http://c:3; as model n; 7% copied to upstream blue"
-        "; responses compressed with deflate or gzip"
+        "; responses compressed with deflate or gzip; with Server-Timing"
         "; but not trace, other",
         "every request → upstream green (auto): http://c:3",
     ]

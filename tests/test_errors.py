@@ -2,7 +2,14 @@ from http import HTTPStatus
 
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
+from gateway.errors import (
+    Audience,
+    ErrorKind,
+    GatewayError,
+    ServerName,
+    bad_request,
+    bad_response,
+)
 
 _CLIENT_ERRORS = range(400, 500)
 _SERVER_ERRORS = (*range(500, 505), 508)
@@ -40,3 +47,25 @@ def test_error_makers_set_kind_and_status(
     assert isinstance(error, GatewayError)
     assert (error.kind, error.message, str(error)) == (kind, "why", "why")
     assert error.kind.value.status == status
+
+
+SERVER = ServerName("http://10.0.0.1:8000", "upstream 'triton'")
+
+
+def test_clients_are_told_the_public_name_of_the_server() -> None:
+    error = bad_response(f"{SERVER.url} closed; {SERVER.url} is gone", SERVER)
+    assert str(error) == error.message_for(Audience.OPERATORS)
+    assert str(error) == "http://10.0.0.1:8000 closed; http://10.0.0.1:8000 is gone"
+    assert (
+        error.message_for(Audience.CLIENTS) == "upstream 'triton' closed; upstream 'triton' is gone"
+    )
+
+
+def test_message_without_a_server_is_for_everybody() -> None:
+    error = bad_request("what?")
+    assert {error.message_for(each) for each in Audience} == {"what?"}
+
+
+def test_public_message_replaces_one_that_names_several_servers() -> None:
+    error = GatewayError(ErrorKind.BAD_RESPONSE, "a and b failed", public_message="both failed")
+    assert (error.message, error.public_message) == ("a and b failed", "both failed")

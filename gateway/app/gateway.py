@@ -91,7 +91,7 @@ class Gateway:
         self.metric_store = shared.metric_store
         """The counters and histograms of all workers."""
         writer = self.metric_store.writer(slot)
-        self.call_metrics = CallMetrics(writer)
+        self.call_metrics = CallMetrics(self.metric_store, writer)
         self.reload_metrics = ReloadMetrics(writer)
         self._metrics = GatewayMetrics(writer)
         self._status_publisher = StatusPublisher(

@@ -101,6 +101,7 @@ def _upstream_spec(settings: Settings, name: str, forwarding: ForwardedPolicy) -
         limits.metadata_cache_size,
         worker_count(settings),
         forwarding.own_request_headers,
+        settings.expose_endpoints,
         certificates,
         upstream_ssl_context(name, declared),
     )

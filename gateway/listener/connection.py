@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gateway.errors import bad_request
+from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.deferrals import BodyDeferrals
@@ -28,7 +28,8 @@ from gateway.listener.messages import (
     expects_continue,
     with_request_id,
 )
-from gateway.observe.call_record import CallRecord
+from gateway.observe.call_record import CallLabels, CallRecord
+from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, ForwardedPolicy, Peer
 from gateway.proxy.interfaces import ClientResponse, HeaderLines, ResponseTemplate
@@ -77,8 +78,8 @@ class ConnectionHost(ABC):
         """Unregister a closed connection."""
 
     @abstractmethod
-    def accepts_on_fast_path(self, head: RequestHead) -> bool:
-        """Tell whether a request with this head can take the fast path once its body is there."""
+    def fast_path_labels(self, head: RequestHead) -> CallLabels | None:
+        """Return the labels of a request if it can take the fast path once its body is there."""
 
     @abstractmethod
     def add_call(self, call: Call, connection: ClientConnection) -> None:
@@ -270,11 +271,9 @@ class ClientConnection(Connection):
                 self.close()
         elif idle >= timeouts.request_header_timeout:
             limit = timeouts.request_header_timeout
-            self._reject(
-                408,
-                f"the head of the request did not arrive within {limit:g} s"
-                " (limits.request_header_timeout)",
-            )
+            message = f"the head of the request did not arrive within {limit:g} s"
+            message += " (limits.request_header_timeout)"
+            self._reject(GatewayError(ErrorKind.CLIENT_TIMEOUT, message))
 
     def _is_unread_for_too_long(self) -> bool:
         """Whether the client has read nothing of a response for too long.
@@ -329,7 +328,7 @@ class ClientConnection(Connection):
                 return
             head = self._host.head_parser.parse_request(found[0])
         except MalformedError as error:
-            self._reject(400, f"malformed HTTP request: {error}")
+            self._reject(bad_request(f"malformed HTTP request: {error}"))
             return
         size = len(found[0])
         is_small = size <= MAX_CACHED_HEAD
@@ -344,7 +343,8 @@ class ClientConnection(Connection):
             self._idle_since = self.loop.time()
         self._count_head(self._reader.size)
         if self.buffers.free < 0:
-            self._reject(503, "the gateway buffers too much already (limits.max_buffered_bytes)")
+            message = "the gateway buffers too much already (limits.max_buffered_bytes)"
+            self._reject(GatewayError(ErrorKind.OVERLOADED, message))
 
     def _start_call(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
         started = time.perf_counter()
@@ -363,7 +363,9 @@ class ClientConnection(Connection):
             may_be_fast = False
         body = self._body = BodyStream(self.read_flow, self.buffers)
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
-        if may_be_fast and self._host.accepts_on_fast_path(head):
+        labels = self._host.fast_path_labels(head) if may_be_fast else None
+        if labels is not None:
+            record.labels = labels
             deferred = self._call = DeferredCall(self)
             self._host.add_call(deferred, self)
             self._host.deferrals.add(deferred, head.length)
@@ -474,13 +476,17 @@ class ClientConnection(Connection):
         if self._read_ahead:
             self.process_read_ahead()
 
-    def _reject(self, status: int, message: str) -> None:
-        """Respond to an invalid request, and close the connection."""
+    def _reject(self, error: GatewayError) -> None:
+        """Respond to a request without a valid head, and close the connection."""
         record = CallRecord("-", "-")
+        record.seconds = self.loop.time() - self._idle_since if self._reader.started else 0.0
         record.client = self._peer.address or ""
-        record.status, record.error = status, message
+        record.status = error.kind.value.status
+        record.set_error(error)
+        body = error_body(error.message)
+        record.response_bytes = len(body)
         self._host.observe_call(record)
-        self.transport.write(encode_error(status, message))
+        self.transport.write(encode_error(record.status, body))
         self._framing_lost = True
         self._reader.reset()
         self._count_head(0)

@@ -17,7 +17,7 @@ from gateway.listener.connection import (
     IdleTimeouts,
 )
 from gateway.listener.messages import HttpRequest, HttpResponse, to_origin_form
-from gateway.observe.call_record import CallObserver, CallRecord
+from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
 from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
 from gateway.proxy.fast_path.call import CallPlan, FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
@@ -68,10 +68,12 @@ class RequestDispatcher(ConnectionHost):
         """The number of active calls."""
         return len(self._active_calls)
 
-    def accepts_on_fast_path(self, head: RequestHead) -> bool:
-        """Tell whether a request with this head can take the fast path once its body is there."""
+    def fast_path_labels(self, head: RequestHead) -> CallLabels | None:
+        """Return the labels of a request if it can take the fast path once its body is there."""
         plan = self._plan(head)
-        return plan is not None and head.length is not None and head.length <= plan.max_size
+        if plan is None or head.length is None or head.length > plan.max_size:
+            return None
+        return plan.labels
 
     def start_fast_path(
         self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview

@@ -20,9 +20,9 @@ from gateway.http1.head import (
     encode_head_lines,
 )
 from gateway.observe.call_record import CallRecord
-from gateway.proxy.dispatch import error_body
 from gateway.proxy.filters.forwarded_headers import REQUEST_ID
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines, ResponseTemplate
+from gateway.proxy.server_timing import SERVER_TIMING, server_timing
 
 _SERVER_NAME = "tensorgate"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -107,6 +107,9 @@ class HttpResponse(ClientResponse):
         self.started = True
         if self.header_policy is not None:
             self.header_policy.apply(headers)
+            timing = server_timing(self.record) if self.header_policy.adds_server_timing else ""
+            if timing:
+                headers.add(SERVER_TIMING, timing)
         if self.record.request_id:
             headers[REQUEST_ID] = self.record.request_id
         self._has_no_body = request.method == "HEAD" or status in STATUSES_WITHOUT_BODY
@@ -142,11 +145,11 @@ class HttpResponse(ClientResponse):
         self._connection.reset()
 
 
-def encode_error(status: int, message: str) -> bytes:
+def encode_error(status: int, body: bytes) -> bytes:
     """Encode the response to an invalid request, after which the connection closes."""
     headers = (("Content-Type", "application/json"),)
     template = ResponseTemplate(status, "", headers)
-    return b"".join(encode_response(template, b"", error_body(message), last=True))
+    return b"".join(encode_response(template, b"", body, last=True))
 
 
 def encode_response(

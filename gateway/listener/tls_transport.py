@@ -24,6 +24,7 @@ from typing import Any, cast
 from gateway.http1.connection import Connection
 from gateway.http1.read_buffer import READ_BUFFER
 from gateway.listener.messages import encode_error
+from gateway.proxy.dispatch import error_body
 from gateway.system.buffers import MIN_WINDOW
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -223,7 +224,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         _log.debug("a handshake failed: %s", _reason(error))
         self._input_closed = self._output_closed = True
         if error.reason == "HTTP_REQUEST":
-            self._socket.write(encode_error(400, "this port requires TLS: use https"))
+            self._socket.write(encode_error(400, error_body("this port requires TLS: use https")))
         else:
             self._flush_outgoing()
         self._socket.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from random import random
+from select import PIPE_BUF
 from typing import Final
 
 import orjson
@@ -15,14 +17,16 @@ from gateway.observe.call_record import CallRecord
 from gateway.observe.log_writer import LogWriter
 
 _MILLISECONDS = [f"{number:03}" for number in range(1000)]
-_MAX_TARGET = 2000
-"""Characters of a target that are logged, so that a line fits into one write to a pipe."""
-_MAX_TEXT = 500
-"""Characters that are logged of any other text."""
+_MAX_TEXT, _MIN_TEXT = 500, 10
+"""Characters of a text that are logged; the fewest are for texts that grow much when escaped."""
+_TARGET_FACTOR = 4
+"""How many times longer a target may be."""
+_MAX_LINE = PIPE_BUF - 1
+"""Bytes of a line: what several workers write to a pipe at the same time is not mixed."""
 _FIRST_ERROR_STATUS = 400
 
-LineFormat = Callable[[CallRecord, str], str]
-"""Writes the line of a call, without its end; the text is the time."""
+LineFormat = Callable[[CallRecord, str, int], str]
+"""Writes the line of a call, without its end; from the time, and the most characters of a text."""
 
 
 def reason_of(record: CallRecord) -> str:
@@ -44,60 +48,62 @@ def _milliseconds(seconds: float) -> float:
     return round(seconds * 1000, 3)
 
 
-FIELDS: Mapping[str, Callable[[CallRecord], str | int | float]] = {
-    "client": lambda record: record.client,
-    "method": lambda record: record.method,
-    "target": lambda record: shorten(record.target, _MAX_TARGET),
-    "operation": lambda record: record.labels.operation,
-    "route": lambda record: record.labels.route,
-    "model": lambda record: shorten(record.labels.model, _MAX_TEXT),
-    "version": lambda record: shorten(record.labels.version, _MAX_TEXT),
-    "upstream": lambda record: record.upstream,
-    "endpoint": lambda record: record.endpoint,
-    "attempts": lambda record: record.attempts,
-    "status": lambda record: record.status,
-    "answered_by": _answered_by,
-    "error_kind": lambda record: record.error_kind.name.lower() if record.error_kind else "",
-    "reason": lambda record: shorten(reason_of(record), _MAX_TEXT),
-    "client_form": lambda record: record.labels.client_form,
-    "server_form": lambda record: record.server_form,
-    "request_bytes": lambda record: record.request_bytes,
-    "response_bytes": lambda record: record.response_bytes,
-    "sent_bytes": lambda record: record.sent_bytes,
-    "received_bytes": lambda record: record.received_bytes,
-    "duration_ms": lambda record: _milliseconds(record.seconds),
-    "server_ms": lambda record: _milliseconds(record.server_seconds),
-    "first_byte_ms": lambda record: _milliseconds(record.first_byte_seconds),
-    "request_id": lambda record: record.request_id,
-    "trace_id": lambda record: record.trace_id,
+FIELDS: Mapping[str, Callable[[CallRecord, int], str | int | float]] = {
+    "client": lambda record, _: record.client,
+    "method": lambda record, _: record.method,
+    "target": lambda record, most: shorten(record.target, _TARGET_FACTOR * most),
+    "operation": lambda record, _: record.labels.operation,
+    "route": lambda record, _: record.labels.route,
+    "model": lambda record, most: shorten(record.labels.model, most),
+    "version": lambda record, most: shorten(record.labels.version, most),
+    "upstream": lambda record, _: record.upstream,
+    "endpoint": lambda record, _: record.endpoint,
+    "attempts": lambda record, _: record.attempts,
+    "status": lambda record, _: record.status,
+    "answered_by": lambda record, _: _answered_by(record),
+    "error_kind": lambda record, _: record.error_kind.name.lower() if record.error_kind else "",
+    "reason": lambda record, most: shorten(reason_of(record), most),
+    "client_form": lambda record, _: record.labels.client_form,
+    "server_form": lambda record, _: record.server_form,
+    "request_bytes": lambda record, _: record.request_bytes,
+    "response_bytes": lambda record, _: record.response_bytes,
+    "sent_bytes": lambda record, _: record.total_sent_bytes,
+    "received_bytes": lambda record, _: record.total_received_bytes,
+    "duration_ms": lambda record, _: _milliseconds(record.seconds),
+    "server_ms": lambda record, _: _milliseconds(record.server_seconds),
+    "first_byte_ms": lambda record, _: _milliseconds(record.first_byte_seconds),
+    "request_id": lambda record, _: record.request_id,
+    "trace_id": lambda record, _: record.trace_id,
 }
-"""What a line of JSON or of a template may show of a call, beside its time."""
+"""What a line of JSON or of a template may show of a call, beside its time; texts are cut."""
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 
 
-def write_text(record: CallRecord, at: str) -> str:
+def write_text(record: CallRecord, at: str, most: int) -> str:
     """Write a call as a short line of text."""
-    target = _quote(shorten(record.target, _MAX_TARGET))
+    target = _quote(shorten(record.target, _TARGET_FACTOR * most))
     error = "-"
     if record.error or record.status >= _FIRST_ERROR_STATUS:
         reason = reason_of(record)
-        error = '"' + _quote(shorten(reason, _MAX_TEXT)) + '"' if reason else "-"
+        error = '"' + _quote(shorten(reason, most)) + '"' if reason else "-"
+    # That of an address of a host name has a space.
+    endpoint = record.endpoint.replace(" ", r"\x20")
     # Without format specifications: with them, mypyc makes a call for each field.
     tenths = int(record.seconds * 10_000 + 0.5)
     return (
         f'{at} "{record.method} {target}"'
         f" {record.status} {record.response_bytes} {tenths // 10}.{tenths % 10}"
-        f" {record.request_id or '-'} {record.upstream or '-'} {record.endpoint or '-'}"
+        f" {record.request_id or '-'} {record.upstream or '-'} {endpoint or '-'}"
         f" {error}"
     )
 
 
-def write_json(record: CallRecord, at: str) -> str:
+def write_json(record: CallRecord, at: str, most: int) -> str:
     """Write a call as a JSON object with all fields; those without a value are left out."""
     values: dict[str, str | int | float] = {"time": at}
     for name, read in FIELDS.items():
-        value = read(record)
+        value = read(record, most)
         if value != "":
             # What a client sends need not have been UTF-8.
             values[name] = value.encode(errors="replace").decode() if type(value) is str else value
@@ -107,21 +113,29 @@ def write_json(record: CallRecord, at: str) -> str:
 class TemplateFormat:
     """Writes calls by a template: ``{status}`` is the field of that name, ``{time}`` the time.
 
-    A text without a value is ``-``. Quotation marks, backslashes and control characters of values
-    are escaped. The template must name known fields only.
+    A text without a value is ``-``. Spaces, quotation marks, backslashes and control characters of
+    values are escaped, but in quotation marks spaces are not. The template must name known fields
+    only.
     """
 
     def __init__(self, template: str) -> None:
         parts = _FIELD.split(template)
         self._literals: Final = parts[::2]
         self._names: Final = parts[1::2]
+        quotes = list(accumulate(literal.count('"') for literal in self._literals[:-1]))
+        self._are_quoted: Final = [count % 2 == 1 for count in quotes]
 
-    def __call__(self, record: CallRecord, at: str) -> str:
+    def __call__(self, record: CallRecord, at: str, most: int) -> str:
         """Write the line of a call."""
         line = [self._literals[0]]
-        for name, literal in zip(self._names, self._literals[1:], strict=True):
-            value = at if name == "time" else FIELDS[name](record)
-            line.append(_quote(value) or "-" if isinstance(value, str) else str(value))
+        fields = zip(self._names, self._are_quoted, self._literals[1:], strict=True)
+        for name, is_quoted, literal in fields:
+            value = at if name == "time" else FIELDS[name](record, most)
+            if isinstance(value, str):
+                value = _quote(value) or "-"
+                if not is_quoted:
+                    value = value.replace(" ", r"\x20")
+            line.append(str(value))
             line.append(literal)
         return "".join(line)
 
@@ -157,8 +171,12 @@ class AccessLog:
             self._second = second
             self._time = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         at = f"{self._time}.{_MILLISECONDS[int((now - second) * 1000)]}Z"
-        line = self._format(record, at) + "\n"
-        self._writer.add(line.encode(errors="replace"))
+        most = _MAX_TEXT
+        line = self._format(record, at, most).encode(errors="replace")
+        while len(line) > _MAX_LINE and most > _MIN_TEXT:
+            most //= 2
+            line = self._format(record, at, most).encode(errors="replace")
+        self._writer.add(line + b"\n")
 
     def _is_notable(self, record: CallRecord) -> bool:
         failed = not 0 < record.status < _FIRST_ERROR_STATUS or bool(record.error)

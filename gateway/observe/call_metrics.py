@@ -7,18 +7,19 @@ from typing import Final
 
 from prometheus_client.utils import floatToGoString
 
-from gateway.observe.call_record import CallRecord
+from gateway.observe.call_record import AttemptRecord, CallRecord
 from gateway.observe.metric_cells import Counter, Histogram
 from gateway.observe.metric_store import (
     OTHER,
     CounterFamily,
     CountFamily,
     HistogramFamily,
+    MetricStore,
     MetricWriter,
 )
 
 MAX_MODELS = 100
-"""Models with numbers of their own in each worker; all further ones count as ``other``."""
+"""Models with numbers of their own; all further ones count as ``other``."""
 
 _BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -100,7 +101,10 @@ _EXEMPLAR_INTERVAL = 0.1
 _BOUNDS = (*map(floatToGoString, _BUCKETS), "+Inf")
 
 _CACHED_ENDPOINTS = 1024
-_FIRST_ERROR_STATUS = 400
+_OPERATIONS_OF_MODELS = ("infer", "generate", "metadata")
+"""The operations whose success shows that there is such a model."""
+_LOOK_INTERVAL = 1.0
+"""Seconds between two looks at the models of other workers."""
 _ABORTED = "aborted"
 """The kind of the error, and the status, of calls whose clients got no response."""
 
@@ -135,11 +139,16 @@ class CallMetrics:
     """Counts each call that has ended.
 
     No label can be driven by clients: a model has numbers of its own only after a server has
-    answered for it with success, and only the first ``max_models`` do.
+    inferred with it, or described it, and only the first ``max_models`` do. ``store`` tells which
+    models other workers have counted.
     """
 
-    def __init__(self, writer: MetricWriter, max_models: int = MAX_MODELS) -> None:
+    def __init__(
+        self, store: MetricStore, writer: MetricWriter, max_models: int = MAX_MODELS
+    ) -> None:
+        self._store = store
         self._writer = writer
+        self._next_look = 0.0
         self._max_models = max_models
         self._models: set[str] = set()
         self._calls: dict[tuple[str, str, str, str, str, int], _CallCells] = {}
@@ -165,8 +174,14 @@ class CallMetrics:
             self._take_exemplar(calls.labels, bucket, record)
         calls.request_bytes.add(float(record.request_bytes))
         calls.response_bytes.add(float(record.response_bytes))
-        if record.attempts and record.endpoint:
-            self._observe_endpoint(record)
+        if record.sent_at and record.endpoint:
+            self._observe_attempt(record)
+        if record.other_attempts:
+            for attempt in record.other_attempts:
+                self._observe_attempt(attempt)
+        if record.attempts > 1 and record.endpoint:
+            retries = self._writer.counter(RETRIES, (upstream,))
+            retries.add(float(record.attempts - 1))
         if record.server_form and form:
             self._conversion(form, record.server_form).add(1.0)
         if record.error:
@@ -187,34 +202,42 @@ class CallMetrics:
             bound = _BOUNDS[bucket - 1]
             exemplars[labels, bucket] = ((*labels, bound), trace_id, record.seconds, time.time())
 
-    def _observe_endpoint(self, record: CallRecord) -> None:
-        key = record.upstream, record.endpoint
+    def _observe_attempt(self, attempt: CallRecord | AttemptRecord) -> None:
+        key = attempt.upstream, attempt.endpoint
         cells = self._endpoints.get(key)
         if cells is None:
             if len(self._endpoints) >= _CACHED_ENDPOINTS:
                 self._endpoints.clear()  # the addresses of a host name may change for ever
             cells = self._endpoints[key] = self._endpoint_cells(key)
-        seconds, first_byte = record.server_seconds, record.first_byte_seconds
+        seconds, first_byte = attempt.server_seconds, attempt.first_byte_seconds
         bucket = cells.duration.bucket(seconds)
         cells.duration.add(bucket, seconds)
         if first_byte == seconds:  # the whole response came at once
             cells.first_byte.add(bucket, seconds)
         elif first_byte:
             cells.first_byte.observe(first_byte)
-        cells.sent.add(float(record.sent_bytes))
-        cells.received.add(float(record.received_bytes))
-        if record.attempts > 1:
-            retries = self._writer.counter(RETRIES, (record.upstream,))
-            retries.add(float(record.attempts - 1))
+        cells.sent.add(float(attempt.sent_bytes))
+        cells.received.add(float(attempt.received_bytes))
 
     def _model_label(self, record: CallRecord) -> str:
-        """Return the label of a model that has no numbers yet."""
-        model = record.labels.model
-        is_known = record.is_from_server and 0 < record.status < _FIRST_ERROR_STATUS
-        if not is_known or len(self._models) >= self._max_models:
+        """Return the label of a model that this worker has not counted yet."""
+        labels = record.labels
+        is_known = (
+            labels.operation in _OPERATIONS_OF_MODELS
+            and record.is_from_server
+            and record.status // 100 == 2
+        )
+        if not is_known:
             return OTHER
-        self._models.add(model)
-        return model
+        if record.started >= self._next_look:
+            self._next_look = record.started + _LOOK_INTERVAL
+            # Those that other workers count, and that earlier ones have counted.
+            self._models = self._store.label_values(DURATION, "model") - {"", OTHER}
+        if labels.model not in self._models:
+            if len(self._models) >= self._max_models:
+                return OTHER
+            self._models.add(labels.model)
+        return labels.model
 
     def _call_cells(self, key: tuple[str, str, str, str, str, int]) -> _CallCells:
         writer = self._writer

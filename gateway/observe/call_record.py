@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError
 
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags.
 _TRACEPARENT = re.compile(
-    rb"^traceparent:[ \t]*[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})",
+    rb"^traceparent:[ \t]*[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})",
     re.IGNORECASE | re.MULTILINE,
 )
 _SAMPLED = 0x01
@@ -46,10 +46,32 @@ NO_LABELS = CallLabels()
 """Of a call that was refused before its route was found."""
 
 
+class AttemptRecord:
+    """What is known of a request that was sent to an endpoint, other than a call's last one."""
+
+    __slots__ = (
+        "endpoint",
+        "first_byte_seconds",
+        "received_bytes",
+        "sent_bytes",
+        "server_seconds",
+        "upstream",
+    )
+
+    def __init__(self, call: CallRecord) -> None:
+        self.upstream: Final = call.upstream
+        self.endpoint: Final = call.endpoint
+        self.first_byte_seconds: Final = call.first_byte_seconds
+        self.server_seconds: Final = call.server_seconds
+        self.sent_bytes: Final = call.sent_bytes
+        self.received_bytes: Final = call.received_bytes
+
+
 class CallRecord:
     """What is known of a call; whoever serves the call fills it in along the way."""
 
     __slots__ = (
+        "answered_by_server",
         "attempts",
         "client",
         "endpoint",
@@ -58,7 +80,10 @@ class CallRecord:
         "first_byte_seconds",
         "labels",
         "method",
+        "other_attempts",
         "passed_lines",
+        "prepare_seconds",
+        "queue_seconds",
         "received_bytes",
         "request_bytes",
         "request_id",
@@ -103,31 +128,95 @@ class CallRecord:
         """The URL of the endpoint that was used last; empty for none, or for several at once."""
         self.attempts = 0
         """How often the request was sent to an endpoint."""
+        self.other_attempts: tuple[AttemptRecord, ...] = ()
+        """Attempts before the last one, or at several endpoints at once."""
         self.server_form = ""
         """The form in which the server got an infer request: json or binary; empty if untouched."""
+        self.prepare_seconds = -1.0
+        """Until the request was ready for a server, without waiting for the client; -1 before."""
+        self.queue_seconds = 0.0
+        """From then until the call had its slots."""
         self.sent_at = 0.0
-        """When the request was sent to an endpoint last, on the clock of ``started``."""
+        """When the last attempt began, on the clock of ``started``; 0 if nothing was sent."""
         self.first_byte_seconds = 0.0
         """From then to the head of the response; 0 without a response."""
         self.server_seconds = 0.0
         """From then to the end of the response, or of the attempt."""
         self.sent_bytes = 0
-        """The bytes of bodies that were sent to endpoints."""
+        """The bytes of the body that were sent in the last attempt."""
         self.received_bytes = 0
-        """The bytes of bodies that endpoints have sent."""
+        """The bytes of the body that were received in the last attempt; 0 if it is retried."""
+        self.answered_by_server = False
+        """The client got a server's response although the call has an error, or no attempt."""
         self.error = ""
         """Why the gateway refused, failed or aborted the call; empty if it did not."""
         self.error_kind: ErrorKind | None = None
 
+    def set_endpoint(self, upstream: str, endpoint: str) -> None:
+        """Record where the call goes; what is measured from now on is of this endpoint."""
+        if self.sent_at:
+            self.other_attempts = (*self.other_attempts, AttemptRecord(self))
+            self.forget_attempt()
+        self.upstream = upstream
+        self.endpoint = endpoint
+
+    def begin_attempt(self, now: float) -> None:
+        """Record that the request is sent to the endpoint."""
+        self.attempts += 1
+        self.sent_at = now
+
+    def forget_attempt(self) -> None:
+        """Forget what was measured of an attempt, as if nothing had been sent."""
+        self.sent_at = self.first_byte_seconds = self.server_seconds = 0.0
+        self.sent_bytes = self.received_bytes = 0
+
+    def add_parts(self, parts: Sequence[CallRecord]) -> None:
+        """Add the attempts of parts that ran at the same time, each at servers of its own."""
+        sent = [part for part in parts if part.sent_at]
+        for part in parts:
+            self.attempts += part.attempts
+            self.other_attempts += part.other_attempts
+        if len(parts) == 1:
+            for part in sent:
+                self.sent_at = part.sent_at
+                self.sent_bytes, self.received_bytes = part.sent_bytes, part.received_bytes
+            self.endpoint = parts[0].endpoint
+        else:
+            self.other_attempts += tuple(map(AttemptRecord, sent))
+            self.endpoint = ""
+        for part in sent:
+            self.first_byte_seconds = max(self.first_byte_seconds, part.first_byte_seconds)
+            self.server_seconds = max(self.server_seconds, part.server_seconds)
+
+    @property
+    def total_sent_bytes(self) -> int:
+        """Return the bytes of bodies that were sent to endpoints, in all attempts."""
+        return self.sent_bytes + sum([each.sent_bytes for each in self.other_attempts])
+
+    @property
+    def total_received_bytes(self) -> int:
+        """Return the bytes of bodies that were received from endpoints, in all attempts."""
+        return self.received_bytes + sum([each.received_bytes for each in self.other_attempts])
+
     def set_error(self, error: GatewayError) -> None:
-        """Record the error that the client gets, or that aborts the response."""
+        """Record the error that the client gets."""
         self.error = error.message
         self.error_kind = error.kind
+
+    def set_abort(self, error: GatewayError) -> None:
+        """Record the error that breaks off a response that the client has got a part of."""
+        self.answered_by_server = self.is_from_server
+        self.set_error(error)
+
+    def set_passed_error(self, status: int) -> None:
+        """Record that the client gets the error of a server that was asked for metadata."""
+        self.answered_by_server = True
+        self.error = f"the server returned {status} to the request for the model's metadata"
 
     @property
     def is_from_server(self) -> bool:
         """Tell whether the client got a server's response, not one of the gateway's own."""
-        return self.attempts > 0 and self.error_kind is None
+        return self.answered_by_server or (self.attempts > 0 and self.error_kind is None)
 
     @property
     def trace_id(self) -> str:

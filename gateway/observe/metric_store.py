@@ -46,6 +46,8 @@ _END, _FULL, _FIRST_CELL = 0, 1, 2
 """The words at the start of a segment."""
 _HEADER = struct.Struct("=II")
 """Of an entry: the length of the labels' text, and its checksum."""
+_RESERVED_SHARE = 4
+"""Addresses may change for ever: series of endpoints leave a part of a segment, one of so many."""
 _CHECKSUM_START = 1
 """Not 0, so that zeros are no valid entry."""
 
@@ -152,7 +154,7 @@ class MetricStore(Collector):
     """
 
     def __init__(
-        self, families: Sequence[Family | CountFamily], segments: int = 1, size: int = 1 << 20
+        self, families: Sequence[Family | CountFamily], segments: int = 1, size: int = 4 << 20
     ) -> None:
         if len({family.name for family in families}) < len(families):
             raise ValueError("two families have the same name")
@@ -202,13 +204,23 @@ class MetricStore(Collector):
                 sums[labels] = values if others is None else _add(others, values)
         return sums
 
+    def label_values(self, family: Family, label: str) -> set[str]:
+        """Return the values of a label in the series of a family, in all processes."""
+        index, position = self._families.index(family), family.labels.index(label)
+        values: set[str] = set()
+        for segment in self._segments:
+            segment.read_entries()
+            values.update(labels[position] for labels, _ in segment.series(index))
+        return values
+
 
 class MetricWriter:
     """Finds the counters and histograms of one process, and makes new ones.
 
     If the segment has no room for a new series, the caller gets one that all such series of the
-    family share: each of its label values is "other". A lookup takes about two microseconds, so
-    callers keep what they get.
+    family share: each of its label values is "other". Families whose series come and go, such as
+    those with addresses, leave a quarter of the room to others. A lookup takes about two
+    microseconds, so callers keep what they get.
     """
 
     def __init__(self, families: tuple[Family, ...], segment: _Segment) -> None:
@@ -303,7 +315,10 @@ class _Segment:
         entry = header + text + bytes(-len(text) % _WORD) + zeros
         start = self._ends[_END]
         end = start + len(entry)
-        if end > len(self._memory):
+        room = len(self._memory)
+        if "endpoint" in self._families[index].labels:
+            room -= room // _RESERVED_SHARE
+        if end > room:
             return False
         self._memory[start:end] = entry
         self._ends[_END] = end

@@ -12,7 +12,7 @@ from collections.abc import (
 )
 from typing import TypeVar
 
-from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -97,25 +97,29 @@ class ClientBody:
             )
 
 
-async def response_chunks(response: UpstreamResponse, url: str, deadline: Deadline) -> Chunks:
+async def response_chunks(
+    response: UpstreamResponse, server: ServerName, deadline: Deadline
+) -> Chunks:
     """Yield the body of a server's response as it arrives."""
     while True:
-        deadline.expect_server(url)
+        deadline.expect_server(server)
         chunk = await response.read()
         if not chunk:
             return
         yield chunk
 
 
-async def read_response(response: UpstreamResponse, url: str, deadline: Deadline) -> bytes:
+async def read_response(
+    response: UpstreamResponse, server: ServerName, deadline: Deadline
+) -> bytes:
     """Return the whole body of a server's response."""
-    deadline.expect_server(url)
+    deadline.expect_server(server)
     body = await response.read()
     if len(body) == response.content_length:
         return bytes(body)
     if not body:
         return b""
-    rest = [chunk async for chunk in response_chunks(response, url, deadline)]
+    rest = [chunk async for chunk in response_chunks(response, server, deadline)]
     return b"".join((body, *rest))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import JsonPolicies
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, upstream_name
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.tensors import MAX_TENSORS
@@ -79,9 +79,11 @@ class Upstream:
         Raises GatewayError (503) if it is not known.
         """
         if (dialect := self.dialect_state.dialect) is None:
+            what = f"the dialect of {upstream_name(self.name)}"
             raise GatewayError(
                 ErrorKind.NOT_READY,
-                f"the dialect of upstream '{self.name}' is not known: {self.dialect_state.reason}",
+                f"{what} is not known: {self.dialect_state.reason}",
+                public_message=None if self.pool.exposes_endpoints else f"{what} is not known",
             )
         return dialect
 

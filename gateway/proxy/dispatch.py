@@ -10,6 +10,7 @@ from multidict import CIMultiDict
 
 from gateway.errors import (
     INTERNAL_ERROR_TEXT,
+    Audience,
     ErrorKind,
     GatewayError,
     escape_for_log,
@@ -49,6 +50,16 @@ _ONE_SERVER_KINDS = OPERATION_KINDS["infer"]
 
 _ALWAYS_ADMITTED_KINDS = OPERATION_KINDS["health"]
 """Operations that need no memory budget: a probe would take an overloaded gateway for dead."""
+
+OPERATOR_KINDS = frozenset(
+    (
+        OperationKind.LOAD,
+        OperationKind.TRACE_SETTING,
+        OperationKind.LOGGING,
+        OperationKind.ALL_STATISTICS,
+    )
+)
+"""Operations of operators, who have to learn which endpoint failed."""
 
 _CLUSTER_HANDLERS: Mapping[
     OperationKind, Callable[[Call, tuple[Upstream, ...]], Awaitable[None]]
@@ -109,16 +120,22 @@ async def _serve(
         except UpstreamResponseError as error:
             strip_tracebacks(error)
             deadline.expect_client()
+            response.record.set_passed_error(error.status)
             headers = CIMultiDict({"Content-Type": error.content_type})
             await response.send(error.status, "", headers, error.body)
 
-    await run_with_deadline(run, response, destination.limits.new_deadline())
+    is_for_operator = operation.kind in OPERATOR_KINDS
+    audience = Audience.OPERATORS if is_for_operator else Audience.CLIENTS
+    await run_with_deadline(run, response, destination.limits.new_deadline(), audience)
 
 
 async def run_with_deadline(
-    run: Callable[[Deadline], Awaitable[None]], response: ClientResponse, deadline: Deadline
+    run: Callable[[Deadline], Awaitable[None]],
+    response: ClientResponse,
+    deadline: Deadline,
+    audience: Audience = Audience.CLIENTS,
 ) -> None:
-    """Run a call within its deadline and send its error.
+    """Run a call within its deadline and send its error, in words for the ``audience``.
 
     A response that has started is aborted, so that the client sees that it is incomplete.
     """
@@ -128,12 +145,12 @@ async def run_with_deadline(
     except GatewayError as error:
         strip_tracebacks(error)
         if response.started:
-            response.record.set_error(error)
+            response.record.set_abort(error)
             why = escape_for_log(error.message)
             _log.warning("request %s: response aborted: %s", response.record.request_id or "-", why)
             response.abort()
         else:
-            await send_error(response, error)
+            await send_error(response, error, audience)
 
 
 async def proxy_call(call: Call) -> None:
@@ -172,13 +189,17 @@ async def _serve_from_all(
             await _CLUSTER_HANDLERS[call.operation.kind](call, upstreams)
 
 
-async def send_error(response: ClientResponse, error: GatewayError) -> None:
+async def send_error(
+    response: ClientResponse, error: GatewayError, audience: Audience = Audience.CLIENTS
+) -> None:
     """Send an error in the protocol's format."""
-    headers, body = error_response(error, response.record)
+    headers, body = error_response(error, response.record, audience)
     await response.send(error.kind.value.status, "", CIMultiDict(headers), body)
 
 
-def error_response(error: GatewayError, record: CallRecord) -> tuple[HeaderLines, bytes]:
+def error_response(
+    error: GatewayError, record: CallRecord, audience: Audience = Audience.CLIENTS
+) -> tuple[HeaderLines, bytes]:
     """Record and log an error; return headers and body of its response."""
     record.set_error(error)
     FAILURE_LOG.write(error, record.request_id)
@@ -190,7 +211,7 @@ def error_response(error: GatewayError, record: CallRecord) -> tuple[HeaderLines
     if error.kind is ErrorKind.UNSUPPORTED_ENCODING:
         # RFC 9110, section 15.5.16.
         headers += (("Accept-Encoding", ", ".join(CODINGS)),)
-    return headers, error_body(error.message)
+    return headers, error_body(error.message_for(audience))
 
 
 def error_body(message: str) -> bytes:

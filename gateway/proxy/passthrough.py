@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.codec.json.nesting import NestingCheck
+from gateway.errors import ServerName
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -49,7 +50,9 @@ async def passthrough(
         async with UpstreamCall(
             destination, upstream_request, deadline, call.response.record, model=model
         ) as upstream_call:
-            await relay_response(upstream_call.response, call.response, upstream_call.url, deadline)
+            await relay_response(
+                upstream_call.response, call.response, upstream_call.server, deadline
+            )
 
 
 async def checked_body(
@@ -87,7 +90,7 @@ async def _check_nesting(body: ClientBody, max_depth: int) -> Chunks:
 async def relay_response(
     upstream_response: UpstreamResponse,
     response: ClientResponse,
-    url: str,
+    server: ServerName,
     deadline: Deadline,
     chunks: Chunks | None = None,
 ) -> None:
@@ -98,7 +101,7 @@ async def relay_response(
         headers["Content-Length"] = str(size)  # of chunks that are all there
     await response.start(upstream_response.status, upstream_response.reason, headers)
     await relay_chunks(
-        chunks or response_chunks(upstream_response, url, deadline), response, deadline
+        chunks or response_chunks(upstream_response, server, deadline), response, deadline
     )
 
 

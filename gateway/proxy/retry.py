@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from gateway.errors import GatewayError, strip_tracebacks
+from gateway.errors import ErrorKind, GatewayError, ServerName, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
@@ -38,7 +38,7 @@ class UpstreamCall:
     """
 
     response: UpstreamResponse
-    url: str
+    server: ServerName
 
     def __init__(
         self,
@@ -61,14 +61,26 @@ class UpstreamCall:
     async def __aenter__(self) -> Self:
         """Send the request; return once the head of a response is there."""
         check_lengths(self._request, self._retry.upstream.dialect_state.dialect)
-        await acquire_all(self._limits, self._deadline)
+        await self._acquire_slots()
         try:
             await self._send_with_retries()
         except BaseException:
             release_all(self._limits)
             raise
-        self.url = self._lease.endpoint.url
+        self.server = self._lease.endpoint.name
         return self
+
+    async def _acquire_slots(self) -> None:
+        record = self._record
+        is_first = not record.attempts
+        if is_first:
+            record.prepare_seconds = self._deadline.busy_seconds
+        queued_at = time.perf_counter()
+        try:
+            await acquire_all(self._limits, self._deadline)
+        finally:
+            if is_first:
+                record.queue_seconds = time.perf_counter() - queued_at
 
     async def __aexit__(
         self,
@@ -77,9 +89,7 @@ class UpstreamCall:
         traceback: TracebackType | None,
     ) -> None:
         """Release the connection, the endpoint and the slots."""
-        self._record.server_seconds = time.perf_counter() - self._record.sent_at
-        self._record.received_bytes += self.response.received_bytes
-        self.response.close()
+        self._close_response()
         if error is None:
             self._lease.release(*self._lease.classify_status(self.response.status))
         else:
@@ -91,26 +101,35 @@ class UpstreamCall:
         reach = partial(self._retry.reach, self._send, self._deadline, self._record)
         self._lease, self.response = await reach()
         while self._retry.should_retry_status(self.response.status, self._lease.endpoint):
-            self.response.close()
+            self._close_response()
             self._lease.release(*self._lease.classify_retried(self.response.status))
             self._lease, self.response = await reach()
 
+    def _close_response(self) -> None:
+        record = self._record
+        record.server_seconds = time.perf_counter() - record.sent_at
+        record.received_bytes = self.response.received_bytes
+        self.response.close()
+
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
-        self._deadline.expect_server(endpoint.url)
+        self._deadline.expect_server(endpoint.name)
         request, record = self._request, self._record
-        record.attempts += 1
-        record.sent_at = time.perf_counter()
+        record.begin_attempt(time.perf_counter())
         if isinstance(request.body, AsyncIterable):
-            body = _TimedBody(request.body, endpoint.url, self._deadline, self._retry, record)
+            body = _TimedBody(request.body, endpoint.name, self._deadline, self._retry, record)
             is_read_once = isinstance(request.body, AsyncIterator)
             request = replace(request, body=aiter(body) if is_read_once else body)
         elif request.body is not None:
-            record.sent_bytes += sum(map(len, request.body))
+            record.sent_bytes = sum(map(len, request.body))
         try:
             response = await endpoint.send(request)
-        finally:
-            record.server_seconds = time.perf_counter() - record.sent_at
-        record.first_byte_seconds = record.server_seconds
+        except BaseException as error:
+            if isinstance(error, GatewayError) and error.kind is ErrorKind.UNREACHABLE:
+                record.forget_attempt()
+            else:
+                record.server_seconds = time.perf_counter() - record.sent_at
+            raise
+        record.first_byte_seconds = record.server_seconds = time.perf_counter() - record.sent_at
         return response
 
 
@@ -148,7 +167,7 @@ class RetryState:
         while True:
             lease = self.upstream.pool.lease(self.tried, self.model, self.hash_key)
             endpoint = lease.acquire()
-            record.upstream, record.endpoint = self.upstream.name, endpoint.url
+            record.set_endpoint(self.upstream.name, endpoint.url)
             try:
                 return lease, await use(endpoint)
             except BaseException as error:
@@ -202,14 +221,14 @@ class _TimedBody(AsyncIterable[bytes | memoryview]):
     def __init__(
         self,
         body: AsyncIterable[bytes | memoryview],
-        url: str,
+        server: ServerName,
         deadline: Deadline,
         retry: RetryState,
         record: CallRecord,
     ) -> None:
         self._record = record
         self._body = body
-        self._url = url
+        self._server = server
         self._deadline = deadline
         self._retry = retry
 
@@ -218,7 +237,7 @@ class _TimedBody(AsyncIterable[bytes | memoryview]):
         # Even the wait for a first chunk cannot be repeated: it is cancelled with the attempt.
         self._retry.is_repeatable = not isinstance(self._body, AsyncIterator)
         async for chunk in self._body:
-            self._deadline.expect_server(self._url)
+            self._deadline.expect_server(self._server)
             self._record.sent_bytes += len(chunk)
             yield chunk
-        self._deadline.expect_server(self._url)
+        self._deadline.expect_server(self._server)

@@ -63,7 +63,8 @@ class Route:
     ``sticky_header`` stays with one destination. Operations in ``denied_kinds`` are refused.
     ``mirror`` gets copies of requests. ``dropped_headers``, in lower case, do not go to servers. If
     there are ``keys``, a request needs one. Responses are compressed with one of ``codings`` that
-    the client accepts; the first wins among equals.
+    the client accepts; the first wins among equals. With ``server_timing``, they say where the time
+    went.
     """
 
     match: Match
@@ -77,6 +78,7 @@ class Route:
     keys: tuple[KeyGroup, ...] = ()
     codings: tuple[str, ...] = ()
     name: str = ""
+    server_timing: bool = False
 
     def admits(self, authenticated: frozenset[KeyGroup]) -> bool:
         """Tell whether the route is open to a client with keys of these groups."""
@@ -284,7 +286,7 @@ class _RouteTargets:
         # Servers must not compress what the gateway compresses.
         own = frozenset(("accept-encoding",)) if route.codings else frozenset()
         self.dropped_headers = route.dropped_headers | own
-        header_policy = ResponseHeaderPolicy(adds_vary=bool(route.codings))
+        header_policy = ResponseHeaderPolicy(bool(route.codings), route.server_timing)
         # The fast path saves a function call if there is nothing to change.
         self.header_policy = None if header_policy == ResponseHeaderPolicy() else header_policy
         self.mirror = None if route.mirror is None else MirrorSampler(route.mirror, random)

@@ -49,7 +49,7 @@ async def wait_for_dialects(upstreams: Iterable[Upstream], deadline: Deadline) -
 async def _detect(upstream: Upstream, deadline: Deadline) -> None:
     """Wait for the detection of a dialect; its failure counts as a failed call of an endpoint."""
     lease = upstream.pool.lease()
-    deadline.expect_server(lease.acquire().url)
+    deadline.expect_server(lease.acquire().name)
     try:
         await upstream.dialect_state.wait_until_known()
     except BaseException as error:

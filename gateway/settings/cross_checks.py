@@ -71,6 +71,10 @@ def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossEr
         reason = _read_error(file)
         if reason:
             yield path, f"{file} cannot be read: {reason}"
+
+
+def unwritable_files(value: object) -> Iterator[CrossError]:
+    """Yield the files that settings name and that cannot be written."""
     for path, file in _texts(value, ("log", "access"), ("path",)):
         reason = _write_error(file)
         if reason:
@@ -111,8 +115,15 @@ def _write_error(file: str) -> str | None:
     """Return why a file cannot be written, or not be made if it does not exist."""
     if os.path.isdir(file):
         return os.strerror(EISDIR)
-    if os.path.exists(file):
+    try:
+        os.stat(file)
         return _access_error(file, os.W_OK)
+    except FileNotFoundError:
+        pass  # it can be made
+    except OSError as error:
+        return error.strerror
+    except ValueError:  # a NUL
+        return os.strerror(ENOENT)
     folder = os.path.dirname(file) or "."
     if not os.path.isdir(folder):
         return f"there is no folder {folder}"

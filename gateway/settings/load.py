@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.settings.cross_checks import missing_files
+from gateway.settings.cross_checks import CrossError, missing_files, unwritable_files
 from gateway.settings.error_text import error_message
 from gateway.settings.problems import MISSING_FILE, Problem, SettingsError, UnreadableError
 from gateway.settings.schema import Settings
@@ -38,12 +38,17 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 
 
 def load_with_positions(
-    path: Path, environ: Mapping[str, str], *, with_files: bool = False
+    path: Path,
+    environ: Mapping[str, str],
+    *,
+    with_files: bool = False,
+    with_written_files: bool = False,
 ) -> LoadedSettings:
     """Return the settings of a YAML file, and the position of each.
 
-    ``with_files`` makes files that cannot be read or written a problem, too. Raises SettingsError
-    with all problems of the file.
+    ``with_files`` makes files that cannot be read or written a problem, too;
+    ``with_written_files`` only those that cannot be written. Raises SettingsError with all problems
+    of the file.
     """
     try:
         document = fix_indentation(parse_yaml(_read(path), environ))
@@ -51,9 +56,13 @@ def load_with_positions(
         raise SettingsError(path, [error.problem]) from None
     settings, errors = _validate(document)
     problems = [*_validation_problems(errors, document), *_yaml_problems(document, errors)]
+    unusable: list[CrossError] = []
     if with_files:
-        for setting, message in missing_files(document.value, environ):
-            problems.append(_problem(setting, message, document, MISSING_FILE))
+        unusable += missing_files(document.value, environ)
+    if with_files or with_written_files:
+        unusable += unwritable_files(document.value)
+    for setting, message in unusable:
+        problems.append(_problem(setting, message, document, MISSING_FILE))
     if settings is None or problems:
         raise SettingsError(path, problems)
     return LoadedSettings(settings, document.positions)

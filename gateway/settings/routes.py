@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, StrictBool
 
 from gateway.settings.values.fields import (
     BufferedBodyBytes,
@@ -210,6 +210,11 @@ class Route(Section):
         default=(),
         description="Content codings for responses to clients that accept them, the preferred one"
         " first. Without any, responses stay as they are.",
+    )
+    server_timing: StrictBool = Field(
+        default=False,
+        description="Whether responses say in a Server-Timing header how long the call was queued,"
+        " converted and at the server.",
     )
     nonfinite: Annotated[
         _NonFinite, BeforeValidator(_null_by_name, json_schema_input_type=_NonFinite | None)

@@ -131,6 +131,11 @@ class Settings(Section):
         description="Whether each request has an id, in X-Request-Id and in the log. The gateway"
         " keeps the client's own id, or makes one.",
     )
+    expose_endpoints: StrictBool = Field(
+        default=False,
+        description="Whether errors tell clients the addresses of servers. If not, they tell the"
+        " name of the upstream. The log has the addresses in any case.",
+    )
     concurrency: Concurrency = Field(
         default=Concurrency(),
         description="How many calls may be at servers at a time. An upstream can have such a limit"

@@ -34,12 +34,14 @@ async def send_control_request(
     response = await endpoint.send(UpstreamRequest(method, path, headers, chunks))
     try:
         if response.status == ErrorKind.LOOP.value.status:
-            raise GatewayError(ErrorKind.LOOP, f"loop: {endpoint.url} leads back to the gateway")
+            message = f"loop: {endpoint.url} leads back to the gateway"
+            raise GatewayError(ErrorKind.LOOP, message, server=endpoint.name)
         content = bytearray()
         while chunk := await response.read():
             content += chunk
             if len(content) > max_bytes:
-                raise bad_response(f"{endpoint.url}{path} is larger than {max_bytes} bytes")
+                message = f"the response of {endpoint.url} to {method} {path} is larger than"
+                raise bad_response(f"{message} {max_bytes} bytes", endpoint.name)
     finally:
         response.close()
     content_type = response.headers.get("Content-Type", "application/json")

@@ -115,6 +115,7 @@ class MetadataCache:
                 ErrorKind.SERVER_TIMEOUT,
                 f"{endpoint.url} returned no metadata of model '{key[0]}' "
                 f"in {self._fetch_timeout:g} s",
+                server=endpoint.name,
             ) from None
         if self._fetches.get(key) is asyncio.current_task():
             self._entries[key] = _Entry(metadata, self._clock() + self._ttl)
@@ -149,14 +150,16 @@ async def fetch_metadata(
         fields = orjson.loads(body)
         entries = list(fields.get("inputs") or ())
     except (ValueError, TypeError, AttributeError):
-        raise bad_response(f"{endpoint.url} returned no metadata of model '{model}'") from None
+        message = f"{endpoint.url} returned no metadata of model '{model}'"
+        raise bad_response(message, endpoint.name) from None
     try:
         inputs = tuple(map(_tensor, entries))
     except (ValueError, KeyError, TypeError):
         text = orjson.dumps(entries).decode()
         raise bad_response(
             f"{endpoint.url} returned invalid inputs in the metadata of model '{model}': "
-            f"{text[:QUOTED_TEXT]}"
+            f"{text[:QUOTED_TEXT]}",
+            endpoint.name,
         ) from None
     return ModelMetadata(model, inputs, batching, _outputs(fields))
 

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.errors import ServerName
+
 HeaderLines = tuple[tuple[str, str], ...]
 """Names and values of headers, in order."""
 
@@ -181,10 +183,12 @@ class ReservedConnection(ABC):
 class UpstreamEndpoint(ABC):
     """One server of an upstream.
 
-    ``own_request_headers`` mark the gateway's own requests, which no client has made.
+    ``name`` is how errors name it. ``own_request_headers`` mark the gateway's own requests, which
+    no client has made.
     """
 
     url: str
+    name: ServerName
     own_request_headers: HeaderLines = ()
 
     @abstractmethod

@@ -92,6 +92,20 @@ async def test_unchanged_upstream_keeps_its_connections_and_metadata() -> None:
         assert targets.count("/v2/models/m") == 1
 
 
+async def test_reload_changes_whether_errors_tell_addresses() -> None:
+    dead = f"http://{free_address()}"
+    async with (
+        running_gateway(settings_for(dead)) as (gateway, url),
+        connect(url) as client,
+    ):
+        for exposed, name in ((True, dead), (False, "upstream 'u'")):
+            changes = await gateway.reload(settings_for(dead, expose_endpoints=exposed))
+            assert changes == "upstreams ~u, expose_endpoints changed"
+            for data in (request("GET", "/v2/x"), with_long_head(request("GET", "/v2/x"))):
+                reply = await client.ask(data)
+                assert reply.error == f"cannot connect to {name}: Connection refused"
+
+
 async def test_changed_upstream_keeps_the_health_of_its_endpoints() -> None:
     dead = f"http://{free_address()}"
     async with (

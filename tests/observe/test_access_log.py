@@ -2,6 +2,7 @@ import json
 import re
 import time
 from pathlib import Path
+from select import PIPE_BUF
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorKind, GatewayError, shorten
-from gateway.observe.access_log import FIELDS, AccessLog, TemplateFormat, reason_of, write_json
+from gateway.observe.access_log import (
+    FIELDS,
+    AccessLog,
+    LineFormat,
+    TemplateFormat,
+    reason_of,
+    write_json,
+    write_text,
+)
 from gateway.observe.call_record import CallLabels, CallRecord
 from gateway.observe.log_writer import LogWriter
 from gateway.settings.log import LOG_FIELDS
@@ -119,12 +128,41 @@ def test_values_in_a_template_cannot_break_a_line(tmp_path: Path) -> None:
     assert line == r'"/a\"\n{status}" "m\n\"\x85"'
 
 
+def test_values_in_a_template_cannot_add_fields(tmp_path: Path) -> None:
+    record = _record("/a b")
+    record.labels = CallLabels("", "infer", "m 0.1")
+    (line,) = _template(tmp_path, '{status} {model} "{method} {target}" {model}', record)
+    assert line == r'200 m\x200.1 "GET /a b" m\x200.1'
+
+
+def test_endpoint_of_an_address_is_one_field_of_text(tmp_path: Path) -> None:
+    record = _record()
+    record.upstream, record.endpoint = "u", "http://name:8000 (10.0.0.1)"
+    assert _lines(tmp_path, record)[0].split()[-2] == r"http://name:8000\x20(10.0.0.1)"
+
+
+@pytest.mark.parametrize("text", ["\x01", "\U000e0001", "\U0001f600", '"', "\udc80"])
+@pytest.mark.parametrize("line_format", ["text", "json", "{target} {model} {version} {reason}"])
+def test_line_fits_into_one_write_to_a_pipe(tmp_path: Path, text: str, line_format: str) -> None:
+    record = _record("/" + 3000 * text, 502)
+    record.labels = CallLabels("r", "infer", 3000 * text, 3000 * text, "json")
+    record.error = 3000 * text
+    formats: dict[str, LineFormat] = {"text": write_text, "json": write_json}
+    writer = LogWriter(str(tmp_path / "access.log"))
+    AccessLog(writer, formats.get(line_format) or TemplateFormat(line_format)).write(record)
+    writer.close()
+    line = (tmp_path / "access.log").read_bytes()
+    assert len(line) <= PIPE_BUF
+    if line_format == "json":
+        assert json.loads(line)["model"].endswith("...")
+
+
 @given(text=st.text(st.characters(codec=None)), reason=st.text())
 def test_line_of_json_is_one_object_whatever_clients_send(text: str, reason: str) -> None:
     record = _record("/" + text)
     record.labels = CallLabels("r", "infer", text, text, "json")
     record.error, record.request_id = reason, "id"
-    line = write_json(record, "now")
+    line = write_json(record, "now", 500)
     fields = json.loads(line)
     assert "\n" not in line
     assert fields["time"] == "now"
@@ -133,7 +171,7 @@ def test_line_of_json_is_one_object_whatever_clients_send(text: str, reason: str
 
 
 def test_json_leaves_out_what_has_no_value(tmp_path: Path) -> None:
-    fields = json.loads(write_json(_record(), "now"))
+    fields = json.loads(write_json(_record(), "now", 500))
     assert fields == {
         "time": "now",
         "method": "GET",
@@ -158,6 +196,7 @@ def test_json_leaves_out_what_has_no_value(tmp_path: Path) -> None:
         (b"Traceparent:00-%032X-%016x-00\r\n" % (10, 1), f"{10:032x}"),
         (b"x-traceparent: 00-%032x-%016x-01\r\n" % (10, 1), ""),
         (b"traceparent: 00-%031x-%016x-01\r\n" % (10, 1), ""),
+        (b"traceparent: 00-%032x-%016x-01\r\n" % (0, 1), ""),
         (b"traceparent: x\r\n", ""),
         (b"", ""),
     ],

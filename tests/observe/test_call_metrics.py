@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.observe.call_metrics import CALL_FAMILIES, CallMetrics
+from gateway.observe.call_metrics import CALL_FAMILIES, DURATION, CallMetrics
 from gateway.observe.call_record import CallLabels, CallRecord
 from gateway.observe.metric_store import MetricStore
 
@@ -24,7 +24,8 @@ CALL = {
 def _record(model: str = "m", status: int = 200, **fields: Any) -> CallRecord:
     record = CallRecord("POST", "/x")
     record.labels = CallLabels("r", "infer", model, "", "json")
-    record.upstream, record.endpoint, record.attempts = "u", "http://h:1", 1
+    record.set_endpoint("u", "http://h:1")
+    record.begin_attempt(1.0)
     record.status, record.seconds, record.server_form = status, 0.02, "binary"
     record.server_seconds, record.first_byte_seconds = 0.004, 0.003
     for name, value in fields.items():
@@ -37,7 +38,7 @@ class _Metrics:
 
     def __init__(self, **options: Any) -> None:
         store = MetricStore(CALL_FAMILIES)
-        self.metrics = CallMetrics(store.writer(0), **options)
+        self.metrics = CallMetrics(store, store.writer(0), **options)
         self.registry = CollectorRegistry()
         self.registry.register(store)
 
@@ -99,7 +100,7 @@ def test_error_is_counted_by_its_kind() -> None:
 
 def test_refused_call_has_no_times_of_a_server() -> None:
     metrics = _Metrics()
-    metrics.observe(_record(status=503, attempts=0, endpoint="http://h:1"))
+    metrics.observe(_record(status=503, attempts=0, sent_at=0.0))
     assert metrics.labels("server_duration_seconds_count", "endpoint") == set()
 
 
@@ -120,8 +121,11 @@ def test_model_needs_a_success_of_a_server() -> None:
     metrics = _Metrics()
     metrics.observe(
         _record("unknown", 404),
+        _record("moved", 302),
         _record("refused", 200, attempts=0),
         _record("aborted", 0),
+        _record("unloaded", labels=CallLabels("r", "repository", "unloaded")),
+        _record("asked", labels=CallLabels("r", "health", "asked")),
         _record("real", 200),
         _record("real", 500),
     )
@@ -137,9 +141,70 @@ def test_number_of_models_is_bounded() -> None:
     assert metrics.value("requests_total", **{**CALL, "model": "model 0"}) == 2
 
 
+def test_workers_agree_on_the_models_with_numbers() -> None:
+    store = MetricStore(CALL_FAMILIES, 2)
+    workers = [CallMetrics(store, store.writer(segment), max_models=3) for segment in range(2)]
+    for number in range(10):
+        for turn, worker in enumerate(workers):
+            model = f"model {(5 * turn + number) % 10}"
+            worker.observe(_record(model, started=10.0 * number + turn))
+    assert store.label_values(DURATION, "model") == {"model 0", "model 1", "model 5", "other"}
+    successor = CallMetrics(store, store.writer(0), max_models=3)
+    for number in range(10):
+        successor.observe(_record(f"model {number}", started=1000.0))
+    assert store.label_values(DURATION, "model") == {"model 0", "model 1", "model 5", "other"}
+
+
+def test_each_attempt_is_counted_at_its_endpoint() -> None:
+    metrics, record = _Metrics(), _record(sent_bytes=10, received_bytes=1)
+    record.set_endpoint("u", "http://h:2")
+    record.begin_attempt(2.0)
+    record.server_seconds, record.sent_bytes = 0.5, 10
+    record.set_endpoint("u", "http://h:3")
+    record.begin_attempt(3.0)
+    record.forget_attempt()
+    record.set_endpoint("u", "http://h:4")
+    record.begin_attempt(4.0)
+    record.server_seconds = record.first_byte_seconds = 0.25
+    record.sent_bytes, record.received_bytes = 10, 2
+    metrics.observe(record)
+    assert metrics.value("retries_total", upstream="u") == 3
+    assert (record.attempts, record.total_sent_bytes, record.total_received_bytes) == (4, 30, 3)
+    names = [f"server_{each}" for each in ("duration_seconds_sum", "first_byte_seconds_count")]
+    names += [f"server_{each}_body_bytes_total" for each in ("sent", "received")]
+    expected = {1: (0.004, 1, 10, 1), 2: (0.5, 0, 10, 0), 3: (None,) * 4, 4: (0.25, 1, 10, 2)}
+    for number, values in expected.items():
+        labels = {"upstream": "u", "endpoint": f"http://h:{number}"}
+        assert tuple(metrics.value(name, **labels) for name in names) == values
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_part_of_a_call_is_counted_at_its_endpoint(count: int) -> None:
+    metrics, record = _Metrics(), CallRecord("POST", "/x")
+    parts = []
+    for number in range(count):
+        part = CallRecord("POST", "/x")
+        part.set_endpoint("u", f"http://h:{number}")
+        part.begin_attempt(1.0)
+        part.server_seconds = part.first_byte_seconds = 0.5 + number
+        part.sent_bytes, part.received_bytes = 7, 8
+        parts.append(part)
+    record.upstream = "u"
+    record.add_parts(parts)
+    record.status = 200
+    metrics.observe(record)
+    assert (record.attempts, record.server_seconds) == (count, count - 0.5)
+    assert (record.total_sent_bytes, record.total_received_bytes) == (7 * count, 8 * count)
+    for number in range(count):
+        labels = {"upstream": "u", "endpoint": f"http://h:{number}"}
+        assert metrics.value("server_duration_seconds_sum", **labels) == 0.5 + number
+        assert metrics.value("server_sent_body_bytes_total", **labels) == 7
+    assert metrics.labels("retries_total", "upstream") == set()
+
+
 def test_memory_for_endpoints_is_bounded() -> None:
     metrics = _Metrics()
-    for number in range(5000):
+    for number in range(10_000):
         metrics.observe(_record(endpoint=f"http://h:{number}"))
     assert len(metrics.metrics._endpoints) <= 1024
     counts = [
@@ -148,13 +213,17 @@ def test_memory_for_endpoints_is_bounded() -> None:
         for sample in metric.samples
         if sample.name == "tensorgate_server_duration_seconds_count"
     ]
-    assert sum(counts) == 5000
+    assert sum(counts) == 10_000
+    assert "other" in metrics.labels("server_duration_seconds_count", "endpoint")
+    metrics.observe(_record("late", 500), _record("late"))
+    assert metrics.value("requests_total", **{**CALL, "model": "late"}) == 1
+    assert metrics.value("requests_total", **{**CALL, "model": "other", "status": "5xx"}) == 1
 
 
 def test_successor_counts_on() -> None:
     store = MetricStore(CALL_FAMILIES)
     for _ in range(2):
-        CallMetrics(store.writer(0)).observe(_record())
+        CallMetrics(store, store.writer(0)).observe(_record())
     registry = CollectorRegistry()
     registry.register(store)
     assert registry.get_sample_value("tensorgate_requests_total", CALL) == 2

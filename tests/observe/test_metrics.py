@@ -97,7 +97,7 @@ def _exemplars(text: bytes) -> dict[str, str]:
 
 def test_openmetrics_shows_the_last_traced_call_of_each_bucket() -> None:
     store = _store()
-    metrics = CallMetrics(store.writer(0))
+    metrics = CallMetrics(store, store.writer(0))
     GatewayMetrics(store.writer(0))
     one, two, three, four = (f"{number:032x}" for number in range(1, 5))
     for number, (trace, flags, seconds) in enumerate(
@@ -116,7 +116,8 @@ def test_openmetrics_shows_the_last_traced_call_of_each_bucket() -> None:
 
 
 def test_number_of_exemplars_is_bounded() -> None:
-    metrics = CallMetrics(_store().writer(0))
+    store = _store()
+    metrics = CallMetrics(store, store.writer(0))
     for number in range(300):
         line = f"traceparent: 00-{number + 1:032x}-{1:016x}-01\r\n".encode()
         record = CallRecord("POST", "/x", started=float(number + 1))

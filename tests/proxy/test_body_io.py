@@ -9,7 +9,7 @@ from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.body_io import ClientBody, buffer_chunks, response_chunks, write
 from gateway.sizes import CONVERT_CHUNK
 from tests.support.doubles.streaming import (
-    URL,
+    SERVER,
     BodyStep,
     EventLog,
     ScriptedClientResponse,
@@ -129,21 +129,21 @@ async def test_broken_body_raises_its_error() -> None:
 
 async def test_client_is_expected_while_reading_its_body() -> None:
     with Deadline(9, 9) as deadline:
-        deadline.expect_server(URL)
+        deadline.expect_server(SERVER)
         await ClientBody(_request(b"x"), 100, deadline).read()
         assert deadline.timeout_error("").kind is ErrorKind.CLIENT_TIMEOUT
 
 
 async def test_server_is_expected_while_reading_its_response() -> None:
     with Deadline(9, 9) as deadline:
-        chunks = response_chunks(ScriptedUpstreamResponse(body=[b"one", b"two"]), URL, deadline)
+        chunks = response_chunks(ScriptedUpstreamResponse(body=[b"one", b"two"]), SERVER, deadline)
         assert [chunk async for chunk in chunks] == [b"one", b"two"]
         assert deadline.timeout_error("").kind is ErrorKind.SERVER_TIMEOUT
 
 
 async def test_client_is_expected_while_writing_to_it() -> None:
     with Deadline(9, 9) as deadline:
-        deadline.expect_server(URL)
+        deadline.expect_server(SERVER)
         response = ScriptedClientResponse(EventLog())
         await response.start(200, "OK", response.headers)
         await write(response, b"x", deadline)

@@ -15,6 +15,7 @@ from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.supervisor import PoolSupervisor
 from tests.support.doubles.streaming import (
     LIMITS,
+    SERVER,
     URL,
     BodyStep,
     EventLog,
@@ -152,7 +153,7 @@ async def test_server_that_does_not_respond_is_a_504() -> None:
     destination = make_destination(ScriptedEndpoint(EventLog(), asyncio.Event()), limits=SHORT)
     response, _ = await _serve(destination, "POST", INFER, json_request())
     assert response.status == 504
-    assert URL.encode() in response.body
+    assert SERVER.public.encode() in response.body
 
 
 async def test_server_that_gives_no_metadata_is_a_504() -> None:
@@ -160,7 +161,7 @@ async def test_server_that_gives_no_metadata_is_a_504() -> None:
     response, _ = await _serve(destination, "POST", INFER, bytes(4), headers={HEADER_LENGTH: "0"})
     await destination.upstream.metadata.close()
     assert response.status == 504
-    assert URL.encode() in response.body
+    assert SERVER.public.encode() in response.body
 
 
 async def test_client_that_stops_streaming_to_a_server_is_a_408() -> None:

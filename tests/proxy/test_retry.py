@@ -65,7 +65,7 @@ async def _ask(
         async with UpstreamCall(_to(upstream, policy), request, deadline, RECORD, but) as attempt:
             assert sum(upstream.pool.outstanding) == 1
             assert await attempt.response.read() == b"yes"
-            return attempt.url
+            return attempt.server.url
 
 
 @pytest.mark.parametrize("up", range(3))
@@ -200,7 +200,7 @@ async def test_deadline_expects_the_server_with_each_chunk_that_it_takes(once: b
     body = aiter(Rereadable()) if once else Rereadable()
     with mock.patch.object(Deadline, "expect_server", autospec=True) as turn:
         assert await _ask(upstream, body=body) == "http://0"
-    assert [call.args[1] for call in turn.mock_calls] == ["http://0"] * 4  # sent, twice, all
+    assert [call.args[1].url for call in turn.mock_calls] == ["http://0"] * 4  # sent, twice, all
 
 
 async def test_retry_budget_caps_the_retries() -> None:
@@ -313,7 +313,7 @@ async def test_record_has_the_last_endpoint_and_the_attempts() -> None:
     record = CallRecord("POST", "/x")
     with Deadline(5, 5) as deadline:
         async with UpstreamCall(_to(upstream), REQUEST, deadline, record) as attempt:
-            assert attempt.url == endpoints[1].url
+            assert attempt.server.url == endpoints[1].url
     assert (record.upstream, record.endpoint, record.attempts) == ("servers", "http://1", 2)
 
 

@@ -57,6 +57,10 @@ class RunningGateway:
         await until(lambda: not self.outstanding and not self.gateway._listener._active_calls)
 
 
+UPSTREAM = "upstream 'servers'"
+"""How errors name the upstream of these gateways to clients."""
+
+
 @asynccontextmanager
 async def running_gateway(
     *urls: str,
@@ -66,13 +70,14 @@ async def running_gateway(
     tls: dict[str, str] | None = None,
     models: dict[str, Any] | None = None,
     others: dict[str, Any] | None = None,
+    general: dict[str, Any] | None = None,
     **limits: object,
 ) -> AsyncIterator[RunningGateway]:
     """Run a gateway in front of servers; further arguments are settings.
 
-    ``others`` are further upstreams, ``limits`` are settings of the sections limits and
-    concurrency. ``urls`` are taken for Tritons, so that they are asked nothing
-    but what clients ask.
+    ``others`` are further upstreams, ``general`` are settings without a section, ``limits`` are
+    settings of the sections limits and concurrency. ``urls`` are taken for Tritons, so that they
+    are asked nothing but what clients ask.
     """
     settings = Settings.model_validate(
         {
@@ -85,6 +90,7 @@ async def running_gateway(
             },
             "routes": [{"upstream": "servers", **(route or {})}],
             "models": models or {},
+            **(general or {}),
             **split_limits(limits),
         }
     )
@@ -114,6 +120,7 @@ async def gateway_client(
             tls=tls,
             models=models,
             others=None,
+            general=None,
             **limits,
         ) as gateway,
         gateway.client() as client,

@@ -35,4 +35,4 @@ async def test_response_larger_than_the_limit_fails(endpoint_at: EndpointAt) -> 
         with pytest.raises(GatewayError) as caught:
             await send_control_request(endpoint, "GET", "/x", 99)
     assert caught.value.kind is ErrorKind.BAD_RESPONSE
-    assert caught.value.message == f"{server.url}/x is larger than 99 bytes"
+    assert caught.value.message == f"the response of {server.url} to GET /x is larger than 99 bytes"

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 from gateway.upstream.metadata_cache import (
@@ -38,6 +38,7 @@ class _Server(UpstreamEndpoint):
 
     def __init__(self) -> None:
         self.url = URL
+        self.name = ServerName(URL, "upstream 'servers'")
         self.asked: list[str] = []
         self.ready = asyncio.Event()
         self.ready.set()

@@ -81,6 +81,7 @@ def build_routes(
                 groups,
                 declared.compression,
                 declared.name or str(number),
+                declared.server_timing,
             )
         )
     return Router(routes, forwarded=forwarding)

@@ -10,6 +10,7 @@ from functools import partial
 
 from gateway.app.build.limits import apply_concurrency, build_concurrency_limit
 from gateway.app.ejection_sync import EjectionSync
+from gateway.errors import upstream_name
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.protocol.dialects import DIALECTS
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
@@ -45,6 +46,7 @@ class UpstreamSpec:
     """Everything that an upstream is built from; upstreams of equal specs behave alike.
 
     Times are in seconds. ``own_request_headers`` name the gateway in its own requests.
+    ``exposes_endpoints`` tells whether errors name endpoints to clients by their URLs.
     ``certificates`` are digests of the TLS files, from which ``context`` is made.
     """
 
@@ -56,6 +58,7 @@ class UpstreamSpec:
     metadata_cache_size: int
     workers: int = 1
     own_request_headers: HeaderLines = ()
+    exposes_endpoints: bool = False
     certificates: tuple[bytes | None, ...] = ()
     context: ssl.SSLContext | None = field(default=None, compare=False)
 
@@ -144,10 +147,16 @@ def build_pool(
 ) -> Pool:
     """Build the pool of an upstream, with what supervises it."""
     declared = spec.declared
+    public_name = None if spec.exposes_endpoints else upstream_name(spec.name)
 
     def connect(address: ServerAddress) -> HttpEndpoint:
         return HttpEndpoint(
-            address, spec.connect_timeout, declared.idle_timeout, buffers, spec.own_request_headers
+            address,
+            spec.connect_timeout,
+            declared.idle_timeout,
+            buffers,
+            spec.own_request_headers,
+            public_name,
         )
 
     server_name = declared.tls.server_name if declared.tls is not None else None
@@ -168,6 +177,7 @@ def build_pool(
         notify=on_ejection,
         upstream=spec.name,
         on_failure=on_failure,
+        exposes_endpoints=spec.exposes_endpoints,
     )
 
 

@@ -30,9 +30,11 @@ class SettingsSource:
             problem = Problem("", None, None, "is no file that can be read again")
             raise SettingsError(self.file, [problem])
         self._watch.mark_used()
-        # At a reload, a named file may be missing: what was loaded from it stays in use.
+        # At a reload, a file to read may be missing: what was loaded from it stays in use.
         at_start = not self._was_read
-        settings = load_with_positions(self.file, self._environ, with_files=at_start).settings
+        settings = load_with_positions(
+            self.file, self._environ, with_files=at_start, with_written_files=True
+        ).settings
         self._was_read = True
         self._upstream_tls = ContentWatcher(unwatched_files(settings))
         self._server_tls = ContentWatcher(server_tls_files(settings.tls))

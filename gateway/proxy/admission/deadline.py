@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, ServerName
 
 _TIME_FOR_RESPONSE = 5.0
 """Seconds at least to make a response of what the parts brought, and for the client to read it."""
@@ -34,6 +35,9 @@ class Deadline:
         min_body_rate_grace: float = 0.0,
     ) -> None:
         self._spent = spent
+        self._created = time.perf_counter()
+        self.client_seconds = 0.0
+        """Seconds that the call has waited for the client's body."""
         self._min_body_rate = min_body_rate
         self._min_body_rate_grace = min_body_rate_grace
         self._received_bytes = 0
@@ -41,9 +45,14 @@ class Deadline:
         self._idle_timeout = idle_timeout
         self._request_timeout = request_timeout
         self._loop = asyncio.get_running_loop()
-        self._server: str | None = None
+        self._server: ServerName | None = None
         self._expired = ""
         self._task: asyncio.Task[object] | None = None
+
+    @property
+    def busy_seconds(self) -> float:
+        """Return the seconds since the start of the call in which it did not wait for the body."""
+        return time.perf_counter() - self._created - self.client_seconds
 
     def __enter__(self) -> Self:
         """Start the clock for the current task."""
@@ -100,9 +109,9 @@ class Deadline:
                 f"(limits.min_body_rate: {self._min_body_rate} bytes a second)",
             )
 
-    def expect_server(self, url: str) -> None:
-        """Record progress; from now on the server at ``url`` is expected to move."""
-        self._server = url
+    def expect_server(self, server: ServerName) -> None:
+        """Record progress; from now on the server is expected to move."""
+        self._server = server
         self._last_progress = self._loop.time()
 
     @contextmanager
@@ -166,9 +175,10 @@ class Deadline:
         self._timer = self._loop.call_at(due, self._check)
 
 
-def server_timeout(url: str, expired: str) -> GatewayError:
-    """Return the error of a call that was waiting for the server at ``url``."""
-    return GatewayError(ErrorKind.SERVER_TIMEOUT, f"waiting for {url}: {expired}")
+def server_timeout(server: ServerName, expired: str) -> GatewayError:
+    """Return the error of a call that was waiting for a server."""
+    message = f"waiting for {server.url}: {expired}"
+    return GatewayError(ErrorKind.SERVER_TIMEOUT, message, server=server)
 
 
 def idle_timeout_text(idle_timeout: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from gateway.errors import Audience
 from gateway.protocol.v1 import unseen_models, write_entries
 from gateway.proxy.cluster.broadcast import buffer_body
 from gateway.proxy.cluster.model_lists import query_model_lists
@@ -69,10 +70,10 @@ async def statistics(call: Call, upstreams: Sequence[Upstream]) -> None:
 
         def statistics_of(source: SubResponse, document: Any) -> bytes:
             models = document["model_stats"]
-            return write_entries(models, upstream=source.upstream, endpoint=source.name)
+            return write_entries(models, upstream=source.upstream, endpoint=source.server.url)
 
         entries = await _merge_entries(call, sub_responses, statistics_of)
-        headers = server_names(FAILED_ENDPOINTS, failed)
+        headers = server_names(FAILED_ENDPOINTS, failed, Audience.OPERATORS)
         await send_json(call, b'{"model_stats":[%b]}' % entries, headers)
 
 

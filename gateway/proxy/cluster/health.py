@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
+from gateway.errors import ErrorKind, GatewayError, ServerName, strip_tracebacks
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Upstream
 from gateway.proxy.interfaces import ClientResponse
@@ -38,10 +38,14 @@ async def live(response: ClientResponse) -> None:
 
 async def ready(response: ClientResponse, readiness: Readiness, deadline: Deadline) -> None:
     """Report that the gateway is ready; raises GatewayError (503) that tells what is not."""
-    deadline.expect_server(f"the endpoints of {', '.join(readiness.names)}")
+    endpoints = f"the endpoints of {', '.join(readiness.names)}"
+    deadline.expect_server(ServerName(endpoints, endpoints))
     unready = await readiness.check()
     if unready:
-        raise GatewayError(ErrorKind.NOT_READY, f"not ready: {unready}")
+        public_message = f"not ready: {readiness.public_reason}"
+        raise GatewayError(
+            ErrorKind.NOT_READY, f"not ready: {unready}", public_message=public_message
+        )
     deadline.expect_client()
     await response.send(200, "", CIMultiDict(_JSON), b'{"ready":true}')
 
@@ -65,6 +69,7 @@ class Readiness:
         self.draining = False
         """Whether the gateway is about to stop, whatever its upstreams do."""
         self._unready = ""
+        self._public_reason = ""
         self._expires = float("-inf")
         self._check: asyncio.Task[str] | None = None
 
@@ -89,6 +94,11 @@ class Readiness:
         return await asyncio.shield(self._check)
 
     @property
+    def public_reason(self) -> str:
+        """Return what clients are told of the last outcome: the upstreams that are not ready."""
+        return "draining" if self.draining else self._public_reason
+
+    @property
     def _became_unreachable(self) -> bool:
         """Tell whether calls have found an upstream unreachable since all were ready."""
         return not self._unready and any(each.pool.unreachable for each in self._upstreams)
@@ -103,6 +113,11 @@ class Readiness:
         async with asyncio.TaskGroup() as group:
             checks = [group.create_task(self._check_one(upstream)) for upstream in self._upstreams]
         self._unready = ", ".join(filter(None, (each.result() for each in checks)))
+        self._public_reason = ", ".join(
+            each.result() if upstream.pool.exposes_endpoints else f"upstream {upstream.name}"
+            for upstream, each in zip(self._upstreams, checks, strict=True)
+            if each.result()
+        )
         self._expires = self._clock() + CACHE_SECONDS
         return self._unready
 

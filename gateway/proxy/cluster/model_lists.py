@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.errors import GatewayError
+from gateway.errors import Audience, GatewayError
 from gateway.protocol.v1 import MODELS_PATH
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -45,7 +45,7 @@ class ModelLists:
     @property
     def headers(self) -> dict[str, str]:
         """Return the response header that names the servers without a list, if there are any."""
-        return server_names(FAILED_ENDPOINTS, self.without_list)
+        return server_names(FAILED_ENDPOINTS, self.without_list, Audience.CLIENTS)
 
     @property
     def without_success(self) -> list[SubResponse]:

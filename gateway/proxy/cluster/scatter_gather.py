@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -10,7 +11,16 @@ from typing import Any, TypeVar
 import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError, bad_response, shorten, strip_tracebacks
+from gateway.errors import (
+    Audience,
+    ErrorKind,
+    GatewayError,
+    ServerName,
+    bad_response,
+    shorten,
+    strip_tracebacks,
+    upstream_name,
+)
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit, acquire_all, release_all
@@ -46,11 +56,11 @@ class BufferedResponse:
 class SubResponse:
     """The outcome of a request at one server.
 
-    ``name`` is the URL of an endpoint, or the upstream if any of its endpoints could respond.
+    ``server`` is an endpoint, or the upstream if any of its endpoints could respond.
     """
 
     upstream: str
-    name: str
+    server: ServerName
     outcome: BufferedResponse | GatewayError
 
     @property
@@ -60,14 +70,14 @@ class SubResponse:
             return self.outcome
         return None
 
-    @property
-    def failure(self) -> str:
+    def failure(self, audience: Audience) -> str:
         """Describe an error, with the name of the server."""
+        name = self.server.name_for(audience)
         if isinstance(self.outcome, GatewayError):
-            message = self.outcome.message
-            return message if self.name in message else f"{self.name}: {message}"
+            message = self.outcome.message_for(audience)
+            return message if name in message else f"{name}: {message}"
         text = _error_text(self.outcome.body)
-        return f"{self.name} returned {self.outcome.status}" + (f": {text}" if text else "")
+        return f"{name} returned {self.outcome.status}" + (f": {text}" if text else "")
 
     def parse(self, read: Callable[[Any], _T], what: str) -> _T:
         """Return what ``read`` makes of the JSON document of a success.
@@ -79,7 +89,7 @@ class SubResponse:
         try:
             return read(orjson.loads(self.success.body))
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise bad_response(f"{self.name} sent no {what}") from None
+            raise bad_response(f"{self.server.url} sent no {what}", self.server) from None
 
 
 def count_endpoints(upstreams: Iterable[Upstream]) -> int:
@@ -153,24 +163,39 @@ def merge_responses(
     """
     outcomes = [each.outcome for each in sub_responses]
     responses = [each for each in outcomes if isinstance(each, BufferedResponse)]
-    succeeded = [each.name for each in sub_responses if each.success]
+    all_succeeded = all(each.success for each in sub_responses)
     if len(responses) == len(sub_responses):
         is_same_status = len({response.status for response in responses}) == 1
-        if is_same_status or len(succeeded) == len(sub_responses):
+        if is_same_status or all_succeeded:
             return responses[0]
     errors = [each for each in outcomes if isinstance(each, GatewayError)]
     kind, retry_after = ErrorKind.BAD_RESPONSE, None
     if not responses and len({error.kind for error in errors}) == 1:
         kind, retry_after = errors[0].kind, errors[0].retry_after
     what = f"{request.method} {shorten(request.target.partition('?')[0], QUOTED_TEXT)}"
+    message, public_message = (
+        f"{what} {_describe_results(sub_responses, each)}"
+        for each in (Audience.OPERATORS, Audience.CLIENTS)
+    )
+    raise GatewayError(kind, message, retry_after, public_message=public_message)
+
+
+def _describe_results(sub_responses: Iterable[SubResponse], audience: Audience) -> str:
+    # Endpoints of an upstream have the same name for clients.
+    succeeded: dict[str, None] = {}
+    failed: dict[str, None] = {}
+    for each in sub_responses:
+        if each.success:
+            succeeded[each.server.name_for(audience)] = None
+        else:
+            failed[each.failure(audience)] = None
     result = f"succeeded at {', '.join(succeeded)}; failed" if succeeded else "failed"
-    failures = "; ".join(each.failure for each in sub_responses if not each.success)
-    raise GatewayError(kind, f"{what} {result}: {failures}", retry_after)
+    return f"{result}: {'; '.join(failed)}"
 
 
-def server_names(header: str, servers: Iterable[SubResponse]) -> dict[str, str]:
+def server_names(header: str, servers: Iterable[SubResponse], audience: Audience) -> dict[str, str]:
     """Return the response header that names servers; nothing without any."""
-    names = ", ".join(each.name for each in servers)
+    names = ", ".join(dict.fromkeys(each.server.name_for(audience) for each in servers))
     return {header: names} if names else {}
 
 
@@ -214,18 +239,18 @@ async def query_upstream(
 ) -> BufferedResponse:
     """Query one server of a destination, which has ``model`` as far as is known."""
     async with UpstreamCall(destination, request, deadline, record, model=model) as call:
-        return await _buffer_response(call.response, call.url, deadline, reservation)
+        return await _buffer_response(call.response, call.server, deadline, reservation)
 
 
 async def _buffer_response(
-    response: UpstreamResponse, url: str, deadline: Deadline, reservation: Reservation
+    response: UpstreamResponse, server: ServerName, deadline: Deadline, reservation: Reservation
 ) -> BufferedResponse:
     """Read a server's whole response; raises GatewayError: 502 over the cap, 503 for overload."""
     chunks = await buffer_chunks(
-        response_chunks(response, url, deadline),
+        response_chunks(response, server, deadline),
         reservation,
         MAX_MODEL_DOCUMENT,
-        lambda cap: bad_response(f"{url} returned more than {cap} bytes"),
+        lambda cap: bad_response(f"{server.url} returned more than {cap} bytes", server),
     )
     return BufferedResponse(response.status, response.reason, response.headers, b"".join(chunks))
 
@@ -243,7 +268,8 @@ class _Query:
     async def run(self, deadline: Deadline, record: CallRecord) -> SubResponse | None:
         """Query the server; None if it reports that it does not have the model."""
         upstream, lease = self.destination.upstream.name, self.lease
-        name = f"upstream {upstream}" if lease is None else lease.endpoint.url
+        any_endpoint = ServerName(upstream_name(upstream), upstream_name(upstream))
+        server = any_endpoint if lease is None else lease.endpoint.name
         outcome: BufferedResponse | GatewayError | None
         try:
             if lease is None:
@@ -257,22 +283,33 @@ class _Query:
                     outcome = await self._query_endpoint(lease, deadline, record)
         except GatewayError as error:
             outcome = strip_tracebacks(error)
-        return None if outcome is None else SubResponse(upstream, name, outcome)
+        return None if outcome is None else SubResponse(upstream, server, outcome)
 
     async def _query_endpoint(
         self, lease: Lease, deadline: Deadline, record: CallRecord
     ) -> BufferedResponse | None:
-        record.endpoint = url = lease.endpoint.url
-        deadline.expect_server(url)
+        server = lease.endpoint.name
+        record.set_endpoint(self.destination.upstream.name, server.url)
+        deadline.expect_server(server)
         if self.model is not None and not await lease.may_have_model(self.model):
             return None
-        deadline.expect_server(url)
-        record.attempts += 1
-        response = await lease.endpoint.send(self.request)
+        deadline.expect_server(server)
+        record.begin_attempt(time.perf_counter())
+        try:
+            response = await lease.endpoint.send(self.request)
+        except GatewayError as error:
+            if error.kind is ErrorKind.UNREACHABLE:
+                record.forget_attempt()
+            raise
+        body = self.request.body
+        record.sent_bytes = sum(map(len, body)) if isinstance(body, Sequence) else 0
+        record.first_byte_seconds = time.perf_counter() - record.sent_at
         lease.classify_status(response.status)
         try:
-            return await _buffer_response(response, url, deadline, self.reservation)
+            return await _buffer_response(response, server, deadline, self.reservation)
         finally:
+            record.server_seconds = time.perf_counter() - record.sent_at
+            record.received_bytes = response.received_bytes
             response.close()
 
 
@@ -293,8 +330,7 @@ async def _run_all(
                 ]
     finally:
         release_all(limits)
-        record.attempts += sum(part.attempts for part in parts)
-        record.endpoint = parts[0].endpoint if len(parts) == 1 else ""
+        record.add_parts(parts)
     results = [task.result() for task in tasks]
     return [result for result in results if result is not None]
 

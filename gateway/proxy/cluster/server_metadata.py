@@ -51,11 +51,11 @@ async def _relay_metadata(call: Call, request: UpstreamRequest) -> None:
     destination, deadline = call.destination, call.deadline
     record = call.response.record
     async with UpstreamCall(destination, request, deadline, record) as upstream_call:
-        response, url = upstream_call.response, upstream_call.url
+        response, server = upstream_call.response, upstream_call.server
         if response.status != 200:
-            await relay_response(response, call.response, url, deadline)
+            await relay_response(response, call.response, server, deadline)
             return
-        chunks = response_chunks(response, url, deadline)
+        chunks = response_chunks(response, server, deadline)
         await relay_rewritten(
             response,
             chunks,

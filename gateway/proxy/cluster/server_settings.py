@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import Audience, ErrorKind, GatewayError, upstream_name
 from gateway.proxy.cluster.broadcast import TargetFor, broadcast
 from gateway.proxy.cluster.scatter_gather import (
     FAILED_ENDPOINTS,
@@ -100,8 +100,9 @@ async def _compare_settings(
             for each in sub_responses
             if each.success and _parse_settings(each.success) != settings
         ]
-        headers = server_names(DIFFERING_ENDPOINTS, differing)
-        await send_buffered(call, first, headers | server_names(FAILED_ENDPOINTS, failed))
+        headers = server_names(DIFFERING_ENDPOINTS, differing, Audience.OPERATORS)
+        headers |= server_names(FAILED_ENDPOINTS, failed, Audience.OPERATORS)
+        await send_buffered(call, first, headers)
 
 
 def _parse_settings(response: BufferedResponse) -> object:
@@ -113,6 +114,6 @@ def _parse_settings(response: BufferedResponse) -> object:
 
 
 def _no_trace_extension(upstreams: Sequence[Upstream]) -> GatewayError:
-    names = [f"upstream '{each.name}' ({each.dialect.name})" for each in upstreams]
+    names = [f"{upstream_name(each.name)} ({each.dialect.name})" for each in upstreams]
     verb = "lacks" if len(names) == 1 else "lack"
     return GatewayError(ErrorKind.UNSUPPORTED, f"{' and '.join(names)} {verb} the trace extension")

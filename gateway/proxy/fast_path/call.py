@@ -11,7 +11,7 @@ from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import GatewayError, strip_tracebacks
+from gateway.errors import GatewayError, ServerName, strip_tracebacks
 from gateway.http1.head import parse_lines
 from gateway.observe.call_record import NO_LABELS, CallLabels
 from gateway.protocol.dialects import Dialect
@@ -31,6 +31,7 @@ from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.retry import RetryState, UpstreamCall
+from gateway.proxy.server_timing import SERVER_TIMING, server_timing
 from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.pool.lease import Lease, outcome_of
@@ -77,6 +78,8 @@ class CallPlan:
     """Noted headers, in lower case, that pass to the server."""
     labels: CallLabels = NO_LABELS
     """What observers learn of the requests."""
+    adds_server_timing: bool = False
+    """Whether responses say where the call's time went."""
 
     def fits(self, dialect: Dialect | None, *, has_body: bool) -> bool:
         """Tell whether requests may go to servers of a dialect, None if it is unknown."""
@@ -122,6 +125,8 @@ class FastPathCall:
         self._lease = lease
         self._timeouts = plan.timeouts
         self._client = client
+        # A pipelined call may follow on the connection before this one has ended.
+        self._record = client.record
         self._connection: ReservedConnection | None = connection
         self.waits_for_chunks = plan.converts
 
@@ -132,15 +137,13 @@ class FastPathCall:
         self._lease.acquire()
         self._timeouts.add(self)
         self._destination.memory_budget.buffers.reserved += self._reserved
-        record = self._client.record
-        record.upstream = self._destination.upstream.name
-        record.endpoint = self._lease.endpoint.url
-        record.attempts = 1
+        record = self._record
+        record.set_endpoint(self._destination.upstream.name, self._lease.endpoint.url)
+        record.begin_attempt(time.perf_counter())
         record.labels = self._plan.labels
         request = self._request
         record.server_form = request.form
         record.sent_bytes = self._size
-        record.sent_at = time.perf_counter()
         try:
             connection.send(request.template, self._lines, request.body, self)
         except Exception as error:
@@ -158,15 +161,15 @@ class FastPathCall:
 
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> bool:
         """Send a complete response to the client; False if it takes several time slices."""
-        record = self._client.record
+        record = self._record
         record.first_byte_seconds = record.server_seconds = time.perf_counter() - record.sent_at
-        record.received_bytes = len(body)
         if self._retry_status(head.status):
             return True
-        url = self._lease.endpoint.url
+        record.received_bytes = len(body)
+        server = self._lease.endpoint.name
         try:
             message = self._plan.handler.to_client(
-                self._request, head, body, self._destination, url, self._plan.header_policy
+                self._request, head, body, self._destination, server, self._plan.header_policy
             )
         except Exception as error:
             outcome, why = outcome_of(error)
@@ -180,12 +183,15 @@ class FastPathCall:
             self._end(Outcome.SUCCEEDED)
         else:
             self._end(*self._lease.classify_status(head.status))
-        self._client.respond(*message)
+        template, lines, content = message
+        if self._plan.adds_server_timing:
+            lines += self._timing_line(time.perf_counter() - record.sent_at - record.server_seconds)
+        self._client.respond(template, lines, content)
         return True
 
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
-        record = self._client.record
+        record = self._record
         record.first_byte_seconds = time.perf_counter() - record.sent_at
         if self._retry_status(response.status):
             return
@@ -196,6 +202,8 @@ class FastPathCall:
     def on_error(self, error: Exception) -> None:
         """Continue in a task at another endpoint if a retry is allowed, else send the error."""
         outcome, why = outcome_of(error)
+        if outcome is Outcome.UNREACHABLE:
+            self._record.forget_attempt()
         if self._retry_state.should_retry_error(error, self._lease.endpoint):
             strip_tracebacks(error)
             self._continue_elsewhere(outcome, why)
@@ -231,7 +239,7 @@ class FastPathCall:
             if is_idle_timeout
             else request_timeout_text(limits.request_timeout)
         )
-        error = server_timeout(self._lease.endpoint.url, expired)
+        error = server_timeout(self._lease.endpoint.name, expired)
         self._end(Outcome.TIMED_OUT, str(error))
         self._send_failure(error)
 
@@ -256,14 +264,14 @@ class FastPathCall:
         spent = self._timeouts.remove(self)
         connection.close()
         self._lease.release(outcome, why)
-        record = self._client.record
-        if not record.server_seconds:
+        record = self._record
+        if record.sent_at and not record.server_seconds:
             record.server_seconds = time.perf_counter() - record.sent_at
         return spent
 
     def _send_failure(self, error: Exception) -> None:
         is_internal = not isinstance(error, GatewayError)
-        record = self._client.record
+        record = self._record
         if is_internal:
             # An error in the gateway itself must never be silent.
             where = (record.request_id or "-", record.method, record.target)
@@ -274,22 +282,27 @@ class FastPathCall:
         if (policy := self._plan.header_policy) is not None:
             headers = policy.apply_to_lines(headers)
         template = ResponseTemplate(reported.kind.value.status, "", headers)
-        self._client.respond(template, b"", body, last=is_internal)
+        lines = self._timing_line() if self._plan.adds_server_timing else b""
+        self._client.respond(template, lines, body, last=is_internal)
+
+    def _timing_line(self, response_seconds: float | None = None) -> bytes:
+        timing = server_timing(self._record, response_seconds)
+        return f"{SERVER_TIMING}: {timing}\r\n".encode()
 
     async def _relay(
         self, upstream_response: UpstreamResponse, spent: float, response: ClientResponse
     ) -> None:
-        url = self._lease.endpoint.url
+        server = self._lease.endpoint.name
 
         async def run(deadline: Deadline) -> None:
-            deadline.expect_server(url)
+            deadline.expect_server(server)
             try:
-                await self._pass_on(upstream_response, url, response, deadline)
+                await self._pass_on(upstream_response, server, response, deadline)
             except BaseException as error:
                 self._end(*outcome_of(deadline.translate(error)))
                 raise
 
-        record = response.record
+        record = self._record
         try:
             await self._run(run, spent, response)
         finally:
@@ -317,7 +330,9 @@ class FastPathCall:
             async with UpstreamCall(
                 destination, request, deadline, response.record, tried, model
             ) as upstream_call:
-                await self._pass_on(upstream_call.response, upstream_call.url, response, deadline)
+                await self._pass_on(
+                    upstream_call.response, upstream_call.server, response, deadline
+                )
 
         await self._run(run, spent, response)
 
@@ -331,7 +346,7 @@ class FastPathCall:
     async def _pass_on(
         self,
         upstream_response: UpstreamResponse,
-        url: str,
+        server: ServerName,
         response: ClientResponse,
         deadline: Deadline,
     ) -> None:
@@ -339,6 +354,6 @@ class FastPathCall:
         received, layout = request.received, request.layout
         encoding = ALL_BINARY if received is None else received.request.head.output_encoding
         relay = ResponseRelay(
-            upstream_response, url, response, encoding, destination, deadline, layout
+            upstream_response, server, response, encoding, destination, deadline, layout
         )
         await self._plan.handler.relay(request, relay)

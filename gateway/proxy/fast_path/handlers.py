@@ -16,7 +16,7 @@ from gateway.codec.v2.buffered_response import (
     convert_body,
     convert_large_body,
 )
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, ServerName
 from gateway.http1.head import STATUSES_WITHOUT_BODY
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.messages import OutputEncoding
@@ -33,7 +33,7 @@ from gateway.proxy.infer.convert_buffered_request import (
     read_buffered_prediction,
 )
 from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
-from gateway.proxy.infer.response_plan import name_endpoint, plan_response
+from gateway.proxy.infer.response_plan import name_server, plan_response
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.interfaces import ClientHead, ResponseTemplate
 from gateway.proxy.passthrough import relay_response
@@ -103,7 +103,7 @@ class FastPathHandler(ABC):
         head: UpstreamResponseHead,
         body: bytes | memoryview,
         destination: Destination,
-        url: str,
+        server: ServerName,
         policy: ResponseHeaderPolicy | None,
     ) -> ClientMessage | None:
         """Return a complete response, None if it takes several time slices; raises GatewayError."""
@@ -145,7 +145,7 @@ class PassthroughHandler(FastPathHandler):
         head: UpstreamResponseHead,
         body: bytes | memoryview,
         destination: Destination,
-        url: str,
+        server: ServerName,
         policy: ResponseHeaderPolicy | None,
     ) -> ClientMessage:
         """Return a complete response."""
@@ -153,7 +153,7 @@ class PassthroughHandler(FastPathHandler):
 
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
         """Pass on a response that arrives in parts."""
-        await relay_response(relay.upstream_response, relay.response, relay.url, relay.deadline)
+        await relay_response(relay.upstream_response, relay.response, relay.server, relay.deadline)
 
 
 class InferHandler(FastPathHandler):
@@ -237,7 +237,7 @@ class InferHandler(FastPathHandler):
         head: UpstreamResponseHead,
         body: bytes | memoryview,
         destination: Destination,
-        url: str,
+        server: ServerName,
         policy: ResponseHeaderPolicy | None,
     ) -> ClientMessage | None:
         """Return a complete response; None if it takes several time slices."""
@@ -256,7 +256,7 @@ class InferHandler(FastPathHandler):
                 if converted is None:
                     return None
         except GatewayError as error:
-            raise name_endpoint(url, error) from error
+            raise name_server(server, error) from error
         if converted is None:
             return _untouched(head, body, policy)
         template = _template(head, policy, converted.content_type, has_new_body=True)

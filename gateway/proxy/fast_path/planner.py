@@ -6,6 +6,7 @@ where its response begins. Clients get the same on both.
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -16,6 +17,7 @@ from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.protocol.request_header import header_length
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
 from gateway.proxy.destination import Destination, Limits
+from gateway.proxy.dispatch import OPERATOR_KINDS
 from gateway.proxy.fast_path.call import BODY_COPIES, CallPlan, FastPathCall
 from gateway.proxy.fast_path.handlers import (
     FastPathHandler,
@@ -91,6 +93,7 @@ class FastPath:
         if handler is None:
             return None
         converts = isinstance(handler, InferHandler)
+        policy = route_match.header_policy
         return CallPlan(
             handler,
             passed,
@@ -100,11 +103,12 @@ class FastPath:
             converts,
             model_name_of(operation),
             None if route_match.mirror is None else partial(_mirror, route_match),
-            header_policy=route_match.header_policy,
+            header_policy=policy,
             has_version=operation.version is not None,
             is_untyped=not converts and not has_content_type(target, passed),
             passed_noted=NOTED_HEADERS - route_match.dropped_headers - {"content-length"},
             labels=route_match.labels,
+            adds_server_timing=policy is not None and policy.adds_server_timing,
         )
 
     def _make_handler(
@@ -112,6 +116,8 @@ class FastPath:
     ) -> FastPathHandler | None:
         """Return the handler of requests with these headers; None for the streaming path."""
         operation, target = route_match.operation, route_match.target
+        if operation.kind in OPERATOR_KINDS:
+            return None  # their errors name endpoints; they are rare
         if route_match.is_passthrough:
             return PassthroughHandler(RequestTemplate(method, target, tuple(headers.items())))
         if operation.kind is OperationKind.PREDICT:
@@ -141,6 +147,7 @@ class FastPath:
             return None
         if not _try_admit(destination, BODY_COPIES * len(body)):
             return None
+        began = time.perf_counter() if plan.adds_server_timing else 0.0
         try:
             call = _make_call(plan, destination, head, body, client)
         except GatewayError:
@@ -153,6 +160,8 @@ class FastPath:
             return None
         plan.choice.take()
         call.start()
+        if plan.adds_server_timing:
+            client.record.prepare_seconds = client.record.sent_at - began
         return call
 
     def clear_plans(self) -> None:

@@ -225,7 +225,7 @@ async def model_metadata(call: Call) -> ModelMetadata:
     declared = call.destination.declared_models.get(name)
 
     async def fetch(endpoint: UpstreamEndpoint) -> ModelMetadata:
-        deadline.expect_server(endpoint.url)
+        deadline.expect_server(endpoint.name)
         try:
             return await upstream.metadata.get(name, operation.version, endpoint, has_config)
         except UpstreamResponseError as error:

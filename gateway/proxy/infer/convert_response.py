@@ -21,7 +21,7 @@ from gateway.codec.v2.buffered_response import (
     has_requested_encoding,
 )
 from gateway.codec.v2.response import ResponseConverter, encoded_converter, json_converter
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, ServerName
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.response_header import ResponseAction, response_header_length
@@ -41,7 +41,7 @@ from gateway.proxy.body_io import (
 )
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
-from gateway.proxy.infer.response_plan import name_endpoint, plan_response
+from gateway.proxy.infer.response_plan import name_server, plan_response
 from gateway.proxy.interfaces import ClientResponse
 from gateway.proxy.passthrough import relay_response, relay_rewritten
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
@@ -59,7 +59,7 @@ class ResponseRelay:
     """
 
     upstream_response: UpstreamResponse
-    url: str
+    server: ServerName
     response: ClientResponse
     encoding: OutputEncoding
     destination: Destination
@@ -68,7 +68,7 @@ class ResponseRelay:
 
     def chunks(self) -> Chunks:
         """Yield the body of the server's response as it arrives."""
-        return response_chunks(self.upstream_response, self.url, self.deadline)
+        return response_chunks(self.upstream_response, self.server, self.deadline)
 
     async def send(self, converted: ConvertedResponse) -> None:
         """Send a response that is fully buffered."""
@@ -89,10 +89,10 @@ async def convert_response(relay: ResponseRelay) -> None:
     """
     response = relay.upstream_response
     size = response.content_length
-    with name_endpoint_in_errors(relay.url):
+    with name_server_in_errors(relay.server):
         plan = plan_response(response.status, response.headers, relay.encoding, relay.destination)
         if plan.action is ResponseAction.UNTOUCHED and relay.layout is None:
-            await relay_response(response, relay.response, relay.url, relay.deadline)
+            await relay_response(response, relay.response, relay.server, relay.deadline)
         elif size is not None and size <= CONVERT_CHUNK:
             await _convert_buffered(relay, plan)
         elif size is not None and size <= MAX_FAST_RESPONSE and relay.layout is None:
@@ -102,12 +102,12 @@ async def convert_response(relay: ResponseRelay) -> None:
 
 
 @contextmanager
-def name_endpoint_in_errors(url: str) -> Iterator[None]:
-    """Add the endpoint to errors raised inside; see ``name_endpoint``."""
+def name_server_in_errors(server: ServerName) -> Iterator[None]:
+    """Add the server to errors raised inside; see ``name_server``."""
     try:
         yield
     except GatewayError as error:
-        named = name_endpoint(url, error)
+        named = name_server(server, error)
         if named is error:
             raise
         raise named from error
@@ -115,7 +115,7 @@ def name_endpoint_in_errors(url: str) -> Iterator[None]:
 
 async def _convert_buffered(relay: ResponseRelay, plan: ResponsePlan) -> None:
     response = relay.upstream_response
-    body = await read_response(response, relay.url, relay.deadline)
+    body = await read_response(response, relay.server, relay.deadline)
     converted: ConvertedResponse | None
     if relay.layout is None:
         converted = convert_body(body, plan)
@@ -134,7 +134,7 @@ async def _convert_large(relay: ResponseRelay, plan: ResponsePlan) -> None:
     if plan.action is not ResponseAction.WRITE_JSON:
         await _convert_streamed(relay, plan, relay.chunks())
         return
-    body = await read_response(relay.upstream_response, relay.url, relay.deadline)
+    body = await read_response(relay.upstream_response, relay.server, relay.deadline)
     converted = convert_large_body(body, plan)
     if converted is None:
         await _convert_streamed(relay, plan, stream((body,)))
@@ -202,7 +202,7 @@ async def _pass_fitting(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks
     """Pass a response on that has the requested encoding already."""
     if relay.layout is None:
         await relay_response(
-            relay.upstream_response, relay.response, relay.url, relay.deadline, chunks
+            relay.upstream_response, relay.response, relay.server, relay.deadline, chunks
         )
     else:
         await _relay_prediction(relay, relay.layout, plan, chunks)

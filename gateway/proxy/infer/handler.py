@@ -61,7 +61,7 @@ async def send_request(
         check_metadata(response.status, call.operation, destination, received)
         relay = ResponseRelay(
             response,
-            upstream_call.url,
+            upstream_call.server,
             call.response,
             received.request.head.output_encoding,
             destination,

@@ -8,7 +8,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.buffered_response import ResponsePlan
-from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
 from gateway.protocol.messages import OutputEncoding
 from gateway.protocol.response_header import choose_response_action
 from gateway.proxy.destination import Destination
@@ -37,8 +37,8 @@ def policies_for(encoding: OutputEncoding, destination: Destination) -> JsonPoli
     return replace(policies, as_base64=encoding.as_base64) if encoding.as_base64 else policies
 
 
-def name_endpoint(url: str, error: GatewayError) -> GatewayError:
-    """Add the endpoint to the error of an invalid response: codecs do not know it."""
-    if error.kind is ErrorKind.BAD_RESPONSE and url not in error.message:
-        return bad_response(f"{url}: {error.message}")
+def name_server(server: ServerName, error: GatewayError) -> GatewayError:
+    """Add the server to the error of an invalid response: codecs do not know it."""
+    if error.kind is ErrorKind.BAD_RESPONSE and server.url not in error.message:
+        return bad_response(f"{server.url}: {error.message}", server)
     return error

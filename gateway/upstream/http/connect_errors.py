@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import ssl
 
 # Numbers of <openssl/x509_vfy.h>.
@@ -60,6 +61,20 @@ def describe_connect_error(error: Exception, server_name: str | None = None) -> 
             return text
         case _:
             return str(error)
+
+
+def describe_for_clients(error: Exception) -> str:
+    """Say why a connect failed, without an address or a name of the server."""
+    match error:
+        case ssl.SSLCertVerificationError(verify_code=int(code)) if code in _NAME_MISMATCH:
+            return "its certificate is for another name"
+        case TimeoutError() | ssl.SSLError() | ConnectionResetError() | socket.gaierror():
+            return describe_connect_error(error)
+        case OSError(errno=int(number)) if number in errno.errorcode:
+            return os.strerror(number)
+        case _:
+            # Errors of several addresses quote each of them.
+            return "no connection"
 
 
 def describe_tls_error(error: ssl.SSLError) -> str:

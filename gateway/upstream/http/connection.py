@@ -6,7 +6,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Protocol
 
-from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response, strip_tracebacks
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder, UntilCloseDecoder
 from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.deferrals import DEFER_TIMEOUT
@@ -76,19 +76,19 @@ class _ClosedTransport(asyncio.Transport):
 
 
 class ServerConnection(Connection):
-    """Reads the responses of the server at ``url``; the caller writes the requests.
+    """Reads the responses of a ``server``; the caller writes the requests.
 
     ``deferrals`` end the waits for the rest of small bodies; connections may share them.
     """
 
     def __init__(
         self,
-        url: str,
+        server: ServerName,
         buffers: BufferAccount | None = None,
         deferrals: TimeoutQueue | None = None,
     ) -> None:
         super().__init__(buffers)
-        self._url = url
+        self._server = server
         self._deferrals = deferrals or TimeoutQueue(DEFER_TIMEOUT)
         self._deferred_head: ResponseHead | None = None
         self._reader = ResponseHeadReader()
@@ -201,7 +201,8 @@ class ServerConnection(Connection):
         except GatewayError as error:
             self.fail(error)
         except MalformedError as error:
-            self.fail(bad_response(f"{self._url} sent an invalid HTTP response: {error}"))
+            server = self._server
+            self.fail(bad_response(f"{server.url} sent an invalid HTTP response: {error}", server))
 
     def eof_received(self) -> None:
         """Handle the end of the server's bytes; the transport then closes itself."""
@@ -217,8 +218,8 @@ class ServerConnection(Connection):
             self.process_read_ahead()
         # In TLS 1.3 the server checks the gateway's certificate after the handshake.
         if refused := describe_certificate_refusal(exc):
-            message = f"cannot connect to {self._url}: {refused}"
-            self.fail(GatewayError(ErrorKind.UNREACHABLE, message))
+            message = f"cannot connect to {self._server.url}: {refused}"
+            self.fail(GatewayError(ErrorKind.UNREACHABLE, message, server=self._server))
         else:
             self.fail(self._closed_too_early())
 
@@ -243,13 +244,16 @@ class ServerConnection(Connection):
         """Count an interim response; raises GatewayError (502) for 101 or too many."""
         if status == HTTPStatus.SWITCHING_PROTOCOLS:
             raise bad_response(
-                f"{self._url} returned 101 Switching Protocols, which the gateway did not request"
+                f"{self._server.url} returned 101 Switching Protocols, which the gateway did not "
+                "request",
+                self._server,
             )
         self._interim += 1
         if self._interim > MAX_INTERIM_RESPONSES:
             raise bad_response(
-                f"{self._url} sent more than {MAX_INTERIM_RESPONSES} interim (1xx) responses "
-                "to one request"
+                f"{self._server.url} sent more than {MAX_INTERIM_RESPONSES} interim (1xx) "
+                "responses to one request",
+                self._server,
             )
 
     def _finish_head(
@@ -336,11 +340,12 @@ class ServerConnection(Connection):
 
     def _closed_too_early(self) -> GatewayError:
         if self._silent and self._is_reused and self.loop.time() - self._started_at < _STALE_WINDOW:
-            message = f"{self._url} closed an idle connection as it was used again"
-            return StaleConnectionError(ErrorKind.BAD_RESPONSE, message)
+            message = f"{self._server.url} closed an idle connection as it was used again"
+            return StaleConnectionError(ErrorKind.BAD_RESPONSE, message, server=self._server)
         when = "before it responded" if self.body is None else "before the end of its response"
         kind = ErrorKind.NO_RESPONSE if self._silent else ErrorKind.BAD_RESPONSE
-        return GatewayError(kind, f"{self._url} closed the connection {when}")
+        message = f"{self._server.url} closed the connection {when}"
+        return GatewayError(kind, message, server=self._server)
 
 
 def _is_worth_waiting(head: ResponseHead, receiver: HeadReceiver) -> bool:

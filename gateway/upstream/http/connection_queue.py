@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -24,7 +25,8 @@ class ConnectionQueue:
     """Gives each waiting request the first connection that is there, in the order of requests.
 
     ``connect`` makes a connection; it runs at most once for each request that waits at a time. Its
-    error goes to a request only if no other connection is on the way for that request.
+    error goes to a request only if no other connection is on the way for that request, and if the
+    request came before the connect began: else another connect begins.
     """
 
     def __init__(
@@ -32,7 +34,8 @@ class ConnectionQueue:
     ) -> None:
         self._idle = idle
         self._connect = connect
-        self._waiting: dict[WaitingRequest, None] = {}
+        self._waiting: dict[WaitingRequest, float] = {}
+        """The requests, each with its time."""
         self._connecting: dict[asyncio.Task[None], None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -48,12 +51,9 @@ class ConnectionQueue:
 
     def wait(self, request: WaitingRequest) -> None:
         """Give a request the first connection that is there; connect unless one is spare."""
-        self._waiting[request] = None
+        self._waiting[request] = time.monotonic()
         if self.connecting < self.waiting:
-            task = asyncio.create_task(self._connect_for_next())
-            self._connecting[task] = None
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start_connect()
 
     def stop_waiting(self, request: WaitingRequest) -> None:
         """Forget a request that is cancelled, and stop a connect that is needless now."""
@@ -81,22 +81,38 @@ class ConnectionQueue:
             return request
         return None
 
+    def _start_connect(self) -> None:
+        task = asyncio.create_task(self._connect_for_next())
+        self._connecting[task] = None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _cancel_spare(self) -> None:
         if self.connecting > self.waiting:
             newest, _ = self._connecting.popitem()
             newest.cancel()
 
+    def _fail_next(self, error: Exception, began: float) -> None:
+        """Give the error of a connect to the first request, unless that came after it began."""
+        first = next(iter(self._waiting))
+        if self._waiting[first] > began:
+            self._start_connect()
+        else:
+            del self._waiting[first]
+            first.on_error(error)
+
     async def _connect_for_next(self) -> None:
         task = asyncio.current_task()
         assert task is not None
+        began = time.monotonic()
         try:
             if self.connecting > self.waiting:
                 return  # a released connection came first
             connection = await self._connect()
         except Exception as error:
             self._connecting.pop(task, None)
-            if self.connecting < self.waiting and (request := self._take_next()) is not None:
-                request.on_error(error)
+            if self.connecting < self.waiting:
+                self._fail_next(error, began)
             return
         finally:
             self._connecting.pop(task, None)

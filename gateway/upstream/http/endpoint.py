@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Sequence
 from functools import lru_cache
 
-from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, strip_tracebacks
+from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, ServerName, strip_tracebacks
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http1.head import ResponseHead, encode_head_lines
 from gateway.sizes import CACHED_HEADS
 from gateway.system.buffers import BufferAccount
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.http.address import ServerAddress
-from gateway.upstream.http.connect_errors import describe_connect_error, is_local_exhaustion
+from gateway.upstream.http.connect_errors import (
+    describe_connect_error,
+    describe_for_clients,
+    is_local_exhaustion,
+)
 from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
 from gateway.upstream.http.connection_queue import ConnectionQueue
 from gateway.upstream.http.idle_connections import IdleConnections
@@ -38,7 +42,8 @@ class HttpEndpoint(UpstreamEndpoint):
     """An endpoint at an address.
 
     ``connect_timeout`` covers DNS, TCP and TLS; ``idle_timeout`` is how long a connection waits for
-    its next request; both in seconds. ``buffers`` counts what the connections buffer.
+    its next request; both in seconds. ``buffers`` counts what the connections buffer. Errors for
+    clients name the endpoint by its ``public_name``, or by its URL.
     """
 
     def __init__(
@@ -48,8 +53,10 @@ class HttpEndpoint(UpstreamEndpoint):
         idle_timeout: float = 4.0,
         buffers: BufferAccount | None = None,
         own_request_headers: HeaderLines = (),
+        public_name: str | None = None,
     ) -> None:
         self.url = address.url
+        self.name = ServerName(address.url, public_name or address.url)
         self.own_request_headers = own_request_headers
         self._address = address
         self._connect_timeout = connect_timeout
@@ -120,7 +127,7 @@ class HttpEndpoint(UpstreamEndpoint):
             self._deferrals.close()
 
     async def _connect(self) -> ServerConnection:
-        connection = ServerConnection(self.url, self._buffers, self._deferrals)
+        connection = ServerConnection(self.name, self._buffers, self._deferrals)
         try:
             async with asyncio.timeout(self._connect_timeout):
                 # The event loop's own limit of a minute for TLS may be shorter than this one.
@@ -129,23 +136,23 @@ class HttpEndpoint(UpstreamEndpoint):
             connection.detach_transport()
             # A TimeoutError is an OSError; an invalid host name is a UnicodeError.
             if isinstance(error, (OSError, UnicodeError)):
-                tls = self._address.tls
-                server_name = None if tls is None else tls.server_name
-                raise self._connect_error(
-                    error, describe_connect_error(error, server_name)
-                ) from error
+                raise self._connect_error(error) from error
             raise
         return connection
 
-    def _connect_error(self, error: Exception, reason: str) -> GatewayError:
-        if not is_local_exhaustion(error):
-            return GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {self.url}: {reason}")
-        # The server is not at fault, and another endpoint may have an idle connection.
-        message = (
-            "the gateway is out of local resources (ports or file descriptors) for "
-            f"{self.url}: {reason}"
+    def _connect_error(self, error: Exception) -> GatewayError:
+        tls, name = self._address.tls, self.name
+        reason = describe_connect_error(error, None if tls is None else tls.server_name)
+        public_reason = reason if name.public == name.url else describe_for_clients(error)
+        kind, what, retry_after = ErrorKind.UNREACHABLE, "cannot connect to", None
+        if is_local_exhaustion(error):
+            # The server is not at fault, and another endpoint may have an idle connection.
+            kind, retry_after = ErrorKind.EXHAUSTED, RETRY_AFTER
+            what = "the gateway is out of local resources (ports or file descriptors) for"
+        public = f"{what} {name.public}: {public_reason}"
+        return GatewayError(
+            kind, f"{what} {name.url}: {reason}", retry_after, public_message=public
         )
-        return GatewayError(ErrorKind.EXHAUSTED, message, retry_after=RETRY_AFTER)
 
     def _send(
         self, connection: ServerConnection, request: UpstreamRequest

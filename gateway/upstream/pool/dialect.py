@@ -137,7 +137,12 @@ class DialectDetector(DialectState, MemberTask):
         while self.dialect is None:
             if not self._asking:
                 error = self._error
-                raise GatewayError(error.kind, error.message, error.retry_after)
+                raise GatewayError(
+                    error.kind,
+                    error.message,
+                    error.retry_after,
+                    public_message=error.public_message,
+                )
             await self._progress.wait()
 
     def recheck(self, member: Member) -> None:
@@ -212,8 +217,8 @@ async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
     response = await send_control_request(endpoint, "GET", _SERVER_METADATA, MAX_SERVER_DOCUMENT)
     temporary = response.status >= 500 and response.status != 501
     if temporary or response.status in _TEMPORARY:
-        url = endpoint.url + _SERVER_METADATA
-        raise bad_response(f"dialect detection failed: {url} returned {response.status}")
+        returned = f"returned {response.status} to GET {_SERVER_METADATA}"
+        raise bad_response(f"dialect detection failed: {endpoint.url} {returned}", endpoint.name)
     return parse_server_metadata(response.status, response.body)
 
 
@@ -223,7 +228,5 @@ async def _detect_in_time(endpoint: UpstreamEndpoint) -> DetectedDialect:
         async with asyncio.timeout(_TIMEOUT):
             return await detect_dialect(endpoint)
     except TimeoutError:
-        url = endpoint.url + _SERVER_METADATA
-        raise GatewayError(
-            ErrorKind.SERVER_TIMEOUT, f"{url} did not respond within {_TIMEOUT:g} s"
-        ) from None
+        message = f"{endpoint.url} did not respond to GET {_SERVER_METADATA} within {_TIMEOUT:g} s"
+        raise GatewayError(ErrorKind.SERVER_TIMEOUT, message, server=endpoint.name) from None

@@ -102,7 +102,7 @@ async def fetch_ready_models(endpoint: UpstreamEndpoint) -> ReadyModels:
     if index is not None:
         models = _parse(index)
         if models is None:
-            raise bad_response(f"{endpoint.url}{_INDEX} is no index of models")
+            raise bad_response(f"{endpoint.url}{_INDEX} is no index of models", endpoint.name)
         return models
     v1_list = await _fetch_list(endpoint, "GET", MODELS_PATH)
     # Servers of OpenAI's API serve another list at this path.
@@ -118,7 +118,7 @@ async def _fetch_list(
     if response.status in _NOT_SERVED:
         return None
     if response.status != 200:
-        raise bad_response(f"{endpoint.url}{path} returned {response.status}")
+        raise bad_response(f"{endpoint.url}{path} returned {response.status}", endpoint.name)
     return response.body
 
 

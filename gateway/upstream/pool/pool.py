@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, upstream_name
 from gateway.protocol.operations import ModelName
 from gateway.routing import endpoint_health
 from gateway.routing.balancer import (
@@ -37,7 +37,8 @@ class Pool:
 
     ``clock`` gives seconds. ``supervisor`` checks the endpoints from ``start`` to ``close``.
     ``notify`` is called with ejections and recoveries that calls here cause, ``on_failure`` with
-    each failed call. The log names the ``upstream``.
+    each failed call. The log names the ``upstream``. ``exposes_endpoints`` tells whether clients
+    may learn the addresses.
     """
 
     def __init__(
@@ -50,7 +51,10 @@ class Pool:
         notify: EjectionListener = ignore,
         upstream: str = "",
         on_failure: FailureListener = ignore,
+        exposes_endpoints: bool = False,
     ) -> None:
+        self._upstream = upstream
+        self.exposes_endpoints = exposes_endpoints
         self.leases_total = 0
         """Leases acquired so far."""
         self._load_balancing = load_balancing or LEAST_REQUEST
@@ -225,7 +229,10 @@ class Pool:
         return resolver.error if resolver else "the upstream has no endpoint"
 
     def _empty_error(self) -> GatewayError:
-        return GatewayError(ErrorKind.UNREACHABLE, self.empty_reason)
+        public = None
+        if self.is_dynamic and not self.exposes_endpoints:
+            public = f"cannot connect to {upstream_name(self._upstream)}: no address of it is known"
+        return GatewayError(ErrorKind.UNREACHABLE, self.empty_reason, public_message=public)
 
     def snapshot(self) -> tuple[MemberState, ...]:
         """Describe all endpoints: first those in use, then those that leave."""

@@ -144,7 +144,7 @@ async def test_server_that_is_not_ready_shows_its_dialect(declared: str, verdict
 
 async def test_ready_server_may_not_show_its_dialect() -> None:
     async with ScriptedServer(Server(NOTHING, "500 Oh").play) as server:
-        messages = ["ready", f"dialect detection failed: {server.url}/v2 returned 500"]
+        messages = ["ready", f"dialect detection failed: {server.url} returned 500 to GET /v2"]
         assert await _probed(server.url) == (Verdict.NOT_READY, messages)
 
 

@@ -629,7 +629,7 @@ async def test_stalled_server_is_the_same_on_both_paths(
     if outcome.body is not None:
         assert " 504 " in outcome.first
         assert f"limits.{limit}".encode() in outcome.body
-        assert b"waiting for http://127.0.0.1:" in outcome.body
+        assert b"waiting for upstream 'servers': " in outcome.body
     else:
         assert stall not in ("silent", "half a head")
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.app.build import upstreams
 from tests.support.addresses import HOST, free_port
-from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway, until
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -153,7 +153,7 @@ async def test_server_that_is_down_is_a_503_without_a_dialect_too(data: bytes) -
                     assert (await client.ask(infer_json())).status == 200
     ((status, error),) = errors
     assert status == 503
-    assert url in error
+    assert error == f"cannot connect to {UPSTREAM}: Connection refused"
 
 
 async def test_detection_waits_as_long_as_the_request_timeout() -> None:
@@ -163,7 +163,7 @@ async def test_detection_waits_as_long_as_the_request_timeout() -> None:
         gateway.client() as client,
     ):
         reply = await client.ask(infer_json())
-        assert (reply.status, server.url in reply.error) == (504, True)
+        assert (reply.status, UPSTREAM in reply.error) == (504, True)
 
 
 async def test_server_that_does_not_identify_itself_is_not_guessed(
@@ -177,10 +177,10 @@ async def test_server_that_does_not_identify_itself_is_not_guessed(
     ):
         reply = await client.ask(infer_json())
         assert reply.status == 502
-        assert f"{server.url}/v2" in reply.error
+        assert f"{UPSTREAM} returned 500 to GET /v2" in reply.error
         assert INFER not in _received(server)
         assert _dialect(gateway) is None
-        assert any(f"{server.url}/v2" in message for message in caplog.messages)
+        assert f"{server.url} returned 500 to GET /v2" in caplog.text
 
 
 async def test_replaced_server_is_detected_again(

@@ -10,7 +10,7 @@ import pytest
 from gateway.routing.endpoint_health import NOT_EJECTED
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.checks.descriptors import no_descriptors
-from tests.support.gateway import gateway_client, running_gateway, until
+from tests.support.gateway import UPSTREAM, gateway_client, running_gateway, until
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -114,7 +114,8 @@ async def test_missing_response_is_a_502_that_names_the_server(data: bytes, scri
     async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         reply = await client.ask(data)
         assert reply.status == 502
-        assert server.url in reply.error
+        assert UPSTREAM in reply.error
+        assert server.url not in reply.error
         assert "\n" not in reply.error
 
 
@@ -154,7 +155,8 @@ async def test_truncated_passthrough_response_is_truncated_for_the_client(
             return
         # If the error came in one piece with the start, nothing was sent.
         assert reply.status == 502
-        assert server.url in reply.error
+        assert UPSTREAM in reply.error
+        assert server.url not in reply.error
 
 
 async def test_truncated_response_is_visible_to_an_http_1_0_client() -> None:
@@ -174,7 +176,8 @@ async def test_truncated_json_response_is_a_502_if_nothing_was_sent(
     async with ScriptedServer(script) as server, gateway_client(server.url) as client:
         reply = await client.ask(JSON)
         assert reply.status == 502
-        assert server.url in reply.error
+        assert UPSTREAM in reply.error
+        assert server.url not in reply.error
 
 
 async def test_truncated_large_json_response_is_truncated_for_the_client() -> None:
@@ -262,7 +265,8 @@ async def test_inconsistent_response_is_a_502(data: bytes, form: str) -> None:
             assert form == "chunked"  # the start was valid, and was sent
         else:
             assert reply.status == 502
-            assert server.url in reply.error
+            assert UPSTREAM in reply.error
+            assert server.url not in reply.error
 
 
 async def test_inconsistent_passthrough_response_passes_to_the_client() -> None:
@@ -281,7 +285,7 @@ async def test_unreachable_server_is_a_503_that_names_it() -> None:
             for data in (GET, JSON, BINARY, infer_raw(bytes(8))):
                 reply = await client.ask(data)
                 assert reply.status == 503
-                assert reply.error == f"cannot connect to {url}: Connection refused"
+                assert reply.error == f"cannot connect to {UPSTREAM}: Connection refused"
 
 
 async def test_host_without_address_is_a_503_that_names_it() -> None:
@@ -289,7 +293,8 @@ async def test_host_without_address_is_a_503_that_names_it() -> None:
     async with gateway_client(url) as client:
         reply = await client.ask(GET)
         assert reply.status == 503
-        assert url in reply.error
+        assert UPSTREAM in reply.error
+        assert "no-such-host" not in reply.error
 
 
 async def test_server_that_does_not_accept_in_time_is_a_503_that_names_it() -> None:
@@ -306,7 +311,7 @@ async def test_server_that_does_not_accept_in_time_is_a_503_that_names_it() -> N
             async with gateway_client(url, connect_timeout=0.1) as client:
                 reply = await client.ask(JSON)
                 assert reply.status == 503
-                assert reply.error == f"cannot connect to {url}: no connection in time"
+                assert reply.error == f"cannot connect to {UPSTREAM}: no connection in time"
         finally:
             for sock in waiting:
                 sock.close()
@@ -372,7 +377,7 @@ async def test_endless_interim_responses_are_a_502_that_names_the_server(data: b
         reply = await client.ask(data)  # over the same connection, so at once
         assert reply.status == 502
         what = "sent more than 100 interim (1xx) responses to one request"
-        assert reply.error == f"{server.url} {what}"
+        assert reply.error == f"{UPSTREAM} {what}"
         assert len(server.connections) == 1
 
 
@@ -398,7 +403,7 @@ async def test_body_broken_in_the_packet_of_its_head_is_a_502(data: bytes, body:
             assert (await client.ask(data)).status == 200
             reply = await client.ask(data)
             assert reply.status == 502
-            assert reply.error.startswith(f"{server.url} sent an invalid HTTP response: ")
+            assert reply.error.startswith(f"{UPSTREAM} sent an invalid HTTP response: ")
         assert len(server.connections) == 2
 
 
@@ -573,7 +578,8 @@ async def test_server_that_closes_during_the_request_body_is_a_502() -> None:
         client.send_nowait(request("POST", "/v2/x", bytes(20_000_000)))
         reply = await client.read_response()
         assert reply.status == 502
-        assert server.url in reply.error
+        assert UPSTREAM in reply.error
+        assert server.url not in reply.error
 
 
 async def test_slow_response_arrives_complete() -> None:

@@ -10,7 +10,7 @@ import pytest
 from gateway.app.build import upstreams
 from gateway.demo.server.server import DemoServer
 from gateway.upstream.pool import supervisor
-from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.gateway import UPSTREAM, RunningGateway, running_gateway, until
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import INFER, json_request
 from tests.support.raw_client import connect
@@ -165,7 +165,7 @@ async def test_unresolved_name_is_used_once_it_resolves(
     async with ScriptedServer(_named("a")) as server:
         name = f"http://triton:{server.port}"
         async with running_gateway(name, upstream=RESOLVE) as gateway:
-            fault = f"cannot connect to {name}: its name has not been looked up yet"
+            fault = f"cannot connect to {UPSTREAM}: no address of it is known"
             assert await _names(gateway, GET, 2) == await _names(gateway, POST, 2) == [fault] * 2
             names.ready.set()
             await until(lambda: gateway.pool.endpoints)

@@ -550,6 +550,11 @@ _ROUTES: dict[str, list[dict[str, Any]]] = {
 }
 
 
+_SERVER_TIMING: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [{}, {}, {}, {"server_timing": True}]
+)
+
+
 @st.composite
 def _all_responses(draw: st.DrawFn, theme: str, endpoints: int) -> tuple[ServerResponse, ...]:
     drawn = [draw(_server_responses(theme)) for _ in range(endpoints)]
@@ -576,7 +581,7 @@ def generated_calls(draw: st.DrawFn, theme: str) -> GeneratedCall:
         draw(_all_responses(theme, endpoints)),
         metadata,
         draw(st.sampled_from(["triton"] * 3 + ["kserve", "openvino", "json", "json"])),
-        draw(st.sampled_from(_ROUTES.get(theme, [{}]))),
+        draw(st.sampled_from(_ROUTES.get(theme, [{}]))) | draw(_SERVER_TIMING),
         limits,
         endpoints,
         theme == "mirror" or _rarely(draw, 15),

@@ -272,7 +272,7 @@ class _Renamed:
     def headers(self, head: Head) -> tuple[tuple[str, str], ...]:
         """Return headers by name; those of the same name in their order."""
         lines = [
-            (name, self.text(value))
+            (name, _metric_names(value) if name == "server-timing" else self.text(value))
             for name, value in head.headers
             if name != "x-long" and not (name == "date" and value.endswith("GMT"))
         ]
@@ -281,6 +281,12 @@ class _Renamed:
     def request(self, received: ReceivedRequest) -> Message:
         """Return a request."""
         return received.head.first, self.headers(received.head), self.body(received.body)
+
+
+def _metric_names(timing: str) -> str:
+    """Return the names in Server-Timing, but that of what the streaming path does not know."""
+    names = [metric.partition(";")[0] for metric in timing.split(", ")]
+    return ", ".join(name for name in names if name != "convert-response")
 
 
 async def _until_mirrored(gateway: RunningGateway) -> None:

@@ -41,7 +41,7 @@ def _may_stream(call: GeneratedCall, way: Way, outcome: Outcome) -> bool:
     if way.is_impatient or any(len(data) > _BUFFERED for data in (*responses, outcome.body or b"")):
         return True
     # Only inference calls wait for chunks: events must not be delayed.
-    return way.is_cut and any(b"content-length:" not in data.lower() for data in responses)
+    return way.is_cut and any(b"\r\ncontent-length:" not in data.lower() for data in responses)
 
 
 def _without_framing(outcome: Outcome, *, may_compress: bool) -> Outcome:

@@ -226,8 +226,8 @@ async def test_index_without_one_upstream_is_an_error() -> None:
     ):
         reply = await client.call("GET", INDEX)
         assert reply.status == 502
-        assert "upstream down" in reply.error
-        assert down in reply.error
+        assert "cannot connect to upstream 'down'" in reply.error
+        assert down not in reply.error
 
 
 async def test_extensions_that_the_canary_lacks_are_dropped() -> None:
@@ -263,10 +263,7 @@ async def test_health_of_the_gateway_depends_on_its_upstreams() -> None:
         async with client_to(main=[ready], canary=[down, unready]) as client:
             reply = await client.call("GET", READY)
             assert reply.status == 503
-            assert reply.error == (
-                f"not ready: upstream canary (cannot connect to {down}: Connection refused; "
-                f"{unready} returned 400)"
-            )
+            assert reply.error == "not ready: upstream canary"
             # A response to HEAD has no body: it would be taken for the next response.
             await client.send(request("HEAD", READY))
             assert (await client.head()).status == 503

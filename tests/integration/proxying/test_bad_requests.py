@@ -570,7 +570,7 @@ def test_a_missing_body_times_out(triton: TritonServer, tmp_path_factory: Any) -
             body = one_input("FP32", "[1]", "[1.0]").encode()
             answer_from_slow = client.infer("slow", body)
         assert answer_from_slow.status == 504
-        assert triton.http_url in answer_from_slow.error
+        assert "upstream 'server'" in answer_from_slow.error
 
 
 def test_a_server_that_is_not_there(tmp_path_factory: Any) -> None:
@@ -581,7 +581,8 @@ def test_a_server_that_is_not_there(tmp_path_factory: Any) -> None:
     ):
         for response in (client.infer("identity_fp32", GOOD), client.get("/v2/health/ready")):
             assert response.status == 503
-            assert url in response.error
+            assert "upstream " in response.error
+            assert url not in response.error
         # A response to HEAD has no body: it would be taken for the next answer.
         assert client.send("HEAD", "/v2/health/ready").status == 503
         assert client.get("/v2/health/ready").status == 503

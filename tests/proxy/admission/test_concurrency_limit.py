@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, ServerName
 from gateway.proxy.admission.concurrency_limit import (
     ConcurrencyLimit,
     acquire_all,
@@ -134,7 +134,7 @@ async def test_idle_timeout_restarts_for_an_admitted_call() -> None:
     async def hang() -> None:
         with Deadline(LONG, 1) as deadline:
             await limit.acquire(deadline)
-            deadline.expect_server("http://x")
+            deadline.expect_server(ServerName("http://x", "upstream 'x'"))
             await asyncio.Event().wait()
 
     asyncio.get_running_loop().call_soon(limit.release)

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, ServerName
 from gateway.proxy.admission import deadline as deadline_module
 from gateway.proxy.admission.deadline import Deadline, request_timeout_text
 from tests.support.doubles.clock import Clock
@@ -12,12 +12,13 @@ SHORT = 0.02
 LONG = 60.0
 FOR_THE_ANSWER = 5.0
 URL = "http://server:8000"
+SERVER = ServerName(URL, "upstream 'servers'")
 
 
 async def test_call_that_ends_in_time_passes() -> None:
     with Deadline(LONG, LONG) as deadline:
         deadline.expect_client()
-        deadline.expect_server(URL)
+        deadline.expect_server(SERVER)
         await asyncio.sleep(0)
     assert deadline is not None
 
@@ -56,7 +57,7 @@ async def test_timeout_names_the_expected_server(
     idle_timeout: float, request_timeout: float
 ) -> None:
     error = await _waiting(
-        lambda deadline: deadline.expect_server(URL), idle_timeout, request_timeout
+        lambda deadline: deadline.expect_server(SERVER), idle_timeout, request_timeout
     )
     assert error.kind is ErrorKind.SERVER_TIMEOUT
     assert error.message.startswith(f"waiting for {URL}: ")
@@ -64,7 +65,7 @@ async def test_timeout_names_the_expected_server(
 
 async def test_client_can_be_expected_again() -> None:
     def expect_both(deadline: Deadline) -> None:
-        deadline.expect_server(URL)
+        deadline.expect_server(SERVER)
         deadline.expect_client()
 
     error = await _waiting(expect_both)
@@ -81,7 +82,7 @@ async def test_idle_timeout_starts_anew_with_each_expectation() -> None:
 
 async def test_another_task_may_set_the_expectation() -> None:
     def later(deadline: Deadline) -> None:
-        asyncio.get_running_loop().call_soon(deadline.expect_server, URL)
+        asyncio.get_running_loop().call_soon(deadline.expect_server, SERVER)
 
     assert (await _waiting(later)).kind is ErrorKind.SERVER_TIMEOUT
 
@@ -124,7 +125,7 @@ async def test_other_error_from_inside_passes() -> None:
 async def test_spent_time_counts_towards_the_request_timeout(spent: float) -> None:
     async def run() -> None:
         with Deadline(LONG, LONG, spent) as deadline:
-            deadline.expect_server(URL)
+            deadline.expect_server(SERVER)
             await asyncio.sleep(LONG)
 
     with pytest.raises(GatewayError) as caught:
@@ -198,7 +199,7 @@ def test_body_without_a_minimum_rate_may_be_slow(monkeypatch: pytest.MonkeyPatch
 async def _part(deadline: Deadline, url: str, time: float) -> str:
     try:
         with deadline:
-            deadline.expect_server(url)
+            deadline.expect_server(ServerName(url, "upstream 'u'"))
             await asyncio.sleep(time)
     except GatewayError as error:
         return error.message
@@ -227,7 +228,7 @@ async def test_time_of_the_parts_counts_towards_the_request_timeout(
 ) -> None:
     async def run(idle_timeout: float, request_timeout: float) -> None:
         with Deadline(idle_timeout, request_timeout) as deadline:
-            deadline.expect_server(URL)
+            deadline.expect_server(SERVER)
             with deadline.suspended_for_parts():
                 await asyncio.sleep(2 * SHORT)
             await asyncio.sleep(LONG)

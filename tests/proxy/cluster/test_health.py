@@ -99,7 +99,8 @@ async def test_upstream_that_is_not_ready_is_named() -> None:
     )
     response = await send_request(router, "GET", READY)
     assert response.status == 503
-    assert _error(response) == (
+    assert _error(response) == "not ready: upstream one, upstream three"
+    assert response.record.error == (
         f"not ready: upstream one (cannot connect to {A}: Connection refused; {B} returned 400), "
         "upstream three (http://d:8000 returned 503)"
     )
@@ -318,7 +319,8 @@ async def test_readiness_waits_for_the_first_health_check(status: int, ready: bo
     response = await asking
     assert response.status == (200 if ready else 503)
     if not ready:
-        assert _error(response) == f"not ready: upstream servers ({A}: GET /probe returned 500)"
+        why = f"not ready: upstream servers ({A}: GET /probe returned 500)"
+        assert (_error(response), response.record.error) == ("not ready: upstream servers", why)
     assert received_requests(endpoint) == [["GET /probe"]]
     await pool.close()
 
@@ -333,7 +335,7 @@ async def test_unreachable_upstream_overrides_a_cached_outcome() -> None:
     fail_calls(pool, 1, connect_error(B))
     response = await send_request(router, "GET", READY)
     assert response.status == 503
-    assert _error(response) == (
+    assert response.record.error == (
         f"not ready: upstream servers (cannot connect to {A}: Connection refused; "
         f"cannot connect to {B}: Connection refused)"
     )
@@ -349,7 +351,7 @@ async def test_readiness_waits_only_briefly_for_the_first_health_check(
     await destination.upstream.pool.start()
     response = await send_request(single_destination(destination), "GET", READY)
     assert response.status == 503
-    assert _error(response) == (
+    assert response.record.error == (
         f"not ready: upstream servers ({A}: not probed yet; {B}: GET /probe returned 500)"
     )
     await destination.upstream.pool.close()

@@ -133,10 +133,10 @@ async def test_extensions_are_those_that_all_upstreams_share(
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        (connect_error(B), f"cannot connect to {B}: Connection refused"),
-        (scripted_response(b'{"error":"starting"}', 400), "upstream two returned 400: starting"),
-        (scripted_response(b"["), "upstream two sent no valid server metadata"),
-        (scripted_response(b"[]"), "upstream two sent no valid server metadata"),
+        (connect_error(B), "cannot connect to upstream 'b': Connection refused"),
+        (scripted_response(b'{"error":"starting"}', 400), "upstream 'two' returned 400: starting"),
+        (scripted_response(b"["), "upstream 'two' sent no valid server metadata"),
+        (scripted_response(b"[]"), "upstream 'two' sent no valid server metadata"),
     ],
 )
 async def test_missing_extensions_of_an_upstream_count_as_none(step: ServerStep, why: str) -> None:

@@ -28,6 +28,7 @@ from tests.support.doubles.fast_path import (
 )
 from tests.support.doubles.streaming import (
     LIMITS,
+    SERVER,
     URL,
     EventLog,
     ScriptedClientResponse,
@@ -233,7 +234,7 @@ async def test_inconsistent_response_is_a_502_that_names_the_server(
         scene.infer()
         scene.receiver.on_complete(head, body)
         assert scene.responses.status == 502
-        assert scene.error.startswith(f"{URL}: ")
+        assert scene.error.startswith(f"{SERVER.public}: ")
         assert fault in scene.error
         assert not scene.responses.last
         assert scene.outstanding == 0

@@ -30,6 +30,7 @@ from tests.support.doubles.fast_path import (
 )
 from tests.support.doubles.streaming import (
     LIMITS,
+    SERVER,
     URL,
     ScriptedClientResponse,
     ScriptedEndpoint,
@@ -51,13 +52,13 @@ async def test_upstream_error_becomes_an_error_response(
     monkeypatch.setattr(FAILURE_LOG, "_window_end", float("-inf"))  # no other test has logged it
     scene = Scene()
     scene.infer()
-    scene.receiver.on_error(bad_response(f"{URL} closed the connection"))
+    scene.receiver.on_error(bad_response(f"{URL} closed the connection", SERVER))
     assert (scene.responses.status, scene.responses.reason, scene.responses.last) == (
         502,
         "",
         False,
     )
-    assert scene.error == f"{URL} closed the connection"
+    assert scene.error == "upstream 'servers' closed the connection"
     assert f"failed with 502: {URL} closed the connection" in caplog.messages[-1]
 
 
@@ -108,7 +109,7 @@ async def test_server_that_is_late_is_a_504(
     assert scene.outstanding == 1
     scene.clock.advance(0.25)
     assert (scene.responses.status, scene.responses.last) == (504, False)
-    assert scene.error == f"waiting for {URL}: {what}"
+    assert scene.error == f"waiting for {SERVER.public}: {what}"
     assert scene.log[-2:] == ["server is let go", "client gets 504"]
     assert scene.outstanding == 0
     scene.clock.advance(100)
@@ -187,7 +188,7 @@ async def test_inconsistent_partial_response_is_a_502() -> None:
     client_response = ScriptedClientResponse(scene.log)
     await scene.client.begin_task(client_response)
     assert client_response.status == 502
-    assert URL in client_response.body.decode()
+    assert SERVER.public in client_response.body.decode()
     assert scene.outstanding == 0
 
 
@@ -214,7 +215,7 @@ async def test_stalled_partial_response_times_out(headers: dict[str, str]) -> No
     client_response = ScriptedClientResponse(scene.log)
     await scene.client.begin_task(client_response)
     assert client_response.status == 504
-    text = f"waiting for {URL}: nothing moved for 0.02 s (limits.idle_timeout)"
+    text = f"waiting for {SERVER.public}: nothing moved for 0.02 s (limits.idle_timeout)"
     assert json.loads(client_response.body) == {"error": text}
     assert scene.outstanding == 0
 

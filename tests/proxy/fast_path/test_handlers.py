@@ -28,7 +28,7 @@ from gateway.upstream.metadata_cache import MetadataCache
 from tests.codec.reference import pack_bytes
 from tests.support.doubles.fast_path import client_head, response_head
 from tests.support.doubles.streaming import (
-    URL,
+    SERVER,
     EventLog,
     ScriptedClientResponse,
     ScriptedEndpoint,
@@ -187,7 +187,7 @@ def check(streamed: Streamed, target: str, response: str, *request: Any) -> None
     assert (b"".join(converted.body), header_size_of(lines)) == streamed.sent
     body, size = RESPONSES[response]
     head = response_head(headers=headers_of(size))
-    arguments = converted, head, body, streamed.destination, URL, None
+    arguments = converted, head, body, streamed.destination, SERVER, None
     if streamed.error is not None:
         with pytest.raises(GatewayError, match=re.escape(streamed.error.message)):
             handler.to_client(*arguments)

@@ -172,23 +172,30 @@ async def test_request_without_length_or_body_takes_the_streaming_path(
     assert scene.log == ["connection is not used"]
 
 
-@pytest.mark.parametrize(
-    ("method", "target"),
-    [("GET", "/v2/models/stats"), ("GET", "/v2/logging"), ("POST", "/v2/repository/index")],
-)
-async def test_request_for_all_servers_has_a_plan_if_there_is_one_server(
-    method: str, target: str
-) -> None:
+async def test_index_has_a_plan_if_there_is_one_upstream() -> None:
     def plan(*router: Destination) -> CallPlan | None:
         routes = Router([Route(Match(), router, (1,) * len(router))])
-        return plan_of(FastPath(routes), method, target, {"Content-Length": "0"})
+        return plan_of(FastPath(routes), "POST", "/v2/repository/index", {"Content-Length": "0"})
 
     one, two = make_destination(ReadyEndpoint()), make_destination(ReadyEndpoint(), name="two")
     several = make_destination(ReadyEndpoint(url="http://a"), ReadyEndpoint(url="http://b"))
     assert plan(one) is not None
     assert plan(one, two) is None
-    # Servers of one upstream have the same models, but their own statistics.
-    assert (plan(several) is not None) is (target == "/v2/repository/index")
+    assert plan(several) is not None  # servers of one upstream have the same models
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [
+        ("GET", "/v2/models/stats"),
+        ("GET", "/v2/logging"),
+        ("POST", "/v2/models/m/trace/setting"),
+        ("POST", "/v2/repository/models/m/load"),
+    ],
+)
+async def test_operation_of_operators_has_no_plan(method: str, target: str) -> None:
+    routes = Router([Route(Match(), (make_destination(ReadyEndpoint()),))])
+    assert plan_of(FastPath(routes), method, target, {"Content-Length": "0"}) is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
 from gateway.upstream.transport import UpstreamResponse
 from tests.support.checks.time_slices import others
 from tests.support.doubles.streaming import (
+    SERVER,
     URL,
     BodyStep,
     EventLog,
@@ -55,7 +56,7 @@ class _Relay:
         there: UpstreamResponse = response.with_log(self.log)
         with Deadline(9, 9) as deadline:
             await convert_response(
-                ResponseRelay(there, URL, self.client_response, form, self.destination, deadline)
+                ResponseRelay(there, SERVER, self.client_response, form, self.destination, deadline)
             )
         return self.client_response
 

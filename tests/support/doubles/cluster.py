@@ -19,6 +19,7 @@ from tests.support.doubles.streaming import (
     ScriptedEndpoint,
     ScriptedRequest,
     ScriptedUpstreamResponse,
+    server_name,
 )
 
 ServerStep = ScriptedUpstreamResponse | BaseException | asyncio.Event
@@ -54,7 +55,8 @@ def scripted_response(
 
 def connect_error(url: str) -> GatewayError:
     """Return the error of an endpoint where nobody listens."""
-    return GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {url}: Connection refused")
+    message = f"cannot connect to {url}: Connection refused"
+    return GatewayError(ErrorKind.UNREACHABLE, message, server=server_name(url))
 
 
 def servers(**turns: ServerStep | tuple[ServerStep, ...]) -> list[ScriptedEndpoint]:

@@ -26,7 +26,7 @@ from gateway.upstream.transport import (
     UpstreamRequest,
     UpstreamResponse,
 )
-from tests.support.doubles.streaming import URL, EventLog
+from tests.support.doubles.streaming import URL, EventLog, server_name
 
 _RESPONSE_PARSER = HeadParser(KEYED_RESPONSE_HEADERS, ("content-length",))
 
@@ -96,6 +96,7 @@ class ReadyEndpoint(UpstreamEndpoint):
 
     def __init__(self, log: EventLog | None = None, url: str = URL) -> None:
         self.url = url
+        self.name = server_name(url)
         self.ready = True
         self.asked: list[SentRequest] = []
         self.log = EventLog() if log is None else log

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from urllib.parse import urlsplit
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.policies import JsonPolicies
+from gateway.errors import ServerName
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import TRITON, Dialect
 from gateway.proxy.destination import Destination, Limits, Upstream
@@ -28,6 +30,12 @@ BodyStep = bytes | BaseException | asyncio.Event
 """Bytes that come, an error that is raised, or something that has to happen first."""
 
 URL = "http://server:8000"
+SERVER = ServerName(URL, "upstream 'servers'")
+
+
+def server_name(url: str) -> ServerName:
+    """Return the name of a server whose upstream is called as its host."""
+    return SERVER if url == URL else ServerName(url, f"upstream '{urlsplit(url).hostname}'")
 
 
 class EventLog(list[str]):
@@ -180,6 +188,7 @@ class ScriptedEndpoint(UpstreamEndpoint):
         url: str = URL,
     ) -> None:
         self.url = url
+        self.name = server_name(url)
         self.requests: list[UpstreamRequest] = []
         self.bodies: list[bytes] = []
         self._log = log

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError, bad_request, bad_response
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request, bad_response
 from gateway.http1.head import HeadParser, ResponseHead
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http import connection as upstream_connection
@@ -33,7 +33,7 @@ INTERIM = [
 
 
 def _connected() -> tuple[ServerConnection, FakeTransport]:
-    connection = ServerConnection(URL)
+    connection = ServerConnection(ServerName(URL, "upstream 'servers'"))
     transport = FakeTransport()
     connection.connection_made(transport)
     return connection, transport

@@ -4,13 +4,16 @@ import asyncio
 import gc
 import socket
 import weakref
+from typing import cast
 
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.upstream.http.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
+from gateway.upstream.http.connection_queue import ConnectionQueue
 from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.http.idle_connections import IdleConnections
 from gateway.upstream.transport import RequestTemplate, ReservedConnection
 from tests.support.addresses import HOST
 from tests.support.gateway import until
@@ -366,3 +369,41 @@ async def test_dropped_connection_is_not_given_to_a_waiting_request(
         assert second.body == b"yes"
         assert len(server.connections) == 2
         waiting.close()
+
+
+class _Waiting:
+    """A request that waits, and what it got."""
+
+    def __init__(self) -> None:
+        self.got: list[object] = []
+
+    def send_over(self, connection: ServerConnection) -> None:
+        self.got.append(connection)
+
+    def on_error(self, error: Exception) -> None:
+        self.got.append(error)
+
+
+async def test_connect_that_began_before_a_request_does_not_fail_it() -> None:
+    """It was for another request, which got a connection that became idle."""
+    connects: list[asyncio.Future[ServerConnection]] = []
+
+    async def connect() -> ServerConnection:
+        connects.append(asyncio.get_running_loop().create_future())
+        return await connects[-1]
+
+    queue = ConnectionQueue(IdleConnections(60), connect)
+    first, late, released = _Waiting(), _Waiting(), object()
+    queue.wait(first)
+    await _settle()
+    queue.release(cast("ServerConnection", released))
+    assert first.got == [released]
+    queue.wait(late)
+    old, new = TimeoutError("old"), TimeoutError("new")
+    connects[0].set_exception(old)
+    await _settle()
+    assert (late.got, len(connects)) == ([], 2)
+    connects[1].set_exception(new)
+    await _settle()
+    assert (late.got, queue.waiting, queue.connecting) == ([new], 0, 0)
+    await queue.close()

@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 from multidict import CIMultiDict
 
+from gateway.errors import ServerName
 from gateway.upstream.http.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
 from gateway.upstream.http.endpoint import HttpEndpoint
@@ -35,7 +36,7 @@ def idle(clock: Clock) -> IdleConnections:
 
 async def _used() -> ServerConnection:
     """Make a connection that has carried a complete call."""
-    connection = ServerConnection("http://server:8000")
+    connection = ServerConnection(ServerName("http://server:8000", "upstream 'servers'"))
     connection.connection_made(FakeTransport())
     head = connection.expect_response("POST")
     connection.data_received(http_response(b""))

@@ -167,7 +167,7 @@ async def test_unreachable_server_is_asked_again_without_calls(asking: Asking) -
 async def test_temporary_error_shows_no_dialect(asking: Asking, status: str) -> None:
     itself = _Itself({"error": "starting"}, status)
     async with ScriptedServer(itself) as server, asking(server.url) as (_, dialect_detector):
-        with pytest.raises(GatewayError, match=f"{server.url}/v2 returned {status[:3]}"):
+        with pytest.raises(GatewayError, match=f"{server.url} returned {status[:3]} to GET /v2"):
             await dialect_detector.wait_until_known()
         assert dialect_detector.dialect is None
         itself.document, itself.status = OF_MLSERVER, "200 OK"
@@ -187,7 +187,9 @@ async def test_hanging_server_does_not_delay_the_others(
         assert dialect_detector.dialect == TRITON
     monkeypatch.setattr(of_dialect, "_TIMEOUT", 0.01)
     async with ScriptedServer(never_respond) as silent, asking(silent.url) as (_, dialect_detector):
-        with pytest.raises(GatewayError, match=f"{silent.url}/v2 did not respond") as caught:
+        with pytest.raises(
+            GatewayError, match=f"{silent.url} did not respond to GET /v2"
+        ) as caught:
             await dialect_detector.wait_until_known()
         assert caught.value.kind is ErrorKind.SERVER_TIMEOUT
 
@@ -318,7 +320,7 @@ async def test_loss_of_the_only_server_is_logged_once(
             assert _told(caplog) == [
                 (
                     logging.WARNING,
-                    f"upstream u: dialect detection failed: {server.url}/v2 returned 503; "
+                    f"upstream u: dialect detection failed: {server.url} returned 503 to GET /v2; "
                     "keeping dialect kserve",
                 ),
                 (logging.INFO, f"upstream u: {server.url} is reachable again"),

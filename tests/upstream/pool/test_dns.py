@@ -37,7 +37,8 @@ async def _pool(names: NameService, *urls: str, time: float = 5) -> AsyncIterato
     async with no_leaks():
         servers = [parse_server_url(url, trusting_context()) for url in urls]
         resolver = Resolver(servers, 0.01, _connect, names, time, lambda: 0.0)
-        pool = Pool(resolver.endpoints, supervisor=PoolSupervisor(resolver=resolver))
+        supervisor_ = PoolSupervisor(resolver=resolver)
+        pool = Pool(resolver.endpoints, supervisor=supervisor_, upstream="u")
         await pool.start()
         try:
             yield pool
@@ -183,6 +184,9 @@ async def test_error_without_addresses_tells_why(known: list[str], fault: str) -
             f"cannot connect to http://triton:8000: {fault}"
             "; https://other:1: Name or service not known"
         )
+        assert caught.value.public_message == (
+            "cannot connect to upstream 'u': no address of it is known"
+        )
         assert not pool.has_alternative([])
         names.answers["other"] = ["127.0.0.1"]
         await until(lambda: _urls(pool) == ["https://other:1 (127.0.0.1)"])
@@ -320,7 +324,8 @@ async def test_adopted_addresses_are_used_until_a_look_up() -> None:
         urls = ["https://triton:2000", "http://other:1000", "http://new:1000", "http://127.0.0.9:1"]
         servers = [parse_server_url(url, trusting_context()) for url in urls]
         resolver = Resolver(servers, 0.01, _connect, names, 5, lambda: 0.0)
-        pool = Pool(resolver.endpoints, supervisor=PoolSupervisor(resolver=resolver))
+        supervisor_ = PoolSupervisor(resolver=resolver)
+        pool = Pool(resolver.endpoints, supervisor=supervisor_, upstream="u")
         pool.adopt_addresses(before)
         assert _urls(pool) == [
             "https://triton:2000 (127.0.0.1)",

@@ -123,7 +123,10 @@ async def _close(connection: Connection) -> None:
         (never_respond, "no response to GET /ready within 0.05 s"),
         (_close, "{url} closed the connection before it responded"),
         (always_respond(b"what?\r\n\r\n"), "{url} sent an invalid HTTP response"),
-        (always_respond(http_response(bytes(65_537))), "{url}/ready is larger than 65536 bytes"),
+        (
+            always_respond(http_response(bytes(65_537))),
+            "the response of {url} to GET /ready is larger than 65536 bytes",
+        ),
         (always_respond(ILL), "GET /ready returned 503"),
         (always_respond(http_response(status="302 Found")), "GET /ready returned 302"),
         (

@@ -1,0 +1,270 @@
+"""Times and bytes belong to the endpoint, and to the call, of which they are."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.app.gateway import Gateway
+from gateway.observe.call_metrics import (
+    ERRORS,
+    FIRST_BYTE,
+    RECEIVED_BYTES,
+    SENT_BYTES,
+    SERVER_DURATION,
+)
+from gateway.observe.metric_store import CounterFamily
+from gateway.settings.schema import Settings
+from tests.end_to_end.observe.test_json_lines import Way, _as_it_is
+from tests.support.addresses import free_port
+from tests.support.gateway import RunningGateway
+from tests.support.http_messages import http_response, message, request, with_long_head
+from tests.support.inference_messages import infer_raw
+from tests.support.servers.scripted_server import (
+    Connection,
+    Script,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
+
+BODY = b"x" * 1000
+UPLOAD = request("POST", "/v2/models/m/generate", BODY)
+
+
+@pytest.fixture(params=[_as_it_is, with_long_head], ids=["fast path", "streaming path"])
+def way(request: pytest.FixtureRequest) -> Way:
+    chosen: Way = request.param
+    return chosen
+
+
+class _Seen:
+    """What a gateway has recorded."""
+
+    def __init__(self, gateway: Gateway, log: Path) -> None:
+        self.running = RunningGateway(gateway)
+        self._store = gateway.metric_store
+        self._log = log
+
+    def calls(self, url: str) -> int:
+        """Return the attempts whose duration was observed."""
+        return int(sum(self._words(SERVER_DURATION, url)[1:]))
+
+    def seconds(self, url: str) -> float:
+        return self._words(SERVER_DURATION, url)[0]
+
+    def heads(self, url: str) -> int:
+        return int(sum(self._words(FIRST_BYTE, url)[1:]))
+
+    def sizes(self, url: str) -> tuple[float, float]:
+        """Return the bytes that were sent and received."""
+        return self._words(SENT_BYTES, url)[0], self._words(RECEIVED_BYTES, url)[0]
+
+    def errors(self) -> dict[str, float]:
+        return {kind: count for (kind, _), (count,) in self._store.sums(ERRORS).items()}
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._log.read_text().splitlines()]
+
+    def _words(self, family: Any, url: str) -> list[float]:
+        empty = [0.0] if isinstance(family, CounterFamily) else [0.0] * family.words
+        return self._store.sums(family).get(("u", url), empty)
+
+
+@asynccontextmanager
+async def _gateway(log: Path, *urls: str, **settings: Any) -> AsyncIterator[_Seen]:
+    validated = Settings.model_validate(
+        {
+            "listen": "127.0.0.1:0",
+            "offload": "never",
+            "upstreams": {
+                "u": {
+                    "endpoints": list(urls),
+                    "dialect": "triton",
+                    "load_balancing": {"policy": "round_robin"},
+                }
+            },
+            "routes": [{"upstream": "u", "retry_on": [502, 503, "no_response"]}],
+            "log": {"access": {"path": str(log), "format": "json"}},
+            **settings,
+        }
+    )
+    async with Gateway(validated) as gateway:
+        seen = _Seen(gateway, log)
+        yield seen
+        await seen.running.until_idle()
+
+
+def _late(response: bytes, seconds: float) -> Script:
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await asyncio.sleep(seconds)
+            await connection.send(response)
+
+    return script
+
+
+async def test_times_of_a_pipelined_call_are_its_own(tmp_path: Path) -> None:
+    """The call before it ends in a task, when the next one has begun already."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(message("HTTP/1.1 200 OK", {"Content-Length": "100"}, b"x" * 40))
+        await asyncio.sleep(0.15)  # longer than the gateway waits for the rest
+        await connection.send(b"y" * 60)
+        while True:
+            await connection.request()
+            await connection.send(http_response(b'[{"name":"m","state":"READY"}]'))
+
+    async with ScriptedServer(script) as server, _gateway(tmp_path / "log", server.url) as seen:
+        async with seen.running.client() as client:
+            await client.send(request("GET", "/v2/x1") + request("GET", "/v1/models"))
+            for _ in range(2):
+                assert (await client.read_response()).status == 200
+        await seen.running.until_idle()
+        assert (seen.calls(server.url), seen.heads(server.url)) == (2, 2)
+        assert 0.1 < seen.seconds(server.url) < 10
+
+
+async def test_retried_attempt_is_counted_at_its_endpoint(way: Way, tmp_path: Path) -> None:
+    busy = http_response(b"12345", status="503 Busy")
+    async with (
+        ScriptedServer(_late(busy, 0.2)) as slow,
+        ScriptedServer(always_respond(http_response(b"123"))) as good,
+        _gateway(tmp_path / "log", slow.url, good.url) as seen,
+    ):
+        async with seen.running.client() as client:
+            for _ in range(2):
+                assert (await client.ask(way(UPLOAD))).status == 200
+        await seen.running.until_idle()
+        failed = len(slow.requests)
+        assert failed >= 1
+        assert (seen.calls(slow.url), seen.calls(good.url)) == (failed, 2)
+        assert seen.seconds(slow.url) >= 0.2 * failed
+        assert seen.seconds(good.url) < 0.2
+        assert seen.sizes(slow.url) == (1000 * failed, 0)
+        assert seen.sizes(good.url) == (2000, 6)
+    line = next(each for each in seen.lines() if each["attempts"] == 2)
+    assert (line["sent_bytes"], line["received_bytes"]) == (2000, 3)
+
+
+async def test_endpoint_that_does_not_respond_has_no_first_byte(way: Way, tmp_path: Path) -> None:
+    """The head of an earlier attempt is not its own."""
+    busy = http_response(b"", status="503 Busy")
+    async with (
+        ScriptedServer(always_respond(busy)) as first,
+        ScriptedServer(never_respond) as frozen,
+        _gateway(
+            tmp_path / "log", first.url, frozen.url, limits={"request_timeout": "300ms"}
+        ) as seen,
+    ):
+        async with seen.running.client() as client:
+            for _ in range(2):
+                await client.ask(way(UPLOAD))
+        await seen.running.until_idle()
+        assert seen.heads(first.url) == seen.calls(first.url) >= 1
+        assert (seen.heads(frozen.url), seen.calls(frozen.url)) == (0, 2)
+
+
+async def test_nothing_is_sent_to_an_unreachable_endpoint(way: Way, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    async with (
+        ScriptedServer(always_respond(http_response(b"123"))) as good,
+        _gateway(tmp_path / "log", url, good.url) as seen,
+    ):
+        async with seen.running.client() as client:
+            for _ in range(2):
+                assert (await client.ask(way(UPLOAD))).status == 200
+        await seen.running.until_idle()
+        assert (seen.calls(url), seen.sizes(url)) == (0, (0, 0))
+        assert (seen.calls(good.url), seen.sizes(good.url)) == (2, (2000, 6))
+    assert {line["sent_bytes"] for line in seen.lines()} == {1000}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_operation_of_all_endpoints_is_counted_at_each(count: int, tmp_path: Path) -> None:
+    load = request("POST", "/v2/repository/models/m/load", b"{}")
+    async with (
+        ScriptedServer(_late(http_response(b"{}"), 0.02)) as one,
+        ScriptedServer(_late(http_response(b"{}"), 0.02)) as two,
+    ):
+        urls = [one.url, two.url][:count]
+        async with _gateway(tmp_path / "log", *urls) as seen:
+            async with seen.running.client() as client:
+                assert (await client.ask(load)).status == 200
+            await seen.running.until_idle()
+            for url in urls:
+                assert (seen.calls(url), seen.heads(url), seen.sizes(url)) == (1, 1, (2, 2))
+                assert seen.seconds(url) >= 0.02
+        (line,) = seen.lines()
+        assert (line["sent_bytes"], line["received_bytes"]) == (2 * count, 2 * count)
+        assert line["attempts"] == count
+        assert line["server_ms"] >= 20
+
+
+async def test_unknown_model_of_a_request_that_needs_metadata_has_a_reason(tmp_path: Path) -> None:
+    unknown = http_response(b'{"error": "unknown model"}', status="404 Not Found")
+    async with (
+        ScriptedServer(always_respond(unknown)) as server,
+        _gateway(tmp_path / "log", server.url) as seen,
+    ):
+        async with seen.running.client() as client:
+            assert (await client.ask(infer_raw(b"1234"))).status == 404
+        await seen.running.until_idle()
+    (line,) = seen.lines()
+    assert (line["answered_by"], line["endpoint"]) == ("server", server.url)
+    assert line["reason"] == "the server returned 404 to the request for the model's metadata"
+
+
+async def test_response_that_breaks_off_is_from_the_server(tmp_path: Path) -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(message("HTTP/1.1 200 OK", {"Content-Length": "100"}, b"x" * 40))
+        await asyncio.sleep(0.15)
+
+    async with ScriptedServer(script) as server, _gateway(tmp_path / "log", server.url) as seen:
+        async with seen.running.client() as client:
+            await client.send(request("GET", "/v2/x"))
+            with suppress(ConnectionResetError):
+                await client.rest()
+        await seen.running.until_idle()
+        assert seen.errors() == {"bad_response": 1}
+    (line,) = seen.lines()
+    assert (line["answered_by"], line["status"], line["error_kind"]) == (
+        "server",
+        200,
+        "bad_response",
+    )
+
+
+async def test_refused_head_has_its_kind_time_and_size(tmp_path: Path) -> None:
+    async with _gateway(
+        tmp_path / "log", "http://127.0.0.1:1", limits={"request_header_timeout": "100ms"}
+    ) as seen:
+        async with seen.running.client() as client:
+            await client.send(b"GET / HTTP/1.1\r\nHost")
+            late = await client.read_response()
+        async with seen.running.client() as client:
+            await client.send(b"GET / / HTTP/1.1\r\n\r\n")
+            malformed = await client.read_response()
+        await seen.running.until_idle()
+        assert seen.errors() == {"client_timeout": 1, "bad_request": 1}
+    first, second = seen.lines()
+    assert (first["status"], first["response_bytes"]) == (408, len(late.body))
+    assert (second["status"], second["response_bytes"]) == (400, len(malformed.body))
+    assert first["duration_ms"] >= 90
+
+
+async def test_client_that_leaves_within_its_body_has_labels(way: Way, tmp_path: Path) -> None:
+    async with _gateway(tmp_path / "log", "http://127.0.0.1:1") as seen:
+        async with seen.running.client() as client:
+            await client.send(way(UPLOAD)[:-500])
+            await asyncio.sleep(0.05)
+        await seen.running.until_idle()
+    (line,) = seen.lines()
+    assert (line["model"], line["operation"], line["route"]) == ("m", "generate", "1")
