@@ -2,13 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.files import DEPLOY
-from tests.deploy.manifest import Manifest
+from tests.deploy.manifest import FILES, Manifest
 
 
-@pytest.fixture(params=sorted((DEPLOY / "kubernetes").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.fixture(params=FILES, ids=lambda file: file.stem)
 def file(request: pytest.FixtureRequest) -> Path:
-    """Each of the files."""
+    """Each of the files that deploy a gateway."""
     found: Path = request.param
     return found
 

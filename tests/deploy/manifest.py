@@ -9,11 +9,20 @@ from typing import Any
 
 from gateway.settings.load import load
 from gateway.settings.schema import Settings
-from tests.deploy.files import Document, documents
+from tests.deploy.files import DEPLOY, Document, documents
 
+FOLDER = DEPLOY / "kubernetes"
+SIDECAR, GATEWAYS = FOLDER / "sidecar.yaml", FOLDER / "gateway.yaml"
+FILES = (GATEWAYS, SIDECAR)
+"""The files that deploy a gateway."""
 WORKLOADS = ("Deployment",)
 GATEWAY, TRITON = "gateway", "triton"
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+def ports(container: Document) -> dict[str, int]:
+    """Return the ports of a container by name."""
+    return {port["name"]: port["containerPort"] for port in container["ports"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +58,9 @@ class Pod:
     def ports(self) -> dict[str, int]:
         """Return the ports of all containers by name."""
         return {
-            port["name"]: port["containerPort"]
+            name: port
             for container in self.containers.values()
-            for port in container["ports"]
+            for name, port in ports(container).items()
         }
 
     def is_selected_by(self, selector: dict[str, str]) -> bool:

@@ -13,9 +13,23 @@ from gateway.settings.values.addresses import TcpAddress
 from gateway.settings.values.units import parse_size
 from tests.deploy.dockerfile import read_stages
 from tests.deploy.files import DEPLOY, Document, documents
-from tests.deploy.manifest import GATEWAY, PROBES, TRITON, Manifest, Pod
+from tests.deploy.manifest import (
+    FOLDER,
+    GATEWAY,
+    GATEWAYS,
+    PROBES,
+    SIDECAR,
+    TRITON,
+    Manifest,
+    Pod,
+    ports,
+)
 
-SIDECAR, GATEWAYS = DEPLOY / "kubernetes/sidecar.yaml", DEPLOY / "kubernetes/gateway.yaml"
+CUSTOM = "servicemonitor.yaml"
+"""The file with a kind that Kubernetes itself does not have."""
+every_file = pytest.mark.parametrize(
+    "file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem
+)
 OLDEST = "1.30"
 OF_ITS_OWN = 256 * 2**20
 """Bytes that gateway and offload process take beyond `limits.max_buffered_bytes`, and some more."""
@@ -25,11 +39,15 @@ OF_ITS_OWN = 256 * 2**20
 
 
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
+@every_file
 def test_the_manifests_fit_the_schema(file: Path, version: str) -> None:
+    if file.name == CUSTOM:
+        return
     for document in documents(file):
         kubernetes_validate.validate(document, version, strict=True)
 
 
+@every_file
 def test_the_manifests_name_the_oldest_version_that_they_fit(file: Path) -> None:
     assert f"For Kubernetes {OLDEST} or newer." in file.read_text()
 
@@ -91,9 +109,9 @@ def test_the_service_of_clients_leads_to_the_gateway(file: Path, name: str) -> N
     manifest = Manifest(file)
     service = manifest.one("Service", name)["spec"]
     assert manifest.pod_with(GATEWAY).is_selected_by(service["selector"])
-    (http,) = manifest.gateway["ports"]
     (port,) = service["ports"]
-    assert port["targetPort"] == http["name"]
+    assert port["targetPort"] == "http"
+    assert "http" in ports(manifest.gateway)
 
 
 def test_probes_use_ports_of_their_container(manifest: Manifest) -> None:
@@ -103,6 +121,29 @@ def test_probes_use_ports_of_their_container(manifest: Manifest) -> None:
             asked = {container[each]["httpGet"]["port"] for each in PROBES if each in container}
             assert asked <= names
             assert asked
+
+
+def test_probes_of_the_gateway_ask_the_admin_address(manifest: Manifest) -> None:
+    asked = {each: manifest.gateway[each]["httpGet"] for each in PROBES}
+    assert asked == {
+        "startupProbe": {"path": "/live", "port": "admin"},
+        "livenessProbe": {"path": "/live", "port": "admin"},
+        "readinessProbe": {"path": "/ready", "port": "admin"},
+    }
+
+
+def test_each_pod_of_a_gateway_has_an_address_for_prometheus(manifest: Manifest) -> None:
+    """Also a pod that is not ready, which is the one to look at."""
+    (service,) = [
+        each["spec"]
+        for each in manifest.all("Service")
+        if each["metadata"]["labels"].get("app.kubernetes.io/component") == "admin"
+    ]
+    assert service["clusterIP"] == "None"
+    assert service["publishNotReadyAddresses"] is True
+    assert manifest.pod_with(GATEWAY).is_selected_by(service["selector"])
+    (port,) = service["ports"]
+    assert port["targetPort"] == "admin"
 
 
 def test_port_names_and_numbers_are_unique(manifest: Manifest) -> None:
@@ -140,10 +181,12 @@ def test_images_are_pinned_and_the_same_everywhere(manifest: Manifest) -> None:
 # The settings
 
 
-def test_the_gateway_listens_at_its_container_port(manifest: Manifest, tmp_path: Path) -> None:
+def test_the_gateway_listens_at_its_container_ports(manifest: Manifest, tmp_path: Path) -> None:
     settings = manifest.write_settings(tmp_path)
-    (port,) = manifest.gateway["ports"]
-    assert settings.listen == (TcpAddress("0.0.0.0", port["containerPort"]),)
+    found = ports(manifest.gateway)
+    assert settings.listen == (TcpAddress("0.0.0.0", found.pop("http")),)
+    assert settings.admin == TcpAddress("0.0.0.0", found.pop("admin"))
+    assert not found
 
 
 def test_the_gateway_sends_requests_to_triton(manifest: Manifest, tmp_path: Path) -> None:

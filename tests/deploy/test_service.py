@@ -74,6 +74,7 @@ def test_the_service_has_no_unneeded_rights() -> None:
     said = {
         "CapabilityBoundingSet": "",
         "DynamicUser": "yes",
+        "LogsDirectory": "tensorgate",
         "NoNewPrivileges": "yes",
         "ProtectSystem": "strict",
         "Restart": "on-failure",

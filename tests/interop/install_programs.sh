@@ -8,6 +8,7 @@ declare -A packages=(
   [h2load]=nghttp2-client
   [haproxy]=haproxy
   [nginx]=nginx-light
+  [prometheus]=prometheus
   [promtool]=prometheus
   [systemd-analyze]=systemd
   [wrk]=wrk

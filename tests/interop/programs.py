@@ -9,6 +9,7 @@ import pytest
 PACKAGES = {
     "curl": "curl",
     "h2load": "nghttp2-client",
+    "prometheus": "prometheus",
     "promtool": "prometheus",
     "wrk": "wrk",
 }
