@@ -11,10 +11,12 @@ import pytest
 from gateway import __version__
 from gateway.demo.server.server import DemoServer
 from gateway.settings.load import load
+from gateway.settings.values.addresses import TcpAddress
 from gateway.settings.values.units import parse_duration
 from tests.deploy.dockerfile import read_stages
 from tests.deploy.files import DEPLOY, Document, documents, replace_folders
 from tests.deploy.running import run_gateway
+from tests.support.addresses import free_address
 from tests.support.raw_client import connect
 
 FILE = DEPLOY / "compose.yaml"
@@ -80,6 +82,13 @@ def test_only_the_gateway_publishes_a_port(services: dict[str, Document]) -> Non
     assert "healthcheck" not in services["gateway"]
 
 
+def test_prometheus_reaches_the_gateway_in_the_network(services: dict[str, Document]) -> None:
+    gateway = services["gateway"]
+    admin = load(settings_file(gateway), environment(gateway)).admin
+    assert admin == TcpAddress("0.0.0.0", 9080)
+    assert not any("9080" in port for port in gateway["ports"])
+
+
 def test_the_gateway_sends_requests_to_triton(services: dict[str, Document]) -> None:
     url = urlsplit(environment(services["gateway"])["TRITON_URL"])
     assert url.hostname == "triton"
@@ -141,6 +150,7 @@ async def test_the_gateway_serves_with_these_settings(services: dict[str, Docume
         environ = {
             **environment(gateway),
             "LISTEN": "127.0.0.1:0",
+            "ADMIN": free_address(),
             "TRITON_URL": server.url,
         }
         arguments = replace_folders(gateway["command"], {there: here})

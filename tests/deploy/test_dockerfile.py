@@ -18,6 +18,7 @@ from gateway import __version__
 from gateway.demo.server.server import DemoServer
 from tests.deploy.dockerfile import Builder, Ignored, Stage, environment, read_stages
 from tests.deploy.files import DEPLOY, ROOT, replace_folders
+from tests.support.addresses import free_address
 from tests.support.gateway_process import Process, run, running_process
 from tests.support.http_messages import http_response
 from tests.support.raw_client import connect
@@ -147,6 +148,8 @@ def test_the_image_is_tagged_with_the_version(file: Path) -> None:
 def test_the_gateway_listens_at_the_exposed_port() -> None:
     assert IMAGE.value("EXPOSE") == str(PORT)
     assert IMAGE.pairs("ENV")["LISTEN"] == f"0.0.0.0:{PORT}"
+    # Where Prometheus asks.
+    assert IMAGE.pairs("ENV")["ADMIN"] == "0.0.0.0:9080"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,8 @@ async def end(process: Process, stage: Stage) -> str:
 async def test_the_image_serves_and_changes_no_file(image: Built) -> None:
     command = image.command("ENTRYPOINT") + image.command("CMD")
     async with DemoServer() as server:
-        environ = {**image.environ, "LISTEN": "127.0.0.1:0", "TRITON_URL": server.url}
+        addresses = {"LISTEN": "127.0.0.1:0", "ADMIN": free_address()}
+        environ = {**image.environ, **addresses, "TRITON_URL": server.url}
         async with running_process(*command, **environ) as process:
             url = (await process.wait_for_output(r"listening on (\S+)"))[1]
             async with connect(url) as client:

@@ -15,6 +15,7 @@ from tests.integration.support.client import Client, Response
 from tests.integration.support.gateway import ROOT, TENSORGATE, Gateway, assert_no_errors_logged
 from tests.integration.support.tap import Tap
 from tests.integration.triton.server import HOST, TritonServer
+from tests.support.addresses import free_address
 
 pytestmark = pytest.mark.triton
 
@@ -28,7 +29,8 @@ STREAM = "POST /v2/models/stream/generate_stream"
 
 @contextmanager
 def sidecar(folder: Path, upstream: str, **environment: str) -> Iterator[Gateway]:
-    settings = {"TRITON_URL": upstream, "LISTEN": f"{HOST}:0", **environment}
+    addresses = {"LISTEN": f"{HOST}:0", "ADMIN": free_address()}
+    settings = {"TRITON_URL": upstream, **addresses, **environment}
     with Gateway(SIDECAR, folder / "log", settings) as gateway:
         yield gateway
 
@@ -198,7 +200,7 @@ def test_wrong_settings_are_told() -> None:
 def test_a_port_in_use_is_told() -> None:
     with socket.create_server((HOST, 0)) as taken:
         address = f"{HOST}:{taken.getsockname()[1]}"
-        done = run("serve", "--config", "config/sidecar.yaml", LISTEN=address)
+        done = run("serve", "--config", "config/sidecar.yaml", LISTEN=address, ADMIN=free_address())
     assert done.returncode == 1
     assert address in done.stderr
     assert "Traceback" not in done.stderr
