@@ -103,6 +103,10 @@ _BOUNDS = (*map(floatToGoString, _BUCKETS), "+Inf")
 _CACHED_ENDPOINTS = 1024
 _OPERATIONS_OF_MODELS = ("infer", "generate", "metadata")
 """The operations whose success shows that there is such a model."""
+_CALLS_FOR_LABEL = 50
+"""Successful calls of a model in a worker until it gets one of the second half of the labels."""
+_MAX_UNLABELLED = 1000
+"""Models without a label whose calls are counted for that."""
 _LOOK_INTERVAL = 1.0
 """Seconds between two looks at the models of other workers."""
 _ABORTED = "aborted"
@@ -139,7 +143,8 @@ class CallMetrics:
     """Counts each call that has ended.
 
     No label can be driven by clients: a model has numbers of its own only after a server has
-    inferred with it, or described it, and only the first ``max_models`` do. ``store`` tells which
+    inferred with it, or described it, and only ``max_models`` do. The first half of these labels
+    goes to the first models, the second half to models that are used much. ``store`` tells which
     models other workers have counted.
     """
 
@@ -151,6 +156,7 @@ class CallMetrics:
         self._next_look = 0.0
         self._max_models = max_models
         self._models: set[str] = set()
+        self._unlabelled_calls: dict[str, int] = {}
         self._calls: dict[tuple[str, str, str, str, str, int], _CallCells] = {}
         self._endpoints: dict[tuple[str, str], _EndpointCells] = {}
         self._conversions: dict[tuple[str, str], Counter] = {}
@@ -234,10 +240,25 @@ class CallMetrics:
             # Those that other workers count, and that earlier ones have counted.
             self._models = self._store.label_values(DURATION, "model") - {"", OTHER}
         if labels.model not in self._models:
-            if len(self._models) >= self._max_models:
+            if not self._deserves_label(labels.model):
                 return OTHER
             self._models.add(labels.model)
         return labels.model
+
+    def _deserves_label(self, model: str) -> bool:
+        """Tell whether a model gets numbers of its own: the first ones do, then those in use."""
+        labelled, calls = len(self._models), self._unlabelled_calls
+        if labelled < self._max_models // 2:
+            return True
+        if labelled >= self._max_models:
+            return False
+        count = calls.pop(model, 0) + 1
+        if count >= _CALLS_FOR_LABEL:
+            return True
+        if len(calls) >= _MAX_UNLABELLED:
+            calls.clear()
+        calls[model] = count
+        return False
 
     def _call_cells(self, key: tuple[str, str, str, str, str, int]) -> _CallCells:
         writer = self._writer

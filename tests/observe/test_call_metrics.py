@@ -134,22 +134,35 @@ def test_model_needs_a_success_of_a_server() -> None:
 
 
 def test_number_of_models_is_bounded() -> None:
-    metrics = _Metrics(max_models=3)
+    metrics = _Metrics(max_models=6)
     metrics.observe(*(_record(f"model {n}") for n in range(1000)), _record("model 0"))
     assert metrics.labels("requests_total", "model") == {"model 0", "model 1", "model 2", "other"}
     assert metrics.value("requests_total", **{**CALL, "model": "other"}) == 997
     assert metrics.value("requests_total", **{**CALL, "model": "model 0"}) == 2
 
 
+def test_second_half_of_the_labels_goes_to_models_that_are_used() -> None:
+    metrics = _Metrics(max_models=4)
+    metrics.observe(_record("a"), _record("b"))
+    for number in range(3000):
+        metrics.observe(_record(f"rare {number}"))
+        if not number % 20:
+            metrics.observe(*(_record(f"used {n}") for n in range(3)))
+    models = metrics.labels("requests_total", "model")
+    assert models == {"a", "b", "used 0", "used 1", "other"}
+    used = metrics.value("requests_total", **{**CALL, "model": "used 0"})
+    assert used == 150 - 49
+
+
 def test_workers_agree_on_the_models_with_numbers() -> None:
     store = MetricStore(CALL_FAMILIES, 2)
-    workers = [CallMetrics(store, store.writer(segment), max_models=3) for segment in range(2)]
+    workers = [CallMetrics(store, store.writer(segment), max_models=6) for segment in range(2)]
     for number in range(10):
         for turn, worker in enumerate(workers):
             model = f"model {(5 * turn + number) % 10}"
             worker.observe(_record(model, started=10.0 * number + turn))
     assert store.label_values(DURATION, "model") == {"model 0", "model 1", "model 5", "other"}
-    successor = CallMetrics(store, store.writer(0), max_models=3)
+    successor = CallMetrics(store, store.writer(0), max_models=6)
     for number in range(10):
         successor.observe(_record(f"model {number}", started=1000.0))
     assert store.label_values(DURATION, "model") == {"model 0", "model 1", "model 5", "other"}
