@@ -71,6 +71,11 @@ CONVERSIONS = CounterFamily(
     "Infer requests by the form of the client and the form that the server got.",
     ("client_form", "server_form"),
 )
+ELEMENTS = CounterFamily(
+    "tensorgate_converted_elements",
+    "Elements of tensors that were converted between JSON and binary form.",
+    ("direction",),
+)
 ERRORS = CounterFamily(
     "tensorgate_errors",
     "Calls that the gateway refused, failed or aborted, by the kind of the error.",
@@ -88,6 +93,7 @@ CALL_FAMILIES = (
     RECEIVED_BYTES,
     RETRIES,
     CONVERSIONS,
+    ELEMENTS,
     ERRORS,
 )
 """What a store must have for CallMetrics."""
@@ -154,6 +160,8 @@ class CallMetrics:
         self._store = store
         self._writer = writer
         self._next_look = 0.0
+        self._request_elements = writer.counter(ELEMENTS, ("request",))
+        self._response_elements = writer.counter(ELEMENTS, ("response",))
         self._max_models = max_models
         self._models: set[str] = set()
         self._unlabelled_calls: dict[str, int] = {}
@@ -189,7 +197,7 @@ class CallMetrics:
             retries = self._writer.counter(RETRIES, (upstream,))
             retries.add(float(record.attempts - 1))
         if record.server_form and form:
-            self._conversion(form, record.server_form).add(1.0)
+            self._count_conversion(form, record)
         if record.error:
             kind = _ABORTED if record.error_kind is None else record.error_kind.name.lower()
             self._writer.counter(ERRORS, (kind, upstream)).add(1.0)
@@ -281,9 +289,13 @@ class CallMetrics:
             writer.counter(RECEIVED_BYTES, key),
         )
 
-    def _conversion(self, client_form: str, server_form: str) -> Counter:
-        key = client_form, server_form
+    def _count_conversion(self, client_form: str, record: CallRecord) -> None:
+        key = client_form, record.server_form
         counter = self._conversions.get(key)
         if counter is None:
             counter = self._conversions[key] = self._writer.counter(CONVERSIONS, key)
-        return counter
+        counter.add(1.0)
+        if record.request_elements:
+            self._request_elements.add(float(record.request_elements))
+        if record.response_elements:
+            self._response_elements.add(float(record.response_elements))

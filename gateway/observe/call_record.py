@@ -86,8 +86,10 @@ class CallRecord:
         "queue_seconds",
         "received_bytes",
         "request_bytes",
+        "request_elements",
         "request_id",
         "response_bytes",
+        "response_elements",
         "seconds",
         "sent_at",
         "sent_bytes",
@@ -132,6 +134,10 @@ class CallRecord:
         """Attempts before the last one, or at several endpoints at once."""
         self.server_form = ""
         """The form in which the server got an infer request: json or binary; empty if untouched."""
+        self.request_elements = 0
+        """The elements of tensors that were converted for the server."""
+        self.response_elements = 0
+        """The elements of tensors that were converted for the client."""
         self.prepare_seconds = -1.0
         """Until the request was ready for a server, without waiting for the client; -1 before."""
         self.queue_seconds = 0.0

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gateway.protocol.datatypes import Datatype
+from gateway.protocol.tensors import element_count
 
 Fields = dict[str, Any]
 
@@ -118,6 +119,11 @@ class InferRequestHead:
     memory: int = field(default=0, compare=False)
     written: dict[tuple[str, ...], bytes] = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def element_count(self) -> int:
+        """Return the number of elements of all inputs, but for those in shared memory."""
+        return sum([element_count(each.shape) for each in self.inputs if each.binary_size])
+
 
 class InferRequest:
     """An infer request; model and version are those of its Operation.
@@ -184,6 +190,11 @@ class InferResponseHead:
     extra: Fields = field(default_factory=dict)
     memory: int = field(default=0, compare=False)
     written: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def element_count(self) -> int:
+        """Return the number of elements of all outputs."""
+        return sum([element_count(each.shape) for each in self.outputs])
 
 
 class InferResponse:

@@ -98,6 +98,14 @@ def test_error_is_counted_by_its_kind() -> None:
     assert metrics.labels("errors_total", "kind") == {"overloaded", "aborted"}
 
 
+def test_converted_elements_are_counted_by_direction() -> None:
+    metrics = _Metrics()
+    elements: dict[str, Any] = {"request_elements": 16, "response_elements": 4}
+    metrics.observe(_record(**elements), _record(**elements), _record())
+    assert metrics.value("converted_elements_total", direction="request") == 32
+    assert metrics.value("converted_elements_total", direction="response") == 8
+
+
 def test_refused_call_has_no_times_of_a_server() -> None:
     metrics = _Metrics()
     metrics.observe(_record(status=503, attempts=0, sent_at=0.0))

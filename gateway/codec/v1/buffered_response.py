@@ -39,8 +39,9 @@ def convert_buffered_v1_response(
                 f"the server's response has more than {cap} bytes of JSON "
                 "(limits.max_inference_header_bytes) and no binary tensors behind it"
             )
-    text = write_buffered_prediction(body, header_size, layout)
-    if text is None:
+    written = write_buffered_prediction(body, header_size, layout)
+    if written is None:
         converter = predict_converter(header_size, layout, *plan.policies_and_caps)
         text = b"".join((converter.text(body), *converter.finish()))
-    return ConvertedResponse(text)
+        written = text, converter.element_count
+    return ConvertedResponse(written[0], elements=written[1])

@@ -26,8 +26,11 @@ _KEY = "v1"
 
 def write_buffered_prediction(
     body: bytes, header_size: int, layout: V1ResponseLayout
-) -> bytes | None:
-    """Write a response with one output, of numbers; None if PredictResponseWriter is needed."""
+) -> tuple[bytes, int] | None:
+    """Write a response with one output, of numbers; return it with the number of its elements.
+
+    Returns None if PredictResponseWriter is needed.
+    """
     if header_size > MAX_CACHED_DOCUMENT:
         return None
     try:
@@ -51,7 +54,7 @@ def write_buffered_prediction(
     text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     if contains(text, b"n"):
         return None  # null for NaN or an infinity: a policy decides
-    return b'{"%b":%b}' % (layout.form.response_key.encode(), text)
+    return b'{"%b":%b}' % (layout.form.response_key.encode(), text), values.size
 
 
 @dataclass(frozen=True, slots=True)

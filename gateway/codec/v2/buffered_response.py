@@ -28,7 +28,7 @@ class ConvertedResponse:
     """A converted body, and what its headers must say.
 
     ``header_size`` is the size of the JSON before binary tensors, None without tensors.
-    ``content_type`` is None if the server's stays.
+    ``content_type`` is None if the server's stays. ``elements`` is their number.
     """
 
     def __init__(
@@ -36,7 +36,9 @@ class ConvertedResponse:
         body: bytes,
         content_type: str | None = "application/json",
         header_size: int | None = None,
+        elements: int = 0,
     ) -> None:
+        self.elements: Final = elements
         self.body: Final = body
         self.content_type: Final = content_type
         self.header_size: Final = header_size
@@ -86,7 +88,7 @@ def convert_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | None:
         return None if filled is body else ConvertedResponse(filled, None)
     if header_size is not None:
         if action is ResponseAction.WRITE_JSON:
-            return ConvertedResponse(_write_json(body, header_size, plan))
+            return _write_json(body, header_size, plan)
         is_inspected = action is ResponseAction.ENCODE_UNLESS_FITTING
         if is_inspected and has_requested_encoding(body[:header_size], plan):
             return None
@@ -97,8 +99,8 @@ def convert_large_body(body: bytes, plan: ResponsePlan) -> ConvertedResponse | N
     """Convert binary outputs of numbers to JSON; None if that takes several time slices."""
     if plan.action is not ResponseAction.WRITE_JSON or plan.header_size is None:
         return None
-    text = fast_convert_response(body, plan.header_size)
-    return None if text is None else ConvertedResponse(text)
+    written = fast_convert_response(body, plan.header_size)
+    return None if written is None else ConvertedResponse(written[0], elements=written[1])
 
 
 def fill_empty_outputs(document: bytes, plan: ResponsePlan) -> bytes:
@@ -117,7 +119,7 @@ def fill_empty_outputs(document: bytes, plan: ResponsePlan) -> bytes:
         if all(output.binary_size is None for output in outputs):
             return document
         if plan.encoding.all_json:
-            return _write_json(document, len(document), plan)
+            return _write_json(document, len(document), plan).body
         return _encode(document, len(document), plan).body
     except GatewayError:
         return document  # unknown to the gateway: the client gets what the server sent
@@ -134,14 +136,15 @@ def has_requested_encoding(header: bytes, plan: ResponsePlan) -> bool:
     )
 
 
-def _write_json(body: bytes, header_size: int, plan: ResponsePlan) -> bytes:
+def _write_json(body: bytes, header_size: int, plan: ResponsePlan) -> ConvertedResponse:
     """Write a binary response as JSON."""
-    text = fast_convert_response(body, header_size)
-    if text is None:
+    written = fast_convert_response(body, header_size)
+    if written is None:
         converter = json_converter(header_size, *plan.policies_and_caps)
         text = converter.text(body)
         converter.finish()
-    return text
+        written = text, converter.element_count
+    return ConvertedResponse(written[0], elements=written[1])
 
 
 def _encode(body: bytes, header_size: int | None, plan: ResponsePlan) -> ConvertedResponse:
@@ -151,7 +154,8 @@ def _encode(body: bytes, header_size: int | None, plan: ResponsePlan) -> Convert
     while converter.step():
         pass
     header, tensors = converter.finish()
+    elements = converter.element_count
     if not any(tensors):
-        return ConvertedResponse(header)
+        return ConvertedResponse(header, elements=elements)
     body = b"".join((header, *tensors))
-    return ConvertedResponse(body, "application/octet-stream", len(header))
+    return ConvertedResponse(body, "application/octet-stream", len(header), elements)

@@ -29,8 +29,11 @@ _KEY = "json"
 _POLICIES = JsonPolicies()
 
 
-def fast_convert_response(body: bytes, header_size: int) -> bytes | None:
-    """Write a binary response as JSON; return None if the streaming path is needed."""
+def fast_convert_response(body: bytes, header_size: int) -> tuple[bytes, int] | None:
+    """Write a binary response as JSON; return it with the number of its elements.
+
+    Returns None if the streaming path is needed.
+    """
     if header_size > MAX_CACHED_DOCUMENT:
         return None
     try:
@@ -40,15 +43,18 @@ def fast_convert_response(body: bytes, header_size: int) -> bytes | None:
     return None if response is None else write_buffered(response, body, header_size)
 
 
-def write_buffered(response: InferResponse, data: bytes, start: int) -> bytes | None:
-    """Write a response as JSON, whose data begin at ``start``; None if JsonResponseWriter must."""
+def write_buffered(response: InferResponse, data: bytes, start: int) -> tuple[bytes, int] | None:
+    """Write a response as JSON, whose data begin at ``start``; None if JsonResponseWriter must.
+
+    Returns it with the number of its elements.
+    """
     written = response.head.written
     if _KEY not in written:
         written[_KEY] = _make_plan(response.head)
     plan: _Plan | None = written[_KEY]
     if plan is None or start + plan.size != len(data):
         return None
-    text = [plan.split_around_data[0]]
+    text, count = [plan.split_around_data[0]], 0
     if response.id is not None:
         text = [b'{"id":', orjson.dumps(response.id), b",", plan.split_around_data[0][1:]]
     for number, tensor in enumerate(plan.tensors, 1):
@@ -57,7 +63,8 @@ def write_buffered(response: InferResponse, data: bytes, start: int) -> bytes | 
         if contains(elements, b"n"):
             return None  # null for NaN or an infinity: a policy decides
         text += elements[1:-1], plan.split_around_data[number]
-    return b"".join(text)
+        count += tensor.count
+    return b"".join(text), count
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,12 @@ class ResponseConverter(Generic[Result]):
         written = 0 if self._writer is None else self._writer.buffered_bytes
         return self._reader.buffered_bytes + written
 
+    @property
+    def element_count(self) -> int:
+        """Return the number of elements of the response; 0 before its head was read."""
+        response = self._reader.response
+        return 0 if response is None else response.head.element_count
+
     def feed(self, data: bytes | memoryview, last: bool = False) -> None:
         """Take the next data for a writer that buffers them; ``step`` reads JSON among them.
 

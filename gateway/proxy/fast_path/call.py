@@ -143,6 +143,7 @@ class FastPathCall:
         record.labels = self._plan.labels
         request = self._request
         record.server_form = request.form
+        record.request_elements = request.elements
         record.sent_bytes = self._size
         try:
             connection.send(request.template, self._lines, request.body, self)
@@ -183,6 +184,7 @@ class FastPathCall:
             self._end(Outcome.SUCCEEDED)
         else:
             self._end(*self._lease.classify_status(head.status))
+        record.response_elements = self._request.response_elements
         template, lines, content = message
         if self._plan.adds_server_timing:
             lines += self._timing_line(time.perf_counter() - record.sent_at - record.server_seconds)

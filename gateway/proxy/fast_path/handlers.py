@@ -68,6 +68,7 @@ class ServerRequest:
         received: ReceivedRequest | None = None,
         layout: V1ResponseLayout | None = None,
         form: str = "",
+        elements: int = 0,
     ) -> None:
         self.template: Final = template
         self.lines: Final = lines
@@ -76,6 +77,10 @@ class ServerRequest:
         self.layout: Final = layout
         self.form: Final = form
         """json or binary; empty if it is the client's own."""
+        self.elements: Final = elements
+        """Elements that were converted for the server."""
+        self.response_elements = 0
+        """Elements that were converted for the client."""
 
 
 class FastPathHandler(ABC):
@@ -209,7 +214,9 @@ class InferHandler(FastPathHandler):
         if form.header_size is not None:
             lines += _header_length_line(form.header_size)
         template = self._template_for(form.content_type, form.reads_response)
-        return ServerRequest(template, lines, content, received, layout, form.name)
+        is_converted = (self._header_size is None) != (form.name == "json")
+        elements = head.element_count if is_converted else 0
+        return ServerRequest(template, lines, content, received, layout, form.name, elements)
 
     def _template_for(self, content_type: str, reads_response: bool) -> RequestTemplate:
         key = content_type, reads_response
@@ -259,6 +266,7 @@ class InferHandler(FastPathHandler):
             raise name_server(server, error) from error
         if converted is None:
             return _untouched(head, body, policy)
+        request.response_elements = converted.elements
         template = _template(head, policy, converted.content_type, has_new_body=True)
         lines = _passed_lines(head, template)
         if converted.header_size is not None:

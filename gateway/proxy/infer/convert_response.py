@@ -78,6 +78,7 @@ class ResponseRelay:
         if converted.header_size is not None:
             changed[HEADER_LENGTH] = str(converted.header_size)
         headers = with_body(received.headers, changed)
+        self.response.record.response_elements = converted.elements
         await self.response.send(received.status, received.reason, headers, converted.body)
 
 
@@ -191,6 +192,7 @@ async def _encode(relay: ResponseRelay, plan: ResponsePlan, chunks: Chunks) -> N
             converter.feed(b"", last=True)
             await run_steps(converter, reservation, scheduler)
         header, tensors = converter.finish()
+        relay.response.record.response_elements = converter.element_count
         if relay.layout is None:
             await _send_encoded(relay, header, tensors)
         else:
@@ -248,8 +250,10 @@ async def _relay_text(
     with relay.destination.memory_budget.reserve() as reservation:
         texts = coalesce(_write_text(relay, converter, chunks, reservation))
         first = await anext(texts, b"")
+        # Its head is read by now, unless there is not even text before the first output.
+        elements = relay.response.record.response_elements = converter.element_count
         if len(first) < CONVERT_CHUNK:
-            await relay.send(ConvertedResponse(bytes(first)))
+            await relay.send(ConvertedResponse(bytes(first), elements=elements))
             return
         headers = with_body(received.headers, {"Content-Type": "application/json"})
         await relay.response.start(200, received.reason, headers)

@@ -20,6 +20,9 @@ from gateway.proxy.interfaces import Call
 from gateway.proxy.retry import UpstreamCall
 from gateway.upstream.transport import UpstreamRequest
 
+_TEXT_FORMS = ("json", "v1")
+"""The forms of clients whose tensors are JSON."""
+
 
 async def infer(call: Call) -> None:
     """Serve an infer request of any encoding: JSON, binary, mixed or raw binary."""
@@ -43,7 +46,10 @@ async def send_request(
     if destination.upstream.dialect.binary:
         unlisted = await outputs_to_list(call, received.request)
     form, body = write_for_server(received, unlisted, destination)
-    call.response.record.server_form = form.name
+    record = call.response.record
+    record.server_form = form.name
+    if (record.labels.client_form in _TEXT_FORMS) != (form.name == "json"):
+        record.request_elements = received.request.head.element_count
     changed = {"Content-Type": form.content_type}
     if form.header_size is not None:
         changed |= {"Content-Length": str(form.size), HEADER_LENGTH: str(form.header_size)}

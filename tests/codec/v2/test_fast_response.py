@@ -20,14 +20,14 @@ from tests.codec.strategies import output, response_body
 PLAIN = [name for name in DTYPES if name not in ("FP16", "BF16", "BOOL")]
 
 
-def streaming_result(body: bytes, header_size: int) -> bytes | None:
+def streaming_result(body: bytes, header_size: int) -> tuple[bytes, int] | None:
     codec = json_converter(header_size, JsonPolicies(), 1 << 24, 1 << 24)
     try:
         text = codec.text(body)
         codec.finish()
     except GatewayError:
         return None
-    return text
+    return text, codec.element_count
 
 
 def fast_path_agrees(body: bytes, header_size: int) -> bool:
@@ -43,32 +43,33 @@ def values(datatype: str, count: int = 4) -> bytes:
 @pytest.mark.parametrize("datatype", PLAIN)
 def test_fast_path_converts_numbers(datatype: str) -> None:
     body, size = response_body([output("y", datatype, [2, 2], values(datatype))])
-    text = fast_convert_response(body, size)
-    assert text is not None
-    assert text == streaming_result(body, size)
-    assert json.loads(text)["outputs"][0]["data"] == [0, 1, 2, 3]
+    written = fast_convert_response(body, size)
+    assert written is not None
+    assert written == streaming_result(body, size)
+    assert json.loads(written[0])["outputs"][0]["data"] == [0, 1, 2, 3]
+    assert written[1] == 4
 
 
 def test_fast_path_converts_several_outputs() -> None:
     outputs = [output(name, name, [4], values(name)) for name in PLAIN]
     body, size = response_body(outputs, {"id": "i", "parameters": {"a": [1]}})
-    text = fast_convert_response(body, size)
-    assert text is not None
-    assert text == streaming_result(body, size)
+    written = fast_convert_response(body, size)
+    assert written is not None
+    assert written == streaming_result(body, size)
 
 
 @pytest.mark.parametrize("header", [b'{"id":"7"}', b'{"id":"7","outputs":[]}', b"{}"])
 def test_response_without_outputs_is_the_same_on_both_paths(header: bytes) -> None:
     assert fast_path_agrees(header, len(header))
-    assert streaming_result(header, len(header)) == header
+    assert streaming_result(header, len(header)) == (header, 0)
 
 
 def test_responses_have_their_own_ids() -> None:
     for response_id in ("a", "b", "", 'q"', "é"):
         body, size = response_body([output("y", "INT8", [1], b"\1")], {"id": response_id})
-        text = fast_convert_response(body, size)
-        if text is not None:
-            assert json.loads(text)["id"] == response_id
+        written = fast_convert_response(body, size)
+        if written is not None:
+            assert json.loads(written[0])["id"] == response_id
         assert fast_path_agrees(body, size)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.app.gateway import Gateway
 from gateway.observe.call_metrics import (
+    ELEMENTS,
     ERRORS,
     FIRST_BYTE,
     RECEIVED_BYTES,
@@ -23,7 +24,15 @@ from tests.end_to_end.observe.test_json_lines import Way, _as_it_is
 from tests.support.addresses import free_port
 from tests.support.gateway import RunningGateway
 from tests.support.http_messages import http_response, message, request, with_long_head
-from tests.support.inference_messages import infer_raw
+from tests.support.inference_messages import (
+    FLOATS,
+    binary_header,
+    binary_response,
+    infer_binary,
+    infer_json,
+    infer_raw,
+    metadata,
+)
 from tests.support.servers.scripted_server import (
     Connection,
     Script,
@@ -66,6 +75,11 @@ class _Seen:
 
     def errors(self) -> dict[str, float]:
         return {kind: count for (kind, _), (count,) in self._store.sums(ERRORS).items()}
+
+    def elements(self) -> tuple[float, float]:
+        """Return the elements of requests and of responses that were converted."""
+        sums = self._store.sums(ELEMENTS)
+        return sums["request",][0], sums["response",][0]
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._log.read_text().splitlines()]
@@ -240,6 +254,63 @@ async def test_response_that_breaks_off_is_from_the_server(tmp_path: Path) -> No
         200,
         "bad_response",
     )
+
+
+JSON_LINE = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,3],"data":[1,2,3,4,5,6]}]}'
+JSON_ONLY = http_response(
+    b'{"outputs":[{"name":"y","datatype":"FP32","shape":[2],"data":[1.5,2]}]}',
+    {"Content-Type": "application/json"},
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "dialect", "response", "expected"),
+    [
+        (infer_json(JSON_LINE), "triton", binary_response(FLOATS.tobytes()), (6, FLOATS.size)),
+        (
+            request("POST", "/v1/models/m:predict", b'{"instances": [1.5, -2]}'),
+            "triton",
+            binary_response(FLOATS.tobytes()),
+            (2, FLOATS.size),
+        ),
+        (
+            infer_binary(binary_header(FLOATS.nbytes, binary_output=True), FLOATS.tobytes()),
+            "triton",
+            binary_response(FLOATS.tobytes()),
+            (0, 0),
+        ),
+        (
+            infer_binary(binary_header(FLOATS.nbytes, binary_output=True), FLOATS.tobytes()),
+            "json",
+            JSON_ONLY,
+            (FLOATS.size, 2),
+        ),
+        (infer_json(JSON_LINE), "json", JSON_ONLY, (0, 0)),
+        (infer_json(JSON_LINE), "triton", http_response(status="500 No"), (6, 0)),
+    ],
+    ids=["JSON", "V1", "binary", "binary to JSON", "JSON to JSON", "error"],
+)
+async def test_converted_elements_are_counted(
+    data: bytes,
+    dialect: str,
+    response: bytes,
+    expected: tuple[int, int],
+    way: Way,
+    tmp_path: Path,
+) -> None:
+    async def script(connection: Connection) -> None:
+        while True:
+            target = (await connection.request()).head.target
+            is_infer = target.endswith("/infer")
+            await connection.send(response if is_infer else http_response(metadata(-1)))
+
+    async with ScriptedServer(script) as server:
+        upstream = {"u": {"endpoints": [server.url], "dialect": dialect}}
+        async with _gateway(tmp_path / "log", server.url, upstreams=upstream) as seen:
+            async with seen.running.client() as client:
+                await client.ask(way(data))
+            await seen.running.until_idle()
+            assert seen.elements() == expected
 
 
 async def test_refused_head_has_its_kind_time_and_size(tmp_path: Path) -> None:
