@@ -39,7 +39,7 @@ from gateway.settings.problems import SettingsError
 from gateway.settings.routes import Match, Route
 from gateway.settings.schema import ClientTls, Settings, settings_schema
 from gateway.settings.upstreams import Upstream
-from gateway.system.descriptors import raise_descriptor_limit
+from gateway.system.descriptors import open_standard_descriptors, raise_descriptor_limit
 from gateway.system.memory import tune_garbage_collector, tune_malloc
 from gateway.system.threads import tune_thread_switches
 from gateway.workers.ipc import WorkerChannel
@@ -75,6 +75,7 @@ def serve(config: Path) -> None:
     SIGHUP reloads the settings, and opens the file of the access log anew. The exit status is 2 for
     invalid settings, and 1 if they cannot be used, as an address that is in use.
     """
+    open_standard_descriptors()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it would end the process before it serves
     source = SettingsSource(config, os.environ)
     settings = _load_or_exit(source.read)

@@ -7,6 +7,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from prometheus_client import ProcessCollector
@@ -16,7 +17,7 @@ from gateway.build_info import COMPILED
 from gateway.listener.server import HttpListener
 from gateway.observe.call_metrics import SERVER_DURATION, CallMetrics
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
-from gateway.observe.metric_store import MetricStore
+from gateway.observe.metric_store import MetricStore, clean_label
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
 
@@ -66,7 +67,7 @@ class ObservedGateway(Protocol):
         """Return why the gateway is not ready, or an empty text."""
 
 
-def worker_status(gateway: ObservedGateway) -> dict[str, Any]:
+def worker_status(gateway: ObservedGateway, with_models: bool = True) -> dict[str, Any]:
     """Return the status of this process, which orjson can express."""
     listener = gateway.listener
     return {
@@ -82,7 +83,9 @@ def worker_status(gateway: ObservedGateway) -> dict[str, Any]:
         "process": {
             sample.name: sample.value for metric in _PROCESS.collect() for sample in metric.samples
         },
-        "upstreams": {name: _upstream(each) for name, each in gateway.upstreams.items()},
+        "upstreams": {
+            name: _upstream(each, with_models) for name, each in gateway.upstreams.items()
+        },
         "exemplars": gateway.call_metrics.exemplars(),
     }
 
@@ -122,15 +125,17 @@ def merge_statuses(statuses: Sequence[Status], store: MetricStore) -> dict[str, 
     return merged
 
 
-def _upstream(upstream: Upstream) -> dict[str, Any]:
-    state = upstream.dialect_state
+def _upstream(upstream: Upstream, with_models: bool) -> dict[str, Any]:
+    state, endpoints = upstream.dialect_state, upstream.pool.snapshot()
+    if not with_models:
+        endpoints = tuple(replace(each, models=None) for each in endpoints)
     return {
         "required": upstream.required,
         "healthy": False if upstream.pool.unreachable else upstream.pool.any_healthy,
         "unreachable_reason": upstream.pool.unreachable,
         "dialect": {"name": state.dialect.name if state.dialect else None, "reason": state.reason},
         "concurrency": _concurrency(upstream.concurrency_limit),
-        "endpoints": upstream.pool.snapshot(),
+        "endpoints": endpoints,
     }
 
 
@@ -167,11 +172,16 @@ def _merge_upstream(
         "concurrency": _sum_concurrency(statuses),
         "endpoints": [
             _merge_endpoint(states)
-            | _failed_calls(failures.get((name, url), {}))
-            | _calls(durations.get((name, url)))
+            | _failed_calls(failures.get(_labels(name, url), {}))
+            | _calls(durations.get(_labels(name, url)))
             for url, states in endpoints.items()
         ],
     }
+
+
+def _labels(upstream: str, url: str) -> tuple[str, str]:
+    """Return the labels of an endpoint's series."""
+    return clean_label(upstream), clean_label(url)
 
 
 def _merge_endpoint(states: Sequence[Status]) -> dict[str, Any]:
@@ -182,7 +192,8 @@ def _merge_endpoint(states: Sequence[Status]) -> dict[str, Any]:
     merged["healthy"] = healthy = _worse(each["healthy"] for each in states)
     decisive = next(each for each in states if each["healthy"] is healthy)
     merged["health_check_result"] = decisive["health_check_result"]
-    merged["draining"] = any(each["draining"] for each in states)
+    # A name may lead to an address again while calls of before still run there.
+    merged["draining"] = all(each["draining"] for each in states)
     for name in ("models", "dialect"):
         merged[name] = _first(each[name] for each in states)
     last = max(states, key=lambda each: each["last_error_at"] or "")

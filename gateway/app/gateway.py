@@ -139,7 +139,11 @@ class Gateway:
     @property
     def settings_status(self) -> dict[str, Any]:
         """Return which settings are in use, and why newer ones are not."""
-        return asdict(self.revision)
+        return {
+            # The name of a file need not be UTF-8.
+            name: value.encode(errors="replace").decode() if isinstance(value, str) else value
+            for name, value in asdict(self.revision).items()
+        }
 
     async def worker_statuses(self) -> list[dict[str, Any]]:
         """Return the statuses of all workers."""

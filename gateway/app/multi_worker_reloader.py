@@ -129,6 +129,8 @@ class SupervisorReloader(ConfigSource):
     def on_applied(self, errors: Mapping[int, str]) -> None:
         """Log what has changed, and which workers could not apply it."""
         if self._log_applied is not None:
+            if not errors:
+                self._reload_log.count_reload()
             self._log_applied()
             self._log_applied = None
         workers = defaultdict(list)

@@ -80,5 +80,6 @@ class SingleProcessReloader(BackgroundTask):
         else:
             self._on_applied(gateway.settings)
             self._reload_log.record_reload()
+            self._reload_log.count_reload()
             self._reload_log.log_reload(changes, settings, before)
             log_addresses(gateway.addresses, addresses)

@@ -27,27 +27,33 @@ Status = dict[str, Any]
 class StatusPublisher(BackgroundTask):
     """Publishes what ``status`` returns in a slot of ``documents``, while its context is open.
 
-    The status must have the process id as ``pid``.
+    The status must have the process id as ``pid``. Called with False, it leaves out the models of
+    endpoints, of which there may be too many to be shared.
     """
 
     def __init__(
         self,
         documents: SharedDocuments,
         slot: int,
-        status: Callable[[], Status],
+        status: Callable[[bool], Status],
         metrics: GatewayMetrics,
     ) -> None:
         self._documents = documents
         self._slot = slot
         self._status = status
         self._metrics = metrics
-        self._is_too_long = False
+        self._shares_models = True
 
     async def run(self) -> None:
         """Measure and publish until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            self._publish()
+            try:
+                self._metrics.count_cpu_time()
+                self._publish()
+            except Exception:
+                # An error of our own is logged, and must not end the task.
+                _log.exception("the status could not be published")
             for _ in range(_PUBLISH_EVERY):
                 due = loop.time() + _LAG_INTERVAL
                 await asyncio.sleep(_LAG_INTERVAL)
@@ -55,27 +61,27 @@ class StatusPublisher(BackgroundTask):
 
     async def statuses(self) -> list[Status]:
         """Return the statuses of all living workers: this one's of now, others' of last second."""
-        self._publish()
-        return await asyncio.to_thread(self._read)
+        self._metrics.count_cpu_time()
+        return await asyncio.to_thread(self._read, orjson.dumps(self._status(True)))
 
-    def _read(self) -> list[Status]:
-        statuses = [orjson.loads(each) for each in self._documents.read_all() if each]
+    def _read(self, own: bytes) -> list[Status]:
+        documents = self._documents.read_all()
+        documents[self._slot] = own
+        statuses = [orjson.loads(each) for each in documents if each]
         return [status for status in statuses if _is_alive(status["pid"])]
 
     def _publish(self) -> None:
-        self._metrics.count_cpu_time()
-        status = self._status()
-        if self._documents.publish(self._slot, orjson.dumps(status)):
-            return
-        if not self._is_too_long:
-            self._is_too_long = True
-            _log.warning("the status is too long to be shared: it lacks the upstreams")
-        self._documents.publish(self._slot, orjson.dumps(status | {"upstreams": {}}))
+        if self._shares_models:
+            if self._documents.publish(self._slot, orjson.dumps(self._status(True))):
+                return
+            self._shares_models = False
+            _log.info("the lists of models are too long for workers to share them")
+        self._documents.publish(self._slot, orjson.dumps(self._status(False)))
 
 
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
+    except (ProcessLookupError, PermissionError):
+        return False  # another user's process is no worker
     return True

@@ -344,6 +344,7 @@ class ClientConnection(Connection):
         self._count_head(self._reader.size)
         if self.buffers.free < 0:
             message = "the gateway buffers too much already (limits.max_buffered_bytes)"
+            self.buffers.on_refusal()
             self._reject(GatewayError(ErrorKind.OVERLOADED, message))
 
     def _start_call(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:

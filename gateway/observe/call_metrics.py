@@ -193,9 +193,8 @@ class CallMetrics:
         if record.other_attempts:
             for attempt in record.other_attempts:
                 self._observe_attempt(attempt)
-        if record.attempts > 1 and record.endpoint:
-            retries = self._writer.counter(RETRIES, (upstream,))
-            retries.add(float(record.attempts - 1))
+        if record.retries:
+            self._writer.counter(RETRIES, (upstream,)).add(float(record.retries))
         if record.server_form and form:
             self._count_conversion(form, record)
         if record.error:

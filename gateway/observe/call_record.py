@@ -90,6 +90,7 @@ class CallRecord:
         "request_id",
         "response_bytes",
         "response_elements",
+        "retries",
         "seconds",
         "sent_at",
         "sent_bytes",
@@ -132,6 +133,8 @@ class CallRecord:
         """How often the request was sent to an endpoint."""
         self.other_attempts: tuple[AttemptRecord, ...] = ()
         """Attempts before the last one, or at several endpoints at once."""
+        self.retries = 0
+        """How often the request was sent to another endpoint because one failed."""
         self.server_form = ""
         """The form in which the server got an infer request: json or binary; empty if untouched."""
         self.request_elements = 0
@@ -181,6 +184,7 @@ class CallRecord:
         sent = [part for part in parts if part.sent_at]
         for part in parts:
             self.attempts += part.attempts
+            self.retries += part.retries
             self.other_attempts += part.other_attempts
         if len(parts) == 1:
             for part in sent:

@@ -295,7 +295,7 @@ class _Segment:
             family = self._families[index]
             if len(labels) != len(family.labels):
                 raise ValueError(f"{family.name} has the labels {family.labels}, not {labels}")
-            labels = tuple(map(_clean, labels))
+            labels = tuple(map(clean_label, labels))
             self.read_entries()
             at = cells.get(labels)
         if at is not None:
@@ -350,7 +350,7 @@ class _Segment:
                 yield labels, values
 
 
-def _clean(value: str) -> str:
+def clean_label(value: str) -> str:
     """Return a label value that UTF-8 can encode, cut to the greatest length."""
     if len(value) > MAX_LABEL:
         value = value[: MAX_LABEL - 3] + "..."

@@ -59,7 +59,7 @@ class _StoreCollector(Collector):
             yield metric
         yield CounterMetricFamily(
             "tensorgate_metric_series_dropped",
-            "Series that were counted as other because the memory for metrics is full.",
+            "How often a series had no room: its values count in series named other.",
             self._store.full,
         )
 

@@ -24,17 +24,35 @@ class StderrHandler(logging.Handler):
         super().__init__()
         self._waiting: deque[bytes] = deque()
         self._dropped = 0
-        # They are written by the parent.
-        os.register_at_fork(after_in_child=self._waiting.clear)
+        self._is_writing = False
+        os.register_at_fork(after_in_child=self._forget)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, and those that wait."""
-        self.flush()
-        self._add(record)
-        self.flush()
+        try:
+            self.flush()
+            self._add(record)
+            self.flush()
+        except Exception:
+            self.handleError(record)  # the caller must not fail
 
     def flush(self) -> None:
         """Write the lines that wait, as far as somebody reads them."""
+        if self._is_writing:
+            return  # a signal handler logs
+        self._is_writing = True
+        try:
+            self._write()
+        finally:
+            self._is_writing = False
+
+    def _forget(self) -> None:
+        """Leave the lines that wait, and those that were dropped, to the parent."""
+        self._waiting.clear()
+        self._dropped = 0
+        self._is_writing = False
+
+    def _write(self) -> None:
         try:
             while self._waiting and _is_writable():
                 # A pipe that can be written has room for so much: pipe(7).

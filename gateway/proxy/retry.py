@@ -102,6 +102,7 @@ class UpstreamCall:
         self._lease, self.response = await reach()
         while self._retry.should_retry_status(self.response.status, self._lease.endpoint):
             self._close_response()
+            self._record.retries += 1
             self._lease.release(*self._lease.classify_retried(self.response.status))
             self._lease, self.response = await reach()
 
@@ -129,7 +130,8 @@ class UpstreamCall:
             else:
                 record.server_seconds = time.perf_counter() - record.sent_at
             raise
-        record.first_byte_seconds = record.server_seconds = time.perf_counter() - record.sent_at
+        record.server_seconds = time.perf_counter() - record.sent_at
+        record.first_byte_seconds = record.server_seconds - response.head_delay
         return response
 
 
@@ -174,6 +176,7 @@ class RetryState:
                 lease.finish(deadline.translate(error))
                 if not self.should_retry_error(error, endpoint):
                     raise
+                record.retries += 1
                 strip_tracebacks(error)
 
     def should_retry_error(self, error: BaseException, endpoint: UpstreamEndpoint) -> bool:

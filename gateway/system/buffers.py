@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 MAX_WINDOW = 640 * 1024
 """Bytes of a body that are buffered before reading is paused: the tensors of an image."""
 MIN_WINDOW = 16 * 1024
@@ -16,6 +18,10 @@ _WINDOW_SHARE = 8
 the rest is for buffered bodies."""
 
 _UNBOUNDED = 2**62
+
+
+def _ignore() -> None:
+    """Ignore a refusal."""
 
 
 class BufferAccount:
@@ -34,6 +40,8 @@ class BufferAccount:
         self.window = MAX_WINDOW
         """Bytes that a stream may buffer."""
         self._limit = limit
+        self.on_refusal: Callable[[], None] = _ignore
+        """Called for each request that is refused because too much is buffered."""
 
     @property
     def limit(self) -> int:

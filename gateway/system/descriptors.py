@@ -1,9 +1,12 @@
-"""The limit of open files, which connections count against."""
+"""File descriptors: their limit, and the standard ones."""
 
 from __future__ import annotations
 
+import os
 import resource
 from contextlib import suppress
+
+_STANDARD = (0, 1, 2)
 
 
 def raise_descriptor_limit() -> None:
@@ -14,3 +17,15 @@ def raise_descriptor_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # some systems have another bound below the hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def open_standard_descriptors() -> None:
+    """Open /dev/null at each standard descriptor that is closed.
+
+    Otherwise the next socket would get its number, and with it what is logged.
+    """
+    for descriptor in _STANDARD:
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number

@@ -83,6 +83,11 @@ class UpstreamResponse(ABC):
         """Return the bytes of the body that were read so far."""
         return 0
 
+    @property
+    def head_delay(self) -> float:
+        """Return the seconds between the arrival of the head and this response."""
+        return 0.0
+
     @abstractmethod
     async def read(self) -> bytes | memoryview:
         """Return the next chunk of the body, empty at its end.
@@ -174,6 +179,11 @@ class ReservedConnection(ABC):
         ``lines`` are headers in addition to those of the template, each with its CRLF. The receiver
         is called later, once.
         """
+
+    @property
+    def head_delay(self) -> float:
+        """Return the seconds from the arrival of the response's head until the receiver got it."""
+        return 0.0
 
     @abstractmethod
     def close(self) -> None:

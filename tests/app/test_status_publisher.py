@@ -1,6 +1,7 @@
 """Each worker knows the status of all living workers."""
 
 import asyncio
+import json
 import os
 import time
 from typing import Any
@@ -19,7 +20,7 @@ from tests.support.gateway import until
 def _publisher(shared: SharedMemory, slot: int, **status: Any) -> StatusPublisher:
     status = {"pid": os.getpid(), "upstreams": {"u": {}}} | status
     metrics = GatewayMetrics(shared.metric_store.writer(slot))
-    return StatusPublisher(shared.statuses, slot, lambda: status, metrics)
+    return StatusPublisher(shared.statuses, slot, lambda _: status, metrics)
 
 
 def _value(shared: SharedMemory, name: str) -> float:
@@ -31,8 +32,8 @@ def _value(shared: SharedMemory, name: str) -> float:
 async def test_workers_know_the_statuses_of_each_other() -> None:
     shared = SharedMemory.for_workers(3)
     one, two = (_publisher(shared, slot, number=slot) for slot in (0, 2))
-    async with two:
-        await until(lambda: shared.statuses.read_all()[2])
+    async with one, two:
+        await until(lambda: all(shared.statuses.read_all()[slot] for slot in (0, 2)))
     assert [status["number"] for status in await one.statuses()] == [0, 2]
     assert [status["number"] for status in await two.statuses()] == [0, 2]
 
@@ -41,7 +42,8 @@ async def test_status_of_a_dead_worker_is_not_shown() -> None:
     shared = SharedMemory.for_workers(2)
     process = await asyncio.create_subprocess_exec("true")
     await process.wait()
-    await _publisher(shared, 1, pid=process.pid).statuses()
+    async with _publisher(shared, 1, pid=process.pid):
+        await until(lambda: shared.statuses.read_all()[1])
     statuses = await _publisher(shared, 0).statuses()
     assert [status["pid"] for status in statuses] == [os.getpid()]
 
@@ -52,7 +54,7 @@ async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPat
     calls: list[None] = []
     metrics = GatewayMetrics(shared.metric_store.writer(0))
 
-    def status() -> dict[str, Any]:
+    def status(with_models: bool) -> dict[str, Any]:
         calls.append(None)
         return {"pid": os.getpid(), "number": len(calls)}
 
@@ -72,14 +74,37 @@ async def test_event_loop_that_is_held_is_seen(monkeypatch: pytest.MonkeyPatch) 
     assert _value(shared, "tensorgate_event_loop_lag_seconds_sum") > 0.1
 
 
-async def test_status_that_is_too_long_is_shown_without_upstreams(
+async def test_status_that_is_too_long_is_shared_without_models(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     shared = SharedMemory.for_workers(1)
     documents = SharedDocuments(1, max_document=1024)
+
+    def status(with_models: bool) -> dict[str, Any]:
+        return {"pid": os.getpid(), "models": "x" * 2000 if with_models else None}
+
     metrics = GatewayMetrics(shared.metric_store.writer(0))
-    status = {"pid": os.getpid(), "upstreams": {"u": "x" * 2000}}
-    publisher = StatusPublisher(documents, 0, lambda: status, metrics)
-    for _ in range(2):
-        assert await publisher.statuses() == [{"pid": os.getpid(), "upstreams": {}}]
-    assert caplog.messages == ["the status is too long to be shared: it lacks the upstreams"]
+    publisher = StatusPublisher(documents, 0, status, metrics)
+    async with publisher:
+        await until(lambda: documents.read_all()[0])
+    assert json.loads(documents.read_all()[0])["models"] is None
+    assert (await publisher.statuses())[0]["models"] == "x" * 2000, "its own"
+    assert caplog.messages == ["the lists of models are too long for workers to share them"]
+
+
+async def test_failing_status_does_not_end_the_publisher(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
+    shared = SharedMemory.for_workers(1)
+    calls: list[bool] = []
+
+    def status(with_models: bool) -> dict[str, Any]:
+        calls.append(with_models)
+        return {"pid": os.getpid(), "name": "\udcff" if len(calls) == 1 else "good"}
+
+    metrics = GatewayMetrics(shared.metric_store.writer(0))
+    async with StatusPublisher(shared.statuses, 0, status, metrics):
+        await until(lambda: shared.statuses.read_all()[0])
+    assert caplog.messages == ["the status could not be published"]

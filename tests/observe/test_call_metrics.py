@@ -119,9 +119,9 @@ def test_call_without_a_response_has_no_time_to_its_head() -> None:
     assert metrics.value("server_first_byte_seconds_count", **ENDPOINT) == 0
 
 
-def test_attempts_beyond_the_first_are_retries() -> None:
+def test_retries_are_counted_as_they_were_made() -> None:
     metrics = _Metrics()
-    metrics.observe(_record(attempts=1), _record(attempts=3), _record(attempts=2))
+    metrics.observe(_record(attempts=2), _record(retries=2), _record(retries=1))
     assert metrics.value("retries_total", upstream="u") == 3
 
 
@@ -177,7 +177,7 @@ def test_workers_agree_on_the_models_with_numbers() -> None:
 
 
 def test_each_attempt_is_counted_at_its_endpoint() -> None:
-    metrics, record = _Metrics(), _record(sent_bytes=10, received_bytes=1)
+    metrics, record = _Metrics(), _record(sent_bytes=10, received_bytes=1, retries=3)
     record.set_endpoint("u", "http://h:2")
     record.begin_attempt(2.0)
     record.server_seconds, record.sent_bytes = 0.5, 10

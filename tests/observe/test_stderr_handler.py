@@ -96,3 +96,31 @@ def test_child_process_does_not_write_what_waits() -> None:
         if not child:
             os._exit(len(handler._waiting))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_record_that_cannot_be_formatted_does_not_fail_its_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: list[logging.LogRecord] = []
+    with _stderr_is_a_pipe() as reader:
+        handler = StderrHandler()
+        monkeypatch.setattr(handler, "handleError", failed.append)
+        bad = logging.LogRecord("x", logging.INFO, "", 0, "%d", ("text",), None)
+        handler.handle(bad)
+        _log(handler, "next")
+        assert failed == [bad]
+        assert _read(reader, handler) == ["next"]
+
+
+def test_child_process_does_not_report_what_its_parent_dropped() -> None:
+    with _stderr_is_a_pipe() as reader:
+        handler = StderrHandler()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, reader)
+        os.close(null)
+        _log(handler, "lost")
+        child = os.fork()
+        if not child:
+            os._exit(handler._dropped)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert handler._dropped == 1

@@ -58,6 +58,9 @@ class ReloadLog:
     def record_reload(self) -> None:
         """Record that the settings that were read are in use."""
         self.revision = self.revision.after_reload(time.time())
+
+    def count_reload(self) -> None:
+        """Count a reload that took effect."""
         self._metrics.reloads.add(1.0)
 
     def log_reload(self, changes: str, read: Settings, before: Settings) -> None:

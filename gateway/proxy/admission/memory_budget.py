@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -21,7 +22,8 @@ class MemoryBudget:
 
     def __init__(self, limit: int, refusals: Counter | None = None) -> None:
         self.buffers = BufferAccount(limit)
-        self._refusals = refusals
+        if refusals is not None:
+            self.buffers.on_refusal = partial(refusals.add, 1.0)
 
     @property
     def total(self) -> int:
@@ -48,8 +50,7 @@ class MemoryBudget:
         self.buffers.set_limit(limit)
 
     def _full(self) -> GatewayError:
-        if self._refusals is not None:
-            self._refusals.add(1.0)
+        self.buffers.on_refusal()
         buffers = self.buffers
         return overload_error(
             f"the gateway buffers {buffers.total} bytes of other requests and responses already, "

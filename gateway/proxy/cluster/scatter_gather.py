@@ -303,7 +303,7 @@ class _Query:
             raise
         body = self.request.body
         record.sent_bytes = sum(map(len, body)) if isinstance(body, Sequence) else 0
-        record.first_byte_seconds = time.perf_counter() - record.sent_at
+        record.first_byte_seconds = time.perf_counter() - record.sent_at - response.head_delay
         lease.classify_status(response.status)
         try:
             return await _buffer_response(response, server, deadline, self.reservation)

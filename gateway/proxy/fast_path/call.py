@@ -163,7 +163,9 @@ class FastPathCall:
     def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> bool:
         """Send a complete response to the client; False if it takes several time slices."""
         record = self._record
-        record.first_byte_seconds = record.server_seconds = time.perf_counter() - record.sent_at
+        assert self._connection is not None
+        record.server_seconds = time.perf_counter() - record.sent_at
+        record.first_byte_seconds = record.server_seconds - self._connection.head_delay
         if self._retry_status(head.status):
             return True
         record.received_bytes = len(body)
@@ -194,7 +196,7 @@ class FastPathCall:
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
         record = self._record
-        record.first_byte_seconds = time.perf_counter() - record.sent_at
+        record.first_byte_seconds = time.perf_counter() - record.sent_at - response.head_delay
         if self._retry_status(response.status):
             return
         spent = self._timeouts.remove(self)
@@ -223,6 +225,7 @@ class FastPathCall:
 
     def _continue_elsewhere(self, outcome: Outcome, why: str) -> None:
         """Retry in a task: it is the same call, with its slots and its time."""
+        self._record.retries += 1
         spent = self._release_endpoint(outcome, why)
         self._client.continue_in_task(partial(self._retry, spent), self._release)
 

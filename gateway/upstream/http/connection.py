@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from http import HTTPStatus
 from typing import Protocol
 
@@ -91,6 +92,9 @@ class ServerConnection(Connection):
         self._server = server
         self._deferrals = deferrals or TimeoutQueue(DEFER_TIMEOUT)
         self._deferred_head: ResponseHead | None = None
+        self._deferred_at = 0.0
+        self.head_delay = 0.0
+        """Seconds from the arrival of the response's head until the receiver got it."""
         self._reader = ResponseHeadReader()
         self._method = ""
         self._receiver: HeadReceiver | None = None
@@ -130,6 +134,7 @@ class ServerConnection(Connection):
         self._method = method
         self._receiver = receiver
         self._keep = self._ended = False
+        self.head_delay = 0.0
         self._decoder = self.body = self.chunks_size = None
         if self.closed:
             self.fail(self._closed_too_early())
@@ -271,6 +276,7 @@ class ServerConnection(Connection):
                 return
             if _is_worth_waiting(head, receiver):
                 self._deferred_head = head
+                self._deferred_at = time.perf_counter()
                 self._deferrals.add(self)
                 self._begin_body(head, data)
                 return
@@ -290,6 +296,7 @@ class ServerConnection(Connection):
         head, self._deferred_head = self._deferred_head, None
         if head is not None:
             self._deferrals.remove(self)
+            self.head_delay = time.perf_counter() - self._deferred_at
         return head
 
     def _begin_body(self, head: ResponseHead, data: bytes | memoryview) -> None:

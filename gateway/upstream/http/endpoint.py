@@ -295,6 +295,11 @@ class _ReservedConnection(_Pending, ReservedConnection):
         else:
             self._write(self.connection)
 
+    @property
+    def head_delay(self) -> float:
+        """Return the seconds for which the head was held back; see ReservedConnection."""
+        return 0.0 if self.connection is None else self.connection.head_delay
+
     def close(self) -> None:
         """End the wait for a connection, or release it; see ReservedConnection."""
         if self.connection is None:
@@ -348,6 +353,11 @@ class _HttpResponse(UpstreamResponse):
         assert connection.body is not None
         self._body = connection.body
         self._size = connection.chunks_size
+        self._head_delay = connection.head_delay
+
+    @property
+    def head_delay(self) -> float:
+        return self._head_delay
 
     @property
     def content_length(self) -> int | None:

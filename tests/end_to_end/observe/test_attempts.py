@@ -15,6 +15,7 @@ from gateway.observe.call_metrics import (
     ERRORS,
     FIRST_BYTE,
     RECEIVED_BYTES,
+    RETRIES,
     SENT_BYTES,
     SERVER_DURATION,
 )
@@ -75,6 +76,9 @@ class _Seen:
 
     def errors(self) -> dict[str, float]:
         return {kind: count for (kind, _), (count,) in self._store.sums(ERRORS).items()}
+
+    def retries(self) -> float:
+        return sum(count for (count,) in self._store.sums(RETRIES).values())
 
     def elements(self) -> tuple[float, float]:
         """Return the elements of requests and of responses that were converted."""
@@ -163,6 +167,7 @@ async def test_retried_attempt_is_counted_at_its_endpoint(way: Way, tmp_path: Pa
         assert seen.seconds(good.url) < 0.2
         assert seen.sizes(slow.url) == (1000 * failed, 0)
         assert seen.sizes(good.url) == (2000, 6)
+        assert seen.retries() == failed
     line = next(each for each in seen.lines() if each["attempts"] == 2)
     assert (line["sent_bytes"], line["received_bytes"]) == (2000, 3)
 
@@ -183,6 +188,40 @@ async def test_endpoint_that_does_not_respond_has_no_first_byte(way: Way, tmp_pa
         await seen.running.until_idle()
         assert seen.heads(first.url) == seen.calls(first.url) >= 1
         assert (seen.heads(frozen.url), seen.calls(frozen.url)) == (0, 2)
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.15], ids=["waited for", "not waited for"])
+async def test_first_byte_is_that_of_the_head(delay: float, way: Way, tmp_path: Path) -> None:
+    """The gateway waits a moment for the rest of a small body, to send it at once."""
+
+    async def script(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
+            await asyncio.sleep(delay)
+            await connection.send(b"ab")
+
+    async with ScriptedServer(script) as server, _gateway(tmp_path / "log", server.url) as seen:
+        async with seen.running.client() as client:
+            assert (await client.ask(way(UPLOAD))).body == b"ab"
+        await seen.running.until_idle()
+    (line,) = seen.lines()
+    assert line["server_ms"] >= 1000 * delay
+    assert 0 < line["first_byte_ms"] < line["server_ms"] - 900 * delay
+
+
+async def test_second_question_to_a_server_is_no_retry(tmp_path: Path) -> None:
+    """The gateway asks for a model's readiness, and if it is not ready whether there is one."""
+    unready = http_response(b"", status="400 Bad Request")
+    async with (
+        ScriptedServer(always_respond(unready)) as server,
+        _gateway(tmp_path / "log", server.url) as seen,
+    ):
+        async with seen.running.client() as client:
+            await client.ask(request("GET", "/v1/models/m"))
+        await seen.running.until_idle()
+        assert len(server.requests) == 2
+        assert seen.retries() == 0
 
 
 async def test_nothing_is_sent_to_an_unreachable_endpoint(way: Way, tmp_path: Path) -> None:
