@@ -19,7 +19,7 @@ from gateway.codec.v2.buffered_response import (
 from gateway.errors import GatewayError, ServerName
 from gateway.http1.head import STATUSES_WITHOUT_BODY
 from gateway.protocol.dialects import Dialect
-from gateway.protocol.messages import OutputEncoding
+from gateway.protocol.messages import InferRequestHead, OutputEncoding
 from gateway.protocol.operations import Operation
 from gateway.protocol.response_header import ResponseAction
 from gateway.protocol.v1 import V1ResponseLayout, infer_path
@@ -182,6 +182,9 @@ class InferHandler(FastPathHandler):
         self._header_size = header_size
         self._templates: dict[tuple[str, bool], RequestTemplate] = {}
         self._plans = plans
+        self._counted_head: InferRequestHead | None = None
+        self._element_count = 0
+        """Of the last head: most requests have the same."""
 
     def to_server(
         self, head: ClientHead, body: bytes, destination: Destination, request_id: str
@@ -214,8 +217,11 @@ class InferHandler(FastPathHandler):
         if form.header_size is not None:
             lines += _header_length_line(form.header_size)
         template = self._template_for(form.content_type, form.reads_response)
-        is_converted = (self._header_size is None) != (form.name == "json")
-        elements = head.element_count if is_converted else 0
+        elements = 0
+        if (self._header_size is None) != (form.name == "json"):  # it was converted
+            if head is not self._counted_head:
+                self._counted_head, self._element_count = head, head.element_count
+            elements = self._element_count
         return ServerRequest(template, lines, content, received, layout, form.name, elements)
 
     def _template_for(self, content_type: str, reads_response: bool) -> RequestTemplate:
