@@ -47,6 +47,7 @@ GATEWAY: Rooms = {
     "observe": _imports("errors"),
     "build_info": _imports("http1"),
     "http1": _imports("system errors sizes"),
+    "http2": _imports("sizes"),
     "system": _imports(""),
     "demo": _imports(""),
     "errors": _imports(""),
@@ -123,6 +124,8 @@ TESTED_BY = {
     "demo/server/models.py": "demo/server/test_inference.py",
     "demo/server/recorder.py": "demo/walkthrough/test_walkthrough.py",
     "demo/walkthrough/client.py": "demo/walkthrough/test_walkthrough.py",
+    "http2/errors.py": "http2/test_frame_reader.py",
+    "http2/frames.py": "http2/test_frame_reader.py",
     "observe/call_record.py": "listener/test_dispatcher.py",
     "observe/metric_cells.py": "observe/test_metric_store.py",
     "offload/__main__.py": "offload/test_process.py",
@@ -249,7 +252,7 @@ def test_no_compiled_module_lies_beside_the_sources() -> None:
     assert not list((Path(__file__).parents[1] / "gateway").rglob("*.so"))
 
 
-@pytest.mark.parametrize("package", ["gateway.protocol", "gateway.codec"])
+@pytest.mark.parametrize("package", ["gateway.protocol", "gateway.codec", "gateway.http2"])
 def test_sans_io_rooms_load_no_io(package: str) -> None:
     program = f"""
 import importlib, pkgutil, sys

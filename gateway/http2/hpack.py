@@ -1,0 +1,389 @@
+"""Compresses and decompresses header lists: HPACK, RFC 7541.
+
+Each direction of a connection has one encoder and one decoder. Both cache blocks that consist of
+table indexes only: while the table does not change, equal blocks mean equal lists.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from gateway.http2.errors import ErrorCode, Http2Error, compression_error
+from gateway.http2.header_table import (
+    DEFAULT_TABLE_SIZE,
+    STATIC_FIELDS,
+    STATIC_NAMES,
+    STATIC_SIZE,
+    STATIC_TABLE,
+    DynamicTable,
+    Header,
+    field_size,
+)
+from gateway.http2.huffman import huffman_decode, huffman_encode
+from gateway.sizes import CACHED_LINES
+
+MAX_HEADER_LIST: Final = 64 * 1024
+"""Maximum size of a header list, as SETTINGS_MAX_HEADER_LIST_SIZE counts it."""
+
+MAX_FIELDS: Final = 4096
+"""Maximum number of fields in a block. Decoding more of them would hold up all other calls."""
+
+_MAX_SIZE_UPDATES: Final = 16
+"""Maximum changes of the table size at the start of a block. RFC 7541, section 4.2, needs two, but
+some encoders tell each change."""
+
+_MAX_INTEGER_BYTES: Final = 4
+"""Maximum bytes of an integer after its first one. No valid one has more than 28 bits."""
+
+_MAX_CACHED_BLOCKS: Final = 32
+"""Maximum number of cached blocks of an encoder or decoder."""
+_MAX_CACHED_FIELDS: Final = 64
+"""Maximum number of fields of a cached block. With 32 of them, a cache takes 50 KB at most."""
+
+_MAX_CACHED_LITERAL: Final = 128
+"""Maximum bytes of a cached literal. With ``CACHED_LINES`` of them, a cache takes 1 MB at most."""
+
+NEVER_INDEXED: Final = frozenset(
+    [b"authorization", b"cookie", b"proxy-authorization", b"set-cookie"]
+)
+"""Secrets. The encoder never indexes them, so that they cannot be guessed by the size of blocks:
+RFC 7541, section 7.1."""
+
+NOT_INDEXED: Final = frozenset(
+    b"age b3 baggage content-length content-range etag grpc-message grpc-timeout"
+    b" if-modified-since if-none-match inference-header-content-length last-modified location range"
+    b" retry-after server-timing traceparent tracestate x-b3-spanid x-b3-traceid x-request-id"
+    b" x-request-start x-envoy-upstream-service-time".split()
+)
+"""Headers with another value in each message. They would evict those that repeat."""
+
+_NO_NAMES: Final[frozenset[bytes]] = frozenset()
+
+_BYTES: Final = [bytes([value]) for value in range(256)]
+
+# The representations of a literal field: their pattern, and the bits of the index of the name.
+_INCREMENTAL: Final = 0x40  # section 6.2.1
+_WITHOUT_INDEXING: Final = 0x00  # section 6.2.2
+_NEVER: Final = 0x10  # section 6.2.3
+
+
+class HeaderList:
+    """A decoded header list; immutable, as those that repeat are cached.
+
+    ``too_large`` tells that the list exceeds the maximum size: ``fields`` are the first ones then,
+    and the message must be refused. ``never_indexed`` has the names of fields that must not be
+    indexed when they are sent on: RFC 7541, section 7.1.3.
+    """
+
+    def __init__(
+        self, fields: tuple[Header, ...], never_indexed: frozenset[bytes], too_large: bool
+    ) -> None:
+        self.fields: Final = fields
+        self.never_indexed: Final = never_indexed
+        self.too_large: Final = too_large
+
+
+class Decoder:
+    """Decodes the header blocks that a peer sends, in their order.
+
+    ``max_list_size`` is the announced SETTINGS_MAX_HEADER_LIST_SIZE.
+    """
+
+    def __init__(self, max_list_size: int = MAX_HEADER_LIST) -> None:
+        self._max_list_size = max_list_size
+        self._max_table_size = DEFAULT_TABLE_SIZE
+        self._must_shrink = False
+        self._table = DynamicTable(DEFAULT_TABLE_SIZE)
+        self._cache: dict[bytes, HeaderList] = {}
+        self._block = b""
+        self._position = 0
+        self._only_indexes = True
+
+    @property
+    def table_size(self) -> int:
+        """The size of the dynamic table, as RFC 7541 counts it."""
+        return self._table.size
+
+    def set_max_table_size(self, size: int) -> None:
+        """Set the announced SETTINGS_HEADER_TABLE_SIZE, once the peer has acknowledged it."""
+        self._max_table_size = size
+        # The next block must begin with a smaller size: section 4.2.
+        self._must_shrink = self._table.max_size > size
+
+    def decode(self, block: bytes) -> HeaderList:
+        """Decode a complete block; raises Http2Error, and the connection must end then.
+
+        A list that is too large is decoded to its end, so that the connection can go on.
+        """
+        cached = self._cache.get(block)
+        if cached is not None and not self._must_shrink:
+            return cached
+        self._block = block
+        self._position = count = 0
+        self._only_indexes = True
+        self._read_size_updates()
+        fields: list[Header] = []
+        never_indexed: set[bytes] = set()
+        room = self._max_list_size
+        while self._position < len(block):
+            first = block[self._position]
+            if first >= 0x80:
+                field = self._field(self._read_integer(0x7F))  # section 6.1
+            else:
+                field = self._read_literal(first)
+                if first & 0xF0 == _NEVER:
+                    never_indexed.add(field[0])
+            # RFC 9113, section 6.5.2: names, values and 32 bytes for each field.
+            room -= field_size(field)
+            if room >= 0:
+                fields.append(field)
+            count += 1
+            if count > MAX_FIELDS:
+                reason = f"more than {MAX_FIELDS} fields in a header block"
+                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason)
+        headers = HeaderList(tuple(fields), frozenset(never_indexed), room < 0)
+        if self._only_indexes and count <= _MAX_CACHED_FIELDS:
+            if len(self._cache) >= _MAX_CACHED_BLOCKS:
+                self._cache.clear()
+            self._cache[block] = headers
+        return headers
+
+    def _read_size_updates(self) -> None:
+        """Apply the changes of the table size at the start of a block."""
+        block = self._block
+        count = 0
+        while self._position < len(block) and block[self._position] & 0xE0 == 0x20:
+            size = self._read_integer(0x1F)  # section 6.3
+            if size > self._max_table_size:
+                raise compression_error(
+                    f"a table size of {size} bytes, where {self._max_table_size} are allowed"
+                )
+            count += 1
+            if count > _MAX_SIZE_UPDATES:
+                raise compression_error("too many changes of the table size")
+            self._table.resize(size)
+            self._must_shrink = False
+            self._only_indexes = False
+            self._cache.clear()
+        if self._must_shrink:
+            raise compression_error("the table size was not reduced")  # section 4.2
+
+    def _read_literal(self, first: int) -> Header:
+        """Read a literal field, and add it to the table if it asks for that."""
+        self._only_indexes = False
+        if first & 0xC0 == _INCREMENTAL:
+            field = self._read_name_and_value(0x3F)
+            self._table.add(field)
+            self._cache.clear()
+            return field
+        if first & 0xE0 == 0x20:
+            raise compression_error("a change of the table size after a field")  # section 4.2
+        return self._read_name_and_value(0x0F)
+
+    def _read_name_and_value(self, mask: int) -> Header:
+        index = self._read_integer(mask)
+        name = self._field(index)[0] if index else self._read_string()
+        return name, self._read_string()
+
+    def _field(self, index: int) -> Header:
+        """Return a field of the tables; both are one address space (section 2.3.3)."""
+        if index <= STATIC_SIZE:
+            if not index:
+                raise compression_error("a field with index 0")  # section 6.1
+            return STATIC_TABLE[index]
+        field = self._table.get(index)
+        if field is None:
+            raise compression_error(f"index {index} is beyond the table")
+        return field
+
+    def _read_integer(self, mask: int) -> int:
+        """Read an integer whose first bits are those of ``mask``: section 5.1."""
+        block = self._block
+        position = self._position
+        value = block[position] & mask
+        position += 1
+        if value == mask:
+            shift = 0
+            while True:
+                if shift == 7 * _MAX_INTEGER_BYTES:
+                    raise compression_error("an integer of too many bytes")
+                if position == len(block):
+                    raise compression_error("the block ends within an integer")
+                byte = block[position]
+                position += 1
+                value += (byte & 0x7F) << shift
+                shift += 7
+                if byte < 0x80:
+                    break
+        self._position = position
+        return value
+
+    def _read_string(self) -> bytes:
+        """Read a string: section 5.2."""
+        block = self._block
+        if self._position == len(block):
+            raise compression_error("the block ends before a string")
+        is_huffman = block[self._position] >= 0x80
+        length = self._read_integer(0x7F)
+        start = self._position
+        end = start + length
+        if end > len(block):
+            raise compression_error("the block ends within a string")
+        self._position = end
+        text = block[start:end]
+        return huffman_decode(text) if is_huffman else text
+
+
+class Encoder:
+    """Encodes the header blocks of one direction, in the order in which they are sent.
+
+    ``max_table_size`` limits the memory of the table, whatever the peer allows.
+    """
+
+    def __init__(self, max_table_size: int = DEFAULT_TABLE_SIZE) -> None:
+        self._limit = max_table_size
+        self._table = DynamicTable(DEFAULT_TABLE_SIZE)
+        # The numbers of the fields in the table, and the latest with each name.
+        self._fields: dict[Header, int] = {}
+        self._names: dict[bytes, int] = {}
+        self._cache: dict[tuple[Header, ...], bytes] = {}
+        self._smallest_size: int | None = None
+        self._next_size = DEFAULT_TABLE_SIZE
+        if max_table_size < DEFAULT_TABLE_SIZE:
+            self.set_max_table_size(max_table_size)
+
+    @property
+    def table_size(self) -> int:
+        """The size of the dynamic table, as RFC 7541 counts it."""
+        return self._table.size
+
+    def set_max_table_size(self, size: int) -> None:
+        """Obey the peer's SETTINGS_HEADER_TABLE_SIZE; the next block tells the new size."""
+        size = min(size, self._limit)
+        smallest = self._smallest_size
+        if size != self._next_size or smallest is not None:
+            self._smallest_size = size if smallest is None else min(smallest, size)
+            self._next_size = size
+
+    def encode(
+        self, fields: tuple[Header, ...], never_indexed: frozenset[bytes] = _NO_NAMES
+    ) -> bytes:
+        """Encode a header list whose names are in lower case.
+
+        Fields whose names are in ``never_indexed`` or ``NEVER_INDEXED`` are secrets.
+        """
+        if self._smallest_size is None and not never_indexed:
+            cached = self._cache.get(fields)
+            if cached is not None:
+                return cached
+        parts = self._take_size_updates()
+        only_indexes = not parts
+        for field in fields:
+            index = self._index(field)
+            if index and (not never_indexed or field[0] not in never_indexed):
+                parts.append(_integer(index, 0x7F, 0x80))  # section 6.1
+            else:
+                only_indexes = False
+                parts.append(self._encode_literal(field, never_indexed))
+        block = b"".join(parts)
+        if only_indexes and len(fields) <= _MAX_CACHED_FIELDS:
+            if len(self._cache) >= _MAX_CACHED_BLOCKS:
+                self._cache.clear()
+            self._cache[fields] = block
+        return block
+
+    def _take_size_updates(self) -> list[bytes]:
+        """Apply changes of the table size, and return the start of the block that tells them."""
+        smallest = self._smallest_size
+        if smallest is None:
+            return []
+        # Section 4.2: the smallest size between two blocks, and the last one.
+        sizes = [smallest] if smallest == self._next_size else [smallest, self._next_size]
+        for size in sizes:
+            self._forget(self._table.resize(size))
+        self._smallest_size = None
+        self._cache.clear()
+        return [_integer(size, 0x1F, 0x20) for size in sizes]
+
+    def _index(self, field: Header) -> int:
+        """Return the index of a field in the tables, 0 if it is in none."""
+        number = self._fields.get(field)
+        if number is not None:
+            return STATIC_SIZE + 1 + self._table.added - number
+        return STATIC_FIELDS.get(field, 0)
+
+    def _encode_literal(self, field: Header, never_indexed: frozenset[bytes]) -> bytes:
+        name, value = field
+        index = STATIC_NAMES.get(name, 0)
+        if not index:
+            number = self._names.get(name)
+            if number is not None:
+                index = STATIC_SIZE + 1 + self._table.added - number
+        if name in NEVER_INDEXED or name in never_indexed:
+            return _literal(_NEVER, 0x0F, index, name, value)
+        # A large field would evict many others.
+        if name in NOT_INDEXED or field_size(field) > self._table.max_size // 2:
+            return _literal(_WITHOUT_INDEXING, 0x0F, index, name, value)
+        self._add(field)
+        is_short = len(name) + len(value) <= _MAX_CACHED_LITERAL
+        encode = _cached_indexed_literal if is_short else _indexed_literal
+        return encode(index, b"" if index else name, value)
+
+    def _add(self, field: Header) -> None:
+        evicted = self._table.add(field)
+        number = self._table.added
+        self._fields[field] = number
+        self._names[field[0]] = number
+        self._cache.clear()
+        if evicted:
+            self._forget(evicted)
+
+    def _forget(self, evicted: list[Header]) -> None:
+        """Drop the numbers of evicted fields."""
+        oldest = self._table.added - len(self._table) + 1
+        for field in evicted:
+            del self._fields[field]
+            if self._names.get(field[0], oldest) < oldest:
+                del self._names[field[0]]
+
+
+def _integer(value: int, mask: int, pattern: int) -> bytes:
+    """Encode an integer after the bits of a pattern: RFC 7541, section 5.1."""
+    if value < mask:
+        return _BYTES[pattern | value]
+    encoded = bytearray([pattern | mask])
+    value -= mask
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _literal(pattern: int, mask: int, index: int, name: bytes, value: bytes) -> bytes:
+    """Encode a literal field that is not indexed.
+
+    Its strings differ from message to message, and the Huffman code would cost more than it saves.
+    """
+    start = _integer(index, mask, pattern)
+    if not index:
+        start += _integer(len(name), 0x7F, 0) + name
+    return start + _integer(len(value), 0x7F, 0) + value
+
+
+def _indexed_literal(index: int, name: bytes, value: bytes) -> bytes:
+    """Encode a literal field that is added to the table."""
+    start = _integer(index, 0x3F, _INCREMENTAL)
+    return start + _string(value) if index else start + _string(name) + _string(value)
+
+
+_cached_indexed_literal = lru_cache(maxsize=CACHED_LINES)(_indexed_literal)
+
+
+def _string(text: bytes) -> bytes:
+    """Encode a string in the shorter way: RFC 7541, section 5.2."""
+    encoded = huffman_encode(text)
+    if len(encoded) < len(text):
+        return _integer(len(encoded), 0x7F, 0x80) + encoded
+    return _integer(len(text), 0x7F, 0) + text

@@ -1,0 +1,336 @@
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import suppress
+
+import hpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.http2.errors import ErrorCode, Http2Error
+from gateway.http2.header_table import Header
+from gateway.http2.hpack import MAX_FIELDS, MAX_HEADER_LIST, NEVER_INDEXED, Decoder, Encoder
+from tests.http1.splits import LAW
+from tests.http2.rfc7541 import EXAMPLES, SINGLE, SIZE_256, TABLE_SIZES, Fields
+
+
+def _dynamic_table(decoder: Decoder) -> Fields:
+    """Return the fields of the dynamic table, which a block of one index each shows."""
+    found: list[Header] = []
+    with suppress(Http2Error):
+        while True:
+            found += decoder.decode(bytes([0x80 | 62 + len(found)])).fields
+    return tuple(found)
+
+
+@pytest.mark.parametrize(("block", "fields", "table"), SINGLE)
+def test_decodes_the_single_fields_of_the_rfc(block: str, fields: Fields, table: Fields) -> None:
+    decoder = Decoder()
+    headers = decoder.decode(bytes.fromhex(block))
+    assert headers.fields == fields
+    assert headers.never_indexed == ({b"password"} if block.startswith("10") else frozenset())
+    assert _dynamic_table(decoder) == table
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_decodes_the_examples_of_the_rfc(name: str) -> None:
+    size, blocks = EXAMPLES[name]
+    decoder = Decoder()
+    if size == 256:
+        assert decoder.decode(SIZE_256).fields == ()
+    for (block, fields, table), table_size in zip(blocks, TABLE_SIZES[name], strict=True):
+        headers = decoder.decode(bytes.fromhex(block))
+        assert headers.fields == fields
+        assert not headers.too_large
+        assert headers.never_indexed == frozenset()
+        assert _dynamic_table(decoder) == table
+        assert decoder.table_size == table_size
+
+
+def test_encodes_the_requests_of_the_rfc() -> None:
+    encoder = Encoder()
+    for block, fields, _ in EXAMPLES["C_4"][1]:
+        assert encoder.encode(fields).hex() == block
+
+
+@pytest.mark.parametrize(
+    ("value", "encoded"), [(10, "2a"), (1337, "3f9a0a"), (31, "3f00"), (42, "3f0b")]
+)
+def test_encodes_integers_as_in_the_rfc(value: int, encoded: str) -> None:
+    # C.1: 10 and 1337 in five bits.
+    encoder = Encoder()
+    encoder.set_max_table_size(value)
+    assert encoder.encode(()).hex() == encoded
+    decoder = Decoder()
+    decoder.decode(bytes.fromhex(encoded))
+
+
+_NAMES = st.one_of(
+    st.sampled_from(
+        [b":path", b":status", b"te", b"date", b"cookie", b"authorization", b"x", b"grpc-timeout"]
+    ),
+    st.text("abcxyz-", min_size=1, max_size=10).map(str.encode),
+)
+_VALUES = st.one_of(
+    st.sampled_from([b"", b"/", b"200", b"POST", b"trailers", b"a" * 300]),
+    st.binary(max_size=20),
+    st.text("abcdef0123456789-", max_size=60).map(str.encode),
+)
+_LISTS = st.lists(
+    st.one_of(
+        st.lists(st.tuples(_NAMES, _VALUES), max_size=8).map(tuple),
+        st.integers(0, 5000),
+    ),
+    max_size=12,
+)
+
+
+@LAW
+@given(_LISTS, st.data())
+def test_hpack_decodes_what_is_encoded(steps: list[Fields | int], data: st.DataObject) -> None:
+    encoder, oracle = Encoder(), hpack.Decoder()
+    again = Decoder()
+    for step in steps:
+        if isinstance(step, int):
+            encoder.set_max_table_size(step)
+            oracle.max_allowed_table_size = step
+            again.set_max_table_size(step)
+            continue
+        names = [name for name, _ in step] or [b"x"]
+        secret = frozenset(data.draw(st.sets(st.sampled_from(names), max_size=2)))
+        for _ in range(data.draw(st.integers(1, 3))):
+            block = encoder.encode(step, secret)
+            found = oracle.decode(block, raw=True)
+            assert tuple((bytes(name), bytes(value)) for name, value in found) == step
+            decoded = again.decode(block)
+            assert decoded.fields == step
+            assert decoded.never_indexed >= {name for name, _ in step if name in secret}
+            assert again.table_size == encoder.table_size <= 4096
+
+
+@LAW
+@given(_LISTS, st.data())
+def test_decodes_what_hpack_encodes(steps: list[Fields | int], data: st.DataObject) -> None:
+    oracle, decoder = hpack.Encoder(), Decoder()
+    for step in steps:
+        if isinstance(step, int):
+            decoder.set_max_table_size(step)
+            oracle.header_table_size = step
+            # Of several changes, hpack tells each, also a size that is no longer allowed.
+            assert decoder.decode(oracle.encode([])).fields == ()
+            continue
+        for _ in range(data.draw(st.integers(1, 3))):
+            sensitive = data.draw(st.booleans())
+            fields = [(name, value, sensitive and name == b"x") for name, value in step]
+            headers = decoder.decode(oracle.encode(fields, huffman=data.draw(st.booleans())))
+            assert headers.fields == step
+
+
+def _decode(decoder: Decoder, block: bytes) -> Fields | None:
+    try:
+        return decoder.decode(block).fields
+    except Http2Error as error:
+        caught = error
+    assert caught.ends_connection
+    return None
+
+
+def _oracle_decode(decoder: hpack.Decoder, block: bytes) -> Fields | None:
+    try:
+        found = decoder.decode(block, raw=True)
+    except hpack.HPACKError:
+        return None
+    return tuple((bytes(name), bytes(value)) for name, value in found)
+
+
+@st.composite
+def _mutated(draw: st.DrawFn) -> list[bytes]:
+    """Draw blocks of an encoder, the last of them with a few bytes changed."""
+    encoder = hpack.Encoder()
+    lists = draw(st.lists(st.lists(st.tuples(_NAMES, _VALUES), min_size=1, max_size=6), max_size=4))
+    blocks = [encoder.encode(fields, huffman=draw(st.booleans())) for fields in lists]
+    if blocks:
+        last = bytearray(blocks[-1])
+        for _ in range(draw(st.integers(0, 3))):
+            last[draw(st.integers(0, len(last) - 1))] = draw(st.integers(0, 255))
+        blocks[-1] = bytes(last[: draw(st.integers(0, len(last)))])
+    return blocks
+
+
+@LAW
+@given(st.one_of(_mutated(), st.lists(st.binary(max_size=40), max_size=5)))
+def test_any_bytes_are_decoded_as_by_hpack(blocks: list[bytes]) -> None:
+    decoder, oracle = Decoder(), hpack.Decoder()
+    for block in blocks:
+        fields = _decode(decoder, block)
+        expected = _oracle_decode(oracle, block)
+        assert fields == expected
+        if fields is None:
+            break
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        ("80", "index 0"),
+        ("be", "index 62 is beyond the table"),
+        ("ff80808001", "index 2097279 is beyond the table"),
+        ("ff8080808080", "integer of too many bytes"),
+        ("ff8080808000", "integer of too many bytes"),
+        ("ffffffffff0f", "integer of too many bytes"),
+        ("7f", "ends within an integer"),
+        ("ff80", "ends within an integer"),
+        ("40", "ends before a string"),
+        ("4001", "ends within a string"),
+        ("400161", "ends before a string"),
+        ("40016105", "ends within a string"),
+        ("007fffffff7f", "ends within a string"),
+        ("82" + "20", "change of the table size after a field"),
+        ("3fe21f", "a table size of 4097 bytes, where 4096 are allowed"),
+        ("20" * 17, "too many changes of the table size"),
+    ],
+)
+def test_invalid_block_is_a_compression_error(block: str, reason: str) -> None:
+    with pytest.raises(Http2Error, match=reason) as caught:
+        Decoder().decode(bytes.fromhex(block))
+    assert caught.value.code is ErrorCode.COMPRESSION_ERROR
+    assert caught.value.ends_connection
+
+
+def test_reduced_table_size_must_be_obeyed_by_the_next_block() -> None:
+    decoder = Decoder()
+    assert decoder.decode(b"\x82").fields == ((b":method", b"GET"),)
+    decoder.set_max_table_size(100)
+    with pytest.raises(Http2Error, match="not reduced"):
+        decoder.decode(b"\x82")
+    decoder = Decoder()
+    decoder.set_max_table_size(100)
+    assert decoder.decode(b"\x3f\x45\x82").fields == ((b":method", b"GET"),)
+    with pytest.raises(Http2Error, match="a table size of 101 bytes, where 100 are allowed"):
+        decoder.decode(b"\x3f\x46\x82")
+
+
+def test_encoder_tells_the_smallest_table_size_and_the_last() -> None:
+    encoder, decoder = Encoder(), Decoder()
+    fields = ((b"a", b"b"),)
+    decoder.decode(encoder.encode(fields))
+    assert encoder.table_size == 34
+    for size in (2000, 0, 3000):
+        encoder.set_max_table_size(size)
+    block = encoder.encode(fields)
+    assert block.startswith(bytes.fromhex("203f9917"))
+    assert decoder.decode(block).fields == fields
+    assert decoder.table_size == encoder.table_size == 34
+    assert encoder.encode(fields) == b"\xbe"
+
+
+def test_encoder_uses_no_larger_table_than_its_own_limit() -> None:
+    encoder = Encoder()
+    encoder.set_max_table_size(2**32 - 1)
+    for number in range(1000):
+        encoder.encode(((b"x-%d" % number, b"y" * 100),))
+        assert encoder.table_size <= 4096
+    assert encoder.encode(((b":method", b"GET"),)) == b"\x82"
+    assert Encoder(0).encode(((b"a", b"b"),)) == b"\x20\x00\x01a\x01b"
+
+
+@pytest.mark.parametrize("name", sorted(NEVER_INDEXED))
+def test_secrets_are_never_indexed(name: bytes) -> None:
+    encoder, decoder = Encoder(), Decoder()
+    fields = ((name, b"secret"),)
+    first = encoder.encode(fields)
+    assert encoder.encode(fields) == first
+    assert first[0] & 0xF0 == 0x10
+    assert encoder.table_size == 0
+    assert decoder.decode(first).never_indexed == {name}
+
+
+def test_field_that_a_peer_never_indexes_is_not_indexed_when_sent_on() -> None:
+    fields = ((b"x-key", b"secret"), (b"te", b"trailers"))
+    block = hpack.Encoder().encode([(b"x-key", b"secret", True), (b"te", b"trailers", False)])
+    headers = Decoder().decode(block)
+    assert headers.fields == fields
+    encoder = Encoder()
+    plain = encoder.encode(fields)
+    assert encoder.encode(fields) != plain
+    secret = encoder.encode(headers.fields, headers.never_indexed)
+    assert b"secret" in secret
+    headers = Decoder().decode(Encoder().encode(headers.fields, headers.never_indexed))
+    assert headers.never_indexed == {b"x-key"}
+
+
+def test_values_that_differ_do_not_fill_the_table() -> None:
+    encoder = Encoder()
+    for number in range(100):
+        encoder.encode(((b"content-length", b"%d" % number), (b"grpc-timeout", b"%dm" % number)))
+    assert encoder.table_size == 0
+
+
+def test_repeated_lists_are_encoded_by_indexes_only() -> None:
+    encoder, decoder = Encoder(), Decoder()
+    fields = ((b":path", b"/p"), (b"te", b"trailers"))
+    others = ((b":path", b"/q"), (b"te", b"trailers"))
+    for each in (fields, others, fields, others, fields, fields):
+        block = encoder.encode(each)
+        assert decoder.decode(block).fields == each
+    assert len(block) == 2
+
+
+def test_list_of_the_maximum_size_is_decoded() -> None:
+    fields = ((b"x", b"y" * 467),) * 2
+    block = b"".join(b"\x00\x01x\x7f\xd4\x02" + value for _, value in fields)
+    for size, fits in ((1000, 2), (999, 1), (500, 1), (499, 0)):
+        headers = Decoder(size).decode(block)
+        assert headers.fields == fields[:fits]
+        assert headers.too_large == (fits < 2)
+
+
+def test_table_stays_in_sync_after_a_list_that_is_too_large() -> None:
+    encoder, decoder = hpack.Encoder(), Decoder(1000)
+    large = [(b"x-%d" % number, b"y" * 40) for number in range(60)]
+    assert decoder.decode(encoder.encode(large)).too_large
+    assert decoder.decode(encoder.encode(large)).too_large
+    small = tuple(large[-9:])
+    headers = decoder.decode(encoder.encode(small))
+    assert headers.fields == small
+    assert not headers.too_large
+
+
+def test_block_of_too_many_fields_ends_the_connection() -> None:
+    assert Decoder().decode(b"\x82" * MAX_FIELDS).too_large
+    with pytest.raises(Http2Error, match="more than 4096 fields") as caught:
+        Decoder().decode(b"\x82" * (MAX_FIELDS + 1))
+    assert caught.value.code is ErrorCode.ENHANCE_YOUR_CALM
+    assert caught.value.ends_connection
+
+
+_BOMBS = {
+    "one large field, often": [b"\x40\x01a\x7f\x80\x1f" + b"x" * 4095, b"\xbe" * MAX_FIELDS],
+    "large fields, evicted": [(b"\x40\x01a\x7f\x80\x1e" + b"x" * 3967) * 30],
+    "empty fields": [b"\x40\x00\x00" * MAX_FIELDS],
+    "small blocks": [b"\x82" * size for size in range(1, 1000)],
+    "Huffman": [b"\x00\x01a\xff\x81\x87\x07" + b"\x00" * 115_200],
+    "length of 268 MB": [b"\x00\x7f\xff\xff\xff\x7f" + b"x" * 100],
+}
+
+
+@pytest.mark.parametrize("name", _BOMBS)
+def test_bombs_take_no_memory(name: str) -> None:
+    decoder = Decoder()
+    with suppress(Http2Error):
+        decoder.decode(_BOMBS[name][0])
+    decoder = Decoder()
+    tracemalloc.start()
+    try:
+        for block in _BOMBS[name]:
+            size = 0
+            with suppress(Http2Error):
+                size = sum(32 + len(n) + len(v) for n, v in decoder.decode(block).fields)
+            assert size <= MAX_HEADER_LIST
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # The Huffman-coded string has 184,320 bytes, and its parts are joined.
+    assert peak < (3_000_000 if name == "Huffman" else 400_000)
+    assert kept < 200_000
