@@ -90,3 +90,19 @@ def mutated(draw: st.DrawFn, valid: st.SearchStrategy[bytes]) -> bytes:
         elif at < len(data):
             data[at] = data[at] ^ 1 << rng.randrange(8) if change == "flip" else rng.randrange(256)
     return bytes(data)
+
+
+def fields_of(data: bytes) -> list[tuple[int, bytes]]:
+    """Return number and bytes of each field of a valid message."""
+    reader = WireReader(data)
+    found = []
+    while tag := reader.next_tag():
+        found.append((tag >> 3, bytes(reader.skip_raw(tag))))
+    return found
+
+
+def field(number: int, value: bytes | int) -> bytes:
+    """Encode a field: length-delimited, or a varint."""
+    if isinstance(value, int):
+        return encode(number << 3) + encode(value)
+    return encode(number << 3 | 2) + encode(len(value)) + value
