@@ -82,6 +82,7 @@ PROXY: Rooms = {
     "admission": _imports(""),
 }
 CODEC: Rooms = {
+    "grpc": _imports("elements"),
     "v1": _imports("v2 elements json offload_interface policies"),
     "v2": _imports("elements json offload_interface policies"),
     "elements": _imports("json offload_interface policies"),
@@ -97,6 +98,9 @@ MOST_FILES = 16
 TESTED_BY = {
     "proxy/infer/convert_buffered_request.py": "proxy/fast_path/test_handlers.py",
     "proxy/infer/response_plan.py": "proxy/fast_path/test_handlers.py",
+    "codec/grpc/header_budget.py": "codec/grpc/test_request_errors.py",
+    "codec/grpc/parameters.py": "codec/grpc/test_request.py",
+    "codec/grpc/tensors.py": "codec/grpc/test_request.py",
     "codec/v1/buffered_request.py": "proxy/fast_path/test_handlers.py",
     "codec/v1/buffered_response.py": "proxy/fast_path/test_handlers.py",
     "codec/v2/buffered_request.py": "proxy/fast_path/test_handlers.py",

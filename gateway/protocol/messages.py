@@ -27,7 +27,9 @@ class InputTensor:
 
     ``binary_size`` counts the bytes of its data, None if they are in shared memory. ``base64``
     tells whether JSON data had strings in base64, None if the data was no JSON. ``parameters``
-    lack those that describe the form. ``extra`` are members that the protocol does not know.
+    lack those that describe the form. ``extra`` are members that the protocol does not know;
+    ``unknown_fields`` are such fields of a protobuf message, as their bytes. Each is for its own
+    form only.
     """
 
     name: str
@@ -37,6 +39,7 @@ class InputTensor:
     base64: bool | None = None
     parameters: Fields = field(default_factory=dict)
     extra: Fields = field(default_factory=dict)
+    unknown_fields: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class RequestedOutput:
     name: str
     parameters: Fields = field(default_factory=dict)
     extra: Fields = field(default_factory=dict)
+    unknown_fields: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,8 @@ PLAIN = RequestFeatures()
 class InferRequestHead:
     """What requests of one client have in common: all but the id and the data of tensors.
 
-    Readers cache heads, and writers keep in ``written`` what they have made of one.
-    ``memory`` estimates the bytes that the head takes.
+    Readers cache heads, and writers keep in ``written`` what they have made of one, each by keys
+    of its own. ``memory`` estimates the bytes that the head takes. See also InputTensor.
     """
 
     inputs: tuple[InputTensor, ...]
@@ -117,7 +121,10 @@ class InferRequestHead:
     output_encoding: OutputEncoding = ALL_BINARY
     features: RequestFeatures = PLAIN
     memory: int = field(default=0, compare=False)
-    written: dict[tuple[str, ...], bytes] = field(default_factory=dict, compare=False, repr=False)
+    written: dict[tuple[str, ...] | str, bytes] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    unknown_fields: bytes = b""
 
     @property
     def element_count(self) -> int:
@@ -177,6 +184,7 @@ class OutputTensor:
     binary_size: int | None = None
     parameters: Fields = field(default_factory=dict)
     extra: Fields = field(default_factory=dict)
+    unknown_fields: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +198,7 @@ class InferResponseHead:
     extra: Fields = field(default_factory=dict)
     memory: int = field(default=0, compare=False)
     written: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    unknown_fields: bytes = b""
 
     @property
     def element_count(self) -> int:

@@ -1,0 +1,1 @@
+"""Readers and writers of infer requests and responses in protobuf, as gRPC carries them."""

@@ -1,0 +1,288 @@
+"""Converts between typed contents and the raw bytes of a tensor."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gateway.codec.elements.bytes_elements import PREFIX_SIZE
+from gateway.codec.grpc.header_budget import HeaderBudget
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import Datatype, Family
+from gateway.protocol.error_vocabulary import ErrorVocabulary
+from gateway.protocol.grpc.fields import CONTENTS_FIELDS, TYPED_CONTENTS, ContentsField
+from gateway.protocol.grpc.packed import decode_varints, encode_varints
+from gateway.protocol.grpc.wire import (
+    FIXED32,
+    LENGTH,
+    VARINT,
+    Buffer,
+    WireError,
+    WireReader,
+    field_tag,
+    length_prefix,
+    varint,
+)
+from gateway.protocol.tensors import element_count
+
+Chunks = list[bytes | memoryview]
+
+_PREFIX = struct.Struct("<I")
+
+_MIN_VIEW: Final = 4 * 1024
+"""Smaller pieces are copied together: a view costs 200 bytes, an empty element only 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLabel:
+    """What errors and checks need of a tensor; ``label`` names it in errors."""
+
+    label: str
+    datatype: Datatype
+    shape: Sequence[int]
+    message: ErrorVocabulary
+
+    def error(self, text: str) -> GatewayError:
+        """Make the error of a malformed message (400, 502)."""
+        return self.message.malformed(f"{self.label}{text}")
+
+    def check_count(self, count: int, where: str) -> None:
+        """Raise GatewayError unless there are as many elements as the shape takes."""
+        expected = element_count(self.shape)
+        if count != expected:
+            raise self.error(
+                f": shape {list(self.shape)} takes {expected} elements, {where} {count}"
+            )
+
+
+class _Pieces:
+    """Collects pieces of data, small ones in common chunks."""
+
+    def __init__(self) -> None:
+        self.chunks: Chunks = []
+        self._small = bytearray()
+
+    def add(self, piece: Buffer) -> None:
+        if len(piece) < _MIN_VIEW:
+            self._small += piece
+        else:
+            self._flush()
+            self.chunks.append(piece)
+
+    def add_element(self, prefix: bytes, data: memoryview) -> None:
+        """Add an element of BYTES."""
+        self._small += prefix
+        if len(data) < _MIN_VIEW:
+            self._small += data
+        else:
+            self.add(data)
+
+    def finish(self) -> Chunks:
+        self._flush()
+        return self.chunks
+
+    def _flush(self) -> None:
+        if self._small:
+            self.chunks.append(bytes(self._small))
+            self._small = bytearray()
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+def read_contents(
+    tensor: TensorLabel, data: Buffer, ranges: Sequence[int], budget: HeaderBudget
+) -> Chunks:
+    """Return the raw data of a tensor with typed contents.
+
+    ``ranges`` are the start and end of each InferTensorContents in the buffer: protobuf has a field
+    that occurs twice merged. Fields without elements are charged to ``budget``. Raises WireError,
+    and GatewayError that names the tensor if elements are in the field of another datatype, do not
+    fit the datatype, or do not match the shape.
+    """
+    field = TYPED_CONTENTS.get(tensor.datatype.name)
+    pieces = _Pieces()
+    count = 0
+    for index in range(0, len(ranges), 2):
+        reader = WireReader(data, ranges[index], ranges[index + 1])
+        while tag := reader.next_tag():
+            if field is None or tag >> 3 != field.number:
+                _check_other_field(tensor, field, reader, tag)
+            elif field.wire_type == LENGTH == tag & 7:
+                view = reader.read_view()
+                pieces.add_element(_PREFIX.pack(len(view)), view)
+                count += 1
+                continue
+            elif tag & 7 == LENGTH:
+                view = _read_packed(reader, field)
+                pieces.add(view)
+                if view:
+                    continue
+            elif tag & 7 == field.wire_type:
+                start = reader.position
+                reader.skip(tag)
+                pieces.add(data[start : reader.position])
+                continue
+            else:
+                reader.skip(tag)
+            budget.spend(reader.position - reader.field_start)
+    chunks = pieces.finish()
+    if field is None:
+        tensor.check_count(0, "and there are")
+        return []
+    if field.wire_type != LENGTH:
+        count = sum(_count(chunk, field) for chunk in chunks)
+    # Before anything is decoded: an element of 8 bytes may be one byte on the wire.
+    tensor.check_count(count, f"{field.name} has")
+    return _decode(tensor, field, chunks)
+
+
+def _check_other_field(
+    tensor: TensorLabel, field: ContentsField | None, reader: WireReader, tag: int
+) -> None:
+    """Skip a field that is not that of the datatype; raises GatewayError if it has elements."""
+    start = reader.position
+    reader.skip(tag)
+    other = CONTENTS_FIELDS.get(tag >> 3)
+    if other is None or tag & 7 not in (LENGTH, other.wire_type):
+        return
+    is_packed = tag & 7 == LENGTH and other.wire_type != LENGTH
+    if is_packed and reader.position == start + 1:
+        return  # of length 0
+    raw = f"raw_{tensor.message.tensor}_contents"
+    needed = f"{raw} only" if field is None else f"{field.name} or {raw}"
+    raise tensor.error(
+        f" has elements in {other.name}; those of {tensor.datatype.name} belong into {needed}"
+    )
+
+
+def _read_packed(reader: WireReader, field: ContentsField) -> memoryview:
+    """Read the elements of a packed field, all of them complete."""
+    view = reader.read_view()
+    if field.wire_type == VARINT:
+        if view and view[-1] >= 128:
+            raise WireError("a varint that is cut short", reader.position - 1)
+    elif len(view) % _fixed_size(field):
+        raise WireError(f"{field.name} that ends within an element", reader.position)
+    return view
+
+
+def _fixed_size(field: ContentsField) -> int:
+    return 4 if field.wire_type == FIXED32 else 8
+
+
+def _count(data: Buffer, field: ContentsField) -> int:
+    if field.wire_type == VARINT:
+        return int(np.count_nonzero(np.frombuffer(data, np.int8) >= 0))
+    return len(data) // _fixed_size(field)
+
+
+def _decode(tensor: TensorLabel, field: ContentsField, chunks: Chunks) -> Chunks:
+    """Return complete elements as raw data."""
+    if field.wire_type != VARINT:
+        return chunks
+    try:
+        if tensor.datatype.family is Family.BOOLEAN:
+            return [part for chunk in chunks for part in _decode_booleans(chunk)]
+        decoded: Chunks = []
+        count = 0
+        for chunk in chunks:
+            for values in decode_varints(chunk):
+                decoded.append(_to_datatype(tensor, field, values, count))
+                count += values.size
+    except WireError as error:
+        # Its offset is that in a chunk of copied pieces.
+        raise tensor.error(f": {field.name} has {error.reason}") from None
+    return decoded
+
+
+def _decode_booleans(data: Buffer) -> Chunks:
+    """Return booleans as bytes of 0 and 1, which most often they are already."""
+    if np.frombuffer(data, np.uint8).max(initial=0) <= 1:
+        return [data]
+    return [(values != 0).tobytes() for values in decode_varints(data)]
+
+
+def _to_datatype(
+    tensor: TensorLabel, field: ContentsField, values: npt.NDArray[np.uint64], first: int
+) -> bytes:
+    """Return integers in the datatype; raises GatewayError for the first that does not fit.
+
+    ``first`` is the index of the first value in the tensor.
+    """
+    assert field.dtype is not None
+    assert tensor.datatype.dtype is not None
+    # The runtime drops upper bits of numbers that are too long for their field.
+    numbers = values.astype(f"<u{field.dtype.itemsize}").view(field.dtype)
+    if field.dtype == tensor.datatype.dtype:
+        return numbers.tobytes()
+    limits = tensor.datatype.integers
+    assert limits is not None
+    if numbers.min() < limits.least or numbers.max() > limits.most:
+        at = int(np.argmax((numbers < limits.least) | (numbers > limits.most)))
+        raise tensor.error(
+            f": element {first + at} ({numbers[at]}) does not fit {tensor.datatype.name}"
+        )
+    return numbers.astype(tensor.datatype.dtype).tobytes()
+
+
+# ---------------------------------------------------------------------------------- writing
+
+
+def write_contents(tensor: TensorLabel, chunks: Sequence[Buffer]) -> Chunks:
+    """Return an InferTensorContents with the raw data of a tensor, whose size is that of the shape.
+
+    Raises GatewayError that names the tensor: 501 if its datatype travels raw only, 400 or 502 if
+    the data are no elements.
+    """
+    field = TYPED_CONTENTS.get(tensor.datatype.name)
+    if field is None:
+        raise GatewayError(
+            ErrorKind.UNSUPPORTED,
+            f"{tensor.label} is {tensor.datatype.name}, which gRPC carries in "
+            f"raw_{tensor.message.tensor}_contents only, and typed contents are needed",
+        )
+    if field.wire_type == LENGTH:
+        return _write_elements(tensor, field, _join(chunks))
+    content = [*chunks]
+    if field.wire_type == VARINT:
+        data = _join(chunks)
+        if field.dtype is None:
+            if np.frombuffer(data, np.uint8).max(initial=0) > 1:
+                raise tensor.error(" is BOOL, but holds bytes other than 0 and 1")
+            content = [data]
+        else:
+            values: npt.NDArray[Any] = np.frombuffer(data, tensor.datatype.dtype)
+            content = [*encode_varints(values)]
+    size = sum(map(len, content))
+    return [length_prefix(field.number, size), *content] if size else []
+
+
+def _join(chunks: Sequence[Buffer]) -> Buffer:
+    # Chunks may end within an element.
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _write_elements(tensor: TensorLabel, field: ContentsField, data: Buffer) -> Chunks:
+    """Write the elements of a BYTES tensor."""
+    pieces = _Pieces()
+    tag = field_tag(field.number, LENGTH)
+    view = memoryview(data)
+    position = count = 0
+    while position < len(view):
+        start = position + PREFIX_SIZE
+        if start > len(view):
+            raise tensor.error(" ends inside an element")
+        size = int(_PREFIX.unpack_from(view, position)[0])
+        position = start + size
+        if position > len(view):
+            raise tensor.error(" ends inside an element")
+        pieces.add_element(tag + varint(size), view[start:position])
+        count += 1
+    tensor.check_count(count, "data has")
+    return pieces.finish()

@@ -1,0 +1,119 @@
+"""Typed contents in every form that protobuf allows, against the official runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.codec.grpc.contents import TensorLabel, read_contents, write_contents
+from gateway.codec.grpc.header_budget import HeaderBudget
+from gateway.errors import GatewayError
+from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.error_vocabulary import REQUEST
+from gateway.protocol.grpc.wire import WireError
+from tests.codec.grpc.infer_messages import DTYPES, FIELDS, canonical, raw_data
+from tests.support.grpc import wire_bytes
+from tests.support.grpc.proto_file import InferTensorContents
+from tests.support.grpc.wire_bytes import field
+from tests.support.scale import scaled
+
+LAW = settings(max_examples=scaled(600))
+
+NUMBERS = {each.name: each.number for each in InferTensorContents.DESCRIPTOR.fields}
+SIZES = {"fp32_contents": 4, "fp64_contents": 8}
+
+
+@st.composite
+def contents_of(draw: st.DrawFn, datatype: str) -> bytes:
+    """Generate the field of a datatype: packed, unpacked, and in several parts."""
+    name = FIELDS[datatype]
+    number = NUMBERS[name]
+    size = SIZES.get(name)
+    if name == "bytes_contents":
+        return b"".join(field(number, value) for value in draw(st.lists(st.binary(max_size=5))))
+    element = wire_bytes.varints() if size is None else st.binary(min_size=size, max_size=size)
+    small = st.integers(0, 100).map(lambda value: bytes([value]))
+    if size is None:
+        element = draw(st.sampled_from([small, small | element]))
+    wire_type = {None: 0, 4: 5, 8: 1}[size]
+    parts = []
+    for elements in draw(st.lists(st.lists(element, max_size=6), max_size=4)):
+        if draw(st.booleans()):
+            parts.append(field(number, b"".join(elements)))
+        else:
+            tag = wire_bytes.encode(number << 3 | wire_type)
+            parts += [tag + each for each in elements]
+        parts.append(draw(st.sampled_from([b"", b"", field(30, 1)])))
+    return b"".join(parts)
+
+
+def read(datatype: str, data: bytes, count: int) -> bytes | None:
+    """Return the data of a tensor; None if they are refused."""
+    label = TensorLabel("input 'x'", DATATYPES[datatype], (count,), REQUEST)
+    try:
+        budget = HeaderBudget(1 << 20, REQUEST)
+        return b"".join(read_contents(label, data, (0, len(data)), budget))
+    except (WireError, GatewayError):
+        return None
+
+
+def expected(datatype: str, message: Any) -> bytes | None:
+    """Return the data as the runtime reads them; None if an element does not fit."""
+    values = list(getattr(message, FIELDS[datatype]))
+    if datatype in DTYPES and values and DATATYPES[datatype].integers is not None:
+        limits = np.iinfo(DTYPES[datatype])
+        if min(values) < limits.min or max(values) > limits.max:
+            return None
+    return canonical(datatype, raw_data(datatype, values))
+
+
+def elements(datatype: str, message: Any) -> int:
+    return len(getattr(message, FIELDS[datatype]))
+
+
+@LAW
+@given(st.data(), st.sampled_from([*FIELDS]))
+def test_contents_of_any_form_are_read_as_the_runtime_does(
+    data: st.DataObject, datatype: str
+) -> None:
+    code = data.draw(contents_of(datatype))
+    message = InferTensorContents.FromString(code)
+    found = read(datatype, code, elements(datatype, message))
+    assert canonical(datatype, found) == expected(datatype, message)
+
+
+@LAW
+@given(st.data(), st.sampled_from([*FIELDS]))
+def test_broken_contents_are_refused_if_the_runtime_refuses_them(
+    data: st.DataObject, datatype: str
+) -> None:
+    code = data.draw(wire_bytes.mutated(contents_of(datatype)))
+    try:
+        message = InferTensorContents.FromString(code)
+    except DecodeError:
+        for count in range(8):
+            assert read(datatype, code, count) is None
+        return
+    found = read(datatype, code, elements(datatype, message))
+    others = any(
+        len(values) for each, values in message.ListFields() if each.name != FIELDS[datatype]
+    )
+    wanted = None if others else expected(datatype, message)
+    assert canonical(datatype, found) == wanted
+
+
+@LAW
+@given(st.data(), st.sampled_from([*FIELDS]))
+def test_contents_are_written_as_the_runtime_does(data: st.DataObject, datatype: str) -> None:
+    code = data.draw(contents_of(datatype))
+    message = InferTensorContents.FromString(code)
+    raw = read(datatype, code, elements(datatype, message))
+    if raw is None:
+        return
+    message.DiscardUnknownFields()
+    label = TensorLabel("x", DATATYPES[datatype], (elements(datatype, message),), REQUEST)
+    assert b"".join(write_contents(label, [raw])) == message.SerializeToString()

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gateway.protocol.grpc import wire
+from gateway.protocol.grpc.wire import WireError, WireReader
+from tests.support.grpc import wire_bytes
+from tests.support.grpc.proto_file import InferParameter, InferTensorContents, ModelInferRequest
+from tests.support.scale import scaled
+
+LAW = settings(max_examples=scaled(300))
+UINT64 = st.one_of(
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 63).map(lambda bit: 1 << bit),
+    st.integers(1, 64).map(lambda bit: (1 << bit) - 1),
+)
+
+
+def read_all(data: bytes) -> list[bytes]:
+    """Read each field of a message as raw bytes."""
+    reader = WireReader(data)
+    found = []
+    while tag := reader.next_tag():
+        found.append(bytes(reader.skip_raw(tag)))
+    return found
+
+
+def refuses(data: bytes) -> bool:
+    offset = 0
+    try:
+        read_all(data)
+    except WireError as error:
+        offset = error.offset
+        return True
+    finally:
+        assert 0 <= offset <= len(data)
+    return False
+
+
+def runtime_refuses(message: Any, data: bytes) -> bool:
+    try:
+        message.FromString(data)
+    except DecodeError:
+        return True
+    return False
+
+
+def too_deep(data: bytes) -> bool:
+    """Tell whether it is our own cap, below the runtime's, that refuses groups."""
+    try:
+        read_all(data)
+    except WireError as error:
+        return "nested deeper" in error.reason
+    return False
+
+
+@LAW
+@given(UINT64)
+def test_varint_is_the_one_of_the_runtime(value: int) -> None:
+    assert wire.varint_field(5, value) == InferParameter(uint64_param=value).SerializeToString()
+    reader = WireReader(wire.varint(value))
+    assert (reader.read_varint(), reader.position) == (value, reader.end)
+    signed = wire.to_int64(value)
+    assert wire.varint(signed) == wire.varint(value)
+    assert wire.varint_field(2, signed) == InferParameter(int64_param=signed).SerializeToString()
+    assert WireReader(wire.varint(signed)).read_int64() == signed
+
+
+@LAW
+@given(wire_bytes.varints())
+def test_varint_of_any_form_has_the_value_that_the_runtime_reads(code: bytes) -> None:
+    message = InferParameter.FromString(b"\x28" + code)
+    assert WireReader(code).read_varint() == message.uint64_param
+    contents = InferTensorContents.FromString(b"\x10" + code)
+    assert wire.to_int32(WireReader(code).read_varint()) == contents.int_contents[0]
+
+
+@LAW
+@given(wire_bytes.messages())
+def test_every_valid_message_is_read_and_its_fields_kept(data: bytes) -> None:
+    assert not runtime_refuses(ModelInferRequest, data)
+    assert b"".join(read_all(data)) == data
+    shifted = WireReader(b"\xff" * 3 + data + b"\xff", 3, 3 + len(data))
+    kept = b""
+    while tag := shifted.next_tag():
+        kept += shifted.skip_raw(tag)
+    assert kept == data
+    assert b"".join(read_all(memoryview(data))) == data  # type: ignore[arg-type]
+
+
+@LAW
+@given(wire_bytes.mutated(wire_bytes.messages()))
+def test_broken_bytes_are_refused_exactly_if_the_runtime_refuses_them(data: bytes) -> None:
+    # Of known fields the runtime looks at the contents, too.
+    assume(not wire_bytes.has_numbers(data, range(1, 8)))
+    assume(not too_deep(data))
+    assert refuses(data) == runtime_refuses(ModelInferRequest, data)
+
+
+@LAW
+@given(st.binary(max_size=40))
+def test_random_bytes_never_crash_the_reader(data: bytes) -> None:
+    if not refuses(data):
+        assert b"".join(read_all(data)) == data
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "offset"),
+    [
+        (b"\x00", "field number 0", 0),
+        (b"\x08\x01\x02\x01a", "field number 0", 2),
+        (b"\x08", "a varint that is cut short", 1),
+        (b"\x80", "a varint that is cut short", 0),
+        (b"\x08" + b"\x80" * 10 + b"\x01", "a varint of more than 10 bytes", 1),
+        (b"\x88\x80\x80\x80\x80\x00\x01", "a varint of more than 5 bytes", 0),
+        (b"\xf8\xff\xff\xff\x1f\x01", "a field number above 536870911", 0),
+        (b"\x0e", "field 1 has the unknown wire type 6", 0),
+        (b"\x0f", "field 1 has the unknown wire type 7", 0),
+        (b"\x0a\x05ab", "a value of 5 bytes is cut short: 2 are left", 1),
+        (b"\x0a", "a varint that is cut short", 1),
+        (b"\x0a\xff\xff\xff\xff\x0f", "a length of 4294967295 bytes exceeds protobuf's limit", 1),
+        (b"\x0d\x01\x02\x03", "a number of 4 bytes is cut short", 1),
+        (b"\x09\x01\x02\x03\x04\x05\x06\x07", "a number of 8 bytes is cut short", 1),
+        (b"\x0c", "group 1 ends but never began", 0),
+        (b"\x0b\x10\x01", "group 1 never ends", 3),
+        (b"\x0b\x13\x0c\x14", "group 1 ends within another", 2),
+        (b"\x0b" * 33, "groups nested deeper than 32", 32),
+    ],
+)
+def test_error_has_reason_and_offset(data: bytes, reason: str, offset: int) -> None:
+    with pytest.raises(WireError) as caught:
+        read_all(data)
+    assert (caught.value.reason, caught.value.offset) == (reason, offset)
+    assert str(caught.value) == f"{reason} at byte {offset}"
+
+
+def test_groups_are_skipped_up_to_the_depth_cap() -> None:
+    data = b"\x7b" * wire.MAX_GROUP_DEPTH + b"\x08\x01" + b"\x7c" * wire.MAX_GROUP_DEPTH
+    assert read_all(data + b"\x08\x01") == [data, b"\x08\x01"]
+
+
+def test_large_group_is_refused_before_all_of_it_is_read() -> None:
+    fields = b"\x08\x01" * wire.MAX_GROUP_SIZE
+    with pytest.raises(WireError, match="a group of more than 65536 bytes at byte 1"):
+        read_all(b"\x7b" + fields + b"\x7c")
+
+
+def test_text_must_be_utf8() -> None:
+    assert WireReader(b"\x02\xc3\xa9").read_text() == "é"
+    with pytest.raises(WireError, match="a string that is not UTF-8 at byte 2"):
+        WireReader(b"\x03a\xff\x00").read_text()
+    with pytest.raises(WireError, match="not UTF-8"):
+        WireReader(b"\x03\xed\xa0\x80").read_text()
+
+
+def test_view_is_no_copy() -> None:
+    data = b"\x04abcd"
+    view = WireReader(data).read_view()
+    assert view.obj is data
+    assert bytes(view) == b"abcd"
+
+
+def test_message_within_another_cannot_read_beyond_itself() -> None:
+    reader = WireReader(b"\x0a\x02\x12\x05abcde")
+    assert reader.next_tag() == 0x0A
+    inner = reader.enter()
+    assert inner.next_tag() == 0x12
+    with pytest.raises(WireError, match="a value of 5 bytes is cut short: 0 are left at byte 3"):
+        inner.read_view()
+
+
+def test_size_ahead_counts_a_field_without_reading_it() -> None:
+    reader = WireReader(b"\x0a\x03abc\x08\x01")
+    assert reader.size_ahead(reader.next_tag()) == 5
+    assert reader.read_text() == "abc"
+    assert reader.size_ahead(reader.next_tag()) == 0
+
+
+def test_fields_are_those_of_the_runtime() -> None:
+    assert wire.bytes_field(3, b"x" * 300) == (
+        InferParameter(string_param="x" * 300).SerializeToString()
+    )
+    assert wire.length_prefix(3, 300) + b"x" * 300 == wire.bytes_field(3, b"x" * 300)
+    assert wire.fixed_field(4, b"\0" * 6 + b"\xf0\x3f") == (
+        InferParameter(double_param=1.0).SerializeToString()
+    )
+    assert wire.fixed_field(2, b"abcd") == b"\x15abcd"
+    assert wire.varint_field(1, True) == InferParameter(bool_param=True).SerializeToString()
+    assert wire.field_tag(16, wire.VARINT) == b"\x80\x01"

@@ -1,0 +1,128 @@
+"""Builds message classes of the official protobuf runtime from the project's .proto file.
+
+It reads the few forms that the file has; protoc would need a compiler as a further dependency.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+import gateway
+
+PROTO_FILE = Path(gateway.__file__).parent / "protocol" / "grpc" / "inference.proto"
+
+_TOKEN = re.compile(r"[\w.]+|[{}=;<>,]|\"[^\"]*\"")
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {
+    "bool": _FIELD.TYPE_BOOL,
+    "bytes": _FIELD.TYPE_BYTES,
+    "double": _FIELD.TYPE_DOUBLE,
+    "float": _FIELD.TYPE_FLOAT,
+    "int32": _FIELD.TYPE_INT32,
+    "int64": _FIELD.TYPE_INT64,
+    "string": _FIELD.TYPE_STRING,
+    "uint32": _FIELD.TYPE_UINT32,
+    "uint64": _FIELD.TYPE_UINT64,
+}
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._tokens = _TOKEN.findall(re.sub(r"//.*", "", text))
+        self._at = 0
+        self.file = descriptor_pb2.FileDescriptorProto(name=PROTO_FILE.name)
+        while self._at < len(self._tokens):
+            self._parse_statement()
+
+    def _parse_statement(self) -> None:
+        keyword = self._next()
+        if keyword == "syntax":
+            self._expect("=")
+            self.file.syntax = self._next().strip('"')
+            self._expect(";")
+        elif keyword == "package":
+            self.file.package = self._next()
+            self._expect(";")
+        else:
+            assert keyword == "message", keyword
+            self._parse_message(self.file.message_type.add(), f".{self.file.package}")
+
+    def _parse_message(self, message: Any, scope: str) -> None:
+        message.name = self._next()
+        scope = f"{scope}.{message.name}"
+        self._expect("{")
+        while (word := self._next()) != "}":
+            if word == "message":
+                self._parse_message(message.nested_type.add(), scope)
+            elif word == "oneof":
+                message.oneof_decl.add(name=self._next())
+                self._expect("{")
+                while (kind := self._next()) != "}":
+                    self._parse_field(message, kind, _FIELD.LABEL_OPTIONAL, scope).oneof_index = 0
+            elif word == "map":
+                self._parse_map(message, scope)
+            elif word == "repeated":
+                self._parse_field(message, self._next(), _FIELD.LABEL_REPEATED, scope)
+            else:
+                self._parse_field(message, word, _FIELD.LABEL_OPTIONAL, scope)
+
+    def _parse_map(self, message: Any, scope: str) -> None:
+        self._expect("<")
+        key = self._next()
+        self._expect(",")
+        value = self._next()
+        self._expect(">")
+        entry_name = f"{self._tokens[self._at].title().replace('_', '')}Entry"
+        entry = message.nested_type.add(name=entry_name)
+        entry.options.map_entry = True
+        self._add_field(entry, "key", 1, key, _FIELD.LABEL_OPTIONAL, scope)
+        self._add_field(entry, "value", 2, value, _FIELD.LABEL_OPTIONAL, scope)
+        self._parse_field(message, f"{scope}.{entry_name}", _FIELD.LABEL_REPEATED, scope)
+
+    def _parse_field(self, message: Any, kind: str, label: Any, scope: str) -> Any:
+        name = self._next()
+        self._expect("=")
+        number = int(self._next())
+        self._expect(";")
+        return self._add_field(message, name, number, kind, label, scope)
+
+    def _add_field(
+        self, message: Any, name: str, number: int, kind: str, label: Any, scope: str
+    ) -> Any:
+        field = message.field.add(name=name, number=number, label=label)
+        if kind in _SCALARS:
+            field.type = _SCALARS[kind]
+            return field
+        field.type = _FIELD.TYPE_MESSAGE
+        nested = {each.name for each in message.nested_type}
+        if kind.startswith("."):
+            field.type_name = kind
+        else:
+            field.type_name = f"{scope if kind in nested else f'.{self.file.package}'}.{kind}"
+        return field
+
+    def _next(self) -> str:
+        self._at += 1
+        return str(self._tokens[self._at - 1])
+
+    def _expect(self, token: str) -> None:
+        assert self._next() == token, (token, self._tokens[self._at - 3 : self._at + 3])
+
+
+_POOL = descriptor_pool.DescriptorPool()
+_POOL.Add(_Parser(PROTO_FILE.read_text()).file)
+
+
+def message_class(name: str) -> Any:
+    """Return the class of a message of the file."""
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"inference.{name}"))
+
+
+InferParameter = message_class("InferParameter")
+InferTensorContents = message_class("InferTensorContents")
+ModelInferRequest = message_class("ModelInferRequest")
+ModelInferResponse = message_class("ModelInferResponse")
