@@ -25,6 +25,7 @@ from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines,
 from gateway.proxy.server_timing import SERVER_TIMING, server_timing
 
 _SERVER_NAME = "tensorgate"
+_REQUEST_ID_LINE = f"{REQUEST_ID}: ".encode()
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -173,7 +174,7 @@ def with_request_id(lines: bytes, request_id: str) -> bytes:
     if lines.lower().find(b"x-request-id:") >= 0:
         each = lines.splitlines(keepends=True)
         lines = b"".join([line for line in each if not line.lower().startswith(b"x-request-id:")])
-    return lines + f"{REQUEST_ID}: {request_id}\r\n".encode()
+    return b"".join((lines, _REQUEST_ID_LINE, request_id.encode(), b"\r\n"))
 
 
 def _encode_template(template: ResponseTemplate, last: bool) -> bytes:

@@ -82,13 +82,16 @@ _FIELD = re.compile(r"\{([^{}]*)\}")
 
 def write_text(record: CallRecord, at: str, most: int) -> str:
     """Write a call as a short line of text."""
-    target = _quote(shorten(record.target, _TARGET_FACTOR * most))
+    target, endpoint = record.target, record.endpoint
+    if len(target) > _TARGET_FACTOR * most:
+        target = shorten(target, _TARGET_FACTOR * most)
+    target = _quote(target)
+    if " " in endpoint:  # that of an address of a host name has one
+        endpoint = endpoint.replace(" ", r"\x20")
     error = "-"
     if record.error or record.status >= _FIRST_ERROR_STATUS:
         reason = reason_of(record)
         error = '"' + _quote(shorten(reason, most)) + '"' if reason else "-"
-    # That of an address of a host name has a space.
-    endpoint = record.endpoint.replace(" ", r"\x20")
     # Without format specifications: with them, mypyc makes a call for each field.
     tenths = int(record.seconds * 10_000 + 0.5)
     return (
@@ -172,15 +175,22 @@ class AccessLog:
             self._time = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         at = f"{self._time}.{_MILLISECONDS[int((now - second) * 1000)]}Z"
         most = _MAX_TEXT
-        line = self._format(record, at, most).encode(errors="replace")
+        line = _encode(self._format(record, at, most))
         while len(line) > _MAX_LINE and most > _MIN_TEXT:
             most //= 2
-            line = self._format(record, at, most).encode(errors="replace")
+            line = _encode(self._format(record, at, most))
         self._writer.add(line + b"\n")
 
     def _is_notable(self, record: CallRecord) -> bool:
         failed = not 0 < record.status < _FIRST_ERROR_STATUS or bool(record.error)
         return failed or (self._slow is not None and record.seconds >= self._slow)
+
+
+def _encode(line: str) -> bytes:
+    try:
+        return line.encode()
+    except UnicodeEncodeError:
+        return line.encode(errors="replace")
 
 
 def _quote(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client.utils import floatToGoString
 
-from gateway.observe.call_record import AttemptRecord, CallRecord
+from gateway.observe.call_record import NO_LABELS, AttemptRecord, CallRecord
 from gateway.observe.metric_cells import Counter, Histogram
 from gateway.observe.metric_store import (
     OTHER,
@@ -168,19 +168,24 @@ class CallMetrics:
         self._calls: dict[tuple[str, str, str, str, str, int], _CallCells] = {}
         self._endpoints: dict[tuple[str, str], _EndpointCells] = {}
         self._conversions: dict[tuple[str, str], Counter] = {}
+        self._last_calls: _CallCells | None = None
+        self._last_labels = NO_LABELS
+        self._last_status = 0
+        self._last_upstream = ""
         self._exemplars: dict[tuple[tuple[str, ...], int], Exemplar] = {}
 
     def observe(self, record: CallRecord) -> None:
         """Count a call."""
         labels, upstream = record.labels, record.upstream
-        model = labels.model
-        if model and model not in self._models:
-            model = self._model_label(record)
-        form, status = labels.client_form, record.status // 100
-        key = labels.route, labels.operation, model, upstream, form, status
-        calls = self._calls.get(key)
-        if calls is None:
-            calls = self._calls[key] = self._call_cells(key)
+        form, calls = labels.client_form, self._last_calls
+        # Most calls are like the one before.
+        if (
+            calls is None
+            or labels is not self._last_labels
+            or record.status // 100 != self._last_status
+            or upstream != self._last_upstream
+        ):
+            calls = self._find_calls(record)
         bucket = calls.duration.bucket(record.seconds)
         calls.duration.add(bucket, record.seconds)
         if record.started >= calls.next_exemplar[bucket]:
@@ -200,6 +205,21 @@ class CallMetrics:
         if record.error:
             kind = _ABORTED if record.error_kind is None else record.error_kind.name.lower()
             self._writer.counter(ERRORS, (kind, upstream)).add(1.0)
+
+    def _find_calls(self, record: CallRecord) -> _CallCells:
+        labels, upstream, status = record.labels, record.upstream, record.status // 100
+        model = labels.model
+        if model and model not in self._models:
+            model = self._model_label(record)
+        key = labels.route, labels.operation, model, upstream, labels.client_form, status
+        calls = self._calls.get(key)
+        if calls is None:
+            calls = self._calls[key] = self._call_cells(key)
+        # A model without numbers of its own may get them with its next call.
+        self._last_calls = None if model == OTHER else calls
+        self._last_labels, self._last_status = labels, status
+        self._last_upstream = upstream
+        return calls
 
     def exemplars(self) -> list[Exemplar]:
         """Return recent calls whose clients have them traced: at most one for each bucket."""

@@ -96,6 +96,7 @@ def test_child_process_does_not_write_what_waits() -> None:
         if not child:
             os._exit(len(handler._waiting))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        handler._waiting.clear()  # else they would be written at the end of the tests
 
 
 def test_record_that_cannot_be_formatted_does_not_fail_its_caller(
