@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import orjson
 
 from gateway.admin.listener import Page, Pages
-from gateway.admin.status import ObservedGateway, Status, merge_statuses
+from gateway.admin.status import ObservedGateway, Status, merge_statuses, process_numbers
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import render_metrics
 from gateway.proxy.dispatch import error_body
@@ -49,13 +49,18 @@ def pages(gateway: ObservedGateway) -> Pages:
 
 
 def _status_page(statuses: Sequence[Status], store: MetricStore) -> Page:
-    body = orjson.dumps(merge_statuses(statuses, store), option=orjson.OPT_INDENT_2)
+    body = orjson.dumps(_merged(statuses, store), option=orjson.OPT_INDENT_2)
     return Page(body + b"\n", _JSON)
 
 
 def _metrics_page(statuses: Sequence[Status], store: MetricStore, accept: str) -> Page:
     exemplars = [exemplar for each in statuses for exemplar in each["exemplars"]]
-    return Page(*render_metrics(merge_statuses(statuses, store), store, exemplars, accept))
+    return Page(*render_metrics(_merged(statuses, store), store, exemplars, accept))
+
+
+def _merged(statuses: Sequence[Status], store: MetricStore) -> Status:
+    complete = [{**each, "process": process_numbers(each["pid"])} for each in statuses]
+    return merge_statuses(complete, store)
 
 
 def _not_ready(reason: str) -> Page:

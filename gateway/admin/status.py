@@ -22,7 +22,6 @@ from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
 
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
-_PROCESS = ProcessCollector(registry=None)
 _SUMMED = ("connections", "requests_in_progress", "tasks", "buffered_bytes")
 _OF_ONE_WORKER = ("pid", "draining", *_SUMMED)
 """What is shown of each worker."""
@@ -80,9 +79,6 @@ def worker_status(gateway: ObservedGateway, with_models: bool = True) -> dict[st
         "tasks": len(asyncio.all_tasks()),
         "buffered_bytes": gateway.buffered_bytes,
         "concurrency": _concurrency(gateway.concurrency_limit),
-        "process": {
-            sample.name: sample.value for metric in _PROCESS.collect() for sample in metric.samples
-        },
         "upstreams": {
             name: _upstream(each, with_models) for name, each in gateway.upstreams.items()
         },
@@ -90,9 +86,16 @@ def worker_status(gateway: ObservedGateway, with_models: bool = True) -> dict[st
     }
 
 
+def process_numbers(pid: int) -> dict[str, float]:
+    """Return what the system says of a process: proc(5). It takes a millisecond for 1,000 files."""
+    collector = ProcessCollector(pid=lambda: pid, registry=None)
+    return {sample.name: sample.value for each in collector.collect() for sample in each.samples}
+
+
 def merge_statuses(statuses: Sequence[Status], store: MetricStore) -> dict[str, Any]:
     """Return the status of all workers as one; ``statuses`` are those of the living ones.
 
+    Each has its ``process_numbers`` as ``process``.
     Numbers are sums. Where workers differ, the worse is shown: an endpoint is healthy or in use
     only if it is so in all of them.
     """

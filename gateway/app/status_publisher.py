@@ -27,8 +27,9 @@ Status = dict[str, Any]
 class StatusPublisher(BackgroundTask):
     """Publishes what ``status`` returns in a slot of ``documents``, while its context is open.
 
-    The status must have the process id as ``pid``. Called with False, it leaves out the models of
-    endpoints, of which there may be too many to be shared.
+    A worker that is alone publishes nothing. The status must have the process id as ``pid``.
+    Called with False, it leaves out the models of endpoints, of which there may be too many to be
+    shared.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class StatusPublisher(BackgroundTask):
         while True:
             try:
                 self._metrics.count_cpu_time()
-                self._publish()
+                if self._documents.slots > 1:
+                    self._publish()
             except Exception:
                 # An error of our own is logged, and must not end the task.
                 _log.exception("the status could not be published")

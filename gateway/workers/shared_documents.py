@@ -33,6 +33,11 @@ class SharedDocuments:
         self._counts = [memory[:_WORD].cast("Q") for memory in self._memories]
         """How many documents were published in each slot: the last bit is the half in use."""
 
+    @property
+    def slots(self) -> int:
+        """Return the number of slots."""
+        return len(self._memories)
+
     def publish(self, slot: int, document: bytes) -> bool:
         """Replace the document of a slot, which one process at a time does; false if too long."""
         if len(document) > self._max_document:
@@ -47,7 +52,7 @@ class SharedDocuments:
 
     def read_all(self) -> list[bytes]:
         """Return the last document of each slot; empty if there is none."""
-        return [self._read(slot) for slot in range(len(self._memories))]
+        return [self._read(slot) for slot in range(self.slots)]
 
     def _read(self, slot: int) -> bytes:
         memory, counts = self._memories[slot], self._counts[slot]

@@ -50,7 +50,7 @@ async def test_status_of_a_dead_worker_is_not_shown() -> None:
 
 async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
-    shared = SharedMemory.for_workers(1)
+    shared = SharedMemory.for_workers(2)
     calls: list[None] = []
     metrics = GatewayMetrics(shared.metric_store.writer(0))
 
@@ -66,7 +66,7 @@ async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPat
 
 async def test_event_loop_that_is_held_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.01)
-    shared = SharedMemory.for_workers(1)
+    shared = SharedMemory.for_workers(2)
     async with _publisher(shared, 0):
         await asyncio.sleep(0)
         time.sleep(0.2)  # noqa: ASYNC251  # as a conversion without an end would
@@ -78,8 +78,8 @@ async def test_status_that_is_too_long_is_shared_without_models(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    shared = SharedMemory.for_workers(1)
-    documents = SharedDocuments(1, max_document=1024)
+    shared = SharedMemory.for_workers(2)
+    documents = SharedDocuments(2, max_document=1024)
 
     def status(with_models: bool) -> dict[str, Any]:
         return {"pid": os.getpid(), "models": "x" * 2000 if with_models else None}
@@ -97,7 +97,7 @@ async def test_failing_status_does_not_end_the_publisher(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
-    shared = SharedMemory.for_workers(1)
+    shared = SharedMemory.for_workers(2)
     calls: list[bool] = []
 
     def status(with_models: bool) -> dict[str, Any]:
@@ -108,3 +108,12 @@ async def test_failing_status_does_not_end_the_publisher(
     async with StatusPublisher(shared.statuses, 0, status, metrics):
         await until(lambda: shared.statuses.read_all()[0])
     assert caplog.messages == ["the status could not be published"]
+
+
+async def test_worker_that_is_alone_publishes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
+    shared = SharedMemory.for_workers(1)
+    async with _publisher(shared, 0) as publisher:
+        await until(lambda: _value(shared, "tensorgate_event_loop_lag_seconds_count") >= 8)
+        assert shared.statuses.read_all() == [b""]
+        assert [status["pid"] for status in await publisher.statuses()] == [os.getpid()]
