@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -89,7 +89,7 @@ class UpstreamCall:
         traceback: TracebackType | None,
     ) -> None:
         """Release the connection, the endpoint and the slots."""
-        self._close_response()
+        close_attempt(self.response, self._record)
         if error is None:
             self._lease.release(*self._lease.classify_status(self.response.status))
         else:
@@ -101,38 +101,49 @@ class UpstreamCall:
         reach = partial(self._retry.reach, self._send, self._deadline, self._record)
         self._lease, self.response = await reach()
         while self._retry.should_retry_status(self.response.status, self._lease.endpoint):
-            self._close_response()
+            close_attempt(self.response, self._record)
             self._record.retries += 1
             self._lease.release(*self._lease.classify_retried(self.response.status))
             self._lease, self.response = await reach()
 
-    def _close_response(self) -> None:
-        record = self._record
-        record.server_seconds = time.perf_counter() - record.sent_at
-        record.received_bytes = self.response.received_bytes
-        self.response.close()
-
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         self._deadline.expect_server(endpoint.name)
         request, record = self._request, self._record
-        record.begin_attempt(time.perf_counter())
         if isinstance(request.body, AsyncIterable):
             body = _TimedBody(request.body, endpoint.name, self._deadline, self._retry, record)
             is_read_once = isinstance(request.body, AsyncIterator)
             request = replace(request, body=aiter(body) if is_read_once else body)
-        elif request.body is not None:
-            record.sent_bytes = sum(map(len, request.body))
-        try:
-            response = await endpoint.send(request)
-        except BaseException as error:
-            if isinstance(error, GatewayError) and error.kind is ErrorKind.UNREACHABLE:
-                record.forget_attempt()
-            else:
-                record.server_seconds = time.perf_counter() - record.sent_at
-            raise
-        record.server_seconds = time.perf_counter() - record.sent_at
-        record.first_byte_seconds = record.server_seconds - response.head_delay
-        return response
+        return await send_attempt(endpoint, request, record)
+
+
+async def send_attempt(
+    endpoint: UpstreamEndpoint, request: UpstreamRequest, record: CallRecord
+) -> UpstreamResponse:
+    """Send a request to the endpoint of a record, and record the attempt.
+
+    Nothing counts as sent if there was no connection.
+    """
+    record.begin_attempt(time.perf_counter())
+    if isinstance(request.body, Sequence):
+        record.sent_bytes = sum(map(len, request.body))
+    try:
+        response = await endpoint.send(request)
+    except BaseException as error:
+        if isinstance(error, GatewayError) and error.kind is ErrorKind.UNREACHABLE:
+            record.forget_attempt()
+        else:
+            record.server_seconds = time.perf_counter() - record.sent_at
+        raise
+    record.server_seconds = time.perf_counter() - record.sent_at
+    record.first_byte_seconds = record.server_seconds - response.head_delay
+    return response
+
+
+def close_attempt(response: UpstreamResponse, record: CallRecord) -> None:
+    """Close the response of the last attempt, and record its end."""
+    record.server_seconds = time.perf_counter() - record.sent_at
+    record.received_bytes = response.received_bytes
+    response.close()
 
 
 class RetryState:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -30,7 +29,7 @@ from gateway.proxy.body_io import buffer_chunks, response_chunks, write
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientRequest
-from gateway.proxy.retry import UpstreamCall
+from gateway.proxy.retry import UpstreamCall, close_attempt, send_attempt
 from gateway.sizes import MAX_MODEL_DOCUMENT, QUOTED_TEXT
 from gateway.upstream.head_limits import check_lengths
 from gateway.upstream.pool.lease import Lease
@@ -294,23 +293,12 @@ class _Query:
         if self.model is not None and not await lease.may_have_model(self.model):
             return None
         deadline.expect_server(server)
-        record.begin_attempt(time.perf_counter())
-        try:
-            response = await lease.endpoint.send(self.request)
-        except GatewayError as error:
-            if error.kind is ErrorKind.UNREACHABLE:
-                record.forget_attempt()
-            raise
-        body = self.request.body
-        record.sent_bytes = sum(map(len, body)) if isinstance(body, Sequence) else 0
-        record.first_byte_seconds = time.perf_counter() - record.sent_at - response.head_delay
+        response = await send_attempt(lease.endpoint, self.request, record)
         lease.classify_status(response.status)
         try:
             return await _buffer_response(response, server, deadline, self.reservation)
         finally:
-            record.server_seconds = time.perf_counter() - record.sent_at
-            record.received_bytes = response.received_bytes
-            response.close()
+            close_attempt(response, record)
 
 
 async def _run_all(

@@ -30,7 +30,7 @@ from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
-from gateway.proxy.retry import RetryState, UpstreamCall
+from gateway.proxy.retry import RetryState, UpstreamCall, close_attempt
 from gateway.proxy.server_timing import SERVER_TIMING, server_timing
 from gateway.routing.weights import WeightedChoice
 from gateway.system.timeout_queue import TimeoutQueue
@@ -307,13 +307,10 @@ class FastPathCall:
                 self._end(*outcome_of(deadline.translate(error)))
                 raise
 
-        record = self._record
         try:
             await self._run(run, spent, response)
         finally:
-            record.server_seconds = time.perf_counter() - record.sent_at
-            record.received_bytes = upstream_response.received_bytes
-            upstream_response.close()
+            close_attempt(upstream_response, self._record)
 
     async def _retry(self, spent: float, response: ClientResponse) -> None:
         template, body = self._request.template, self._request.body
