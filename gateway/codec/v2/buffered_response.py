@@ -28,7 +28,7 @@ class ConvertedResponse:
     """A converted body, and what its headers must say.
 
     ``header_size`` is the size of the JSON before binary tensors, None without tensors.
-    ``content_type`` is None if the server's stays. ``elements`` is their number.
+    ``content_type`` is None if the server's stays. ``elements`` counts those of all outputs.
     """
 
     def __init__(

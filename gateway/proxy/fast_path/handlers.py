@@ -218,7 +218,7 @@ class InferHandler(FastPathHandler):
             lines += _header_length_line(form.header_size)
         template = self._template_for(form.content_type, form.reads_response)
         elements = 0
-        if (self._header_size is None) != (form.name == "json"):  # it was converted
+        if form.is_converted(from_json=self._header_size is None):
             if head is not self._counted_head:
                 self._counted_head, self._element_count = head, head.element_count
             elements = self._element_count

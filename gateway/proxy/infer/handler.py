@@ -48,7 +48,7 @@ async def send_request(
     form, body = write_for_server(received, unlisted, destination)
     record = call.response.record
     record.server_form = form.name
-    if (record.labels.client_form in _TEXT_FORMS) != (form.name == "json"):
+    if form.is_converted(from_json=record.labels.client_form in _TEXT_FORMS):
         record.request_elements = received.request.head.element_count
     changed = {"Content-Type": form.content_type}
     if form.header_size is not None:

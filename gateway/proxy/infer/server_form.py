@@ -33,6 +33,10 @@ class ServerForm:
         self.reads_response: Final = reads_response
         self.name: Final = "json" if header_size is None else "binary"
 
+    def is_converted(self, from_json: bool) -> bool:
+        """Tell whether tensors change between JSON, as the client sends them or not, and binary."""
+        return from_json != (self.name == "json")
+
 
 def write_for_server(
     received: ReceivedRequest, unlisted: tuple[str, ...], destination: Destination
