@@ -134,6 +134,11 @@ def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most] + "..."
 
 
+def replace_surrogates(text: str) -> str:
+    """Return a text that UTF-8 can encode: what a peer or the system sent need not have been."""
+    return text.encode(errors="replace").decode()
+
+
 def escape_for_log(message: str) -> str:
     """Escape line breaks and control characters of a message for the log.
 

@@ -33,6 +33,7 @@ from gateway.app.reload.diff import describe_changes, keep_startup_settings
 from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import StatusPublisher
+from gateway.errors import replace_surrogates
 from gateway.listener.connection import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import (
@@ -141,7 +142,7 @@ class Gateway:
         """Return which settings are in use, and why newer ones are not."""
         return {
             # The name of a file need not be UTF-8.
-            name: value.encode(errors="replace").decode() if isinstance(value, str) else value
+            name: replace_surrogates(value) if isinstance(value, str) else value
             for name, value in asdict(self.revision).items()
         }
 

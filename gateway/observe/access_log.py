@@ -12,7 +12,7 @@ from typing import Final
 
 import orjson
 
-from gateway.errors import escape_for_log, shorten
+from gateway.errors import escape_for_log, replace_surrogates, shorten
 from gateway.observe.call_record import CallRecord
 from gateway.observe.log_writer import LogWriter
 
@@ -108,9 +108,14 @@ def write_json(record: CallRecord, at: str, most: int) -> str:
     for name, read in FIELDS.items():
         value = read(record, most)
         if value != "":
-            # What a client sends need not have been UTF-8.
-            values[name] = value.encode(errors="replace").decode() if type(value) is str else value
-    return orjson.dumps(values).decode()
+            values[name] = value
+    try:
+        return orjson.dumps(values).decode()
+    except orjson.JSONEncodeError:  # a surrogate: what clients send need not have been UTF-8
+        for name, value in values.items():
+            if isinstance(value, str):
+                values[name] = replace_surrogates(value)
+        return orjson.dumps(values).decode()
 
 
 class TemplateFormat:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from prometheus_client.utils import floatToGoString
-
 from gateway.observe.call_record import NO_LABELS, AttemptRecord, CallRecord
+from gateway.observe.gateway_metrics import ENDPOINT_LABELS
 from gateway.observe.metric_cells import Counter, Histogram
 from gateway.observe.metric_store import (
     OTHER,
@@ -28,7 +27,6 @@ _BUCKETS = (
 """Upper bounds in seconds: from a health check to the generation of a long text."""
 
 _CALL_LABELS = ("route", "operation", "model", "upstream", "form", "status")
-_ENDPOINT_LABELS = ("upstream", "endpoint")
 
 DURATION = HistogramFamily(
     "tensorgate_request_duration_seconds",
@@ -46,22 +44,22 @@ RESPONSE_BYTES = CounterFamily(
 SERVER_DURATION = HistogramFamily(
     "tensorgate_server_duration_seconds",
     "Time from the sending of a request to an endpoint to the end of its response.",
-    _ENDPOINT_LABELS,
+    ENDPOINT_LABELS,
     _BUCKETS,
 )
 FIRST_BYTE = HistogramFamily(
     "tensorgate_server_first_byte_seconds",
     "Time from the sending of a request to an endpoint to the head of its response.",
-    _ENDPOINT_LABELS,
+    ENDPOINT_LABELS,
     _BUCKETS,
 )
 SENT_BYTES = CounterFamily(
-    "tensorgate_server_sent_body_bytes", "Bytes of bodies sent to an endpoint.", _ENDPOINT_LABELS
+    "tensorgate_server_sent_body_bytes", "Bytes of bodies sent to an endpoint.", ENDPOINT_LABELS
 )
 RECEIVED_BYTES = CounterFamily(
     "tensorgate_server_received_body_bytes",
     "Bytes of bodies received from an endpoint.",
-    _ENDPOINT_LABELS,
+    ENDPOINT_LABELS,
 )
 RETRIES = CounterFamily(
     "tensorgate_retries", "Requests that were sent to another endpoint.", ("upstream",)
@@ -104,7 +102,7 @@ Exemplar = tuple[tuple[str, ...], str, float, float]
 _MAX_EXEMPLARS = 200
 _EXEMPLAR_INTERVAL = 0.1
 """Seconds between two looks for the trace id of a call in the same bucket."""
-_BOUNDS = (*map(floatToGoString, _BUCKETS), "+Inf")
+_BOUNDS = DURATION.bounds
 
 _CACHED_ENDPOINTS = 1024
 _OPERATIONS_OF_MODELS = ("infer", "generate", "metadata")

@@ -231,14 +231,18 @@ class CallRecord:
     @property
     def trace_id(self) -> str:
         """Return the trace id of the client's ``traceparent`` header; empty without a valid one."""
-        found = _TRACEPARENT.search(self.passed_lines)
-        return found[1].decode().lower() if found else ""
+        return self._trace_id_if(is_sampled=False)
 
     @property
     def sampled_trace_id(self) -> str:
         """Return the trace id if the client has the call recorded, else an empty text."""
+        return self._trace_id_if(is_sampled=True)
+
+    def _trace_id_if(self, is_sampled: bool) -> str:
         found = _TRACEPARENT.search(self.passed_lines)
-        return found[1].decode().lower() if found and int(found[2], 16) & _SAMPLED else ""
+        if found is None or (is_sampled and not int(found[2], 16) & _SAMPLED):
+            return ""
+        return found[1].decode().lower()
 
 
 CallObserver = Callable[[CallRecord], None]

@@ -20,7 +20,7 @@ _WAIT_BUCKETS = (
 _LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """In seconds."""
 
-_ENDPOINT_LABELS = ("upstream", "endpoint")
+ENDPOINT_LABELS = ("upstream", "endpoint")
 
 REFUSALS = CounterFamily(
     "tensorgate_refusals",
@@ -36,12 +36,12 @@ QUEUE_WAIT = HistogramFamily(
 ENDPOINT_FAILURES = CounterFamily(
     "tensorgate_endpoint_failures",
     "Failed calls to the endpoint, by how they failed.",
-    (*_ENDPOINT_LABELS, "kind"),
+    (*ENDPOINT_LABELS, "kind"),
 )
 EJECTIONS = CounterFamily(
     "tensorgate_ejections",
     "Ejections of the endpoint because calls to it failed.",
-    _ENDPOINT_LABELS,
+    ENDPOINT_LABELS,
 )
 MIRROR_REQUESTS = CounterFamily(
     "tensorgate_mirror_requests",

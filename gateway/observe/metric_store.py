@@ -34,6 +34,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from gateway.errors import replace_surrogates
 from gateway.observe.metric_cells import Counter, Histogram
 
 MAX_LABEL = 200
@@ -101,10 +102,15 @@ class HistogramFamily:
         """The words of one series: the sum, one for each bucket, and one for larger values."""
         return len(self.buckets) + 2
 
+    @property
+    def bounds(self) -> tuple[str, ...]:
+        """The upper bounds of all buckets as Prometheus writes them."""
+        return (*map(floatToGoString, self.buckets), "+Inf")
+
     def metric(self, series: Series) -> Metric:
         """Make the metric of series."""
         metric = HistogramMetricFamily(self.name, self.documentation, labels=self.labels)
-        bounds = [*map(floatToGoString, self.buckets), "+Inf"]
+        bounds = self.bounds
         for labels, (total, *counts) in series:
             buckets = list(zip(bounds, accumulate(counts), strict=True))
             metric.add_metric(labels, buckets, total)
@@ -354,7 +360,7 @@ def clean_label(value: str) -> str:
     """Return a label value that UTF-8 can encode, cut to the greatest length."""
     if len(value) > MAX_LABEL:
         value = value[: MAX_LABEL - 3] + "..."
-    return value.encode(errors="replace").decode()
+    return replace_surrogates(value)
 
 
 def _add(one: list[float], other: list[float]) -> list[float]:

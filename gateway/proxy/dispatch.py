@@ -14,6 +14,7 @@ from gateway.errors import (
     ErrorKind,
     GatewayError,
     escape_for_log,
+    replace_surrogates,
     strip_tracebacks,
 )
 from gateway.http1.content_codings import CODINGS
@@ -217,4 +218,4 @@ def error_response(
 def error_body(message: str) -> bytes:
     """Write an error in the protocol's format."""
     # What a message quotes of an HTTP header need not have been UTF-8.
-    return orjson.dumps({"error": message.encode(errors="replace").decode()})
+    return orjson.dumps({"error": replace_surrogates(message)})
