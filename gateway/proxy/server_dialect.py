@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from multidict import CIMultiDict
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, upstream_name
 from gateway.protocol.operations import OPERATION_KINDS, strip_version
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.deadline import Deadline
@@ -29,7 +29,7 @@ async def prepare_dialect(call: Call) -> None:
     if operation.version is not None and not upstream.dialect.versioned_paths:
         raise GatewayError(
             ErrorKind.UNSUPPORTED,
-            f"upstream '{upstream.name}' ({upstream.dialect.name}) does not support model "
+            f"{upstream_name(upstream.name)} ({upstream.dialect.name}) does not support model "
             f"versions; use {strip_version(call.request.target)}",
         )
 

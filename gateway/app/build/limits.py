@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.app.build.worker_count import share_per_worker, worker_count
+from gateway.errors import upstream_name
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.memory_budget import MemoryBudget
@@ -76,7 +77,7 @@ def build_concurrency_limit(
     numbers = _numbers(declared, workers)
     if numbers is None:
         return None
-    name = f"upstream '{upstream}'" if upstream else "the gateway"
+    name = upstream_name(upstream) if upstream else "the gateway"
     return before or ConcurrencyLimit(name, *numbers, metrics.limit(upstream))
 
 

@@ -6,7 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from gateway.errors import ErrorKind, GatewayError, bad_response, strip_tracebacks
+from gateway.errors import (
+    ErrorKind,
+    GatewayError,
+    bad_response,
+    strip_tracebacks,
+    upstream_name,
+)
 from gateway.protocol.dialect_detection import DetectedDialect, parse_server_metadata
 from gateway.protocol.dialects import Dialect, common_dialect
 from gateway.sizes import MAX_SERVER_DOCUMENT
@@ -72,7 +78,8 @@ class DialectDetector(DialectState, MemberTask):
         self._progress = asyncio.Event()
         self._error = GatewayError(
             ErrorKind.UNREACHABLE,
-            f"the dialect of upstream '{upstream}' cannot be detected: no endpoint is being probed",
+            f"the dialect of {upstream_name(upstream)} cannot be detected: "
+            "no endpoint is being probed",
         )
 
     def add(self, member: Member) -> None:
