@@ -21,10 +21,10 @@ from gateway.observe.call_metrics import (
 )
 from gateway.observe.metric_store import CounterFamily
 from gateway.settings.schema import Settings
-from tests.end_to_end.observe.test_json_lines import Way, _as_it_is
+from tests.end_to_end.observe.conftest import Way
 from tests.support.addresses import free_port
 from tests.support.gateway import RunningGateway
-from tests.support.http_messages import http_response, message, request, with_long_head
+from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
     binary_header,
@@ -44,12 +44,6 @@ from tests.support.servers.scripted_server import (
 
 BODY = b"x" * 1000
 UPLOAD = request("POST", "/v2/models/m/generate", BODY)
-
-
-@pytest.fixture(params=[_as_it_is, with_long_head], ids=["fast path", "streaming path"])
-def way(request: pytest.FixtureRequest) -> Way:
-    chosen: Way = request.param
-    return chosen
 
 
 class _Seen:

@@ -1,7 +1,6 @@
 """A line of JSON tells where a call went, in which forms, how large it was, how long it took."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,9 @@ import pytest
 
 from gateway.app.gateway import Gateway
 from gateway.settings.schema import Settings
+from tests.end_to_end.observe.conftest import Way
 from tests.support.gateway import RunningGateway
-from tests.support.http_messages import chunked, http_response, message, request, with_long_head
+from tests.support.http_messages import chunked, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
     binary_header,
@@ -25,7 +25,6 @@ from tests.support.servers.scripted_server import Connection, Script, ScriptedSe
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADERS = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01", "X-Request-Id": "r-1"}
-Way = Callable[[bytes], bytes]
 SIZES = ("request_bytes", "sent_bytes", "received_bytes", "response_bytes")
 
 
@@ -70,16 +69,6 @@ async def _line(
 
 def _last_line(log: Path) -> str:
     return log.read_text().splitlines()[-1]
-
-
-def _as_it_is(data: bytes) -> bytes:
-    return data
-
-
-@pytest.fixture(params=[_as_it_is, with_long_head], ids=["fast path", "streaming path"])
-def way(request: pytest.FixtureRequest) -> Way:
-    chosen: Way = request.param
-    return chosen
 
 
 TENSOR = FLOATS.tobytes()
