@@ -1,0 +1,667 @@
+"""One end of an HTTP/2 connection, without I/O: RFC 9113.
+
+Give it what was received, take the events, and send what it has to send. A client opens streams;
+for a server the peer does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from gateway.http2.errors import ErrorCode, Http2Error
+from gateway.http2.events import (
+    DataReceived,
+    Event,
+    GoAwayReceived,
+    HeadersReceived,
+    InterimReceived,
+    PingAcknowledged,
+    SettingsReceived,
+    StreamReset,
+    TrailersReceived,
+    WindowOpened,
+)
+from gateway.http2.flood_limits import (
+    CONTROL_FRAMES_PER_MESSAGE,
+    MAX_CONTROL_FRAMES,
+    MAX_CONTROL_FRAMES_PER_SECOND,
+    MAX_RESETS,
+    MAX_RESETS_PER_SECOND,
+    MAX_TINY_FRAMES,
+    MAX_TINY_FRAMES_PER_SECOND,
+    TINY_FRAME,
+    RateLimit,
+)
+from gateway.http2.flow_control import DEFAULT_WINDOW, ReceiveWindow
+from gateway.http2.frame_reader import FrameReader
+from gateway.http2.frame_writer import (
+    SETTINGS_ACK,
+    encode_data_header,
+    encode_goaway,
+    encode_headers,
+    encode_ping,
+    encode_rst_stream,
+    encode_settings,
+    encode_window_update,
+)
+from gateway.http2.frames import (
+    ENABLE_PUSH,
+    HEADER_TABLE_SIZE,
+    INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_SIZE,
+    MAX_HEADER_LIST_SIZE,
+    MAX_WINDOW_SIZE,
+    MIN_MAX_FRAME_SIZE,
+    PREFACE,
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeaderBlockFrame,
+    HeadersFrame,
+    PingFrame,
+    PushPromiseFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+from gateway.http2.header_check import check_request, check_response, check_trailers
+from gateway.http2.header_table import Header
+from gateway.http2.hpack import MAX_HEADER_LIST, Decoder, Encoder, HeaderList
+from gateway.http2.stream import Stream
+
+_MAX_RESET_IDS: Final = 2 * MAX_RESETS
+"""Streams that were reset here, and whose late frames are ignored: section 5.1, "closed"."""
+
+_MAX_REASON: Final = 200
+"""Bytes of the debug data of GOAWAY."""
+
+_UNLIMITED: Final = 2**31 - 1
+_ERROR_CODES: Final = {int(code): code for code in ErrorCode}
+_HEAD: Final = (b":method", b"HEAD")
+_NO_NAMES: Final[frozenset[bytes]] = frozenset()
+
+
+class Http2Connection:
+    """The state of a connection: settings, streams, windows.
+
+    ``max_streams`` are those that the peer may have open at a time. ``stream_window`` is the
+    initial window of each stream, ``window`` that of the connection; both in bytes, at least
+    65,535. ``max_frame_size`` is that of received frames.
+
+    After ``next_event`` has raised Http2Error, what there is to send tells the peer why, and the
+    connection must be closed.
+    """
+
+    def __init__(
+        self,
+        is_client: bool,
+        max_streams: int = 100,
+        stream_window: int = DEFAULT_WINDOW,
+        window: int = DEFAULT_WINDOW,
+        max_frame_size: int = MIN_MAX_FRAME_SIZE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._is_client: Final = is_client
+        self._max_streams = max_streams
+        self._stream_window = stream_window
+        self._reader: Final = FrameReader(max_frame_size)
+        self._decoder: Final = Decoder()
+        self._encoder: Final = Encoder()
+        self._receive_window: Final = ReceiveWindow(DEFAULT_WINDOW, window)
+        self._send_window = DEFAULT_WINDOW
+        self.streams: dict[int, Stream] = {}
+        """The open streams by id."""
+        self._last_id = 0
+        self._next_id = 1
+        self._reset_ids: dict[int, None] = {}
+        self._output: list[bytes | memoryview] = []
+        self._events: deque[Event] = deque()
+        self._preface_left = b"" if is_client else PREFACE
+        self._has_settings = False
+        self.settings_acknowledged = False
+        """Whether the peer has acknowledged the settings of this end."""
+        self.going_away = False
+        """Whether one of both ends has sent GOAWAY: no stream may be opened any more."""
+        self._last_accepted_id = MAX_WINDOW_SIZE
+        # What the peer has set.
+        self._initial_send_window = DEFAULT_WINDOW
+        self._max_send_frame = MIN_MAX_FRAME_SIZE
+        self.peer_max_streams = _UNLIMITED
+        """Streams that the peer lets this end have open at a time."""
+        self.peer_max_header_list = _UNLIMITED
+        """Bytes of a header list that the peer reads, as it has told; for information."""
+        self._failure: Http2Error | None = None
+        self._resets: Final = RateLimit(MAX_RESETS, MAX_RESETS_PER_SECOND, clock)
+        self._control: Final = RateLimit(MAX_CONTROL_FRAMES, MAX_CONTROL_FRAMES_PER_SECOND, clock)
+        self._tiny: Final = RateLimit(MAX_TINY_FRAMES, MAX_TINY_FRAMES_PER_SECOND, clock)
+        self._start(max_frame_size)
+
+    def _start(self, max_frame_size: int) -> None:
+        values = [
+            (INITIAL_WINDOW_SIZE, self._stream_window),
+            (MAX_FRAME_SIZE, max_frame_size),
+            (MAX_HEADER_LIST_SIZE, MAX_HEADER_LIST),
+        ]
+        if self._is_client:
+            self._output.append(PREFACE)
+            values.append((ENABLE_PUSH, 0))
+        else:
+            values.append((MAX_CONCURRENT_STREAMS, self._max_streams))
+        self._output.append(encode_settings(values))
+        self._open_window(None, self._receive_window.opening())
+
+    # ------------------------------------------------------------------------------- receiving
+
+    def receive(self, data: bytes | memoryview) -> None:
+        """Add received data; then take the events."""
+        if self._preface_left:
+            data = self._check_preface(data)
+        if data:
+            self._reader.feed(data)
+
+    def next_event(self) -> Event | None:
+        """Return the next event, None if there is none yet.
+
+        Raises Http2Error, and the connection must be closed.
+        """
+        try:
+            if self._failure is not None:
+                raise self._failure
+            while not self._events:
+                frame = self._next_frame()
+                if frame is None:
+                    return None
+                self._handle(frame)
+            return self._events.popleft()
+        except Http2Error as error:
+            self.close(error.code, error.reason)
+            raise
+
+    @property
+    def buffered_bytes(self) -> int:
+        """The received bytes of incomplete frames."""
+        return self._reader.size
+
+    def acknowledge(self, stream: Stream, size: int) -> None:
+        """Count bytes of a DataReceived as used, so that the peer may send as many again."""
+        if stream.is_reset:
+            return  # they were counted when it was reset
+        self._open_window(None, self._receive_window.use(size))
+        increment = stream.receive_window.use(size)
+        if not stream.received_end:
+            self._open_window(stream, increment)
+
+    def set_stream_window(self, stream: Stream, target: int) -> None:
+        """Change how much the peer may send on a stream before any of it is used."""
+        window = stream.receive_window
+        window.target = target
+        if not stream.received_end and not stream.is_reset:
+            self._open_window(stream, window.opening())
+
+    def _check_preface(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Check the next bytes of the preface, and return what follows: section 3.4."""
+        expected = self._preface_left[: len(data)]
+        if bytes(data[: len(expected)]) != expected:
+            self._preface_left = b""
+            raise _protocol_error("this is not HTTP/2")
+        self._preface_left = self._preface_left[len(expected) :]
+        return data[len(expected) :]
+
+    def _next_frame(self) -> Frame | None:
+        while True:
+            try:
+                return self._reader.next_frame()
+            except Http2Error as error:
+                if error.ends_connection:
+                    raise
+                self._fail_stream(error)
+
+    def _handle(self, frame: Frame) -> None:
+        if not self._has_settings:
+            # Section 3.4: the first frame.
+            if not isinstance(frame, SettingsFrame) or frame.ack:
+                raise _protocol_error("the first frame is not SETTINGS")
+            self._has_settings = True
+        try:
+            if isinstance(frame, DataFrame):
+                self._handle_data(frame)
+            elif isinstance(frame, HeaderBlockFrame):
+                self._handle_headers(frame)
+            else:
+                self._handle_control(frame)
+        except Http2Error as error:
+            if error.ends_connection:
+                raise
+            self._fail_stream(error)
+
+    def _handle_control(self, frame: Frame) -> None:
+        if not self._control.spend():
+            raise _flood(f"more than {MAX_CONTROL_FRAMES} frames without a message")
+        if isinstance(frame, WindowUpdateFrame):
+            self._handle_window_update(frame)
+        elif isinstance(frame, SettingsFrame):
+            self._handle_settings(frame)
+        elif isinstance(frame, PingFrame):
+            if frame.ack:
+                self._events.append(PingAcknowledged(frame.data))
+            else:
+                self._output.append(encode_ping(frame.data, ack=True))
+        elif isinstance(frame, RstStreamFrame):
+            self._handle_reset(frame)
+        elif isinstance(frame, GoAwayFrame):
+            self._handle_goaway(frame)
+
+    def _handle_data(self, frame: DataFrame) -> None:
+        """Handle DATA: section 6.1."""
+        size = frame.size
+        if not self._receive_window.receive(size):
+            raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
+        stream = self.streams.get(frame.stream_id)
+        if stream is None or stream.received_end:
+            self._open_window(None, self._receive_window.use(size))
+            self._refuse_late_frame(frame.stream_id, stream, "DATA")
+            return
+        if not stream.receive_window.receive(size):
+            self._open_window(None, self._receive_window.use(size))
+            raise Http2Error(
+                ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the stream's window", stream.id
+            )
+        try:
+            self._check_data(stream, frame)
+        except Http2Error:
+            self._open_window(None, self._receive_window.use(size))
+            raise
+        data = frame.data
+        if frame.end_stream:
+            self._end_received(stream)
+        elif not data:
+            # Padding counts in flow control, but nobody will use it.
+            self.acknowledge(stream, size)
+            if frame.ends_frame and not self._control.spend():
+                raise _flood("too many empty DATA frames")
+            return
+        self._events.append(DataReceived(stream, data, size, frame.end_stream))
+
+    def _check_data(self, stream: Stream, frame: DataFrame) -> None:
+        if not stream.has_headers:
+            raise _stream_error("DATA before the headers", stream.id)
+        if stream.content_left >= 0:
+            stream.content_left -= len(frame.data)
+            if stream.content_left < 0 or (frame.end_stream and stream.content_left):
+                # Section 8.1.1.
+                raise _stream_error("the body does not have its Content-Length", stream.id)
+
+    def _handle_headers(self, frame: HeaderBlockFrame) -> None:
+        """Handle HEADERS and PUSH_PROMISE: sections 6.2 and 6.6."""
+        if isinstance(frame, PushPromiseFrame):
+            raise _protocol_error("PUSH_PROMISE, which was not allowed")
+        assert isinstance(frame, HeadersFrame)
+        headers = self._decoder.decode(frame.block)
+        stream_id = frame.stream_id
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            if self._is_client or stream_id <= self._last_id:
+                self._refuse_late_frame(stream_id, stream, "HEADERS")
+                return
+            stream = self._accept_stream(stream_id)
+            if stream is None:
+                return
+        elif stream.received_end:
+            self._refuse_late_frame(stream_id, stream, "HEADERS")
+            return
+        if frame.depends_on_itself:
+            raise _stream_error("a stream that depends on itself", stream_id)
+        if stream.has_headers:
+            self._receive_trailers(stream, headers, frame.end_stream)
+        else:
+            self._receive_headers(stream, headers, frame.end_stream)
+
+    def _accept_stream(self, stream_id: int) -> Stream | None:
+        """Open a stream of the peer; return None if it came after GOAWAY."""
+        if stream_id % 2 == 0:
+            raise _protocol_error("a client opened a stream with an even id")  # section 5.1.1
+        self._last_id = stream_id
+        if stream_id > self._last_accepted_id:
+            self._remember_reset(stream_id)  # section 6.8: its frames are ignored
+            return None
+        if len(self.streams) >= self._max_streams:
+            raise Http2Error(
+                ErrorCode.REFUSED_STREAM, f"more than {self._max_streams} streams", stream_id
+            )
+        return self._add_stream(stream_id)
+
+    def _add_stream(self, stream_id: int) -> Stream:
+        self._control.earn(CONTROL_FRAMES_PER_MESSAGE)
+        size = self._stream_window
+        stream = Stream(stream_id, self._initial_send_window, ReceiveWindow(size, size))
+        self.streams[stream_id] = stream
+        return stream
+
+    def _receive_headers(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
+        length = -1
+        if not headers.too_large:
+            if self._is_client:
+                status, length = check_response(headers.fields, stream.id)
+                if status < 200:
+                    self._receive_interim(stream, headers, end_stream)
+                    return
+                if stream.is_head or status in (204, 304):
+                    length = -1  # that of the response to GET: RFC 9110, section 8.6
+            else:
+                length = check_request(headers.fields, stream.id)
+        stream.has_headers = True
+        if end_stream:
+            if length > 0:
+                raise _stream_error("a Content-Length without a body", stream.id)
+            self._end_received(stream)
+        else:
+            stream.content_left = length
+        self._events.append(HeadersReceived(stream, headers, end_stream))
+
+    def _receive_interim(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
+        if end_stream:
+            raise _stream_error("an interim response with END_STREAM", stream.id)  # section 8.1
+        if not self._control.spend():
+            raise _flood("too many interim responses")
+        self._events.append(InterimReceived(stream, headers))
+
+    def _receive_trailers(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
+        """Handle trailers: section 8.1."""
+        if not end_stream:
+            raise _stream_error("trailers without END_STREAM", stream.id)
+        if headers.too_large:
+            raise Http2Error(
+                ErrorCode.ENHANCE_YOUR_CALM,
+                f"trailers of more than {MAX_HEADER_LIST} bytes",
+                stream.id,
+            )
+        check_trailers(headers.fields, stream.id)
+        if stream.content_left > 0:
+            raise _stream_error("the body does not have its Content-Length", stream.id)
+        self._end_received(stream)
+        self._events.append(TrailersReceived(stream, headers))
+
+    def _end_received(self, stream: Stream) -> None:
+        stream.received_end = True
+        if stream.sent_end:
+            del self.streams[stream.id]
+
+    def _refuse_late_frame(self, stream_id: int, stream: Stream | None, kind: str) -> None:
+        """Handle DATA or HEADERS on a stream on which the peer must not send: section 5.1."""
+        if stream is not None:  # half-closed (remote)
+            raise Http2Error(
+                ErrorCode.STREAM_CLOSED, f"{kind} after the end of the stream", stream_id
+            )
+        self._check_not_idle(stream_id, kind)
+        if stream_id not in self._reset_ids:
+            raise Http2Error(ErrorCode.STREAM_CLOSED, f"{kind} on a closed stream")
+        if not self._control.spend():
+            raise _flood("too many frames on closed streams")
+
+    def _check_not_idle(self, stream_id: int, kind: str) -> None:
+        """Raise a connection error for a stream that was never opened: section 5.1, "idle"."""
+        last = self._next_id - 2 if self._is_client else self._last_id
+        if stream_id > last or stream_id % 2 == 0:
+            raise _protocol_error(f"{kind} on an idle stream")
+
+    def _handle_reset(self, frame: RstStreamFrame) -> None:
+        """Handle RST_STREAM: section 6.4."""
+        self._check_not_idle(frame.stream_id, "RST_STREAM")
+        stream = self.streams.get(frame.stream_id)
+        if stream is None:
+            return
+        if not self._is_client and not self._resets.spend():
+            raise _flood(f"more than {MAX_RESETS} reset streams")
+        code = frame.error_code
+        known = _ERROR_CODES.get(code)
+        name = f"error {code}" if known is None else known.name
+        self._drop_stream(stream)
+        # Section 7: an unknown code may be taken for INTERNAL_ERROR.
+        error = Http2Error(
+            ErrorCode.INTERNAL_ERROR if known is None else known,
+            f"the peer reset the stream: {name}",
+            stream.id,
+        )
+        self._events.append(StreamReset(stream, error, by_peer=True))
+
+    def _handle_window_update(self, frame: WindowUpdateFrame) -> None:
+        """Handle WINDOW_UPDATE: section 6.9."""
+        increment = frame.increment
+        if not frame.stream_id:
+            self._send_window += increment
+            if self._send_window > MAX_WINDOW_SIZE:
+                raise _window_overflow(0)
+            self._events.append(WindowOpened(None))
+            return
+        stream = self.streams.get(frame.stream_id)
+        if stream is None:
+            self._check_not_idle(frame.stream_id, "WINDOW_UPDATE")
+            return
+        stream.send_window += increment
+        if stream.send_window > MAX_WINDOW_SIZE:
+            raise _window_overflow(stream.id)
+        if stream.send_window > 0:
+            self._events.append(WindowOpened(stream))
+
+    def _handle_settings(self, frame: SettingsFrame) -> None:
+        """Handle SETTINGS: section 6.5."""
+        if frame.ack:
+            self.settings_acknowledged = True
+            return
+        initial_window = self._initial_send_window
+        for identifier, value in frame.values:
+            if identifier == INITIAL_WINDOW_SIZE:
+                initial_window = value
+            elif identifier == MAX_FRAME_SIZE:
+                self._max_send_frame = value
+            elif identifier == HEADER_TABLE_SIZE:
+                self._encoder.set_max_table_size(value)
+            elif identifier == MAX_CONCURRENT_STREAMS:
+                self.peer_max_streams = value
+            elif identifier == MAX_HEADER_LIST_SIZE:
+                self.peer_max_header_list = value
+            elif identifier == ENABLE_PUSH and value and self._is_client:
+                raise _protocol_error("a server must not enable push")  # section 6.5.2
+        if initial_window != self._initial_send_window:
+            # Once for all values of a frame: it costs a step for each stream.
+            self._set_initial_send_window(initial_window)
+        self._output.append(SETTINGS_ACK)
+        self._events.append(SettingsReceived())
+
+    def _set_initial_send_window(self, size: int) -> None:
+        """Change the windows of all streams by the difference: section 6.9.2."""
+        difference = size - self._initial_send_window
+        self._initial_send_window = size
+        for stream in self.streams.values():
+            stream.send_window += difference
+            if stream.send_window > MAX_WINDOW_SIZE:
+                raise _window_overflow(0)
+        if difference > 0:
+            self._events.append(WindowOpened(None))
+
+    def _handle_goaway(self, frame: GoAwayFrame) -> None:
+        """Handle GOAWAY: section 6.8."""
+        self.going_away = True
+        last = frame.last_stream_id
+        self._events.append(GoAwayReceived(last, frame.error_code, frame.debug_data))
+        if not self._is_client:
+            return
+        for stream in [each for each in self.streams.values() if each.id > last]:
+            # They were not processed, and can be sent again.
+            self._drop_stream(stream)
+            error = Http2Error(ErrorCode.REFUSED_STREAM, "the peer is going away", stream.id)
+            self._events.append(StreamReset(stream, error, by_peer=True))
+
+    def _fail_stream(self, error: Http2Error) -> None:
+        """Reset a stream on which the peer broke the protocol: section 5.4.2."""
+        stream_id = error.stream_id
+        self._check_not_idle(stream_id, "a broken frame")
+        if not self._resets.spend():
+            raise _flood(f"more than {MAX_RESETS} broken streams")
+        stream = self.streams.get(stream_id)
+        self._output.append(encode_rst_stream(stream_id, error.code))
+        self._remember_reset(stream_id)
+        if stream is not None:
+            had_headers = stream.has_headers or self._is_client
+            self._drop_stream(stream)
+            if had_headers:  # else nobody knows of it
+                self._events.append(StreamReset(stream, error, by_peer=False))
+
+    # --------------------------------------------------------------------------------- sending
+
+    def take_output(self) -> list[bytes | memoryview]:
+        """Return what is to be sent, once."""
+        output = self._output
+        self._output = []
+        return output
+
+    @property
+    def has_output(self) -> bool:
+        """Whether there is anything to be sent."""
+        return bool(self._output)
+
+    @property
+    def can_open_stream(self) -> bool:
+        """Whether the peer lets this end, a client, open one more stream."""
+        return (
+            not self.going_away
+            and len(self.streams) < self.peer_max_streams
+            and self._next_id <= MAX_WINDOW_SIZE
+        )
+
+    def open_stream(self) -> Stream:
+        """Open a stream for a request; only if ``can_open_stream``."""
+        assert self._is_client
+        stream_id = self._next_id
+        self._next_id = stream_id + 2
+        return self._add_stream(stream_id)
+
+    def send_headers(
+        self,
+        stream: Stream,
+        fields: tuple[Header, ...],
+        end_stream: bool,
+        never_indexed: frozenset[bytes] = _NO_NAMES,
+    ) -> None:
+        """Send the headers or the trailers of a message, with names in lower case."""
+        if stream.is_reset or stream.sent_end:
+            return
+        stream.is_head = stream.is_head or _HEAD in fields
+        block = self._encoder.encode(fields, never_indexed)
+        self._output.append(encode_headers(stream.id, block, end_stream, self._max_send_frame))
+        if end_stream:
+            self._end_sent(stream)
+
+    def sendable(self, stream: Stream) -> int:
+        """Return how many bytes of data can be sent now on a stream."""
+        return max(0, min(stream.send_window, self._send_window))
+
+    def send_data(self, stream: Stream, data: bytes | memoryview, end_stream: bool) -> int:
+        """Send as much data as the windows allow; return how much that was.
+
+        ``end_stream`` ends the message if that was all.
+        """
+        if stream.is_reset or stream.sent_end:
+            return 0
+        size = len(data)
+        allowed = min(size, self.sendable(stream))
+        if allowed < size:
+            if allowed < TINY_FRAME and allowed and not self._tiny.spend():
+                # Raised at the next event: the peer has to open its window again.
+                self._failure = _flood(f"more than {MAX_TINY_FRAMES} windows of a few bytes")
+                return 0
+            end_stream = False
+        stream.send_window -= allowed
+        self._send_window -= allowed
+        position = 0
+        while True:
+            length = min(allowed - position, self._max_send_frame)
+            is_last = position + length == allowed
+            if length or end_stream:
+                self._control.earn(CONTROL_FRAMES_PER_MESSAGE)
+                self._output.append(encode_data_header(stream.id, length, end_stream and is_last))
+            if length:
+                if length == size:
+                    self._output.append(data)
+                else:
+                    self._output.append(memoryview(data)[position : position + length])
+            position += length
+            if is_last:
+                break
+        if end_stream:
+            self._end_sent(stream)
+        return allowed
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        """Reset a stream, unless it is closed; its late frames are ignored."""
+        if stream.closed or stream.id not in self.streams:
+            return
+        self._output.append(encode_rst_stream(stream.id, code))
+        self._remember_reset(stream.id)
+        self._drop_stream(stream)
+
+    def ping(self, data: bytes) -> None:
+        """Send a PING with 8 bytes; its response is PingAcknowledged."""
+        self._output.append(encode_ping(data))
+
+    def announce_shutdown(self) -> None:
+        """Tell a client to open no more streams; those on their way are still accepted."""
+        self._output.append(encode_goaway(MAX_WINDOW_SIZE, ErrorCode.NO_ERROR))
+
+    def shut_down(self) -> None:
+        """Accept no more streams; open ones can finish: section 6.8."""
+        if not self.going_away or self._last_accepted_id == MAX_WINDOW_SIZE:
+            self.going_away = True
+            self._last_accepted_id = self._last_id
+            self._output.append(encode_goaway(self._last_id, ErrorCode.NO_ERROR))
+
+    def close(self, code: ErrorCode, reason: str = "") -> None:
+        """Tell the peer why the connection is closed, and close all streams."""
+        self.going_away = True
+        self._output.append(encode_goaway(self._last_id, code, reason.encode()[:_MAX_REASON]))
+        for stream in tuple(self.streams.values()):
+            self._drop_stream(stream)
+
+    def _open_window(self, stream: Stream | None, increment: int) -> None:
+        if increment:
+            stream_id = 0 if stream is None else stream.id
+            self._output.append(encode_window_update(stream_id, increment))
+
+    def _end_sent(self, stream: Stream) -> None:
+        stream.sent_end = True
+        if stream.received_end:
+            self.streams.pop(stream.id, None)
+
+    def _drop_stream(self, stream: Stream) -> None:
+        """Forget a stream that is reset; other streams may send as much as it has not used."""
+        window = stream.receive_window
+        self._open_window(None, self._receive_window.use(window.unused))
+        window.unused = 0
+        stream.is_reset = True
+        self.streams.pop(stream.id, None)
+
+    def _remember_reset(self, stream_id: int) -> None:
+        reset_ids = self._reset_ids
+        reset_ids[stream_id] = None
+        if len(reset_ids) > _MAX_RESET_IDS:
+            del reset_ids[next(iter(reset_ids))]
+
+
+def _protocol_error(reason: str) -> Http2Error:
+    return Http2Error(ErrorCode.PROTOCOL_ERROR, reason)
+
+
+def _stream_error(reason: str, stream_id: int) -> Http2Error:
+    return Http2Error(ErrorCode.PROTOCOL_ERROR, reason, stream_id)
+
+
+def _flood(reason: str) -> Http2Error:
+    return Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason)
+
+
+def _window_overflow(stream_id: int) -> Http2Error:
+    return Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes", stream_id)

@@ -1,0 +1,97 @@
+"""What a connection tells of its peer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.http2.errors import Http2Error
+from gateway.http2.hpack import HeaderList
+from gateway.http2.stream import Stream
+
+
+class Event:
+    """Something that the peer did."""
+
+
+class HeadersReceived(Event):
+    """A request or a final response began; ``end_stream`` tells that it has no body.
+
+    A list that is ``too_large`` was not checked, and must be refused.
+    """
+
+    def __init__(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
+        self.stream: Final = stream
+        self.headers: Final = headers
+        self.end_stream: Final = end_stream
+
+
+class InterimReceived(Event):
+    """An interim (1xx) response came; the final one follows."""
+
+    def __init__(self, stream: Stream, headers: HeaderList) -> None:
+        self.stream: Final = stream
+        self.headers: Final = headers
+
+
+class DataReceived(Event):
+    """A piece of a body came.
+
+    ``size`` is what it counts in flow control. ``Http2Connection.acknowledge`` must be called with
+    it once the data are used.
+    """
+
+    def __init__(
+        self, stream: Stream, data: bytes | memoryview, size: int, end_stream: bool
+    ) -> None:
+        self.stream: Final = stream
+        self.data: Final = data
+        self.size: Final = size
+        self.end_stream: Final = end_stream
+
+
+class TrailersReceived(Event):
+    """The trailers came, and the message ended with them."""
+
+    def __init__(self, stream: Stream, headers: HeaderList) -> None:
+        self.stream: Final = stream
+        self.headers: Final = headers
+
+
+class StreamReset(Event):
+    """A stream ended before its messages were complete; nothing more comes or can be sent.
+
+    ``error`` says why. ``by_peer`` tells that the peer reset it; else the peer broke the protocol,
+    and the stream was reset for it.
+    """
+
+    def __init__(self, stream: Stream, error: Http2Error, by_peer: bool) -> None:
+        self.stream: Final = stream
+        self.error: Final = error
+        self.by_peer: Final = by_peer
+
+
+class WindowOpened(Event):
+    """More data can be sent: on one stream, or on all if ``stream`` is None."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream: Final = stream
+
+
+class SettingsReceived(Event):
+    """The settings of the peer have changed."""
+
+
+class PingAcknowledged(Event):
+    """The response to a PING came."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data: Final = data
+
+
+class GoAwayReceived(Event):
+    """The peer accepts no new streams, and has not processed those after ``last_stream_id``."""
+
+    def __init__(self, last_stream_id: int, error_code: int, debug_data: bytes) -> None:
+        self.last_stream_id: Final = last_stream_id
+        self.error_code: Final = error_code
+        self.debug_data: Final = debug_data

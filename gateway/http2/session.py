@@ -1,0 +1,360 @@
+"""An HTTP/2 connection over a socket: what listeners and upstreams share."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections import deque
+
+from gateway.http1.connection import MAX_COALESCED_WRITE, Connection
+from gateway.http2.connection import Http2Connection
+from gateway.http2.errors import ErrorCode, Http2Error
+from gateway.http2.events import (
+    DataReceived,
+    Event,
+    GoAwayReceived,
+    HeadersReceived,
+    InterimReceived,
+    PingAcknowledged,
+    SettingsReceived,
+    StreamReset,
+    TrailersReceived,
+    WindowOpened,
+)
+from gateway.http2.header_table import Header
+from gateway.http2.hpack import HeaderList
+from gateway.http2.stream import Stream
+from gateway.system.buffers import BufferAccount
+from gateway.system.hangups import HangupWatch
+
+STREAM_WINDOW = 64 * 1024
+"""Initial window of a stream. It grows to that of ``BufferAccount`` once its body is read."""
+CONNECTION_WINDOW = 16 * 1024 * 1024
+"""So many bytes of all streams may wait to be read: a stream that waits does not stop others."""
+MAX_RECEIVED_FRAME = 4 * 1024 * 1024
+"""Received frames may be so large, as they are not buffered."""
+
+_MAX_UNSENT = 4 * 1024 * 1024
+"""Bytes that may wait for a peer that does not read, with what it made the gateway send."""
+_MIN_PIECE_COST = 64
+"""Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
+
+
+class StreamHandler:
+    """One stream for its user: reads the peer's message, and sends one with flow control.
+
+    It counts in the buffers of its session until the body is read to its end, or discarded.
+    Its user must call ``close`` in the end.
+    """
+
+    def __init__(self, session: Http2Session, stream: Stream) -> None:
+        self.session = session
+        self.stream = stream
+        stream.handler = self
+        self.trailers: HeaderList | None = None
+        """The trailers of the peer's message, if it had any."""
+        self.error: Exception | None = None
+        """Why nothing more comes."""
+        self._pieces: deque[bytes | memoryview] = deque()
+        self._buffered = 0
+        self._counts = not stream.received_end
+        self._discarding = False
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        if self._counts:
+            session.buffers.open_stream()
+        session.handlers[self] = None
+
+    @property
+    def received_end(self) -> bool:
+        """Whether the peer's message is complete."""
+        return self.stream.received_end
+
+    async def read(self) -> bytes | memoryview:
+        """Return the next piece of the body, empty at its end.
+
+        Raises the error given to ``fail``, after what came before it.
+        """
+        while not self._pieces:
+            if self.error is not None:
+                raise self.error
+            if self.stream.received_end:
+                return b""
+            self._open_window()
+            self._reader = self.session.loop.create_future()
+            await self._reader
+        piece = self._pieces.popleft()
+        self._use(piece)
+        return piece
+
+    def take(self) -> bytes:
+        """Return all that was received of the body."""
+        data = b"".join(self._pieces)
+        self._drop_pieces()
+        return data
+
+    def discard(self) -> None:
+        """Drop the body, and what is still to come of it."""
+        self._discarding = True
+        self._stop_counting()
+        self._drop_pieces()
+
+    def close(self) -> None:
+        """Release the stream: reset it if it is not complete, and forget it."""
+        self.discard()
+        session, stream = self.session, self.stream
+        if not stream.closed:
+            # Section 8.1: a complete response may come before the end of its request.
+            self.reset(ErrorCode.NO_ERROR if stream.sent_end else ErrorCode.CANCEL)
+        stream.handler = None
+        session.handlers.pop(self, None)
+
+    def send_headers(self, fields: tuple[Header, ...], end_stream: bool = False) -> None:
+        """Send the headers, or the trailers, of the message."""
+        self.session.http2.send_headers(self.stream, fields, end_stream)
+        self.session.flush_soon()
+
+    async def send(self, data: bytes | memoryview, end_stream: bool = False) -> None:
+        """Send data as fast as the peer reads them.
+
+        Raises ConnectionResetError if the stream or the connection is closed.
+        """
+        session, stream = self.session, self.stream
+        while True:
+            if self.error is not None or stream.is_reset or session.closed:
+                raise ConnectionResetError("the stream is closed")
+            if not session.write_blocked:
+                sent = session.http2.send_data(stream, data, end_stream)
+                session.flush_soon(sent)
+                if sent == len(data):
+                    return
+                data = memoryview(data)[sent:]
+            await self._wait_to_send()
+
+    async def _wait_to_send(self) -> None:
+        waiter = self._writer = self.session.loop.create_future()
+        waiting = self.session.waiting
+        waiting[self] = None
+        try:
+            await waiter
+        finally:
+            waiting.pop(self, None)
+
+    def wake_writer(self) -> None:
+        """Let ``send`` go on."""
+        if self._writer is not None and not self._writer.done():
+            self._writer.set_result(None)
+
+    def reset(self, code: ErrorCode) -> None:
+        """Reset the stream, unless it is closed already."""
+        self.session.http2.reset(self.stream, code)
+        self.session.flush_soon()
+
+    def receive(self, data: bytes | memoryview, size: int) -> None:
+        """Take in a piece of the body that counts ``size`` in flow control."""
+        session = self.session
+        unused = size if self._discarding else size - len(data)
+        if unused:
+            session.http2.acknowledge(self.stream, unused)
+        if data and not self._discarding:
+            self._pieces.append(data)
+            self._count(max(len(data), _MIN_PIECE_COST))
+        if self.stream.received_end:
+            self._stop_counting()
+        self._wake_reader()
+
+    def receive_trailers(self, headers: HeaderList) -> None:
+        """Take in the end of the message."""
+        self.trailers = headers
+        self._stop_counting()
+        self._wake_reader()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream: readers and writers get this error."""
+        if self.error is None:
+            self.error = error
+        self._stop_counting()
+        self._wake_reader()
+        self.wake_writer()
+
+    def _open_window(self) -> None:
+        """Let the peer send more at a time, as the body is being read."""
+        window = self.session.buffers.window
+        if self.stream.receive_window.target < window:
+            self.session.http2.set_stream_window(self.stream, window)
+            self.session.flush_soon()
+
+    def _use(self, piece: bytes | memoryview) -> None:
+        self._count(-max(len(piece), _MIN_PIECE_COST))
+        self.session.http2.acknowledge(self.stream, len(piece))
+        self.session.flush_soon()
+
+    def _drop_pieces(self) -> None:
+        while self._pieces:
+            self._use(self._pieces.popleft())
+
+    def _count(self, size: int) -> None:
+        self._buffered += size
+        self.session.buffers.change(size)
+
+    def _stop_counting(self) -> None:
+        if self._counts:
+            self._counts = False
+            self.session.buffers.close_stream()
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class Http2Session(Connection):
+    """Reads frames, gives them to the handlers of their streams, and writes what they send."""
+
+    def __init__(
+        self,
+        http2: Http2Connection,
+        buffers: BufferAccount | None = None,
+        hangups: HangupWatch | None = None,
+    ) -> None:
+        super().__init__(buffers, hangups)
+        self.http2 = http2
+        self.waiting: dict[StreamHandler, None] = {}
+        """Those who wait to send, in order: for the peer's windows, or for the socket."""
+        self.handlers: dict[StreamHandler, None] = {}
+        """Those of all streams that are in use."""
+        self._flushing = False
+        self._partial_size = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the settings."""
+        super().connection_made(transport)
+        self.flush_output()
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        """Process frames of the peer."""
+        http2 = self.http2
+        try:
+            http2.receive(data)
+            while (event := http2.next_event()) is not None:
+                self._handle(event)
+        except Http2Error as error:
+            self.fail(error)
+            return
+        self._count_partial(http2.buffered_bytes)
+        self.flush_output()
+        if self.transport.get_write_buffer_size() > _MAX_UNSENT:
+            self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "the peer does not read"))
+
+    def fail(self, error: Http2Error) -> None:
+        """Close the connection because the peer broke the protocol."""
+        self.flush_output()
+        self.on_failure(error)
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Release those who wait; the user of each handler is told by ``on_failure``."""
+        super().connection_lost(exc)
+        self._count_partial(0)
+
+    def resume_writing(self) -> None:
+        """Let those who wait send."""
+        super().resume_writing()
+        self._wake_writers()
+
+    def flush_soon(self, size: int = 0) -> None:
+        """Write what there is to send in the next iteration of the event loop.
+
+        It is written at once if the ``size`` of data in it is large.
+        """
+        if size >= MAX_COALESCED_WRITE:
+            self.flush_output()
+        elif not self._flushing and self.http2.has_output:
+            self._flushing = True
+            self.loop.call_soon(self._flush_scheduled)
+
+    def flush_output(self) -> None:
+        """Write what there is to send."""
+        output = self.http2.take_output()
+        if output and not self.transport.is_closing():
+            self.write(*output)
+
+    def _flush_scheduled(self) -> None:
+        self._flushing = False
+        self.flush_output()
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, DataReceived):
+            handler = event.stream.handler
+            if isinstance(handler, StreamHandler):
+                handler.receive(event.data, event.size)
+                self.on_data(handler, event)
+            else:
+                self.http2.acknowledge(event.stream, event.size)
+        elif isinstance(event, HeadersReceived):
+            self.on_headers(event)
+        elif isinstance(event, TrailersReceived):
+            handler = event.stream.handler
+            if isinstance(handler, StreamHandler):
+                handler.receive_trailers(event.headers)
+                self.on_trailers(handler)
+        elif isinstance(event, StreamReset):
+            handler = event.stream.handler
+            if isinstance(handler, StreamHandler):
+                self.on_reset(handler, event)
+        elif isinstance(event, WindowOpened):
+            self._on_window(event.stream)
+        else:
+            self._handle_rare(event)
+
+    def _handle_rare(self, event: Event) -> None:
+        if isinstance(event, GoAwayReceived):
+            self.on_goaway(event)
+        elif isinstance(event, SettingsReceived):
+            self.on_settings()
+        elif isinstance(event, PingAcknowledged):
+            self.on_ping_acknowledged(event.data)
+        elif isinstance(event, InterimReceived):
+            pass  # Expect: 100-continue is answered by the gateway itself
+
+    def _on_window(self, stream: Stream | None) -> None:
+        if stream is None:
+            self._wake_writers()
+        elif isinstance(stream.handler, StreamHandler):
+            stream.handler.wake_writer()
+
+    def _wake_writers(self) -> None:
+        for handler in tuple(self.waiting):
+            handler.wake_writer()
+
+    def _count_partial(self, size: int) -> None:
+        """Count the bytes of incomplete frames."""
+        if size != self._partial_size:
+            self.buffers.change(size - self._partial_size)
+            self._partial_size = size
+
+    @abstractmethod
+    def on_headers(self, event: HeadersReceived) -> None:
+        """Handle the start of a request or of a response."""
+
+    def on_data(self, handler: StreamHandler, event: DataReceived) -> None:
+        """Handle a piece of a body, which the handler has got."""
+
+    def on_trailers(self, handler: StreamHandler) -> None:
+        """Handle trailers, which the handler has got."""
+
+    @abstractmethod
+    def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
+        """Handle the end of a stream that is not complete."""
+
+    @abstractmethod
+    def on_failure(self, error: Http2Error) -> None:
+        """Handle a connection error: fail all streams; the connection is closed after it."""
+
+    def on_goaway(self, event: GoAwayReceived) -> None:
+        """Handle that the peer accepts no more streams."""
+
+    def on_settings(self) -> None:
+        """Handle that the settings of the peer have changed."""
+
+    def on_ping_acknowledged(self, data: bytes) -> None:
+        """Handle the response to a PING."""
