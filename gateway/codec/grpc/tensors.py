@@ -29,8 +29,7 @@ from gateway.protocol.tensors import MAX_RANK, element_count
 
 SHARED_MEMORY = "shared_memory_region"
 
-
-_TENSORS_TAG = fields.INPUTS_TAG
+TENSORS_TAG = fields.INPUTS_TAG
 """Inputs of requests and outputs of responses have the same number."""
 assert fields.INPUTS_TAG == fields.OUTPUTS_TAG
 
@@ -63,7 +62,7 @@ class SplitMessage:
         while tag := reader.next_tag():
             if tag != raw_tag and tag != fields.ID_TAG:
                 reader.skip(tag)
-                if tag != _TENSORS_TAG:
+                if tag != TENSORS_TAG:
                     budget.spend(reader.position - reader.field_start)
                     continue
                 tensors += 1
