@@ -13,7 +13,6 @@ from gateway.codec.grpc.tensors import (
     SplitMessage,
     check_raw,
     check_size,
-    invalid_protobuf_error,
     read_typed,
     write_raw,
     write_tensor,
@@ -68,7 +67,7 @@ def read_infer_request(data: Buffer, header_cap: int, tensor_cap: int = MAX_TENS
         else:
             target, tensors, is_raw = _read_typed(message, header_cap, tensor_cap)
     except WireError as error:
-        raise invalid_protobuf_error(REQUEST, error) from None
+        raise REQUEST.invalid_protobuf(error) from None
     request = InferRequest(target.head, message.id, tuple(tensors))
     return ReadRequest(target.model, target.version, request, is_raw)
 

@@ -13,7 +13,6 @@ from gateway.codec.grpc.tensors import (
     SplitMessage,
     check_raw,
     check_size,
-    invalid_protobuf_error,
     read_typed,
     write_raw,
     write_tensor,
@@ -48,7 +47,7 @@ def read_infer_response(data: Buffer, header_cap: int) -> ReadResponse:
         else:
             head, tensors = _read_typed(message, header_cap)
     except WireError as error:
-        raise invalid_protobuf_error(RESPONSE, error) from None
+        raise RESPONSE.invalid_protobuf(error) from None
     return ReadResponse(InferResponse(head, message.id), tensors)
 
 

@@ -17,7 +17,6 @@ from gateway.protocol.grpc.wire import (
     LENGTH,
     MAX_MESSAGE,
     Buffer,
-    WireError,
     WireReader,
     bytes_field,
     length_prefix,
@@ -95,11 +94,6 @@ class SplitMessage:
 def pairs(ranges: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield start and end of each range."""
     return zip(ranges[::2], ranges[1::2], strict=True)
-
-
-def invalid_protobuf_error(message: ErrorVocabulary, error: WireError) -> GatewayError:
-    """Make the error of bytes that are not valid protobuf."""
-    return message.malformed(f"{message.name} is not valid protobuf: {error}")
 
 
 @dataclass(slots=True)
