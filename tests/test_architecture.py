@@ -99,6 +99,7 @@ TESTED_BY = {
     "proxy/infer/convert_buffered_request.py": "proxy/fast_path/test_handlers.py",
     "proxy/infer/response_plan.py": "proxy/fast_path/test_handlers.py",
     "codec/grpc/header_budget.py": "codec/grpc/test_request_errors.py",
+    "codec/grpc/message_parts.py": "codec/grpc/test_request.py",
     "codec/grpc/parameters.py": "codec/grpc/test_request.py",
     "codec/grpc/tensors.py": "codec/grpc/test_request.py",
     "codec/v1/buffered_request.py": "proxy/fast_path/test_handlers.py",
