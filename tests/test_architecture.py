@@ -133,6 +133,8 @@ TESTED_BY = {
     "observe/call_record.py": "listener/test_dispatcher.py",
     "observe/metric_cells.py": "observe/test_metric_store.py",
     "offload/__main__.py": "offload/test_process.py",
+    "protocol/grpc/model_config.py": "protocol/grpc/test_rpcs.py",
+    "protocol/grpc/schema.py": "protocol/grpc/test_rpcs.py",
     "protocol/json_errors.py": "protocol/test_request_header.py",
     "protocol/messages.py": "protocol/test_request_header.py",
     "proxy/cluster/model_lists.py": "proxy/cluster/test_aggregate.py",
