@@ -98,6 +98,8 @@ MOST_FILES = 16
 TESTED_BY = {
     "proxy/infer/convert_buffered_request.py": "proxy/fast_path/test_handlers.py",
     "proxy/infer/response_plan.py": "proxy/fast_path/test_handlers.py",
+    "codec/grpc/document_reader.py": "codec/grpc/test_documents.py",
+    "codec/grpc/document_writer.py": "codec/grpc/test_documents.py",
     "codec/grpc/header_budget.py": "codec/grpc/test_request_errors.py",
     "codec/grpc/parameters.py": "codec/grpc/test_request.py",
     "codec/grpc/tensors.py": "codec/grpc/test_request.py",
