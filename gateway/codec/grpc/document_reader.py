@@ -33,9 +33,6 @@ from gateway.protocol.grpc.wire import (
     to_int32,
 )
 
-MAX_VALUES: Final = 128 * 1024
-"""Fields and values of a document: each takes memory and time, though it may be one byte."""
-
 Range = tuple[int, int]
 
 _FLOAT = struct.Struct("<f")
@@ -45,17 +42,26 @@ _DOUBLE = struct.Struct("<d")
 class DocumentReader:
     """Reads one message; ``members`` is its JSON, of the form OBJECT.
 
+    ``max_values`` limits fields and values: each takes memory and time, though it may be one byte.
     Raises GatewayError, malformed or too large, that names message and field.
     """
 
-    def __init__(self, message: Message, data: Buffer, cap: int, words: ErrorVocabulary) -> None:
+    def __init__(
+        self,
+        message: Message,
+        data: Buffer,
+        max_bytes: int,
+        max_values: int,
+        words: ErrorVocabulary,
+    ) -> None:
         self._name: Final = message.name
         self._words: Final = words
         self._data: Final = data
         self._path: Final[list[str]] = []
+        self._max_values: Final = max_values
         self._values = 0
-        if len(data) > cap:
-            raise self._too_large(f"{cap} bytes")
+        if len(data) > max_bytes:
+            raise self._too_large(f"{max_bytes} bytes")
         self.members: Final = self._read_object(message, [(0, len(data))])
 
     def _read_message(self, message: Message, ranges: list[Range], key: str = "") -> Any:
@@ -186,8 +192,8 @@ class DocumentReader:
 
     def _count(self, values: int) -> None:
         self._values += values
-        if self._values > MAX_VALUES:
-            raise self._too_large(f"{MAX_VALUES} fields and values")
+        if self._values > self._max_values:
+            raise self._too_large(f"{self._max_values} fields and values")
 
     # ------------------------------------------------------------------------------ errors
 

@@ -1,7 +1,7 @@
 """Converts the messages of RPCs beside inference to the JSON of the same operation over HTTP.
 
-A message is limited in bytes by the caller, in values by MAX_VALUES, and in depth by its schema:
-none contains itself. Unknown fields are skipped.
+A message is limited in bytes by the caller, in values by the two limits here, and in depth by its
+schema: none contains itself. Unknown fields are skipped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from gateway.protocol.grpc.schema import Form, Message, body_field
 from gateway.protocol.grpc.wire import Buffer
 from gateway.sizes import MAX_SERVER_DOCUMENT
 
+MAX_REQUEST_VALUES: Final = 4 * 1024
+"""Fields and values of a request: it has a few parameters or settings, and takes 10 ms at most."""
+
+MAX_RESPONSE_VALUES: Final = 128 * 1024
+"""Those of a response: enough for the statistics of 1,000 models; 0.2 s at most."""
+
 _REPOSITORY_NAME: Final = "repository_name"
 _MODEL_NAME: Final = "model_name"
 
@@ -28,12 +34,12 @@ class RequestDocument(NamedTuple):
     body: dict[str, Any]
 
 
-def read_request(rpc: Rpc, data: Buffer, cap: int = MAX_SERVER_DOCUMENT) -> RequestDocument:
+def read_request(rpc: Rpc, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) -> RequestDocument:
     """Read a request of a gRPC client.
 
-    Raises GatewayError: 400 that names message and field, 413 above ``cap`` bytes.
+    Raises GatewayError: 400 that names message and field, 413 above a limit.
     """
-    members = DocumentReader(rpc.request, data, cap, REQUEST).members
+    members = DocumentReader(rpc.request, data, max_bytes, MAX_REQUEST_VALUES, REQUEST).members
     path = {
         field.name: str(members.pop(field.member)) for field in rpc.request.fields if field.in_path
     }
@@ -53,12 +59,13 @@ def write_request(rpc: Rpc, path: Mapping[str, str], body: Any = None) -> bytes:
     return DocumentWriter(rpc.request, REQUEST).write(_members(rpc.request, body), names)
 
 
-def read_response(rpc: Rpc, data: Buffer, cap: int = MAX_SERVER_DOCUMENT) -> Any:
+def read_response(rpc: Rpc, data: Buffer, max_bytes: int = MAX_SERVER_DOCUMENT) -> Any:
     """Read a response of a gRPC server as the JSON that it would send over HTTP.
 
-    Raises GatewayError (502) that names message and field, or for more than ``cap`` bytes.
+    Raises GatewayError (502) that names message and field, or the limit that it exceeds.
     """
-    return _body(rpc.response, DocumentReader(rpc.response, data, cap, RESPONSE).members)
+    members = DocumentReader(rpc.response, data, max_bytes, MAX_RESPONSE_VALUES, RESPONSE).members
+    return _body(rpc.response, members)
 
 
 def write_response(rpc: Rpc, document: Any) -> bytes:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.codec.grpc.document_reader import MAX_VALUES
 from gateway.codec.grpc.documents import (
+    MAX_REQUEST_VALUES,
+    MAX_RESPONSE_VALUES,
     read_request,
     read_response,
     write_request,
@@ -292,9 +293,28 @@ def test_number_of_values_is_limited_before_they_take_memory(rpc: str, data: byt
         tracemalloc.stop()
     assert (error.kind, error.message) == (
         ErrorKind.BAD_RESPONSE,
-        f"the server's response ({rpc}Response) has more than {MAX_VALUES} fields and values",
+        f"the server's response ({rpc}Response) has more than {MAX_RESPONSE_VALUES} fields and "
+        "values",
     )
-    assert peak < 300 * MAX_VALUES
+    assert peak < 300 * MAX_RESPONSE_VALUES
+
+
+@pytest.mark.parametrize(
+    ("rpc", "part"),
+    [
+        ("RepositoryModelLoad", field(3, field(1, b"k"))),
+        ("TraceSetting", field(1, field(1, b"k"))),
+        ("TraceSetting", field(1, field(2, field(1, b"") * 100))),
+        ("LogSettings", field(1, b"")),
+        ("ModelReady", field(9, 1)),
+    ],
+)
+def test_number_of_values_of_a_request_is_smaller(rpc: str, part: bytes) -> None:
+    error = error_of(read_request, rpc, part * MAX_REQUEST_VALUES)
+    assert (error.kind, error.message) == (
+        ErrorKind.TOO_LARGE,
+        f"the request ({rpc}Request) has more than {MAX_REQUEST_VALUES} fields and values",
+    )
 
 
 def test_statistics_of_a_thousand_models_are_within_the_limits() -> None:
