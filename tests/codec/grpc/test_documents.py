@@ -299,6 +299,16 @@ def test_packed_and_unpacked_numbers_are_read(form: str) -> None:
     assert list(message.inputs[0].shape) == found["inputs"][0]["shape"]
 
 
+@pytest.mark.parametrize("value", [2**32 + 5, 2**31 + 5, 2**64 - 5, 2**40, 2**35 - 1])
+def test_numbers_of_more_bits_than_their_type_are_cut_as_the_runtime_does(value: int) -> None:
+    config = field(4, value)  # int32
+    config += field(3, field(1, field(1, value)))  # uint32
+    config += field(5, field(2, value) + field(6, value))  # an enumeration and a boolean
+    data = field(1, config)
+    message = message_class("ModelConfigResponse").FromString(data)
+    assert read_response(RPCS["ModelConfig"], data) == expected(message)
+
+
 def test_fields_of_another_wire_type_are_unknown() -> None:
     data = field(1, 5) + field(2, 6) + field(3, b"p") + field(4, 7)
     found = read_response(RPCS["ModelMetadata"], data)
@@ -318,6 +328,11 @@ def test_parts_of_a_message_are_merged_and_the_last_of_a_choice_counts() -> None
     policies = [field(3, field(1, field(1, 2))), field(3, field(2, b"")), field(3, field(3, b""))]
     for order in (policies, policies[::-1], [*policies, *policies[:1]], policies[:1] * 2):
         data = field(1, b"".join(order))
+        message = message_class("ModelConfigResponse").FromString(data)
+        assert read_response(RPCS["ModelConfig"], data) == expected(message)
+    oldest = [field(4, field(1, 5)), field(4, field(3, 7))]
+    for parts in (oldest, [*oldest, field(3, b""), oldest[0]]):
+        data = field(1, field(13, b"".join(parts)))
         message = message_class("ModelConfigResponse").FromString(data)
         assert read_response(RPCS["ModelConfig"], data) == expected(message)
 
