@@ -209,8 +209,12 @@ def test_error_of_json_names_message_and_field(
     ("rpc", "body", "place", "what"),
     [
         (
-            *("RepositoryModelLoad", {"parameters": {"file:a": "a b"}}),
-            *(".parameters.file:a", 'must be base64, got "a b"'),
+            *("RepositoryModelLoad", {"parameters": {"file:a": "YW!Jj"}}),
+            *(".parameters.file:a", 'must be base64, got "YW!Jj"'),
+        ),
+        (
+            *("RepositoryModelLoad", {"parameters": {"file:a": "YWJ"}}),
+            *(".parameters.file:a", 'must be base64, got "YWJ"'),
         ),
         (
             *("RepositoryModelLoad", {"parameters": {"config": {}}}),
