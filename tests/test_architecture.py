@@ -98,6 +98,8 @@ MOST_FILES = 16
 TESTED_BY = {
     "proxy/infer/convert_buffered_request.py": "proxy/fast_path/test_handlers.py",
     "proxy/infer/response_plan.py": "proxy/fast_path/test_handlers.py",
+    "codec/grpc/document_reader.py": "codec/grpc/test_documents.py",
+    "codec/grpc/document_writer.py": "codec/grpc/test_documents.py",
     "codec/grpc/header_budget.py": "codec/grpc/test_request_errors.py",
     "codec/grpc/message_parts.py": "codec/grpc/test_request.py",
     "codec/grpc/parameters.py": "codec/grpc/test_request.py",
@@ -134,6 +136,8 @@ TESTED_BY = {
     "observe/call_record.py": "listener/test_dispatcher.py",
     "observe/metric_cells.py": "observe/test_metric_store.py",
     "offload/__main__.py": "offload/test_process.py",
+    "protocol/grpc/model_config.py": "protocol/grpc/test_rpcs.py",
+    "protocol/grpc/schema.py": "protocol/grpc/test_rpcs.py",
     "protocol/json_errors.py": "protocol/test_request_header.py",
     "protocol/messages.py": "protocol/test_request_header.py",
     "proxy/cluster/model_lists.py": "proxy/cluster/test_aggregate.py",
