@@ -301,7 +301,7 @@ class Http2Connection:
         assert isinstance(frame, HeadersFrame)
         headers = self._decoder.decode(frame.block)
         stream_id = frame.stream_id
-        stream = self.streams.get(stream_id)
+        stream: Stream | None = self.streams.get(stream_id)
         if stream is None:
             if self._is_client or stream_id <= self._last_id:
                 self._refuse_late_frame(stream_id, stream, "HEADERS")

@@ -21,7 +21,7 @@ from tests.support.scale import scaled
 
 CONTENT = bytes(value * 7 % 251 for value in range(400_000))
 
-BIG_FIELDS: Fields = tuple((b"x-big-%d" % i, b"v" * 800) for i in range(30))
+BIG_FIELDS: Fields = ((b"x-big", b"v" * 25_000),)
 
 WINDOWS = st.sampled_from([0, 1, 300, 20_000, 65_535, 2**20])
 
