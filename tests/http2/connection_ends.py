@@ -74,6 +74,9 @@ class End(ABC):
             self.use(stream_id, size)
         del unused[:count]
 
+    def has_negative_window(self, stream_id: int) -> bool:
+        return False
+
     def acknowledge_all(self) -> None:
         for stream_id in self.received:
             self.acknowledge(stream_id, 2**40)
@@ -132,6 +135,9 @@ class OurEnd(End):
 
     def send_headers(self, stream_id: int, fields: Fields, end: bool) -> None:
         self.http2.send_headers(self.streams[stream_id], fields, end)
+
+    def has_negative_window(self, stream_id: int) -> bool:
+        return self.streams[stream_id].send_window < 0
 
     def send_data(self, stream_id: int, data: bytes, end: bool, padding: int) -> int:
         return self.http2.send_data(self.streams[stream_id], data, end)
