@@ -36,6 +36,8 @@ MAX_RECEIVED_FRAME = 4 * 1024 * 1024
 
 _MAX_UNSENT = 4 * 1024 * 1024
 """Bytes that may wait for a peer that does not read, with what it made the gateway send."""
+_MAX_WRITE = 1024 * 1024
+"""Bytes of data that are written at once: what waits to be sent is less than ``_MAX_UNSENT``."""
 _MIN_PIECE_COST = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
 
@@ -123,13 +125,21 @@ class StreamHandler:
         while True:
             if self.error is not None or stream.is_reset or session.closed:
                 raise ConnectionResetError("the stream is closed")
-            if not session.write_blocked:
+            if session.write_blocked:
+                await self._wait_to_send()
+                continue
+            size = len(data)
+            if size > _MAX_WRITE:
+                sent = session.http2.send_data(stream, memoryview(data)[:_MAX_WRITE], False)
+            else:
                 sent = session.http2.send_data(stream, data, end_stream)
-                session.flush_soon(sent)
-                if sent == len(data):
+                if sent == size:
+                    session.flush_soon(sent)
                     return
-                data = memoryview(data)[sent:]
-            await self._wait_to_send()
+            session.flush_soon(sent)
+            data = memoryview(data)[sent:]
+            if sent < min(size, _MAX_WRITE):
+                await self._wait_to_send()
 
     async def _wait_to_send(self) -> None:
         waiter = self._writer = self.session.loop.create_future()
