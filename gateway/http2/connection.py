@@ -667,9 +667,7 @@ class Http2Connection:
 
     def _drop_stream(self, stream: Stream) -> None:
         """Forget a stream that is reset; other streams may send as much as it has not used."""
-        window = stream.receive_window
-        self._open_window(None, self._receive_window.use(window.unused))
-        window.unused = 0
+        self._open_window(None, self._receive_window.use(stream.receive_window.unused))
         stream.is_reset = True
         self.streams.pop(stream.id, None)
 

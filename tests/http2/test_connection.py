@@ -388,8 +388,9 @@ def test_data_are_cut_to_the_frames_of_the_peer() -> None:
     peer.send(encode_settings([(MAX_FRAME_SIZE, 20_000)]))
     stream = peer.request()
     assert peer.http2.send_data(stream, bytes(50_000), True) == 50_000
-    sizes = [each.size for each in peer.frames() if isinstance(each, DataFrame) and each.size]
-    assert sizes == [20_000, 20_000, 10_000]
+    found = [each for each in peer.frames() if isinstance(each, DataFrame) and each.size]
+    assert [each.size for each in found] == [20_000, 20_000, 10_000]
+    assert [each.end_stream for each in found] == [False, False, True]
 
 
 def test_large_header_block_is_continued() -> None:
@@ -411,7 +412,9 @@ def test_initial_window_changes_windows_of_open_streams_only() -> None:
     stream = peer.request()
     connection_window = 65_535
     assert peer.http2.send_data(stream, bytes(1000), False) == 1000
+    peer.events.clear()
     peer.send(encode_settings([(INITIAL_WINDOW_SIZE, 400)]))
+    assert [type(event) for event in peer.events] == [SettingsReceived]
     # Section 6.9.2: a window can become negative.
     assert (stream.send_window, peer.http2.sendable(stream)) == (-600, 0)
     assert peer.http2.send_data(stream, b"x", False) == 0

@@ -196,20 +196,31 @@ def test_interim_responses() -> None:
     assert MAX_CONTROL_FRAMES - 10 <= done <= MAX_CONTROL_FRAMES
 
 
-def test_frames_that_acknowledge_messages_are_no_flood() -> None:
+@pytest.mark.parametrize("body", [b"", b"x"])
+def test_frames_that_acknowledge_messages_are_no_flood(body: bytes) -> None:
     """CONTROL_FRAMES_PER_MESSAGE."""
     peer = Peer(clock=Clock())
     assert CONTROL_FRAMES_PER_MESSAGE == 4
     for stream_id in range(1, MAX_CONTROL_FRAMES, 2):
         stream = peer.request(stream_id, end=True)
-        peer.http2.send_headers(stream, OK, False)
-        peer.http2.send_data(stream, b"x", True)
+        peer.http2.send_headers(stream, OK, not body)
+        peer.http2.send_data(stream, body, True)
         for increment in (encode_window_update(0, 1), encode_ping(b"12345678")):
             peer.send(increment)
         peer.send(encode_ping(b"abcdefgh", ack=True))
         peer.events.clear()
         peer.http2.take_output()
     assert peer.http2.streams == {}
+
+
+def test_late_frame_in_many_pieces_counts_once() -> None:
+    peer = Peer(clock=Clock())
+    peer.http2.reset(peer.request(1), CODE.CANCEL)
+    late = data(1, bytes(12_000))
+    assert len(late) > MAX_CONTROL_FRAMES
+    for place in range(len(late)):
+        peer.send(late[place : place + 1])
+    assert peer.events == []
 
 
 def test_control_frames_in_the_long_run() -> None:
@@ -350,3 +361,10 @@ def test_fields_that_mean_something_else_elsewhere(field: Header) -> None:
         peer.request(3)
         peer.send(peer.headers(3, (field,), end=True))
         assert peer.reset_code() == CODE.PROTOCOL_ERROR
+
+
+def test_server_may_reset_any_number_of_requests() -> None:
+    peer = Peer(is_client=True, clock=Clock())
+    for _ in range(2 * MAX_RESETS):
+        peer.send(encode_rst_stream(open_request(peer).id, CODE.REFUSED_STREAM))
+    assert len(peer.events) == 2 * MAX_RESETS
