@@ -154,7 +154,7 @@ TESTED_BY = {
     "sizes.py": "system/test_buffers.py",
     "system/certificates.py": "listener/test_tls.py",
     "system/memory.py": "test_cli.py",
-    "upstream/http/address.py": "upstream/http/test_transports.py",
+    "upstream/address.py": "upstream/http/test_transports.py",
     "upstream/pool/lease.py": "upstream/pool/test_pool.py",
     "workers/signals.py": "workers/test_supervisor.py",
 }

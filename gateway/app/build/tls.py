@@ -10,7 +10,7 @@ from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles, is
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream, UpstreamTls
 from gateway.system.certificates import CertificateFileError
-from gateway.upstream.http.tls import CertificateFiles, client_context
+from gateway.upstream.tls import CertificateFiles, client_context
 
 
 class UpstreamTlsError(Exception):

@@ -21,7 +21,7 @@ from gateway.routing.retry import RetryBudget
 from gateway.settings.upstreams import HealthCheck, LoadBalancing, OutlierDetection
 from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.system.buffers import BufferAccount
-from gateway.upstream.http.address import ServerAddress, parse_server_url
+from gateway.upstream.address import ServerAddress, parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectDetector, fixed_dialect_state

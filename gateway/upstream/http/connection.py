@@ -16,7 +16,7 @@ from gateway.http1.head_reader import ResponseHeadReader
 from gateway.sizes import MAX_FAST_RESPONSE
 from gateway.system.buffers import MAX_WINDOW, BufferAccount
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.http.connect_errors import describe_certificate_refusal
+from gateway.upstream.connect_errors import describe_certificate_refusal
 from gateway.upstream.transport import KEYED_RESPONSE_HEADERS
 
 _MAX_COMPLETE = MAX_FAST_RESPONSE

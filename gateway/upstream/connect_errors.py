@@ -7,6 +7,9 @@ import os
 import socket
 import ssl
 
+from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, ServerName
+from gateway.upstream.address import ServerAddress
+
 # Numbers of <openssl/x509_vfy.h>.
 _NOT_YET_VALID = 9
 _EXPIRED = 10
@@ -35,6 +38,20 @@ _CERTIFICATE_REJECTED = frozenset(
 _EXHAUSTED = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 )
+
+
+def connect_error(error: Exception, name: ServerName, address: ServerAddress) -> GatewayError:
+    """Make the error of a call for which there is no connection."""
+    tls = address.tls
+    reason = describe_connect_error(error, None if tls is None else tls.server_name)
+    public_reason = reason if name.public == name.url else describe_for_clients(error)
+    kind, what, retry_after = ErrorKind.UNREACHABLE, "cannot connect to", None
+    if is_local_exhaustion(error):
+        # The server is not at fault, and another endpoint may have an idle connection.
+        kind, retry_after = ErrorKind.EXHAUSTED, RETRY_AFTER
+        what = "the gateway is out of local resources (ports or file descriptors) for"
+    public = f"{what} {name.public}: {public_reason}"
+    return GatewayError(kind, f"{what} {name.url}: {reason}", retry_after, public_message=public)
 
 
 def is_local_exhaustion(error: Exception) -> bool:
