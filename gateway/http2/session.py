@@ -34,6 +34,8 @@ CONNECTION_WINDOW = 16 * 1024 * 1024
 MAX_RECEIVED_FRAME = 4 * 1024 * 1024
 """Received frames may be so large, as they are not buffered."""
 
+_MAX_PART = 256 * 1024
+"""Bytes of one stream that are sent before other streams of the connection get their turn."""
 _MAX_UNSENT = 4 * 1024 * 1024
 """Bytes that may wait for a peer that does not read, with what it made the gateway send."""
 _MIN_PIECE_COST = 64
@@ -120,25 +122,35 @@ class StreamHandler:
         Raises ConnectionResetError if the stream or the connection is closed.
         """
         session, stream = self.session, self.stream
-        while True:
-            if self.error is not None or stream.is_reset or session.closed:
-                raise ConnectionResetError("the stream is closed")
-            if not session.write_blocked:
-                sent = session.http2.send_data(stream, data, end_stream)
-                session.flush_soon(sent)
-                if sent == len(data):
-                    return
-                data = memoryview(data)[sent:]
-            await self._wait_to_send()
-
-    async def _wait_to_send(self) -> None:
-        waiter = self._writer = self.session.loop.create_future()
-        waiting = self.session.waiting
-        waiting[self] = None
+        waiting = session.waiting
         try:
-            await waiter
+            while True:
+                if self.error is not None or stream.is_reset or session.closed:
+                    raise ConnectionResetError("the stream is closed")
+                sent = 0
+                if not session.write_blocked:
+                    part = data if len(data) <= _MAX_PART else memoryview(data)[:_MAX_PART]
+                    is_last = len(part) == len(data)
+                    sent = session.http2.send_data(stream, part, end_stream and is_last)
+                    session.flush_soon(sent)
+                    if is_last and sent == len(part):
+                        return
+                    data = memoryview(data)[sent:]
+                if sent:
+                    waiting.pop(self, None)
+                # Those who could not send anything keep their place: else the first one of them
+                # would always be the first again.
+                waiting[self] = None
+                if sent == _MAX_PART and not session.write_blocked:
+                    await asyncio.sleep(0)
+                else:
+                    await self._wait_to_send()
         finally:
             waiting.pop(self, None)
+
+    async def _wait_to_send(self) -> None:
+        self._writer = self.session.loop.create_future()
+        await self._writer
 
     def wake_writer(self) -> None:
         """Let ``send`` go on."""
