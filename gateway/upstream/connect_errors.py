@@ -21,6 +21,7 @@ _NOT_TLS = frozenset(
     ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
 )
 _UNSUPPORTED_VERSION = frozenset(("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"))
+_NO_PROTOCOL = frozenset(("TLSV1_ALERT_NO_APPLICATION_PROTOCOL",))
 _CERTIFICATE_REQUIRED = frozenset(("TLSV13_ALERT_CERTIFICATE_REQUIRED",))
 _CERTIFICATE_REJECTED = frozenset(
     (
@@ -101,6 +102,8 @@ def describe_tls_error(error: ssl.SSLError) -> str:
         return "it does not speak TLS"
     if reason in _UNSUPPORTED_VERSION:
         return "it speaks no TLS of version 1.2 or newer"
+    if reason in _NO_PROTOCOL:
+        return "it does not speak this version of HTTP"
     if refusal := describe_certificate_refusal(error):
         return refusal
     return f"TLS failed: {reason.lower().replace('_', ' ') or error}"

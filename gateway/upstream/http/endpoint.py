@@ -22,6 +22,7 @@ from gateway.upstream.transport import (
     RequestTemplate,
     ReservedConnection,
     ResponseReceiver,
+    SentBody,
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
@@ -178,7 +179,7 @@ class HttpEndpoint(UpstreamEndpoint):
 
 async def _send_body(
     connection: ServerConnection,
-    body: Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview],
+    body: SentBody,
     chunked: bool,
 ) -> None:
     """Write a body as fast as the server reads it; an error that it raises fails the call."""
