@@ -27,10 +27,6 @@ from gateway.upstream.transport import (
     UpstreamResponse,
 )
 
-DEFAULT_IDLE_TIMEOUT: Final = 180.0
-"""Seconds. A server that closes an idle HTTP/2 connection tells so with GOAWAY, so that no request
-is lost. Load balancers forget connections that are idle for four minutes or more."""
-
 _MAX_SENDS: Final = 3
 """How often a request is sent that the server refuses without having processed it."""
 
@@ -45,7 +41,7 @@ class Http2Endpoint(UpstreamEndpoint):
         self,
         address: ServerAddress,
         connect_timeout: float,
-        idle_timeout: float = DEFAULT_IDLE_TIMEOUT,
+        idle_timeout: float = 180.0,
         buffers: BufferAccount | None = None,
         own_request_headers: HeaderLines = (),
         public_name: str | None = None,
