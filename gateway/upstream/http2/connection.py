@@ -87,7 +87,7 @@ class ServerStream(StreamHandler):
 
     def fail(self, error: Exception) -> None:
         """End the stream; a response that is complete stays so, whatever becomes of its request."""
-        if self.stream.received_end:
+        if self.stream.received_end and self.head.done():
             self.wake_writer()
             return
         strip_tracebacks(error)  # perhaps nobody ever raises it

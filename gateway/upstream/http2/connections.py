@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, Protocol
 
 from gateway.errors import GatewayError
@@ -50,6 +50,11 @@ class ServerConnections:
     def open_count(self) -> int:
         """The number of connections that take requests."""
         return len(self._sessions)
+
+    @property
+    def sessions(self) -> Collection[ServerSession]:
+        """The connections that take requests."""
+        return self._sessions.keys()
 
     @property
     def waiting_count(self) -> int:
