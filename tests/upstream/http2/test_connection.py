@@ -117,8 +117,8 @@ async def test_close_at_any_byte_of_a_response_fails_its_call(http2_at: Http2End
 @pytest.mark.parametrize(
     ("headers", "why"),
     [
-        ([("content-type", "a")], ":status must be a number of 100 to 999"),
-        ([(":status", "x")], ":status must be a number of 100 to 999"),
+        ([("content-type", "a")], ":status"),
+        ([(":status", "x")], ":status"),
         ([(":status", "200"), ("Upper", "x")], "'Upper'"),
         ([(":status", "200"), ("connection", "close")], "'connection'"),
         ([(":status", "200"), ("x", "a\nb")], "'x'"),
