@@ -29,16 +29,20 @@ class WaitingRequest(Protocol):
 class ServerConnections:
     """Gives each request the connection with the fewest open streams.
 
-    If all are full, it opens another one; at ``MAX_CONNECTIONS`` requests wait, in their order.
+    If all are full, it opens another one; at ``max_connections`` requests wait, in their order.
     ``connect`` makes a connection. Its error goes to the requests that came before it began, unless
     there are other connections. A connection without streams is closed after ``idle_timeout``
     seconds.
     """
 
     def __init__(
-        self, connect: Callable[[], Awaitable[ServerSession]], idle_timeout: float
+        self,
+        connect: Callable[[], Awaitable[ServerSession]],
+        idle_timeout: float,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._connect = connect
+        self._max_connections = max_connections
         self._sessions: dict[ServerSession, None] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._waiting: dict[WaitingRequest, float] = {}
@@ -126,7 +130,7 @@ class ServerConnections:
     def _grow(self) -> None:
         """Begin as many connects as the waiting requests need."""
         wanted = -(-len(self._waiting) // self._expected_streams)
-        allowed = MAX_CONNECTIONS - len(self._sessions)
+        allowed = self._max_connections - len(self._sessions)
         while len(self._connecting) < min(wanted, allowed):
             task = asyncio.create_task(self._add_connection())
             self._connecting.add(task)

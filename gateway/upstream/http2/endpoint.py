@@ -17,7 +17,7 @@ from gateway.system.buffers import BufferAccount
 from gateway.upstream.address import ServerAddress
 from gateway.upstream.connect_errors import connect_error
 from gateway.upstream.http2.connection import ServerSession, ServerStream
-from gateway.upstream.http2.connections import ServerConnections
+from gateway.upstream.http2.connections import MAX_CONNECTIONS, ServerConnections
 from gateway.upstream.transport import (
     HOP_BY_HOP,
     HeaderLines,
@@ -45,6 +45,7 @@ class Http2Endpoint(UpstreamEndpoint):
         buffers: BufferAccount | None = None,
         own_request_headers: HeaderLines = (),
         public_name: str | None = None,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.url = address.url
         self.name = ServerName(address.url, public_name or address.url)
@@ -54,7 +55,7 @@ class Http2Endpoint(UpstreamEndpoint):
         self._connect_timeout = connect_timeout
         self._buffers = buffers
         self._senders: set[asyncio.Task[None]] = set()
-        self.connections = ServerConnections(self._connect, idle_timeout)
+        self.connections = ServerConnections(self._connect, idle_timeout, max_connections)
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""

@@ -3,11 +3,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-import pytest
 from h2.settings import SettingCodes
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.upstream.http2 import connections as connections_module
+from gateway.upstream.http2.endpoint import Http2Endpoint
 from tests.support.gateway import until
 from tests.support.servers.http2_server import Http2Peer, answering, http2_script
 from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
@@ -87,31 +86,26 @@ async def test_calls_go_to_the_connection_with_the_fewest_streams(
 
 
 async def test_calls_wait_in_order_once_there_are_enough_connections(
-    http2_at: Http2EndpointAt, monkeypatch: pytest.MonkeyPatch
+    http2_at: Http2EndpointAt,
 ) -> None:
-    monkeypatch.setattr(connections_module, "MAX_CONNECTIONS", 2)
     order: list[int] = []
 
-    async def numbered(endpoint: object, number: int) -> None:
-        await call(endpoint, target=f"/{number}")  # type: ignore[arg-type]
+    async def numbered(endpoint: Http2Endpoint, number: int) -> None:
+        await call(endpoint, target=f"/{number}")
         order.append(number)
 
     settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
     async with ScriptedServer(answering(b"ok", settings=settings)) as server:
-        endpoint = http2_at(server.url)
+        endpoint = http2_at(server.url, max_connections=1)
         await asyncio.gather(*(numbered(endpoint, number) for number in range(20)))
-        assert len(server.connections) == 2
-    # Two connections answer at a time.
-    assert all(abs(place - number) <= 1 for place, number in enumerate(order))
+        assert len(server.connections) == 1
+    assert order == list(range(20))
 
 
-async def test_cancelled_wait_gives_its_place_to_the_next(
-    http2_at: Http2EndpointAt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections_module, "MAX_CONNECTIONS", 1)
+async def test_cancelled_wait_gives_its_place_to_the_next(http2_at: Http2EndpointAt) -> None:
     gate, peers = asyncio.Event(), list[Http2Peer]()
     async with ScriptedServer(_gated(gate, 1, peers)) as server:
-        endpoint = http2_at(server.url)
+        endpoint = http2_at(server.url, max_connections=1)
         calls = [asyncio.create_task(call(endpoint)) for _ in range(4)]
         await until(lambda: _streams(peers) == [1])
         assert endpoint.connections.waiting_count == 3
@@ -125,21 +119,17 @@ async def test_cancelled_wait_gives_its_place_to_the_next(
 
 
 async def test_stream_of_a_slow_reader_is_free_once_its_response_has_come(
-    http2_at: Http2EndpointAt, monkeypatch: pytest.MonkeyPatch
+    http2_at: Http2EndpointAt,
 ) -> None:
-    monkeypatch.setattr(connections_module, "MAX_CONNECTIONS", 1)
     settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
     async with ScriptedServer(answering(b"ok", [("t", "1")], settings=settings)) as server:
-        endpoint = http2_at(server.url)
+        endpoint = http2_at(server.url, max_connections=1)
         unread = await endpoint.send(make_request())
         assert (await call(endpoint)).body == b"ok"
         assert (await read_reply(unread)).trailers == (("t", "1"),)
 
 
-async def test_server_that_allows_more_streams_later_gets_them(
-    http2_at: Http2EndpointAt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections_module, "MAX_CONNECTIONS", 1)
+async def test_server_that_allows_more_streams_later_gets_them(http2_at: Http2EndpointAt) -> None:
 
     async def play(peer: Http2Peer) -> None:
         first = await peer.request()
@@ -151,7 +141,7 @@ async def test_server_that_allows_more_streams_later_gets_them(
 
     settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
     async with ScriptedServer(http2_script(play, settings)) as server:
-        endpoint = http2_at(server.url)
+        endpoint = http2_at(server.url, max_connections=1)
         replies = await asyncio.gather(call(endpoint), call(endpoint))
     assert [reply.body for reply in replies] == [b"first", b"second"]
 
