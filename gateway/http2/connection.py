@@ -93,7 +93,7 @@ class Http2Connection:
     65,535. ``max_frame_size`` is that of received frames.
 
     After ``next_event`` has raised Http2Error, what there is to send tells the peer why, and the
-    connection must be closed.
+    connection must be closed. What is received from then on is ignored.
     """
 
     def __init__(
@@ -115,7 +115,9 @@ class Http2Connection:
         self._send_window = DEFAULT_WINDOW
         self.streams: dict[int, Stream] = {}
         """The open streams by id."""
-        self._last_id = 0
+        self._last_id = -1
+        self._skipped = (0, 0)
+        """The ids of two streams of the peer between which it opened none."""
         self._next_id = 1
         self._reset_ids: dict[int, None] = {}
         self._output: list[bytes | memoryview] = []
@@ -135,6 +137,7 @@ class Http2Connection:
         self.peer_max_header_list = _UNLIMITED
         """Bytes of a header list that the peer reads, as it has told; for information."""
         self._failure: Http2Error | None = None
+        self._closed = False
         self._resets: Final = RateLimit(MAX_RESETS, MAX_RESETS_PER_SECOND, clock)
         self._control: Final = RateLimit(MAX_CONTROL_FRAMES, MAX_CONTROL_FRAMES_PER_SECOND, clock)
         self._tiny: Final = RateLimit(MAX_TINY_FRAMES, MAX_TINY_FRAMES_PER_SECOND, clock)
@@ -160,7 +163,7 @@ class Http2Connection:
         """Add received data; then take the events."""
         if self._preface_left:
             data = self._check_preface(data)
-        if data:
+        if data and not self._closed:
             self._reader.feed(data)
 
     def next_event(self) -> Event | None:
@@ -169,17 +172,28 @@ class Http2Connection:
         Raises Http2Error, and the connection must be closed.
         """
         try:
-            if self._failure is not None:
-                raise self._failure
             while not self._events:
-                frame = self._next_frame()
-                if frame is None:
+                if self._closed or not self._read_frame():
                     return None
-                self._handle(frame)
             return self._events.popleft()
         except Http2Error as error:
             self.close(error.code, error.reason)
             raise
+
+    def _read_frame(self) -> bool:
+        """Handle the next frame; return whether there was one."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            frame = self._reader.next_frame()
+            if frame is None:
+                return False
+            self._handle(frame)
+        except Http2Error as error:
+            if error.ends_connection:
+                raise
+            self._fail_stream(error)
+        return True
 
     @property
     def buffered_bytes(self) -> int:
@@ -207,18 +221,10 @@ class Http2Connection:
         expected = self._preface_left[: len(data)]
         if bytes(data[: len(expected)]) != expected:
             self._preface_left = b""
-            raise _protocol_error("this is not HTTP/2")
+            self._failure = _protocol_error("this is not HTTP/2")
+            return b""
         self._preface_left = self._preface_left[len(expected) :]
         return data[len(expected) :]
-
-    def _next_frame(self) -> Frame | None:
-        while True:
-            try:
-                return self._reader.next_frame()
-            except Http2Error as error:
-                if error.ends_connection:
-                    raise
-                self._fail_stream(error)
 
     def _handle(self, frame: Frame) -> None:
         if not self._has_settings:
@@ -226,17 +232,12 @@ class Http2Connection:
             if not isinstance(frame, SettingsFrame) or frame.ack:
                 raise _protocol_error("the first frame is not SETTINGS")
             self._has_settings = True
-        try:
-            if isinstance(frame, DataFrame):
-                self._handle_data(frame)
-            elif isinstance(frame, HeaderBlockFrame):
-                self._handle_headers(frame)
-            else:
-                self._handle_control(frame)
-        except Http2Error as error:
-            if error.ends_connection:
-                raise
-            self._fail_stream(error)
+        if isinstance(frame, DataFrame):
+            self._handle_data(frame)
+        elif isinstance(frame, HeaderBlockFrame):
+            self._handle_headers(frame)
+        else:
+            self._handle_control(frame)
 
     def _handle_control(self, frame: Frame) -> None:
         if not self._control.spend():
@@ -260,21 +261,19 @@ class Http2Connection:
         size = frame.size
         if not self._receive_window.receive(size):
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
+        # If nobody uses these data, others must not wait for what was used before.
+        self._open_window(None, self._receive_window.opening())
         stream = self.streams.get(frame.stream_id)
         if stream is None or stream.received_end:
             self._open_window(None, self._receive_window.use(size))
-            self._refuse_late_frame(frame.stream_id, stream, "DATA")
+            self._refuse_late_frame(frame.stream_id, stream, "DATA", frame.ends_frame)
             return
+        # If this fails, the stream is dropped, and its data with it.
         if not stream.receive_window.receive(size):
-            self._open_window(None, self._receive_window.use(size))
             raise Http2Error(
                 ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the stream's window", stream.id
             )
-        try:
-            self._check_data(stream, frame)
-        except Http2Error:
-            self._open_window(None, self._receive_window.use(size))
-            raise
+        self._check_data(stream, frame)
         data = frame.data
         if frame.end_stream:
             self._end_received(stream)
@@ -302,7 +301,7 @@ class Http2Connection:
         assert isinstance(frame, HeadersFrame)
         headers = self._decoder.decode(frame.block)
         stream_id = frame.stream_id
-        stream = self.streams.get(stream_id)
+        stream: Stream | None = self.streams.get(stream_id)
         if stream is None:
             if self._is_client or stream_id <= self._last_id:
                 self._refuse_late_frame(stream_id, stream, "HEADERS")
@@ -324,9 +323,11 @@ class Http2Connection:
         """Open a stream of the peer; return None if it came after GOAWAY."""
         if stream_id % 2 == 0:
             raise _protocol_error("a client opened a stream with an even id")  # section 5.1.1
+        if stream_id != self._last_id + 2:
+            self._skipped = (self._last_id, stream_id)
         self._last_id = stream_id
         if stream_id > self._last_accepted_id:
-            self._remember_reset(stream_id)  # section 6.8: its frames are ignored
+            self._ignore_frame()  # section 6.8
             return None
         if len(self.streams) >= self._max_streams:
             raise Http2Error(
@@ -350,16 +351,15 @@ class Http2Connection:
                     self._receive_interim(stream, headers, end_stream)
                     return
                 if stream.is_head or status in (204, 304):
-                    length = -1  # that of the response to GET: RFC 9110, section 8.6
+                    length = 0  # the header tells that of the response to GET: section 8.1.1
             else:
                 length = check_request(headers.fields, stream.id)
+        if end_stream and length > 0:
+            raise _stream_error("a Content-Length without a body", stream.id)
         stream.has_headers = True
+        stream.content_left = length
         if end_stream:
-            if length > 0:
-                raise _stream_error("a Content-Length without a body", stream.id)
             self._end_received(stream)
-        else:
-            stream.content_left = length
         self._events.append(HeadersReceived(stream, headers, end_stream))
 
     def _receive_interim(self, stream: Stream, headers: HeaderList, end_stream: bool) -> None:
@@ -390,23 +390,37 @@ class Http2Connection:
         if stream.sent_end:
             del self.streams[stream.id]
 
-    def _refuse_late_frame(self, stream_id: int, stream: Stream | None, kind: str) -> None:
+    def _refuse_late_frame(
+        self, stream_id: int, stream: Stream | None, kind: str, ends_frame: bool = True
+    ) -> None:
         """Handle DATA or HEADERS on a stream on which the peer must not send: section 5.1."""
         if stream is not None:  # half-closed (remote)
             raise Http2Error(
                 ErrorCode.STREAM_CLOSED, f"{kind} after the end of the stream", stream_id
             )
         self._check_not_idle(stream_id, kind)
-        if stream_id not in self._reset_ids:
+        if stream_id not in self._reset_ids and not self._is_unaccepted(stream_id):
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"{kind} on a closed stream")
+        if ends_frame:
+            self._ignore_frame()
+
+    def _is_unaccepted(self, stream_id: int) -> bool:
+        """Whether a stream was opened after GOAWAY, whose frames are ignored: section 6.8."""
+        return not self._is_client and stream_id > self._last_accepted_id
+
+    def _ignore_frame(self) -> None:
         if not self._control.spend():
             raise _flood("too many frames on closed streams")
 
     def _check_not_idle(self, stream_id: int, kind: str) -> None:
         """Raise a connection error for a stream that was never opened: section 5.1, "idle"."""
-        last = self._next_id - 2 if self._is_client else self._last_id
-        if stream_id > last or stream_id % 2 == 0:
+        if self._is_idle(stream_id):
             raise _protocol_error(f"{kind} on an idle stream")
+
+    def _is_idle(self, stream_id: int) -> bool:
+        last = self._next_id - 2 if self._is_client else self._last_id
+        first, second = self._skipped
+        return stream_id > last or stream_id % 2 == 0 or first < stream_id < second
 
     def _handle_reset(self, frame: RstStreamFrame) -> None:
         """Handle RST_STREAM: section 6.4."""
@@ -444,7 +458,7 @@ class Http2Connection:
         stream.send_window += increment
         if stream.send_window > MAX_WINDOW_SIZE:
             raise _window_overflow(stream.id)
-        if stream.send_window > 0:
+        if stream.send_window > 0 and not stream.sent_end:
             self._events.append(WindowOpened(stream))
 
     def _handle_settings(self, frame: SettingsFrame) -> None:
@@ -499,9 +513,12 @@ class Http2Connection:
     def _fail_stream(self, error: Http2Error) -> None:
         """Reset a stream on which the peer broke the protocol: section 5.4.2."""
         stream_id = error.stream_id
-        self._check_not_idle(stream_id, "a broken frame")
+        if self._is_idle(stream_id):
+            raise Http2Error(error.code, error.reason)
         if not self._resets.spend():
             raise _flood(f"more than {MAX_RESETS} broken streams")
+        if stream_id in self._reset_ids:
+            return
         stream = self.streams.get(stream_id)
         self._output.append(encode_rst_stream(stream_id, error.code))
         self._remember_reset(stream_id)
@@ -534,7 +551,10 @@ class Http2Connection:
         )
 
     def open_stream(self) -> Stream:
-        """Open a stream for a request; only if ``can_open_stream``."""
+        """Open a stream for a request; only if ``can_open_stream``.
+
+        Its headers must be sent before those of the next one: section 5.1.1.
+        """
         assert self._is_client
         stream_id = self._next_id
         self._next_id = stream_id + 2
@@ -550,7 +570,9 @@ class Http2Connection:
         """Send the headers or the trailers of a message, with names in lower case."""
         if stream.is_reset or stream.sent_end:
             return
-        stream.is_head = stream.is_head or _HEAD in fields
+        if not stream.sent_headers:
+            stream.sent_headers = True
+            stream.is_head = self._is_client and _HEAD in fields
         block = self._encoder.encode(fields, never_indexed)
         self._output.append(encode_headers(stream.id, block, end_stream, self._max_send_frame))
         if end_stream:
@@ -577,6 +599,7 @@ class Http2Connection:
             end_stream = False
         stream.send_window -= allowed
         self._send_window -= allowed
+        self._tiny.earn(allowed / TINY_FRAME)
         position = 0
         while True:
             length = min(allowed - position, self._max_send_frame)
@@ -600,8 +623,9 @@ class Http2Connection:
         """Reset a stream, unless it is closed; its late frames are ignored."""
         if stream.closed or stream.id not in self.streams:
             return
-        self._output.append(encode_rst_stream(stream.id, code))
-        self._remember_reset(stream.id)
+        if stream.sent_headers or not self._is_client:  # else the peer does not know of it
+            self._output.append(encode_rst_stream(stream.id, code))
+            self._remember_reset(stream.id)
         self._drop_stream(stream)
 
     def ping(self, data: bytes) -> None:
@@ -616,15 +640,20 @@ class Http2Connection:
         """Accept no more streams; open ones can finish: section 6.8."""
         if not self.going_away or self._last_accepted_id == MAX_WINDOW_SIZE:
             self.going_away = True
-            self._last_accepted_id = self._last_id
-            self._output.append(encode_goaway(self._last_id, ErrorCode.NO_ERROR))
+            self._last_accepted_id = max(0, self._last_id)
+            self._output.append(encode_goaway(self._last_accepted_id, ErrorCode.NO_ERROR))
 
     def close(self, code: ErrorCode, reason: str = "") -> None:
         """Tell the peer why the connection is closed, and close all streams."""
-        self.going_away = True
-        self._output.append(encode_goaway(self._last_id, code, reason.encode()[:_MAX_REASON]))
-        for stream in tuple(self.streams.values()):
-            self._drop_stream(stream)
+        if self._closed:
+            return
+        self._closed = self.going_away = True
+        # Section 6.8: not more than in an earlier GOAWAY.
+        last_id = min(max(0, self._last_id), self._last_accepted_id)
+        self._output.append(encode_goaway(last_id, code, reason.encode()[:_MAX_REASON]))
+        for stream in self.streams.values():
+            stream.is_reset = True
+        self.streams.clear()
 
     def _open_window(self, stream: Stream | None, increment: int) -> None:
         if increment:

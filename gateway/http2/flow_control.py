@@ -35,9 +35,13 @@ class ReceiveWindow:
         return self.opening()
 
     def opening(self) -> int:
-        """Return by how much the window is to be opened: 0 if that is not worth a frame."""
+        """Return by how much the window is to be opened: 0 if that is not worth a frame.
+
+        It is worth one if the window doubles. If other streams' data wait to be used, that can be
+        less than half of a connection's window, but not less than an eighth.
+        """
         increment = self.target - self.unused - self.size
-        if increment <= 0 or 2 * increment < self.target:
+        if increment <= 0 or increment < self.size or 8 * increment < self.target:
             return 0
         increment = min(increment, MAX_WINDOW_SIZE - self.size)
         self.size += increment

@@ -11,22 +11,34 @@ from gateway.sizes import CACHED_LINES, QUOTED_NAME
 
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _UPPERCASE = re.compile(rb"[A-Z]")
-# Section 8.2.1; other control characters are left to whoever reads the value.
-_VALUE = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?")
+# Section 8.2.1, and RFC 9110, section 5.5: control characters have no place in any field.
+_VALUE = re.compile(rb"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
+# What becomes of these in HTTP/1.1 must not be another request: section 10.3.
+_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*")
+_PATH = re.compile(rb"/[!-~]*|\*")
+_STATUS = re.compile(rb"[1-9][0-9]{2}")
+# RFC 3986, section 3.2: a host and a port; section 8.3.1 forbids user names.
+_AUTHORITY = re.compile(rb"(?:\[[0-9A-Za-z:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
 
 _CONNECTION_SPECIFIC: Final = frozenset(
     (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade")
 )
 """Section 8.2.2."""
 
-_REQUEST: Final = (b":method", b":scheme", b":authority", b":path")
-_RESPONSE: Final = (b":status",)
-_NONE: Final = ()
+_REQUEST: Final = {
+    b":method": _METHOD,
+    b":scheme": _SCHEME,
+    b":authority": _AUTHORITY,
+    b":path": _PATH,
+}
+_RESPONSE: Final = {b":status": _STATUS}
+_NONE: Final[dict[bytes, re.Pattern[bytes]]] = {}
 
 _MAX_CACHED_FIELD: Final = 256
 
 _known: dict[Header, bool] = {}
-"""Regular fields that are valid; a cache, shared as what is valid is the same for all."""
+"""Fields with valid names and values; a cache, shared as what is valid is the same for all."""
 
 
 def check_request(fields: tuple[Header, ...], stream_id: int) -> int:
@@ -34,22 +46,26 @@ def check_request(fields: tuple[Header, ...], stream_id: int) -> int:
 
     Raises Http2Error.
     """
-    pseudo, length = _check(fields, _REQUEST, stream_id)
-    method = pseudo.get(b":method")
-    if not method:
+    found, length = _check(fields, _REQUEST, stream_id)
+    method = found.get(b":method")
+    if method is None:
         raise _malformed(":method is missing", stream_id)
+    authority = found.get(b":authority")
+    host = found.get(b"host")
+    # Section 8.3.1: only one host is named.
+    if host is not None and authority is not None and host.lower() != authority.lower():
+        raise _malformed(":authority and host differ", stream_id)
     if method == b"CONNECT":  # section 8.5
-        if b":scheme" in pseudo or b":path" in pseudo or not pseudo.get(b":authority"):
+        if b":scheme" in found or b":path" in found or not authority:
             raise _malformed("CONNECT needs :authority, and no :scheme or :path", stream_id)
-        return length
-    if not pseudo.get(b":scheme"):
+        return -1  # what follows is no body
+    if b":scheme" not in found:
         raise _malformed(":scheme is missing", stream_id)
-    path = pseudo.get(b":path")
-    if not path:
+    path = found.get(b":path")
+    if path is None:
         raise _malformed(":path is missing", stream_id)
-    if not path.startswith(b"/") and (path != b"*" or method != b"OPTIONS"):
+    if path == b"*" and method != b"OPTIONS":
         raise _malformed(":path must begin with /", stream_id)
-    _check_host(fields, pseudo.get(b":authority"), stream_id)
     return length
 
 
@@ -58,10 +74,12 @@ def check_response(fields: tuple[Header, ...], stream_id: int) -> tuple[int, int
 
     Raises Http2Error.
     """
-    pseudo, length = _check(fields, _RESPONSE, stream_id)
-    status = pseudo.get(b":status", b"")
-    if len(status) != 3 or not status.isdigit() or status < b"100":
-        raise _malformed(":status must be a number of 100 to 999", stream_id)
+    found, length = _check(fields, _RESPONSE, stream_id)
+    status = found.get(b":status")
+    if status is None:
+        raise _malformed(":status is missing", stream_id)
+    if status == b"101":  # section 8.6
+        raise _malformed(":status 101 has no meaning in HTTP/2", stream_id)
     return int(status), length
 
 
@@ -71,42 +89,44 @@ def check_trailers(fields: tuple[Header, ...], stream_id: int) -> None:
 
 
 def _check(
-    fields: tuple[Header, ...], allowed: tuple[bytes, ...], stream_id: int
+    fields: tuple[Header, ...], allowed: dict[bytes, re.Pattern[bytes]], stream_id: int
 ) -> tuple[dict[bytes, bytes], int]:
-    """Check fields; return the pseudo-header fields, and the Content-Length or -1."""
-    pseudo: dict[bytes, bytes] = {}
+    """Check fields; return the pseudo-header fields and the host, and the Content-Length or -1."""
+    found: dict[bytes, bytes] = {}
     length = -1
     only_pseudo = True
     for field in fields:
         name, value = field
         if name.startswith(b":"):
-            _check_pseudo(field, allowed, pseudo, only_pseudo, stream_id)
-            pseudo[name] = value
+            if not only_pseudo:
+                raise _malformed(f"{_quoted(name)} after a regular field", stream_id)
+            _check_pseudo(field, allowed.get(name), name in found, stream_id)
+            found[name] = value
             continue
         only_pseudo = False
         if name == b"content-length":
             length = _read_length(value, length, stream_id)
         elif field not in _known:
             _check_field(field, stream_id)
-    return pseudo, length
+        if name == b"host" and found.setdefault(name, value) != value:
+            raise _malformed("more than one host", stream_id)
+    return found, length
 
 
 def _check_pseudo(
-    field: Header,
-    allowed: tuple[bytes, ...],
-    pseudo: dict[bytes, bytes],
-    only_pseudo: bool,
-    stream_id: int,
+    field: Header, pattern: re.Pattern[bytes] | None, found: bool, stream_id: int
 ) -> None:
-    """Check a pseudo-header field: section 8.3."""
+    """Check a pseudo-header field: section 8.3. One without a pattern is not allowed."""
     name, value = field
-    if name not in allowed:
+    if pattern is None:
         raise _malformed(f"{_quoted(name)} has no place here", stream_id)
-    if not only_pseudo:
-        raise _malformed(f"{_quoted(name)} after a regular field", stream_id)
-    if name in pseudo:
+    if found:
         raise _malformed(f"more than one {_quoted(name)}", stream_id)
-    _check_value(name, value, stream_id)
+    if field in _known:
+        return
+    if not pattern.fullmatch(value):
+        raise _malformed(f"invalid {_quoted(name)}", stream_id)
+    _remember(field)
 
 
 def _check_field(field: Header, stream_id: int) -> None:
@@ -121,7 +141,13 @@ def _check_field(field: Header, stream_id: int) -> None:
         raise _malformed(f"{_quoted(name)} has no meaning in HTTP/2", stream_id)
     if name == b"te" and value.lower() != b"trailers":
         raise _malformed("'te' may only be trailers", stream_id)
-    if len(name) + len(value) <= _MAX_CACHED_FIELD:
+    if name == b"host" and not _AUTHORITY.fullmatch(value):
+        raise _malformed("invalid host", stream_id)
+    _remember(field)
+
+
+def _remember(field: Header) -> None:
+    if len(field[0]) + len(field[1]) <= _MAX_CACHED_FIELD:
         if len(_known) >= CACHED_LINES:
             _known.clear()
         _known[field] = True
@@ -130,7 +156,7 @@ def _check_field(field: Header, stream_id: int) -> None:
 def _check_value(name: bytes, value: bytes, stream_id: int) -> None:
     if not _VALUE.fullmatch(value):
         raise _malformed(
-            f"the value of {_quoted(name)} has a line break or NUL, or white space around it",
+            f"the value of {_quoted(name)} has control characters, or white space around it",
             stream_id,
         )
 
@@ -143,15 +169,6 @@ def _read_length(value: bytes, before: int, stream_id: int) -> int:
     if before not in (-1, length):
         raise _malformed("content-length twice", stream_id)
     return length
-
-
-def _check_host(fields: tuple[Header, ...], authority: bytes | None, stream_id: int) -> None:
-    """Check that only one host is named: section 8.3.1."""
-    for name, value in fields:
-        if name == b"host":
-            if authority is not None and value.lower() != authority.lower():
-                raise _malformed(":authority and host differ", stream_id)
-            authority = value
 
 
 def _malformed(reason: str, stream_id: int) -> Http2Error:

@@ -35,7 +35,8 @@ MAX_RECEIVED_FRAME = 4 * 1024 * 1024
 """Received frames may be so large, as they are not buffered."""
 
 _MAX_PART = 256 * 1024
-"""Bytes of one stream that are sent before other streams of the connection get their turn."""
+"""Bytes of one stream that are sent before other streams of the connection get their turn. What
+waits to be sent is less than ``_MAX_UNSENT``."""
 _MAX_UNSENT = 4 * 1024 * 1024
 """Bytes that may wait for a peer that does not read, with what it made the gateway send."""
 _MIN_PIECE_COST = 64

@@ -17,6 +17,8 @@ class Stream:
         """Bytes that the peer accepts; negative after it has made its initial window smaller."""
         self.receive_window = receive_window
         self.handler: object = None
+        self.sent_headers = False
+        """Whether the headers of this end's message were sent."""
         self.sent_end = False
         """Whether the message of this end is complete."""
         self.received_end = False

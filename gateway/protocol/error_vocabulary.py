@@ -61,6 +61,10 @@ class ErrorVocabulary:
         """Make the error of a malformed message; ``what`` names the invalid element."""
         return GatewayError(self.malformed_kind, what)
 
+    def invalid_protobuf(self, reason: object) -> GatewayError:
+        """Make the error of bytes that are not valid protobuf."""
+        return self.malformed(f"{self.name} is not valid protobuf: {reason}")
+
     def too_many_tensors(self, cap: int) -> GatewayError:
         """Make the error of a message with more tensors than ``cap``."""
         return self.malformed(f"{self.name} has more than {cap} {self.tensors}{self.tensor_limit}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from gateway.sizes import CACHED_HEADS
 
@@ -131,6 +131,8 @@ _V1_MODEL_PATH = re.compile(
     re.DOTALL,
 )
 _STATISTICS = "/v2/models/stats"
+_SEGMENT = "!$&'()*+,;=:@"
+"""Characters of a path segment beside those that are never quoted."""
 
 _BY_PATH = {
     "/v2": OperationKind.SERVER_METADATA,
@@ -205,8 +207,21 @@ def parse_operation_variants(method: str, target: str) -> tuple[Operation, ...]:
     # The expressions of Starlette's routes ignore a line feed at the end of a path.
     decoded = unquote(path).removesuffix("\n")
     others = [other for other in (decoded, _normalize(decoded)) if other != path]
-    operations = [Operation(operation.kind, _decode(operation.model), _decode(operation.version))]
+    operations = [decode_names(operation)]
     return tuple(dict.fromkeys(operations + [_parse_path(method, other) for other in others]))
+
+
+def decode_names(operation: Operation) -> Operation:
+    """Return an operation with model and version decoded, as routes match them."""
+    return Operation(operation.kind, _decode(operation.model), _decode(operation.version))
+
+
+def quote_name(name: str) -> str:
+    """Percent-encode a model's name or version so that it is one segment of a path.
+
+    Characters that a segment may have stay (RFC 3986, section 3.3), since Triton does not decode.
+    """
+    return quote(name, safe=_SEGMENT)
 
 
 def _parse_path(method: str, path: str) -> Operation:

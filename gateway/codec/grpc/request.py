@@ -7,16 +7,12 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gateway.codec.grpc.contents import Chunks
-from gateway.codec.grpc.header_budget import HeaderBudget
+from gateway.codec.grpc.message_parts import MessageParts
 from gateway.codec.grpc.parameters import read_parameter, write_parameters
 from gateway.codec.grpc.tensors import (
-    ParsedTensor,
     SplitMessage,
     check_raw,
     check_size,
-    invalid_protobuf_error,
-    pairs,
-    read_tensor,
     read_typed,
     write_raw,
     write_tensor,
@@ -71,7 +67,7 @@ def read_infer_request(data: Buffer, header_cap: int, tensor_cap: int = MAX_TENS
         else:
             target, tensors, is_raw = _read_typed(message, header_cap, tensor_cap)
     except WireError as error:
-        raise invalid_protobuf_error(REQUEST, error) from None
+        raise REQUEST.invalid_protobuf(error) from None
     request = InferRequest(target.head, message.id, tuple(tensors))
     return ReadRequest(target.model, target.version, request, is_raw)
 
@@ -84,49 +80,36 @@ def _read_raw(message: SplitMessage, header_cap: int, tensor_cap: int) -> _Targe
         except WireError:
             pass  # its offset is that in the copy
     parts = _RequestParts(message.data, message.rest, header_cap, tensor_cap)
-    return parts.finish(check_raw(parts.inputs, sizes, REQUEST))
+    return parts.finish(check_raw(parts.tensors, sizes, REQUEST))
 
 
 @lru_cache(maxsize=CACHED_DOCUMENTS)
 def _read_cached(rest: bytes, sizes: tuple[int, ...], tensor_cap: int) -> _Target:
     """Read all but the id and the raw contents: most requests for a model have it in common."""
     parts = _RequestParts(rest, (0, len(rest)), len(rest), tensor_cap)
-    return parts.finish(check_raw(parts.inputs, sizes, REQUEST))
+    return parts.finish(check_raw(parts.tensors, sizes, REQUEST))
 
 
 def _read_typed(
     message: SplitMessage, header_cap: int, tensor_cap: int
 ) -> tuple[_Target, list[TensorData], bool]:
     parts = _RequestParts(message.data, message.rest, header_cap, tensor_cap)
-    data = read_typed(parts.inputs, message.data, parts.budget, REQUEST)
+    data = read_typed(parts.tensors, message.data, parts.budget, REQUEST)
     sizes = [None if chunks is None else sum(map(len, chunks)) for chunks in data]
     # Without any data both forms look alike; raw is what clients read in every case.
-    is_raw = not any(tensor.has_contents for tensor in parts.inputs)
+    is_raw = not any(tensor.has_contents for tensor in parts.tensors)
     return parts.finish(sizes), [chunks for chunks in data if chunks is not None], is_raw
 
 
-class _RequestParts:
-    """Parses the parts of a request apart from its id and raw contents."""
+class _RequestParts(MessageParts):
+    """Parses the parts of a request: those of every message, and requested outputs."""
 
     def __init__(
         self, data: Buffer, ranges: Sequence[int], header_cap: int, tensor_cap: int
     ) -> None:
-        self.inputs: Final[list[ParsedTensor]] = []
-        self._model = ""
-        self._version = ""
         self._outputs: Final[list[RequestedOutput]] = []
-        self._parameters: Final[Fields] = {}
-        self._unknown: Final = bytearray()
         self._tensor_cap: Final = tensor_cap
-        self.budget: Final = HeaderBudget(header_cap, REQUEST)
-        for start, end in pairs(ranges):
-            reader = WireReader(data, start, end)
-            while tag := reader.next_tag():
-                if tag == fields.INPUTS_TAG:
-                    self._read_input(reader)
-                else:
-                    self.budget.spend(reader.size_ahead(tag))
-                    self._read_field(reader, tag)
+        super().__init__(data, ranges, header_cap, REQUEST)
 
     def finish(self, sizes: Sequence[int | None]) -> _Target:
         """Return the request, given the size of each input's data."""
@@ -139,41 +122,30 @@ class _RequestParts:
                 parameters=tensor.parameters,
                 unknown_fields=tensor.unknown_fields,
             )
-            for tensor, size in zip(self.inputs, sizes, strict=True)
+            for tensor, size in zip(self.tensors, sizes, strict=True)
         )
         outputs = tuple(self._outputs)
-        self._parameters.pop("binary_data_output", None)  # describes the form over HTTP
+        self.parameters.pop("binary_data_output", None)  # describes the form over HTTP
         head = InferRequestHead(
             inputs,
             outputs,
-            self._parameters,
-            features=read_features(self._parameters, inputs, outputs),
+            self.parameters,
+            features=read_features(self.parameters, inputs, outputs),
             memory=self.budget.memory(len(inputs) + len(outputs)),
-            unknown_fields=bytes(self._unknown),
+            unknown_fields=bytes(self.unknown),
         )
-        return _Target(self._model, self._version, head)
+        return _Target(self.model, self.version, head)
 
-    def _read_input(self, reader: WireReader) -> None:
-        tensor = reader.enter()
-        self.budget.spend(tensor.position - reader.field_start)
-        self.inputs.append(read_tensor(tensor, len(self.inputs), self.budget, REQUEST))
-
-    def _read_field(self, reader: WireReader, tag: int) -> None:
-        if tag == fields.MODEL_NAME_TAG:
-            self._model = reader.read_text()
-        elif tag == fields.MODEL_VERSION_TAG:
-            self._version = reader.read_text()
-        elif tag == fields.PARAMETERS_TAG:
-            read_parameter(reader, self._parameters)
-        elif tag == fields.REQUESTED_OUTPUTS_TAG:
-            if len(self._outputs) >= self._tensor_cap:
-                raise bad_request(
-                    f"the request asks for more than {self._tensor_cap} outputs"
-                    f"{REQUEST.tensor_limit}"
-                )
-            self._outputs.append(_read_requested_output(reader.enter()))
-        else:
-            self._unknown.extend(reader.skip_raw(tag))
+    def read_field(self, reader: WireReader, tag: int) -> None:
+        """Read a field that is no input."""
+        if tag != fields.REQUESTED_OUTPUTS_TAG:
+            super().read_field(reader, tag)
+            return
+        if len(self._outputs) >= self._tensor_cap:
+            raise bad_request(
+                f"the request asks for more than {self._tensor_cap} outputs{REQUEST.tensor_limit}"
+            )
+        self._outputs.append(_read_requested_output(reader.enter()))
 
 
 def _read_requested_output(reader: WireReader) -> RequestedOutput:

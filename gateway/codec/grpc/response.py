@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from gateway.codec.grpc.contents import Chunks
-from gateway.codec.grpc.header_budget import HeaderBudget
-from gateway.codec.grpc.parameters import read_parameter, write_parameters
+from gateway.codec.grpc.message_parts import MessageParts
+from gateway.codec.grpc.parameters import write_parameters
 from gateway.codec.grpc.tensors import (
-    ParsedTensor,
     SplitMessage,
     check_raw,
     check_size,
-    invalid_protobuf_error,
-    pairs,
-    read_tensor,
     read_typed,
     write_raw,
     write_tensor,
@@ -24,8 +20,8 @@ from gateway.codec.grpc.tensors import (
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.fields import TYPED_CONTENTS
-from gateway.protocol.grpc.wire import Buffer, WireError, WireReader, bytes_field
-from gateway.protocol.messages import Fields, InferResponse, InferResponseHead, OutputTensor
+from gateway.protocol.grpc.wire import Buffer, WireError, bytes_field
+from gateway.protocol.messages import InferResponse, InferResponseHead, OutputTensor
 from gateway.protocol.response_header import MAX_OUTPUTS
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
 
@@ -51,7 +47,7 @@ def read_infer_response(data: Buffer, header_cap: int) -> ReadResponse:
         else:
             head, tensors = _read_typed(message, header_cap)
     except WireError as error:
-        raise invalid_protobuf_error(RESPONSE, error) from None
+        raise RESPONSE.invalid_protobuf(error) from None
     return ReadResponse(InferResponse(head, message.id), tensors)
 
 
@@ -63,41 +59,28 @@ def _read_raw(message: SplitMessage, header_cap: int) -> InferResponseHead:
         except WireError:
             pass  # its offset is that in the copy
     parts = _ResponseParts(message.data, message.rest, header_cap)
-    return parts.finish(check_raw(parts.outputs, sizes, RESPONSE))
+    return parts.finish(check_raw(parts.tensors, sizes, RESPONSE))
 
 
 @lru_cache(maxsize=CACHED_DOCUMENTS)
 def _read_cached(rest: bytes, sizes: tuple[int, ...]) -> InferResponseHead:
     """Read all but the id and the raw contents: most responses of a model have it in common."""
     parts = _ResponseParts(rest, (0, len(rest)), len(rest))
-    return parts.finish(check_raw(parts.outputs, sizes, RESPONSE))
+    return parts.finish(check_raw(parts.tensors, sizes, RESPONSE))
 
 
 def _read_typed(message: SplitMessage, header_cap: int) -> tuple[InferResponseHead, list[Chunks]]:
     parts = _ResponseParts(message.data, message.rest, header_cap)
-    data = read_typed(parts.outputs, message.data, parts.budget, RESPONSE)
+    data = read_typed(parts.tensors, message.data, parts.budget, RESPONSE)
     sizes = [None if chunks is None else sum(map(len, chunks)) for chunks in data]
     return parts.finish(sizes), [chunks for chunks in data if chunks is not None]
 
 
-class _ResponseParts:
-    """Parses the parts of a response apart from its id and raw contents."""
+class _ResponseParts(MessageParts):
+    """Parses the parts of a response."""
 
     def __init__(self, data: Buffer, ranges: Sequence[int], header_cap: int) -> None:
-        self.outputs: Final[list[ParsedTensor]] = []
-        self._model = ""
-        self._version = ""
-        self._parameters: Final[Fields] = {}
-        self._unknown: Final = bytearray()
-        self.budget: Final = HeaderBudget(header_cap, RESPONSE)
-        for start, end in pairs(ranges):
-            reader = WireReader(data, start, end)
-            while tag := reader.next_tag():
-                if tag == fields.OUTPUTS_TAG:
-                    self._read_output(reader)
-                else:
-                    self.budget.spend(reader.size_ahead(tag))
-                    self._read_field(reader, tag)
+        super().__init__(data, ranges, header_cap, RESPONSE)
 
     def finish(self, sizes: Sequence[int | None]) -> InferResponseHead:
         """Return the response, given the size of each output's data."""
@@ -110,31 +93,16 @@ class _ResponseParts:
                 tensor.parameters,
                 unknown_fields=tensor.unknown_fields,
             )
-            for tensor, size in zip(self.outputs, sizes, strict=True)
+            for tensor, size in zip(self.tensors, sizes, strict=True)
         )
         return InferResponseHead(
             outputs,
-            self._model or None,
-            self._version or None,
-            self._parameters,
+            self.model or None,
+            self.version or None,
+            self.parameters,
             memory=self.budget.memory(len(outputs)),
-            unknown_fields=bytes(self._unknown),
+            unknown_fields=bytes(self.unknown),
         )
-
-    def _read_output(self, reader: WireReader) -> None:
-        tensor = reader.enter()
-        self.budget.spend(tensor.position - reader.field_start)
-        self.outputs.append(read_tensor(tensor, len(self.outputs), self.budget, RESPONSE))
-
-    def _read_field(self, reader: WireReader, tag: int) -> None:
-        if tag == fields.MODEL_NAME_TAG:
-            self._model = reader.read_text()
-        elif tag == fields.MODEL_VERSION_TAG:
-            self._version = reader.read_text()
-        elif tag == fields.PARAMETERS_TAG:
-            read_parameter(reader, self._parameters)
-        else:
-            self._unknown.extend(reader.skip_raw(tag))
 
 
 # ---------------------------------------------------------------------------------- writing

@@ -17,7 +17,6 @@ from gateway.protocol.grpc.wire import (
     LENGTH,
     MAX_MESSAGE,
     Buffer,
-    WireError,
     WireReader,
     bytes_field,
     length_prefix,
@@ -29,8 +28,7 @@ from gateway.protocol.tensors import MAX_RANK, element_count
 
 SHARED_MEMORY = "shared_memory_region"
 
-
-_TENSORS_TAG = fields.INPUTS_TAG
+TENSORS_TAG = fields.INPUTS_TAG
 """Inputs of requests and outputs of responses have the same number."""
 assert fields.INPUTS_TAG == fields.OUTPUTS_TAG
 
@@ -63,7 +61,7 @@ class SplitMessage:
         while tag := reader.next_tag():
             if tag != raw_tag and tag != fields.ID_TAG:
                 reader.skip(tag)
-                if tag != _TENSORS_TAG:
+                if tag != TENSORS_TAG:
                     budget.spend(reader.position - reader.field_start)
                     continue
                 tensors += 1
@@ -96,11 +94,6 @@ class SplitMessage:
 def pairs(ranges: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield start and end of each range."""
     return zip(ranges[::2], ranges[1::2], strict=True)
-
-
-def invalid_protobuf_error(message: ErrorVocabulary, error: WireError) -> GatewayError:
-    """Make the error of bytes that are not valid protobuf."""
-    return message.malformed(f"{message.name} is not valid protobuf: {error}")
 
 
 @dataclass(slots=True)

@@ -26,12 +26,12 @@ MAX_GROUP_DEPTH: Final = 32
 MAX_GROUP_SIZE: Final = 64 * 1024
 """Bytes of a group that is skipped; each of its fields costs time. No server uses groups."""
 
-_MAX_VARINT_BYTES: Final = 10
-_MAX_TAG_BYTES: Final = 5
+MAX_VARINT_BYTES: Final = 10
+MAX_TAG_BYTES: Final = 5
 """The runtime refuses longer forms of small tags."""
 
 _UINT32_END: Final = 2**32
-_UINT64_END: Final = 2**64
+UINT64_END: Final = 2**64
 _INT32_END: Final = 2**31
 _INT64_END: Final = 2**63
 
@@ -83,7 +83,7 @@ class WireReader:
             if byte < 128:
                 self.position = position + 1
                 return byte
-        return self._read_long(_MAX_VARINT_BYTES) % _UINT64_END
+        return self._read_long(MAX_VARINT_BYTES) % UINT64_END
 
     def read_int64(self) -> int:
         """Return a signed 64-bit number."""
@@ -96,7 +96,7 @@ class WireReader:
         if size < 128:
             self.position = start + 1
         else:
-            size = self._read_long(_MAX_VARINT_BYTES) % _UINT64_END
+            size = self._read_long(MAX_VARINT_BYTES) % UINT64_END
             if size > MAX_MESSAGE:
                 raise WireError(f"a length of {size} bytes exceeds protobuf's limit", start)
         if size > self.end - self.position:
@@ -190,14 +190,8 @@ class WireReader:
 
     def _read_tag(self) -> int:
         start = self.position
-        tag = self._read_long(_MAX_TAG_BYTES)
-        # A field number has 29 bits, so a tag has 32.
-        if tag >= _UINT32_END:
-            raise WireError("a field number above 536870911", start)
-        if tag < 8:
-            raise WireError("field number 0", start)
-        if tag & 7 > FIXED32:
-            raise WireError(f"field {tag >> 3} has the unknown wire type {tag & 7}", start)
+        tag = self._read_long(MAX_TAG_BYTES)
+        check_tag(tag, start)
         return tag
 
     def _read_long(self, max_bytes: int) -> int:
@@ -218,9 +212,20 @@ class WireReader:
         raise WireError("a varint that is cut short", start)
 
 
+def check_tag(tag: int, offset: int) -> None:
+    """Raise WireError for a number that is no tag."""
+    # A field number has 29 bits, so a tag has 32.
+    if tag >= _UINT32_END:
+        raise WireError("a field number above 536870911", offset)
+    if tag < 8:
+        raise WireError("field number 0", offset)
+    if tag & 7 > FIXED32:
+        raise WireError(f"field {tag >> 3} has the unknown wire type {tag & 7}", offset)
+
+
 def to_int64(value: int) -> int:
     """Return the signed number that 64 bits mean."""
-    return value if value < _INT64_END else value - _UINT64_END
+    return value if value < _INT64_END else value - UINT64_END
 
 
 def to_int32(value: int) -> int:
@@ -233,7 +238,7 @@ def varint(value: int) -> bytes:
     """Write a number as a varint: unsigned, or signed in 64 bits."""
     if 0 <= value < 128:
         return _ONE_BYTE[value]
-    value %= _UINT64_END
+    value %= UINT64_END
     code = bytearray()
     while value >= 128:
         code.append(value & 127 | 128)

@@ -35,8 +35,12 @@ class _Parser:
         self._tokens = _TOKEN.findall(re.sub(r"//.*", "", text))
         self._at = 0
         self.file = descriptor_pb2.FileDescriptorProto(name=PROTO_FILE.name)
+        self._named: list[tuple[Any, str, str]] = []
+        self._types: dict[str, Any] = {}
         while self._at < len(self._tokens):
             self._parse_statement()
+        for field, name, scope in self._named:
+            self._resolve(field, name, scope)
 
     def _parse_statement(self) -> None:
         keyword = self._next()
@@ -47,28 +51,46 @@ class _Parser:
         elif keyword == "package":
             self.file.package = self._next()
             self._expect(";")
+        elif keyword == "enum":
+            self._parse_enum(self.file.enum_type.add(), f".{self.file.package}")
         else:
             assert keyword == "message", keyword
             self._parse_message(self.file.message_type.add(), f".{self.file.package}")
 
+    def _parse_enum(self, enum: Any, scope: str) -> None:
+        enum.name = self._next()
+        self._types[f"{scope}.{enum.name}"] = _FIELD.TYPE_ENUM
+        self._expect("{")
+        while (value := self._next()) != "}":
+            self._expect("=")
+            enum.value.add(name=value, number=int(self._next()))
+            self._expect(";")
+
     def _parse_message(self, message: Any, scope: str) -> None:
         message.name = self._next()
         scope = f"{scope}.{message.name}"
+        self._types[scope] = _FIELD.TYPE_MESSAGE
         self._expect("{")
         while (word := self._next()) != "}":
             if word == "message":
                 self._parse_message(message.nested_type.add(), scope)
+            elif word == "enum":
+                self._parse_enum(message.enum_type.add(), scope)
             elif word == "oneof":
-                message.oneof_decl.add(name=self._next())
-                self._expect("{")
-                while (kind := self._next()) != "}":
-                    self._parse_field(message, kind, _FIELD.LABEL_OPTIONAL, scope).oneof_index = 0
+                self._parse_oneof(message, scope)
             elif word == "map":
                 self._parse_map(message, scope)
             elif word == "repeated":
                 self._parse_field(message, self._next(), _FIELD.LABEL_REPEATED, scope)
             else:
                 self._parse_field(message, word, _FIELD.LABEL_OPTIONAL, scope)
+
+    def _parse_oneof(self, message: Any, scope: str) -> None:
+        index = len(message.oneof_decl)
+        message.oneof_decl.add(name=self._next())
+        self._expect("{")
+        while (kind := self._next()) != "}":
+            self._parse_field(message, kind, _FIELD.LABEL_OPTIONAL, scope).oneof_index = index
 
     def _parse_map(self, message: Any, scope: str) -> None:
         self._expect("<")
@@ -79,9 +101,10 @@ class _Parser:
         entry_name = f"{self._tokens[self._at].title().replace('_', '')}Entry"
         entry = message.nested_type.add(name=entry_name)
         entry.options.map_entry = True
+        self._types[f"{scope}.{entry_name}"] = _FIELD.TYPE_MESSAGE
         self._add_field(entry, "key", 1, key, _FIELD.LABEL_OPTIONAL, scope)
         self._add_field(entry, "value", 2, value, _FIELD.LABEL_OPTIONAL, scope)
-        self._parse_field(message, f"{scope}.{entry_name}", _FIELD.LABEL_REPEATED, scope)
+        self._parse_field(message, entry_name, _FIELD.LABEL_REPEATED, scope)
 
     def _parse_field(self, message: Any, kind: str, label: Any, scope: str) -> Any:
         name = self._next()
@@ -96,14 +119,17 @@ class _Parser:
         field = message.field.add(name=name, number=number, label=label)
         if kind in _SCALARS:
             field.type = _SCALARS[kind]
-            return field
-        field.type = _FIELD.TYPE_MESSAGE
-        nested = {each.name for each in message.nested_type}
-        if kind.startswith("."):
-            field.type_name = kind
         else:
-            field.type_name = f"{scope if kind in nested else f'.{self.file.package}'}.{kind}"
+            self._named.append((field, kind, scope))
         return field
+
+    def _resolve(self, field: Any, name: str, scope: str) -> None:
+        """Set a field's type: the message or enumeration in the closest scope that has it."""
+        while f"{scope}.{name}" not in self._types:
+            assert scope, name
+            scope = scope.rpartition(".")[0]
+        field.type_name = f"{scope}.{name}"
+        field.type = self._types[field.type_name]
 
     def _next(self) -> str:
         self._at += 1

@@ -1,0 +1,108 @@
+"""Cuts bodies into messages: "Length-Prefixed-Message" of PROTOCOL-HTTP2.md, section "Requests".
+
+A message is preceded by a byte that tells whether it is compressed, and by its length in 4 bytes,
+big-endian. Frames of HTTP/2 end anywhere in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final
+
+from gateway.errors import GatewayError
+from gateway.protocol.error_vocabulary import ErrorVocabulary
+from gateway.protocol.grpc.wire import Buffer
+
+PREFIX_SIZE: Final = 5
+_PREFIX: Final = Struct(">BI")
+
+
+class MessagePiece:
+    """A part of a message; ``size`` and ``is_compressed`` are those of the whole message.
+
+    The first piece (``begins``) may be empty: the size is known before any data.
+    """
+
+    def __init__(
+        self, data: memoryview, size: int, is_compressed: bool, begins: bool, ends: bool
+    ) -> None:
+        self.data: Final = data
+        self.size: Final = size
+        self.is_compressed: Final = is_compressed
+        self.begins: Final = begins
+        self.ends: Final = ends
+
+
+class MessageReader:
+    """Finds the messages in a body that arrives in pieces; it buffers no data.
+
+    ``cap`` limits the bytes of a message, ``cap_name`` is the setting that says so, ``message``
+    tells whose body it is.
+    """
+
+    def __init__(self, cap: int, cap_name: str, message: ErrorVocabulary) -> None:
+        self.messages = 0
+        """Messages that have begun."""
+        self._cap: Final = cap
+        self._cap_name: Final = cap_name
+        self._message: Final = message
+        self._prefix = b""
+        self._size = 0
+        self._is_compressed = False
+        self._remaining = 0
+
+    def feed(self, piece: Buffer) -> Iterator[MessagePiece]:
+        """Yield the parts of messages in a piece of the body, as views; iterate to the end.
+
+        Raises GatewayError for a flag other than 0 and 1 (400, 502), and for a message above the
+        cap (413, 502).
+        """
+        view = memoryview(piece)
+        position = 0
+        while position < len(view):
+            begins = not self._remaining
+            if begins:
+                start = position
+                position += PREFIX_SIZE - len(self._prefix)
+                self._prefix += view[start:position]
+                if len(self._prefix) < PREFIX_SIZE:
+                    return
+                self._begin()
+            data = view[position : position + self._remaining]
+            position += len(data)
+            self._remaining -= len(data)
+            yield MessagePiece(data, self._size, self._is_compressed, begins, not self._remaining)
+
+    def end(self) -> None:
+        """Check that the body ends after a message; raises GatewayError (400, 502)."""
+        if self._prefix:
+            raise self._error(f"ends within the {PREFIX_SIZE} bytes before a gRPC message")
+        if self._remaining:
+            received = self._size - self._remaining
+            raise self._error(f"ends after {received} of {self._size} bytes of a gRPC message")
+
+    def _begin(self) -> None:
+        flag, size = _PREFIX.unpack(self._prefix)
+        self._prefix = b""
+        if flag > 1:
+            raise self._error(
+                f"has the flag {flag} before a gRPC message; it is 0, or 1 for a compressed message"
+            )
+        if size > self._cap:
+            raise GatewayError(
+                self._message.too_large,
+                f"{self._message.name} has a gRPC message of {size} bytes, which is larger than "
+                f"{self._cap} bytes ({self._cap_name})",
+            )
+        self.messages += 1
+        self._size = self._remaining = size
+        self._is_compressed = bool(flag)
+
+    def _error(self, text: str) -> GatewayError:
+        return self._message.malformed(f"{self._message.name} {text}")
+
+
+def frame(payload_size: int, is_compressed: bool = False) -> bytes:
+    """Return the bytes before a message of ``payload_size`` bytes, below 4 GiB."""
+    return _PREFIX.pack(is_compressed, payload_size)

@@ -1,0 +1,913 @@
+"""What a connection makes of frames: RFC 9113, section by section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gateway.http2.connection import Http2Connection
+from gateway.http2.errors import ErrorCode, Http2Error
+from gateway.http2.events import (
+    DataReceived,
+    Event,
+    GoAwayReceived,
+    HeadersReceived,
+    InterimReceived,
+    PingAcknowledged,
+    SettingsReceived,
+    StreamReset,
+    TrailersReceived,
+    WindowOpened,
+)
+from gateway.http2.frame_reader import FrameReader
+from gateway.http2.frame_writer import (
+    SETTINGS_ACK,
+    encode_goaway,
+    encode_ping,
+    encode_priority,
+    encode_push_promise,
+    encode_rst_stream,
+    encode_settings,
+    encode_window_update,
+)
+from gateway.http2.frames import (
+    ENABLE_PUSH,
+    HEADER_TABLE_SIZE,
+    INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_SIZE,
+    MAX_HEADER_LIST_SIZE,
+    PREFACE,
+    DataFrame,
+    GoAwayFrame,
+    HeadersFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+from gateway.http2.header_table import Header
+from gateway.http2.stream import Stream
+from tests.http1.splits import all_splits
+from tests.http2.frame_bytes import frame
+from tests.http2.raw_peer import GET, OK, POST, Peer, data, open_request
+
+CODE = ErrorCode
+
+
+# ---------------------------------------------------------------------------------- section 3.4
+
+
+def test_client_opens_with_preface_settings_and_window() -> None:
+    peer = Peer(is_client=True, stream_window=70_000, window=100_000, max_frame_size=20_000)
+    assert peer.opening.startswith(PREFACE)
+    reader = FrameReader()
+    reader.feed(peer.opening[len(PREFACE) :])
+    first, second = reader.next_frame(), reader.next_frame()
+    assert isinstance(first, SettingsFrame)
+    assert dict(first.values) == {
+        INITIAL_WINDOW_SIZE: 70_000,
+        MAX_FRAME_SIZE: 20_000,
+        MAX_HEADER_LIST_SIZE: 65_536,
+        ENABLE_PUSH: 0,
+    }
+    # The window of the connection only grows if that is worth a frame.
+    assert second is None
+    big = Peer(is_client=True, window=2**20)
+    assert encode_window_update(0, 2**20 - 65_535) in big.opening
+
+
+def test_server_opens_with_settings() -> None:
+    peer = Peer(max_streams=7)
+    reader = FrameReader()
+    reader.feed(peer.opening)
+    first = reader.next_frame()
+    assert isinstance(first, SettingsFrame)
+    assert dict(first.values)[MAX_CONCURRENT_STREAMS] == 7
+
+
+def test_preface_may_come_in_any_pieces() -> None:
+    for pieces in all_splits(PREFACE + encode_settings([])):
+        events = _receive(Http2Connection(is_client=False), pieces)
+        assert [type(event) for event in events] == [SettingsReceived]
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "this is not HTTP/2"),
+        (PREFACE[:-1] + b"X", "this is not HTTP/2"),
+        (PREFACE + encode_ping(b"12345678"), "the first frame is not SETTINGS"),
+        (PREFACE + SETTINGS_ACK, "the first frame is not SETTINGS"),
+    ],
+)
+def test_another_start_ends_the_connection(hello: bytes, reason: str) -> None:
+    for pieces in ([hello], [hello[i : i + 1] for i in range(len(hello))]):
+        http2 = Http2Connection(is_client=False)
+        http2.take_output()
+        with pytest.raises(Http2Error, match=reason):
+            _receive(http2, pieces)
+        assert _goaway(http2) == (0, CODE.PROTOCOL_ERROR, reason.encode())
+
+
+def _receive(http2: Http2Connection, pieces: list[bytes]) -> list[Event]:
+    """Return the events of pieces of data."""
+    events = []
+    for piece in pieces:
+        http2.receive(piece)
+        while (event := http2.next_event()) is not None:
+            events.append(event)
+    return events
+
+
+def _goaway(http2: Http2Connection) -> tuple[int, int, bytes]:
+    """Return the GOAWAY that the connection sent last."""
+    reader = FrameReader(2**24 - 1)
+    reader.feed(b"".join(http2.take_output()))
+    last = None
+    while (each := reader.next_frame()) is not None:
+        last = each
+    assert isinstance(last, GoAwayFrame)
+    return last.last_stream_id, last.error_code, last.debug_data
+
+
+def test_nothing_is_read_after_an_error() -> None:
+    peer = Peer()
+    stream = peer.request()
+    peer.request(3)
+    with pytest.raises(Http2Error):
+        peer.send(encode_window_update(0, 0), data(3))
+    assert _goaway(peer.http2)[:2] == (3, CODE.PROTOCOL_ERROR)
+    assert peer.http2.streams == {}
+    assert stream.is_reset
+    assert stream.closed
+    peer.events.clear()
+    peer.send(peer.headers(5), b"\xff" * 100)
+    peer.http2.close(CODE.NO_ERROR)
+    peer.http2.send_headers(stream, OK, True)
+    assert peer.http2.send_data(stream, b"x", True) == 0
+    peer.http2.acknowledge(stream, 0)
+    peer.http2.reset(stream, CODE.CANCEL)
+    assert (peer.events, peer.frames()) == ([], [])
+
+
+# -------------------------------------------------------------------------------- section 5.1
+
+
+def half_closed(peer: Peer) -> None:
+    peer.request(end=True)
+
+
+def closed(peer: Peer) -> None:
+    peer.http2.send_headers(peer.request(end=True), OK, True)
+    peer.frames()
+
+
+def reset_by_us(peer: Peer) -> None:
+    peer.http2.reset(peer.request(), CODE.CANCEL)
+    peer.frames()
+
+
+def reset_by_peer(peer: Peer) -> None:
+    peer.request()
+    peer.send(encode_rst_stream(1, CODE.CANCEL))
+
+
+def idle(peer: Peer) -> None:
+    """Stream 1 was never used, nor any other."""
+
+
+def skipped(peer: Peer) -> None:
+    peer.request(5)
+
+
+DATA = data(1)
+TRAILERS = frame(1, 5, 1, b"\x00\x01a\x01b")
+RESET = encode_rst_stream(1, CODE.CANCEL)
+WINDOW = encode_window_update(1, 10)
+ZERO = encode_window_update(1, 0)
+PRIORITY = encode_priority(1, 0, 1, False)
+SHORT = frame(2, 0, 1, b"1234")
+ITSELF = encode_priority(1, 1, 1, False)
+
+States = list[tuple[Callable[[Peer], None], bytes, str]]
+
+# "" means that the frame is ignored, lower case an error of the stream.
+STATES: States = [
+    (idle, DATA, "PROTOCOL_ERROR"),
+    (idle, RESET, "PROTOCOL_ERROR"),
+    (idle, WINDOW, "PROTOCOL_ERROR"),
+    (idle, PRIORITY, ""),
+    (idle, SHORT, "FRAME_SIZE_ERROR"),
+    (idle, ITSELF, "PROTOCOL_ERROR"),
+    (skipped, DATA, "PROTOCOL_ERROR"),
+    (skipped, TRAILERS, "PROTOCOL_ERROR"),
+    (skipped, RESET, "PROTOCOL_ERROR"),
+    (skipped, WINDOW, "PROTOCOL_ERROR"),
+    (half_closed, DATA, "stream_closed"),
+    (half_closed, TRAILERS, "stream_closed"),
+    (half_closed, RESET, "reset"),
+    (half_closed, WINDOW, "window"),
+    (half_closed, ZERO, "protocol_error"),
+    (half_closed, PRIORITY, ""),
+    (half_closed, SHORT, "frame_size_error"),
+    (half_closed, ITSELF, "protocol_error"),
+    (closed, DATA, "STREAM_CLOSED"),
+    (closed, TRAILERS, "STREAM_CLOSED"),
+    (closed, RESET, ""),
+    (closed, WINDOW, ""),
+    (closed, ZERO, "protocol_error"),
+    (closed, PRIORITY, ""),
+    (reset_by_us, DATA, ""),
+    (reset_by_us, TRAILERS, ""),
+    (reset_by_us, RESET, ""),
+    (reset_by_us, WINDOW, ""),
+    (reset_by_us, ZERO, ""),
+    (reset_by_us, SHORT, ""),
+    (reset_by_us, PRIORITY, ""),
+    (reset_by_peer, DATA, "STREAM_CLOSED"),
+    (reset_by_peer, TRAILERS, "STREAM_CLOSED"),
+    (reset_by_peer, RESET, ""),
+    (reset_by_peer, WINDOW, ""),
+    (reset_by_peer, PRIORITY, ""),
+]
+
+
+@pytest.mark.parametrize(("state", "sent", "result"), STATES)
+def test_frames_in_each_state_of_a_stream(
+    state: Callable[[Peer], None], sent: bytes, result: str
+) -> None:
+    peer = Peer()
+    state(peer)
+    peer.events.clear()
+    peer.frames()
+    if result.isupper():
+        with pytest.raises(Http2Error) as raised:
+            peer.send(sent)
+        assert raised.value.code.name == result
+        assert raised.value.ends_connection
+        return
+    peer.send(sent)
+    if result == "":
+        assert (peer.events, peer.frames()) == ([], [])
+    elif result == "window":
+        assert [type(event) for event in peer.events] == [WindowOpened]
+    elif result == "reset":
+        (event,) = peer.events
+        assert isinstance(event, StreamReset)
+        assert event.by_peer
+        assert peer.frames() == []
+    else:
+        assert peer.reset_code().name == result.upper()
+        for event in peer.events:
+            assert isinstance(event, StreamReset)
+            assert not event.by_peer
+            assert event.error.code.name == result.upper()
+        assert len(peer.events) == (state is half_closed)
+    # The connection goes on.
+    peer.events.clear()
+    assert peer.request(7).id == 7
+
+
+@pytest.mark.parametrize("sent", [DATA, TRAILERS, RESET, WINDOW, data(2), encode_rst_stream(2, 0)])
+def test_client_refuses_frames_on_streams_that_it_has_not_opened(sent: bytes) -> None:
+    peer = Peer(is_client=True)
+    with pytest.raises(Http2Error, match="idle stream"):
+        peer.send(sent)
+
+
+def test_client_refuses_data_before_the_headers() -> None:
+    peer = Peer(is_client=True)
+    stream = open_request(peer)
+    peer.send(data(1))
+    assert peer.reset_code() == CODE.PROTOCOL_ERROR
+    assert stream.is_reset
+
+
+@pytest.mark.parametrize("is_client", [True, False])
+def test_push_promise_ends_the_connection(is_client: bool) -> None:
+    peer = Peer(is_client)
+    if is_client:
+        open_request(peer)
+    else:
+        peer.request()
+    with pytest.raises(Http2Error, match="PUSH_PROMISE"):
+        peer.send(encode_push_promise(1, 2, b""))
+
+
+# ------------------------------------------------------------------------------- section 5.1.1
+
+
+@pytest.mark.parametrize("stream_id", [2, 4])
+def test_client_must_not_open_even_streams(stream_id: int) -> None:
+    with pytest.raises(Http2Error, match="even id") as raised:
+        Peer().request(stream_id)
+    assert raised.value.code == CODE.PROTOCOL_ERROR
+
+
+def test_our_client_ends_when_stream_ids_are_exhausted() -> None:
+    peer = Peer(is_client=True)
+    peer.http2._next_id = 2**31 - 1
+    assert peer.http2.can_open_stream
+    assert open_request(peer).id == 2**31 - 1
+    peer.http2.reset(peer.http2.streams[2**31 - 1], CODE.CANCEL)
+    assert not peer.http2.can_open_stream
+
+
+def test_peer_never_hears_of_a_stream_that_ended_before_its_headers() -> None:
+    peer = Peer(is_client=True)
+    stream = peer.http2.open_stream()
+    peer.http2.reset(stream, CODE.CANCEL)
+    assert (peer.frames(), peer.http2.streams) == ([], {})
+    assert open_request(peer).id == 3
+
+
+# ------------------------------------------------------------------------------- section 5.1.2
+
+
+def test_streams_beyond_the_limit_are_refused() -> None:
+    peer = Peer(max_streams=2)
+    peer.request(1)
+    peer.request(3)
+    peer.send(peer.headers(5), data(5), peer.headers(5, OK, end=True))
+    assert peer.reset_code() == CODE.REFUSED_STREAM
+    assert peer.events == []
+    peer.send(encode_rst_stream(1, CODE.CANCEL))
+    assert peer.request(7).id == 7
+
+
+def test_our_client_keeps_to_the_limit_of_the_peer() -> None:
+    peer = Peer(is_client=True)
+    peer.send(encode_settings([(MAX_CONCURRENT_STREAMS, 1)]))
+    first = open_request(peer)
+    assert not peer.http2.can_open_stream
+    peer.send(peer.headers(1, OK, end=True))
+    assert first.closed
+    assert peer.http2.can_open_stream
+    peer.send(encode_settings([(MAX_CONCURRENT_STREAMS, 0)]))
+    assert not peer.http2.can_open_stream
+
+
+# --------------------------------------------------------------------------- sections 5.2, 6.9
+
+
+def test_windows_limit_what_is_sent() -> None:
+    peer = Peer()
+    peer.send(encode_settings([(INITIAL_WINDOW_SIZE, 100)]))
+    first, second = peer.request(1), peer.request(3)
+    http2 = peer.http2
+    http2.send_headers(first, OK, False)
+    assert http2.sendable(first) == 100
+    assert http2.send_data(first, b"a" * 150, True) == 100
+    assert http2.send_data(first, b"a" * 50, True) == 0
+    assert not first.sent_end
+    peer.frames()
+    peer.events.clear()
+    peer.send(encode_window_update(1, 50))
+    (event,) = peer.events
+    assert isinstance(event, WindowOpened)
+    assert event.stream is first
+    assert http2.send_data(first, b"a" * 50, True) == 50
+    (last,) = peer.frames()
+    assert isinstance(last, DataFrame)
+    assert (last.data, last.end_stream) == (b"a" * 50, True)
+    # That of the connection, which other streams have used.
+    peer.send(encode_window_update(3, 10**6))
+    assert http2.send_data(second, b"b" * 10**6, False) == 65_535 - 150
+    assert http2.send_data(second, b"", True) == 0
+    assert second.sent_end
+    peer.events.clear()
+    peer.send(encode_window_update(0, 10))
+    (event,) = peer.events
+    assert isinstance(event, WindowOpened)
+    assert event.stream is None
+
+
+def test_data_are_cut_to_the_frames_of_the_peer() -> None:
+    peer = Peer()
+    peer.send(encode_settings([(MAX_FRAME_SIZE, 20_000)]))
+    stream = peer.request()
+    assert peer.http2.send_data(stream, bytes(50_000), True) == 50_000
+    sizes = [each.size for each in peer.frames() if isinstance(each, DataFrame) and each.size]
+    assert sizes == [20_000, 20_000, 10_000]
+
+
+def test_large_header_block_is_continued() -> None:
+    peer = Peer()
+    stream = peer.request()
+    peer.http2.send_headers(stream, (*OK, (b"x-large", b"\x7f" * 40_000)), True)
+    reader = FrameReader()  # with the smallest frames
+    reader.feed(b"".join(peer.http2.take_output()))
+    each = None
+    while (one := reader.next_frame()) is not None:
+        each = one
+    assert isinstance(each, HeadersFrame)
+    assert len(each.block) > 40_000
+    assert each.end_stream
+
+
+def test_initial_window_changes_windows_of_open_streams_only() -> None:
+    peer = Peer()
+    stream = peer.request()
+    connection_window = 65_535
+    assert peer.http2.send_data(stream, bytes(1000), False) == 1000
+    peer.send(encode_settings([(INITIAL_WINDOW_SIZE, 400)]))
+    # Section 6.9.2: a window can become negative.
+    assert (stream.send_window, peer.http2.sendable(stream)) == (-600, 0)
+    assert peer.http2.send_data(stream, b"x", False) == 0
+    peer.events.clear()
+    peer.send(encode_window_update(1, 600))
+    assert peer.events == []
+    peer.send(encode_window_update(1, 1))
+    assert [type(event) for event in peer.events] == [WindowOpened]
+    assert peer.http2.sendable(stream) == 1
+    peer.events.clear()
+    peer.send(encode_settings([(INITIAL_WINDOW_SIZE, 10), (INITIAL_WINDOW_SIZE, 10**6)]))
+    assert [type(event) for event in peer.events] == [WindowOpened, SettingsReceived]
+    assert stream.send_window == 10**6 - 1000 + 601
+    assert peer.http2.sendable(stream) == connection_window - 1000
+
+
+def test_a_window_update_of_what_nobody_sends_wakes_nobody() -> None:
+    peer = Peer()
+    stream = peer.request()
+    peer.http2.send_headers(stream, OK, True)
+    peer.send(encode_window_update(1, 10))
+    assert peer.events == []
+
+
+@pytest.mark.parametrize(
+    ("sent", "ends_connection"),
+    [
+        (encode_window_update(0, 2**31 - 1), True),
+        (encode_window_update(1, 2**31 - 1), False),
+        (encode_window_update(1, 100) + encode_settings([(INITIAL_WINDOW_SIZE, 2**31 - 1)]), True),
+    ],
+)
+def test_window_overflow(sent: bytes, ends_connection: bool) -> None:
+    peer = Peer()
+    peer.request()
+    if ends_connection:
+        with pytest.raises(Http2Error) as raised:
+            peer.send(sent)
+        assert raised.value.ends_connection
+        assert raised.value.code == CODE.FLOW_CONTROL_ERROR
+    else:
+        peer.send(sent)
+        assert peer.reset_code() == CODE.FLOW_CONTROL_ERROR
+
+
+def test_largest_windows_are_allowed() -> None:
+    peer = Peer()
+    peer.send(encode_window_update(0, 2**31 - 1 - 65_535))
+    peer.send(encode_settings([(INITIAL_WINDOW_SIZE, 2**31 - 1)]))
+    assert peer.http2.sendable(peer.request()) == 2**31 - 1
+
+
+def test_data_beyond_windows_are_refused() -> None:
+    peer = Peer(window=100_000)
+    peer.request(1)
+    peer.frames()
+    peer.send(*[data(1, bytes(16_000)) for _ in range(5)])
+    assert ("RstStreamFrame", 1, CODE.FLOW_CONTROL_ERROR) in peer.told()
+    peer.request(3)
+    peer.request(5)
+    peer.send(*[data(3, bytes(13_000)) for _ in range(5)])
+    with pytest.raises(Http2Error, match="connection's window") as raised:
+        peer.send(*[data(5, bytes(13_000)) for _ in range(5)])
+    assert raised.value.code == CODE.FLOW_CONTROL_ERROR
+
+
+def test_used_data_open_both_windows_again() -> None:
+    peer = Peer()
+    stream = peer.request()
+    peer.send(data(1, bytes(16_000)), data(1, bytes(16_000)), data(1, bytes(1000)))
+    for event in peer.events:
+        assert isinstance(event, DataReceived)
+        peer.http2.acknowledge(stream, event.size)
+    assert peer.told() == [
+        ("WindowUpdateFrame", 0, 33_000),
+        ("WindowUpdateFrame", 1, 33_000),
+    ]
+    peer.send(data(1, bytes(16_000)), data(1, bytes(16_000)), data(1, bytes(1000), end=True))
+    peer.http2.acknowledge(stream, 33_000)
+    # The stream has ended for its receiver.
+    assert peer.told() == [("WindowUpdateFrame", 0, 33_000)]
+
+
+def test_window_of_a_stream_grows() -> None:
+    peer = Peer(window=10**6)
+    stream = peer.request()
+    peer.frames()
+    peer.http2.set_stream_window(stream, 200_000)
+    assert peer.told() == [("WindowUpdateFrame", 1, 200_000 - 65_535)]
+    peer.send(data(1, end=True))
+    peer.http2.set_stream_window(stream, 500_000)
+    assert peer.told() == []
+
+
+def test_padding_opens_windows_without_its_user() -> None:
+    peer = Peer()
+    peer.request()
+    padded = frame(0, 8, 1, b"\xff" + bytes(255))
+    for _ in range(1000):
+        peer.send(padded)
+    updates = [each for each in peer.frames() if isinstance(each, WindowUpdateFrame)]
+    assert sum(each.increment for each in updates if not each.stream_id) > 200_000
+    assert sum(each.increment for each in updates if each.stream_id) > 200_000
+    assert all(isinstance(event, DataReceived) and not event.data for event in peer.events)
+
+
+# What ends a stream whose data are not used yet.
+FATES = (
+    "our reset",
+    "reset of the peer",
+    "content-length",
+    "trailers without end",
+    "window overflow",
+    "data beyond the window",
+    "late data",
+)
+
+
+@pytest.mark.parametrize("fate", FATES)
+def test_connection_window_never_leaks(fate: str) -> None:
+    peer = Peer()
+    for stream_id in range(1, 40, 2):
+        length = (b"content-length", b"%d" % 30_000)
+        peer.send(peer.headers(stream_id, (*POST, length)))
+        event = peer.events.pop()
+        assert isinstance(event, HeadersReceived)
+        peer.send(data(stream_id, bytes(16_000)))
+        _fate(fate, peer, event.stream)
+        assert event.stream.is_reset
+        peer.http2.acknowledge(event.stream, 16_000)  # by whoever still had it
+        window = peer.http2._receive_window
+        assert window.unused == 0
+        assert window.target / 2 < window.size <= window.target
+        peer.events.clear()
+
+
+def _fate(fate: str, peer: Peer, stream: Stream) -> None:
+    """Let it happen to a stream."""
+    number = stream.id
+    http2 = peer.http2
+    if fate == "our reset":
+        http2.reset(stream, CODE.CANCEL)
+    elif fate == "reset of the peer":
+        peer.send(encode_rst_stream(number, CODE.CANCEL))
+    elif fate == "content-length":
+        peer.send(data(number, bytes(16_000)))
+    elif fate == "trailers without end":
+        peer.send(peer.headers(number, ((b"a", b"b"),)))
+    elif fate == "window overflow":
+        peer.send(encode_window_update(number, 2**31 - 1))
+    elif fate == "data beyond the window":
+        stream.receive_window.size = 100
+        stream.content_left = -1
+        peer.send(data(number, bytes(101)))
+    else:
+        http2.reset(stream, CODE.CANCEL)
+        peer.send(data(number, bytes(9000)), data(number, bytes(100), end=True))
+
+
+def test_unused_data_of_a_stream_do_not_stop_others() -> None:
+    peer = Peer(stream_window=100_000, window=100_000)
+    first, second = peer.request(1), peer.request(3)
+    peer.frames()
+    told = peer.http2._receive_window.size
+    # 44,000 bytes are used: too little for a frame. Then the first stream fills the window.
+    for stream, size, used in ((second, 44_000, True), (first, told - 44_000, False)):
+        while size:
+            piece = min(size, 16_000)
+            peer.send(data(stream.id, bytes(piece)))
+            if used:
+                peer.http2.acknowledge(stream, piece)
+            size -= piece
+    opened = [each for each in peer.frames() if isinstance(each, WindowUpdateFrame)]
+    assert sum(each.increment for each in opened if not each.stream_id) >= 40_000
+    assert first.receive_window.unused == told - 44_000
+
+
+# --------------------------------------------------------------------------------- section 6.5
+
+
+def test_settings_are_obeyed_and_acknowledged() -> None:
+    peer = Peer(is_client=True)
+    assert peer.http2.settings_acknowledged
+    assert peer.http2.peer_max_header_list == 2**31 - 1
+    peer.send(
+        encode_settings([(MAX_HEADER_LIST_SIZE, 1000), (HEADER_TABLE_SIZE, 0), (0x99, 5)]),
+    )
+    assert peer.http2.peer_max_header_list == 1000
+    assert peer.http2.take_output() == [SETTINGS_ACK]
+    stream = peer.http2.open_stream()
+    peer.http2.send_headers(stream, POST, False)
+    (block,) = peer.http2.take_output()
+    assert bytes(block)[9] == 0x20  # the size of the table: RFC 7541, section 6.3
+
+
+def test_server_must_not_enable_push() -> None:
+    with pytest.raises(Http2Error, match="push"):
+        Peer(is_client=True).send(encode_settings([(ENABLE_PUSH, 1)]))
+    Peer(is_client=False).send(encode_settings([(ENABLE_PUSH, 1)]))
+
+
+def test_pings_are_answered() -> None:
+    peer = Peer()
+    peer.send(encode_ping(b"12345678"))
+    assert peer.told() == [("PingFrame", 0, True, b"12345678")]
+    peer.http2.ping(b"abcdefgh")
+    assert peer.told() == [("PingFrame", 0, False, b"abcdefgh")]
+    peer.send(encode_ping(b"abcdefgh", ack=True))
+    (event,) = peer.events
+    assert isinstance(event, PingAcknowledged)
+    assert event.data == b"abcdefgh"
+
+
+# --------------------------------------------------------------------------------- section 6.8
+
+
+def test_server_shuts_down_in_two_steps() -> None:
+    peer = Peer()
+    first = peer.request(1)
+    peer.http2.announce_shutdown()
+    assert peer.told() == [("GoAwayFrame", 0, 2**31 - 1, CODE.NO_ERROR, b"")]
+    second = peer.request(3)
+    peer.http2.shut_down()
+    assert peer.told() == [("GoAwayFrame", 0, 3, CODE.NO_ERROR, b"")]
+    peer.http2.shut_down()
+    assert peer.told() == []
+    # Frames of later streams are ignored, but count in the window of the connection.
+    peer.send(peer.headers(5), data(5, bytes(10_000)), encode_rst_stream(5, CODE.CANCEL))
+    peer.send(peer.headers(7), data(7), peer.headers(7, OK, end=True), encode_window_update(7, 1))
+    assert (peer.events, peer.told()) == ([], [])
+    assert peer.http2._receive_window.unused == 0
+    for stream in (first, second):
+        peer.send(data(stream.id, b"x", end=True))
+        peer.http2.send_headers(stream, OK, True)
+        assert stream.closed
+    assert peer.http2.streams == {}
+    # The last GOAWAY must not have a larger id than those before.
+    peer.frames()
+    peer.http2.close(CODE.NO_ERROR, "bye")
+    assert peer.told() == [("GoAwayFrame", 0, 3, CODE.NO_ERROR, b"bye")]
+
+
+def test_goaway_before_any_stream() -> None:
+    peer = Peer()
+    peer.http2.shut_down()
+    assert peer.told() == [("GoAwayFrame", 0, 0, CODE.NO_ERROR, b"")]
+    client = Peer(is_client=True)
+    open_request(client)
+    client.http2.shut_down()
+    assert client.told() == [("GoAwayFrame", 0, 0, CODE.NO_ERROR, b"")]
+    assert not client.http2.can_open_stream
+    client.send(client.headers(1, OK, end=True))
+    assert len(client.events) == 1
+
+
+def test_client_learns_which_requests_were_not_processed() -> None:
+    peer = Peer(is_client=True)
+    streams = [open_request(peer) for _ in range(3)]
+    peer.send(encode_goaway(2**31 - 1, CODE.NO_ERROR))
+    (event,) = peer.events
+    assert isinstance(event, GoAwayReceived)
+    assert peer.http2.going_away
+    assert not peer.http2.can_open_stream
+    assert not any(stream.is_reset for stream in streams)
+    peer.events.clear()
+    peer.send(encode_goaway(1, CODE.NO_ERROR, b"later"))
+    goaway, *resets = peer.events
+    assert isinstance(goaway, GoAwayReceived)
+    assert (goaway.last_stream_id, goaway.debug_data) == (1, b"later")
+    for event, stream in zip(resets, streams[1:], strict=True):
+        assert isinstance(event, StreamReset)
+        assert event.by_peer
+        assert event.stream is stream
+        assert event.error.code == CODE.REFUSED_STREAM
+    peer.events.clear()
+    peer.send(peer.headers(1, OK, end=True))
+    assert len(peer.events) == 1
+    assert (peer.http2.streams, peer.frames()) == ({}, [])
+
+
+def test_server_goes_on_after_goaway_of_a_client() -> None:
+    peer = Peer()
+    stream = peer.request()
+    peer.send(encode_goaway(0, CODE.NO_ERROR))
+    peer.http2.send_headers(stream, OK, True)
+    assert stream.sent_end
+    assert peer.http2.streams == {1: stream}
+
+
+def test_unknown_codes_are_internal_errors() -> None:
+    peer = Peer(is_client=True)
+    open_request(peer)
+    peer.send(encode_goaway(1, 0x1234), encode_rst_stream(1, 0x99))
+    goaway, reset = peer.events
+    assert isinstance(goaway, GoAwayReceived)
+    assert goaway.error_code == 0x1234
+    assert isinstance(reset, StreamReset)
+    assert reset.error.code == CODE.INTERNAL_ERROR
+    assert "error 153" in reset.error.reason
+
+
+# --------------------------------------------------------------------------------- section 8.1
+
+
+def test_request_with_body_and_trailers() -> None:
+    peer = Peer()
+    length = (b"content-length", b"5")
+    trailers = ((b"checksum", b"abc"),)
+    peer.send(peer.headers(1, (*POST, length)), data(1, b"he"), data(1, b"llo"))
+    peer.send(peer.headers(1, trailers, end=True))
+    headers, first, second, end = peer.events
+    assert isinstance(headers, HeadersReceived)
+    assert headers.headers.fields == (*POST, length)
+    assert not headers.end_stream
+    assert isinstance(first, DataReceived)
+    assert isinstance(second, DataReceived)
+    assert (first.data, second.data, second.end_stream) == (b"he", b"llo", False)
+    assert isinstance(end, TrailersReceived)
+    assert end.headers.fields == trailers
+    assert end.stream.received_end
+    peer.http2.send_headers(end.stream, OK, False)
+    peer.http2.send_headers(end.stream, trailers, True)
+    assert end.stream.closed
+    assert peer.http2.streams == {}
+
+
+CONTENT_LENGTHS = [
+    (5, [b"hello"], True),
+    (5, [b"he", b"llo", b""], True),
+    (0, [b""], True),
+    (5, [b"hell"], False),
+    (5, [b"hello!"], False),
+    (5, [b""], False),
+    (0, [b"x"], False),
+]
+
+
+@pytest.mark.parametrize(("length", "pieces", "fits"), CONTENT_LENGTHS)
+@pytest.mark.parametrize("by_trailers", [False, True])
+@pytest.mark.parametrize("is_client", [False, True])
+def test_body_must_have_its_content_length(
+    length: int, pieces: list[bytes], fits: bool, by_trailers: bool, is_client: bool
+) -> None:
+    peer = Peer(is_client)
+    field = (b"content-length", b"%d" % length)
+    if is_client:
+        open_request(peer)
+    peer.send(peer.headers(1, ((*OK, field) if is_client else (*POST, field))))
+    for piece in pieces[:-1]:
+        peer.send(data(1, piece))
+    peer.send(data(1, pieces[-1], end=not by_trailers))
+    if by_trailers:
+        peer.send(peer.headers(1, ((b"a", b"b"),), end=True))
+    last = peer.events[-1]
+    if fits:
+        assert isinstance(last, (DataReceived, TrailersReceived))
+        assert last.stream.received_end
+    else:
+        assert isinstance(last, StreamReset)
+        assert last.error.code == CODE.PROTOCOL_ERROR
+        assert RstStreamFrame in [type(each) for each in peer.frames()]
+
+
+@pytest.mark.parametrize("is_client", [False, True])
+def test_message_without_body_must_not_tell_a_length(is_client: bool) -> None:
+    peer = Peer(is_client)
+    if is_client:
+        open_request(peer)
+    field = (b"content-length", b"1")
+    peer.send(peer.headers(1, (*(OK if is_client else POST), field), end=True))
+    assert peer.reset_code() == CODE.PROTOCOL_ERROR
+    # A server has never heard of the request.
+    assert [type(event) for event in peer.events] == [StreamReset] * is_client
+
+
+@pytest.mark.parametrize(
+    ("method", "status"), [(b"HEAD", b"200"), (b"GET", b"204"), (b"GET", b"304")]
+)
+@pytest.mark.parametrize(
+    ("pieces", "fits"), [(None, True), ([b""], True), ([b"", b""], True), ([b"x"], False)]
+)
+def test_responses_that_have_no_body(
+    method: bytes, status: bytes, pieces: list[bytes] | None, fits: bool
+) -> None:
+    peer = Peer(is_client=True)
+    stream = open_request(peer, ((b":method", method), *GET[1:]))
+    fields = ((b":status", status), (b"content-length", b"1000"))
+    peer.send(peer.headers(1, fields, end=pieces is None))
+    for place, piece in enumerate(pieces or ()):
+        peer.send(data(1, piece, end=place == len(pieces or ()) - 1))
+    assert isinstance(peer.events[0], HeadersReceived)
+    assert stream.is_reset != fits
+    assert stream.closed
+
+
+def test_trailers_of_a_request_do_not_make_it_one_for_head() -> None:
+    peer = Peer(is_client=True)
+    stream = open_request(peer, POST, end=False)
+    peer.http2.send_headers(stream, ((b":method", b"HEAD"),), True)
+    assert not stream.is_head
+
+
+def test_interim_responses_come_first() -> None:
+    peer = Peer(is_client=True)
+    open_request(peer)
+    early = ((b":status", b"103"), (b"link", b"</a>"))
+    peer.send(peer.headers(1, ((b":status", b"100"),)), peer.headers(1, early))
+    peer.send(peer.headers(1, OK), data(1, b"x", end=True))
+    first, second, final, body = peer.events
+    assert isinstance(first, InterimReceived)
+    assert isinstance(second, InterimReceived)
+    assert second.headers.fields == early
+    assert isinstance(final, HeadersReceived)
+    assert isinstance(body, DataReceived)
+
+
+INVALID_MESSAGES: list[tuple[bool, list[tuple[tuple[Header, ...], bool]]]] = [
+    (True, [(((b":status", b"100"),), True)]),
+    (True, [(((b":status", b"101"),), False)]),
+    (True, [(OK, False), (OK, True)]),
+    (True, [(OK, False), (((b":status", b"100"),), False)]),
+    (True, [(((b"server", b"x"),), False)]),
+    (True, [(OK, False), (((b"a", b"b"),), False)]),
+    (False, [(POST, False), (POST, True)]),
+    (False, [(POST, False), (((b"a", b"b"),), False)]),
+    (False, [(POST, False), (((b"A", b"b"),), True)]),
+    (False, [(OK, False)]),
+    (False, [((), False)]),
+]
+
+
+@pytest.mark.parametrize(("is_client", "lists"), INVALID_MESSAGES)
+def test_malformed_messages_reset_their_stream(
+    is_client: bool, lists: list[tuple[tuple[Header, ...], bool]]
+) -> None:
+    peer = Peer(is_client)
+    if is_client:
+        open_request(peer)
+    for fields, end in lists:
+        peer.send(peer.headers(1, fields, end))
+    assert peer.reset_code() == CODE.PROTOCOL_ERROR
+    if is_client or len(lists) > 1:
+        assert isinstance(peer.events[-1], StreamReset)
+    else:
+        assert peer.events == []
+    assert peer.http2.streams == {}
+
+
+@pytest.mark.parametrize("is_client", [False, True])
+def test_headers_that_are_too_large_are_left_to_the_user(is_client: bool) -> None:
+    peer = Peer(is_client)
+    if is_client:
+        open_request(peer)
+    large = tuple((b"x-%d" % i, b"v" * 5000) for i in range(20))
+    peer.send(peer.headers(1, (*(OK if is_client else POST), *large)))
+    (event,) = peer.events
+    assert isinstance(event, HeadersReceived)
+    assert event.headers.too_large
+    peer.send(data(1, b"any length", end=True))
+    assert event.stream.received_end
+
+
+def test_trailers_that_are_too_large_reset_their_stream() -> None:
+    peer = Peer()
+    peer.request()
+    peer.send(peer.headers(1, tuple((b"x-%d" % i, b"v" * 5000) for i in range(20)), end=True))
+    assert peer.reset_code() == CODE.ENHANCE_YOUR_CALM
+
+
+def test_connect_opens_a_tunnel() -> None:
+    peer = Peer()
+    fields = ((b":method", b"CONNECT"), (b":authority", b"a.test:80"), (b"content-length", b"1"))
+    peer.send(peer.headers(1, fields), data(1, b"any length"), data(1, b"", end=True))
+    assert [type(event) for event in peer.events] == [HeadersReceived, DataReceived, DataReceived]
+
+
+def test_response_may_end_before_its_request() -> None:
+    peer = Peer()
+    stream = peer.request()
+    peer.http2.send_headers(stream, OK, True)
+    assert not stream.closed
+    peer.http2.reset(stream, CODE.NO_ERROR)
+    peer.frames()
+    peer.send(data(1, b"late"), data(1, b"", end=True))
+    assert (peer.frames(), peer.http2.streams) == ([], {})
+    peer.http2.reset(stream, CODE.NO_ERROR)
+    assert peer.frames() == []
+
+
+def test_empty_message_parts_are_sent_once() -> None:
+    peer = Peer()
+    stream = peer.request()
+    http2 = peer.http2
+    http2.send_headers(stream, OK, False)
+    assert http2.send_data(stream, b"", False) == 0
+    assert http2.send_data(stream, b"", True) == 0
+    assert http2.send_data(stream, b"more", True) == 0
+    http2.send_headers(stream, OK, True)
+    assert [type(each) for each in peer.frames()] == [HeadersFrame, DataFrame]

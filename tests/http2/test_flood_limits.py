@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from gateway.http2.flood_limits import RateLimit
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def count(limit: RateLimit) -> int:
+    """Return how many events are allowed now."""
+    found = 0
+    while limit.spend():
+        found += 1
+        assert found < 10_000
+    return found
+
+
+def test_so_many_events_may_come_at_once() -> None:
+    assert count(RateLimit(5, 2, Clock())) == 5
+
+
+def test_further_events_are_allowed_in_time() -> None:
+    clock = Clock()
+    limit = RateLimit(5, 2, clock)
+    for _ in range(5):
+        assert limit.spend()
+    clock.now += 1.5
+    assert count(limit) == 3
+
+
+def test_quiet_time_allows_no_more_than_the_most() -> None:
+    clock = Clock()
+    limit = RateLimit(5, 2, clock)
+    for _ in range(5):
+        assert limit.spend()
+    clock.now += 1000
+    assert count(limit) == 5
+
+
+def test_events_can_be_earned() -> None:
+    limit = RateLimit(5, 2, Clock())
+    limit.earn(100)  # it has all
+    for _ in range(5):
+        assert limit.spend()
+    limit.earn(1.5)
+    limit.earn(1.5)
+    assert count(limit) == 3

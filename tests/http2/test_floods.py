@@ -1,0 +1,352 @@
+"""What peers attack HTTP/2 connections with, and the limit that ends each attack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+
+import pytest
+
+from gateway.http2.errors import ErrorCode, Http2Error
+from gateway.http2.events import HeadersReceived, StreamReset
+from gateway.http2.flood_limits import (
+    CONTROL_FRAMES_PER_MESSAGE,
+    MAX_CONTROL_FRAMES,
+    MAX_CONTROL_FRAMES_PER_SECOND,
+    MAX_RESETS,
+    MAX_RESETS_PER_SECOND,
+    MAX_TINY_FRAMES,
+    TINY_FRAME,
+)
+from gateway.http2.frame_reader import MAX_CONTINUATIONS, MAX_CONTROL_PAYLOAD, MAX_HEADER_BLOCK
+from gateway.http2.frame_writer import (
+    SETTINGS_ACK,
+    encode_goaway,
+    encode_headers,
+    encode_ping,
+    encode_priority,
+    encode_rst_stream,
+    encode_settings,
+    encode_window_update,
+)
+from gateway.http2.frames import INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE
+from gateway.http2.header_table import Header
+from gateway.http2.hpack import MAX_FIELDS, MAX_HEADER_LIST
+from tests.http2.frame_bytes import frame
+from tests.http2.raw_peer import OK, POST, Peer, data, open_request
+from tests.http2.test_flood_limits import Clock
+
+CODE = ErrorCode
+
+
+def sent_until_refused(peer: Peer, attack: Iterator[bytes], most: int) -> int:
+    """Return how many steps of an attack the peer gets through; the connection ends then.
+
+    What the connection sends is dropped, as if the peer did not read it.
+    """
+    passed = 0
+
+    def run() -> None:
+        nonlocal passed
+        written = 0
+        for step in islice(attack, most):
+            peer.send(step)
+            peer.events.clear()
+            passed += 1
+            written += sum(len(each) for each in peer.http2.take_output())
+            # What waits for a peer that does not read is bounded.
+            assert written < 1_000_000
+
+    with pytest.raises(Http2Error) as raised:
+        run()
+    assert raised.value.ends_connection
+    assert raised.value.code == CODE.ENHANCE_YOUR_CALM
+    return passed
+
+
+def streams(step: Callable[[Peer, int], bytes], peer: Peer) -> Iterator[bytes]:
+    """Yield what an attack sends on each of its streams."""
+    return (step(peer, 2 * number + 1) for number in count())
+
+
+def rapid_reset(peer: Peer, stream_id: int) -> bytes:
+    return peer.headers(stream_id) + encode_rst_stream(stream_id, CODE.CANCEL)
+
+
+def reset_by_zero_increment(peer: Peer, stream_id: int) -> bytes:
+    return peer.headers(stream_id) + encode_window_update(stream_id, 0)
+
+
+def reset_by_overflow(peer: Peer, stream_id: int) -> bytes:
+    return peer.headers(stream_id) + encode_window_update(stream_id, 2**31 - 1)
+
+
+def reset_by_late_data(peer: Peer, stream_id: int) -> bytes:
+    return peer.headers(stream_id, end=True) + data(stream_id, b"")
+
+
+def reset_by_late_headers(peer: Peer, stream_id: int) -> bytes:
+    return peer.headers(stream_id, end=True) + peer.headers(stream_id, end=True)
+
+
+def reset_by_length(peer: Peer, stream_id: int) -> bytes:
+    return peer.headers(stream_id, (*POST, (b"content-length", b"0"))) + data(stream_id)
+
+
+def reset_by_bad_headers(peer: Peer, stream_id: int) -> bytes:
+    return peer.headers(stream_id, OK)
+
+
+def reset_by_self_dependency(peer: Peer, stream_id: int) -> bytes:
+    return peer.headers(stream_id) + encode_priority(stream_id, stream_id, 1, False)
+
+
+RESETS = [
+    rapid_reset,
+    reset_by_zero_increment,
+    reset_by_overflow,
+    reset_by_late_data,
+    reset_by_late_headers,
+    reset_by_length,
+    reset_by_bad_headers,
+    reset_by_self_dependency,
+]
+
+
+@pytest.mark.parametrize("attack", RESETS)
+def test_streams_that_are_opened_and_reset(attack: Callable[[Peer, int], bytes]) -> None:
+    """MAX_RESETS, whoever sends RST_STREAM: CVE-2023-44487 and CVE-2025-8671."""
+    peer = Peer(clock=Clock())
+    assert sent_until_refused(peer, streams(attack, peer), 2 * MAX_RESETS) == MAX_RESETS
+
+
+def test_resets_in_the_long_run() -> None:
+    clock = Clock()
+    peer = Peer(clock=clock)
+    attack = streams(rapid_reset, peer)
+    for _ in range(3000):
+        clock.now += 1 / MAX_RESETS_PER_SECOND
+        peer.send(next(attack))
+    assert peer.http2.streams == {}
+    assert peer.request(9001).id == 9001
+
+
+def test_more_streams_than_allowed() -> None:
+    """max_streams, and MAX_RESETS for those that are refused."""
+    peer = Peer(max_streams=10, clock=Clock())
+    attack = streams(lambda peer, stream_id: peer.headers(stream_id), peer)
+    assert sent_until_refused(peer, attack, 2 * MAX_RESETS) == 10 + MAX_RESETS
+
+
+def test_streams_that_never_end_hold_a_slot_each_only() -> None:
+    """max_streams. How long a stream may wait is for its user to limit."""
+    peer = Peer(max_streams=10, clock=Clock())
+    for stream_id in range(1, 100, 2):
+        peer.send(peer.headers(stream_id))
+    assert len(peer.http2.streams) == 10
+    assert len(peer.events) == 10
+
+
+CONTROL: dict[str, bytes] = {
+    "PING": encode_ping(b"12345678"),
+    "PING that nobody asked for": encode_ping(b"12345678", ack=True),
+    "SETTINGS": encode_settings([(INITIAL_WINDOW_SIZE, 1), (MAX_FRAME_SIZE, 20_000)]),
+    "empty SETTINGS": encode_settings([]),
+    "SETTINGS with ACK": SETTINGS_ACK,
+    "PRIORITY": encode_priority(99, 0, 1, False),
+    "WINDOW_UPDATE": encode_window_update(0, 1),
+    "WINDOW_UPDATE of a stream": encode_window_update(1, 1),
+    "WINDOW_UPDATE of a closed stream": encode_window_update(3, 1),
+    "RST_STREAM of a closed stream": encode_rst_stream(3, 0),
+    "GOAWAY": encode_goaway(0, 0),
+    "unknown": frame(99, 0, 0, b"abc"),
+    "empty DATA": data(1, b""),
+    "padding": frame(0, 8, 1, b"\3\0\0\0"),
+    "DATA of a reset stream": data(3),
+    "HEADERS of a reset stream": frame(1, 5, 3, b"\x88"),
+}
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_frames_without_a_message(name: str) -> None:
+    """MAX_CONTROL_FRAMES: CVE-2019-9512, 9514, 9515, 9518 and others."""
+    peer = Peer(clock=Clock())
+    peer.request(1)
+    peer.http2.reset(peer.request(3), CODE.CANCEL)
+    done = sent_until_refused(peer, iter(lambda: CONTROL[name], None), 2 * MAX_CONTROL_FRAMES)
+    assert MAX_CONTROL_FRAMES - 10 <= done <= MAX_CONTROL_FRAMES
+
+
+def test_requests_after_goaway() -> None:
+    """MAX_CONTROL_FRAMES."""
+    peer = Peer(clock=Clock())
+    peer.request(1)
+    peer.http2.shut_down()
+    attack = streams(lambda peer, stream_id: peer.headers(stream_id + 2), peer)
+    done = sent_until_refused(peer, attack, 2 * MAX_CONTROL_FRAMES)
+    assert MAX_CONTROL_FRAMES - 10 <= done <= MAX_CONTROL_FRAMES
+
+
+def test_interim_responses() -> None:
+    """MAX_CONTROL_FRAMES."""
+    peer = Peer(is_client=True, clock=Clock())
+    open_request(peer)
+    attack = iter(lambda: peer.headers(1, ((b":status", b"103"),)), None)
+    done = sent_until_refused(peer, attack, 2 * MAX_CONTROL_FRAMES)
+    assert MAX_CONTROL_FRAMES - 10 <= done <= MAX_CONTROL_FRAMES
+
+
+def test_frames_that_acknowledge_messages_are_no_flood() -> None:
+    """CONTROL_FRAMES_PER_MESSAGE."""
+    peer = Peer(clock=Clock())
+    assert CONTROL_FRAMES_PER_MESSAGE == 4
+    for stream_id in range(1, MAX_CONTROL_FRAMES, 2):
+        stream = peer.request(stream_id, end=True)
+        peer.http2.send_headers(stream, OK, False)
+        peer.http2.send_data(stream, b"x", True)
+        for increment in (encode_window_update(0, 1), encode_ping(b"12345678")):
+            peer.send(increment)
+        peer.send(encode_ping(b"abcdefgh", ack=True))
+        peer.events.clear()
+        peer.http2.take_output()
+    assert peer.http2.streams == {}
+
+
+def test_control_frames_in_the_long_run() -> None:
+    clock = Clock()
+    peer = Peer(clock=clock)
+    for _ in range(3 * MAX_CONTROL_FRAMES):
+        clock.now += 1 / MAX_CONTROL_FRAMES_PER_SECOND
+        peer.send(encode_ping(b"12345678"))
+
+
+def test_windows_opened_by_one_byte() -> None:
+    """MAX_TINY_FRAMES: CVE-2019-9511 and CVE-2019-9517."""
+    peer = Peer(clock=Clock())
+    peer.send(encode_settings([(INITIAL_WINDOW_SIZE, 0)]))
+    stream = peer.request()
+    http2 = peer.http2
+    sent = 0
+
+    def attack() -> Iterator[bytes]:
+        nonlocal sent
+        while True:
+            yield encode_window_update(1, 1)
+            sent += http2.send_data(stream, b"x" * 10_000, True)
+
+    assert sent_until_refused(peer, attack(), 2 * MAX_TINY_FRAMES) > MAX_TINY_FRAMES
+    # Each of these bytes earns a little.
+    assert MAX_TINY_FRAMES <= sent < MAX_TINY_FRAMES * (1 + 2 / TINY_FRAME)
+
+
+def test_windows_that_run_out_with_a_few_bytes_are_no_flood() -> None:
+    peer = Peer(clock=Clock())
+    stream = peer.request()
+    http2 = peer.http2
+    for _ in range(3 * MAX_TINY_FRAMES):
+        window = http2.sendable(stream)
+        assert http2.send_data(stream, bytes(window - 10), False) == window - 10
+        assert http2.send_data(stream, bytes(100), False) == 10
+        peer.send(encode_window_update(0, window), encode_window_update(1, window))
+        peer.events.clear()
+        http2.take_output()
+
+
+def block_frames(size: int, pieces: int) -> Iterator[bytes]:
+    """Yield HEADERS and CONTINUATION without an end."""
+    yield frame(1, 0, 1, bytes([0]) * size)
+    for _ in range(pieces):
+        yield frame(9, 0, 1, bytes([0]) * size)
+
+
+@pytest.mark.parametrize(
+    ("size", "most"), [(0, MAX_CONTINUATIONS), (1, MAX_CONTINUATIONS), (16_384, 7)]
+)
+def test_continuations_without_an_end(size: int, most: int) -> None:
+    """MAX_CONTINUATIONS and MAX_HEADER_BLOCK: CVE-2024-27316 and others."""
+    assert MAX_HEADER_BLOCK == 8 * 16_384
+    peer = Peer(clock=Clock())
+    assert sent_until_refused(peer, block_frames(size, 100), 1000) == most + 1
+
+
+def test_header_lists_beyond_the_limit_are_not_expanded() -> None:
+    """MAX_HEADER_LIST: one byte of a block can mean 4 KB."""
+    peer = Peer(clock=Clock())
+    block = peer.encoder.encode(POST)
+    large = b"\x40\x03x-a\x7f\xd1\x1e" + b"v" * 4048  # an indexed field of 4,083 bytes
+    peer.send(encode_headers(1, block + large + b"\xbe" * 4000, True))
+    (event,) = peer.events
+    assert isinstance(event, HeadersReceived)
+    assert event.headers.too_large
+    size = sum(len(name) + len(value) + 32 for name, value in event.headers.fields)
+    assert size <= MAX_HEADER_LIST
+
+
+def test_blocks_of_too_many_fields() -> None:
+    """MAX_FIELDS."""
+    peer = Peer(clock=Clock())
+    attack = iter([encode_headers(1, b"\x82" * (MAX_FIELDS + 1), True)])
+    with pytest.raises(Http2Error) as raised:
+        peer.send(next(attack))
+    assert raised.value.code == CODE.ENHANCE_YOUR_CALM
+
+
+def test_large_settings_and_goaway() -> None:
+    """MAX_CONTROL_PAYLOAD."""
+    for kind in (4, 7):
+        peer = Peer(max_frame_size=2**20)
+        with pytest.raises(Http2Error) as raised:
+            peer.send(frame(kind, 0, 0, bytes(MAX_CONTROL_PAYLOAD + 6)))
+        assert raised.value.code == CODE.ENHANCE_YOUR_CALM
+
+
+def test_goaway_under_load() -> None:
+    """A client that goes away and comes back with its last id again and again: no call is lost."""
+    peer = Peer(is_client=True, clock=Clock())
+    opened = [open_request(peer) for _ in range(1000)]
+    for last in range(1999, 0, -20):
+        peer.send(encode_goaway(last, 0))
+    left = list(peer.http2.streams.values())
+    assert left == opened[:10]
+    resets = [event.stream for event in peer.events if isinstance(event, StreamReset)]
+    assert sorted(each.id for each in resets) == [each.id for each in opened[10:]]
+    for stream in left:
+        peer.send(peer.headers(stream.id, OK, end=True))
+    assert peer.http2.streams == {}
+
+
+def test_memory_of_ids_of_reset_streams_is_bounded() -> None:
+    clock = Clock()
+    peer = Peer(clock=clock)
+    for number in range(5 * MAX_RESETS):
+        clock.now += 1
+        peer.http2.reset(peer.request(2 * number + 1), CODE.CANCEL)
+        peer.http2.take_output()
+    assert len(peer.http2._reset_ids) <= 2 * MAX_RESETS
+    peer.send(data(2 * number + 1))
+
+
+FIELDS: list[Header] = [
+    (b"X-Upper", b"a"),
+    (b"connection", b"close"),
+    (b"transfer-encoding", b"chunked"),
+    (b"upgrade", b"h2c"),
+    (b"te", b"gzip"),
+    (b"host", b"other.test"),
+    (b":path", b"/other"),
+    (b":unknown", b"a"),
+    (b"x-a", b"a\r\nb: c"),
+]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_fields_that_mean_something_else_elsewhere(field: Header) -> None:
+    """header_check: the stream is reset, and nobody hears of the request."""
+    peer = Peer()
+    peer.send(peer.headers(1, (*POST, field)))
+    assert peer.reset_code() == CODE.PROTOCOL_ERROR
+    assert peer.events == []
+    if field[0].startswith(b":"):
+        peer.request(3)
+        peer.send(peer.headers(3, (field,), end=True))
+        assert peer.reset_code() == CODE.PROTOCOL_ERROR

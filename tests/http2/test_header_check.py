@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.http2.errors import ErrorCode, Http2Error
+from gateway.http2.header_check import check_request, check_response, check_trailers
+from gateway.http2.header_table import Header
+from gateway.sizes import CACHED_LINES
+
+Fields = tuple[Header, ...]
+
+METHOD = (b":method", b"POST")
+SCHEME = (b":scheme", b"http")
+PATH = (b":path", b"/v2")
+AUTHORITY = (b":authority", b"a.test:80")
+REQUEST = (METHOD, SCHEME, PATH, AUTHORITY)
+OK = (b":status", b"200")
+
+
+def without(name: Header) -> Fields:
+    return tuple(each for each in REQUEST if each != name)
+
+
+VALID_REQUESTS: list[tuple[Fields, int]] = [
+    (REQUEST, -1),
+    (without(AUTHORITY), -1),
+    ((*without(AUTHORITY), (b"host", b"b.test")), -1),
+    ((*REQUEST, (b"host", b"A.TEST:80")), -1),
+    ((*REQUEST, (b"host", b"a.test:80"), (b"host", b"a.test:80")), -1),
+    ((PATH, AUTHORITY, SCHEME, METHOD), -1),
+    ((*REQUEST, (b"te", b"trailers")), -1),
+    ((*REQUEST, (b"te", b"Trailers")), -1),
+    ((*REQUEST, (b"content-length", b"0")), 0),
+    ((*REQUEST, (b"content-length", b"17")), 17),
+    ((*REQUEST, (b"content-length", b"17"), (b"content-length", b"17")), 17),
+    ((*REQUEST, (b"content-length", b"017"), (b"content-length", b"17")), 17),
+    ((*REQUEST, (b"x-empty", b"")), -1),
+    ((*REQUEST, (b"x-text", b"a b\tc \xe4")), -1),
+    ((*REQUEST, (b"x!#$%&'*+-.^_`|~9", b"a")), -1),
+    (((b":method", b"OPTIONS"), SCHEME, (b":path", b"*"), AUTHORITY), -1),
+    (((b":method", b"CONNECT"), AUTHORITY), -1),
+    (((b":method", b"CONNECT"), AUTHORITY, (b"content-length", b"5")), -1),
+    (((b":method", b"M-SEARCH"), SCHEME, (b":path", b"/?q=%20#"), (b":authority", b"[::1]:1")), -1),
+]
+
+
+@pytest.mark.parametrize(("fields", "length"), VALID_REQUESTS)
+def test_valid_requests(fields: Fields, length: int) -> None:
+    for _ in range(2):  # what is valid is cached
+        assert check_request(fields, 1) == length
+
+
+INVALID_REQUESTS: list[tuple[Fields, str]] = [
+    (without(METHOD), ":method is missing"),
+    (without(SCHEME), ":scheme is missing"),
+    (without(PATH), ":path is missing"),
+    ((*without(METHOD), (b":method", b"")), "invalid ':method'"),
+    ((*without(METHOD), (b":method", b"GET /")), "invalid ':method'"),
+    ((*without(SCHEME), (b":scheme", b"")), "invalid ':scheme'"),
+    ((*without(SCHEME), (b":scheme", b"http://")), "invalid ':scheme'"),
+    ((*without(PATH), (b":path", b"")), "invalid ':path'"),
+    ((*without(PATH), (b":path", b"v2")), "invalid ':path'"),
+    ((*without(PATH), (b":path", b"http://a.test/")), "invalid ':path'"),
+    ((*without(PATH), (b":path", b"/ HTTP/1.1")), "invalid ':path'"),
+    ((*without(PATH), (b":path", b"/\r\nx: y")), "invalid ':path'"),
+    ((*without(PATH), (b":path", b"/\xe4")), "invalid ':path'"),
+    ((*without(PATH), (b":path", b"*")), ":path must begin with /"),
+    ((*without(PATH), (b":path", b"*a")), "invalid ':path'"),
+    ((*without(AUTHORITY), (b":authority", b"a b")), "invalid ':authority'"),
+    ((*without(AUTHORITY), (b":authority", b"user@a.test")), "invalid ':authority'"),
+    ((*without(AUTHORITY), (b":authority", b"a/b")), "invalid ':authority'"),
+    ((*without(AUTHORITY), (b"host", b"user@a.test")), "invalid host"),
+    ((*REQUEST, (b"host", b"b.test")), ":authority and host differ"),
+    ((*REQUEST, (b"host", b"a.test:80"), (b"host", b"b.test")), "more than one host"),
+    ((*without(AUTHORITY), (b"host", b"a.test"), (b"host", b"b.test")), "more than one host"),
+    ((*REQUEST, METHOD), "more than one ':method'"),
+    ((*REQUEST, (b":path", b"/other")), "more than one ':path'"),
+    ((METHOD, SCHEME, PATH, (b"a", b"b"), AUTHORITY), "':authority' after a regular field"),
+    ((*REQUEST, OK), "':status' has no place here"),
+    ((*REQUEST, (b":protocol", b"websocket")), "':protocol' has no place here"),
+    ((*REQUEST, (b":", b"a")), "':' has no place here"),
+    (((b":method", b"CONNECT"), SCHEME, AUTHORITY), "CONNECT needs"),
+    (((b":method", b"CONNECT"), PATH, AUTHORITY), "CONNECT needs"),
+    (((b":method", b"CONNECT"),), "CONNECT needs"),
+    (((b":method", b"CONNECT"), (b":authority", b"")), "CONNECT needs"),
+]
+INVALID_FIELDS: list[tuple[Header, str]] = [
+    ((b"Accept", b"a"), "the name 'Accept' has upper-case letters"),
+    ((b"", b"a"), "invalid name ''"),
+    ((b"a b", b"a"), "invalid name 'a b'"),
+    ((b"a:b", b"a"), "invalid name 'a:b'"),
+    ((b"a\0", b"a"), "invalid name"),
+    ((b"\xe4", b"a"), "invalid name"),
+    ((b"x-a", b"a\r\nb: c"), "the value of 'x-a' has control characters"),
+    ((b"x-a", b"a\nb"), "control characters"),
+    ((b"x-a", b"a\0b"), "control characters"),
+    ((b"x-a", b"a\x01b"), "control characters"),
+    ((b"x-a", b"\x7f"), "control characters"),
+    ((b"x-a", b" a"), "white space"),
+    ((b"x-a", b"a\t"), "white space"),
+    ((b"x-a", b" "), "white space"),
+    ((b"connection", b"close"), "'connection' has no meaning in HTTP/2"),
+    ((b"proxy-connection", b"close"), "no meaning"),
+    ((b"keep-alive", b"timeout=5"), "no meaning"),
+    ((b"transfer-encoding", b"chunked"), "no meaning"),
+    ((b"upgrade", b"h2c"), "no meaning"),
+    ((b"te", b"gzip"), "'te' may only be trailers"),
+    ((b"te", b"trailers, gzip"), "'te' may only be trailers"),
+    ((b"te", b""), "'te' may only be trailers"),
+    ((b"content-length", b""), "invalid content-length"),
+    ((b"content-length", b"-1"), "invalid content-length"),
+    ((b"content-length", b"+1"), "invalid content-length"),
+    ((b"content-length", b"1, 1"), "invalid content-length"),
+    ((b"content-length", b"9" * 19), "invalid content-length"),
+]
+
+
+def refusal(fields: Fields, check: object) -> str:
+    """Return why a check refuses fields; it is an error of their stream."""
+    assert callable(check)
+    with pytest.raises(Http2Error) as raised:
+        check(fields, 7)
+    assert raised.value.code == ErrorCode.PROTOCOL_ERROR
+    assert raised.value.stream_id == 7
+    return raised.value.reason
+
+
+@pytest.mark.parametrize(("fields", "reason"), INVALID_REQUESTS)
+def test_invalid_requests(fields: Fields, reason: str) -> None:
+    for _ in range(2):
+        assert reason in refusal(fields, check_request)
+
+
+@pytest.mark.parametrize(("field", "reason"), INVALID_FIELDS)
+def test_invalid_fields(field: Header, reason: str) -> None:
+    for _ in range(2):
+        assert reason in refusal((*REQUEST, field), check_request)
+        assert reason in refusal((OK, field), check_response)
+        assert reason in refusal((field,), check_trailers)
+
+
+def test_content_lengths_must_be_equal() -> None:
+    fields = (*REQUEST, (b"content-length", b"1"), (b"content-length", b"2"))
+    assert "content-length twice" in refusal(fields, check_request)
+
+
+@pytest.mark.parametrize("status", [b"100", b"103", b"200", b"404", b"599", b"999"])
+def test_valid_responses(status: bytes) -> None:
+    assert check_response(((b":status", status), (b"a", b"b")), 1) == (int(status), -1)
+    assert check_response(((b":status", status), (b"content-length", b"5")), 1)[1] == 5
+
+
+@pytest.mark.parametrize(
+    "status", [b"", b"20", b"2000", b"099", b"abc", b"+20", b"20 ", b"\xb2\xb2\xb2"]
+)
+def test_invalid_statuses(status: bytes) -> None:
+    assert "invalid ':status'" in refusal(((b":status", status),), check_response)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ((), ":status is missing"),
+        (((b":status", b"101"),), "101 has no meaning"),
+        ((OK, OK), "more than one ':status'"),
+        ((OK, METHOD), "':method' has no place here"),
+        (((b"a", b"b"), OK), "':status' after a regular field"),
+    ],
+)
+def test_invalid_responses(fields: Fields, reason: str) -> None:
+    assert reason in refusal(fields, check_response)
+
+
+def test_trailers_have_no_pseudo_header_fields() -> None:
+    check_trailers(((b"grpc-status", b"0"), (b"grpc-message", b"")), 1)
+    for field in (OK, *REQUEST, (b":x", b"")):
+        assert "has no place here" in refusal((field,), check_trailers)
+        assert "after a regular field" in refusal(((b"a", b"b"), field), check_trailers)
+
+
+def test_quoted_names_are_short() -> None:
+    assert len(refusal(((b"A" * 10_000, b""),), check_trailers)) < 200
+
+
+def test_many_fields_do_not_fill_the_cache() -> None:
+    for number in range(2 * CACHED_LINES):
+        check_trailers(((b"x-%d" % number, b"a"), (b"x-large", b"v" * 1000)), 1)
+    from gateway.http2 import header_check
+
+    assert len(header_check._known) <= CACHED_LINES
+    assert (b"x-large", b"v" * 1000) not in header_check._known

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.error_vocabulary import REQUEST, RESPONSE, ErrorVocabulary
+from gateway.protocol.grpc.framing import PREFIX_SIZE, MessagePiece, MessageReader, frame
+from tests.support.scale import scaled
+
+LAW = settings(max_examples=scaled(300))
+CAP = 100
+CAP_NAME = "limits.max_request_bytes"
+
+MESSAGES = st.lists(st.tuples(st.booleans(), st.binary(max_size=30)), max_size=5)
+
+
+def make_reader(message: ErrorVocabulary = REQUEST, cap: int = CAP) -> MessageReader:
+    return MessageReader(cap, CAP_NAME, message)
+
+
+def feed(reader: MessageReader, body: bytes) -> list[tuple[bytes, int, bool, bool, bool]]:
+    """Feed a piece; return the pieces of messages as plain tuples."""
+    return [
+        (bytes(each.data), each.size, each.is_compressed, each.begins, each.ends)
+        for each in reader.feed(body)
+    ]
+
+
+def read_whole(reader: MessageReader, body: bytes) -> None:
+    feed(reader, body)
+    reader.end()
+
+
+def write(messages: list[tuple[bool, bytes]]) -> bytes:
+    return b"".join(frame(len(data), flag) + data for flag, data in messages)
+
+
+@st.composite
+def cut(draw: st.DrawFn, data: bytes) -> list[bytes]:
+    """Cut bytes into pieces, some of them empty."""
+    at = sorted(draw(st.lists(st.integers(0, len(data)), max_size=8)))
+    return [data[start:end] for start, end in zip([0, *at], [*at, len(data)], strict=True)]
+
+
+class Collector:
+    """Puts the pieces of messages together, and checks each of them."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[bool, bytes]] = []
+        self._open: MessagePiece | None = None
+        self._data = b""
+
+    def add(self, piece: MessagePiece) -> None:
+        assert piece.begins == (self._open is None)
+        if piece.begins:
+            self._data = b""
+        else:
+            assert self._open is not None
+            assert (piece.size, piece.is_compressed) == (self._open.size, self._open.is_compressed)
+            assert piece.data
+        self._data += piece.data
+        assert piece.ends == (len(self._data) == piece.size)
+        self._open = None if piece.ends else piece
+        if piece.ends:
+            self.messages.append((piece.is_compressed, self._data))
+
+
+def read(pieces: list[bytes], reader: MessageReader) -> tuple[list[tuple[bool, bytes]], str]:
+    """Return the messages of a body, and the error that ends it."""
+    found = Collector()
+    try:
+        for piece in pieces:
+            for each in reader.feed(piece):
+                found.add(each)
+        reader.end()
+    except GatewayError as error:
+        return found.messages, error.message
+    return found.messages, ""
+
+
+@pytest.mark.parametrize(
+    ("size", "is_compressed", "prefix"),
+    [
+        (0, False, b"\0\0\0\0\0"),
+        (0, True, b"\1\0\0\0\0"),
+        (0x01020304, False, b"\0\1\2\3\4"),
+        (2**32 - 1, True, b"\1\xff\xff\xff\xff"),
+    ],
+)
+def test_prefix_is_flag_and_big_endian_length(
+    size: int, is_compressed: bool, prefix: bytes
+) -> None:
+    assert frame(size, is_compressed) == prefix
+    assert len(prefix) == PREFIX_SIZE
+
+
+@LAW
+@given(st.data(), MESSAGES)
+def test_messages_are_found_wherever_the_body_is_cut(
+    data: st.DataObject, messages: list[tuple[bool, bytes]]
+) -> None:
+    pieces = data.draw(cut(write(messages)))
+    reader = make_reader()
+    assert read(pieces, reader) == (messages, "")
+    assert reader.messages == len(messages)
+
+
+@LAW
+@given(st.data(), MESSAGES, st.binary(max_size=12))
+def test_error_and_messages_before_it_do_not_depend_on_cuts(
+    data: st.DataObject, messages: list[tuple[bool, bytes]], end: bytes
+) -> None:
+    body = write(messages) + end
+    expected = read([body], make_reader())
+    assert expected[0][: len(messages)] == messages
+    assert read(data.draw(cut(body)), make_reader()) == expected
+    assert read([bytes([byte]) for byte in body], make_reader()) == expected
+
+
+def test_pieces_are_views_of_what_was_fed() -> None:
+    body = bytearray(write([(False, b"abc"), (True, b"de")]))
+    first, second = make_reader().feed(memoryview(body))
+    assert first.data.obj is body
+    body[PREFIX_SIZE] = ord("X")
+    assert bytes(first.data) == b"Xbc"
+    assert (bytes(second.data), second.size, second.is_compressed) == (b"de", 2, True)
+
+
+def test_size_of_a_message_is_known_before_its_data() -> None:
+    reader = make_reader()
+    assert feed(reader, frame(7)[:4]) == []
+    assert feed(reader, frame(7)[4:]) == [(b"", 7, False, True, False)]
+    assert feed(reader, b"abc") == [(b"abc", 7, False, False, False)]
+    assert feed(reader, b"defg") == [(b"defg", 7, False, False, True)]
+    reader.end()
+
+
+def test_body_may_have_no_message() -> None:
+    reader = make_reader()
+    assert feed(reader, b"") == []
+    reader.end()
+    assert reader.messages == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "name"),
+    [
+        (REQUEST, ErrorKind.BAD_REQUEST, "the request"),
+        (RESPONSE, ErrorKind.BAD_RESPONSE, "the server's response"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (
+            b"\2\0\0\0\0",
+            "has the flag 2 before a gRPC message; it is 0, or 1 for a compressed message",
+        ),
+        (
+            b"\0\0\0\0\0\xff\xff\xff\xff\xff",
+            "has the flag 255 before a gRPC message; it is 0, or 1 for a compressed message",
+        ),
+        (b"\0", "ends within the 5 bytes before a gRPC message"),
+        (b"\0\0\0\0\0\1\0\0\0", "ends within the 5 bytes before a gRPC message"),
+        (b"\0\0\0\0\3", "ends after 0 of 3 bytes of a gRPC message"),
+        (b"\0\0\0\0\3ab", "ends after 2 of 3 bytes of a gRPC message"),
+    ],
+)
+def test_malformed_body_is_refused(
+    body: bytes, error: str, message: ErrorVocabulary, kind: ErrorKind, name: str
+) -> None:
+    reader = make_reader(message)
+    with pytest.raises(GatewayError) as caught:
+        read_whole(reader, body)
+    assert (caught.value.kind, caught.value.message) == (kind, f"{name} {error}")
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "name"),
+    [
+        (REQUEST, ErrorKind.TOO_LARGE, "the request"),
+        (RESPONSE, ErrorKind.BAD_RESPONSE, "the server's response"),
+    ],
+)
+def test_message_above_the_cap_is_refused_by_its_length(
+    message: ErrorVocabulary, kind: ErrorKind, name: str
+) -> None:
+    assert feed(make_reader(message), frame(CAP)) == [(b"", CAP, False, True, False)]
+    with pytest.raises(GatewayError) as caught:
+        feed(make_reader(message), frame(CAP + 1))
+    assert (caught.value.kind, caught.value.message) == (
+        kind,
+        f"{name} has a gRPC message of 101 bytes, which is larger than 100 bytes "
+        "(limits.max_request_bytes)",
+    )
+
+
+def test_reader_buffers_no_data() -> None:
+    piece = bytes(64 * 1024)
+    reader = make_reader(cap=2**32 - 1)
+    list(reader.feed(frame(2**32 - 1)))
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            for each in reader.feed(piece):
+                assert each.data.obj is piece
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 1024

@@ -1,0 +1,172 @@
+"""The methods of gRPC, beside the same operations over HTTP."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.protocol.grpc import fields
+from gateway.protocol.grpc.methods import (
+    INFERENCE_SERVICE,
+    METHODS,
+    TORCHSERVE_SERVICE,
+    GrpcMethod,
+    find_method,
+    operation_of,
+)
+from gateway.protocol.operations import (
+    Operation,
+    OperationKind,
+    decode_names,
+    parse_operation,
+    parse_operation_variants,
+)
+from tests.support.scale import scaled
+
+NONE: tuple[tuple[int, ...], int | None] = ((), None)
+NAMED = ((1,), 2)
+
+# Method, the same over HTTP, and the field numbers of name and version in Triton's
+# grpc_service.proto.
+INFERENCE = [
+    ("ServerLive", "GET", "/v2/health/live", NONE),
+    ("ServerReady", "GET", "/v2/health/ready", NONE),
+    ("ModelReady", "GET", "/v2/models/m/ready", NAMED),
+    ("ServerMetadata", "GET", "/v2", NONE),
+    ("ModelMetadata", "GET", "/v2/models/m", NAMED),
+    ("ModelInfer", "POST", "/v2/models/m/infer", NAMED),
+    ("ModelStreamInfer", "POST", "/v2/models/m/infer", NAMED),
+    ("ModelConfig", "GET", "/v2/models/m/config", NAMED),
+    ("ModelStatistics", "GET", "/v2/models/m/stats", NAMED),
+    ("RepositoryIndex", "POST", "/v2/repository/index", NONE),
+    ("RepositoryModelLoad", "POST", "/v2/repository/models/m/load", ((2, 1), None)),
+    ("RepositoryModelUnload", "POST", "/v2/repository/models/m/unload", ((2, 1), None)),
+    ("SystemSharedMemoryStatus", "GET", "/v2/systemsharedmemory/status", NONE),
+    ("SystemSharedMemoryRegister", "POST", "/v2/systemsharedmemory/region/r/register", NONE),
+    ("SystemSharedMemoryUnregister", "POST", "/v2/systemsharedmemory/unregister", NONE),
+    ("CudaSharedMemoryStatus", "GET", "/v2/cudasharedmemory/status", NONE),
+    ("CudaSharedMemoryRegister", "POST", "/v2/cudasharedmemory/region/r/register", NONE),
+    ("CudaSharedMemoryUnregister", "POST", "/v2/cudasharedmemory/unregister", NONE),
+    ("TraceSetting", "POST", "/v2/models/m/trace/setting", ((2,), None)),
+    ("LogSettings", "POST", "/v2/logging", NONE),
+]
+OTHERS = [
+    ("grpc.health.v1.Health", "Check", OperationKind.READINESS, (False, False)),
+    ("grpc.health.v1.Health", "Watch", OperationKind.READINESS, (False, True)),
+    *(
+        (service, "ServerReflectionInfo", OperationKind.OTHER, (True, True))
+        for service in (
+            "grpc.reflection.v1.ServerReflection",
+            "grpc.reflection.v1alpha.ServerReflection",
+        )
+    ),
+]
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+
+
+def test_table_has_the_inference_service_of_both_packages_health_and_reflection() -> None:
+    expected = [
+        f"/{service}/{name}"
+        for service in ("inference.GRPCInferenceService", TORCHSERVE_SERVICE)
+        for name, *_ in INFERENCE
+    ]
+    expected += [f"/{service}/{name}" for service, name, *_ in OTHERS]
+    assert list(METHODS) == expected
+    assert TORCHSERVE_SERVICE == "org.pytorch.serve.grpc.openinference.GRPCInferenceService"
+
+
+@pytest.mark.parametrize("service", [INFERENCE_SERVICE, TORCHSERVE_SERVICE])
+@pytest.mark.parametrize(("name", "http_method", "http_path", "numbers"), INFERENCE)
+def test_inference_method_is_the_operation_that_it_is_over_http(
+    service: str,
+    name: str,
+    http_method: str,
+    http_path: str,
+    numbers: tuple[tuple[int, ...], int | None],
+) -> None:
+    method = find_method(f"/{service}/{name}")
+    assert (method.service, method.name) == (service, name)
+    assert (method.name_fields, method.version_field) == numbers
+    is_stream = name == "ModelStreamInfer"
+    assert (method.request_streams, method.response_streams) == (is_stream, is_stream)
+    model = "m" if numbers[0] else ""
+    assert operation_of(method, model) == parse_operation(http_method, http_path)
+
+
+@pytest.mark.parametrize(("service", "name", "kind", "streams"), OTHERS)
+def test_method_of_another_service_has_its_kind(
+    service: str, name: str, kind: OperationKind, streams: tuple[bool, bool]
+) -> None:
+    method = find_method(f"/{service}/{name}")
+    assert method == GrpcMethod(service, name, kind, *streams)
+
+
+def test_fields_of_an_infer_request_are_those_of_the_proto_file() -> None:
+    method = find_method("/inference.GRPCInferenceService/ModelInfer")
+    assert method.name_fields == (fields.MODEL_NAME,)
+    assert method.version_field == fields.MODEL_VERSION
+
+
+@pytest.mark.parametrize(
+    ("path", "service", "name"),
+    [
+        ("/inference.GRPCInferenceService/Other", "inference.GRPCInferenceService", "Other"),
+        (
+            "/inference.grpcinferenceservice/ModelInfer",
+            "inference.grpcinferenceservice",
+            "ModelInfer",
+        ),
+        ("/inference.GRPCInferenceService/ModelInfer/", "*", ""),
+        ("/a/b/C", "a/b", "C"),
+        ("/", "", ""),
+        ("*", "", "*"),
+        ("", "", ""),
+    ],
+)
+def test_unknown_method_is_other_and_may_stream_both_ways(
+    path: str, service: str, name: str
+) -> None:
+    service = service.replace("*", "inference.GRPCInferenceService/ModelInfer")
+    assert find_method(path) == GrpcMethod(service, name, OperationKind.OTHER, True, True)
+
+
+def test_statistics_without_a_model_are_those_of_all_models() -> None:
+    method = find_method("/inference.GRPCInferenceService/ModelStatistics")
+    assert operation_of(method, "", "") == parse_operation("GET", "/v2/models/stats")
+
+
+def test_version_is_part_of_the_operation() -> None:
+    method = find_method("/inference.GRPCInferenceService/ModelInfer")
+    expected = parse_operation("POST", "/v2/models/m/versions/3/infer")
+    assert operation_of(method, "m", "3") == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "quoted"),
+    [
+        ("a/b", "a%2Fb"),
+        ("100%", "100%25"),
+        ("a%2Fb", "a%252Fb"),
+        ("a b?c#d", "a%20b%3Fc%23d"),
+        ("größe", "gr%C3%B6%C3%9Fe"),
+        # Triton does not decode: what a segment may have must stay.
+        ("ns:a@b+c,d;e=f!(g)*'$&~-._", "ns:a@b+c,d;e=f!(g)*'$&~-._"),
+    ],
+)
+def test_name_of_a_model_is_quoted_for_paths(model: str, quoted: str) -> None:
+    method = find_method("/inference.GRPCInferenceService/ModelInfer")
+    assert operation_of(method, model, model) == Operation(OperationKind.INFER, quoted, quoted)
+
+
+@settings(max_examples=scaled(300))
+@given(NAMES, NAMES)
+def test_operation_is_that_of_a_path_with_the_quoted_names(model: str, version: str) -> None:
+    method = find_method("/inference.GRPCInferenceService/ModelInfer")
+    operation = operation_of(method, model, version)
+    assert decode_names(operation) == Operation(OperationKind.INFER, model, version)
+    path = f"/v2/models/{operation.model}/versions/{operation.version}/infer"
+    assert path.isascii()
+    assert parse_operation("POST", path) == operation
+    assert parse_operation_variants("POST", path)[0] == decode_names(operation)

@@ -1,0 +1,371 @@
+"""The scanner finds what the official runtime finds, wherever a message is cut."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.grpc.model_scanner import MAX_NAME, ModelScanner
+from gateway.protocol.grpc.wire import MAX_GROUP_DEPTH, MAX_GROUP_SIZE, WireError, WireReader
+from tests.support.grpc.proto_file import ModelInferRequest
+from tests.support.grpc.wire_bytes import encode, field, fields_of, messages, mutated
+from tests.support.scale import scaled
+
+LAW = settings(max_examples=scaled(300))
+
+TEXTS = st.one_of(
+    st.sampled_from(["a", "b", "c"]),
+    st.text(max_size=6),
+    st.integers(0, MAX_NAME // 2).map(lambda count: "é" * count),
+)
+# Forms of a length of 0: the runtime drops bits above the 64th.
+SIZES = st.sampled_from([b"\x00", b"\x80\x00", b"\x80" * 9 + b"\x00", b"\x80" * 9 + b"\x02"])
+
+
+def _runtime_class() -> Any:
+    """Make a message class with two texts; all else is unknown to it."""
+    file = descriptor_pb2.FileDescriptorProto(name="named.proto", package="t", syntax="proto3")
+    message = file.message_type.add(name="Named")
+    for number, name in ((1, "first"), (2, "second")):
+        message.field.add(
+            name=name,
+            number=number,
+            type=descriptor_pb2.FieldDescriptorProto.TYPE_STRING,
+            label=descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL,
+        )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Named"))
+
+
+Named = _runtime_class()
+
+
+@st.composite
+def named_messages(draw: st.DrawFn) -> bytes:
+    """Generate a message with names in any order and number, and unknown fields between them."""
+    texts = st.builds(lambda number, text: field(number, text.encode()), st.integers(1, 2), TEXTS)
+    parts = st.one_of(
+        texts,
+        texts,
+        texts,
+        # Numbers in the place of texts, and lengths in a longer form than needed.
+        st.builds(field, st.integers(1, 2), st.integers(0, 2**64 - 1)),
+        st.builds(lambda number, size: encode(number << 3 | 2) + size, st.integers(1, 2), SIZES),
+        messages(),
+    )
+    return b"".join(draw(st.lists(parts, min_size=draw(st.sampled_from([0, 2, 4])), max_size=8)))
+
+
+@st.composite
+def cuts(draw: st.DrawFn, data: bytes) -> list[bytes]:
+    """Cut bytes into pieces, some of them empty."""
+    at = sorted(draw(st.lists(st.integers(0, len(data)), max_size=8)))
+    return [data[start:end] for start, end in zip([0, *at], [*at, len(data)], strict=True)]
+
+
+def scan(scanner: ModelScanner, pieces: list[bytes]) -> str:
+    """Scan a whole message; return the error."""
+    failure = None
+    try:
+        for piece in pieces:
+            scanner.feed(memoryview(piece))
+            assert not scanner.ended
+        scanner.end()
+    except GatewayError as error:
+        failure = error
+    assert scanner.ended == (failure is None)
+    if failure is None:
+        return ""
+    assert failure.kind is ErrorKind.BAD_REQUEST
+    return failure.message
+
+
+def scan_error(*pieces: bytes) -> str:
+    return scan(ModelScanner((1,), 2), list(pieces))
+
+
+def reader_error(data: bytes) -> str:
+    """Return the error of the reader of whole messages."""
+    reader = WireReader(data)
+    try:
+        while tag := reader.next_tag():
+            if tag in (10, 18):
+                reader.read_text()
+            else:
+                reader.skip(tag)
+    except WireError as error:
+        return f"the request is not valid protobuf: {error}"
+    return ""
+
+
+# -------------------------------------------------------------------------------- the model
+
+
+@LAW
+@given(st.data(), named_messages())
+def test_name_and_version_are_those_of_the_runtime_wherever_they_stand(
+    data: st.DataObject, message: bytes
+) -> None:
+    expected = Named.FromString(message)
+    scanner = ModelScanner((1,), 2)
+    assert scan(scanner, data.draw(cuts(message))) == ""
+    assert scanner.model == (expected.first, expected.second)
+    assert scanner.names == ((expected.first,) if expected.first else ())
+
+
+@LAW
+@given(st.data(), named_messages())
+def test_first_of_several_fields_that_is_not_empty_is_the_name(
+    data: st.DataObject, message: bytes
+) -> None:
+    expected = Named.FromString(message)
+    scanner = ModelScanner((2, 1), None)
+    assert scan(scanner, data.draw(cuts(message))) == ""
+    assert scanner.model == (expected.second or expected.first, "")
+    assert scanner.names == tuple(filter(None, (expected.second, expected.first)))
+
+
+@pytest.mark.parametrize(
+    ("message", "names"),
+    [
+        (field(1, b"model"), ("model",)),
+        (field(2, b"model"), ("model",)),
+        (field(1, b"repository") + field(2, b"model"), ("model", "repository")),
+        (field(2, b"model") + field(1, b"repository"), ("model", "repository")),
+        (field(2, b"") + field(1, b"model"), ("model",)),
+    ],
+)
+def test_name_of_a_load_request_is_field_2_if_present(
+    message: bytes, names: tuple[str, ...]
+) -> None:
+    scanner = ModelScanner((2, 1), None)
+    assert scan(scanner, [message]) == ""
+    assert (scanner.model.name, scanner.names) == (names[0], names)
+
+
+def test_model_of_an_infer_request_is_found() -> None:
+    request = ModelInferRequest(model_name="resnet", model_version="3", id="1")
+    request.parameters["model_name"].string_param = "other"
+    request.inputs.add(name="in", datatype="FP32", shape=[2]).contents.fp32_contents.extend([1, 2])
+    request.raw_input_contents.append(field(1, b"other"))
+    data = request.SerializeToString()
+    for size in range(1, len(data) + 1):
+        scanner = ModelScanner((1,), 2)
+        assert scan(scanner, [data[at : at + size] for at in range(0, len(data), size)]) == ""
+        assert scanner.model == ("resnet", "3")
+
+
+def test_message_without_fields_names_no_model() -> None:
+    scanner = ModelScanner((1,), 2)
+    scanner.end()
+    assert scanner.model == ("", "")
+    assert scanner.ended
+
+
+def test_fields_of_groups_and_of_other_methods_are_no_names() -> None:
+    group = encode(20 << 3 | 3) + field(1, b"other") + encode(20 << 3 | 4)
+    scanner = ModelScanner((), None)
+    assert scan(scanner, [field(1, b"a")]) == ""
+    assert scanner.model == ("", "")
+    scanner = ModelScanner((1,), 2)
+    assert scan(scanner, [field(1, b"a") + group + field(3, b"c")]) == ""
+    assert scanner.model == ("a", "")
+
+
+def test_name_is_known_before_the_message_has_ended() -> None:
+    scanner = ModelScanner((1,), 2)
+    scanner.feed(field(1, b"resnet")[:-1])
+    assert scanner.model == ("", "")
+    scanner.feed(b"t" + field(7, bytes(1000))[:-1])
+    assert scanner.model == ("resnet", "")
+    assert not scanner.ended
+
+
+# ------------------------------------------------------------------------- after the routing
+
+
+@LAW
+@given(st.data(), named_messages())
+def test_model_that_was_taken_stays_or_the_message_is_refused(
+    data: st.DataObject, message: bytes
+) -> None:
+    at = data.draw(st.integers(0, len(message)))
+    scanner = ModelScanner((1,), 2)
+    scanner.feed(message[:at])
+    model = scanner.take()
+    known = dict(zip((1, 2), model, strict=True))
+    position = 0
+    is_changed = False
+    for number, raw in fields_of(message):
+        position += len(raw)
+        if position > at and number in known and raw[0] & 7 == 2:
+            text = getattr(Named.FromString(raw), {1: "first", 2: "second"}[number])
+            is_changed |= text != known[number]
+    error = scan(scanner, [message[at:]])
+    assert bool(error) == is_changed
+    if not error:
+        assert scanner.model == model
+
+
+@pytest.mark.parametrize(
+    ("later", "error"),
+    [
+        (field(1, b"a"), ""),
+        (field(2, b""), ""),
+        (
+            field(1, b"b"),
+            "the model's name is 'b', but was 'a' when the call was routed; send it once, before "
+            "the tensors",
+        ),
+        (
+            field(1, b""),
+            "the model's name is '', but was 'a' when the call was routed; send it once, before "
+            "the tensors",
+        ),
+        (
+            field(2, b"1"),
+            "the model's version is '1', but was '' when the call was routed; send it once, before "
+            "the tensors",
+        ),
+    ],
+)
+def test_field_after_the_routing_must_not_change_the_model(later: bytes, error: str) -> None:
+    scanner = ModelScanner((1,), 2)
+    scanner.feed(field(1, b"a"))
+    assert scanner.take() == ("a", "")
+    assert scan(scanner, [later]) == error
+
+
+def test_name_that_was_cut_by_the_routing_is_refused() -> None:
+    scanner = ModelScanner((1,), 2)
+    scanner.feed(field(1, b"ab")[:-1])
+    assert scanner.take() == ("", "")
+    assert "is 'ab', but was '' when" in scan(scanner, [b"b"])
+
+
+def test_candidate_for_the_name_after_the_routing_is_refused() -> None:
+    """A server that reads the other field would get another model than the route allows."""
+    scanner = ModelScanner((2, 1), None)
+    scanner.feed(field(2, b"allowed"))
+    assert scanner.take() == ("allowed", "")
+    assert "is 'denied', but was ''" in scan(scanner, [field(1, b"denied")])
+
+
+# ------------------------------------------------------------------------------------ errors
+
+
+@LAW
+@given(st.data(), mutated(named_messages()))
+def test_scanner_refuses_what_the_runtime_refuses(data: st.DataObject, message: bytes) -> None:
+    try:
+        expected = Named.FromString(message)
+    except DecodeError:
+        expected = None
+    scanner = ModelScanner((1,), 2)
+    error = scan(scanner, data.draw(cuts(message)))
+    if "nested deeper" not in error:
+        assert bool(error) == (expected is None)
+    if not error:
+        assert scanner.model == (expected.first, expected.second)
+
+
+@LAW
+@given(st.data(), st.one_of(mutated(named_messages()), st.binary(max_size=40)))
+def test_error_does_not_depend_on_cuts_and_is_that_of_the_reader(
+    data: st.DataObject, message: bytes
+) -> None:
+    error = scan_error(message)
+    assert scan_error(*data.draw(cuts(message))) == error
+    assert scan_error(*(bytes([byte]) for byte in message)) == error
+    expected = reader_error(message)
+    assert bool(error) == bool(expected)
+    # The reader of whole messages knows where they end, so it can say what is missing.
+    if not any(text in error + expected for text in ("cut short", "never ends", "not UTF-8")):
+        assert error == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (b"\x08", "a field that is cut short at byte 1"),
+        (b"\x88", "a field that is cut short at byte 1"),
+        (b"\x08\x80", "a field that is cut short at byte 2"),
+        (b"\x1a\x05abc", "a field that is cut short at byte 5"),
+        (b"\x0a\x05abc", "a field that is cut short at byte 5"),
+        (b"\x1d\0\0", "a field that is cut short at byte 3"),
+        (b"\x19\0\0\0\0\0\0\0", "a field that is cut short at byte 8"),
+        (b"\x1b\x08\x01", "group 3 never ends at byte 3"),
+        (b"\x1c", "group 3 ends but never began at byte 0"),
+        (b"\x1b\x24", "group 4 ends within another at byte 1"),
+        (b"\x08\x01\x00", "field number 0 at byte 2"),
+        (b"\x08\x01\x0f", "field 1 has the unknown wire type 7 at byte 2"),
+        (b"\xff\xff\xff\xff\x7f", "a field number above 536870911 at byte 0"),
+        (b"\x88\x80\x80\x80\x80\x00", "a varint of more than 5 bytes at byte 0"),
+        (b"\x08" + b"\xff" * 10, "a varint of more than 10 bytes at byte 1"),
+        (b"\x1a\x80\x80\x80\x80\x08", "a length of 2147483648 bytes exceeds protobuf's limit"),
+        (b"\x1b" * 33, "groups nested deeper than 32 at byte 32"),
+    ],
+)
+def test_invalid_protobuf_is_refused(message: bytes, error: str) -> None:
+    assert scan_error(message).startswith(f"the request is not valid protobuf: {error}")
+    with pytest.raises(DecodeError):
+        Named.FromString(message)
+
+
+def test_groups_are_skipped_up_to_the_limits_of_the_reader() -> None:
+    deepest = b"\x1b" * MAX_GROUP_DEPTH + b"\x1c" * MAX_GROUP_DEPTH
+    assert scan_error(deepest) == reader_error(deepest) == ""
+    for start in (b"\x1b", b"\x9b\x00"):
+        largest = start + b"\x22" + encode(MAX_GROUP_SIZE - 4) + bytes(MAX_GROUP_SIZE - 4) + b"\x1c"
+        assert scan_error(largest) == reader_error(largest) == ""
+        above = largest[:-1] + b"\x08\x01\x1c"
+        assert "a group of more than 65536 bytes" in reader_error(above)
+        assert scan_error(above) == reader_error(above)
+        assert scan_error(largest + largest) == ""
+
+
+@pytest.mark.parametrize(("number", "what"), [(1, "name"), (2, "version")])
+def test_name_above_the_limit_is_refused_before_it_arrives(number: int, what: str) -> None:
+    scanner = ModelScanner((1,), 2)
+    assert scan(scanner, [field(number, b"a" * MAX_NAME)]) == ""
+    assert scanner.model[number - 1] == "a" * MAX_NAME
+    expected = f"the model's {what} has 1025 bytes; at most 1024 are allowed"
+    assert scan_error(field(number, b"a" * (MAX_NAME + 1))[:3]) == expected
+
+
+@pytest.mark.parametrize(("number", "what"), [(1, "name"), (2, "version")])
+@pytest.mark.parametrize("text", [b"\xff", b"a\xc3", b"\xed\xa0\x80", b"\xc0\x80"])
+def test_name_that_is_not_utf8_is_refused(number: int, what: str, text: bytes) -> None:
+    assert scan_error(field(number, text)) == f"the model's {what} is not UTF-8"
+    with pytest.raises(DecodeError):
+        Named.FromString(field(number, text))
+
+
+def test_long_names_are_quoted_in_part() -> None:
+    scanner = ModelScanner((1,), 2)
+    scanner.feed(field(1, b"a" * MAX_NAME))
+    scanner.take()
+    assert len(scan(scanner, [field(1, b"b" * MAX_NAME)])) < 300
+
+
+def test_scanner_buffers_no_other_fields() -> None:
+    piece = bytes(64 * 1024)
+    scanner = ModelScanner((1,), 2)
+    scanner.feed(field(1, b"a") + encode(7 << 3 | 2) + encode(100 * len(piece)))
+    tracemalloc.start()
+    try:
+        for _ in range(100):
+            scanner.feed(piece)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    scanner.end()
+    assert peak < 16 * 1024

@@ -1,0 +1,102 @@
+"""The schema in code is that of inference.proto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS
+from gateway.protocol.grpc.schema import Enumeration, Field, Form, Message, Scalar, body_field
+from tests.support.grpc.proto_file import message_class
+
+TYPES = {
+    "bool": FieldDescriptor.TYPE_BOOL,
+    "bytes": FieldDescriptor.TYPE_BYTES,
+    "double": FieldDescriptor.TYPE_DOUBLE,
+    "float": FieldDescriptor.TYPE_FLOAT,
+    "int32": FieldDescriptor.TYPE_INT32,
+    "int64": FieldDescriptor.TYPE_INT64,
+    "string": FieldDescriptor.TYPE_STRING,
+    "uint32": FieldDescriptor.TYPE_UINT32,
+    "uint64": FieldDescriptor.TYPE_UINT64,
+}
+MAX_DEPTH = 10
+
+
+def parts(message: Message, depth: int = 0) -> Iterator[tuple[Message, int]]:
+    """Yield a message and all within it, with their depth."""
+    assert depth < MAX_DEPTH, message.name
+    yield message, depth
+    for field in message.fields:
+        if isinstance(field.kind, Message):
+            yield from parts(field.kind, depth + 1)
+
+
+MESSAGES = {
+    message.name: message
+    for rpc in RPCS.values()
+    for top in (rpc.request, rpc.response)
+    for message, _ in parts(top)
+}
+
+
+def check_kind(field: Field, descriptor: Any) -> None:
+    if isinstance(field.kind, Scalar):
+        assert descriptor.type == TYPES[field.kind.protobuf_name], field.name
+    elif isinstance(field.kind, Enumeration):
+        values = [(value.name, value.number) for value in descriptor.enum_type.values]
+        assert descriptor.enum_type.full_name == f"inference.{field.kind.name}"
+        assert values == [(name, number) for number, name in enumerate(field.kind.values)]
+    else:
+        assert descriptor.message_type.full_name == f"inference.{field.kind.name}"
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message_is_that_of_the_proto_file(name: str) -> None:
+    descriptors = message_class(name).DESCRIPTOR.fields_by_name
+    message = MESSAGES[name]
+    assert {each.name: each.number for each in message.fields} == {
+        name: each.number for name, each in descriptors.items()
+    }
+    for field in message.fields:
+        descriptor = descriptors[field.name]
+        oneof = descriptor.containing_oneof
+        assert field.oneof == ("" if oneof is None else oneof.name)
+        entry = descriptor.message_type
+        if field.key is not None:
+            assert entry.GetOptions().map_entry
+            assert entry.fields_by_name["key"].type == TYPES[field.key.protobuf_name]
+            check_kind(field, entry.fields_by_name["value"])
+        else:
+            assert field.repeated == descriptor.is_repeated
+            check_kind(field, descriptor)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_members_in_json_differ(name: str) -> None:
+    members = [field.member for field in MESSAGES[name].fields]
+    assert len(set(members)) == len(members)
+
+
+@pytest.mark.parametrize("name", RPCS)
+def test_messages_are_named_after_their_rpc(name: str) -> None:
+    for rpc in (RPCS[name], KSERVE_RPCS[name]):
+        assert rpc.name == name
+        assert rpc.request.name == f"{name}Request"
+        assert rpc.response.name == f"{name}Response"
+        for message in (rpc.request, rpc.response):
+            assert message.form in (Form.OBJECT, Form.BODY)
+            if message.form is Form.BODY:
+                assert not body_field(message).in_path
+
+
+def test_kserve_has_the_name_of_a_loaded_model_first() -> None:
+    for name in KSERVE_RPCS:
+        if name in ("RepositoryModelLoad", "RepositoryModelUnload"):
+            (field,) = KSERVE_RPCS[name].request.fields
+            assert (field.number, field.name, field.in_path) == (1, "model_name", True)
+        else:
+            assert KSERVE_RPCS[name] is RPCS[name]

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import ErrorKind
+from gateway.protocol.grpc.status import (
+    MAX_ENCODED_MESSAGE,
+    GrpcStatus,
+    decode_message,
+    encode_message,
+    http_status,
+    status_of_http,
+)
+from tests.support.scale import scaled
+
+LAW = settings(max_examples=scaled(300))
+
+# Percent-Encoded of PROTOCOL-HTTP2.md.
+PERCENT_ENCODED = re.compile(r"(?:[\x20-\x24\x26-\x7E]|%[0-9A-F]{2})*")
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("OK", 200),
+        ("INVALID_ARGUMENT", 400),
+        ("FAILED_PRECONDITION", 400),
+        ("OUT_OF_RANGE", 400),
+        ("UNAUTHENTICATED", 401),
+        ("PERMISSION_DENIED", 403),
+        ("NOT_FOUND", 404),
+        ("ALREADY_EXISTS", 409),
+        ("ABORTED", 409),
+        ("RESOURCE_EXHAUSTED", 429),
+        ("CANCELLED", 499),
+        ("UNKNOWN", 500),
+        ("INTERNAL", 500),
+        ("DATA_LOSS", 500),
+        ("UNIMPLEMENTED", 501),
+        ("UNAVAILABLE", 503),
+        ("DEADLINE_EXCEEDED", 504),
+    ],
+)
+def test_grpc_status_has_an_http_status(code: str, status: int) -> None:
+    assert http_status(GrpcStatus[code]) == status
+
+
+def test_codes_are_those_of_grpc() -> None:
+    assert [code.name for code in sorted(GrpcStatus)] == [
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    ]
+    assert sorted(GrpcStatus) == list(range(17))
+
+
+@pytest.mark.parametrize("code", [-1, 17, 99, 2**31])
+def test_undefined_code_is_unknown(code: int) -> None:
+    assert http_status(code) == 500
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, GrpcStatus.INTERNAL),
+        (401, GrpcStatus.UNAUTHENTICATED),
+        (403, GrpcStatus.PERMISSION_DENIED),
+        (404, GrpcStatus.UNIMPLEMENTED),
+        (429, GrpcStatus.UNAVAILABLE),
+        (431, GrpcStatus.INTERNAL),
+        (502, GrpcStatus.UNAVAILABLE),
+        (503, GrpcStatus.UNAVAILABLE),
+        (504, GrpcStatus.UNAVAILABLE),
+        # "All other codes"; 200 as well, since a response needs grpc-status.
+        (200, GrpcStatus.UNKNOWN),
+        (302, GrpcStatus.UNKNOWN),
+        (413, GrpcStatus.UNKNOWN),
+        (500, GrpcStatus.UNKNOWN),
+        (501, GrpcStatus.UNKNOWN),
+    ],
+)
+def test_response_without_grpc_status_has_the_code_of_the_grpc_specification(
+    status: int, code: GrpcStatus
+) -> None:
+    assert status_of_http(status) is code
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (ErrorKind.BAD_REQUEST, GrpcStatus.INVALID_ARGUMENT),
+        (ErrorKind.UNAUTHENTICATED, GrpcStatus.UNAUTHENTICATED),
+        (ErrorKind.FORBIDDEN, GrpcStatus.PERMISSION_DENIED),
+        (ErrorKind.NOT_FOUND, GrpcStatus.NOT_FOUND),
+        (ErrorKind.NOT_ALLOWED, GrpcStatus.UNIMPLEMENTED),
+        (ErrorKind.NOT_ACCEPTABLE, GrpcStatus.FAILED_PRECONDITION),
+        (ErrorKind.CLIENT_TIMEOUT, GrpcStatus.DEADLINE_EXCEEDED),
+        (ErrorKind.TOO_LARGE, GrpcStatus.RESOURCE_EXHAUSTED),
+        (ErrorKind.UNSUPPORTED_ENCODING, GrpcStatus.UNIMPLEMENTED),
+        (ErrorKind.INTERNAL, GrpcStatus.INTERNAL),
+        (ErrorKind.UNSUPPORTED, GrpcStatus.UNIMPLEMENTED),
+        (ErrorKind.BAD_RESPONSE, GrpcStatus.UNAVAILABLE),
+        (ErrorKind.NO_RESPONSE, GrpcStatus.UNAVAILABLE),
+        (ErrorKind.OVERLOADED, GrpcStatus.RESOURCE_EXHAUSTED),
+        (ErrorKind.EXHAUSTED, GrpcStatus.RESOURCE_EXHAUSTED),
+        (ErrorKind.NOT_READY, GrpcStatus.UNAVAILABLE),
+        (ErrorKind.UNREACHABLE, GrpcStatus.UNAVAILABLE),
+        (ErrorKind.SERVER_TIMEOUT, GrpcStatus.DEADLINE_EXCEEDED),
+        (ErrorKind.LOOP, GrpcStatus.FAILED_PRECONDITION),
+    ],
+)
+def test_error_of_the_gateway_has_the_code(kind: ErrorKind, code: GrpcStatus) -> None:
+    """``errors`` is below ``protocol``, so its table has plain numbers."""
+    assert kind.value.grpc_code == code
+
+
+def test_each_error_of_the_gateway_has_a_code_that_grpc_defines() -> None:
+    assert {kind.value.grpc_code for kind in ErrorKind} <= set(GrpcStatus) - {GrpcStatus.OK}
+
+
+# --------------------------------------------------------------------------- grpc-message
+
+
+@pytest.mark.parametrize(
+    ("text", "encoded"),
+    [
+        ("", ""),
+        ("model 'a' is not ready: ~ /", "model 'a' is not ready: ~ /"),
+        ("100 % of it", "100 %25 of it"),
+        ("a%20b", "a%2520b"),
+        ("two\r\nlines\t\x00\x7f", "two%0D%0Alines%09%00%7F"),
+        ("größe", "gr%C3%B6%C3%9Fe"),
+        ("😀", "%F0%9F%98%80"),
+        # What is no text, as from a file name or a peer.
+        ("a\udcffb", "a?b"),
+    ],
+)
+def test_message_is_percent_encoded(text: str, encoded: str) -> None:
+    assert encode_message(text) == encoded
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("gr%c3%b6%C3%9Fe", "größe"),
+        ("100% of %", "100% of %"),
+        ("%zz%4", "%zz%4"),
+        ("%2 5%41", "%2 5A"),
+        ("%%41", "%A"),
+        ("%FF%41", "\ufffdA"),
+        ("%C3", "\ufffd"),
+        ("größe", "größe"),
+        ("a+b", "a+b"),
+    ],
+)
+def test_invalid_parts_of_a_message_do_not_lose_the_rest(value: str, text: str) -> None:
+    assert decode_message(value) == text
+
+
+@LAW
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
+def test_message_of_any_text_is_valid_and_decodes_to_the_text(text: str) -> None:
+    encoded = encode_message(text)
+    assert PERCENT_ENCODED.fullmatch(encoded)
+    assert decode_message(encoded) == text
+
+
+@LAW
+@given(st.text(max_size=100))
+def test_any_value_can_be_decoded_and_encoded_again(value: str) -> None:
+    assert PERCENT_ENCODED.fullmatch(encode_message(decode_message(value)))
+
+
+@pytest.mark.parametrize("character", ["a", "ö", "\n", "€", "😀"])
+@pytest.mark.parametrize("start", ["", "a", "ab"])
+def test_long_message_is_cut_to_whole_characters(character: str, start: str) -> None:
+    text = start + character * 2 * MAX_ENCODED_MESSAGE
+    encoded = encode_message(text)
+    one = len(encode_message(character))
+    assert MAX_ENCODED_MESSAGE - one < len(encoded) <= MAX_ENCODED_MESSAGE
+    decoded = decode_message(encoded)
+    assert decoded.endswith("...")
+    assert text.startswith(decoded.removesuffix("..."))
+
+
+def test_message_that_fits_exactly_is_not_cut() -> None:
+    text = "ö" * (MAX_ENCODED_MESSAGE // 6) + "a" * (MAX_ENCODED_MESSAGE % 6)
+    assert len(encode_message(text)) == MAX_ENCODED_MESSAGE
+    assert decode_message(encode_message(text)) == text
+    assert decode_message(encode_message(text + "a")).endswith("...")
+    assert encode_message("a" * MAX_ENCODED_MESSAGE) == "a" * MAX_ENCODED_MESSAGE
