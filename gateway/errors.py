@@ -42,6 +42,7 @@ class ErrorKind(Enum):
     OVERLOADED = ErrorTraits(503, 8)
     EXHAUSTED = ErrorTraits(503, 8, retryable=True)
     NOT_READY = ErrorTraits(503, 14)
+    REFUSED = ErrorTraits(503, 14, retryable=True)
     UNREACHABLE = ErrorTraits(503, 14, retryable=True, upstream_failed=True)
     SERVER_TIMEOUT = ErrorTraits(504, 4, upstream_failed=True)
     LOOP = ErrorTraits(508, 9)

@@ -38,7 +38,7 @@ GATEWAY: Rooms = {
     "listener": _imports("proxy observe http1 system errors"),
     "proxy": _imports("upstream codec routing protocol observe http1 system errors sizes"),
     "offload": _imports("codec protocol system"),
-    "upstream": _imports("routing protocol http1 system errors sizes"),
+    "upstream": _imports("routing protocol http1 http2 system errors sizes"),
     "codec": _imports("protocol errors sizes"),
     "routing": _imports("protocol errors sizes"),
     "protocol": _imports("errors sizes"),
@@ -162,7 +162,7 @@ TESTED_BY = {
     "sizes.py": "system/test_buffers.py",
     "system/certificates.py": "listener/test_tls.py",
     "system/memory.py": "test_cli.py",
-    "upstream/http/address.py": "upstream/http/test_transports.py",
+    "upstream/address.py": "upstream/http/test_transports.py",
     "upstream/pool/lease.py": "upstream/pool/test_pool.py",
     "workers/signals.py": "workers/test_supervisor.py",
 }

@@ -27,7 +27,7 @@ def test_only_an_internal_error_is_a_500() -> None:
 
 
 def test_only_errors_before_a_complete_request_are_retryable() -> None:
-    kinds = [ErrorKind.EXHAUSTED, ErrorKind.UNREACHABLE]
+    kinds = [ErrorKind.EXHAUSTED, ErrorKind.REFUSED, ErrorKind.UNREACHABLE]
     assert [kind for kind in ErrorKind if kind.value.retryable] == kinds
 
 

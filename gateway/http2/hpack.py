@@ -45,7 +45,7 @@ _MAX_CACHED_LITERAL: Final = 128
 """Maximum bytes of a cached literal. With ``CACHED_LINES`` of them, a cache takes 1 MB at most."""
 
 NEVER_INDEXED: Final = frozenset(
-    [b"authorization", b"cookie", b"proxy-authorization", b"set-cookie"]
+    b"api-key authorization cookie proxy-authorization set-cookie x-api-key".split()
 )
 """Secrets. The encoder never indexes them, so that they cannot be guessed by the size of blocks:
 RFC 7541, section 7.1."""

@@ -34,10 +34,11 @@ CONNECTION_WINDOW = 16 * 1024 * 1024
 MAX_RECEIVED_FRAME = 4 * 1024 * 1024
 """Received frames may be so large, as they are not buffered."""
 
+_MAX_PART = 256 * 1024
+"""Bytes of one stream that are sent before other streams of the connection get their turn. What
+waits to be sent is less than ``_MAX_UNSENT``."""
 _MAX_UNSENT = 4 * 1024 * 1024
 """Bytes that may wait for a peer that does not read, with what it made the gateway send."""
-_MAX_WRITE = 1024 * 1024
-"""Bytes of data that are written at once: what waits to be sent is less than ``_MAX_UNSENT``."""
 _MIN_PIECE_COST = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
 
@@ -122,33 +123,35 @@ class StreamHandler:
         Raises ConnectionResetError if the stream or the connection is closed.
         """
         session, stream = self.session, self.stream
-        while True:
-            if self.error is not None or stream.is_reset or session.closed:
-                raise ConnectionResetError("the stream is closed")
-            if session.write_blocked:
-                await self._wait_to_send()
-                continue
-            size = len(data)
-            if size > _MAX_WRITE:
-                sent = session.http2.send_data(stream, memoryview(data)[:_MAX_WRITE], False)
-            else:
-                sent = session.http2.send_data(stream, data, end_stream)
-                if sent == size:
-                    session.flush_soon(sent)
-                    return
-            session.flush_soon(sent)
-            data = memoryview(data)[sent:]
-            if sent < min(size, _MAX_WRITE):
-                await self._wait_to_send()
-
-    async def _wait_to_send(self) -> None:
-        waiter = self._writer = self.session.loop.create_future()
-        waiting = self.session.waiting
-        waiting[self] = None
+        waiting = session.waiting
         try:
-            await waiter
+            while True:
+                if self.error is not None or stream.is_reset or session.closed:
+                    raise ConnectionResetError("the stream is closed")
+                sent = 0
+                if not session.write_blocked:
+                    part = data if len(data) <= _MAX_PART else memoryview(data)[:_MAX_PART]
+                    is_last = len(part) == len(data)
+                    sent = session.http2.send_data(stream, part, end_stream and is_last)
+                    session.flush_soon(sent)
+                    if is_last and sent == len(part):
+                        return
+                    data = memoryview(data)[sent:]
+                if sent:
+                    waiting.pop(self, None)
+                # Those who could not send anything keep their place: else the first one of them
+                # would always be the first again.
+                waiting[self] = None
+                if sent == _MAX_PART and not session.write_blocked:
+                    await asyncio.sleep(0)
+                else:
+                    await self._wait_to_send()
         finally:
             waiting.pop(self, None)
+
+    async def _wait_to_send(self) -> None:
+        self._writer = self.session.loop.create_future()
+        await self._writer
 
     def wake_writer(self) -> None:
         """Let ``send`` go on."""

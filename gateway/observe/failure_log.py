@@ -20,6 +20,7 @@ _FAILURES = frozenset(
         ErrorKind.NO_RESPONSE,
         ErrorKind.OVERLOADED,
         ErrorKind.EXHAUSTED,
+        ErrorKind.REFUSED,
         ErrorKind.UNREACHABLE,
         ErrorKind.SERVER_TIMEOUT,
     )

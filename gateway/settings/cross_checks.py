@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from gateway.settings.routes import Match, OperationName
-from gateway.settings.values.addresses import has_host_name
+from gateway.settings.values.addresses import has_host_name, is_grpc
 from gateway.settings.values.fields import as_tuple
 from gateway.settings.values.patterns import parse_path_part
 from gateway.settings.values.wording import KeyPath, describe, suggest
@@ -45,7 +45,8 @@ def cross_check(value: Any) -> Iterator[CrossError]:
         return
     yield from _invalid_names("upstreams", upstreams)
     for name, upstream in upstreams.items():
-        for path, message in (*_upstream_tls(upstream), *_dns_refresh(upstream)):
+        errors = (*_upstream_tls(upstream), *_dns_refresh(upstream), *_grpc(upstream))
+        for path, message in errors:
             yield ("upstreams", name, *path), message
     routes = value.get("routes", ())
     if isinstance(routes, list | tuple):
@@ -243,7 +244,7 @@ def _upstream_tls(upstream: object) -> Iterator[CrossError]:
     if not isinstance(upstream, Mapping) or not isinstance(tls, Mapping):
         return
     if endpoints and all(map(_has_no_tls, endpoints)):
-        yield ("tls",), "no endpoint needs it: none is https"
+        yield ("tls",), "no endpoint needs it: none is https or grpcs"
     for name, other in (("certificate", "key"), ("key", "certificate")):
         if tls.get(name) is None and tls.get(other) is not None:
             yield ("tls", name), f"required, as there is a {other}"
@@ -259,7 +260,27 @@ def _dns_refresh(upstream: object) -> Iterator[CrossError]:
 
 
 def _has_no_tls(endpoint: object) -> bool:
-    return isinstance(endpoint, str) and endpoint.lower().startswith(("http://", "unix:"))
+    return isinstance(endpoint, str) and endpoint.lower().startswith(
+        ("http://", "grpc://", "unix:")
+    )
+
+
+def _grpc(upstream: object) -> Iterator[CrossError]:
+    endpoints = as_tuple(_value(upstream, "endpoints"))
+    texts = [endpoint for endpoint in endpoints if isinstance(endpoint, str)]
+    if not any(map(is_grpc, texts)):
+        return
+    if not all(map(is_grpc, texts)):
+        other = next(endpoint for endpoint in texts if not is_grpc(endpoint))
+        yield (
+            ("endpoints",),
+            f"all of them must be gRPC, or none: {describe(other)} is not;"
+            " write an upstream for each",
+        )
+    if _value(upstream, "health_check") is not None:
+        yield ("health_check",), "not possible with gRPC endpoints: checks are made by HTTP"
+    if _value(upstream, "model_discovery") is True:
+        yield ("model_discovery",), "not possible with gRPC endpoints: models are asked for by HTTP"
 
 
 def _routes(routes: Sequence[object], upstreams: Mapping[str, object]) -> Iterator[CrossError]:

@@ -20,7 +20,7 @@ _Policy = Literal["least_request", "round_robin"]
 
 
 class UpstreamTls(Section):
-    """TLS to the endpoints of an upstream that are https."""
+    """TLS to the endpoints of an upstream that are https or grpcs."""
 
     ca: File | None = Field(
         default=None,
@@ -142,16 +142,16 @@ class Upstream(Section):
 
     endpoints: OneOrMore[_Endpoint] = Field(
         min_length=1,
-        description="The servers, each as http://HOST:PORT, https://HOST:PORT or unix:/PATH. One,"
-        " or a list.",
+        description="The servers, each as http://HOST:PORT or unix:/PATH for HTTP, or as"
+        " grpc://HOST:PORT for gRPC; https and grpcs are these over TLS. One, or a list.",
     )
     tls: UpstreamTls | None = Field(
-        default=None, description="TLS to the endpoints that are https."
+        default=None, description="TLS to the endpoints that are https or grpcs."
     )
     dialect: Literal["auto", "triton", "kserve", "openvino", "json"] = Field(
         default="auto",
         description="How the servers speak the protocol. json is for servers without the binary"
-        " form. With auto, the gateway asks each server.",
+        " form. With auto, the gateway asks each server; gRPC servers count as triton.",
     )
     load_balancing: Annotated[
         LoadBalancing,
@@ -174,10 +174,10 @@ class Upstream(Section):
         description="How the gateway checks whether endpoints are healthy. Without this section it"
         " does not; with {} it does, by the defaults.",
     )
-    idle_timeout: Annotated[float, time("0s", "24h")] = Field(
-        default=4.0,
+    idle_timeout: Annotated[float, time("0s", "24h")] | None = Field(
+        default=None,
         description="How long a connection to a server stays open for its next call. With 0, each"
-        " call takes a new one.",
+        " call takes a new one. Without it, that is 4s, and 3m for gRPC.",
     )
     dns_refresh: Annotated[float, time("10ms", "24h")] | None = Field(
         default=None,

@@ -42,7 +42,8 @@ KEYED_RESPONSE_HEADERS = HOP_BY_HOP | {
 }
 """Headers of responses that are not just passed on: see UpstreamResponseHead.key."""
 
-Body = Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview] | None
+SentBody = Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview]
+Body = SentBody | None
 """A buffered body, a streamed body, or none.
 
 A streamed body that is not an iterator can be read again from the start.
@@ -53,8 +54,8 @@ A streamed body that is not an iterator can be read again from the start.
 class UpstreamRequest:
     """A request to a server.
 
-    ``target`` is the raw request target. A streamed body without a Content-Length header is sent
-    chunked; a buffered one gets that header.
+    ``target`` is the raw request target. Over HTTP/1.1, a streamed body without a Content-Length
+    header is sent chunked, and a buffered one gets that header; HTTP/2 needs neither.
     """
 
     method: str
@@ -87,6 +88,11 @@ class UpstreamResponse(ABC):
     def head_delay(self) -> float:
         """Return the seconds between the arrival of the head and this response."""
         return 0.0
+
+    @property
+    def trailers(self) -> HeaderLines:
+        """Return the trailers; they are complete once ``read`` has returned the end."""
+        return ()
 
     @abstractmethod
     async def read(self) -> bytes | memoryview:
@@ -206,8 +212,9 @@ class UpstreamEndpoint(ABC):
         """Send a request and return when the response's headers are there.
 
         The headers may arrive before the whole body was sent. An error that the body raises is
-        passed on and drops the connection. Raises GatewayError that names the endpoint: 503 if
-        the gateway cannot connect, 502 if the server closes or does not respond in HTTP.
+        passed on and drops the connection, or over HTTP/2 the stream. Raises GatewayError that
+        names the endpoint: 503 if the gateway cannot connect or the server refuses the request
+        unseen, 502 if the server closes or does not respond in HTTP.
         """
 
     def try_reserve(self) -> ReservedConnection | None:

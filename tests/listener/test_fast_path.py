@@ -23,7 +23,7 @@ from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
-from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.compiled import needs_source
 from tests.support.doubles.streaming import LIMITS, make_destination

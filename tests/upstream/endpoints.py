@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 
-from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.http.tls import CertificateFiles, client_context
+from gateway.upstream.tls import CertificateFiles, client_context
 from tests.support.certificates import authority
 from tests.support.gateway import no_leaks
 

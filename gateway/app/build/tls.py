@@ -9,8 +9,9 @@ from gateway.app.build.listen import ListenError
 from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles, is_world_readable
 from gateway.settings.schema import ClientTls, Settings
 from gateway.settings.upstreams import Upstream, UpstreamTls
+from gateway.settings.values.addresses import is_grpc
 from gateway.system.certificates import CertificateFileError
-from gateway.upstream.http.tls import CertificateFiles, client_context
+from gateway.upstream.tls import CertificateFiles, client_context
 
 
 class UpstreamTlsError(Exception):
@@ -28,13 +29,13 @@ def load_server_tls(declared: ClientTls) -> ReloadingTlsContext:
 
 
 def upstream_ssl_context(name: str, upstream: Upstream) -> ssl.SSLContext | None:
-    """Load the TLS context of an upstream; None without https. Raises UpstreamTlsError."""
+    """Load the TLS context of an upstream; None without TLS. Raises UpstreamTlsError."""
     if not _uses_tls(upstream):
         return None
     declared = upstream.tls or UpstreamTls()
     files = CertificateFiles(declared.ca, declared.certificate, declared.key)
     try:
-        return client_context(files, declared.verify)
+        return client_context(files, declared.verify, any(map(is_grpc, upstream.endpoints)))
     except CertificateFileError as error:
         raise UpstreamTlsError(f"upstreams.{name}.tls.{error}") from error
     except OSError as error:  # a file has vanished meanwhile
@@ -73,4 +74,4 @@ def tls_warnings(settings: Settings) -> Iterator[str]:
 
 
 def _uses_tls(upstream: Upstream) -> bool:
-    return any(url.startswith("https:") for url in upstream.endpoints)
+    return any(url.startswith(("https:", "grpcs:")) for url in upstream.endpoints)

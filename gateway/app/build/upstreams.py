@@ -20,19 +20,27 @@ from gateway.routing.endpoint_health import EjectionState, HealthCheckPolicy, Ou
 from gateway.routing.retry import RetryBudget
 from gateway.settings.upstreams import HealthCheck, LoadBalancing, OutlierDetection
 from gateway.settings.upstreams import Upstream as UpstreamSettings
+from gateway.settings.values.addresses import is_grpc
 from gateway.system.buffers import BufferAccount
-from gateway.upstream.http.address import ServerAddress, parse_server_url
+from gateway.upstream.address import ServerAddress, parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.metadata_cache import MetadataCache
-from gateway.upstream.pool.dialect import DialectDetector, fixed_dialect_state
+from gateway.upstream.pool.dialect import DialectDetector, DialectState, fixed_dialect_state
 from gateway.upstream.pool.dns import Resolver, resolve_host
 from gateway.upstream.pool.health_check import HealthChecker
 from gateway.upstream.pool.model_discovery import ModelDiscovery
 from gateway.upstream.pool.outlier_detection import EjectionListener, FailureListener, ignore
 from gateway.upstream.pool.pool import Pool
 from gateway.upstream.pool.supervisor import PoolSupervisor
-from gateway.upstream.transport import HeaderLines
+from gateway.upstream.transport import HeaderLines, UpstreamEndpoint
 
+_HTTP_IDLE_TIMEOUT = 4.0
+"""Seconds until an idle connection is closed: before the server closes it, as MLServer does after
+5 s."""
+_GRPC_IDLE_TIMEOUT = 180.0
+"""The same over HTTP/2. A server tells by GOAWAY that it closes a connection, so that no request is
+lost. It ends before load balancers forget idle connections: the first ones after four minutes."""
 _DISCOVERY_INTERVAL = 10.0
 """Seconds between two requests for an endpoint's list of models."""
 _DIALECT_INTERVAL = 60.0
@@ -149,11 +157,16 @@ def build_pool(
     declared = spec.declared
     public_name = None if spec.exposes_endpoints else upstream_name(spec.name)
 
-    def connect(address: ServerAddress) -> HttpEndpoint:
-        return HttpEndpoint(
+    is_http2 = _is_grpc(declared)
+    idle_timeout = declared.idle_timeout
+    if idle_timeout is None:
+        idle_timeout = _GRPC_IDLE_TIMEOUT if is_http2 else _HTTP_IDLE_TIMEOUT
+
+    def connect(address: ServerAddress) -> UpstreamEndpoint:
+        return (Http2Endpoint if is_http2 else HttpEndpoint)(
             address,
             spec.connect_timeout,
-            declared.idle_timeout,
+            idle_timeout,
             buffers,
             spec.own_request_headers,
             public_name,
@@ -213,14 +226,20 @@ def _build(
         if publish is not None:
             publish(url, state)
 
-    detector = None
-    if declared.dialect == "auto":
+    detector: DialectDetector | None = None
+    dialect_state: DialectState
+    if _is_grpc(declared) and declared.dialect == "auto":
+        dialect_state = DialectState(DIALECTS["triton"], "gRPC servers are taken for it")
+    elif declared.dialect == "auto":
         logs = ejection_sync is None or ejection_sync.is_first_worker
         detector = DialectDetector(spec.name, _DIALECT_INTERVAL, _DIALECT_RETRY_INTERVAL, logs)
+        dialect_state = detector
+    else:
+        dialect_state = fixed_dialect_state(DIALECTS[declared.dialect])
     clock = asyncio.get_running_loop().time
     return Upstream(
         spec.name,
-        detector or fixed_dialect_state(DIALECTS[declared.dialect]),
+        dialect_state,
         build_pool(spec, buffers, on_ejection, partial(metrics.count_failure, spec.name), detector),
         MetadataCache(spec.metadata_ttl, spec.metadata_cache_size, spec.idle_timeout, clock),
         RetryBudget(declared.retry_budget.percent / 100, declared.retry_budget.min_concurrency),
@@ -233,6 +252,10 @@ def _build(
         ),
         declared.required,
     )
+
+
+def _is_grpc(declared: UpstreamSettings) -> bool:
+    return any(map(is_grpc, declared.endpoints))
 
 
 def _load_balancing_policy(declared: LoadBalancing) -> LoadBalancingPolicy:

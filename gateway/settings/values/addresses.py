@@ -10,6 +10,8 @@ _AUTHORITY = re.compile(r"(?:\[(?P<ipv6>[^\[\]]*)\]|(?P<name>[^:\[\]]*)):(?P<por
 _HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 _ALL_DIGITS = re.compile(r"[0-9.]+")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)")
+_DEFAULT_PORTS = {"http": 8000, "https": 8000, "grpc": 8001, "grpcs": 8001}
+"""The schemes of servers, with the ports that Triton listens on."""
 _PATH = re.compile(r"/[!-~]{0,1023}")
 _UNIX_PATH_BYTES = 107  # sun_path of Linux holds 108 with its closing NUL
 
@@ -58,9 +60,10 @@ def parse_address(value: object) -> Address:
 
 
 def parse_endpoint(value: object) -> str:
-    """Return a server's URL: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
+    """Return a server's URL: ``http://host:port``, ``grpc://host:port`` or ``unix:/path``.
 
-    The port is required, as inference servers seldom use 80. Raises ValueError.
+    With TLS it begins with ``https`` or ``grpcs``. The port is required, as inference servers
+    seldom use 80. Raises ValueError.
     """
     if isinstance(value, str) and value.startswith("unix:"):
         return str(_unix(value.removeprefix("unix:")))
@@ -71,9 +74,9 @@ def parse_endpoint(value: object) -> str:
         wanted = "expected a URL such as http://127.0.0.1:8000"
         raise ValueError(f"{wanted}, got {describe(value)}{hint}")
     scheme = found["scheme"].lower()
-    if scheme not in ("http", "https"):
-        only = "; the gateway speaks HTTP to servers" if scheme in ("grpc", "grpcs") else ""
-        raise ValueError(f"expected http://, https:// or unix:/, got {describe(scheme)}{only}")
+    if scheme not in _DEFAULT_PORTS:
+        expected = "expected http://, https://, grpc://, grpcs:// or unix:/"
+        raise ValueError(f"{expected}, got {describe(scheme)}")
     if "@" in found["authority"]:
         raise ValueError("a user name or password in the URL is not supported")
     if found["rest"] not in ("", "/"):
@@ -93,6 +96,11 @@ def parse_path(value: object) -> str:
     if isinstance(value, str) and _PATH.fullmatch(value) and "#" not in value:
         return value
     raise ValueError(f"expected a path such as /v2/health/ready, got {describe(value)}")
+
+
+def is_grpc(endpoint: str) -> bool:
+    """Tell whether the gateway speaks gRPC to an endpoint."""
+    return endpoint.lower().startswith(("grpc://", "grpcs://"))
 
 
 def has_host_name(endpoint: str) -> bool:
@@ -118,7 +126,8 @@ def _server(scheme: str, authority: str) -> TcpAddress:
     found = _AUTHORITY.fullmatch(authority)
     if found is None:
         no_port = _HOST_NAME.fullmatch(authority) and "," not in authority
-        hint = f"; the port is missing, as in {scheme}://{authority}:8000" if no_port else ""
+        port = _DEFAULT_PORTS[scheme]
+        hint = f"; the port is missing, as in {scheme}://{authority}:{port}" if no_port else ""
         wanted = f"expected a host and a port after {scheme}://"
         raise ValueError(f"{wanted}, got {describe(authority)}{hint}")
     address = _tcp(found)

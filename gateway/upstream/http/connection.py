@@ -16,7 +16,8 @@ from gateway.http1.head_reader import ResponseHeadReader
 from gateway.sizes import MAX_FAST_RESPONSE
 from gateway.system.buffers import MAX_WINDOW, BufferAccount
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.http.connect_errors import describe_certificate_refusal
+from gateway.upstream.address import ClosedTransport
+from gateway.upstream.connect_errors import describe_certificate_refusal
 from gateway.upstream.transport import KEYED_RESPONSE_HEADERS
 
 _MAX_COMPLETE = MAX_FAST_RESPONSE
@@ -64,16 +65,6 @@ class HeadReceiver(Protocol):
 
     def on_error(self, error: Exception) -> None:
         """Handle a failure: there will be no response."""
-
-
-class _ClosedTransport(asyncio.Transport):
-    """The transport of a connection that was never established."""
-
-    def is_closing(self) -> bool:
-        return True
-
-    def abort(self) -> None:
-        pass
 
 
 class ServerConnection(Connection):
@@ -171,7 +162,7 @@ class ServerConnection(Connection):
 
         uvloop does not end it then, and the reference cycle with the connection would stay.
         """
-        self.connection_made(_ClosedTransport())
+        self.connection_made(ClosedTransport())
 
     def drop(self) -> None:
         """Close at once, without a call to the receiver or an error for the body's reader."""

@@ -6,18 +6,14 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Sequence
 from functools import lru_cache
 
-from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, ServerName, strip_tracebacks
+from gateway.errors import ServerName, strip_tracebacks
 from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http1.head import ResponseHead, encode_head_lines
 from gateway.sizes import CACHED_HEADS
 from gateway.system.buffers import BufferAccount
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.http.address import ServerAddress
-from gateway.upstream.http.connect_errors import (
-    describe_connect_error,
-    describe_for_clients,
-    is_local_exhaustion,
-)
+from gateway.upstream.address import ServerAddress
+from gateway.upstream.connect_errors import connect_error
 from gateway.upstream.http.connection import ServerConnection, StaleConnectionError
 from gateway.upstream.http.connection_queue import ConnectionQueue
 from gateway.upstream.http.idle_connections import IdleConnections
@@ -26,6 +22,7 @@ from gateway.upstream.transport import (
     RequestTemplate,
     ReservedConnection,
     ResponseReceiver,
+    SentBody,
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
@@ -136,23 +133,9 @@ class HttpEndpoint(UpstreamEndpoint):
             connection.detach_transport()
             # A TimeoutError is an OSError; an invalid host name is a UnicodeError.
             if isinstance(error, (OSError, UnicodeError)):
-                raise self._connect_error(error) from error
+                raise connect_error(error, self.name, self._address) from error
             raise
         return connection
-
-    def _connect_error(self, error: Exception) -> GatewayError:
-        tls, name = self._address.tls, self.name
-        reason = describe_connect_error(error, None if tls is None else tls.server_name)
-        public_reason = reason if name.public == name.url else describe_for_clients(error)
-        kind, what, retry_after = ErrorKind.UNREACHABLE, "cannot connect to", None
-        if is_local_exhaustion(error):
-            # The server is not at fault, and another endpoint may have an idle connection.
-            kind, retry_after = ErrorKind.EXHAUSTED, RETRY_AFTER
-            what = "the gateway is out of local resources (ports or file descriptors) for"
-        public = f"{what} {name.public}: {public_reason}"
-        return GatewayError(
-            kind, f"{what} {name.url}: {reason}", retry_after, public_message=public
-        )
 
     def _send(
         self, connection: ServerConnection, request: UpstreamRequest
@@ -196,7 +179,7 @@ class HttpEndpoint(UpstreamEndpoint):
 
 async def _send_body(
     connection: ServerConnection,
-    body: Sequence[bytes | memoryview] | AsyncIterable[bytes | memoryview],
+    body: SentBody,
     chunked: bool,
 ) -> None:
     """Write a body as fast as the server reads it; an error that it raises fails the call."""

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from gateway.routing.intervals import jittered_intervals
-from gateway.upstream.http.address import ServerAddress, TcpAddress
-from gateway.upstream.http.connect_errors import describe_connect_error
+from gateway.upstream.address import ServerAddress, TcpAddress
+from gateway.upstream.connect_errors import describe_connect_error
 from gateway.upstream.transport import UpstreamEndpoint
 
 _MAX_ADDRESSES = 256

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.app.preflight.report import Verdict
 from gateway.app.preflight.server_probe import probe_server
-from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.http_messages import http_response
 from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gateway.listener.connection import ClientConnection, Continuation
-from gateway.upstream.http.address import TcpAddress
+from gateway.upstream.address import TcpAddress
 from tests.support.checks.garbage import no_garbage
 from tests.support.gateway import RunningGateway, running_gateway, until
 from tests.support.http_messages import chunk, http_response, message, request

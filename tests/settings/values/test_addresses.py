@@ -54,6 +54,8 @@ ENDPOINTS = [
     ("https://127.0.0.1:8000/", "https://127.0.0.1:8000"),
     ("HTTPS://triton.example:443", "https://triton.example:443"),
     ("https://[0:0::1]:8000", "https://[::1]:8000"),
+    ("grpc://127.0.0.1:8001/", "grpc://127.0.0.1:8001"),
+    ("GRPCS://triton.example:443", "grpcs://triton.example:443"),
     ("unix:/run/triton.sock", "unix:/run/triton.sock"),
     ("unix:/run/two words", "unix:/run/two words"),
 ]
@@ -64,9 +66,10 @@ NOT_ENDPOINTS = [
     ),
     (8000, "expected a URL such as http://127.0.0.1:8000, got 8000"),
     ("http://h:1\n", "expected a host and a port after http://, got 'h:1\\n'"),
+    ("ftp://h:1", "expected http://, https://, grpc://, grpcs:// or unix:/, got 'ftp'"),
     (
-        "grpc://h:1",
-        "expected http://, https:// or unix:/, got 'grpc'; the gateway speaks HTTP to servers",
+        "grpc://h",
+        "expected a host and a port after grpc://, got 'h'; the port is missing, as in grpc://h:8001",
     ),
     (
         "https://h",

@@ -9,8 +9,8 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request, bad_response
 from gateway.http1.head import HeadParser, ResponseHead
 from gateway.system.buffers import MAX_WINDOW
+from gateway.upstream.address import parse_server_url
 from gateway.upstream.http import connection as upstream_connection
-from gateway.upstream.http.address import parse_server_url
 from gateway.upstream.http.connection import MAX_INTERIM_RESPONSES, ServerConnection
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.transport import UpstreamRequest

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError, ServerName
-from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
 from gateway.upstream.http.connection_queue import ConnectionQueue
 from gateway.upstream.http.endpoint import HttpEndpoint

@@ -8,7 +8,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ServerName
-from gateway.upstream.http.address import parse_server_url
+from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.connection import ServerConnection
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http.idle_connections import IdleConnections

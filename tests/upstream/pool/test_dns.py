@@ -7,8 +7,8 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.upstream.address import ServerAddress, TcpAddress, parse_server_url
 from gateway.upstream.control_client import send_control_request
-from gateway.upstream.http.address import ServerAddress, TcpAddress, parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.pool import supervisor
 from gateway.upstream.pool.dns import Resolver, resolve_host

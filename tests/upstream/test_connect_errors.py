@@ -4,7 +4,7 @@ import ssl
 
 import pytest
 
-from gateway.upstream.http.connect_errors import describe_for_clients, is_local_exhaustion
+from gateway.upstream.connect_errors import describe_for_clients, is_local_exhaustion
 
 
 @pytest.mark.parametrize(

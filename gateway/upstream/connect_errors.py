@@ -7,6 +7,9 @@ import os
 import socket
 import ssl
 
+from gateway.errors import RETRY_AFTER, ErrorKind, GatewayError, ServerName
+from gateway.upstream.address import ServerAddress
+
 # Numbers of <openssl/x509_vfy.h>.
 _NOT_YET_VALID = 9
 _EXPIRED = 10
@@ -18,6 +21,7 @@ _NOT_TLS = frozenset(
     ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
 )
 _UNSUPPORTED_VERSION = frozenset(("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"))
+_NO_PROTOCOL = frozenset(("TLSV1_ALERT_NO_APPLICATION_PROTOCOL",))
 _CERTIFICATE_REQUIRED = frozenset(("TLSV13_ALERT_CERTIFICATE_REQUIRED",))
 _CERTIFICATE_REJECTED = frozenset(
     (
@@ -35,6 +39,20 @@ _CERTIFICATE_REJECTED = frozenset(
 _EXHAUSTED = frozenset(
     (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 )
+
+
+def connect_error(error: Exception, name: ServerName, address: ServerAddress) -> GatewayError:
+    """Make the error of a call for which there is no connection."""
+    tls = address.tls
+    reason = describe_connect_error(error, None if tls is None else tls.server_name)
+    public_reason = reason if name.public == name.url else describe_for_clients(error)
+    kind, what, retry_after = ErrorKind.UNREACHABLE, "cannot connect to", None
+    if is_local_exhaustion(error):
+        # The server is not at fault, and another endpoint may have an idle connection.
+        kind, retry_after = ErrorKind.EXHAUSTED, RETRY_AFTER
+        what = "the gateway is out of local resources (ports or file descriptors) for"
+    public = f"{what} {name.public}: {public_reason}"
+    return GatewayError(kind, f"{what} {name.url}: {reason}", retry_after, public_message=public)
 
 
 def is_local_exhaustion(error: Exception) -> bool:
@@ -84,6 +102,8 @@ def describe_tls_error(error: ssl.SSLError) -> str:
         return "it does not speak TLS"
     if reason in _UNSUPPORTED_VERSION:
         return "it speaks no TLS of version 1.2 or newer"
+    if reason in _NO_PROTOCOL:
+        return "it does not speak this version of HTTP"
     if refusal := describe_certificate_refusal(error):
         return refusal
     return f"TLS failed: {reason.lower().replace('_', ' ') or error}"

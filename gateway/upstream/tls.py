@@ -20,15 +20,17 @@ class CertificateFiles:
     key: str | None = None
 
 
-def client_context(files: CertificateFiles, verify: bool = True) -> ssl.SSLContext:
+def client_context(
+    files: CertificateFiles, verify: bool = True, is_http2: bool = False
+) -> ssl.SSLContext:
     """Make the context of connections to servers; ``verify`` checks their certificates.
 
     Raises CertificateFileError.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # The gateway sends HTTP/1.1, so a server must not choose HTTP/2.
-    context.set_alpn_protocols(["http/1.1"])
+    # A server must not choose another version of HTTP than the one that the gateway sends.
+    context.set_alpn_protocols(["h2" if is_http2 else "http/1.1"])
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -8,7 +8,7 @@ import ssl
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
-from typing import ClassVar
+from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from aiohappyeyeballs import start_connection
@@ -18,6 +18,17 @@ _HAPPY_EYEBALLS_DELAY = 0.25
 
 _FULL_QUEUE_RETRY_DELAY = 0.01
 """Seconds until a Unix socket with a full accept queue is tried again."""
+
+
+class ClosedTransport(asyncio.Transport):
+    """The transport of a connection that was never established."""
+
+    def is_closing(self) -> bool:
+        """Return True."""
+        return True
+
+    def abort(self) -> None:
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +43,20 @@ class TlsTarget:
 class TcpAddress:
     """A server at a host and port, over TLS if ``tls`` is set.
 
-    ``address`` selects one of the host's addresses.
+    ``address`` selects one of the host's addresses. ``scheme`` is ``http``, or ``grpc`` for gRPC
+    over HTTP/2, with or without TLS.
     """
 
     host: str
     port: int
     tls: TlsTarget | None = None
     address: str | None = None
+    scheme: Literal["http", "grpc"] = "http"
 
     @property
     def url(self) -> str:
-        """Return ``http://host:port`` or ``https://host:port``, with the address if set."""
-        url = f"{'http' if self.tls is None else 'https'}://{self.authority}"
+        """Return ``http://host:port``, ``https://host:port`` …, with the address if set."""
+        url = f"{self.scheme}{'' if self.tls is None else 's'}://{self.authority}"
         return url if self.address is None else f"{url} ({self.address})"
 
     @property
@@ -86,6 +99,7 @@ class UnixAddress:
     """A server at the path of its Unix socket."""
 
     tls: ClassVar[None] = None
+    scheme: ClassVar[Literal["http"]] = "http"
 
     path: str
 
@@ -131,18 +145,20 @@ def _is_ip_address(host: str) -> bool:
 def parse_server_url(
     url: str, context: ssl.SSLContext | None = None, server_name: str | None = None
 ) -> ServerAddress:
-    """Parse ``http://host:port``, ``https://host:port`` or ``unix:/path``.
+    """Parse ``http://host:port``, ``grpc://host:port``, both also with TLS, or ``unix:/path``.
 
-    ``context`` is required for https and ignored otherwise. ``server_name`` replaces the host as
-    the name that the server's certificate must have.
+    ``context`` is required for https and grpcs, and ignored otherwise. ``server_name`` replaces the
+    host as the name that the server's certificate must have.
     """
     if url.startswith("unix:"):
         return UnixAddress(url.removeprefix("unix:"))
     parts = urlsplit(url)
     host, _, port = parts.netloc.rpartition(":")
     host = host.strip("[]")
-    if parts.scheme != "https":
-        return TcpAddress(host, int(port))
+    scheme: Literal["http", "grpc"] = "grpc" if parts.scheme.startswith("grpc") else "http"
+    if not parts.scheme.endswith("s"):
+        return TcpAddress(host, int(port), scheme=scheme)
     assert context is not None
     # RFC 6066, section 3: the name has no trailing dot.
-    return TcpAddress(host, int(port), TlsTarget(context, (server_name or host).rstrip(".")))
+    tls = TlsTarget(context, (server_name or host).rstrip("."))
+    return TcpAddress(host, int(port), tls, scheme=scheme)

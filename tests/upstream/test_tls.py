@@ -23,9 +23,9 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.http1.connection import Connection
 from gateway.system.certificates import CertificateFileError
-from gateway.upstream.http.address import TcpAddress, TlsTarget, UnixAddress, parse_server_url
+from gateway.upstream.address import TcpAddress, TlsTarget, UnixAddress, parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
-from gateway.upstream.http.tls import CertificateFiles, client_context
+from gateway.upstream.tls import CertificateFiles, client_context
 from gateway.upstream.transport import UpstreamRequest
 from tests.support.addresses import free_address
 from tests.support.certificates import (

@@ -1,0 +1,1 @@
+"""HTTP/2 to servers: connections, each with many streams."""

@@ -1,0 +1,38 @@
+import ssl
+from collections.abc import AsyncIterator, Callable
+from functools import cache
+
+import pytest
+
+from gateway.upstream.address import parse_server_url
+from gateway.upstream.http2.endpoint import Http2Endpoint
+from gateway.upstream.tls import CertificateFiles, client_context
+from tests.support.certificates import authority
+from tests.support.gateway import no_leaks
+
+
+@cache
+def http2_context() -> ssl.SSLContext:
+    """Make a TLS context for HTTP/2 that trusts the tests' authority."""
+    context = client_context(CertificateFiles(), is_http2=True)
+    authority().configure_trust(context)
+    return context
+
+
+Http2EndpointAt = Callable[..., Http2Endpoint]
+
+
+@pytest.fixture
+async def http2_at() -> AsyncIterator[Http2EndpointAt]:
+    """Make HTTP/2 endpoints; they are closed after the test, and nothing may be left of them."""
+    endpoints: list[Http2Endpoint] = []
+
+    def http2_at(url: str, **options: object) -> Http2Endpoint:
+        address = parse_server_url(url.replace("http", "grpc"), http2_context())
+        endpoints.append(Http2Endpoint(address, connect_timeout=5, **options))  # type: ignore[arg-type]
+        return endpoints[-1]
+
+    async with no_leaks():
+        yield http2_at
+        for endpoint in endpoints:
+            await endpoint.close()

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from h2.settings import SettingCodes
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.upstream.http2.endpoint import Http2Endpoint
+from tests.support.gateway import until
+from tests.support.servers.http2_server import Http2Peer, answering, http2_script
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer
+from tests.upstream.http2.calls import call, make_request, read_reply
+from tests.upstream.http2.conftest import Http2EndpointAt
+
+
+def _gated(gate: asyncio.Event, limit: int, seen: list[Http2Peer]) -> Script:
+    """Make the script of a server that answers once the gate is open; it allows few streams."""
+
+    async def play(peer: Http2Peer) -> None:
+        seen.append(peer)
+        opened = asyncio.create_task(gate.wait())
+        answered = 0
+        while not gate.is_set():
+            reading = asyncio.create_task(peer.receive())
+            await asyncio.wait((reading, opened), return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+            else:
+                reading.result()
+        while True:
+            while answered < len(peer.streams):
+                if not peer.streams[answered].reset:
+                    await peer.respond(peer.streams[answered], b"ok")
+                answered += 1
+            await peer.receive()
+
+    return http2_script(play, {SettingCodes.MAX_CONCURRENT_STREAMS: limit})
+
+
+def _streams(peers: list[Http2Peer]) -> list[int]:
+    return [len(peer.streams) for peer in peers]
+
+
+async def test_calls_share_one_connection_while_it_has_streams(http2_at: Http2EndpointAt) -> None:
+    gate, peers = asyncio.Event(), list[Http2Peer]()
+    async with ScriptedServer(_gated(gate, 100, peers)) as server:
+        endpoint = http2_at(server.url)
+        calls = [asyncio.create_task(call(endpoint)) for _ in range(100)]
+        await until(lambda: _streams(peers) == [100])
+        gate.set()
+        await asyncio.gather(*calls)
+
+
+async def test_full_connections_get_more_beside_them(http2_at: Http2EndpointAt) -> None:
+    """Never is a stream opened beyond the server's limit: h2 would raise an error."""
+    gate, peers = asyncio.Event(), list[Http2Peer]()
+    async with ScriptedServer(_gated(gate, 3, peers)) as server:
+        endpoint = http2_at(server.url)
+        calls = [asyncio.create_task(call(endpoint)) for _ in range(10)]
+        await until(lambda: sum(_streams(peers)) == 10)
+        assert sorted(_streams(peers)) == [1, 3, 3, 3]
+        gate.set()
+        await asyncio.gather(*calls)
+        assert endpoint.connections.open_count == 4
+
+
+async def test_calls_go_to_the_connection_with_the_fewest_streams(
+    http2_at: Http2EndpointAt,
+) -> None:
+    gate, peers = asyncio.Event(), list[Http2Peer]()
+    async with ScriptedServer(_gated(gate, 4, peers)) as server:
+        endpoint = http2_at(server.url)
+        calls = [asyncio.create_task(call(endpoint)) for _ in range(5)]
+        await until(lambda: sum(_streams(peers)) == 5)
+        for each in calls[1:4]:
+            each.cancel()  # one is left on each connection
+        await asyncio.wait(calls[1:4])
+        calls += [asyncio.create_task(call(endpoint)) for _ in range(4)]
+        await until(lambda: sum(_streams(peers)) == 9)
+        open_streams = [session.stream_count for session in endpoint.connections.sessions]
+        assert open_streams == [3, 3]
+        gate.set()
+        await asyncio.gather(*calls[:1], *calls[4:])
+
+
+async def test_calls_wait_in_order_once_there_are_enough_connections(
+    http2_at: Http2EndpointAt,
+) -> None:
+    order: list[int] = []
+
+    async def numbered(endpoint: Http2Endpoint, number: int) -> None:
+        await call(endpoint, target=f"/{number}")
+        order.append(number)
+
+    settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
+    async with ScriptedServer(answering(b"ok", settings=settings)) as server:
+        endpoint = http2_at(server.url, max_connections=1)
+        await asyncio.gather(*(numbered(endpoint, number) for number in range(20)))
+        assert len(server.connections) == 1
+    assert order == list(range(20))
+
+
+async def test_cancelled_wait_gives_its_place_to_the_next(http2_at: Http2EndpointAt) -> None:
+    gate, peers = asyncio.Event(), list[Http2Peer]()
+    async with ScriptedServer(_gated(gate, 1, peers)) as server:
+        endpoint = http2_at(server.url, max_connections=1)
+        calls = [asyncio.create_task(call(endpoint)) for _ in range(4)]
+        await until(lambda: _streams(peers) == [1])
+        assert endpoint.connections.waiting_count == 3
+        calls[1].cancel()
+        calls[2].cancel()
+        await asyncio.wait(calls[1:3])
+        assert endpoint.connections.waiting_count == 1
+        gate.set()
+        await asyncio.gather(calls[0], calls[3])
+        assert _streams(peers) == [2]
+
+
+async def test_stream_of_a_slow_reader_is_free_once_its_response_has_come(
+    http2_at: Http2EndpointAt,
+) -> None:
+    settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
+    async with ScriptedServer(answering(b"ok", [("t", "1")], settings=settings)) as server:
+        endpoint = http2_at(server.url, max_connections=1)
+        unread = await endpoint.send(make_request())
+        assert (await call(endpoint)).body == b"ok"
+        assert (await read_reply(unread)).trailers == (("t", "1"),)
+
+
+async def test_server_that_allows_more_streams_later_gets_them(http2_at: Http2EndpointAt) -> None:
+
+    async def play(peer: Http2Peer) -> None:
+        first = await peer.request()
+        peer.h2.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 2})
+        await peer.flush()
+        await peer.respond(await peer.request(1), b"second")
+        await peer.respond(first, b"first")
+        await peer.serve_to_end()
+
+    settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
+    async with ScriptedServer(http2_script(play, settings)) as server:
+        endpoint = http2_at(server.url, max_connections=1)
+        replies = await asyncio.gather(call(endpoint), call(endpoint))
+    assert [reply.body for reply in replies] == [b"first", b"second"]
+
+
+async def test_failed_connect_fails_all_that_wait_for_it(http2_at: Http2EndpointAt) -> None:
+    async def leave(connection: Connection) -> None:
+        await connection.reader.read(10)
+
+    async with ScriptedServer(leave) as server:
+        endpoint = http2_at(server.url)
+        errors = await asyncio.gather(*(call(endpoint) for _ in range(5)), return_exceptions=True)
+        kinds = Counter(error.kind for error in errors if isinstance(error, GatewayError))
+        assert kinds == {ErrorKind.UNREACHABLE: 5}
+        assert len(server.connections) == 1
+
+
+async def test_idle_connection_is_closed_after_its_time(http2_at: Http2EndpointAt) -> None:
+    async with ScriptedServer(answering(b"ok")) as server:
+        endpoint = http2_at(server.url, idle_timeout=0.05)
+        await call(endpoint)
+        await server.connections[0].left.wait()
+        await until(lambda: endpoint.connections.open_count == 0)
+        assert (await call(endpoint)).body == b"ok"
+
+
+async def test_busy_connection_is_not_idle(http2_at: Http2EndpointAt) -> None:
+    may_respond = asyncio.Event()
+
+    async def play(peer: Http2Peer) -> None:
+        await peer.respond(await peer.request())
+        second = await peer.request(1)
+        await may_respond.wait()
+        await peer.respond(second, b"ok")
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(play)) as server:
+        endpoint = http2_at(server.url, idle_timeout=0.02)
+        await call(endpoint)
+        pending = asyncio.create_task(call(endpoint))
+        await asyncio.sleep(0.1)
+        assert endpoint.connections.open_count == 1
+        may_respond.set()
+        assert (await pending).body == b"ok"
+        assert len(server.connections) == 1
+
+
+async def test_without_idle_time_each_call_takes_a_new_connection(
+    http2_at: Http2EndpointAt,
+) -> None:
+    async with ScriptedServer(answering(b"ok")) as server:
+        endpoint = http2_at(server.url, idle_timeout=0.0)
+        for number in range(3):
+            await call(endpoint)
+            await server.connections[number].left.wait()
+        assert len(server.connections) == 3
+
+
+async def test_close_lets_calls_finish_and_then_closes_their_connection(
+    http2_at: Http2EndpointAt,
+) -> None:
+    gate, peers = asyncio.Event(), list[Http2Peer]()
+    async with ScriptedServer(_gated(gate, 100, peers)) as server:
+        endpoint = http2_at(server.url)
+        pending = asyncio.create_task(call(endpoint))
+        await until(lambda: _streams(peers) == [1])
+        await endpoint.close()
+        gate.set()
+        assert (await pending).body == b"ok"
+        await until(lambda: endpoint.connections.open_count == 0)
+
+
+async def test_close_during_a_connect_lets_its_call_finish(http2_at: Http2EndpointAt) -> None:
+    async with ScriptedServer(answering(b"ok")) as server:
+        endpoint = http2_at(server.url)
+        pending = asyncio.create_task(call(endpoint))
+        await asyncio.sleep(0)
+        await endpoint.close()
+        assert (await pending).body == b"ok"
+        await until(lambda: endpoint.connections.open_count == 0)

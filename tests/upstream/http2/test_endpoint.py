@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from h2.errors import ErrorCodes
+from h2.events import RequestReceived
+from h2.settings import SettingCodes
+from hpack import NeverIndexedHeaderTuple
+
+from gateway.errors import ErrorKind, GatewayError
+from tests.support.checks.garbage import no_garbage
+from tests.support.gateway import until
+from tests.support.servers.http2_server import (
+    Http2Peer,
+    Play,
+    ReceivedStream,
+    answering,
+    http2_script,
+    http2_tls,
+)
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+from tests.upstream.http2.calls import call, make_request, read_reply
+from tests.upstream.http2.conftest import Http2EndpointAt
+
+
+async def _pieces(*pieces: bytes | BaseException) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        if isinstance(piece, BaseException):
+            raise piece
+        yield piece
+
+
+class _Repeatable:
+    """A streamed body that can be read again from the start."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._all = pieces
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return _pieces(*self._all)
+
+
+def _recorder(received: list[ReceivedStream]) -> Play:
+    """Make the script that answers requests, and records them."""
+
+    async def play(peer: Http2Peer) -> None:
+        number = 0
+        while True:
+            received.append(await peer.request(number))
+            await peer.respond(received[-1], b"ok", [("x-a", "1"), ("x-a", "2")], [("t", "\xfc")])
+            number += 1
+
+    return play
+
+
+async def test_request_and_response_carry_headers_bodies_and_trailers(
+    http2_at: Http2EndpointAt,
+) -> None:
+    received: list[ReceivedStream] = []
+    async with ScriptedServer(http2_script(_recorder(received))) as server:
+        endpoint = http2_at(server.url)
+        headers = {
+            "Content-Type": "application/grpc",
+            "TE": "trailers",
+            "X-B": " v\xff",
+            "Connection": "close",
+            "Transfer-Encoding": "chunked",
+            "Keep-Alive": "5",
+            "Upgrade": "h2c",
+            "Proxy-Authorization": "secret",
+            "Expect": "100-continue",
+        }
+        response = await endpoint.send(make_request([b"a", b"", b"bc"], headers, "/p?q=%20"))
+        assert response.headers.getall("X-A") == ["1", "2"]
+        reply = await read_reply(response)
+        assert (reply.status, reply.body, reply.trailers) == (200, b"ok", (("t", "\xc3\xbc"),))
+    (request,) = received
+    assert request.body == b"abc"
+    assert request.headers == [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/p?q=%20"),
+        (":authority", server.url.removeprefix("http://")),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+        ("x-b", "v\xff"),
+    ]
+
+
+async def test_host_header_becomes_the_authority(http2_at: Http2EndpointAt) -> None:
+    received: list[ReceivedStream] = []
+    async with ScriptedServer(http2_script(_recorder(received))) as server:
+        await call(http2_at(server.url), headers={"Host": "models.example", "TE": "gzip"})
+    headers = dict(received[0].headers)
+    assert headers[":authority"] == "models.example"
+    assert "host" not in headers
+    assert "te" not in headers
+
+
+async def test_secrets_are_never_indexed(http2_at: Http2EndpointAt) -> None:
+    secrets = {"authorization": "Bearer s", "x-api-key": "s", "cookie": "s"}
+    never_indexed: set[str] = set()
+
+    async def play(peer: Http2Peer) -> None:
+        stream = await peer.request()
+        (event,) = [event for event in peer.events if isinstance(event, RequestReceived)]
+        never_indexed.update(
+            {str(each[0]) for each in event.headers if isinstance(each, NeverIndexedHeaderTuple)}
+        )
+        await peer.respond(stream)
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(play)) as server:
+        await call(http2_at(server.url), headers=secrets)
+    assert never_indexed == set(secrets)
+
+
+@pytest.mark.parametrize(
+    "body", [None, (), (b"",), (b"x" * 300_000,), (b"x" * 70_000, b"y" * 1_000_000, b"")]
+)
+async def test_buffered_bodies_arrive(
+    http2_at: Http2EndpointAt, body: tuple[bytes, ...] | None
+) -> None:
+    received: list[ReceivedStream] = []
+    async with ScriptedServer(http2_script(_recorder(received))) as server:
+        endpoint = http2_at(server.url)
+        assert (await call(endpoint, body)).body == b"ok"
+    assert received[0].body == b"".join(body or ())
+
+
+@pytest.mark.parametrize("window", [1, 100, 16_384])
+async def test_bodies_pass_tiny_windows(http2_at: Http2EndpointAt, window: int) -> None:
+    received: list[ReceivedStream] = []
+    settings = {SettingCodes.INITIAL_WINDOW_SIZE: window}
+    async with ScriptedServer(http2_script(_recorder(received), settings)) as server:
+        body = bytes(range(200)) * max(1, window // 100)
+        assert (await call(http2_at(server.url), [body])).body == b"ok"
+    assert received[0].body == body
+
+
+async def test_streamed_body_and_response_run_at_the_same_time(http2_at: Http2EndpointAt) -> None:
+    """The response begins before the request has ended: each piece waits for its echo."""
+
+    async def play(peer: Http2Peer) -> None:
+        stream = await peer.stream()
+        await peer.respond(stream, end=False, headers=[("x", "y")], body=b"")
+        sent = 0
+        while not stream.ended:
+            await peer.receive()
+            if len(stream.body) > sent:
+                await peer.send(stream, bytes(stream.body[sent:]))
+                sent = len(stream.body)
+        peer.h2.send_headers(stream.id, [("grpc-status", "0")], end_stream=True)
+        await peer.flush()
+        await peer.serve_to_end()
+
+    echoes: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def body() -> AsyncIterator[bytes]:
+        for piece in (b"one", b"two"):
+            yield piece
+            assert await echoes.get() == piece
+
+    async with ScriptedServer(http2_script(play)) as server:
+        response = await http2_at(server.url).send(make_request(body()))
+        while piece := await response.read():
+            echoes.put_nowait(bytes(piece))
+        assert response.trailers == (("grpc-status", "0"),)
+        response.close()
+
+
+async def test_error_of_a_body_ends_its_call_only(http2_at: Http2EndpointAt) -> None:
+    seen: list[int | None] = []
+
+    async def play(peer: Http2Peer) -> None:
+        first, second = await peer.stream(0), await peer.stream(1)
+        await peer.until(lambda: first.reset is not None)
+        seen.append(first.reset)
+        await peer.until(lambda: second.ended)
+        await peer.respond(second, b"ok")
+        await peer.serve_to_end()
+
+    proceed = asyncio.Event()
+
+    async def failing() -> AsyncIterator[bytes]:
+        yield b"a"
+        await proceed.wait()
+        raise ValueError("the client left")
+
+    async with ScriptedServer(http2_script(play)) as server:
+        endpoint = http2_at(server.url)
+        broken = asyncio.create_task(call(endpoint, failing()))
+        await (await server.connection()).reader.read(0)
+        other = asyncio.create_task(call(endpoint, [b"b"]))
+        await asyncio.sleep(0)
+        proceed.set()
+        with pytest.raises(ValueError, match="the client left"):
+            await broken
+        assert (await other).body == b"ok"
+    assert seen == [ErrorCodes.CANCEL]
+
+
+async def test_cancelled_call_is_reset_and_leaves_other_streams_alone(
+    http2_at: Http2EndpointAt,
+) -> None:
+    seen: list[int | None] = []
+
+    async def play(peer: Http2Peer) -> None:
+        first, second = await peer.request(0), await peer.request(1)
+        await peer.until(lambda: first.reset is not None)
+        seen.append(first.reset)
+        await peer.respond(second, b"ok")
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(play)) as server:
+        endpoint = http2_at(server.url)
+        first = asyncio.create_task(call(endpoint, [b"a"]))
+        second = asyncio.create_task(call(endpoint, [b"b"]))
+        await server.connection()
+        await until(lambda: endpoint.connections.open_count == 1)
+        await asyncio.sleep(0)
+        first.cancel()
+        assert (await second).body == b"ok"
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert len(server.connections) == 1
+    assert seen == [ErrorCodes.CANCEL]
+
+
+async def test_closing_a_response_early_resets_its_stream(http2_at: Http2EndpointAt) -> None:
+    seen: list[int | None] = []
+
+    async def play(peer: Http2Peer) -> None:
+        stream = await peer.request()
+        await peer.respond(stream, b"part", end=False)
+        await peer.until(lambda: stream.reset is not None)
+        seen.append(stream.reset)
+        await peer.respond(await peer.request(1), b"ok")
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(play)) as server:
+        endpoint = http2_at(server.url)
+        response = await endpoint.send(make_request())
+        assert await response.read() == b"part"
+        response.close()
+        response.close()
+        assert (await call(endpoint)).body == b"ok"
+        assert len(server.connections) == 1
+    assert seen == [ErrorCodes.CANCEL]
+
+
+@pytest.mark.parametrize("code", [ErrorCodes.NO_ERROR, ErrorCodes.CANCEL])
+async def test_early_response_is_complete_although_the_server_stops_the_request(
+    http2_at: Http2EndpointAt, code: int
+) -> None:
+    """RFC 9113, section 8.1: gRPC servers do so with errors."""
+
+    async def play(peer: Http2Peer) -> None:
+        stream = await peer.stream()
+        await peer.respond(stream, b"no", trailers=[("grpc-status", "8")])
+        await peer.reset(stream, code)
+        await peer.serve_to_end()
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 10_000
+
+    # It lets the client send no more than 64 KiB.
+    async with ScriptedServer(http2_script(play, opens_windows=False)) as server:
+        reply = await call(http2_at(server.url), endless())
+        assert (reply.body, reply.trailers) == (b"no", (("grpc-status", "8"),))
+
+
+async def test_trailers_only_response_has_its_status_in_the_headers(
+    http2_at: Http2EndpointAt,
+) -> None:
+    async def play(peer: Http2Peer) -> None:
+        stream = await peer.request()
+        await peer.respond(stream, headers=[("grpc-status", "12")])
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(play)) as server:
+        reply = await call(http2_at(server.url))
+        assert (reply.headers, reply.body, reply.trailers) == ({"grpc-status": "12"}, b"", ())
+
+
+async def test_interim_responses_are_ignored(http2_at: Http2EndpointAt) -> None:
+    async def play(peer: Http2Peer) -> None:
+        stream = await peer.request()
+        for status in ("100", "103"):
+            peer.h2.send_headers(stream.id, [(":status", status)])
+        await peer.respond(stream, b"ok")
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(play)) as server:
+        assert (await call(http2_at(server.url))).body == b"ok"
+
+
+async def test_tls_chooses_http2_by_alpn(http2_at: Http2EndpointAt) -> None:
+    async with ScriptedServer(answering(b"ok"), ssl=http2_tls()) as server:
+        endpoint = http2_at(server.url)
+        assert endpoint.url == server.url.replace("https", "grpcs")
+        assert (await call(endpoint)).body == b"ok"
+
+
+async def test_server_that_speaks_http1_alone_is_unreachable(http2_at: Http2EndpointAt) -> None:
+    async def play(connection: Connection) -> None:
+        await connection.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        await connection.wait_for_close()
+
+    async with ScriptedServer(play) as server:
+        endpoint = http2_at(server.url, public_name="upstream 'u'")
+        with pytest.raises(GatewayError) as raised:
+            await call(endpoint)
+    error = raised.value
+    assert error.kind is ErrorKind.UNREACHABLE
+    assert error.message.startswith(f"cannot connect to {endpoint.url}: it does not speak HTTP/2: ")
+    assert error.public_message.startswith("cannot connect to upstream 'u': it does not speak")
+
+
+async def test_closed_port_is_unreachable(http2_at: Http2EndpointAt) -> None:
+    async with ScriptedServer() as server:
+        pass
+    endpoint = http2_at(server.url)
+    calls = await asyncio.gather(*(call(endpoint) for _ in range(3)), return_exceptions=True)
+    for error in calls:
+        assert isinstance(error, GatewayError)
+        assert error.kind is ErrorKind.UNREACHABLE
+        assert error.message == f"cannot connect to {endpoint.url}: Connection refused"
+    assert len({id(error) for error in calls}) == 3
+
+
+async def test_server_that_sends_no_settings_is_unreachable(http2_at: Http2EndpointAt) -> None:
+    async def play(connection: Connection) -> None:
+        await connection.reader.read(100)
+
+    async with ScriptedServer(play) as server:
+        with pytest.raises(GatewayError, match="closed the connection before it sent its HTTP/2"):
+            await call(http2_at(server.url))
+
+
+async def test_refused_request_is_sent_again(http2_at: Http2EndpointAt) -> None:
+    async def refuse(peer: Http2Peer) -> None:
+        await peer.reset(await peer.request(), ErrorCodes.REFUSED_STREAM)
+        stream = await peer.request(1)
+        await peer.respond(stream, b"got " + bytes(stream.body))
+        await peer.serve_to_end()
+
+    for body in ([b"a", b"b"], _Repeatable(b"a", b"b")):
+        async with ScriptedServer(http2_script(refuse)) as server:
+            assert (await call(http2_at(server.url), body)).body == b"got ab"
+
+
+async def test_refused_request_with_a_consumed_body_fails_as_unseen(
+    http2_at: Http2EndpointAt,
+) -> None:
+    async def refuse(peer: Http2Peer) -> None:
+        await peer.reset(await peer.request(), ErrorCodes.REFUSED_STREAM)
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(refuse)) as server:
+        endpoint = http2_at(server.url)
+        with pytest.raises(GatewayError) as raised:
+            await call(endpoint, _pieces(b"a"))
+    assert raised.value.kind is ErrorKind.REFUSED
+    assert raised.value.kind.value.retryable
+    assert raised.value.message == (
+        f"{endpoint.url} did not process the request: the peer reset the stream: REFUSED_STREAM"
+    )
+
+
+async def test_request_that_is_always_refused_fails_in_the_end(http2_at: Http2EndpointAt) -> None:
+    async def refuse(peer: Http2Peer) -> None:
+        for number in range(100):
+            await peer.reset(await peer.request(number), ErrorCodes.REFUSED_STREAM)
+
+    async with ScriptedServer(http2_script(refuse)) as server:
+        with pytest.raises(GatewayError, match="did not process"):
+            await call(http2_at(server.url), [b"a"])
+        (connection,) = server.connections
+        assert connection is not None
+
+
+async def test_calls_leave_no_garbage(http2_at: Http2EndpointAt) -> None:
+    async with ScriptedServer(answering(b"x" * 100_000, [("t", "1")])) as server:
+        endpoint = http2_at(server.url)
+        await call(endpoint)
+        with no_garbage("calls"):
+            for _ in range(3):
+                await call(endpoint, [b"y" * 300_000])
+                await call(endpoint, _pieces(b"a", b"b"))
