@@ -83,7 +83,7 @@ class StreamHandler:
                 raise self.error
             if self.stream.received_end:
                 return b""
-            self._open_window()
+            self.open_window()
             self._reader = self.session.loop.create_future()
             await self._reader
         piece = self._pieces.popleft()
@@ -92,9 +92,14 @@ class StreamHandler:
 
     def take(self) -> bytes:
         """Return all that was received of the body."""
-        data = b"".join(self._pieces)
+        data = self.peek()
         self._drop_pieces()
         return data
+
+    def peek(self) -> bytes:
+        """Return all that was received of the body, which can still be read."""
+        pieces = self._pieces
+        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
     def discard(self) -> None:
         """Drop the body, and what is still to come of it."""
@@ -190,7 +195,7 @@ class StreamHandler:
         self._wake_reader()
         self.wake_writer()
 
-    def _open_window(self) -> None:
+    def open_window(self) -> None:
         """Let the peer send more at a time, as the body is being read."""
         window = self.session.buffers.window
         if self.stream.receive_window.target < window:
@@ -236,6 +241,7 @@ class Http2Session(Connection):
         self.handlers: dict[StreamHandler, None] = {}
         """Those of all streams that are in use."""
         self._flushing = False
+        self._unflushed = 0
         self._partial_size = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -256,7 +262,10 @@ class Http2Session(Connection):
         self._count_partial(http2.buffered_bytes)
         self.flush_output()
         if self.transport.get_write_buffer_size() > _MAX_UNSENT:
-            self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "the peer does not read"))
+            reason = "the peer does not read"
+            http2.close(ErrorCode.ENHANCE_YOUR_CALM, reason)
+            self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, reason))
+            self.transport.abort()
 
     def fail(self, error: Http2Error) -> None:
         """Close the connection because the peer broke the protocol."""
@@ -277,9 +286,10 @@ class Http2Session(Connection):
     def flush_soon(self, size: int = 0) -> None:
         """Write what there is to send in the next iteration of the event loop.
 
-        It is written at once if the ``size`` of data in it is large.
+        It is written at once when the data in it are large; ``size`` are those added last.
         """
-        if size >= MAX_COALESCED_WRITE:
+        self._unflushed += size
+        if self._unflushed >= MAX_COALESCED_WRITE:
             self.flush_output()
         elif not self._flushing and self.http2.has_output:
             self._flushing = True
@@ -287,6 +297,7 @@ class Http2Session(Connection):
 
     def flush_output(self) -> None:
         """Write what there is to send."""
+        self._unflushed = 0
         output = self.http2.take_output()
         if output and not self.transport.is_closing():
             self.write(*output)
