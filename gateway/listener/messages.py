@@ -136,8 +136,8 @@ class HttpResponse(ClientResponse):
         if self._connection.write_blocked:
             await self._connection.drain()
 
-    async def finish(self) -> None:
-        """End the response."""
+    async def finish(self, trailers: HeaderLines = ()) -> None:
+        """End the response, without the trailers: few clients of HTTP/1.1 read them."""
         self._connection.end_body(self._chunked)
         self.finished = True
 

@@ -74,8 +74,8 @@ class ClientResponse(ABC):
         """Write a part of the body; waits while the client is slow to read."""
 
     @abstractmethod
-    async def finish(self) -> None:
-        """End the response."""
+    async def finish(self, trailers: HeaderLines = ()) -> None:
+        """End the response; ``trailers`` are sent over HTTP/2 only."""
 
     async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
         """Send a whole response with a body that is fully buffered."""

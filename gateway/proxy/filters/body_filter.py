@@ -10,7 +10,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.protocol.operations import Operation
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.interfaces import Call, ClientResponse
+from gateway.proxy.interfaces import Call, ClientResponse, HeaderLines
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class WrappedResponse(ClientResponse):
         """Write a part of the body."""
         await self._response.write(data)
 
-    async def finish(self) -> None:
+    async def finish(self, trailers: HeaderLines = ()) -> None:
         """End the response."""
-        await self._response.finish()
+        await self._response.finish(trailers)
 
     async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
         """Send a whole response."""

@@ -12,7 +12,7 @@ from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.body_io import split
 from gateway.proxy.filters.body_filter import BodyFilter, FilteredHead, WrappedResponse
-from gateway.proxy.interfaces import ClientResponse
+from gateway.proxy.interfaces import ClientResponse, HeaderLines
 
 if TYPE_CHECKING:
     from zlib import _Compress
@@ -60,11 +60,11 @@ class CompressedResponse(WrappedResponse):
         if not self._has_length:
             await self._write(self._compressor.flush(zlib.Z_SYNC_FLUSH))
 
-    async def finish(self) -> None:
+    async def finish(self, trailers: HeaderLines = ()) -> None:
         """End the response."""
         if self._compressor is not None:
             await self._write(self._compressor.flush())
-        await super().finish()
+        await super().finish(trailers)
 
     async def change_body(self, body: bytes) -> bytes:
         """Compress a whole body, in one time slice for each slice of it."""

@@ -24,7 +24,7 @@ from gateway.observe.gateway_metrics import MirrorMetrics
 from gateway.observe.mirror_stats import MirrorStats
 from gateway.protocol.operations import OPERATION_KINDS, Operation
 from gateway.proxy.destination import Destination
-from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines
 from gateway.sizes import QUOTED_TEXT
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
@@ -263,7 +263,7 @@ class DiscardResponse(ClientResponse):
         """Discard a part of the body, but for its first characters."""
         self._quoted += data[: QUOTED_TEXT - len(self._quoted)]
 
-    async def finish(self) -> None:
+    async def finish(self, trailers: HeaderLines = ()) -> None:
         """Do nothing."""
 
     def abort(self) -> None:

@@ -16,7 +16,7 @@ from gateway.errors import ServerName
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import TRITON, Dialect
 from gateway.proxy.destination import Destination, Limits, Upstream
-from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
 from gateway.upstream.metadata_cache import MetadataCache
@@ -136,7 +136,7 @@ class ScriptedClientResponse(ClientResponse):
         self.body += data
         self._log.append(f"client gets {len(data)}")
 
-    async def finish(self) -> None:
+    async def finish(self, trailers: HeaderLines = ()) -> None:
         await asyncio.sleep(0)
         self._log.append("client has got all")
 
