@@ -35,6 +35,7 @@ class ErrorKind(Enum):
     CLIENT_TIMEOUT = ErrorTraits(408, 4)
     TOO_LARGE = ErrorTraits(413, 8)
     UNSUPPORTED_ENCODING = ErrorTraits(415, 12)
+    HEAD_TOO_LARGE = ErrorTraits(431, 8)
     INTERNAL = ErrorTraits(500, 13)
     UNSUPPORTED = ErrorTraits(501, 12)
     BAD_RESPONSE = ErrorTraits(502, 14, upstream_failed=True)

@@ -34,7 +34,7 @@ from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import StatusPublisher
 from gateway.errors import replace_surrogates
-from gateway.listener.connection import IdleTimeouts
+from gateway.listener.connection_host import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import (
     AccessLog,

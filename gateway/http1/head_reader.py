@@ -39,6 +39,11 @@ class HeadReader(ABC):
         """The received bytes of a partial head."""
         return len(self._received)
 
+    @property
+    def received(self) -> bytes:
+        """The bytes of a partial head, which may be malformed."""
+        return self._received
+
     def reset(self) -> None:
         """Drop a partial head."""
         self._received, self._checked = b"", 0

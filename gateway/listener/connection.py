@@ -4,133 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.http1.body import BodyDecoder, ChunkedDecoder, LengthDecoder
 from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
-from gateway.http1.deferrals import BodyDeferrals
 from gateway.http1.head import (
     MAX_CACHED_HEAD,
     STATUSES_WITHOUT_BODY,
-    HeadParser,
     MalformedError,
     RequestHead,
 )
 from gateway.http1.head_reader import RequestHeadReader
+from gateway.http2.frames import PREFACE
+from gateway.listener.connection_host import (
+    CLIENT_CLOSED,
+    LINGER_TIMEOUT,
+    NO_CALL,
+    Call,
+    ConnectionHost,
+    Continuation,
+    DeferredCall,
+    UnreadCheck,
+)
+from gateway.listener.http2_connection import Http2ClientConnection
 from gateway.listener.messages import (
     HttpRequest,
     HttpResponse,
+    ListenerResponse,
     encode_error,
     encode_response,
     expects_continue,
     with_request_id,
 )
-from gateway.observe.call_record import CallLabels, CallRecord
+from gateway.listener.tls_transport import ALPN_PROTOCOL
+from gateway.observe.call_record import CallRecord
 from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
-from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, ForwardedPolicy, Peer
-from gateway.proxy.interfaces import ClientResponse, HeaderLines, ResponseTemplate
-from gateway.system.buffers import BufferAccount
-from gateway.system.hangups import HangupWatch
+from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
+from gateway.proxy.interfaces import HeaderLines, ResponseTemplate
 
-_LINGER_TIMEOUT = 10.0
-"""Seconds to wait for what a client still sends after its response."""
-
-_CLIENT_CLOSED = "the client closed the connection"
-_NO_CALL = CallRecord("", "")
-
-Continuation = Callable[[ClientResponse], Awaitable[None]]
-"""The rest of a call that started on the fast path."""
-
-
-@dataclass(frozen=True, slots=True)
-class IdleTimeouts:
-    """Seconds after which an idle connection is closed."""
-
-    request_header_timeout: float = 60.0
-    """From the first byte of a request's head to its last."""
-    keep_alive_timeout: float = 3600.0
-    """From a response to the next request."""
-    idle_timeout: float = 300.0
-    """In which a client must read some of the rest of a response."""
-
-
-class ConnectionHost(ABC):
-    """What a connection needs of the listener: settings, calls and their observers."""
-
-    draining: bool
-    idle_timeouts: IdleTimeouts
-    forwarding: ForwardedPolicy
-    buffers: BufferAccount
-    hangups: HangupWatch
-    head_parser: HeadParser
-    deferrals: BodyDeferrals
-
-    @abstractmethod
-    def add_connection(self, connection: ClientConnection) -> None:
-        """Register a new connection."""
-
-    @abstractmethod
-    def remove_connection(self, connection: ClientConnection) -> None:
-        """Unregister a closed connection."""
-
-    @abstractmethod
-    def fast_path_labels(self, head: RequestHead) -> CallLabels | None:
-        """Return the labels of a request if it can take the fast path once its body is there."""
-
-    @abstractmethod
-    def add_call(self, call: Call, connection: ClientConnection) -> None:
-        """Register a call that starts later."""
-
-    @abstractmethod
-    def start_fast_path(
-        self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
-    ) -> FastPathCall | None:
-        """Start a fully buffered request on the fast path; None if it must be streamed.
-
-        The call ends with ``respond`` or ``continue_in_task`` of the connection.
-        """
-
-    @abstractmethod
-    def start_task(
-        self,
-        connection: ClientConnection,
-        request: HttpRequest,
-        response: HttpResponse,
-        rest: Continuation | None = None,
-    ) -> asyncio.Task[None]:
-        """Start a task that handles a request, or the rest of a fast-path call.
-
-        It ends with ``finish_call`` of the connection.
-        """
-
-    @abstractmethod
-    def remove_call(self, call: Call) -> None:
-        """Unregister an ended call; tasks do so by themselves."""
-
-    @abstractmethod
-    def observe_call(self, record: CallRecord) -> None:
-        """Give the record of an ended call to the observers."""
-
-
-class DeferredCall:
-    """A call that waits for the rest of its small body: many clients send it after the head."""
-
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection = connection
-
-    def on_timeout(self) -> None:
-        """Start on the streaming path, which reads the body as it arrives."""
-        self._connection.start_deferred_task()
-
-    def cancel(self) -> None:
-        """Do nothing: nothing has started."""
-
-
-Call = asyncio.Task[None] | FastPathCall | DeferredCall
+_MIN_PREFACE = len(b"PRI")
+"""Bytes of the preface of HTTP/2 after which no method of HTTP/1.1 begins like it."""
 
 
 class ClientConnection(Connection):
@@ -148,7 +63,7 @@ class ClientConnection(Connection):
         self._head: RequestHead | None = None
         self.added_headers: HeaderLines = ()
         self.added_lines = b""
-        self.record = _NO_CALL
+        self.record = NO_CALL
         self._body: BodyStream | None = None
         self._decoder: BodyDecoder = LengthDecoder(0)
         self._call: Call | None = None
@@ -156,8 +71,8 @@ class ClientConnection(Connection):
         self._closing = False
         self._linger_timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
-        self._last_unsent = 0
-        self._last_unsent_since = 0.0
+        self._unread = UnreadCheck()
+        self._may_be_http2 = True
 
     @property
     def unsent(self) -> int:
@@ -174,6 +89,8 @@ class ClientConnection(Connection):
         self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
         self._idle_since = self.loop.time()
         self._host.add_connection(self)
+        if self._is_tls and transport.get_extra_info(ALPN_PROTOCOL) == "h2":
+            self._hand_over(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the call in progress, since its client is gone."""
@@ -184,7 +101,7 @@ class ClientConnection(Connection):
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         if self._call is not None:
-            self.record.error = self.record.error or _CLIENT_CLOSED
+            self.record.error = self.record.error or CLIENT_CLOSED
             self._call.cancel()
             if isinstance(self._call, FastPathCall | DeferredCall):
                 self._end_call()
@@ -203,7 +120,7 @@ class ClientConnection(Connection):
         else:
             self.buffer_read_ahead(data)  # the next request waits for this response
 
-    def finish_call(self, response: HttpResponse) -> None:
+    def finish_call(self, response: ListenerResponse) -> None:
         """Go on to the next request, or close the connection."""
         self._end_call()
         if self.closed or self._body is None:
@@ -217,7 +134,7 @@ class ClientConnection(Connection):
             self._await_next_request()
         else:
             self._idle_since = self.loop.time()
-            self._linger_timer = self.loop.call_later(_LINGER_TIMEOUT, self.close)
+            self._linger_timer = self.loop.call_later(LINGER_TIMEOUT, self.close)
 
     def respond(
         self,
@@ -253,6 +170,13 @@ class ClientConnection(Connection):
         # Only now, so that the host always counts one of the two.
         self._host.remove_call(fast_path_call)
 
+    def drop_call(self) -> None:
+        """Reset the connection, which cancels the call."""
+        self.reset()
+
+    def announce_drain(self) -> None:
+        """Do nothing: the next response tells the client."""
+
     def close_if_idle(self) -> None:
         """Close the connection if it was without a request for too long.
 
@@ -260,12 +184,12 @@ class ClientConnection(Connection):
         """
         if self._call is not None:
             return
-        if self._is_unread_for_too_long():
+        now, timeouts = self.loop.time(), self._host.idle_timeouts
+        if self._unread.seconds(self.unsent, now) >= timeouts.idle_timeout:
             self._abort_with_reset()
         if self._closing:
             return
-        idle = self.loop.time() - self._idle_since
-        timeouts = self._host.idle_timeouts
+        idle = now - self._idle_since
         if not self._reader.started:
             if idle >= timeouts.keep_alive_timeout:
                 self.close()
@@ -274,16 +198,6 @@ class ClientConnection(Connection):
             message = f"the head of the request did not arrive within {limit:g} s"
             message += " (limits.request_header_timeout)"
             self._reject(GatewayError(ErrorKind.CLIENT_TIMEOUT, message))
-
-    def _is_unread_for_too_long(self) -> bool:
-        """Whether the client has read nothing of a response for too long.
-
-        A closing connection stays open until all is sent, which may be forever.
-        """
-        now, unsent = self.loop.time(), self.unsent
-        if not unsent or unsent != self._last_unsent:
-            self._last_unsent, self._last_unsent_since = unsent, now
-        return now - self._last_unsent_since >= self._host.idle_timeouts.idle_timeout
 
     def close_for_drain(self, grace: float) -> None:
         """Close the connection if it was idle for ``grace`` seconds; see ``drain``."""
@@ -318,9 +232,10 @@ class ClientConnection(Connection):
         if self._body is not None:
             self._body.discard()
         if not draining:
-            self._linger_timer = self.loop.call_later(_LINGER_TIMEOUT, self.transport.abort)
+            self._linger_timer = self.loop.call_later(LINGER_TIMEOUT, self.transport.abort)
 
     def _receive_head(self, data: bytes | memoryview) -> None:
+        found: tuple[bytes, bytes | memoryview] | None = None
         try:
             found = self._reader.feed(data)
             if found is None:
@@ -328,7 +243,11 @@ class ClientConnection(Connection):
                 return
             head = self._host.head_parser.parse_request(found[0])
         except MalformedError as error:
-            self._reject(bad_request(f"malformed HTTP request: {error}"))
+            received = self._reader.received if found is None else b"".join(found)
+            if self._may_be_http2 and _is_http2(received):
+                self._hand_over(received)
+            else:
+                self._reject(bad_request(f"malformed HTTP request: {error}"))
             return
         size = len(found[0])
         is_small = size <= MAX_CACHED_HEAD
@@ -336,6 +255,14 @@ class ClientConnection(Connection):
             self._count_head(0 if is_small else HEAD_COPIES * size)
         self._head = head
         self._start_call(head, found[1], is_small)
+
+    def _hand_over(self, received: bytes) -> None:
+        """Let the connection be served over HTTP/2."""
+        self._closing = True
+        self._reader.reset()
+        self._count_head(0)
+        self.read_flow.close()
+        Http2ClientConnection(self._host, self._peer).take_over(self, received)
 
     def _await_rest_of_head(self) -> None:
         """Count a partial head; empty lines before a head do not extend the idle time."""
@@ -349,6 +276,7 @@ class ClientConnection(Connection):
 
     def _start_call(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
         started = time.perf_counter()
+        self._may_be_http2 = False
         if self._forwarded_headers.forwarding is not self._host.forwarding:
             self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
         self.added_headers, self.added_lines, request_id = self._forwarded_headers.make(head)
@@ -427,9 +355,9 @@ class ClientConnection(Connection):
         call, self._call = self._call, None
         if self._head_size:
             # The next request may not come for a long time.
-            self._head, self.added_headers, self.record = None, (), _NO_CALL
+            self._head, self.added_headers, self.record = None, (), NO_CALL
             self._count_head(0)
-        self._last_unsent = 0
+        self._unread.reset()
         if isinstance(call, DeferredCall):
             self._host.deferrals.remove(call)
         if isinstance(call, FastPathCall | DeferredCall):
@@ -492,3 +420,11 @@ class ClientConnection(Connection):
         self._reader.reset()
         self._count_head(0)
         self.close()
+
+
+def _is_http2(start: bytes) -> bool:
+    """Whether a connection begins with the preface of HTTP/2: RFC 9113, section 3.4.
+
+    The preface is no valid head. It may come in pieces; that the rest follows is checked later.
+    """
+    return len(start) >= _MIN_PREFACE and PREFACE.startswith(start[: len(PREFACE)])

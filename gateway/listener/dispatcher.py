@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.http1.deferrals import BodyDeferrals
 from gateway.http1.head import HeadParser, RequestHead
-from gateway.listener.connection import (
+from gateway.listener.connection_host import (
     Call,
-    ClientConnection,
+    CallClient,
     ConnectionHost,
     Continuation,
     IdleTimeouts,
 )
-from gateway.listener.messages import HttpRequest, HttpResponse, to_origin_form
+from gateway.listener.messages import ListenerResponse, to_origin_form
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
 from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
 from gateway.proxy.fast_path.call import CallPlan, FastPathCall
@@ -60,7 +60,7 @@ class RequestDispatcher(ConnectionHost):
         self.set_fast_path(fast_path)
         self._observers = observers
         self._loop = asyncio.get_running_loop()
-        self._active_calls: dict[Call, ClientConnection] = {}
+        self._active_calls: dict[Call, CallClient] = {}
         self.deferrals = BodyDeferrals()
 
     @property
@@ -76,19 +76,19 @@ class RequestDispatcher(ConnectionHost):
         return plan.labels
 
     def start_fast_path(
-        self, connection: ClientConnection, head: RequestHead, body: bytes | memoryview
+        self, client: CallClient, head: RequestHead, body: bytes | memoryview
     ) -> FastPathCall | None:
         """Start a fully buffered request on the fast path; None if it must be streamed."""
         plan = self._plan(head)
         if plan is None or self._fast_path is None or len(body) > plan.max_size:
             return None
         try:
-            call = self._fast_path.start(plan, head, bytes(body), connection)
+            call = self._fast_path.start(plan, head, bytes(body), client)
         except Exception:
-            self._log_failure(connection.record.request_id, head)
+            self._log_failure(client.record.request_id, head)
             return None  # nothing was sent; the streaming path responds
         if call is not None:
-            self._active_calls[call] = connection
+            self._active_calls[call] = client
         return call
 
     def _plan(self, head: RequestHead) -> CallPlan | None:
@@ -120,20 +120,20 @@ class RequestDispatcher(ConnectionHost):
 
     def start_task(
         self,
-        connection: ClientConnection,
-        request: HttpRequest,
-        response: HttpResponse,
+        client: CallClient,
+        request: ClientRequest,
+        response: ListenerResponse,
         rest: Continuation | None = None,
     ) -> asyncio.Task[None]:
         """Start a task that handles a request, or the rest of a fast-path call."""
-        task = self._loop.create_task(self._handle(connection, request, response, rest))
-        self._active_calls[task] = connection
+        task = self._loop.create_task(self._handle(client, request, response, rest))
+        self._active_calls[task] = client
         task.add_done_callback(self.remove_call)
         return task
 
-    def add_call(self, call: Call, connection: ClientConnection) -> None:
+    def add_call(self, call: Call, client: CallClient) -> None:
         """Register a call that starts later."""
-        self._active_calls[call] = connection
+        self._active_calls[call] = client
 
     def remove_call(self, call: Call) -> None:
         """Unregister an ended call."""
@@ -150,9 +150,9 @@ class RequestDispatcher(ConnectionHost):
 
     async def _handle(
         self,
-        connection: ClientConnection,
-        request: HttpRequest,
-        response: HttpResponse,
+        client: CallClient,
+        request: ClientRequest,
+        response: ListenerResponse,
         rest: Continuation | None,
     ) -> None:
         try:
@@ -161,10 +161,10 @@ class RequestDispatcher(ConnectionHost):
             strip_tracebacks(error)  # the task holds the error, and its frames hold the task
             raise
         finally:
-            connection.finish_call(response)
+            client.finish_call(response)
 
     async def _call_handler(
-        self, request: HttpRequest, response: HttpResponse, rest: Continuation | None
+        self, request: ClientRequest, response: ListenerResponse, rest: Continuation | None
     ) -> None:
         try:
             if rest is None:

@@ -79,7 +79,32 @@ def to_origin_form(target: str) -> str:
     return target
 
 
-class HttpResponse(ClientResponse):
+class ListenerResponse(ClientResponse):
+    """The response to a request, over any version of HTTP."""
+
+    def __init__(self, head: RequestHead, record: CallRecord) -> None:
+        self.record = record
+        self.last = False
+        """Whether the connection closes after it; HTTP/2 goes on with other streams."""
+        self.finished = False
+        self._request = head
+        self._has_no_body = False
+
+    def _start(self, status: int, headers: CIMultiDict[str]) -> None:
+        """Record the start of the response, and complete its headers."""
+        self.record.status = status
+        self.started = True
+        if self.header_policy is not None:
+            self.header_policy.apply(headers)
+            timing = server_timing(self.record) if self.header_policy.adds_server_timing else ""
+            if timing:
+                headers.add(SERVER_TIMING, timing)
+        if self.record.request_id:
+            headers[REQUEST_ID] = self.record.request_id
+        self._has_no_body = self._request.method == "HEAD" or status in STATUSES_WITHOUT_BODY
+
+
+class HttpResponse(ListenerResponse):
     """The response to a request, which is written to the connection.
 
     When it starts, ``closes_after`` says whether the connection must close after it.
@@ -92,28 +117,15 @@ class HttpResponse(ClientResponse):
         closes_after: Callable[[], bool],
         record: CallRecord,
     ) -> None:
-        self.record = record
-        self.last = False
-        self.finished = False
-        self._request = head
+        super().__init__(head, record)
         self._connection = connection
         self._closes_after = closes_after
         self._chunked = False
-        self._has_no_body = False
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
         """Write the head, together with the start of the body if that follows at once."""
         request = self._request
-        self.record.status = status
-        self.started = True
-        if self.header_policy is not None:
-            self.header_policy.apply(headers)
-            timing = server_timing(self.record) if self.header_policy.adds_server_timing else ""
-            if timing:
-                headers.add(SERVER_TIMING, timing)
-        if self.record.request_id:
-            headers[REQUEST_ID] = self.record.request_id
-        self._has_no_body = request.method == "HEAD" or status in STATUSES_WITHOUT_BODY
+        self._start(status, headers)
         self.last = self.last or self._closes_after()
         lines = list(headers.items())
         if "Content-Length" not in headers and not self._has_no_body:
@@ -188,22 +200,22 @@ def _encode_template(template: ResponseTemplate, last: bool) -> bytes:
 
 @lru_cache(maxsize=1)
 def _date_line(second: int) -> bytes:
-    return f"Date: {_date(second)}\r\n".encode()
+    return f"Date: {http_date(second)}\r\n".encode()
 
 
 def _encode_response_head(
     status: int, reason: str, headers: CIMultiDict[str], lines: list[tuple[str, str]]
 ) -> bytes:
-    _add_gateway_headers(lines, {name.lower() for name in headers}, int(time.time()))
+    add_gateway_headers(lines, {name.lower() for name in headers}, int(time.time()))
     return encode_head(_status_line(status, reason), lines)
 
 
-def _add_gateway_headers(lines: list[tuple[str, str]], names: set[str], second: int) -> None:
+def add_gateway_headers(lines: list[tuple[str, str]], names: set[str], second: int) -> None:
     """Add Server and Date, unless the server has set them."""
     if "server" not in names:
         lines.append(("Server", _SERVER_NAME))
     if "date" not in names:
-        lines.append(("Date", _date(second)))
+        lines.append(("Date", http_date(second)))
 
 
 def _status_line(status: int, reason: str) -> str:
@@ -211,7 +223,7 @@ def _status_line(status: int, reason: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _date(second: int) -> str:
+def http_date(second: int) -> str:
     """Format the Date header: RFC 9110, section 6.6.1."""
     return formatdate(second, usegmt=True)
 

@@ -7,7 +7,8 @@ import socket
 from collections.abc import Callable, Collection
 
 from gateway.listener.accept import AcceptingSocket
-from gateway.listener.connection import ClientConnection, IdleTimeouts
+from gateway.listener.connection import ClientConnection
+from gateway.listener.connection_host import IdleTimeouts, ListenerConnection
 from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.listener.tls_transport import TlsTransport
@@ -64,7 +65,7 @@ class HttpListener(RequestDispatcher):
         self._handshaking: set[TlsTransport] = set()
         self._adoptions: set[asyncio.Task[None]] = set()
         self._sockets: dict[socket.socket, AcceptingSocket] = {}
-        self._connections: set[ClientConnection] = set()
+        self._connections: set[ListenerConnection] = set()
         self._idle_check: asyncio.TimerHandle | None = None
 
     @property
@@ -160,12 +161,14 @@ class HttpListener(RequestDispatcher):
         until = self._loop.time() + max_seconds
         if self._idle_check is not None:
             self._idle_check.cancel()
+        for connection in tuple(self._connections):
+            connection.announce_drain()
         await self._stop_accepting(max_seconds)
         await self._drain_connections(min(grace, max_seconds), until)
         late = tuple(self._active_calls.values())
-        for connection in late:
-            connection.record.error = _DRAIN_TIMEOUT
-            connection.reset()
+        for client in late:
+            client.record.error = _DRAIN_TIMEOUT
+            client.drop_call()
         until = self._loop.time() + _CANCEL_TIMEOUT
         while self._active_calls and self._loop.time() < until:  # noqa: ASYNC110  # no event
             await asyncio.sleep(_DRAIN_POLL_INTERVAL)
@@ -198,7 +201,7 @@ class HttpListener(RequestDispatcher):
                     connection.close_for_drain(grace)
             await asyncio.sleep(_DRAIN_POLL_INTERVAL)
 
-    def add_connection(self, connection: ClientConnection) -> None:
+    def add_connection(self, connection: ListenerConnection) -> None:
         """Register a new connection."""
         self._connections.add(connection)
         if self._idle_check is None and not self.draining:
@@ -206,7 +209,12 @@ class HttpListener(RequestDispatcher):
                 self._idle_check_interval, self._close_idle_connections
             )
 
-    def remove_connection(self, connection: ClientConnection) -> None:
+    def replace_connection(self, old: ListenerConnection, new: ListenerConnection) -> None:
+        """Register what serves an open connection from now on."""
+        self._connections.discard(old)
+        self._connections.add(new)
+
+    def remove_connection(self, connection: ListenerConnection) -> None:
         """Unregister a closed connection."""
         self._connections.discard(connection)
         if self._on_closed is not None:

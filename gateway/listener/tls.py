@@ -82,7 +82,7 @@ def make_server_context(files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Renegotiation (TLS 1.2) costs the server more than the client, so it is an attack surface.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         load_certificate(context, files.certificate, files.key)
         if files.client_ca is not None:

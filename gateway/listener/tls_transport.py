@@ -30,6 +30,9 @@ from gateway.system.buffers import MIN_WINDOW
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for the handshake."""
 
+ALPN_PROTOCOL = "alpn_protocol"
+"""The name of the chosen protocol in ``get_extra_info``."""
+
 _CIPHERTEXT = memoryview(bytearray(256 * 1024))
 """Read buffer for encrypted bytes, shared by all connections: they leave it at once."""
 
@@ -136,8 +139,15 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     # The transport of the connection
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return information about the socket."""
+        """Return information about the socket, or the protocol that ALPN has chosen."""
+        if name == ALPN_PROTOCOL:
+            return self._tls.selected_alpn_protocol()
         return self._socket.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Let another connection get what is received from now on."""
+        assert isinstance(protocol, Connection)
+        self._connection = protocol
 
     def is_closing(self) -> bool:
         """Whether the connection is closed or closing."""

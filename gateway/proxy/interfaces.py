@@ -117,11 +117,21 @@ class ClientHead(KeyedHead, Protocol):
 class ResponseTemplate:
     """Status and headers that many responses share; the listener caches the ``encoded`` head.
 
-    ``encoded`` is by whether the connection closes after the response. ``dropped`` are headers, in
+    ``encoded`` is by whether the connection closes after the response; ``fields`` are the same for
+    HTTP/2. ``dropped`` are headers, in
     lower case, that the server's Connection header keeps from being passed on.
     """
 
-    __slots__ = ("dropped", "encoded", "has_date", "has_server", "headers", "reason", "status")
+    __slots__ = (
+        "dropped",
+        "encoded",
+        "fields",
+        "has_date",
+        "has_server",
+        "headers",
+        "reason",
+        "status",
+    )
 
     def __init__(
         self,
@@ -138,6 +148,7 @@ class ResponseTemplate:
         self.has_date = "date" in names
         self.has_server = "server" in names
         self.encoded: dict[bool, bytes] = {}
+        self.fields: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class FastPathClient(Protocol):

@@ -190,7 +190,6 @@ NOT_SERVED = {
     "two versions": _post(first=b"POST /a HTTP/1.1 HTTP/1.1"),
     "a method with a colon": _post(first=b"POST: /a HTTP/1.1"),
     "no method": _post(first=b"/a HTTP/1.1"),
-    "the preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "a tab between the words": _post(first=b"POST\t/a HTTP/1.1"),
     "a form feed between the words": _post(first=b"POST /a\x0cHTTP/1.1"),
     "a space behind the version": _post(first=b"POST /a HTTP/1.1 "),

@@ -8,7 +8,7 @@ from gateway.errors import GatewayError, bad_request
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from tests.listener.running_listener import echo, read_body, respond, running_listener
 from tests.listener.running_listener import scheme as scheme
-from tests.support.gateway import until
+from tests.support.gateway import http1_connections, until
 from tests.support.http_messages import message, request
 from tests.support.raw_client import connect
 
@@ -98,7 +98,7 @@ async def test_read_ahead_of_pipelined_requests_is_limited() -> None:
     async def handle(client: ClientRequest, response: ClientResponse) -> None:
         if len(ahead) < 30:
             await asyncio.sleep(0.005)  # more could arrive
-        (connection,) = running.listener._connections
+        (connection,) = http1_connections(running.listener)
         ahead.append(len(connection._read_ahead))
         await echo(client, response)
 
@@ -126,7 +126,7 @@ async def test_tiny_chunks_do_not_starve_others() -> None:
     async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(CHUNKED_HEAD)
         await until(lambda: running.listener._active_calls)
-        (connection,) = running.listener._connections
+        (connection,) = http1_connections(running.listener)
         # The largest possible read.
         connection.data_received(memoryview(TINY * CHUNKS))
         assert not connection.transport.is_reading()
@@ -149,7 +149,7 @@ async def test_unread_tiny_chunks_are_dropped() -> None:
     async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(CHUNKED_HEAD)
         await until(lambda: running.listener._active_calls)
-        (connection,) = running.listener._connections
+        (connection,) = http1_connections(running.listener)
         connection.data_received(memoryview(TINY * CHUNKS + b"0\r\n\r\n"))
         sent.set()
         assert (await client.read_response()).status == 400
@@ -163,7 +163,7 @@ async def test_tiny_chunks_of_a_client_that_leaves_are_dropped() -> None:
     async with running_listener(handle) as running, connect(running.url) as client:
         await client.send(CHUNKED_HEAD)
         await until(lambda: running.listener._active_calls)
-        (connection,) = running.listener._connections
+        (connection,) = http1_connections(running.listener)
         connection.data_received(memoryview(TINY * CHUNKS))
         client.reset()
         connection.transport.abort()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.listener.connection import DeferredCall
+from gateway.listener.connection_host import DeferredCall
 from gateway.observe.call_record import CallRecord
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import bad_response
-from gateway.listener.connection import ClientConnection, Continuation
+from gateway.listener.connection import ClientConnection
+from gateway.listener.connection_host import Continuation
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets
 from gateway.observe.call_record import CallObserver, CallRecord
@@ -27,7 +28,7 @@ from gateway.upstream.address import parse_server_url
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.support.compiled import needs_source
 from tests.support.doubles.streaming import LIMITS, make_destination
-from tests.support.gateway import no_leaks, until
+from tests.support.gateway import http1_connections, no_leaks, until
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import FLOATS, INFER, binary_response, infer_json
 from tests.support.raw_client import RawClient, connect
@@ -58,7 +59,7 @@ class _Listening:
     @property
     def connection(self) -> ClientConnection:
         """The one connection of a client."""
-        (connection,) = self.listener._connections
+        (connection,) = http1_connections(self.listener)
         return connection
 
     @property

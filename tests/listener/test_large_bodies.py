@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.listener.connection import DeferredCall
+from gateway.listener.connection_host import DeferredCall
 from gateway.system.buffers import MAX_WINDOW
 from gateway.upstream.http.endpoint import HttpEndpoint
 from tests.listener.test_fast_path import _Listening, _listening

@@ -17,7 +17,7 @@ from tests.listener.running_listener import echo, respond, running_listener
 from tests.listener.running_listener import scheme as scheme
 from tests.support.addresses import HOST
 from tests.support.certificates import client_context
-from tests.support.gateway import no_leaks, until
+from tests.support.gateway import http1_connections, no_leaks, until
 from tests.support.http_messages import request
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.stalled_handshakes import stall_handshakes
@@ -273,7 +273,7 @@ async def test_last_response_is_complete_though_the_client_still_sends() -> None
         draining = asyncio.create_task(running.listener.drain(60, 60))
         await until(lambda: running.listener.draining)
         go_ahead.set()
-        await until(lambda: all(each._closing for each in running.listener._connections))
+        await until(lambda: all(each._closing for each in http1_connections(running.listener)))
         go_on.set()
         head, _, body = (await reading).partition(b"\r\n\r\n")
         assert b"Connection: close" in head

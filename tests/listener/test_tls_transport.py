@@ -24,7 +24,13 @@ from tests.support.certificates import (
     expired_certificate,
     server_certificate,
 )
-from tests.support.gateway import RunningGateway, no_leaks, running_gateway, until
+from tests.support.gateway import (
+    RunningGateway,
+    http1_connections,
+    no_leaks,
+    running_gateway,
+    until,
+)
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import binary_response, infer_json
 from tests.support.raw_client import connect
@@ -103,7 +109,7 @@ async def test_tls_version_and_options(tls: dict[str, str]) -> None:
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
             context = client_context()
             context.maximum_version = version
-            context.set_alpn_protocols(["h2", "http/1.1"])
+            context.set_alpn_protocols(["other", "http/1.1"])
             async with connect(gateway.url, context) as client:
                 assert (await client.call("GET", "/v2/x")).status == 200
                 spoken = client._writer.get_extra_info("ssl_object")
@@ -217,7 +223,7 @@ async def test_drain_waits_for_a_slow_reader(
         reading = asyncio.create_task(asyncio.to_thread(ask, _address(gateway.url)))
         await server.connection()
         listener = gateway.gateway._listener
-        await until(lambda: any(connection.unsent for connection in listener._connections))
+        await until(lambda: any(connection.unsent for connection in http1_connections(listener)))
         leaving = asyncio.create_task(listener.drain(20, 0.05))
         assert await idle.rest() == b""
         await asyncio.sleep(0.1)

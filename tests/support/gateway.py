@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from gateway.app.gateway import Gateway
+from gateway.listener.connection import ClientConnection
+from gateway.listener.server import HttpListener
 from gateway.settings.limits import Concurrency
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
@@ -55,6 +57,15 @@ class RunningGateway:
     async def until_idle(self) -> None:
         """Wait until no call is running."""
         await until(lambda: not self.outstanding and not self.gateway._listener._active_calls)
+
+
+def http1_connections(listener: HttpListener) -> list[ClientConnection]:
+    """Return the connections of a listener, all of which must speak HTTP/1.1."""
+    connections = []
+    for connection in listener._connections:
+        assert isinstance(connection, ClientConnection)
+        connections.append(connection)
+    return connections
 
 
 UPSTREAM = "upstream 'servers'"

@@ -110,9 +110,10 @@ class ForwardedHeaders:
     For requests with the same key they mostly differ in the request id alone: the rest is cached.
     """
 
-    def __init__(self, forwarding: ForwardedPolicy, peer: Peer) -> None:
+    def __init__(self, forwarding: ForwardedPolicy, peer: Peer, is_http2: bool = False) -> None:
         self.forwarding = forwarding
         self._peer = peer
+        self._is_http2 = is_http2
         self._adds_request_id = forwarding.request_id
         self._trusted = forwarding.headers and forwarding.trusts(peer)
         self._peer_lines = _lines((_FOR, peer.address or ""), (_PROTO, peer.scheme))
@@ -134,7 +135,8 @@ class ForwardedHeaders:
             elif name in _FORWARDED_NAMES and (self._trusted or name == "forwarded"):
                 is_forwarded = True
         if is_forwarded or head.key != self._key:
-            self._headers = self._make_lines(head.headers, "1.0" if head.http_1_0 else "1.1")
+            version = "2.0" if self._is_http2 else "1.0" if head.http_1_0 else "1.1"
+            self._headers = self._make_lines(head.headers, version)
             self._encoded = _encode(self._headers)
             # What another proxy tells of its clients differs from request to request.
             self._key = () if is_forwarded else head.key

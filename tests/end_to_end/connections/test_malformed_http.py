@@ -24,7 +24,6 @@ MALFORMED = {
     "noise": bytes(range(256)) + b"\r\n\r\n",
     "TLS": bytes.fromhex("16030102000100 01fc0303".replace(" ", "")) + bytes(200),
     "another protocol": b"SSH-2.0-OpenSSH_9.6\r\n",
-    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "an answer": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
     "no version": _get("GET /v2"),
     "version 0.9": _get("GET /v2 HTTP/0.9"),

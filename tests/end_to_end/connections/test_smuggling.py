@@ -141,7 +141,6 @@ _HEADS = {
     "HTTP/0.9, named": _get(first=b"GET /v2/x HTTP/0.9"),
     "HTTP/1.10": _get(first=b"GET /v2/x HTTP/1.10"),
     "HTTP/1.2": _get(first=b"GET /v2/x HTTP/1.2"),
-    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9) + INNER,
     "another protocol": _get(first=b"GET /v2/x RTSP/1.0"),
     "two hosts": _get(b"Host: y"),
     "two hosts that are the same": _get(b"Host: x"),

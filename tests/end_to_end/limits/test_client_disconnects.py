@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.gateway import RunningGateway, http1_connections, running_gateway, until
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     HEADER_LENGTH,
@@ -229,7 +229,7 @@ async def never_reads(connection: Connection) -> None:
 
 async def _fill(client: RawClient, gateway: RunningGateway, data: bytes = bytes(50_000)) -> None:
     """Send until the gateway stops reading, and all that was sent has left the client's host."""
-    (connection,) = gateway.gateway._listener._connections
+    (connection,) = http1_connections(gateway.gateway._listener)
     seen = 0
     async with asyncio.timeout(20):
         while seen < 5 or client.unsent:  # several times: a single pause may be short

@@ -11,7 +11,7 @@ from gateway.app.gateway import Gateway
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.settings.schema import Settings
 from gateway.system.buffers import MAX_WINDOW, MIN_WINDOW
-from tests.support.gateway import LIMITS, RunningGateway, running_gateway, until
+from tests.support.gateway import LIMITS, RunningGateway, http1_connections, running_gateway, until
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import (
     INFER,
@@ -453,7 +453,9 @@ async def test_long_heads_of_active_calls_count() -> None:
             assert (await client.read_response()).status == 200
         await gateway.until_idle()
         assert buffers.buffered == 0
-        assert {connection._head for connection in gateway.gateway._listener._connections} == {None}
+        assert {
+            connection._head for connection in http1_connections(gateway.gateway._listener)
+        } == {None}
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["part", "whole"])

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.listener.connection import ClientConnection, Continuation
+from gateway.listener.connection import ClientConnection
+from gateway.listener.connection_host import Continuation
 from gateway.upstream.address import TcpAddress
 from tests.support.checks.garbage import no_garbage
 from tests.support.gateway import RunningGateway, running_gateway, until

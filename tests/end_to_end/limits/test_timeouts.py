@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from gateway.http1.deferrals import DEFER_TIMEOUT
-from tests.support.gateway import UPSTREAM, gateway_client, running_gateway, until
+from tests.support.gateway import (
+    UPSTREAM,
+    gateway_client,
+    http1_connections,
+    running_gateway,
+    until,
+)
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import (
     FLOATS,
@@ -357,7 +363,7 @@ async def test_client_that_leaves_a_response_unread_is_dropped(headers: dict[str
         listener = gateway.gateway._listener
         await client.send(request("GET", "/v2/x"))
         await until(lambda: listener._connections)
-        (connection,) = listener._connections
+        (connection,) = http1_connections(listener)
         while not connection.unsent:
             await client.send(request("GET", "/v2/x"))
             await asyncio.sleep(0.02)

@@ -1,0 +1,519 @@
+"""A client's HTTP/2 connection: serves a call on each of its streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gateway.errors import ErrorKind, GatewayError, bad_request, escape_for_log
+from gateway.http1.connection import HEAD_COPIES
+from gateway.http1.head import (
+    MAX_CACHED_HEAD,
+    STATUSES_WITHOUT_BODY,
+    MalformedError,
+    RequestHead,
+)
+from gateway.http2.connection import Http2Connection
+from gateway.http2.errors import ErrorCode, Http2Error
+from gateway.http2.events import DataReceived, GoAwayReceived, HeadersReceived, StreamReset
+from gateway.http2.hpack import MAX_HEADER_LIST, HeaderList
+from gateway.http2.session import (
+    CONNECTION_WINDOW,
+    STREAM_WINDOW,
+    Http2Session,
+    StreamHandler,
+)
+from gateway.http2.stream import Stream
+from gateway.listener.connection_host import (
+    CLIENT_CLOSED,
+    LINGER_TIMEOUT,
+    NO_CALL,
+    Call,
+    ConnectionHost,
+    Continuation,
+    DeferredCall,
+    ListenerConnection,
+    UnreadCheck,
+)
+from gateway.listener.http2_messages import (
+    Http2Request,
+    Http2Response,
+    encode_request_head,
+    method_and_target,
+    response_fields,
+)
+from gateway.listener.messages import ListenerResponse, with_request_id
+from gateway.observe.call_record import CallRecord
+from gateway.proxy.body_io import split
+from gateway.proxy.dispatch import error_body
+from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
+from gateway.proxy.interfaces import ClientResponse, HeaderLines, ResponseTemplate
+
+MAX_STREAMS: Final = 100
+"""Requests of one connection that may be in progress: RFC 9113, section 6.5.2, advises as many."""
+
+_MAX_FRAME: Final = STREAM_WINDOW
+"""Bytes of a received frame: a stream's first window would allow no larger one."""
+
+_MAX_CACHED_HEADS: Final = 8
+"""Parsed heads that a connection keeps, of at most MAX_CACHED_HEAD bytes each."""
+
+_SENT_PIECE: Final = 64 * 1024
+"""Bytes of the rest of a buffered response of which the client must read some in time."""
+
+_log = logging.getLogger("tensorgate.listener")
+
+
+class Http2Call(StreamHandler):
+    """A request on a stream, with its response: the CallClient of its call."""
+
+    def __init__(
+        self,
+        connection: Http2ClientConnection,
+        host: ConnectionHost,
+        stream: Stream,
+        headers: HeaderList,
+    ) -> None:
+        super().__init__(connection, stream)
+        self.added_headers: HeaderLines = ()
+        self.added_lines = b""
+        self.record = NO_CALL
+        self._connection = connection
+        self._host = host
+        self._started = time.perf_counter()
+        self._headers = headers
+        self._head: RequestHead | None = None
+        self._head_size = 0
+        self._request_bytes = 0
+        self._call: Call | None = None
+        self._ended = False
+
+    def start(self) -> None:
+        """Start the call: on the fast path if its whole body came together with its headers."""
+        if self._ended:
+            return  # it was reset at once
+        headers = self._headers
+        if headers.too_large:
+            message = f"the headers of the request have more than {MAX_HEADER_LIST} bytes"
+            self._reject(GatewayError(ErrorKind.HEAD_TOO_LARGE, message))
+            return
+        try:
+            head, size = self._connection.parse_head(
+                headers, self._request_bytes if self.received_end else -1
+            )
+        except MalformedError as error:
+            self._reject(bad_request(f"malformed HTTP request: {error}"))
+            return
+        is_small = size <= MAX_CACHED_HEAD
+        if not is_small:
+            self._head_size = HEAD_COPIES * size
+            self.session.buffers.change(self._head_size)
+        self._head = head
+        self.added_headers, self.added_lines, request_id = self._connection.add_headers(head)
+        record = self.record = CallRecord(head.method, head.target, request_id, self._started)
+        record.client = self._connection.peer.address or ""
+        record.passed_lines = head.passed
+        record.request_bytes = self._request_bytes
+        if not is_small or self._is_client_slow:
+            self._start_task(head)
+        elif self.received_end:
+            self._start_buffered(head)
+        else:
+            self._defer(head)
+
+    def start_deferred_task(self) -> None:
+        """Start the deferred call on the streaming path."""
+        assert self._head is not None
+        self._end_deferral()
+        self._start_task(self._head)
+
+    def count_received(self, size: int) -> None:
+        """Count bytes of the body, which may be the last ones."""
+        self._request_bytes += size
+        if self.record is not NO_CALL:
+            self.record.request_bytes = self._request_bytes
+        if self.received_end and isinstance(self._call, DeferredCall):
+            assert self._head is not None
+            self._end_deferral()
+            if self._is_client_slow:
+                self._start_task(self._head)
+            else:
+                self._start_buffered(self._head)
+
+    def respond(
+        self,
+        template: ResponseTemplate,
+        lines: bytes,
+        body: bytes | memoryview,
+        *,
+        last: bool = False,
+    ) -> None:
+        """Send the response of the current call; see FastPathClient."""
+        record = self.record
+        if record.request_id:
+            lines = with_request_id(lines, record.request_id)
+        has_body = bool(body) and template.status not in STATUSES_WITHOUT_BODY
+        fields = response_fields(template, lines, len(body))
+        self.send_headers(fields, end_stream=not has_body)
+        record.status = template.status
+        if not has_body:
+            self._end_call()
+            return
+        record.response_bytes = len(body)
+        sent = 0
+        if not self.session.write_blocked:
+            sent = self.session.http2.send_data(self.stream, body, end_stream=True)
+            self.session.flush_soon(sent)
+        if self.stream.closed or self.stream.sent_end:
+            self._end_call()
+        else:
+            self._send_rest(memoryview(body)[sent:])
+
+    def continue_in_task(self, rest: Continuation, over: Callable[[], None]) -> None:
+        """Run the rest of the current call in a task; see FastPathClient."""
+        assert self._head is not None
+        fast_path_call = self._call
+        assert isinstance(fast_path_call, FastPathCall)
+        self._start_task(self._head, rest).add_done_callback(lambda _: over())
+        # Only now, so that the host always counts one of the two.
+        self._host.remove_call(fast_path_call)
+
+    def finish_call(self, response: ListenerResponse) -> None:
+        """End the call, whose task has ended."""
+        self._end_call()
+
+    def drop_call(self) -> None:
+        """Reset the stream, and cancel the call."""
+        self.reset(ErrorCode.INTERNAL_ERROR)
+        self.cancel("")
+
+    def cancel(self, why: str) -> None:
+        """Cancel the call, as its client is gone."""
+        if self._ended:
+            return
+        call = self._call
+        if call is None:
+            method, target = method_and_target(self._headers)
+            self.record = CallRecord(method, target, "", self._started)
+            self.record.client = self._connection.peer.address or ""
+        self.record.error = self.record.error or why
+        if call is not None:
+            call.cancel()
+        if not isinstance(call, asyncio.Task):
+            self._end_call()
+
+    @property
+    def _is_client_slow(self) -> bool:
+        """Whether a response could not be sent at once."""
+        return self.session.write_blocked or not self.session.http2.sendable(self.stream)
+
+    def _start_buffered(self, head: RequestHead) -> None:
+        """Start a call whose body is complete: on the fast path if it can."""
+        self._call = self._host.start_fast_path(self, head, self.peek())
+        if self._call is None:
+            self._start_task(head)
+        else:
+            self.discard()
+
+    def _defer(self, head: RequestHead) -> None:
+        """Wait for the rest of a small body if the call can take the fast path with it."""
+        length = head.length
+        labels = self._host.fast_path_labels(head)
+        if labels is None or length is None or length > self.session.buffers.window:
+            self._start_task(head)
+            return
+        self.record.labels = labels
+        deferred = self._call = DeferredCall(self)
+        self._host.add_call(deferred, self)
+        self._host.deferrals.add(deferred, length)
+        self.open_window()
+
+    def _end_deferral(self) -> None:
+        deferred, self._call = self._call, None
+        assert isinstance(deferred, DeferredCall)
+        self._host.deferrals.remove(deferred)
+        self._host.remove_call(deferred)
+
+    def _start_task(
+        self, head: RequestHead, rest: Continuation | None = None
+    ) -> asyncio.Task[None]:
+        request = Http2Request(head, self, self.added_headers)
+        response = Http2Response(head, self, self.record)
+        task = self._call = self._host.start_task(self, request, response, rest)
+        task.add_done_callback(self._end_cancelled_task)
+        return task
+
+    def _end_cancelled_task(self, task: asyncio.Task[None]) -> None:
+        """End the call of a task that was cancelled before it ran: it called no ``finish_call``."""
+        if self._call is task:
+            self._end_call()
+
+    def _send_rest(self, body: memoryview) -> None:
+        """Send the rest of a response in a task, as the client reads it."""
+        fast_path_call = self._call
+        idle_timeout = self._host.idle_timeouts.idle_timeout
+
+        async def send(response: ClientResponse) -> None:
+            response.started = True
+            buffers = self.session.buffers
+            buffers.change(len(body))
+            left = len(body)
+            try:
+                for piece in split(body, _SENT_PIECE):
+                    left -= len(piece)
+                    async with asyncio.timeout(idle_timeout):
+                        await self.send(piece, end_stream=not left)
+            except TimeoutError:
+                self.record.error = (
+                    f"waiting for the client: nothing moved for {idle_timeout:g} s"
+                    " (limits.idle_timeout)"
+                )
+                self.reset(ErrorCode.CANCEL)
+            finally:
+                buffers.change(-len(body))
+
+        if self._head is None:  # it was rejected
+            self._head = self._connection.make_head()
+        self._start_task(self._head, send)
+        if fast_path_call is not None:
+            self._host.remove_call(fast_path_call)
+
+    def _reject(self, error: GatewayError) -> None:
+        """Respond to a request without a valid head."""
+        record = self.record = CallRecord("-", "-", "", self._started)
+        record.client = self._connection.peer.address or ""
+        record.set_error(error)
+        template = ResponseTemplate(
+            error.kind.value.status, "", (("Content-Type", "application/json"),)
+        )
+        has_body = method_and_target(self._headers)[0] != "HEAD"
+        self.respond(template, b"", error_body(error.message) if has_body else b"")
+
+    def _end_call(self) -> None:
+        record = self.record
+        # The clock of uvloop counts whole milliseconds.
+        record.seconds = time.perf_counter() - record.started
+        self._host.observe_call(record)
+        call, self._call = self._call, None
+        if isinstance(call, DeferredCall):
+            self._host.deferrals.remove(call)
+        if isinstance(call, FastPathCall | DeferredCall):
+            self._host.remove_call(call)
+        if self._head_size:
+            self.session.buffers.change(-self._head_size)
+            self._head_size = 0
+        self._ended = True
+        self.close()
+        self._connection.on_call_end()
+
+
+class Http2ClientConnection(Http2Session):
+    """Serves the requests of a client side by side."""
+
+    def __init__(self, host: ConnectionHost, peer: Peer) -> None:
+        http2 = Http2Connection(
+            is_client=False,
+            max_streams=MAX_STREAMS,
+            stream_window=STREAM_WINDOW,
+            window=CONNECTION_WINDOW,
+            max_frame_size=_MAX_FRAME,
+        )
+        super().__init__(http2, host.buffers, host.hangups)
+        self.peer = peer
+        self._host = host
+        self._forwarded_headers = ForwardedHeaders(host.forwarding, peer, is_http2=True)
+        self._heads: dict[HeaderList, RequestHead] = {}
+        self._begun: list[Http2Call] = []
+        self._connected_at = self._idle_since = self.loop.time()
+        self._partial_since = 0.0
+        self._closing = False
+        self._shut_down = False
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._unread = UnreadCheck()
+
+    def take_over(self, old: ListenerConnection, data: bytes) -> None:
+        """Serve the transport of a connection, which has received this data."""
+        self._host.replace_connection(old, self)
+        transport = old.transport
+        transport.set_protocol(self)
+        self.connection_made(transport)
+        if self._host.draining:
+            self.announce_drain()
+        if data:
+            self.data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the calls in progress, since their client is gone."""
+        super().connection_lost(exc)
+        self._cancel_calls(CLIENT_CLOSED)
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        self._host.remove_connection(self)
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        """Process frames of the client; requests start when all of them are processed."""
+        if self._closing:
+            return
+        super().data_received(data)
+        if not self._partial_size:
+            self._partial_since = 0.0
+        elif not self._partial_since:
+            self._partial_since = self.loop.time()
+        while self._begun:
+            begun, self._begun = self._begun, []
+            for call in begun:
+                call.start()
+
+    def fail(self, error: Http2Error) -> None:
+        """Close the connection because the client broke the protocol, or a limit."""
+        self.on_failure(error)
+        self._close()
+
+    def parse_head(self, headers: HeaderList, body_size: int) -> tuple[RequestHead, int]:
+        """Return the head of a request, and the bytes that it has in HTTP/1.1.
+
+        ``body_size`` is that of a complete body, -1 before it is complete. Raises MalformedError.
+        """
+        head = self._heads.get(headers)
+        parser = self._host.head_parser
+        if head is not None and head.parser is parser and head.length == max(0, body_size):
+            return head, 0
+        encoded = encode_request_head(headers, body_size)
+        head = parser.parse_request(encoded)
+        if len(encoded) <= MAX_CACHED_HEAD and body_size >= 0:
+            if len(self._heads) >= _MAX_CACHED_HEADS:
+                self._heads.clear()
+            self._heads[headers] = head
+        return head, len(encoded)
+
+    def make_head(self) -> RequestHead:
+        """Return the head for the response to a request that has none."""
+        return self._host.head_parser.parse_request(b"GET / HTTP/1.1\r\nHost: \r\n\r\n")
+
+    def add_headers(self, head: RequestHead) -> tuple[HeaderLines, bytes, str]:
+        """Return the headers that servers get with a request, their lines, and its id."""
+        if self._forwarded_headers.forwarding is not self._host.forwarding:
+            self._forwarded_headers = ForwardedHeaders(
+                self._host.forwarding, self.peer, is_http2=True
+            )
+        return self._forwarded_headers.make(head)
+
+    def on_headers(self, event: HeadersReceived) -> None:
+        """Begin a call."""
+        self._begun.append(Http2Call(self, self._host, event.stream, event.headers))
+
+    def on_data(self, handler: StreamHandler, event: DataReceived) -> None:
+        """Count a piece of a request's body."""
+        assert isinstance(handler, Http2Call)
+        handler.count_received(len(event.data))
+
+    def on_trailers(self, handler: StreamHandler) -> None:
+        """End a request; its trailers are for gRPC alone."""
+        assert isinstance(handler, Http2Call)
+        handler.count_received(0)
+
+    def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
+        """Cancel the call of a stream."""
+        assert isinstance(handler, Http2Call)
+        name = event.error.code.name
+        why = f"the client reset the stream: {name}"
+        handler.cancel(why if event.by_peer else _protocol_error_text(event.error))
+
+    def on_failure(self, error: Http2Error) -> None:
+        """Cancel all calls, and log why the connection is closed."""
+        client = self.peer.address or "a Unix socket"
+        reason = escape_for_log(error.reason)
+        _log.info("HTTP/2 connection of %s closed: %s (%s)", client, reason, error.code.name)
+        self._cancel_calls(_protocol_error_text(error))
+
+    def on_goaway(self, event: GoAwayReceived) -> None:
+        """Close the connection once its calls have ended."""
+        self._shut_down = True
+        self._close_if_done()
+
+    def on_call_end(self) -> None:
+        """Note the end of a call."""
+        self._idle_since = self.loop.time()
+        self._close_if_done()
+
+    def close_if_idle(self) -> None:
+        """Close the connection if its client has done nothing for too long."""
+        now, timeouts = self.loop.time(), self._host.idle_timeouts
+        header_timeout = timeouts.request_header_timeout
+        if self._unread.seconds(self.transport.get_write_buffer_size(), now) >= (
+            timeouts.idle_timeout
+        ):
+            self._cancel_calls(
+                f"waiting for the client: nothing moved for {timeouts.idle_timeout:g} s"
+                " (limits.idle_timeout)"
+            )
+            self._abort_with_reset()
+        elif self._closing:
+            pass
+        elif not self.http2.settings_acknowledged and now - self._connected_at >= header_timeout:
+            self._end(ErrorCode.SETTINGS_TIMEOUT, "SETTINGS were not acknowledged", header_timeout)
+        elif self._partial_since and now - self._partial_since >= header_timeout:
+            self._end(ErrorCode.ENHANCE_YOUR_CALM, "a frame did not arrive", header_timeout)
+        elif not self.handlers and now - self._idle_since >= timeouts.keep_alive_timeout:
+            self.http2.close(ErrorCode.NO_ERROR, "idle for too long")
+            self._close()
+
+    def announce_drain(self) -> None:
+        """Tell the client to open no more streams; those on their way are served."""
+        if not self._closing:
+            self.http2.announce_shutdown()
+            self.flush_output()
+
+    def close_for_drain(self, grace: float) -> None:
+        """Accept no more streams, and close the connection once its calls have ended."""
+        if not self._closing:
+            self._shut_down = True
+            self.http2.shut_down()
+            self.flush_output()
+            self._close_if_done()
+        elif not self.transport.get_write_buffer_size() and (
+            self.loop.time() - self._idle_since >= grace
+        ):
+            self.transport.abort()  # the client has all responses, but does not close its side
+
+    def _end(self, code: ErrorCode, what: str, timeout: float) -> None:
+        reason = f"{what} within {timeout:g} s (limits.request_header_timeout)"
+        self.http2.close(code, reason)
+        self.fail(Http2Error(code, reason))
+
+    def _cancel_calls(self, why: str) -> None:
+        for handler in tuple(self.handlers):
+            assert isinstance(handler, Http2Call)
+            handler.cancel(why)
+
+    def _close_if_done(self) -> None:
+        if self._shut_down and not self.handlers:
+            self._close()
+
+    def _close(self) -> None:
+        """Close the connection once all is sent; the client may still be sending."""
+        if self._closing or self.closed:
+            return
+        self.flush_output()
+        self._closing = True
+        self._begun = []
+        self._idle_since = self.loop.time()
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # Closing with unread bytes resets the connection, and the client may lose what was sent.
+        try:
+            self.transport.write_eof()
+        except OSError:
+            self.transport.abort()  # the client is gone
+            return
+        if not self._host.draining:
+            self._linger_timer = self.loop.call_later(LINGER_TIMEOUT, self.transport.abort)
+
+
+def _protocol_error_text(error: Http2Error) -> str:
+    return f"the client broke HTTP/2: {error.reason} ({error.code.name})"

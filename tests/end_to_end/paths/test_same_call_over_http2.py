@@ -1,0 +1,207 @@
+"""The same call over HTTP/1.1 and HTTP/2: the same response, record and request to the server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from gateway.demo.server.server import DemoServer
+from gateway.observe.call_record import CallRecord
+from tests.support.checks.call_records import call_records as call_records
+from tests.support.gateway import running_gateway, until
+from tests.support.http2_client import Http2Client, connect_http2
+from tests.support.raw_client import RawClient
+from tests.support.servers.scripted_server import ScriptedServer
+
+ADD = "/v2/models/add/infer"
+IDENTITY = "/v2/models/identity_fp32/infer"
+JSON = {"content-type": "application/json"}
+LONG_HEAD = {"x-long": "x" * 2048}
+
+_VOLATILE = (
+    *("started", "seconds", "sent_at", "first_byte_seconds", "server_seconds", "prepare_seconds"),
+    *("queue_seconds", "request_id", "passed_lines", "labels", "other_attempts", "endpoint"),
+)
+_OWN_HEADERS = frozenset(("date", "connection", "transfer-encoding", "x-request-id", ":status"))
+
+HEADER_LENGTH = "inference-header-content-length"
+
+Reply = tuple[int, list[tuple[str, str]], bytes]
+
+
+def _json(size: int, name: str = "INPUT0", **more: object) -> bytes:
+    values = np.arange(size, dtype=np.float32).tolist()
+    tensor = {"name": name, "datatype": "FP32", "shape": [size], "data": values}
+    return json.dumps({"inputs": [tensor], **more}).encode()
+
+
+def _binary(size: int) -> tuple[bytes, dict[str, str]]:
+    parameters = {"binary_data_size": 4 * size}
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [size], "parameters": parameters}
+    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    data = np.arange(size, dtype="<f4").tobytes()
+    return header + data, {HEADER_LENGTH: str(len(header)), "content-type": "x/y"}
+
+
+Call = tuple[str, str, bytes | None, Mapping[str, str]]
+
+CALLS: dict[str, Call] = {
+    "metadata": ("GET", "/v2", None, {}),
+    "live": ("GET", "/v2/health/live", None, {}),
+    "ready": ("GET", "/v2/health/ready", None, {}),
+    "ready model": ("GET", "/v2/models/add/ready", None, {}),
+    "head": ("HEAD", "/v2/health/live", None, {}),
+    "index": ("POST", "/v2/repository/index", b"{}", JSON),
+    "json": ("POST", IDENTITY, _json(4), JSON),
+    "large json": ("POST", IDENTITY, _json(300_000), JSON),
+    "binary": ("POST", IDENTITY, *_binary(16)),
+    "large binary": ("POST", IDENTITY, *_binary(700_000)),
+    "medium binary": ("POST", IDENTITY, *_binary(100_000)),
+    "raw": ("POST", IDENTITY, bytes(64), {HEADER_LENGTH: "0"}),
+    "v1": ("POST", "/v1/models/identity_fp32:predict", b'{"instances": [1.5, 2.5]}', JSON),
+    "no such model": ("POST", "/v2/models/none/infer", _json(4), JSON),
+    "no such path": ("GET", "/other", None, {}),
+    "not JSON": ("POST", IDENTITY, b"{what?", JSON),
+    "invalid element": ("POST", IDENTITY, _json(4).replace(b"2.0", b'"x"'), JSON),
+    "compressed": ("POST", IDENTITY, _json(3000), {**JSON, "accept-encoding": "gzip"}),
+    "wrong length": ("POST", IDENTITY, _json(4), {HEADER_LENGTH: "x"}),
+    "unknown coding": ("POST", IDENTITY, _json(4), {**JSON, "content-encoding": "zip"}),
+    "unknown method": ("NONE", "/v2", None, {}),
+    "own request id": ("GET", "/v2", None, {"x-request-id": "mine"}),
+    "expect": ("POST", IDENTITY, _json(4), {**JSON, "expect": "100-continue"}),
+}
+
+
+def _seen(status: int, headers: list[tuple[str, str]], body: bytes) -> Reply:
+    return status, sorted(line for line in headers if line[0] not in _OWN_HEADERS), body
+
+
+async def _over_http1(client: RawClient, call: Call) -> Reply:
+    method, target, body, headers = call
+    lines = [f"{method} {target} HTTP/1.1", "Host: gateway"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    client.send_nowait("\r\n".join([*lines, "", ""]).encode("latin-1") + (body or b""))
+    head = await client.head()
+    if head.status == 100:
+        head = await client.head()
+    if head.get("Transfer-Encoding") == "chunked":
+        received = await client.whole_body()
+    else:
+        size = 0 if method == "HEAD" else int(head.get("Content-Length") or 0)
+        received = await client.reader.readexactly(size)
+    return _seen(head.status, list(head.headers), received)
+
+
+async def _over_http2(client: Http2Client, call: Call) -> Reply:
+    method, target, body, headers = call
+    reply = await client.call(method, target, body, list(headers.items()))
+    assert reply.reset in (None, 0)
+    return _seen(reply.status, reply.headers, reply.body)
+
+
+def _told(record: CallRecord) -> dict[str, object]:
+    labels = record.labels
+    names = ("route", "operation", "model", "version", "client_form")
+    values = {name: getattr(record, name) for name in dir(record) if name[0] != "_"}
+    told = {
+        name: value
+        for name, value in values.items()
+        if name not in _VOLATILE and not callable(value)
+    }
+    return {**told, "labels": [getattr(labels, name) for name in names]}
+
+
+@pytest.mark.parametrize("more", [{}, LONG_HEAD], ids=["fast path", "streaming path"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_http2_differs_in_nothing(
+    call: Call, more: Mapping[str, str], call_records: list[CallRecord]
+) -> None:
+    method, target, body, headers = call
+    call = (method, target, body, {**headers, **more})
+    replies: list[Reply] = []
+    async with DemoServer() as server:
+        # Each has a gateway of its own, which knows nothing of the calls before.
+        for over_http2 in (False, True):
+            async with running_gateway(server.url, route={"compression": ["gzip"]}) as gateway:
+                if over_http2:
+                    async with connect_http2(gateway.url) as http2:
+                        replies.append(await _over_http2(http2, call))
+                else:
+                    async with gateway.client() as http1:
+                        replies.append(await _over_http1(http1, call))
+                await gateway.until_idle()
+    assert replies[0] == replies[1]
+    first, second = map(_told, call_records)
+    assert first == second
+
+
+@pytest.mark.parametrize("more", [{}, LONG_HEAD], ids=["fast path", "streaming path"])
+async def test_server_gets_the_same_request(
+    more: Mapping[str, str], one_identity: None, fast_path_requests: list[str]
+) -> None:
+    call = ("POST", "/v2/models/m/stats", b"{}", {"x-name": "v", "x-request-id": "1", **more})
+    async with ScriptedServer() as server, running_gateway(server.url) as gateway:
+        async with gateway.client() as http1:
+            await _over_http1(http1, call)
+        async with connect_http2(gateway.url) as http2:
+            await _over_http2(http2, call)
+            await until(lambda: len(server.requests) == 2)
+        first, second = server.requests
+    assert first.head.first == second.head.first
+    assert first.body == second.body
+    assert first.head.get("Via") == second.head.get("Via").replace("2.0", "1.1", 1)  # type: ignore[union-attr]
+    assert sorted(line for line in first.head.headers if line[0] != "via") == sorted(
+        line for line in second.head.headers if line[0] != "via"
+    )
+    # The first one connects to the server.
+    assert len(fast_path_requests) == (0 if more else 2)
+
+
+async def test_slow_reader_gets_a_buffered_response_whole() -> None:
+    body, headers = _binary(100_000)
+    async with DemoServer() as server, running_gateway(server.url) as gateway:
+        async with connect_http2(gateway.url, initial_window_size=1000) as client:
+            client.reads = False
+            stream = await client.start("POST", IDENTITY, body, list(headers.items()))
+            reply = client.replies[stream]
+            while not reply.ended:
+                got = len(reply.body)
+                await client.until(lambda got=got: len(reply.body) > got or reply.ended)
+                if not reply.ended:
+                    client.open_window(30_000, stream)
+                    client.open_window(30_000)
+            assert reply.body.endswith(body[-400_000:])
+        await gateway.until_idle()
+        assert gateway.gateway._listener.buffers.buffered == 0
+
+
+@pytest.mark.parametrize("more", [{}, LONG_HEAD], ids=["fast path", "streaming path"])
+@pytest.mark.parametrize("size", [0, 500, 400_500])
+async def test_request_may_be_cancelled_anywhere(
+    size: int, more: Mapping[str, str], call_records: list[CallRecord]
+) -> None:
+    body, headers = _binary(100_000)
+    fields = [*headers.items(), *more.items(), ("content-length", str(len(body)))]
+    async with DemoServer() as server, running_gateway(server.url) as gateway:
+        async with connect_http2(gateway.url) as client:
+            stream = client.send_headers("POST", IDENTITY, fields)
+            await client.send_data(stream, body[:size], end_stream=False)
+            await until(lambda: gateway.gateway._listener.requests)
+            client.reset_stream(stream)
+            await gateway.until_idle()
+            await until(lambda: call_records)
+            assert call_records[0].error == "the client reset the stream: CANCEL"
+            # A response that nobody reads is cancelled, too.
+            client.reads = False
+            stream = await client.start("POST", IDENTITY, body, [*headers.items(), *more.items()])
+            await client.until(lambda: client.replies[stream].body)
+            client.reset_stream(stream)
+            await gateway.until_idle()
+            client.reads = True
+        assert gateway.gateway._listener.buffers.buffered == 0
+        assert gateway.gateway._listener.buffers.reserved == 0

@@ -1,0 +1,604 @@
+"""HTTP/2 on the port of HTTP/1.1: streams, their ends, and the end of connections."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import bad_request
+from gateway.http2.errors import ErrorCode
+from gateway.http2.flood_limits import MAX_CONTROL_FRAMES, MAX_RESETS
+from gateway.http2.frame_writer import encode_frame_header, encode_ping, encode_rst_stream
+from gateway.http2.frames import HEADERS, PREFACE
+from gateway.http2.session import STREAM_WINDOW
+from gateway.listener.connection_host import IdleTimeouts
+from gateway.listener.http2_connection import MAX_STREAMS, Http2ClientConnection
+from gateway.observe.call_record import CallRecord
+from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from tests.listener.running_listener import (
+    RunningListener,
+    echo,
+    read_body,
+    respond,
+    running_listener,
+)
+from tests.listener.running_listener import scheme as scheme
+from tests.support.gateway import until
+from tests.support.http2_client import Http2Client, connect_http2, open_http2
+from tests.support.raw_client import connect
+
+
+@asynccontextmanager
+async def client_of(running: RunningListener, **settings: int) -> AsyncIterator[Http2Client]:
+    async with connect_http2(running.url, **settings) as client:
+        yield client
+
+
+def connection_of(running: RunningListener) -> Http2ClientConnection:
+    (connection,) = running.listener._connections
+    assert isinstance(connection, Http2ClientConnection)
+    return connection
+
+
+async def until_ready(running: RunningListener) -> None:
+    """Wait until client and gateway know each other's settings."""
+
+    def is_ready() -> bool:
+        connections = running.listener._connections
+        return any(
+            isinstance(each, Http2ClientConnection) and each.http2.settings_acknowledged
+            for each in connections
+        )
+
+    await until(is_ready)
+
+
+async def wait_forever(_: ClientRequest, __: ClientResponse) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_requests_over_one_connection() -> None:
+    async with running_listener(echo) as running, client_of(running) as client:
+        for body in (b"", b"abc", bytes(1_000_000)):
+            reply = await client.call("POST", "/x?y", body, [("x", "1")])
+            assert reply.status == 200
+            assert reply.body == b"POST /x?y %d 1 " % len(body) + body
+            assert reply.get("server") == "tensorgate"
+            assert reply.get("date")
+            assert reply.get("content-length") == str(len(reply.body))
+            assert reply.reset is None
+        assert (await client.call("GET", "/")).body == b"GET / 0 None "
+
+
+async def test_streams_are_served_side_by_side() -> None:
+    go_on = asyncio.Event()
+
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        if client.target == "/slow":
+            await go_on.wait()
+        await echo(client, response)
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        slow = await client.start("GET", "/slow")
+        assert (await client.call("GET", "/fast")).status == 200
+        go_on.set()
+        assert (await client.response(slow)).status == 200
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 23, 24, 25])
+async def test_preface_may_come_in_pieces(size: int) -> None:
+    async with running_listener(echo) as running, open_http2(running.url) as client:
+        client.writes = False  # nothing may come between the pieces
+        client.h2.initiate_connection()
+        data = client.h2.data_to_send()
+        for start in range(0, 50, size):
+            client.write(data[start : min(50, start + size)])
+            await asyncio.sleep(0.002)
+        client.write(data[50:])
+        client.writes = True
+        assert (await client.call("GET", "/")).status == 200
+
+
+@pytest.mark.parametrize("start", [b"PRI / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.1\r\n\r\n"])
+async def test_other_start_is_no_preface(start: bytes, scheme: str) -> None:
+    async with running_listener(echo) as running, connect(running.url) as client:
+        assert (await client.ask(start)).status == 400
+
+
+async def test_preface_is_accepted_only_at_the_start() -> None:
+    async with running_listener(echo) as running, connect(running.url) as client:
+        assert (await client.call("GET", "/")).status == 200
+        assert (await client.ask(PREFACE)).status == 400
+
+
+async def test_broken_preface_closes_the_connection() -> None:
+    async with running_listener(echo) as running, open_http2(running.url) as client:
+        client.write(PREFACE[:-1] + b"x")
+        await client.until_closed()
+
+
+async def test_body_without_a_length() -> None:
+    async with running_listener(echo) as running, client_of(running) as client:
+        stream = client.send_headers("POST", "/", flush=False)
+        await client.send_data(stream, b"complete")
+        # All of it came at once, so that its length is known.
+        assert (await client.response(stream)).body == b"POST / 8 None complete"
+        stream = client.send_headers("POST", "/")
+        await until(lambda: running.listener.requests)
+        await client.send_data(stream, b"streamed")
+        assert (await client.response(stream)).body == b"POST / None None streamed"
+
+
+async def test_cookies_are_joined_and_authority_is_the_host() -> None:
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        await respond(response, repr(sorted(client.headers.items())).encode())
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        reply = await client.call("GET", "/", None, [("cookie", "a=1"), ("cookie", "b=2")])
+        assert reply.body == b"[('Cookie', 'a=1; b=2'), ('Host', 'gateway')]"
+
+
+async def test_trailers_and_headers_of_connections() -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await response.start(200, "OK", CIMultiDict({"Connection": "close", "X-Name": "value"}))
+        if _.target == "/body":
+            await response.write(b"some")
+        await response.finish((("Grpc-Status", "0"),))
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        for target, body in (("/body", b"some"), ("/empty", b"")):
+            reply = await client.call("GET", target)
+            assert reply.body == body
+            assert reply.trailers == [("grpc-status", "0")]
+            assert [name for name, _ in reply.headers] == [":status", "x-name", "server", "date"]
+
+
+async def test_response_without_body_is_one_frame() -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await response.start(200, "OK", CIMultiDict({"Grpc-Status": "5"}))
+        await response.finish()
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        reply = await client.call("GET", "/")
+        assert reply.get("grpc-status") == "5"
+        assert reply.headers_ended_it
+
+
+async def test_headers_are_sent_before_the_body_is_known() -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await response.start(200, "OK", CIMultiDict())
+        await go_on.wait()
+        await response.write(b"late")
+        await response.finish()
+
+    go_on = asyncio.Event()
+    async with running_listener(handle) as running, client_of(running) as client:
+        stream = await client.start("GET", "/")
+        await client.until(lambda: client.replies[stream].status == 200)
+        go_on.set()
+        assert (await client.response(stream)).body == b"late"
+
+
+@pytest.mark.parametrize("method", ["HEAD", "GET"])
+async def test_head_and_204_have_no_body(method: str) -> None:
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        status = 200 if client.method == "HEAD" else 204
+        await response.send(status, "", CIMultiDict(), b"body")
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        reply = await client.call(method, "/")
+        assert reply.status == (200 if method == "HEAD" else 204)
+        assert reply.body == b""
+        assert reply.get("content-length") == ("4" if method == "HEAD" else None)
+
+
+async def test_early_response_then_reset_without_error() -> None:
+    async def handle(_: ClientRequest, __: ClientResponse) -> None:
+        raise bad_request("not looked at")
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        for _ in range(3):
+            stream = client.send_headers("POST", "/")
+            reply = client.replies[stream]
+            await client.until(lambda r=reply: r.reset is not None)
+            assert reply.status == 400
+            assert reply.json == {"error": "not looked at"}
+            assert reply.ended
+            assert reply.reset == ErrorCode.NO_ERROR
+        assert not connection_of(running).http2.streams
+
+
+async def test_expect_100_continue() -> None:
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        if client.target == "/refused":
+            raise bad_request("no")
+        await echo(client, response)
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        expect = [("expect", "100-continue"), ("content-length", "2")]
+        stream = client.send_headers("POST", "/", expect)
+        await client.until(lambda: client.replies[stream].interim == ["100"])
+        await client.send_data(stream, b"ab")
+        assert (await client.response(stream)).body == b"POST / 2 None ab"
+        stream = client.send_headers("POST", "/refused", expect)
+        reply = await client.response(stream)
+        assert (reply.status, reply.interim) == (400, [])
+
+
+async def test_reset_cancels_the_call_and_no_other() -> None:
+    records: list[CallRecord] = []
+    async with (
+        running_listener(wait_forever, records.append) as running,
+        client_of(running) as client,
+    ):
+        streams = [await client.start("GET", f"/{number}") for number in range(3)]
+        await until(lambda: running.listener.requests == 3)
+        client.reset_stream(streams[1])
+        await until(lambda: running.listener.requests == 2)
+        (record,) = records
+        assert (record.target, record.status) == ("/1", 0)
+        assert record.error == "the client reset the stream: CANCEL"
+        client.ping()
+        await client.until(lambda: client.pings)
+
+
+async def test_request_that_is_reset_at_once_never_starts() -> None:
+    started: list[str] = []
+    records: list[CallRecord] = []
+
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        started.append(client.target)
+        await respond(response, b"")
+
+    async with (
+        running_listener(handle, records.append) as running,
+        client_of(running) as client,
+    ):
+        await client.call("GET", "/first")
+        stream = client.send_headers("GET", "/reset", end_stream=True, flush=False)
+        client.reset_stream(stream)
+        await client.call("GET", "/last")
+    assert started == ["/first", "/last"]
+    assert [record.target for record in records] == ["/first", "/reset", "/last"]
+    assert records[1].error
+
+
+async def test_lost_connection_cancels_all_calls() -> None:
+    records: list[CallRecord] = []
+    async with running_listener(wait_forever, records.append) as running:
+        async with client_of(running) as client:
+            for number in range(3):
+                await client.start("GET", f"/{number}")
+            await until(lambda: running.listener.requests == 3)
+            client.reset()
+            await until(lambda: not running.listener.requests)
+        await until(lambda: not running.listener._connections)
+    assert {record.error for record in records} == {"the client closed the connection"}
+
+
+async def test_aborted_response_resets_its_stream() -> None:
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        if client.target == "/ok":
+            await respond(response, b"ok")
+            return
+        await response.start(200, "", CIMultiDict())
+        await response.write(b"begun")
+        response.abort()
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        assert (await client.call("GET", "/")).reset == ErrorCode.INTERNAL_ERROR
+        assert (await client.call("GET", "/ok")).body == b"ok"
+
+
+@pytest.mark.parametrize("starts", [False, True])
+async def test_failing_handler_ends_its_stream_alone(
+    starts: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        if client.target == "/ok":
+            await respond(response, b"ok")
+            return
+        if starts:
+            await response.start(200, "", CIMultiDict())
+        raise ZeroDivisionError
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        reply = await client.call("GET", "/")
+        assert (reply.reset if starts else reply.status) == (2 if starts else 500)
+        assert (await client.call("GET", "/ok")).body == b"ok"
+    assert "failed" in caplog.text
+
+
+@pytest.mark.parametrize("length", ["1", "3"])
+async def test_body_that_does_not_have_its_length_ends_the_call(length: str) -> None:
+    records: list[CallRecord] = []
+
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        await read_body(client)
+        await respond(response, b"")
+
+    async with (
+        running_listener(handle, records.append) as running,
+        client_of(running) as client,
+    ):
+        # The h2 package checks it, too.
+        stream = client.send_headers("POST", "/", [("content-length", length)])
+        await until(lambda: running.listener.requests)
+        client.write(encode_frame_header(0, 1, stream, 2) + b"ab")
+        assert (await client.response(stream)).reset == ErrorCode.PROTOCOL_ERROR
+        await until(lambda: records)
+        assert "the body does not have its Content-Length" in records[0].error
+        assert (await client.call("GET", "/")).status == 200
+
+
+async def test_malformed_requests_get_400() -> None:
+    records: list[CallRecord] = []
+    async with running_listener(echo, records.append) as running, client_of(running) as client:
+        many = [("x", "y")] * 200
+        reply = await client.call("GET", "/", None, many)
+        assert reply.status == 400
+        assert reply.json == {"error": "malformed HTTP request: more than 128 headers"}
+        reply = await client.call("HEAD", "/", None, many)
+        assert (reply.status, reply.body) == (400, b"")
+        assert (await client.call("NONE", "/")).status == 400
+        assert (await client.call("GET", "/")).status == 200
+    assert [(record.method, record.status) for record in records[:3]] == [("-", 400)] * 3
+
+
+async def test_header_list_that_is_too_large_gets_431() -> None:
+    async with running_listener(echo) as running, client_of(running) as client:
+        for size in (70_000, 10):
+            reply = await client.call("GET", "/", None, [("x", "x" * size)])
+            assert reply.status == (431 if size == 70_000 else 200)
+
+
+async def test_connection_error_is_logged_and_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tensorgate.listener")
+    records: list[CallRecord] = []
+    async with running_listener(wait_forever, records.append) as running:
+        async with client_of(running) as client:
+            await client.start("GET", "/")
+            await until(lambda: running.listener.requests)
+            client.write(encode_frame_header(6, 0, 0, 3) + b"abc")  # a PING of 3 bytes
+            await client.until_closed()
+            ((_, code, reason),) = client.goaways
+            assert code == ErrorCode.FRAME_SIZE_ERROR
+            assert b"PING of 3 bytes" in reason
+        await until(lambda: not running.listener._connections)
+    (record,) = records
+    assert record.error == "the client broke HTTP/2: PING of 3 bytes (FRAME_SIZE_ERROR)"
+    (message,) = [each.getMessage() for each in caplog.records]
+    assert message.endswith("closed: PING of 3 bytes (FRAME_SIZE_ERROR)")
+
+
+# Slow readers and writers
+
+
+async def test_response_waits_for_a_client_that_does_not_read() -> None:
+    sent: list[int] = []
+
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await response.start(200, "", CIMultiDict())
+        for _number in range(100):
+            await response.write(bytes(10_000))
+            sent.append(10_000)
+        await response.finish()
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        client.reads = False
+        stream = await client.start("GET", "/")
+        await client.until(lambda: len(client.replies[stream].body) == 65_535)
+        assert sum(sent) < 70_000
+        client.open_window(2_000_000)
+        client.open_window(2_000_000, stream)
+        assert len((await client.response(stream)).body) == 1_000_000
+
+
+async def test_blocked_stream_does_not_block_others() -> None:
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        await response.send(
+            200, "", CIMultiDict(), bytes(1_000_000 if client.target == "/big" else 9)
+        )
+
+    async with (
+        running_listener(handle) as running,
+        client_of(running, initial_window_size=1000) as client,
+    ):
+        client.reads = False
+        big = await client.start("GET", "/big")
+        await client.until(lambda: len(client.replies[big].body) == 1000)
+        assert len((await client.call("GET", "/small")).body) == 9
+        client.reset_stream(big)
+        await until(lambda: not running.listener.requests)
+
+
+async def test_unread_body_is_limited_by_its_window() -> None:
+    async with running_listener(wait_forever) as running, client_of(running) as client:
+        await until_ready(running)
+        stream = client.send_headers("POST", "/")
+        sending = asyncio.create_task(client.send_data(stream, bytes(1_000_000)))
+        await until(lambda: running.listener.buffers.buffered >= STREAM_WINDOW)
+        await asyncio.sleep(0.02)
+        assert running.listener.buffers.buffered < STREAM_WINDOW + 4096  # tiny pieces count more
+        client.reset_stream(stream)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        await until(lambda: not running.listener.requests)
+        assert running.listener.buffers.buffered == 0
+        assert running.listener.buffers.streams == 0
+
+
+# The end of connections
+
+
+async def test_drain_announces_itself_and_finishes_calls() -> None:
+    go_on = asyncio.Event()
+
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        await go_on.wait()
+        await echo(client, response)
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        first = await client.start("GET", "/first")
+        await until(lambda: running.listener.requests == 1)
+        drain = asyncio.create_task(running.listener.drain(5, 0.1))
+        await client.until(lambda: client.goaways)
+        assert client.goaways == [(2**31 - 1, 0, b"")]
+        # The client did not know yet.
+        second = await client.start("GET", "/second")
+        await until(lambda: running.listener.requests == 2)
+        await until(lambda: connection_of(running)._shut_down)
+        go_on.set()
+        assert (await client.response(first)).status == 200
+        assert (await client.response(second)).status == 200
+        await client.until_closed()
+        assert client.goaways[1] == (second, 0, b"")
+        assert await drain == 0
+
+
+async def test_drain_drops_calls_that_take_too_long() -> None:
+    records: list[CallRecord] = []
+    async with (
+        running_listener(wait_forever, records.append) as running,
+        client_of(running) as client,
+    ):
+        await client.start("GET", "/")
+        await client.start("GET", "/")
+        await until(lambda: running.listener.requests == 2)
+        assert await running.listener.drain(0.02, 0) == 2
+        await client.until_closed()
+    assert {record.error for record in records} == {
+        "the gateway stopped before the call ended (limits.drain_timeout)"
+    }
+
+
+async def test_idle_connection_is_closed_with_goaway() -> None:
+    async with running_listener(echo) as running:
+        running.listener.idle_timeouts = IdleTimeouts(keep_alive_timeout=0.05)
+        async with client_of(running) as client:
+            assert (await client.call("GET", "/")).status == 200
+            await client.until_closed()
+            assert client.goaways == [(1, 0, b"idle for too long")]
+
+
+async def test_client_that_sends_goaway_is_closed_after_its_calls() -> None:
+    go_on = asyncio.Event()
+
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        await go_on.wait()
+        await echo(client, response)
+
+    async with running_listener(handle) as running, client_of(running) as client:
+        stream = await client.start("GET", "/")
+        await until(lambda: running.listener.requests)
+        client.send_goaway()
+        await asyncio.sleep(0.01)
+        go_on.set()
+        await client.until_closed()
+    assert stream == 1
+
+
+async def test_settings_must_be_acknowledged() -> None:
+    async with running_listener(echo) as running:
+        running.listener.idle_timeouts = IdleTimeouts(request_header_timeout=0.05)
+        async with open_http2(running.url) as client:
+            client.write(PREFACE + encode_frame_header(4, 0, 0, 0))
+            client.writes = False
+            client.h2.initiate_connection()
+            await client.until_closed()
+            ((_, code, _),) = client.goaways
+            assert code == ErrorCode.SETTINGS_TIMEOUT
+
+
+async def test_header_block_must_arrive_in_time() -> None:
+    async with running_listener(echo) as running:
+        running.listener.idle_timeouts = IdleTimeouts(request_header_timeout=0.05)
+        async with client_of(running) as client:
+            await until_ready(running)
+            client.write(encode_frame_header(HEADERS, 0, 1, 1) + b"\x82")
+            await client.until_closed()
+            ((_, code, _),) = client.goaways
+            assert code == ErrorCode.ENHANCE_YOUR_CALM
+
+
+# Attacks
+
+
+async def test_rapid_reset_ends_the_connection() -> None:
+    records: list[CallRecord] = []
+    async with (
+        running_listener(wait_forever, records.append) as running,
+        client_of(running) as client,
+    ):
+        await until_ready(running)
+        for _ in range(MAX_RESETS + 200):
+            stream = client.send_headers("GET", "/", end_stream=True, flush=False)
+            client.h2.reset_stream(stream, 8)
+        client.flush()
+        await client.until_closed()
+        assert client.goaways[0][1] == ErrorCode.ENHANCE_YOUR_CALM
+        await until(lambda: not running.listener.requests)
+    assert MAX_RESETS <= len(records) <= MAX_RESETS + 200
+
+
+async def test_ping_flood_ends_the_connection() -> None:
+    async with running_listener(echo) as running, client_of(running) as client:
+        flood = encode_ping(bytes(8)) * 1000
+        for _ in range(3 * MAX_CONTROL_FRAMES // 1000):
+            client.write(flood)
+        await client.until_closed()
+        assert client.goaways[0][1] == ErrorCode.ENHANCE_YOUR_CALM
+
+
+async def test_more_streams_than_allowed_are_refused() -> None:
+    async with running_listener(wait_forever) as running, client_of(running) as client:
+        await until_ready(running)
+        client.h2.remote_settings.max_concurrent_streams = 1000
+        client.h2.remote_settings.acknowledge()
+        streams = [client.send_headers("GET", "/", end_stream=True) for _ in range(MAX_STREAMS + 5)]
+        refused = [client.replies[stream] for stream in streams[MAX_STREAMS:]]
+        await client.until(lambda: all(reply.reset is not None for reply in refused))
+        assert {reply.reset for reply in refused} == {ErrorCode.REFUSED_STREAM}
+        assert running.listener.requests == MAX_STREAMS
+
+
+async def test_peer_that_never_reads_is_closed_and_memory_stays_bounded() -> None:
+    async def handle(_: ClientRequest, response: ClientResponse) -> None:
+        await response.start(200, "", CIMultiDict())
+        for _number in range(1000):
+            await response.write(bytes(60_000))
+        await response.finish()
+
+    async with running_listener(handle) as running:
+        running.listener.idle_timeouts = IdleTimeouts(idle_timeout=0.2)
+        async with client_of(running, initial_window_size=2**31 - 1) as client:
+            client.open_window(2**31 - 1 - 65_535)
+            await until_ready(running)
+            client.stop_reading()
+            for _ in range(MAX_STREAMS):
+                client.send_headers("GET", "/", end_stream=True)
+            await until(lambda: running.listener.requests == MAX_STREAMS)
+            connection = connection_of(running)
+            most = 0
+            async with asyncio.timeout(5):
+                while running.listener._connections:
+                    most = max(most, connection.transport.get_write_buffer_size())
+                    await asyncio.sleep(0.005)
+        assert most < 1_000_000
+        assert not running.listener.requests
+
+
+async def test_streams_that_never_end_end_with_their_connection() -> None:
+    async with running_listener(echo) as running:
+        async with client_of(running) as client:
+            for _ in range(MAX_STREAMS):
+                client.send_headers("POST", "/", flush=False)
+            client.flush()
+            await until(lambda: running.listener.requests == MAX_STREAMS)
+            assert running.listener.buffers.streams == MAX_STREAMS
+            client.write(encode_rst_stream(1, 8))
+            await until(lambda: running.listener.requests == MAX_STREAMS - 1)
+        await until(lambda: not running.listener.requests)
+        assert running.listener.buffers.streams == 0
