@@ -6,6 +6,7 @@ set -euo pipefail
 declare -A packages=(
   [curl]=curl
   [h2load]=nghttp2-client
+  [nghttp]=nghttp2-client
   [haproxy]=haproxy
   [nginx]=nginx-light
   [prometheus]=prometheus

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
 PACKAGES = {
     "curl": "curl",
     "h2load": "nghttp2-client",
+    "nghttp": "nghttp2-client",
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "wrk": "wrk",
@@ -22,3 +27,27 @@ def program(name: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not installed (apt install {PACKAGES[name]})")
     return found
+
+
+_GO_FOLDER = Path(__file__).parents[2] / ".cache" / "go"
+
+
+def go_program(package: str) -> str:
+    """Install a program by Go's tool, once; skip the test if that is not possible.
+
+    ``package`` has its version after an @. Return the path of the program.
+    """
+    name, version = package.rpartition("/")[2].split("@")
+    folder = _GO_FOLDER / f"{name}-{re.sub('[^A-Za-z0-9.]', '-', version)}"
+    if not (folder / name).exists():
+        go = shutil.which("go")
+        if go is None:
+            pytest.skip(f"{name} is not installed, and there is no Go toolchain to install it")
+        folder.mkdir(parents=True, exist_ok=True)
+        environ = {**os.environ, "GOBIN": str(folder.resolve())}
+        done = subprocess.run(
+            [go, "install", package], env=environ, capture_output=True, text=True, timeout=300
+        )
+        if done.returncode:
+            pytest.skip(f"go install {package}: {done.stderr.strip()[-300:]}")
+    return str(folder / name)

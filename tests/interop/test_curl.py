@@ -46,6 +46,8 @@ async def infer(url: str, body: str, *options: str) -> None:
         ["--header", "Expect: 100-continue"],
         ["--header", "Transfer-Encoding: chunked"],
         ["--http2"],  # an upgrade that the gateway does not take
+        ["--http2-prior-knowledge"],
+        ["--http2-prior-knowledge", "--compressed", "--header", "Expect: 100-continue"],
     ],
     ids=" ".join,
 )
@@ -61,7 +63,14 @@ async def test_curl_trusts_the_certificate_of_the_gateway(body: str, tmp_path: P
     certificate, key = certificate_files(tmp_path, server_certificate())
     tls = {"certificate": certificate, "key": key}
     async with DemoServer() as server, running_gateway(server.url, tls=tls) as gateway:
-        await infer(gateway.url, body, "--cacert", ca_file(tmp_path))
+        options = ("--cacert", ca_file(tmp_path))
+        for version, option in (("1.1", "--http1.1"), ("2", "--http2")):
+            await infer(gateway.url, body, *options, option)
+            command = (program("curl"), "--silent", *options, option, "--output", "/dev/null")
+            _, out, _ = await run(
+                *command, "--write-out", "%{http_version}", gateway.url + "/v2/health/live"
+            )
+            assert out == version
 
 
 async def test_curl_uses_a_unix_socket(body: str, tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from gateway.demo.server.server import DemoServer
 from tests.interop.programs import program
 from tests.support.gateway import running_gateway
@@ -22,16 +24,28 @@ BODY = json.dumps(
 )
 
 
-async def test_each_request_of_h2load_succeeds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [["--h1"], ["--max-concurrent-streams=10"]], ids=["1", "2"])
+async def test_each_request_of_h2load_succeeds(tmp_path: Path, options: list[str]) -> None:
     h2load, body = program("h2load"), tmp_path / "request.json"
     body.write_text(BODY)
     async with DemoServer() as server, running_gateway(server.url) as gateway:
-        load = ("--h1", "--requests=2000", "--clients=16", f"--data={body}")
+        load = (*options, "--requests=2000", "--clients=16", f"--data={body}")
         json_type = "--header=Content-Type: application/json"
         status, out, err = await run(h2load, *load, json_type, gateway.url + TARGET)
     assert status == 0, out + err
     assert "2000 succeeded, 0 failed, 0 errored, 0 timeout" in out
     assert "2000 2xx" in out
+
+
+async def test_nghttp_gets_a_response_on_each_stream(tmp_path: Path) -> None:
+    nghttp, body = program("nghttp"), tmp_path / "request.json"
+    body.write_text(BODY)
+    async with DemoServer() as server, running_gateway(server.url) as gateway:
+        load = ("--null-out", "--stat", "--multiply=20", f"--data={body}")
+        json_type = "--header=Content-Type: application/json"
+        status, out, err = await run(nghttp, *load, json_type, gateway.url + TARGET)
+    assert status == 0, out + err
+    assert len(re.findall(r" 200 +\S+ /v2/", out)) == 20, out
 
 
 async def test_each_request_of_wrk_succeeds(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""h2spec, the conformance test of HTTP/2: the gateway passes each of its cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tests.interop.programs import go_program
+from tests.support.certificates import certificate_files, server_certificate
+from tests.support.gateway import running_gateway
+from tests.support.gateway_process import run
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+
+H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
+
+_LARGE_HEADER = ("--max-header-length", "16000")
+"""The headers that exceed the maximum frame are five of these: that must be more than 64 KiB."""
+
+_NO_PREFACE = "http2/3.5: Sends invalid connection preface"
+"""Without TLS it is a malformed request of HTTP/1.1, which gets a 400 before the close."""
+
+
+async def _failures(url: str, report: Path, *options: str) -> dict[str, str]:
+    """Run all cases; return those that failed, with the whole output as a reason."""
+    host, port = url.partition("://")[2].split(":")
+    address = ("-h", host, "-p", port, "--timeout", "5", "--junit-report", str(report))
+    _, out, err = await run(go_program(H2SPEC), "--strict", *_LARGE_HEADER, *address, *options)
+    cases = ElementTree.parse(report).getroot().iter("testcase")
+    results: Mapping[str, bool] = {
+        f"{case.get('package')}: {case.get('classname')}": case.find("failure") is None
+        and case.find("error") is None
+        for case in cases
+    }
+    assert len(results) > 100, out + err
+    return {name: out for name, passed in results.items() if not passed}
+
+
+async def test_each_case_passes_over_tls(tmp_path: Path) -> None:
+    certificate, key = certificate_files(tmp_path, server_certificate())
+    tls = {"certificate": certificate, "key": key}
+    async with (
+        ScriptedServer(always_respond(http_response(b"{}"))) as server,
+        running_gateway(server.url, tls=tls) as gateway,
+    ):
+        assert await _failures(gateway.url, tmp_path / "report.xml", "-t", "-k") == {}
+
+
+async def test_each_case_passes_without_tls(tmp_path: Path) -> None:
+    async with (
+        ScriptedServer(always_respond(http_response(b"{}"))) as server,
+        running_gateway(server.url) as gateway,
+    ):
+        assert set(await _failures(gateway.url, tmp_path / "report.xml")) == {_NO_PREFACE}
