@@ -45,6 +45,7 @@ class ErrorKind(Enum):
     NOT_READY = ErrorTraits(503, 14)
     REFUSED = ErrorTraits(503, 14, retryable=True)
     UNREACHABLE = ErrorTraits(503, 14, retryable=True, upstream_failed=True)
+    DEADLINE = ErrorTraits(504, 4)
     SERVER_TIMEOUT = ErrorTraits(504, 4, upstream_failed=True)
     LOOP = ErrorTraits(508, 9)
 

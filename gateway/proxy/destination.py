@@ -48,14 +48,19 @@ class Limits:
         """Return what readers of requests take: the bytes of JSON, its nesting, the tensors."""
         return self.max_inference_header_bytes, self.max_json_depth, self.max_tensors
 
-    def new_deadline(self, spent: float = 0.0) -> Deadline:
-        """Return the deadline of a call that has taken ``spent`` seconds already."""
+    def new_deadline(self, spent: float = 0.0, client_timeout: float | None = None) -> Deadline:
+        """Return the deadline of a call that has taken ``spent`` seconds already.
+
+        ``client_timeout`` is that of a gRPC client, which counts if it is shorter.
+        """
+        is_of_client = client_timeout is not None and client_timeout < self.request_timeout
         return Deadline(
             self.idle_timeout,
-            self.request_timeout,
+            client_timeout if is_of_client and client_timeout is not None else self.request_timeout,
             spent,
             self.min_body_rate,
             self.min_body_rate_grace,
+            is_of_client,
         )
 
 
@@ -71,6 +76,8 @@ class Upstream:
     concurrency_limit: ConcurrencyLimit | None = None
     required: bool = True
     """Whether the gateway is ready only if this upstream is."""
+    speaks_grpc: bool = False
+    """Whether its endpoints are reached over gRPC."""
 
     @property
     def dialect(self) -> Dialect:

@@ -91,7 +91,7 @@ class UpstreamCall:
         """Release the connection, the endpoint and the slots."""
         close_attempt(self.response, self._record)
         if error is None:
-            self._lease.release(*self._lease.classify_status(self.response.status))
+            self._lease.release(*self._lease.classify_status(self.response.outcome))
         else:
             self._lease.finish(self._deadline.translate(error))
         release_all(self._limits)
@@ -100,10 +100,10 @@ class UpstreamCall:
         """Send the request until there is a response for the client."""
         reach = partial(self._retry.reach, self._send, self._deadline, self._record)
         self._lease, self.response = await reach()
-        while self._retry.should_retry_status(self.response.status, self._lease.endpoint):
+        while self._retry.should_retry_status(self.response.outcome, self._lease.endpoint):
             close_attempt(self.response, self._record)
             self._record.retries += 1
-            self._lease.release(*self._lease.classify_retried(self.response.status))
+            self._lease.release(*self._lease.classify_retried(self.response.outcome))
             self._lease, self.response = await reach()
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:

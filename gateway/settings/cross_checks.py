@@ -24,6 +24,9 @@ _DEFAULT_LISTEN = "127.0.0.1:8080"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SERVER_TLS_FILES = ("certificate", "key", "client_ca")
 _UPSTREAM_TLS_FILES = ("ca", "certificate", "key")
+_GRPC_HEALTH_PATH = re.compile(
+    r"/v2/(?:health/(?:live|ready)|models/[^/]+(?:/versions/[^/]+)?/ready)"
+)
 
 
 def with_default_route(value: Any) -> Any:
@@ -277,10 +280,13 @@ def _grpc(upstream: object) -> Iterator[CrossError]:
             f"all of them must be gRPC, or none: {describe(other)} is not;"
             " write an upstream for each",
         )
-    if _value(upstream, "health_check") is not None:
-        yield ("health_check",), "not possible with gRPC endpoints: checks are made by HTTP"
-    if _value(upstream, "model_discovery") is True:
-        yield ("model_discovery",), "not possible with gRPC endpoints: models are asked for by HTTP"
+    path = _value(_value(upstream, "health_check"), "path")
+    if isinstance(path, str) and not _GRPC_HEALTH_PATH.fullmatch(path):
+        yield (
+            ("health_check", "path"),
+            f"no RPC of gRPC endpoints is like {describe(path)}; "
+            "write /v2/health/ready, /v2/health/live or /v2/models/MODEL/ready",
+        )
 
 
 def _routes(routes: Sequence[object], upstreams: Mapping[str, object]) -> Iterator[CrossError]:

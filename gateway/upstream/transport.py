@@ -10,6 +10,8 @@ from typing import Protocol
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ServerName
+from gateway.protocol.grpc.headers import read_message, read_status
+from gateway.protocol.grpc.status import GrpcStatus, http_status
 
 HeaderLines = tuple[tuple[str, str], ...]
 """Names and values of headers, in order."""
@@ -78,6 +80,28 @@ class UpstreamResponse(ABC):
         """Return the size of the body; None if it is not known yet."""
         length = self.headers.get("Content-Length", "")
         return int(length) if length.isascii() and length.isdigit() else None
+
+    @property
+    def outcome(self) -> int:
+        """Return the HTTP status that says how the call went, as far as is known.
+
+        For gRPC that is the one that stands for the status of the call. A deadline that has passed
+        is the client's, so that it says nothing about the server.
+        """
+        code = self.grpc_status
+        if code is None:
+            return self.status
+        return http_status(GrpcStatus.CANCELLED if code == GrpcStatus.DEADLINE_EXCEEDED else code)
+
+    @property
+    def grpc_status(self) -> int | None:
+        """Return the status of a gRPC call; None before its trailers, or without any."""
+        return read_status(self.trailers or self.headers.items())
+
+    @property
+    def grpc_message(self) -> str:
+        """Return the text of the error of a gRPC call; empty if it has none."""
+        return read_message(self.trailers or self.headers.items())
 
     @property
     def received_bytes(self) -> int:
@@ -206,6 +230,8 @@ class UpstreamEndpoint(ABC):
     url: str
     name: ServerName
     own_request_headers: HeaderLines = ()
+    speaks_grpc: bool = False
+    """Whether it is reached over gRPC."""
 
     @abstractmethod
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:

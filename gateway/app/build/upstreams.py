@@ -23,6 +23,7 @@ from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.settings.values.addresses import is_grpc
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.address import ServerAddress, parse_server_url
+from gateway.upstream.grpc.endpoint import GrpcEndpoint
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.metadata_cache import MetadataCache
@@ -163,7 +164,7 @@ def build_pool(
         idle_timeout = _GRPC_IDLE_TIMEOUT if is_http2 else _HTTP_IDLE_TIMEOUT
 
     def connect(address: ServerAddress) -> UpstreamEndpoint:
-        return (Http2Endpoint if is_http2 else HttpEndpoint)(
+        endpoint = (Http2Endpoint if is_http2 else HttpEndpoint)(
             address,
             spec.connect_timeout,
             idle_timeout,
@@ -171,6 +172,7 @@ def build_pool(
             spec.own_request_headers,
             public_name,
         )
+        return GrpcEndpoint(endpoint) if is_http2 else endpoint
 
     server_name = declared.tls.server_name if declared.tls is not None else None
     servers = [parse_server_url(url, spec.context, server_name) for url in declared.endpoints]
@@ -228,9 +230,7 @@ def _build(
 
     detector: DialectDetector | None = None
     dialect_state: DialectState
-    if _is_grpc(declared) and declared.dialect == "auto":
-        dialect_state = DialectState(DIALECTS["triton"], "gRPC servers are taken for it")
-    elif declared.dialect == "auto":
+    if declared.dialect == "auto":
         logs = ejection_sync is None or ejection_sync.is_first_worker
         detector = DialectDetector(spec.name, _DIALECT_INTERVAL, _DIALECT_RETRY_INTERVAL, logs)
         dialect_state = detector
@@ -251,6 +251,7 @@ def _build(
             limit_before,
         ),
         declared.required,
+        _is_grpc(declared),
     )
 
 

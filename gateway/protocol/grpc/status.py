@@ -75,6 +75,26 @@ _FROM_HTTP: Final[Mapping[int, GrpcStatus]] = MappingProxyType(
     }
 )
 
+_OF_ERRORS: Final[Mapping[int, GrpcStatus]] = MappingProxyType(
+    {
+        400: GrpcStatus.INVALID_ARGUMENT,
+        401: GrpcStatus.UNAUTHENTICATED,
+        403: GrpcStatus.PERMISSION_DENIED,
+        404: GrpcStatus.NOT_FOUND,
+        405: GrpcStatus.UNIMPLEMENTED,
+        409: GrpcStatus.ABORTED,
+        413: GrpcStatus.RESOURCE_EXHAUSTED,
+        415: GrpcStatus.UNIMPLEMENTED,
+        429: GrpcStatus.RESOURCE_EXHAUSTED,
+        499: GrpcStatus.CANCELLED,
+        500: GrpcStatus.INTERNAL,
+        501: GrpcStatus.UNIMPLEMENTED,
+        502: GrpcStatus.UNAVAILABLE,
+        503: GrpcStatus.UNAVAILABLE,
+        504: GrpcStatus.DEADLINE_EXCEEDED,
+    }
+)
+
 
 def http_status(code: int) -> int:
     """Return the HTTP status for a ``grpc-status``; codes that nobody defined are UNKNOWN."""
@@ -88,6 +108,14 @@ def status_of_http(status: int) -> GrpcStatus:
     grpc. The table is for nothing else, so an unknown path (404) is UNIMPLEMENTED.
     """
     return _FROM_HTTP.get(status, GrpcStatus.UNKNOWN)
+
+
+def status_of_error(status: int) -> GrpcStatus:
+    """Return the code for an error that an inference server sends over HTTP.
+
+    Unlike ``status_of_http`` it is for servers that know the operation, and say what is wrong.
+    """
+    return _OF_ERRORS.get(status, GrpcStatus.UNKNOWN)
 
 
 def encode_message(text: str) -> str:

@@ -23,7 +23,8 @@ class Deadline:
     bytes a second on average; the first ``min_body_rate_grace`` seconds of waiting do not count.
 
     The deadline knows which side is expected to move next. It raises GatewayError: 408 if that is
-    the client, 504 if it is a server.
+    the client, 504 if it is a server. If ``request_timeout`` ``is_of_client``, which has set it for
+    itself, it is 504 as well, and says nothing about the server.
     """
 
     def __init__(
@@ -33,7 +34,10 @@ class Deadline:
         spent: float = 0.0,
         min_body_rate: int = 0,
         min_body_rate_grace: float = 0.0,
+        is_of_client: bool = False,
     ) -> None:
+        self._is_of_client = is_of_client
+        self._passed_of_client = False
         self._spent = spent
         self._created = time.perf_counter()
         self.client_seconds = 0.0
@@ -53,6 +57,11 @@ class Deadline:
     def busy_seconds(self) -> float:
         """Return the seconds since the start of the call in which it did not wait for the body."""
         return time.perf_counter() - self._created - self.client_seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Return the seconds until the call must be done."""
+        return max(0.0, self._end - self._loop.time())
 
     def __enter__(self) -> Self:
         """Start the clock for the current task."""
@@ -153,6 +162,14 @@ class Deadline:
 
     def timeout_error(self, expired: str) -> GatewayError:
         """Return the error that names the side that the call was waiting for."""
+        if self._passed_of_client:
+            server = self._server
+            waited = "" if server is None else f"waiting for {server.url}: "
+            return GatewayError(
+                ErrorKind.DEADLINE,
+                f"{waited}the client's deadline of {self._request_timeout:g} s is over",
+                server=server,
+            )
         if self._server is None:
             return GatewayError(ErrorKind.CLIENT_TIMEOUT, f"waiting for the client: {expired}")
         return server_timeout(self._server, expired)
@@ -162,6 +179,7 @@ class Deadline:
         now = self._loop.time()
         if now >= self._hard_end:
             self._expired = request_timeout_text(self._request_timeout)
+            self._passed_of_client = self._is_of_client
         elif now >= self._last_progress + self._idle_timeout:
             self._expired = idle_timeout_text(self._idle_timeout)
         else:

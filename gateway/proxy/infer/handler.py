@@ -14,7 +14,12 @@ from gateway.proxy.infer.convert_request import (
     outputs_to_list,
     receive_request,
 )
-from gateway.proxy.infer.convert_response import ResponseRelay, convert_response
+from gateway.proxy.infer.convert_response import (
+    ResponseRelay,
+    convert_response,
+    name_server_in_errors,
+)
+from gateway.proxy.infer.grpc_upstream import grpc_infer_request, in_binary_form
 from gateway.proxy.infer.server_form import check_metadata, write_for_server
 from gateway.proxy.interfaces import Call
 from gateway.proxy.retry import UpstreamCall
@@ -41,6 +46,9 @@ async def send_request(
     sees the request, as ``check_request``.
     """
     await check_request(call, received)
+    if call.destination.upstream.speaks_grpc:
+        await _send_over_grpc(call, received, layout)
+        return
     destination = call.destination
     unlisted: tuple[str, ...] = ()
     if destination.upstream.dialect.binary:
@@ -75,6 +83,38 @@ async def send_request(
             layout,
         )
         await convert_response(relay)
+
+
+async def _send_over_grpc(
+    call: Call, received: ReceivedRequest, layout: V1ResponseLayout | None
+) -> None:
+    """Send a request as ModelInfer, and the response in the form that the client wants."""
+    destination, record = call.destination, call.response.record
+    record.server_form = "grpc"
+    if record.labels.client_form in _TEXT_FORMS:
+        record.request_elements = received.request.head.element_count
+    with destination.memory_budget.reserve() as reservation:
+        headers = with_body(call.request.headers, {})
+        upstream_request = await grpc_infer_request(
+            received, call.operation, headers, destination, reservation
+        )
+        model = model_name_of(call.operation)
+        async with UpstreamCall(
+            destination, upstream_request, call.deadline, record, model=model
+        ) as upstream_call:
+            server = upstream_call.server
+            call.deadline.expect_server(server)
+            with name_server_in_errors(server):
+                response = await in_binary_form(
+                    upstream_call.response, server, destination, reservation
+                )
+            check_metadata(response.status, call.operation, destination, received)
+            encoding = received.request.head.output_encoding
+            await convert_response(
+                ResponseRelay(
+                    response, server, call.response, encoding, destination, call.deadline, layout
+                )
+            )
 
 
 async def check_request(call: Call, received: ReceivedRequest) -> None:

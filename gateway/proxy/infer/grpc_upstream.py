@@ -1,0 +1,101 @@
+"""Sends infer requests to servers over gRPC, and returns their responses in binary form."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from urllib.parse import unquote
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.codec.grpc.request import write_infer_request
+from gateway.codec.grpc.response import read_infer_response
+from gateway.codec.v2.binary_response import write_binary_response_header
+from gateway.errors import ErrorKind, GatewayError, ServerName
+from gateway.protocol.grpc.framing import frame
+from gateway.protocol.grpc.headers import GRPC_TYPE
+from gateway.protocol.grpc.methods import INFERENCE_SERVICE
+from gateway.protocol.messages import InferRequest
+from gateway.protocol.operations import Operation
+from gateway.protocol.request_header import HEADER_LENGTH
+from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.body_io import buffer_chunks
+from gateway.proxy.destination import Destination
+from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
+from gateway.upstream.grpc.endpoint import DocumentResponse, error_of, read_message
+from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
+
+_INFER_PATH = f"/{INFERENCE_SERVICE}/ModelInfer"
+
+
+async def grpc_infer_request(
+    received: ReceivedRequest,
+    operation: Operation,
+    headers: CIMultiDict[str],
+    destination: Destination,
+    reservation: Reservation,
+) -> UpstreamRequest:
+    """Write a ModelInfer request; tensors that are still to come are buffered first.
+
+    A message begins with its size. Raises GatewayError: 400 for what protobuf cannot hold, 413.
+    """
+    request = await _complete(received, destination, reservation)
+    model, version = unquote(operation.model or ""), unquote(operation.version or "")
+    chunks = write_infer_request(request, model, version)
+    headers = CIMultiDict(headers)
+    for name in ("Content-Length", "Accept-Encoding", HEADER_LENGTH):
+        headers.popall(name, None)
+    headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
+    body = (frame(sum(map(len, chunks))), *chunks)
+    return UpstreamRequest("POST", _INFER_PATH, headers, body)
+
+
+async def _complete(
+    received: ReceivedRequest, destination: Destination, reservation: Reservation
+) -> InferRequest:
+    """Return a request with all of its data."""
+    request, body = received.request, received.body
+    if isinstance(body, AsyncIterator):
+        cap = destination.limits.max_buffered_body_bytes
+        body = await buffer_chunks(body, reservation, cap, _too_large)
+    elif not request.missing_size:
+        return request
+    data = memoryview(b"".join(body))
+    tensors: list[Sequence[bytes | memoryview]] = []
+    start = 0
+    for tensor in request.head.inputs:
+        if tensor.binary_size is not None:
+            tensors.append((data[start : start + tensor.binary_size],))
+            start += tensor.binary_size
+    return InferRequest(request.head, request.id, tuple(tensors))
+
+
+def _too_large(cap: int) -> GatewayError:
+    return GatewayError(
+        ErrorKind.TOO_LARGE,
+        f"a request for a server over gRPC is buffered, and is larger than {cap} bytes "
+        "(limits.max_buffered_body_bytes)",
+    )
+
+
+async def in_binary_form(
+    response: UpstreamResponse,
+    server: ServerName,
+    destination: Destination,
+    reservation: Reservation,
+) -> UpstreamResponse:
+    """Read a ModelInfer response, and return it as it would be over HTTP in binary form.
+
+    Raises GatewayError (502) that names the server for an invalid one.
+    """
+    limits = destination.limits
+    message = await read_message(response, limits.max_buffered_body_bytes, server)
+    if message is None:
+        return DocumentResponse(*error_of(response, server))
+    reservation.grow(2 * len(message))
+    read, tensors = read_infer_response(message, limits.max_inference_header_bytes)
+    header = write_binary_response_header(read)
+    body = b"".join((header, *(chunk for tensor in tensors for chunk in tensor)))
+    headers = CIMultiDict(
+        (("Content-Type", "application/octet-stream"), (HEADER_LENGTH, str(len(header))))
+    )
+    return DocumentResponse(200, body, CIMultiDictProxy(headers))

@@ -1,0 +1,188 @@
+"""An endpoint over gRPC, which takes requests as they are over HTTP, too.
+
+So health checks, discovery and every operation beside inference work as with other endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+
+import orjson
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.codec.grpc.documents import read_response, write_request
+from gateway.errors import (
+    ErrorKind,
+    GatewayError,
+    ServerName,
+    bad_request,
+    bad_response,
+    replace_surrogates,
+)
+from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
+from gateway.protocol.grpc.headers import GRPC_TYPE, is_grpc_type
+from gateway.protocol.grpc.http_mapping import RpcRequest, rpc_of
+from gateway.protocol.grpc.methods import INFERENCE_SERVICE
+from gateway.protocol.grpc.rpcs import RPCS, Rpc
+from gateway.protocol.grpc.status import GrpcStatus, http_status
+from gateway.sizes import MAX_MODEL_DOCUMENT
+from gateway.upstream.transport import (
+    Body,
+    UpstreamEndpoint,
+    UpstreamRequest,
+    UpstreamResponse,
+)
+
+_JSON = CIMultiDictProxy(CIMultiDict((("Content-Type", "application/json"),)))
+_NOT_READY = {"live": False, "ready": False}
+"""Responses that are an error over HTTP."""
+
+
+class GrpcEndpoint(UpstreamEndpoint):
+    """An endpoint over gRPC; ``transport`` sends the calls over HTTP/2.
+
+    A request of type application/grpc is sent as it is. Any other one is sent as the RPC that asks
+    for the same, and its response is returned as JSON; GatewayError (501) if there is none.
+    """
+
+    speaks_grpc = True
+
+    def __init__(self, transport: UpstreamEndpoint, service: str = INFERENCE_SERVICE) -> None:
+        self.url = transport.url
+        self.name = transport.name
+        self.own_request_headers = transport.own_request_headers
+        self._transport = transport
+        self._service = service
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        """Send a request; see UpstreamEndpoint."""
+        if is_grpc_type(request.headers.get("Content-Type", "")):
+            return await self._transport.send(request)
+        asked = rpc_of(request.method, request.target)
+        if asked is None:
+            path = request.target.partition("?")[0]
+            raise GatewayError(
+                ErrorKind.UNSUPPORTED,
+                f"{self.name.url} is reached over gRPC, which has nothing like "
+                f"{request.method} {path}",
+                server=self.name,
+            )
+        rpc = RPCS[asked.rpc]
+        message = write_request(rpc, asked.path, await _read_json(request.body))
+        headers = CIMultiDict(
+            (name, value)
+            for name, value in request.headers.items()
+            if name.lower() not in ("content-type", "content-length", "accept-encoding")
+        )
+        headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
+        response = await self._transport.send(
+            UpstreamRequest(
+                "POST", f"/{self._service}/{rpc.name}", headers, (frame(len(message)) + message,)
+            )
+        )
+        try:
+            return await _as_http(response, rpc, asked, self.name)
+        finally:
+            response.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
+
+async def _read_json(body: Body) -> object:
+    if body is None:
+        return None
+    if isinstance(body, AsyncIterable):
+        text = b"".join([bytes(chunk) async for chunk in body])
+    else:
+        text = b"".join(body)
+    if not text:
+        return None
+    try:
+        return orjson.loads(text)
+    except ValueError as error:
+        raise bad_request(f"the request is no JSON: {error}") from None
+
+
+async def _as_http(
+    response: UpstreamResponse, rpc: Rpc, asked: RpcRequest, server: ServerName
+) -> UpstreamResponse:
+    """Read a response, and return it as it would be over HTTP."""
+    message = await read_message(response, MAX_MODEL_DOCUMENT, server)
+    if message is None:
+        if response.grpc_status == GrpcStatus.UNIMPLEMENTED:
+            why = f": {response.grpc_message}" if response.grpc_message else ""
+            text = f"{server.public} does not serve {rpc.name} over gRPC{why}"
+            return DocumentResponse(501, _error_body(text))
+        return DocumentResponse(*error_of(response, server))
+    document = read_response(rpc, message, MAX_MODEL_DOCUMENT)
+    status = 200
+    if rpc.name in ("ServerLive", "ServerReady", "ModelReady"):
+        status = 200 if any(document.values()) else 400
+    return DocumentResponse(status, b"" if document is None else orjson.dumps(document))
+
+
+async def read_message(response: UpstreamResponse, cap: int, server: ServerName) -> bytes | None:
+    """Read the one message of a unary response; None if it is an error.
+
+    Raises GatewayError (502) for anything else, and above ``cap`` bytes.
+    """
+    body = bytearray()
+    while chunk := await response.read():
+        body += chunk
+        if len(body) > cap + PREFIX_SIZE:
+            raise bad_response(f"the response of {server.url} is larger than {cap} bytes", server)
+    if response.grpc_status != GrpcStatus.OK:
+        return None
+    size = int.from_bytes(body[1:PREFIX_SIZE], "big")
+    if len(body) < PREFIX_SIZE or len(body) != PREFIX_SIZE + size:
+        raise bad_response(f"{server.url} did not respond with one gRPC message", server)
+    if body[0]:
+        raise bad_response(f"{server.url} compressed its response, which was not asked for", server)
+    return bytes(memoryview(body)[PREFIX_SIZE:])
+
+
+def error_of(response: UpstreamResponse, server: ServerName) -> tuple[int, bytes]:
+    """Return the HTTP status and body for the error of a gRPC response.
+
+    Raises GatewayError (502) for a response without a status.
+    """
+    code = response.grpc_status
+    if code is None:
+        raise bad_response(f"{server.url} ended its response without grpc-status", server)
+    text = response.grpc_message or f"the server responded with gRPC status {code}"
+    return http_status(code), _error_body(text)
+
+
+def _error_body(text: str) -> bytes:
+    return orjson.dumps({"error": replace_surrogates(text)})
+
+
+class DocumentResponse(UpstreamResponse):
+    """A response that is complete."""
+
+    def __init__(
+        self, status: int, body: bytes, headers: CIMultiDictProxy[str] | None = None
+    ) -> None:
+        self.status = status
+        self.reason = ""
+        fields = CIMultiDict(_JSON if headers is None else headers)
+        fields["Content-Length"] = str(len(body))
+        self.headers = CIMultiDictProxy(fields)
+        self._size = len(body)
+        self._body = body
+
+    @property
+    def received_bytes(self) -> int:
+        """Return the bytes of the body."""
+        return self._size
+
+    async def read(self) -> bytes | memoryview:
+        """Return the body, then nothing."""
+        body, self._body = self._body, b""
+        return body
+
+    def close(self) -> None:
+        """Drop the body."""
+        self._body = b""

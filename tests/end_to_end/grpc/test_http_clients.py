@@ -1,0 +1,221 @@
+"""Clients of every form over HTTP are served by servers over gRPC, as by servers over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.support.gateway import running_gateway
+from tests.support.grpc.proto_file import message_class
+from tests.support.http_messages import request
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    infer_binary,
+    infer_json,
+    infer_raw,
+)
+from tests.support.raw_client import RawClient, ReceivedResponse
+from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
+
+
+@asynccontextmanager
+async def _client(server: GrpcServer, **settings: Any) -> AsyncIterator[RawClient]:
+    async with running_gateway(server.url, **settings) as gateway, gateway.client() as client:
+        yield client
+
+
+def _json(response: ReceivedResponse) -> Any:
+    return json.loads(response.body)
+
+
+ELEMENTS: list[tuple[str, list[Any]]] = [
+    ("BOOL", [True, False, True]),
+    ("INT8", [-128, 127]),
+    ("INT16", [-32768, 32767]),
+    ("INT32", [-(2**31), 2**31 - 1]),
+    ("INT64", [-(2**63), 2**63 - 1]),
+    ("UINT8", [0, 255]),
+    ("UINT16", [0, 65535]),
+    ("UINT32", [0, 2**32 - 1]),
+    ("UINT64", [0, 2**64 - 1]),
+    ("FP16", [1.5, -2.0, 65504.0]),
+    ("BF16", [1.5, -2.0]),
+    ("FP32", [1.5, -2.0, 3.4028235e38]),
+    ("FP64", [1.5, 5e-324]),
+    ("BYTES", ["", "zwölf", "a\nb"]),
+]
+
+
+@pytest.mark.parametrize(("datatype", "data"), ELEMENTS, ids=[name for name, _ in ELEMENTS])
+async def test_json_of_each_datatype_travels_there_and_back(
+    server: GrpcServer, datatype: str, data: list[Any]
+) -> None:
+    entry = {"name": "IN", "datatype": datatype, "shape": [len(data)], "data": data}
+    body = json.dumps({"id": "7", "inputs": [entry]}).encode()
+    async with _client(server) as client:
+        response = await client.ask(infer_json(body))
+    assert response.status == 200, response.body
+    assert _json(response) == {
+        "id": "7",
+        "model_name": "m",
+        "model_version": "1",
+        "outputs": [{**entry, "name": "OUT"}],
+    }
+    (sent,) = [message_class("ModelInferRequest").FromString(each) for each in server.requests]
+    assert sent.raw_input_contents
+    assert not sent.inputs[0].contents.ByteSize()
+    assert server.paths == ["/inference.GRPCInferenceService/ModelInfer"]
+
+
+async def test_binary_form_travels_there_and_back(server: GrpcServer) -> None:
+    entry = {"name": "IN", "datatype": "FP32", "shape": [3], "parameters": {"binary_data_size": 12}}
+    header = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    async with _client(server) as client:
+        response = await client.ask(infer_binary(header, FLOATS.tobytes()))
+    size = int(response.head.get(HEADER_LENGTH) or 0)
+    assert json.loads(response.body[:size])["outputs"] == [{**entry, "name": "OUT"}]
+    assert response.body[size:] == FLOATS.tobytes()
+
+
+async def test_raw_binary_is_read_by_metadata_over_grpc(server: GrpcServer) -> None:
+    async with _client(server) as client:
+        response = await client.ask(infer_raw(FLOATS.tobytes()))
+    assert response.status == 200, response.body
+    assert FLOATS.tobytes() in response.body
+    assert [path.rpartition("/")[2] for path in server.paths] == [
+        "ModelMetadata",
+        "ModelConfig",  # whether its first dimension is the batch
+        "ModelInfer",
+    ]
+
+
+async def test_prediction_of_v1_is_served_over_grpc(server: GrpcServer) -> None:
+    async with _client(server) as client:
+        response = await client.ask(
+            request("POST", "/v1/models/m:predict", b'{"instances": [1.5, -2.0]}')
+        )
+    assert _json(response)["predictions"] == [1.5, -2.0]
+
+
+async def test_large_streamed_request_is_sent_as_one_message(server: GrpcServer) -> None:
+    values = np.arange(500_000, dtype="<f4")
+    entry = {
+        "name": "IN",
+        "datatype": "FP32",
+        "shape": [values.size],
+        "parameters": {"binary_data_size": values.nbytes},
+    }
+    header = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    async with _client(server) as client:
+        response = await client.ask(infer_binary(header, values.tobytes()))
+    assert response.body.endswith(values.tobytes())
+
+
+async def test_parameters_of_each_type_arrive(server: GrpcServer) -> None:
+    parameters = {"b": True, "i": -5, "s": "text", "d": 0.5}
+    entry = {"name": "IN", "datatype": "FP32", "shape": [1], "data": [1]}
+    body = json.dumps(
+        {
+            "inputs": [{**entry, "parameters": {"p": 1}}],
+            "outputs": [{"name": "OUT"}],
+            "parameters": parameters,
+        }
+    ).encode()
+    async with _client(server) as client:
+        assert (await client.ask(infer_json(body))).status == 200
+    (data,) = server.requests
+    sent = message_class("ModelInferRequest").FromString(data)
+    found = {
+        name: getattr(value, value.WhichOneof("parameter_choice"))
+        for name, value in sent.parameters.items()
+    }
+    assert found == parameters
+    assert sent.inputs[0].parameters["p"].int64_param == 1
+    assert [output.name for output in sent.outputs] == ["OUT"]
+
+
+ERRORS = [
+    (grpc.StatusCode.INVALID_ARGUMENT, 400),
+    (grpc.StatusCode.NOT_FOUND, 404),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    (grpc.StatusCode.UNIMPLEMENTED, 501),
+    (grpc.StatusCode.INTERNAL, 500),
+    (grpc.StatusCode.UNAVAILABLE, 503),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
+]
+
+
+@pytest.mark.parametrize(("code", "status"), ERRORS, ids=[code.name for code, _ in ERRORS])
+async def test_error_of_the_server_becomes_a_status_and_its_text(
+    code: grpc.StatusCode, status: int
+) -> None:
+    with grpc_server(unary={"ModelInfer": fail(code, "größer als 5 %")}) as server:
+        async with _client(server) as client:
+            response = await client.ask(infer_json())
+    assert response.status == status
+    assert _json(response) == {"error": "größer als 5 %"}
+
+
+async def test_dialect_is_detected_over_grpc(server: GrpcServer) -> None:
+    async with running_gateway(server.url, upstream={"dialect": "auto"}) as gateway:
+        async with gateway.client() as client:
+            assert (await client.ask(infer_json())).status == 200
+        (upstream,) = gateway.gateway.upstreams.values()
+        assert upstream.dialect.name == "triton"
+
+
+OPERATIONS = [
+    ("/v2/health/live", {"live": True}),
+    ("/v2/health/ready", {"ready": True}),
+    ("/v2", {"name": "triton", "version": "2.51.0", "extensions": ["binary_tensor_data"]}),
+]
+
+
+@pytest.mark.parametrize(("path", "expected"), OPERATIONS)
+async def test_operations_beside_inference_are_served_over_grpc(
+    server: GrpcServer, path: str, expected: Any
+) -> None:
+    async with _client(server) as client:
+        response = await client.ask(request("GET", path))
+    assert (response.status, _json(response)) == (200, expected)
+
+
+async def test_metadata_of_a_model_is_that_of_http(server: GrpcServer) -> None:
+    async with _client(server) as client:
+        response = await client.ask(request("GET", "/v2/models/m"))
+    tensor = {"datatype": "FP32", "shape": [-1]}
+    assert _json(response) == {
+        "name": "m",
+        "versions": ["1"],
+        "platform": "identity",
+        "inputs": [{"name": "IN", **tensor}],
+        "outputs": [{"name": "OUT", **tensor}],
+    }
+
+
+async def test_extension_that_the_server_lacks_is_named(server: GrpcServer) -> None:
+    async with _client(server) as client:
+        response = await client.ask(request("GET", "/v2/logging"))
+    assert response.status == 501
+    assert "upstream 'servers' does not serve LogSettings" in _json(response)["error"]
+
+
+async def test_operation_that_grpc_does_not_have_is_refused(server: GrpcServer) -> None:
+    async with _client(server) as client:
+        response = await client.ask(request("POST", "/v2/models/m/generate", b"{}"))
+    assert response.status == 501
+    assert "gRPC" in _json(response)["error"]
+
+
+async def test_server_that_is_gone_is_named(gone: str) -> None:
+    async with running_gateway(gone) as gateway, gateway.client() as client:
+        response = await client.ask(infer_json())
+    assert response.status == 503
+    assert "upstream 'servers'" in _json(response)["error"]

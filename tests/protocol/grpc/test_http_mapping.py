@@ -1,0 +1,133 @@
+"""Each RPC beside inference has a request over HTTP, and each such request leads back to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.protocol.grpc.http_mapping import HttpRequest, RpcRequest, http_request_of, rpc_of
+from gateway.protocol.grpc.rpcs import RPCS
+
+MODEL = {"name": "a/b c", "version": "2"}
+LOADED = {"repository_name": "", "model_name": "m:1"}
+REGION = {"name": "r"}
+
+REQUESTS: list[tuple[str, dict[str, str], Any, HttpRequest]] = [
+    ("ServerLive", {}, {}, HttpRequest("GET", "/v2/health/live")),
+    ("ServerReady", {}, {}, HttpRequest("GET", "/v2/health/ready")),
+    ("ServerMetadata", {}, {}, HttpRequest("GET", "/v2")),
+    ("ModelReady", MODEL, {}, HttpRequest("GET", "/v2/models/a%2Fb%20c/versions/2/ready")),
+    ("ModelMetadata", MODEL, {}, HttpRequest("GET", "/v2/models/a%2Fb%20c/versions/2")),
+    ("ModelConfig", {"name": "m", "version": ""}, {}, HttpRequest("GET", "/v2/models/m/config")),
+    ("ModelStatistics", {"name": "", "version": ""}, {}, HttpRequest("GET", "/v2/models/stats")),
+    ("ModelStatistics", MODEL, {}, HttpRequest("GET", "/v2/models/a%2Fb%20c/versions/2/stats")),
+    (
+        "RepositoryIndex",
+        {"repository_name": ""},
+        {"ready": True},
+        HttpRequest("POST", "/v2/repository/index", has_body=True),
+    ),
+    (
+        "RepositoryIndex",
+        {"repository_name": "r"},
+        {},
+        HttpRequest("POST", "/v2/repository/r/index", has_body=True),
+    ),
+    (
+        "RepositoryModelLoad",
+        LOADED,
+        {},
+        HttpRequest("POST", "/v2/repository/models/m:1/load", has_body=True),
+    ),
+    (
+        "RepositoryModelUnload",
+        {"repository_name": "r", "model_name": "m"},
+        {},
+        HttpRequest("POST", "/v2/repository/r/models/m/unload", has_body=True),
+    ),
+    ("TraceSetting", {"model_name": ""}, {}, HttpRequest("GET", "/v2/trace/setting")),
+    (
+        "TraceSetting",
+        {"model_name": "m"},
+        {"trace_rate": "1"},
+        HttpRequest("POST", "/v2/models/m/trace/setting", has_body=True),
+    ),
+    ("LogSettings", {}, {}, HttpRequest("GET", "/v2/logging")),
+    ("LogSettings", {}, {"log_info": True}, HttpRequest("POST", "/v2/logging", has_body=True)),
+    (
+        "SystemSharedMemoryStatus",
+        {"name": ""},
+        {},
+        HttpRequest("GET", "/v2/systemsharedmemory/status"),
+    ),
+    (
+        "SystemSharedMemoryRegister",
+        REGION,
+        {"key": "/k"},
+        HttpRequest("POST", "/v2/systemsharedmemory/region/r/register", has_body=True),
+    ),
+    (
+        "CudaSharedMemoryUnregister",
+        REGION,
+        {},
+        HttpRequest("POST", "/v2/cudasharedmemory/region/r/unregister"),
+    ),
+    (
+        "CudaSharedMemoryStatus",
+        REGION,
+        {},
+        HttpRequest("GET", "/v2/cudasharedmemory/region/r/status"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("rpc", "path", "body", "expected"), REQUESTS)
+def test_rpc_has_a_request_over_http_that_leads_back_to_it(
+    rpc: str, path: dict[str, str], body: Any, expected: HttpRequest
+) -> None:
+    assert http_request_of(rpc, path, body) == expected
+    found = rpc_of(expected.method, expected.target)
+    assert found is not None
+    assert found.rpc == rpc
+    assert {key: value for key, value in found.path.items() if value} == {
+        key: value for key, value in path.items() if value
+    }
+
+
+def test_every_rpc_has_a_request_over_http() -> None:
+    for rpc in RPCS:
+        request = http_request_of(rpc, {"name": "m", "model_name": "m"}, {})
+        found = rpc_of(request.method, request.target)
+        assert found is not None
+        assert found.rpc == rpc
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "expected"),
+    [
+        ("GET", "/v2/models/m?x=1", RpcRequest("ModelMetadata", {"name": "m", "version": ""})),
+        ("HEAD", "/v2/", RpcRequest("ServerMetadata", {})),
+        ("GET", "/v2/models/m/trace", RpcRequest("TraceSetting", {"model_name": "m"})),
+        ("POST", "/v2/trace", RpcRequest("TraceSetting", {})),
+        ("POST", "/v2/models/m", None),
+        ("GET", "/v2/models/m/generate", None),
+        ("DELETE", "/v2/logging", None),
+        ("GET", "/v1/models", None),
+        ("GET", "/", None),
+    ],
+)
+def test_request_over_http_has_an_rpc_or_none(
+    method: str, target: str, expected: RpcRequest | None
+) -> None:
+    assert rpc_of(method, target) == expected
+
+
+@given(name=st.text(min_size=1), version=st.text())
+def test_any_name_survives_the_way_through_a_path(name: str, version: str) -> None:
+    path = {"name": name, "version": version}
+    request = http_request_of("ModelReady", path, {})
+    assert request.target.isascii()
+    assert rpc_of(request.method, request.target) == RpcRequest("ModelReady", path)
