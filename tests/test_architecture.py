@@ -38,7 +38,7 @@ GATEWAY: Rooms = {
     "listener": _imports("proxy observe http2 http1 system errors"),
     "proxy": _imports("upstream codec routing protocol observe http1 system errors sizes"),
     "offload": _imports("codec protocol system"),
-    "upstream": _imports("routing protocol http1 http2 system errors sizes"),
+    "upstream": _imports("codec routing protocol http1 http2 system errors sizes"),
     "codec": _imports("protocol errors sizes"),
     "routing": _imports("protocol errors sizes"),
     "protocol": _imports("errors sizes"),
@@ -59,10 +59,11 @@ PROXY: Rooms = {
         " headers response_headers server_timing admission"
     ),
     "dispatch": _imports(
-        "router cluster infer passthrough filters server_dialect interfaces destination headers"
-        " admission"
+        "router grpc cluster infer passthrough filters server_dialect interfaces destination"
+        " headers admission"
     ),
-    "router": _imports("cluster filters destination response_headers"),
+    "router": _imports("cluster filters destination response_headers admission"),
+    "grpc": _imports("cluster infer destination retry body_io interfaces headers admission"),
     "cluster": _imports(
         "passthrough server_dialect destination retry body_io interfaces headers admission"
     ),
@@ -108,6 +109,17 @@ TESTED_BY = {
     "codec/v1/buffered_response.py": "proxy/fast_path/test_handlers.py",
     "codec/v2/buffered_request.py": "proxy/fast_path/test_handlers.py",
     "codec/v2/buffered_response.py": "proxy/fast_path/test_handlers.py",
+    "proxy/grpc/compression.py": "end_to_end/grpc/test_passthrough.py",
+    "proxy/grpc/health.py": "end_to_end/grpc/test_grpc_clients.py",
+    "proxy/grpc/http_form.py": "end_to_end/grpc/test_grpc_clients.py",
+    "proxy/grpc/infer.py": "end_to_end/grpc/test_grpc_clients.py",
+    "proxy/grpc/message.py": "end_to_end/grpc/test_grpc_clients.py",
+    "proxy/grpc/passthrough.py": "end_to_end/grpc/test_passthrough.py",
+    "proxy/grpc/response.py": "end_to_end/grpc/test_passthrough.py",
+    "proxy/infer/grpc_upstream.py": "end_to_end/grpc/test_http_clients.py",
+    "upstream/grpc/endpoint.py": "end_to_end/grpc/test_http_clients.py",
+    "codec/v2/binary_response.py": "end_to_end/grpc/test_http_clients.py",
+    "protocol/grpc/headers.py": "end_to_end/grpc/test_passthrough.py",
     "proxy/infer/server_form.py": "proxy/infer/test_handler.py",
     "__main__.py": "test_cli.py",
     "app/build/routes.py": "end_to_end/routing/test_routes.py",

@@ -85,6 +85,7 @@ class Http2Request(ClientRequest):
         self.headers = head.headers
         self.content_length = head.length
         self.added_headers = added_headers
+        self.carries_trailers = True
         self._stream = stream
         self._continue_pending = expects_continue(head)
 

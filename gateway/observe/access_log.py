@@ -60,6 +60,7 @@ FIELDS: Mapping[str, Callable[[CallRecord, int], str | int | float]] = {
     "endpoint": lambda record, _: record.endpoint,
     "attempts": lambda record, _: record.attempts,
     "status": lambda record, _: record.status,
+    "grpc_status": lambda record, _: record.grpc_status if record.grpc_status >= 0 else "",
     "answered_by": lambda record, _: _answered_by(record),
     "error_kind": lambda record, _: record.error_kind.name.lower() if record.error_kind else "",
     "reason": lambda record, most: shorten(reason_of(record), most),

@@ -39,7 +39,7 @@ class CallLabels:
         self.version: Final = version
         """The version of the model, if the call names one."""
         self.client_form: Final = client_form
-        """The form of an infer request: json, binary, raw or v1; empty for other operations."""
+        """The form of an infer request: json, binary, raw or v1; grpc for any call over gRPC."""
 
 
 NO_LABELS = CallLabels()
@@ -78,6 +78,7 @@ class CallRecord:
         "error",
         "error_kind",
         "first_byte_seconds",
+        "grpc_status",
         "labels",
         "method",
         "other_attempts",
@@ -120,7 +121,12 @@ class CallRecord:
         self.seconds = 0.0
         """From the start to the end."""
         self.status = 0
-        """The status of the response; 0 if the client got none."""
+        """The status of the response, 0 if the client got none.
+
+        For gRPC it is the HTTP status that stands for ``grpc_status``.
+        """
+        self.grpc_status = -1
+        """The status of a gRPC call; -1 for other calls."""
         self.request_bytes = 0
         """The bytes of the request's body, as far as they were received."""
         self.response_bytes = 0

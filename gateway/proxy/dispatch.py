@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 import orjson
 from multidict import CIMultiDict
@@ -13,6 +14,7 @@ from gateway.errors import (
     Audience,
     ErrorKind,
     GatewayError,
+    bad_request,
     escape_for_log,
     replace_surrogates,
     strip_tracebacks,
@@ -20,9 +22,13 @@ from gateway.errors import (
 from gateway.http1.content_codings import CODINGS
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
+from gateway.protocol.grpc.methods import HEALTH_SERVICE, find_method, operation_of
+from gateway.protocol.grpc.model_scanner import ScannedModel
+from gateway.protocol.json_errors import quote_value
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import check_room
 from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.cluster.aggregate import repository_index, statistics
 from gateway.proxy.cluster.broadcast import load
 from gateway.proxy.cluster.health import Readiness, live, ready
@@ -33,13 +39,18 @@ from gateway.proxy.destination import Upstream
 from gateway.proxy.filters.authentication import UnauthenticatedError
 from gateway.proxy.filters.chain import filter_call, filter_response
 from gateway.proxy.filters.mirror import tee
+from gateway.proxy.grpc.health import serve_health
+from gateway.proxy.grpc.infer import grpc_as_http, grpc_infer, grpc_model_config
+from gateway.proxy.grpc.passthrough import client_timeout, grpc_passthrough
+from gateway.proxy.grpc.request import GrpcRequest, is_grpc
+from gateway.proxy.grpc.response import send_grpc_error
 from gateway.proxy.headers import to_server
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines
 from gateway.proxy.passthrough import passthrough
 from gateway.proxy.router import RouteMatch, Router
-from gateway.proxy.server_dialect import prepare_dialect
+from gateway.proxy.server_dialect import prepare_dialect, wait_for_dialects
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
 _JSON: HeaderLines = (("Content-Type", "application/json"),)
@@ -80,29 +91,94 @@ _log = logging.getLogger("tensorgate.proxy")
 
 
 async def handle_request(request: ClientRequest, response: ClientResponse, router: Router) -> None:
-    """Serve one request; an error becomes the response ``{"error": ...}``."""
+    """Serve one request; an error becomes the response ``{"error": ...}``, or a gRPC status."""
+    if is_grpc(request):
+        await _handle_grpc(request, response, router)
+        return
     try:
         route_match = router.find(request.method, request.target, request.headers)
     except GatewayError as error:
         await send_error(response, strip_tracebacks(error))
         return
-    response.header_policy = route_match.header_policy
-    response.record.labels = route_match.labels
     head = route_match.filtered_head(request.method, request.headers)
-    response = filter_response(response, head, route_match.choice.next.scheduler)
+    response.header_policy = route_match.header_policy
+    filtered = filter_response(response, head, route_match.choice.next.scheduler)
+    deadline = route_match.choice.next.limits.new_deadline()
+    await _serve(request, filtered, route_match, router.readiness, deadline)
+
+
+async def _handle_grpc(request: ClientRequest, response: ClientResponse, router: Router) -> None:
+    """Serve one gRPC call, whose route depends on the model that its first message names."""
+    response.is_grpc = True
+    rpc = find_method(request.target.partition("?")[0])
+    limits = router.widest_limits
+    if rpc.request_streams:
+        limits = replace(limits, min_body_rate=0)  # the client may have nothing to say for a while
+    caps = limits.max_request_bytes, limits.max_buffered_body_bytes
+    grpc_request = GrpcRequest(request, rpc, *caps)
+    route_match: RouteMatch | None = None
+    timeout: float | None = None
+
+    def find(model: ScannedModel, names: tuple[str, ...]) -> RouteMatch:
+        rpcs = [operation_of(rpc, name, model.version) for name in names or ("",)]
+        return router.find(request.method, request.target, request.headers, tuple(rpcs))
+
+    def check(model: ScannedModel, names: tuple[str, ...]) -> None:
+        if find(model, names).labels.route != response.record.labels.route:
+            raise bad_request(
+                f"model {quote_value(model.name)} has another route than the stream, which began "
+                f"with model {quote_value(response.record.labels.model)}"
+            )
+
+    async def find_route(deadline: Deadline) -> None:
+        nonlocal route_match
+        model, names = await grpc_request.find_model(deadline, reservation)
+        route_match = find(model, names)
+        response.record.labels = route_match.labels
+        grpc_request.route(route_match.choice.next.limits.max_request_bytes, check)
+
+    with router.memory_budget.reserve() as reservation:
+        try:
+            timeout = client_timeout(request.headers)
+            deadline = limits.new_deadline(client_timeout=timeout)
+        except GatewayError as error:
+            await send_error(response, strip_tracebacks(error))
+            return
+        await run_with_deadline(find_route, response, deadline)
+        if route_match is not None:
+            response.header_policy = route_match.header_policy
+            limits = route_match.choice.next.limits
+            if rpc.request_streams:
+                limits = replace(limits, min_body_rate=0)
+            deadline = limits.new_deadline(deadline.busy_seconds, timeout)
+            await _serve(grpc_request, response, route_match, router.readiness, deadline)
+
+
+async def _serve(
+    request: ClientRequest,
+    response: ClientResponse,
+    route_match: RouteMatch,
+    readiness: Readiness,
+    deadline: Deadline,
+) -> None:
+    response.record.labels = route_match.labels
     # From here on, the request is the one for the server.
     request.target = route_match.target
     request.headers = to_server(request.headers, route_match.dropped_headers, request.added_headers)
     mirror = None if route_match.mirror is None else route_match.mirror.sample()
     if mirror is None:
-        await _serve(request, response, route_match, router.readiness)
+        await _serve_from_servers(request, response, route_match, readiness, deadline)
         return
     with tee(request, route_match.operation, mirror) as teed:
-        await _serve(teed, response, route_match, router.readiness)
+        await _serve_from_servers(teed, response, route_match, readiness, deadline)
 
 
-async def _serve(
-    request: ClientRequest, response: ClientResponse, route_match: RouteMatch, readiness: Readiness
+async def _serve_from_servers(
+    request: ClientRequest,
+    response: ClientResponse,
+    route_match: RouteMatch,
+    readiness: Readiness,
+    deadline: Deadline,
 ) -> None:
     operation, destination = route_match.operation, route_match.choice.take()
     is_for_one_server = route_match.is_passthrough or operation.kind in _ONE_SERVER_KINDS
@@ -116,6 +192,8 @@ async def _serve(
                 destination.memory_budget.check_admission()
             if is_for_one_server:
                 await proxy_call(call)
+            elif is_grpc(request):
+                await _serve_grpc_from_all(call, route_match.upstreams, readiness)
             else:
                 await _serve_from_all(call, route_match.upstreams, readiness)
         except UpstreamResponseError as error:
@@ -127,7 +205,7 @@ async def _serve(
 
     is_for_operator = operation.kind in OPERATOR_KINDS
     audience = Audience.OPERATORS if is_for_operator else Audience.CLIENTS
-    await run_with_deadline(run, response, destination.limits.new_deadline(), audience)
+    await run_with_deadline(run, response, deadline, audience)
 
 
 async def run_with_deadline(
@@ -149,7 +227,10 @@ async def run_with_deadline(
             response.record.set_abort(error)
             why = escape_for_log(error.message)
             _log.warning("request %s: response aborted: %s", response.record.request_id or "-", why)
-            response.abort()
+            if response.is_grpc:
+                await send_grpc_error(response, error, audience)
+            else:
+                response.abort()
         else:
             await send_error(response, error, audience)
 
@@ -167,6 +248,9 @@ async def proxy_call(call: Call) -> None:
     destination.upstream.pool.lease(model=model)  # raises without an endpoint
     check_room(destination.concurrency_limits)
     with destination.memory_budget.reserve() as reservation:
+        if is_grpc(call.request):
+            await _proxy_grpc(call, reservation)
+            return
         call = await filter_call(call, reservation)
         if call.operation.kind is OperationKind.INFER:
             await infer(call)
@@ -174,6 +258,22 @@ async def proxy_call(call: Call) -> None:
             await predict(call)
         else:
             await passthrough(call, model=model)
+
+
+async def _proxy_grpc(call: Call, reservation: Reservation) -> None:
+    """Serve a gRPC call from one server, untouched if that is reached over gRPC."""
+    upstream, rpc = call.destination.upstream, find_method(call.request.target.partition("?")[0])
+    if rpc.kind is OperationKind.CONFIG:
+        await wait_for_dialects([upstream], call.deadline)
+        if not upstream.dialect.has_config:
+            await grpc_model_config(call, reservation, proxy_call)
+            return
+    if upstream.speaks_grpc:
+        await grpc_passthrough(call, reservation)
+    elif rpc.kind is OperationKind.INFER and not rpc.request_streams:
+        await grpc_infer(call, reservation)
+    else:
+        await grpc_as_http(call, rpc, reservation, proxy_call)
 
 
 async def _serve_from_all(
@@ -190,11 +290,30 @@ async def _serve_from_all(
             await _CLUSTER_HANDLERS[call.operation.kind](call, upstreams)
 
 
+async def _serve_grpc_from_all(
+    call: Call, upstreams: tuple[Upstream, ...], readiness: Readiness
+) -> None:
+    """Serve a gRPC call of the gateway itself, or over several servers."""
+    rpc = find_method(call.request.target.partition("?")[0])
+
+    async def serve(as_http: Call) -> None:
+        await _serve_from_all(as_http, upstreams, readiness)
+
+    with call.destination.memory_budget.reserve() as reservation:
+        if rpc.service == HEALTH_SERVICE:
+            await serve_health(call, rpc, readiness, reservation)
+        else:
+            await grpc_as_http(call, rpc, reservation, serve)
+
+
 async def send_error(
     response: ClientResponse, error: GatewayError, audience: Audience = Audience.CLIENTS
 ) -> None:
     """Send an error in the protocol's format."""
     headers, body = error_response(error, response.record, audience)
+    if response.is_grpc:
+        await send_grpc_error(response, error, audience)
+        return
     await response.send(error.kind.value.status, "", CIMultiDict(headers), body)
 
 

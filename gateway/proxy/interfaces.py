@@ -33,6 +33,8 @@ class ClientRequest(ABC):
     content_length: int | None
     added_headers: HeaderLines = ()
     """Headers that the gateway adds for the server."""
+    carries_trailers: bool = False
+    """Whether its connection carries trailers, as that of HTTP/2 does."""
 
     @abstractmethod
     async def read(self) -> bytes | memoryview:
@@ -57,6 +59,8 @@ class ClientResponse(ABC):
 
     started: bool = False
     """Whether the client may have seen a part of it."""
+    is_grpc: bool = False
+    """Whether the client is told of errors by a gRPC status."""
     record: CallRecord
     """The record of the call; a wrapper has that of the response that it wraps."""
     header_policy: ResponseHeaderPolicy | None = None
@@ -64,6 +68,11 @@ class ClientResponse(ABC):
 
     The listener's response applies it, so that wrappers need not know it.
     """
+
+    @property
+    def unwrapped(self) -> ClientResponse:
+        """Return the response that gets the status of a gRPC call."""
+        return self
 
     @abstractmethod
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
@@ -75,7 +84,7 @@ class ClientResponse(ABC):
 
     @abstractmethod
     async def finish(self, trailers: HeaderLines = ()) -> None:
-        """End the response; ``trailers`` are sent over HTTP/2 only."""
+        """End the response; trailers are dropped where the connection carries none."""
 
     async def send(self, status: int, reason: str, headers: CIMultiDict[str], body: bytes) -> None:
         """Send a whole response with a body that is fully buffered."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from urllib.parse import unquote
 
 from multidict import CIMultiDictProxy
@@ -17,12 +17,15 @@ from gateway.protocol.operations import (
     PASSTHROUGH_IF_SINGLE,
     Operation,
     OperationKind,
+    decode_names,
     operation_name,
     parse_operation,
     parse_operation_variants,
+    quote_name,
     replace_model,
 )
 from gateway.protocol.request_header import client_form
+from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.cluster.health import Readiness
 from gateway.proxy.cluster.scatter_gather import count_endpoints
 from gateway.proxy.destination import Destination, Limits, Upstream
@@ -39,6 +42,7 @@ from gateway.routing.matcher import Match, find_first_match
 from gateway.routing.not_found import not_found_text
 from gateway.routing.weights import TrafficSplit, WeightedChoice
 
+_LIMIT_NAMES = tuple(field.name for field in fields(Limits))
 _AUTHORIZATION = frozenset(("authorization",))
 
 _ALL_ROUTES_KINDS = frozenset(
@@ -147,10 +151,12 @@ class RouteMatch:
         return FilteredHead(method, headers, self.operation, self.codings)
 
 
-def call_labels(route: str, operation: Operation, headers: CIMultiDictProxy[str]) -> CallLabels:
+def call_labels(
+    route: str, operation: Operation, headers: CIMultiDictProxy[str], is_grpc: bool = False
+) -> CallLabels:
     """Return what observers learn of a call by its head; the operation is that for the server."""
     model, version = (unquote(each or "") for each in (operation.model, operation.version))
-    form = client_form(operation.kind, headers)
+    form = "grpc" if is_grpc else client_form(operation.kind, headers)
     return CallLabels(route, operation_name(operation.kind), model, version, form)
 
 
@@ -171,6 +177,7 @@ class Router:
         self._forwarded = forwarded
         self._matches = [route.match for route in routes]
         self._targets = [_RouteTargets(route, random) for route in routes]
+        self._widest_limits = _widest([route.limits for route in routes])
         self.readiness = Readiness(collect_upstreams(routes))
         self._authenticator = Authenticator(group for route in routes for group in route.keys)
 
@@ -192,9 +199,26 @@ class Router:
             names |= _AUTHORIZATION
         return frozenset(names)
 
-    def find(self, method: str, target: str, headers: CIMultiDictProxy[str]) -> RouteMatch:
+    @property
+    def memory_budget(self) -> MemoryBudget:
+        """Return the memory budget that all routes share."""
+        return self.routes[0].destinations[0].memory_budget
+
+    @property
+    def widest_limits(self) -> Limits:
+        """Return limits that no route exceeds: those of a call whose route is not known yet."""
+        return self._widest_limits
+
+    def find(
+        self,
+        method: str,
+        target: str,
+        headers: CIMultiDictProxy[str],
+        rpcs: tuple[Operation, ...] = (),
+    ) -> RouteMatch:
         """Find where a request goes: a pure function of its head, but for the weighted choice.
 
+        Of a gRPC call, ``rpcs`` are the operations that servers may take its first message for.
         Raises GatewayError: 508 for a request that has been here before, 401 without a key, 404
         without a route that is open to the client, 403 for a denied operation. A path that servers
         read in several ways matches only if all readings match the same route, and none is denied.
@@ -204,8 +228,13 @@ class Router:
             raise GatewayError(
                 ErrorKind.LOOP, "loop: the request came back from an upstream of this gateway"
             )
-        readings = parse_operation_variants(method, target)
-        index = self._find_route(readings, method, target, headers)
+        if rpcs:
+            operation, readings = rpcs[0], tuple(map(decode_names, rpcs))
+        else:
+            operation = parse_operation(method, target)
+            readings = parse_operation_variants(method, target)
+        shown = f"{target} of model {operation.model}" if rpcs and operation.model else target
+        index = self._find_route(readings, method, shown, headers)
         route = self.routes[index]
         for reading in readings:
             if reading.kind in route.denied_kinds:
@@ -213,7 +242,6 @@ class Router:
                 raise GatewayError(
                     ErrorKind.FORBIDDEN, f"operation '{name}' is denied on this route"
                 )
-        operation = parse_operation(method, target)
         targets = self._targets[index]
         upstreams = targets.upstreams
         if operation.kind in _ALL_ROUTES_KINDS:
@@ -221,7 +249,9 @@ class Router:
             upstreams = collect_upstreams(
                 each for each in self.routes if each.lists(operation.kind, keys)
             )
-        if route.rewrite is not None:
+        if route.rewrite is not None and rpcs:
+            operation = _rewrite_operation(route.rewrite, operation)
+        elif route.rewrite is not None:
             target = self._rewrite(route.rewrite, method, target, headers)
             operation = parse_operation(method, target)
         dropped_headers = targets.dropped_headers
@@ -238,7 +268,7 @@ class Router:
             mirror,
             route.codings,
             targets.header_policy,
-            call_labels(route.name, operation, headers),
+            call_labels(route.name, operation, headers, is_grpc=bool(rpcs)),
         )
 
     def _find_route(
@@ -276,6 +306,20 @@ class Router:
         return GatewayError(
             ErrorKind.NOT_FOUND, not_found_text(method, target, matches, with_key=bool(keys))
         )
+
+
+def _rewrite_operation(rewrite: Rewrite, operation: Operation) -> Operation:
+    """Replace the model of a gRPC call that names one."""
+    if operation.model is None:
+        return operation
+    version = operation.version if rewrite.version is None else quote_name(rewrite.version)
+    return Operation(operation.kind, quote_name(rewrite.model), version)
+
+
+def _widest(limits: Sequence[Limits]) -> Limits:
+    """Return the greatest of each limit; a lower rate is less strict."""
+    widest = {name: max(getattr(each, name) for each in limits) for name in _LIMIT_NAMES}
+    return Limits(**widest | {"min_body_rate": min(each.min_body_rate for each in limits)})
 
 
 class _RouteTargets:

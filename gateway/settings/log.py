@@ -23,6 +23,7 @@ LOG_FIELDS = (
     "endpoint",
     "attempts",
     "status",
+    "grpc_status",
     "answered_by",
     "error_kind",
     "reason",

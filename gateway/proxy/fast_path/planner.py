@@ -13,6 +13,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError
+from gateway.protocol.grpc.headers import is_grpc_type
 from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.protocol.request_header import header_length
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
@@ -76,6 +77,8 @@ class FastPath:
         method, headers = head.method, head.headers
         if method == "HEAD" or "Expect" in headers:
             return None
+        if is_grpc_type(headers.get("Content-Type", "")):
+            return None  # its route depends on the model in its first message
         if not connection_options(headers) <= _CONNECTION_OPTIONS:
             return None  # the streaming path drops the headers that they name
         try:

@@ -215,6 +215,7 @@ def tee(request: ClientRequest, operation: Operation, mirror: Mirror) -> Iterato
     copy = MirroredRequest(
         mirror, request.method, request.target, request.headers, length, operation
     )
+    copy.carries_trailers = request.carries_trailers
     if length == 0:
         copy.add(b"")  # an absent body is never read
     try:
@@ -231,6 +232,7 @@ class _TeedRequest(ClientRequest):
         self.target = request.target
         self.headers = request.headers
         self.content_length = request.content_length
+        self.carries_trailers = request.carries_trailers
         self._request = request
         self._copy = copy
 

@@ -1,0 +1,1 @@
+"""Calls over gRPC: PROTOCOL-HTTP2.md of grpc."""

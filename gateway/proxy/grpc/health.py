@@ -1,0 +1,81 @@
+"""The gateway's own health over gRPC: doc/health-checking.md of grpc."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.error_vocabulary import REQUEST
+from gateway.protocol.grpc.methods import HEALTH_SERVICE, INFERENCE_SERVICE, GrpcMethod
+from gateway.protocol.grpc.status import GrpcStatus
+from gateway.protocol.grpc.wire import LENGTH, WireError, WireReader
+from gateway.protocol.json_errors import quote_value
+from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness
+from gateway.proxy.grpc.message import read_message
+from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
+from gateway.proxy.interfaces import Call
+
+_SERVICE_TAG: Final = 1 << 3 | LENGTH
+_SERVICES: Final = ("", INFERENCE_SERVICE, HEALTH_SERVICE)
+
+# HealthCheckResponse with its status.
+_SERVING: Final = b"\x08\x01"
+_NOT_SERVING: Final = b"\x08\x02"
+_SERVICE_UNKNOWN: Final = b"\x08\x03"
+
+
+async def serve_health(
+    call: Call, rpc: GrpcMethod, readiness: Readiness, reservation: Reservation
+) -> None:
+    """Serve Check, or Watch, with the readiness of the gateway.
+
+    Raises GatewayError: 400 for a broken request, 404 for a check of an unknown service.
+    """
+    service = _read_service(await read_message(call, reservation))
+    if rpc.response_streams:
+        with call.deadline.suspended():  # it may run for days
+            await _watch(call, service, readiness)
+        return
+    if service not in _SERVICES:
+        raise GatewayError(ErrorKind.NOT_FOUND, f"unknown service {quote_value(service)}")
+    status = await _status(readiness)
+    await start_response(call.response)
+    await write_message(call.response, (status,))
+    await finish(call.response)
+
+
+async def _watch(call: Call, service: str, readiness: Readiness) -> None:
+    """Send the status, and again whenever it changes, until the client or the gateway leaves."""
+    response = call.response
+    await start_response(response)
+    last = b""
+    while True:
+        status = await _status(readiness) if service in _SERVICES else _SERVICE_UNKNOWN
+        if status != last:
+            await write_message(response, (status,))
+            last = status
+        if readiness.draining:
+            await send_status(response, GrpcStatus.UNAVAILABLE, "the gateway is stopping")
+            return
+        await asyncio.sleep(CACHE_SECONDS)
+
+
+async def _status(readiness: Readiness) -> bytes:
+    return _NOT_SERVING if await readiness.check() else _SERVING
+
+
+def _read_service(message: bytes | memoryview) -> str:
+    """Read the service of a HealthCheckRequest."""
+    service = ""
+    try:
+        reader = WireReader(message, 0, len(message))
+        while tag := reader.next_tag():
+            if tag == _SERVICE_TAG:
+                service = reader.read_text()
+            else:
+                reader.skip(tag)
+    except WireError as error:
+        raise REQUEST.invalid_protobuf(error) from None
+    return service

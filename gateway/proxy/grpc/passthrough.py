@@ -1,0 +1,72 @@
+"""Passes gRPC calls through to a server that speaks gRPC, messages and trailers as they come."""
+
+from __future__ import annotations
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import bad_response
+from gateway.protocol.grpc.headers import TIMEOUT
+from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
+from gateway.protocol.operations import model_name_of
+from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.body_io import ClientBody, response_chunks, write
+from gateway.proxy.grpc.response import record_status
+from gateway.proxy.headers import end_to_end
+from gateway.proxy.interfaces import Call
+from gateway.proxy.retry import UpstreamCall
+from gateway.upstream.transport import Body, UpstreamRequest
+
+_ANY_SIZE = 2**62
+
+
+def client_timeout(headers: CIMultiDictProxy[str]) -> float | None:
+    """Return the seconds that a client waits; None if it does not say.
+
+    Raises GatewayError (400) for a grpc-timeout that is not valid.
+    """
+    value = headers.get(TIMEOUT)
+    return None if value is None else parse_timeout(value)
+
+
+async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
+    """Pass a gRPC call to a server, and its response back.
+
+    Raises GatewayError; an error of the server passes as its own status.
+    """
+    request, record = call.request, call.response.record
+    headers = CIMultiDict(request.headers)
+    headers.popall("Content-Length", None)
+    headers["TE"] = "trailers"
+    if TIMEOUT in headers:
+        headers[TIMEOUT] = format_timeout(call.deadline.seconds_left)
+    upstream_request = UpstreamRequest(
+        "POST", request.target, headers, await _body(call, reservation)
+    )
+    model = model_name_of(call.operation)
+    async with UpstreamCall(
+        call.destination, upstream_request, call.deadline, record, model=model
+    ) as upstream_call:
+        upstream_response, response = upstream_call.response, call.response
+        await response.start(
+            upstream_response.status,
+            upstream_response.reason,
+            end_to_end(upstream_response.headers),
+        )
+        chunks = response_chunks(upstream_response, upstream_call.server, call.deadline)
+        async for chunk in chunks:
+            await write(response, chunk, call.deadline)
+        status = upstream_response.grpc_status
+        if status is None and upstream_response.status == 200:
+            server = upstream_call.server
+            raise bad_response(f"{server.url} ended its response without grpc-status", server)
+        await response.finish(upstream_response.trailers)
+        if status is not None:
+            record_status(response, status, upstream_response.grpc_message)
+
+
+async def _body(call: Call, reservation: Reservation) -> Body:
+    """Return the body to send: buffered if it was read ahead, so that it can be sent again."""
+    body = ClientBody(call.request, _ANY_SIZE, call.deadline)  # each message has its cap
+    if body.size is None:
+        return body.read_rest()
+    return (await body.read_all(reservation),)

@@ -1,0 +1,163 @@
+"""A gRPC call's request: its messages pass as they came, and tell which model they are for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.protocol.error_vocabulary import REQUEST
+from gateway.protocol.grpc.framing import MessagePiece, MessageReader
+from gateway.protocol.grpc.headers import is_grpc_type
+from gateway.protocol.grpc.methods import GrpcMethod
+from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.grpc.compression import MessageDecompressor
+from gateway.proxy.interfaces import ClientRequest
+from gateway.sizes import CONVERT_CHUNK
+
+_CAP_NAME = "limits.max_request_bytes"
+
+ModelCheck = Callable[[ScannedModel, tuple[str, ...]], None]
+"""Raises GatewayError if a further message of a stream must not go where the first one went.
+
+It gets the model, and all names that servers may take for the model's.
+"""
+
+
+def is_grpc(request: ClientRequest) -> bool:
+    """Tell whether a request is a gRPC call: "Requests" of PROTOCOL-HTTP2.md."""
+    if not request.carries_trailers or request.method != "POST":
+        return False
+    return is_grpc_type(request.headers.get("Content-Type", ""))
+
+
+class GrpcRequest(ClientRequest):
+    """Reads the messages of a call, and finds the models that they name.
+
+    ``read`` gives the body as it came; what ``find_model`` has read ahead comes again. ``cap``
+    limits the bytes of a message, ``ahead_cap`` those that are read ahead.
+    """
+
+    def __init__(
+        self, request: ClientRequest, method: GrpcMethod, cap: int, ahead_cap: int
+    ) -> None:
+        self.method = request.method
+        self.target = request.target
+        self.headers = request.headers
+        self.added_headers = request.added_headers
+        self.content_length: int | None = None
+        """The bytes of a body that was read ahead to its end; None for any other."""
+        self.carries_trailers = True
+        self.rpc = method
+        self._is_complete = False
+        self._check_model: ModelCheck | None = None
+        self._message_size = 0
+        self._request = request
+        self._messages = MessageReader(cap, _CAP_NAME, REQUEST)
+        self._scanner = ModelScanner(method.name_fields, method.version_field)
+        self._decompressor: MessageDecompressor | None = None
+        self._cap = cap
+        self._ahead_cap = ahead_cap
+        self._ahead: deque[bytes] = deque()
+        self._is_found = False
+
+    async def find_model(
+        self, deadline: Deadline, reservation: Reservation
+    ) -> tuple[ScannedModel, tuple[str, ...]]:
+        """Read until it is known which model the first message is for.
+
+        Returns it, and all names that servers may take for its name.
+
+        A small body is read to its end, and the first message of a stream. A larger one is read
+        until it has named a model: ``read`` raises GatewayError (400) if it names another one
+        later. Raises GatewayError: 400 for what is no gRPC message, 413, 503.
+        """
+        size = 0
+        while not self._knows_model():
+            if size > self._ahead_cap:
+                raise GatewayError(
+                    ErrorKind.TOO_LARGE,
+                    f"the request names no model in its first {self._ahead_cap} bytes "
+                    "(limits.max_buffered_body_bytes)",
+                )
+            piece = await self.read_within(deadline)
+            if not piece:
+                self._is_complete = True
+                self.content_length = size
+                break
+            size += len(piece)
+            reservation.grow(len(piece))
+            self._ahead.append(bytes(piece))  # a memoryview would pin its whole slab
+        self._is_found = True
+        scanner = self._scanner
+        return scanner.model if scanner.ended else scanner.take(), scanner.names
+
+    def route(self, cap: int, check_model: ModelCheck) -> None:
+        """Apply what the call's route says: the bytes of a message, and where others may go.
+
+        Raises GatewayError (413) if the first message is larger.
+        """
+        self._cap = cap
+        self._check_model = check_model
+        self._check_size()
+
+    async def read(self) -> bytes | memoryview:
+        """Return the next piece of the body; see ClientRequest."""
+        if self._is_found and self._ahead:
+            return self._ahead.popleft()
+        if self._is_complete:
+            return b""
+        piece = await self._request.read()
+        if piece:
+            for part in self._messages.feed(piece):
+                self._scan(part)
+        else:
+            self._messages.end()
+        return piece
+
+    def _check_size(self) -> None:
+        if self._message_size > self._cap:
+            raise GatewayError(
+                ErrorKind.TOO_LARGE,
+                f"the request has a gRPC message of {self._message_size} bytes, which is larger "
+                f"than {self._cap} bytes ({_CAP_NAME})",
+            )
+
+    def _knows_model(self) -> bool:
+        rpc = self.rpc
+        if self._message_size > CONVERT_CHUNK:
+            return not rpc.name_fields or bool(self._scanner.names)
+        # A unary call is read to its end, so that it can be retried.
+        return rpc.request_streams and (not rpc.name_fields or self._scanner.ended)
+
+    def _scan(self, part: MessagePiece) -> None:
+        """Look for the model in a part of a message."""
+        if part.begins:
+            self._begin_message(part)
+        if not self.rpc.name_fields:
+            return
+        if self._decompressor is None:
+            self._scanner.feed(part.data)
+        else:
+            for chunk in self._decompressor.feed(bytes(part.data)):
+                self._scanner.feed(chunk)
+        if part.ends:
+            if self._decompressor is not None:
+                self._decompressor.end()
+            self._scanner.end()
+            if self._messages.messages > 1 and self._check_model is not None:
+                self._check_model(self._scanner.model, self._scanner.names)
+
+    def _begin_message(self, part: MessagePiece) -> None:
+        self._message_size = part.size
+        self._check_size()
+        rpc = self.rpc
+        if self._messages.messages > 1:
+            if not rpc.request_streams:
+                raise bad_request(f"{rpc.name} takes one message, and the request has more")
+            self._scanner = ModelScanner(rpc.name_fields, rpc.version_field)
+        self._decompressor = None
+        if part.is_compressed and rpc.name_fields:
+            self._decompressor = MessageDecompressor(self.headers, self._cap, _CAP_NAME)

@@ -1,0 +1,251 @@
+"""Clients over gRPC are served by servers over HTTP, as by servers over gRPC."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.support.gateway import running_gateway
+from tests.support.grpc.client import GrpcResponse, grpc_client
+from tests.support.grpc.proto_file import message_class
+from tests.support.http_messages import http_response
+from tests.support.inference_messages import FLOATS, binary_response, metadata
+from tests.support.servers.scripted_server import Connection, Script, ScriptedServer, always_respond
+
+Request = message_class("ModelInferRequest")
+Response = message_class("ModelInferResponse")
+
+
+def _request(raw: bool, model: str = "m") -> bytes:
+    request = Request(model_name=model, id="7")
+    tensor = request.inputs.add(name="IN", datatype="FP32", shape=[FLOATS.size])
+    if raw:
+        request.raw_input_contents.append(FLOATS.tobytes())
+    else:
+        tensor.contents.fp32_contents.extend(FLOATS.tolist())
+    return bytes(request.SerializeToString())
+
+
+class _Recorder:
+    """A server's script that records requests."""
+
+    def __init__(self, response: bytes) -> None:
+        self.requests: list[tuple[str, str, bytes]] = []
+        self._response = response
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            request = await connection.request()
+            method = request.head.first.partition(" ")[0]
+            self.requests.append((method, request.head.target, request.body))
+            await connection.send(self._response)
+
+
+async def _infer(script: Script, data: bytes, dialect: str = "triton") -> GrpcResponse:
+    async with (
+        ScriptedServer(script) as server,
+        running_gateway(server.url, upstream={"dialect": dialect}) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        return await client.call("ModelInfer", data)
+
+
+@pytest.mark.parametrize("raw", [True, False], ids=["raw", "typed"])
+async def test_infer_is_binary_over_http_and_the_response_has_the_form_of_the_request(
+    raw: bool,
+) -> None:
+    script = _Recorder(binary_response(FLOATS.tobytes()))
+    response = Response.FromString((await _infer(script, _request(raw))).message)
+    (method, target, body) = script.requests[0]
+    assert (method, target) == ("POST", "/v2/models/m/infer")
+    assert body.endswith(FLOATS.tobytes())
+    assert json.loads(body.removesuffix(FLOATS.tobytes()))["id"] == "7"
+    (output,) = response.outputs
+    assert (output.name, output.datatype, list(output.shape)) == ("OUT0", "FP32", [3])
+    if raw:
+        assert response.raw_output_contents == [FLOATS.tobytes()]
+    else:
+        assert np.array(output.contents.fp32_contents, "<f4").tobytes() == FLOATS.tobytes()
+
+
+async def test_infer_is_json_for_a_server_of_json_alone() -> None:
+    output = {"name": "OUT", "datatype": "FP32", "shape": [3], "data": FLOATS.tolist()}
+    script = _Recorder(http_response(json.dumps({"model_name": "m", "outputs": [output]}).encode()))
+    response = Response.FromString((await _infer(script, _request(raw=True), "json")).message)
+    (sent,) = json.loads(script.requests[0][2])["inputs"]
+    assert sent == {"name": "IN", "datatype": "FP32", "shape": [3], "data": [1.5, -2.0, 3e30]}
+    assert response.raw_output_contents == [FLOATS.tobytes()]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        ("400 Bad Request", grpc.StatusCode.INVALID_ARGUMENT),
+        ("404 Not Found", grpc.StatusCode.NOT_FOUND),
+        ("429 Too Many", grpc.StatusCode.RESOURCE_EXHAUSTED),
+        ("500 Error", grpc.StatusCode.INTERNAL),
+        ("501 Not Implemented", grpc.StatusCode.UNIMPLEMENTED),
+        ("503 Busy", grpc.StatusCode.UNAVAILABLE),
+    ],
+)
+async def test_error_over_http_becomes_a_status_with_its_text(
+    status: str, code: grpc.StatusCode
+) -> None:
+    error = json.dumps({"error": "größer als 5 %"}).encode()
+    response = await _infer(always_respond(http_response(error, status=status)), _request(raw=True))
+    assert (response.code, response.text) == (code, "größer als 5 %")
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\xff\xff", "the request is not valid protobuf"),
+        (Request(model_name="m", inputs=[{"name": "IN", "datatype": "FP99"}]), "FP99"),
+        (Request(model_name="m", inputs=[{"name": "IN", "datatype": "FP32", "shape": [2]}]), "IN"),
+        (Request(model_name="a/../b"), "path"),
+    ],
+)
+async def test_invalid_request_is_refused_before_a_server_sees_it(data: Any, text: str) -> None:
+    script = _Recorder(binary_response(FLOATS.tobytes()))
+    encoded = data if isinstance(data, bytes) else data.SerializeToString()
+    response = await _infer(script, encoded)
+    assert response.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert text in response.text
+    assert not script.requests
+
+
+async def test_server_that_breaks_off_is_unavailable() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc")
+
+    response = await _infer(script, _request(raw=True))
+    assert response.code is grpc.StatusCode.UNAVAILABLE
+    assert "upstream 'servers'" in response.text
+
+
+async def _model(connection: Connection) -> None:
+    while True:
+        head = (await connection.request()).head
+        bodies = {
+            "/v2/models/m": metadata(-1),
+            "/v2/models/m/ready": b"",
+            "/v2": b'{"name":"triton","version":"1","extensions":["trace"]}',
+            "/v2/repository/index": b'[{"name":"m","version":"1","state":"READY"}]',
+            "/v2/models/m/trace/setting": b'{"trace_rate":"1","trace_level":["TIMESTAMPS"]}',
+            "/v2/logging": b'{"log_info":true,"log_verbose_level":0}',
+            "/v2/health/ready": b"",
+        }
+        body = bodies.get(head.target)
+        if body is None:
+            await connection.send(http_response(b'{"error":"unknown"}', status="404 Not Found"))
+        else:
+            await connection.send(http_response(body))
+
+
+async def _ask(method: str, **fields: Any) -> tuple[GrpcResponse, Any]:
+    request = message_class(f"{method}Request")(**fields).SerializeToString()
+    async with (
+        ScriptedServer(_model) as server,
+        running_gateway(server.url) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        response = await client.call(method, request)
+    message = response.messages[0] if response.messages else b""
+    return response, message_class(f"{method}Response").FromString(message)
+
+
+@pytest.mark.parametrize(("method", "member"), [("ServerLive", "live"), ("ServerReady", "ready")])
+async def test_health_of_the_gateway_is_told(method: str, member: str) -> None:
+    response, message = await _ask(method)
+    assert response.code is grpc.StatusCode.OK
+    assert getattr(message, member)
+
+
+async def test_unready_gateway_says_so_without_an_error() -> None:
+    async with (
+        ScriptedServer(always_respond(http_response(b"", status="503 Busy"))) as server,
+        running_gateway(server.url) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        response = await client.call("ServerReady", b"")
+        health = await client.call("/grpc.health.v1.Health/Check", b"")
+        live = await client.call("ServerLive", b"")
+    assert not message_class("ServerReadyResponse").FromString(response.message).ready
+    assert health.message == b"\x08\x02"  # NOT_SERVING
+    assert message_class("ServerLiveResponse").FromString(live.message).live
+
+
+async def test_model_is_ready() -> None:
+    _, message = await _ask("ModelReady", name="m")
+    assert message.ready
+
+
+async def test_metadata_of_a_model_is_told() -> None:
+    _, message = await _ask("ModelMetadata", name="m")
+    assert message.name == "m"
+    assert [(each.name, each.datatype, list(each.shape)) for each in message.inputs] == [
+        ("IN", "FP32", [-1])
+    ]
+
+
+async def test_unknown_model_is_not_found() -> None:
+    response, _ = await _ask("ModelMetadata", name="other")
+    assert (response.code, response.text) == (grpc.StatusCode.NOT_FOUND, "unknown")
+
+
+async def test_config_is_made_from_metadata_for_a_server_that_has_none() -> None:
+    async with (
+        ScriptedServer(_model) as server,
+        running_gateway(server.url, upstream={"dialect": "json"}) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        request = message_class("ModelConfigRequest")(name="m").SerializeToString()
+        response = await client.call("ModelConfig", request)
+    config = message_class("ModelConfigResponse").FromString(response.message).config
+    assert config.name == "m"
+    assert [each.name for each in config.input] == ["IN"]
+
+
+async def test_trace_settings_are_read_and_changed() -> None:
+    response, message = await _ask("TraceSetting", model_name="m")
+    assert response.code is grpc.StatusCode.OK, response.text
+    assert list(message.settings["trace_level"].value) == ["TIMESTAMPS"]
+
+
+async def test_models_are_listed() -> None:
+    _, message = await _ask("RepositoryIndex")
+    assert [(each.name, each.state) for each in message.models] == [("m", "READY")]
+
+
+async def test_log_settings_are_read() -> None:
+    _, message = await _ask("LogSettings")
+    assert message.settings["log_info"].bool_param
+
+
+async def test_health_is_checked_and_watched() -> None:
+    async with (
+        ScriptedServer(_model) as server,
+        running_gateway(server.url) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        check = await client.call("/grpc.health.v1.Health/Check", b"")
+        unknown = await client.call("/grpc.health.v1.Health/Check", b"\x0a\x01x")
+        watch = await client.call("/grpc.health.v1.Health/Watch", b"", timeout=0.5)
+    assert check.message == b"\x08\x01"
+    assert unknown.code is grpc.StatusCode.NOT_FOUND
+    assert (watch.code, watch.messages) == (grpc.StatusCode.DEADLINE_EXCEEDED, [b"\x08\x01"])
+
+
+async def test_stream_needs_a_server_over_grpc() -> None:
+    async with (
+        ScriptedServer(_model) as server,
+        running_gateway(server.url) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        response = await client.call("ModelStreamInfer", _request(raw=True))
+    assert response.code is grpc.StatusCode.UNIMPLEMENTED

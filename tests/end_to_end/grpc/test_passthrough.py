@@ -1,0 +1,348 @@
+"""Calls over gRPC pass to servers over gRPC: messages, metadata, deadlines and statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.support.gateway import running_gateway, until
+from tests.support.grpc.client import SERVICE, grpc_client
+from tests.support.grpc.proto_file import message_class
+from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
+
+VALUES = np.arange(4, dtype="<f4")
+
+
+def infer_request(model: str = "m", values: bytes = VALUES.tobytes(), version: str = "") -> bytes:
+    """Write a ModelInferRequest with raw contents."""
+    request = message_class("ModelInferRequest")(model_name=model, model_version=version, id="7")
+    request.inputs.add(name="IN", datatype="FP32", shape=[len(values) // 4])
+    request.raw_input_contents.append(values)
+    return bytes(request.SerializeToString())
+
+
+async def test_unary_call_passes_untouched(server: GrpcServer) -> None:
+    async with running_gateway(server.url) as gateway, grpc_client(gateway.url) as client:
+        response = await client.call("ModelInfer", infer_request())
+    assert server.requests == [infer_request()]
+    read = message_class("ModelInferResponse").FromString(response.message)
+    assert (read.id, read.raw_output_contents[0]) == ("7", VALUES.tobytes())
+
+
+async def test_metadata_passes_both_ways() -> None:
+    def echo(data: bytes, context: grpc.ServicerContext) -> bytes:
+        sent = dict(context.invocation_metadata())
+        context.send_initial_metadata((("x-head", "1"), ("x-head-bin", b"\x00\xff")))
+        context.set_trailing_metadata(
+            (("x-tail", sent["x-own"]), ("x-tail-bin", sent["x-own-bin"]))
+        )
+        return b""
+
+    with grpc_server(unary={"ModelInfer": echo}) as server:
+        async with running_gateway(server.url) as gateway, grpc_client(gateway.url) as client:
+            response = await client.call(
+                "ModelInfer",
+                infer_request(),
+                metadata=[("x-own", "a b"), ("x-own-bin", b"\x01\xfe")],
+            )
+    (seen,) = map(dict, server.metadata)
+    assert response.headers["x-head"] == "1"
+    assert response.headers["x-head-bin"] == b"\x00\xff"
+    assert (response.trailers["x-tail"], response.trailers["x-tail-bin"]) == ("a b", b"\x01\xfe")
+    assert seen["x-forwarded-for"] == "127.0.0.1"
+    assert response.headers["x-request-id"] == seen["x-request-id"]
+
+
+async def test_key_is_withheld_from_the_server(server: GrpcServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret-of-the-team\n")
+    general = {"api_keys": {"team": {"file": str(keys), "header": "X-Api-Key"}}}
+    async with (
+        running_gateway(server.url, route={"auth": ["team"]}, general=general) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        refused = await client.call("ModelInfer", infer_request())
+        served = await client.call(
+            "ModelInfer", infer_request(), metadata=[("x-api-key", "secret-of-the-team")]
+        )
+    assert refused.code is grpc.StatusCode.UNAUTHENTICATED
+    assert served.code is grpc.StatusCode.OK
+    assert [name for seen in server.metadata for name, _ in seen if name == "x-api-key"] == []
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.value[0]])
+async def test_status_of_the_server_passes_with_its_text(code: grpc.StatusCode) -> None:
+    with grpc_server(unary={"ModelInfer": fail(code, "größer als 5 %\n")}) as server:
+        async with running_gateway(server.url) as gateway, grpc_client(gateway.url) as client:
+            response = await client.call("ModelInfer", infer_request())
+    assert (response.code, response.text) == (code, "größer als 5 %\n")
+
+
+async def test_deadline_is_passed_on_shortened() -> None:
+    left: list[float] = []
+
+    def note(data: bytes, context: grpc.ServicerContext) -> bytes:
+        left.append(context.time_remaining())
+        return b""
+
+    with grpc_server(unary={"ModelInfer": note}) as server:
+        async with running_gateway(server.url) as gateway, grpc_client(gateway.url) as client:
+            assert (await client.call("ModelInfer", infer_request(), timeout=7)).messages == [b""]
+    assert 0 < left[0] <= 7
+
+
+async def test_deadline_of_the_client_ends_the_call_at_the_server() -> None:
+    cancelled = threading.Event()
+
+    def hang(data: bytes, context: grpc.ServicerContext) -> bytes:
+        context.add_callback(cancelled.set)
+        cancelled.wait(5)
+        return b""
+
+    with grpc_server(unary={"ModelInfer": hang}) as server:
+        async with running_gateway(server.url) as gateway, grpc_client(gateway.url) as client:
+            response = await client.call("ModelInfer", infer_request(), timeout=0.3)
+            assert await asyncio.to_thread(cancelled.wait, 5)
+    assert response.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_cancellation_reaches_the_server() -> None:
+    began, cancelled = threading.Event(), threading.Event()
+
+    def hang(data: bytes, context: grpc.ServicerContext) -> bytes:
+        context.add_callback(cancelled.set)
+        began.set()
+        cancelled.wait(5)
+        return b""
+
+    with grpc_server(unary={"ModelInfer": hang}) as server:
+        async with running_gateway(server.url) as gateway, grpc_client(gateway.url) as client:
+            call = client.channel.unary_unary(f"/{SERVICE}/ModelInfer").future(infer_request())
+            assert await asyncio.to_thread(began.wait, 5)
+            call.cancel()
+            assert await asyncio.to_thread(cancelled.wait, 5)
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_compressed_message_is_routed_by_its_model(
+    server: GrpcServer, compression: grpc.Compression
+) -> None:
+    values = np.zeros(5000, "<f4").tobytes()  # below some size grpcio does not compress
+    route = {"match": {"model": "zeros"}}
+    async with (
+        running_gateway(server.url, route=route) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        served = await client.call(
+            "ModelInfer", infer_request("zeros", values), compression=compression
+        )
+        refused = await client.call(
+            "ModelInfer", infer_request("others", values), compression=compression
+        )
+    assert served.code is grpc.StatusCode.OK
+    assert server.requests == [infer_request("zeros", values)]
+    assert refused.code is grpc.StatusCode.NOT_FOUND
+    assert "model others" in refused.text
+
+
+async def test_route_is_found_by_a_model_at_the_end_of_a_message(server: GrpcServer) -> None:
+    first = infer_request("", VALUES.tobytes())
+    last = message_class("ModelInferRequest")(model_name="m").SerializeToString()
+    route = {"match": {"model": "m"}}
+    async with (
+        running_gateway(server.url, route=route) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        response = await client.call("ModelInfer", first + bytes(last))
+    assert response.code is grpc.StatusCode.OK, response.text
+    assert server.requests == [first + last]
+
+
+async def test_large_message_that_renames_its_model_at_the_end_is_refused(
+    server: GrpcServer,
+) -> None:
+    large = infer_request("allowed", np.zeros(200_000, "<f4").tobytes())
+    last = message_class("ModelInferRequest")(model_name="denied").SerializeToString()
+    route = {"match": {"model": "allowed"}}
+    async with (
+        running_gateway(server.url, route=route) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        refused = await client.call("ModelInfer", large + bytes(last))
+        served = await client.call("ModelInfer", large)
+    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "'denied'" in refused.text
+    assert served.code is grpc.StatusCode.OK, served.text
+    assert server.requests == [large]
+
+
+async def test_operation_may_be_denied(server: GrpcServer) -> None:
+    async with (
+        running_gateway(server.url, route={"deny_operations": ["infer"]}) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        unary = await client.call("ModelInfer", infer_request())
+        stream = await client.call("ModelStreamInfer", infer_request())
+        other = await client.call("ModelReady", b"\x0a\x01m")
+    assert (unary.code, stream.code) == (grpc.StatusCode.PERMISSION_DENIED,) * 2
+    assert other.code is grpc.StatusCode.OK
+    assert server.paths == [f"/{SERVICE}/ModelReady"]
+
+
+async def test_unknown_method_passes(server: GrpcServer) -> None:
+    server.unary["/my.Service/Do"] = lambda data, _: data + data
+    async with running_gateway(server.url) as gateway, grpc_client(gateway.url) as client:
+        known = await client.call("/my.Service/Do", b"abc")
+        unknown = await client.call("/my.Service/Else", b"abc")
+    assert known.message == b"abcabc"
+    assert unknown.code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_stream_passes_message_by_message() -> None:
+    """Each response comes before the next request is sent."""
+    with grpc_server() as server:
+        async with running_gateway(server.url) as gateway, grpc_client(gateway.url) as client:
+
+            def talk() -> list[bytes]:
+                requests: queue.Queue[bytes | None] = queue.Queue()
+                call = client.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(
+                    iter(requests.get, None), timeout=10
+                )
+                received = []
+                for number in range(5):
+                    requests.put(infer_request("m", np.full(3, number, "<f4").tobytes()))
+                    received.append(next(call))
+                requests.put(None)
+                assert list(call) == []
+                return received
+
+            received = await asyncio.to_thread(talk)
+    for number, message in enumerate(received):
+        assert np.full(3, number, "<f4").tobytes() in message
+
+
+async def test_stream_may_not_change_to_a_model_of_another_route(server: GrpcServer) -> None:
+    others = {"others": {"endpoints": [server.url], "dialect": "triton"}}
+    general = {
+        "routes": [
+            {"match": {"model": "one"}, "upstream": "servers"},
+            {"match": {"model": "two"}, "upstream": "others"},
+        ]
+    }
+    async with (
+        running_gateway(server.url, others=others, general=general) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        response = await client.call(
+            "ModelStreamInfer", infer_request("one"), infer_request("one"), infer_request("two")
+        )
+    assert response.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert '"two"' in response.text
+
+
+async def test_call_is_retried_where_an_endpoint_is_gone(server: GrpcServer, gone: str) -> None:
+    async with (
+        running_gateway(gone, server.url) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        for _ in range(4):
+            assert (await client.call("ModelInfer", infer_request())).code is grpc.StatusCode.OK
+    assert len(server.requests) == 4
+
+
+async def test_status_is_retried_as_over_http(server: GrpcServer) -> None:
+    busy = fail(grpc.StatusCode.UNAVAILABLE, "busy")
+    with grpc_server(unary={"ModelInfer": busy}) as other:
+        async with (
+            running_gateway(other.url, server.url, route={"retry_on": [503]}) as gateway,
+            grpc_client(gateway.url) as client,
+        ):
+            for _ in range(4):
+                response = await client.call("ModelInfer", infer_request())
+                assert response.code is grpc.StatusCode.OK, response.text
+    assert other.paths
+
+
+async def test_failing_endpoint_is_ejected(server: GrpcServer) -> None:
+    busy = fail(grpc.StatusCode.UNAVAILABLE, "busy")
+    outliers = {"consecutive_failures": 2, "base_ejection_time": "30s", "failure_statuses": [503]}
+    with grpc_server(unary={"ModelInfer": busy}) as other:
+        async with (
+            running_gateway(
+                other.url, server.url, upstream={"outlier_detection": outliers}
+            ) as gateway,
+            grpc_client(gateway.url) as client,
+        ):
+            for _ in range(8):
+                await client.call("ModelInfer", infer_request())
+    assert len(other.paths) == 2
+    assert len(server.requests) == 6
+
+
+async def test_server_that_is_gone_is_named_by_its_upstream(gone: str) -> None:
+    async with running_gateway(gone) as gateway, grpc_client(gateway.url) as client:
+        response = await client.call("ModelInfer", infer_request())
+    assert response.code is grpc.StatusCode.UNAVAILABLE
+    assert "upstream 'servers'" in response.text
+    assert "127.0.0.1" not in response.text
+
+
+async def test_mirror_gets_a_copy(server: GrpcServer) -> None:
+    with grpc_server() as copy:
+        others = {"copies": {"endpoints": [copy.url], "dialect": "triton"}}
+        route = {"mirror": {"upstream": "copies", "percent": 100}}
+        async with (
+            running_gateway(server.url, others=others, route=route) as gateway,
+            grpc_client(gateway.url) as client,
+        ):
+            assert (await client.call("ModelInfer", infer_request())).code is grpc.StatusCode.OK
+            await until(lambda: copy.requests)
+    assert copy.requests == server.requests == [infer_request()]
+
+
+async def test_deadline_that_a_client_sets_is_no_failure_of_the_server() -> None:
+    release = threading.Event()
+
+    def hang(data: bytes, context: grpc.ServicerContext) -> bytes:
+        release.wait(5)
+        return b""
+
+    with grpc_server(unary={"ModelInfer": hang}) as server:
+        async with running_gateway(server.url) as gateway, grpc_client(gateway.url) as client:
+            for _ in range(3):
+                late = await client.call("ModelInfer", infer_request(), timeout=0.05)
+                assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
+            await gateway.until_idle()
+            (state,) = gateway.pool.snapshot()
+            release.set()
+    assert (state.consecutive_failures, state.last_error) == (0, None)
+
+
+async def test_stream_may_be_silent_for_longer_than_a_body(server: GrpcServer) -> None:
+    async with (
+        running_gateway(server.url, min_body_rate="1MiB", min_body_rate_grace="10ms") as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+
+        def talk() -> int:
+            requests: queue.Queue[bytes | None] = queue.Queue()
+            call = client.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(
+                iter(requests.get, None), timeout=10
+            )
+            received = 0
+            for _ in range(3):
+                requests.put(infer_request())
+                next(call)
+                received += 1
+                time.sleep(0.1)
+            requests.put(None)
+            return received
+
+        assert await asyncio.to_thread(talk) == 3

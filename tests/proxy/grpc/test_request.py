@@ -1,0 +1,220 @@
+"""The model of a gRPC call is found wherever it stands, however the request is cut."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.grpc.framing import frame
+from gateway.protocol.grpc.methods import find_method
+from gateway.protocol.grpc.model_scanner import ScannedModel
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.admission.memory_budget import MemoryBudget
+from gateway.proxy.grpc.request import GrpcRequest, is_grpc
+from gateway.proxy.interfaces import ClientRequest
+from gateway.sizes import CONVERT_CHUNK
+from tests.support.grpc.proto_file import ModelInferRequest
+
+SERVICE = "/inference.GRPCInferenceService"
+LARGE = bytes(CONVERT_CHUNK + 1)
+
+
+class _Client(ClientRequest):
+    """A request whose body comes in these pieces."""
+
+    def __init__(self, pieces: Sequence[bytes], method: str, encoding: str = "") -> None:
+        self.method = "POST"
+        self.target = f"{SERVICE}/{method}"
+        fields = {"Content-Type": "application/grpc"}
+        if encoding:
+            fields["grpc-encoding"] = encoding
+        self.headers = CIMultiDictProxy(CIMultiDict(fields))
+        self.content_length = None
+        self.carries_trailers = True
+        self._pieces = [piece for piece in pieces if piece]
+        self.reads = 0
+
+    async def read(self) -> bytes:
+        self.reads += 1
+        return self._pieces.pop(0) if self._pieces else b""
+
+
+def _message(model: str = "m", version: str = "", data: bytes = b"") -> bytes:
+    request = ModelInferRequest(model_name=model, model_version=version)
+    if data:
+        request.raw_input_contents.append(data)
+    encoded = bytes(request.SerializeToString())
+    return frame(len(encoded)) + encoded
+
+
+def _grpc(
+    *pieces: bytes, method: str = "ModelInfer", encoding: str = "", cap: int = 2**30
+) -> GrpcRequest:
+    client = _Client(pieces, method, encoding)
+    return GrpcRequest(client, find_method(client.target), cap, ahead_cap=cap)
+
+
+async def _find(request: GrpcRequest) -> tuple[ScannedModel, tuple[str, ...]]:
+    with Deadline(10, 10) as deadline, MemoryBudget(2**40).reserve() as reservation:
+        return await request.find_model(deadline, reservation)
+
+
+async def _rest(request: GrpcRequest) -> bytes:
+    pieces = []
+    while piece := await request.read():
+        pieces.append(bytes(piece))
+    return b"".join(pieces)
+
+
+def _cut(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
+    return [data[start:end] for start, end in pairwise(places)]
+
+
+@given(cuts=st.lists(st.integers(0, 10_000)), size=st.sampled_from([0, 100, len(LARGE)]))
+async def test_model_is_found_and_the_body_passes_whole_however_it_is_cut(
+    cuts: list[int], size: int
+) -> None:
+    body = _message("model", "3", bytes(size))
+    request = _grpc(*_cut(body, cuts))
+    model, names = await _find(request)
+    assert (model, names) == (ScannedModel("model", "3"), ("model",))
+    assert await _rest(request) == body
+
+
+async def test_small_body_is_read_to_its_end_and_has_a_length() -> None:
+    body = _message(data=b"abcd")
+    request = _grpc(body[:3], body[3:])
+    await _find(request)
+    assert request.content_length == len(body)
+
+
+async def test_large_body_is_read_until_it_names_a_model() -> None:
+    body = _message(data=LARGE)
+    client = _Client([body[:100], body[100:200], body[200:]], "ModelInfer")
+    request = GrpcRequest(client, find_method(client.target), 2**30, 2**30)
+    assert (await _find(request))[0].name == "m"
+    assert (client.reads, request.content_length) == (1, None)
+
+
+async def test_first_message_of_a_stream_is_enough() -> None:
+    first, second = _message("one"), _message("one")
+    client = _Client([first, second], "ModelStreamInfer")
+    request = GrpcRequest(client, find_method(client.target), 2**30, 2**30)
+    assert (await _find(request))[0].name == "one"
+    assert client.reads == 1
+    assert await _rest(request) == first + second
+
+
+async def test_each_further_message_of_a_stream_is_checked() -> None:
+    seen: list[ScannedModel] = []
+    request = _grpc(*map(_message, ["one", "two", "three"]), method="ModelStreamInfer")
+    await _find(request)
+    request.route(2**30, lambda model, _: seen.append(model))
+    await _rest(request)
+    assert [model.name for model in seen] == ["two", "three"]
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_name_at_the_end_counts(is_large: bool) -> None:
+    data = LARGE if is_large else b"abcd"
+    encoded = _message("", data=data)[5:] + bytes(
+        ModelInferRequest(model_name="m").SerializeToString()
+    )
+    body = frame(len(encoded)) + encoded
+    request = _grpc(body[:1000], body[1000:])
+    assert (await _find(request))[0].name == "m"
+    assert await _rest(request) == body
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+async def test_compressed_message_names_its_model(encoding: str, compress: type[bytes]) -> None:
+    compressed = compress(_message("model", data=LARGE)[5:])
+    body = frame(len(compressed), is_compressed=True) + compressed
+    request = _grpc(body[:7], body[7:], encoding=encoding)
+    assert (await _find(request))[0].name == "model"
+    assert await _rest(request) == body
+
+
+def _compressed(data: bytes) -> bytes:
+    return frame(len(data), is_compressed=True) + data
+
+
+@pytest.mark.parametrize(
+    ("pieces", "encoding", "kind", "text"),
+    [
+        ([b"\x02\0\0\0\0"], "", ErrorKind.BAD_REQUEST, "flag 2"),
+        ([b"\0\0\0\0\x09abc"], "", ErrorKind.BAD_REQUEST, "ends after"),
+        ([b"\0\0"], "", ErrorKind.BAD_REQUEST, "ends within"),
+        ([_message(), _message()], "", ErrorKind.BAD_REQUEST, "takes one message"),
+        ([b"\0\xff\xff\xff\xff"], "", ErrorKind.TOO_LARGE, "limits.max_request_bytes"),
+        ([_compressed(b"abc")], "", ErrorKind.UNSUPPORTED, "identity"),
+        ([_compressed(b"abc")], "br", ErrorKind.UNSUPPORTED, '"br"'),
+        ([_compressed(b"abc")], "gzip", ErrorKind.BAD_REQUEST, "broken compressed"),
+        (
+            [_compressed(gzip.compress(b"\x0a\x01m")[:-4])],
+            "gzip",
+            ErrorKind.BAD_REQUEST,
+            "cut short",
+        ),
+        (
+            [_compressed(gzip.compress(_message(data=bytes(2**20))[5:]))],
+            "gzip",
+            ErrorKind.TOO_LARGE,
+            "becomes larger",
+        ),
+    ],
+)
+async def test_invalid_request_is_refused(
+    pieces: list[bytes], encoding: str, kind: ErrorKind, text: str
+) -> None:
+    with pytest.raises(GatewayError) as caught:
+        await _find(_grpc(*pieces, encoding=encoding, cap=2**19))
+    assert caught.value.kind is kind
+    assert text in caught.value.message
+
+
+async def test_large_message_without_a_model_is_not_buffered_for_ever() -> None:
+    body = _message("", data=bytes(2**20))
+    client = _Client(
+        [body[start : start + 2**16] for start in range(0, len(body), 2**16)], "ModelInfer"
+    )
+    request = GrpcRequest(client, find_method(client.target), 2**30, ahead_cap=2**18)
+    with pytest.raises(GatewayError, match="names no model in its first 262144 bytes"):
+        await _find(request)
+
+
+async def test_smaller_cap_of_the_route_applies() -> None:
+    request = _grpc(_message(data=bytes(1000)))
+    await _find(request)
+    with pytest.raises(GatewayError, match="larger than 100 bytes"):
+        request.route(100, lambda model, names: None)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "expected"),
+    [
+        ("application/grpc", True),
+        ("application/grpc+proto", True),
+        ("application/grpc;x=y", True),
+        ("application/grpc-web", False),
+        ("application/json", False),
+        ("", False),
+    ],
+)
+def test_grpc_is_told_by_its_content_type(content_type: str, expected: bool) -> None:
+    request = _Client([], "ModelInfer")
+    request.headers = CIMultiDictProxy(CIMultiDict({"Content-Type": content_type}))
+    assert is_grpc(request) is expected
+    request.carries_trailers = False
+    assert not is_grpc(request)

@@ -1,0 +1,92 @@
+"""A gRPC client on grpcio, in threads of its own: the gateway runs in the test's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+
+SERVICE = "inference.GRPCInferenceService"
+PATIENCE = 10.0
+
+
+@dataclass(frozen=True)
+class GrpcResponse:
+    """How a call ended: its messages, its status and its metadata."""
+
+    messages: list[bytes]
+    code: grpc.StatusCode
+    text: str
+    headers: dict[str, Any]
+    trailers: dict[str, Any]
+
+    @property
+    def message(self) -> bytes:
+        """Return the one message of a call that succeeded."""
+        assert self.code is grpc.StatusCode.OK, (self.code, self.text)
+        (message,) = self.messages
+        return message
+
+
+class GrpcClient:
+    """Makes calls with messages as bytes."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+
+    async def call(
+        self,
+        method: str,
+        *requests: bytes,
+        metadata: Sequence[tuple[str, str | bytes]] = (),
+        timeout: float = PATIENCE,  # noqa: ASYNC109  (that of grpcio)
+        compression: grpc.Compression | None = None,
+    ) -> GrpcResponse:
+        """Make a call; ``method`` is one of the inference service, or a path."""
+        path = method if method.startswith("/") else f"/{SERVICE}/{method}"
+
+        def run() -> GrpcResponse:
+            call = self.channel.stream_stream(path)(
+                iter(requests), timeout=timeout, metadata=metadata, compression=compression
+            )
+            messages: list[bytes] = []
+            with suppress(grpc.RpcError):
+                messages.extend(call)
+            return GrpcResponse(
+                messages,
+                call.code(),
+                call.details() or "",
+                _as_dict(call.initial_metadata()),
+                _as_dict(call.trailing_metadata()),
+            )
+
+        return await asyncio.to_thread(run)
+
+
+@asynccontextmanager
+async def grpc_client(
+    url: str, options: Iterable[tuple[str, Any]] = ()
+) -> AsyncIterator[GrpcClient]:
+    """Connect to the address of a URL."""
+    channel = grpc.insecure_channel(
+        urlsplit(url).netloc,
+        options=(
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            *options,
+        ),
+    )
+    try:
+        yield GrpcClient(channel)
+    finally:
+        await asyncio.to_thread(channel.close)
+
+
+def _as_dict(metadata: Any) -> dict[str, Any]:
+    return dict(metadata or ())
