@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from urllib.parse import unquote
 
 import orjson
 from multidict import CIMultiDict
@@ -44,6 +45,7 @@ from gateway.proxy.grpc.infer import grpc_as_http, grpc_infer, grpc_model_config
 from gateway.proxy.grpc.passthrough import client_timeout, grpc_passthrough
 from gateway.proxy.grpc.request import GrpcRequest, is_grpc
 from gateway.proxy.grpc.response import send_grpc_error
+from gateway.proxy.grpc.rewrite import ModelRewriter
 from gateway.proxy.headers import to_server
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
@@ -123,19 +125,26 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
         rpcs = [operation_of(rpc, name, model.version) for name in names or ("",)]
         return router.find(request.method, request.target, request.headers, tuple(rpcs))
 
-    def check(model: ScannedModel, names: tuple[str, ...]) -> None:
-        if find(model, names).labels.route != response.record.labels.route:
-            raise bad_request(
-                f"model {quote_value(model.name)} has another route than the stream, which began "
-                f"with model {quote_value(response.record.labels.model)}"
-            )
-
     async def find_route(deadline: Deadline) -> None:
         nonlocal route_match
-        model, names = await grpc_request.find_model(deadline, reservation)
-        route_match = find(model, names)
-        response.record.labels = route_match.labels
-        grpc_request.route(route_match.choice.next.limits.max_request_bytes, check)
+        first, first_names = await grpc_request.find_model(deadline, reservation)
+        found = find(first, first_names)
+        response.record.labels = found.labels
+
+        def check(model: ScannedModel, names: tuple[str, ...]) -> None:
+            if find(model, names).labels.route != found.labels.route:
+                raise bad_request(
+                    f"model {quote_value(model.name)} has another route than the stream, which "
+                    f"began with model {quote_value(first.name)}"
+                )
+
+        route_limits, rewriter = found.choice.next.limits, None
+        if (rewrite := found.rewrite) is not None:
+            cap = route_limits.max_buffered_body_bytes
+            names = unquote(rewrite.model), unquote(rewrite.version or "")
+            rewriter = ModelRewriter(rpc, *names, request.headers, cap, reservation)
+        grpc_request.route(route_limits.max_request_bytes, check, rewriter)
+        route_match = found
 
     with router.memory_budget.reserve() as reservation:
         try:

@@ -21,7 +21,6 @@ from gateway.protocol.operations import (
     operation_name,
     parse_operation,
     parse_operation_variants,
-    quote_name,
     replace_model,
 )
 from gateway.protocol.request_header import client_form
@@ -53,7 +52,7 @@ _ALL_ROUTES_KINDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """The model that servers get instead, and its version if there is one."""
+    """The model that servers get instead, and its version if there is one: quoted, as in paths."""
 
     model: str
     version: str | None = None
@@ -119,8 +118,9 @@ def collect_upstreams(routes: Iterable[Route]) -> tuple[Upstream, ...]:
 class RouteMatch:
     """Where requests with the same head go, and what the server gets.
 
-    ``operation`` and ``target`` are those for the server. ``upstreams`` are all that serve an
-    operation over several servers: those of the route, or those of all routes open to the client.
+    ``operation`` and ``target`` are those for the server. ``rewrite`` is what a gRPC call's
+    messages have still to get. ``upstreams`` are all that serve an operation over several servers:
+    those of the route, or those of all routes open to the client.
     """
 
     choice: WeightedChoice[Destination]
@@ -132,6 +132,7 @@ class RouteMatch:
     codings: tuple[str, ...] = ()
     header_policy: ResponseHeaderPolicy | None = None
     labels: CallLabels = NO_LABELS
+    rewrite: Rewrite | None = None
 
     @property
     def is_passthrough(self) -> bool:
@@ -249,8 +250,10 @@ class Router:
             upstreams = collect_upstreams(
                 each for each in self.routes if each.lists(operation.kind, keys)
             )
+        rewrite = None
         if route.rewrite is not None and rpcs:
             operation = _rewrite_operation(route.rewrite, operation)
+            rewrite = None if operation.model is None else route.rewrite
         elif route.rewrite is not None:
             target = self._rewrite(route.rewrite, method, target, headers)
             operation = parse_operation(method, target)
@@ -269,6 +272,7 @@ class Router:
             route.codings,
             targets.header_policy,
             call_labels(route.name, operation, headers, is_grpc=bool(rpcs)),
+            rewrite,
         )
 
     def _find_route(
@@ -309,11 +313,15 @@ class Router:
 
 
 def _rewrite_operation(rewrite: Rewrite, operation: Operation) -> Operation:
-    """Replace the model of a gRPC call that names one."""
-    if operation.model is None:
+    """Replace the model of a gRPC call.
+
+    A call for the server as a whole names none. An infer call whose first message names none gets
+    the model too: a later message of the stream might name another one.
+    """
+    if operation.model is None and operation.kind is not OperationKind.INFER:
         return operation
-    version = operation.version if rewrite.version is None else quote_name(rewrite.version)
-    return Operation(operation.kind, quote_name(rewrite.model), version)
+    version = operation.version if rewrite.version is None else rewrite.version
+    return Operation(operation.kind, rewrite.model, version)
 
 
 def _widest(limits: Sequence[Limits]) -> Limits:

@@ -414,6 +414,25 @@ async def test_route_match_has_the_rewritten_operation_and_target() -> None:
     assert found.operation == Operation(OperationKind.INFER, "resnet50", "3")
 
 
+@pytest.mark.parametrize(
+    ("rpc", "rewritten"),
+    [
+        (Operation(OperationKind.INFER, "m", "1"), Operation(OperationKind.INFER, "new%2F", "3")),
+        # A later message of a stream might name a model.
+        (Operation(OperationKind.INFER), Operation(OperationKind.INFER, "new%2F", "3")),
+        (Operation(OperationKind.ALL_STATISTICS), None),
+    ],
+)
+async def test_route_match_of_a_grpc_call_has_the_rewrite_of_its_messages(
+    rpc: Operation, rewritten: Operation | None
+) -> None:
+    rewrite = Rewrite("new%2F", "3")
+    router = Router([Route(Match(), (make_destination(ReadyEndpoint()),), rewrite=rewrite)])
+    found = router.find("POST", "/inference.GRPCInferenceService/Any", _headers(), (rpc,))
+    assert found.operation == (rewritten or rpc)
+    assert found.rewrite == (rewrite if rewritten else None)
+
+
 # ------------------------------------------------------------------------ upstreams and passthrough
 
 

@@ -81,6 +81,11 @@ class ModelScanner:
         return tuple(name for name in known if name)
 
     @property
+    def name_field(self) -> int:
+        """Return the number of the field that has the name; 0 if none is known."""
+        return next((number for number in self._name_fields if self._values.get(number)), 0)
+
+    @property
     def model(self) -> ScannedModel:
         """Return what is known so far."""
         names = self.names

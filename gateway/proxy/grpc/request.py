@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
@@ -14,6 +14,7 @@ from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.grpc.compression import MessageDecompressor
+from gateway.proxy.grpc.rewrite import ModelRewriter
 from gateway.proxy.interfaces import ClientRequest
 from gateway.sizes import CONVERT_CHUNK
 
@@ -36,8 +37,9 @@ def is_grpc(request: ClientRequest) -> bool:
 class GrpcRequest(ClientRequest):
     """Reads the messages of a call, and finds the models that they name.
 
-    ``read`` gives the body as it came; what ``find_model`` has read ahead comes again. ``cap``
-    limits the bytes of a message, ``ahead_cap`` those that are read ahead.
+    ``read`` gives the body as it came, unless its route rewrites the model; what ``find_model``
+    has read ahead comes again. ``cap`` limits the bytes of a message, ``ahead_cap`` those that are
+    read ahead.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class GrpcRequest(ClientRequest):
         self.rpc = method
         self._is_complete = False
         self._check_model: ModelCheck | None = None
+        self._rewriter: ModelRewriter | None = None
         self._message_size = 0
         self._request = request
         self._messages = MessageReader(cap, _CAP_NAME, REQUEST)
@@ -60,8 +63,8 @@ class GrpcRequest(ClientRequest):
         self._decompressor: MessageDecompressor | None = None
         self._cap = cap
         self._ahead_cap = ahead_cap
-        self._ahead: deque[bytes] = deque()
-        self._is_found = False
+        self._ready: deque[bytes | memoryview] = deque()
+        """What the next reads return."""
 
     async def find_model(
         self, deadline: Deadline, reservation: Reservation
@@ -82,40 +85,74 @@ class GrpcRequest(ClientRequest):
                     f"the request names no model in its first {self._ahead_cap} bytes "
                     "(limits.max_buffered_body_bytes)",
                 )
-            piece = await self.read_within(deadline)
+            piece = await self._receive(self._request.read_within(deadline))
             if not piece:
                 self._is_complete = True
                 self.content_length = size
                 break
             size += len(piece)
             reservation.grow(len(piece))
-            self._ahead.append(bytes(piece))  # a memoryview would pin its whole slab
-        self._is_found = True
+            self._ready.append(bytes(piece))  # a memoryview would pin its whole slab
         scanner = self._scanner
         return scanner.model if scanner.ended else scanner.take(), scanner.names
 
-    def route(self, cap: int, check_model: ModelCheck) -> None:
+    def route(
+        self, cap: int, check_model: ModelCheck, rewriter: ModelRewriter | None = None
+    ) -> None:
         """Apply what the call's route says: the bytes of a message, and where others may go.
 
-        Raises GatewayError (413) if the first message is larger.
+        With a rewriter, all messages get the model of the route. Raises GatewayError: 413 if the
+        first message is larger, and what the rewriter raises.
         """
         self._cap = cap
         self._check_model = check_model
         self._check_size()
+        self._rewriter = rewriter
+        if rewriter is not None:
+            read_ahead, self._ready = self._ready, deque()
+            for piece in read_ahead:
+                self._ready.extend(rewriter.feed(piece, self._name_field))
+            if self._is_complete:
+                self.content_length = sum(map(len, self._ready))
 
     async def read(self) -> bytes | memoryview:
         """Return the next piece of the body; see ClientRequest."""
-        if self._is_found and self._ahead:
-            return self._ahead.popleft()
-        if self._is_complete:
-            return b""
-        piece = await self._request.read()
+        return await self._read(self._request.read)
+
+    async def read_within(self, deadline: Deadline) -> bytes | memoryview:
+        """Read as ``read`` does, with the client expected; see ClientRequest."""
+        deadline.expect_client()
+        return await self._read(lambda: self._request.read_within(deadline))
+
+    async def _read(
+        self, receive: Callable[[], Awaitable[bytes | memoryview]]
+    ) -> bytes | memoryview:
+        while not self._ready:
+            if self._is_complete:
+                return b""
+            piece = await self._receive(receive())
+            if not piece or self._rewriter is None:
+                return piece
+            self._ready.extend(self._rewriter.feed(piece, self._name_field))
+        return self._ready.popleft()
+
+    async def _receive(self, receiving: Awaitable[bytes | memoryview]) -> bytes | memoryview:
+        """Receive and scan the next piece of the body."""
+        piece = await receiving
         if piece:
             for part in self._messages.feed(piece):
                 self._scan(part)
         else:
             self._messages.end()
         return piece
+
+    @property
+    def _name_field(self) -> int:
+        """Return the field that has the name of the model in the message that was scanned last.
+
+        All messages of a stream have it in the same one.
+        """
+        return self._scanner.name_field or self.rpc.name_fields[0]
 
     def _check_size(self) -> None:
         if self._message_size > self._cap:

@@ -134,21 +134,23 @@ def test_first_of_several_fields_that_is_not_empty_is_the_name(
 
 
 @pytest.mark.parametrize(
-    ("message", "names"),
+    ("message", "names", "name_field"),
     [
-        (field(1, b"model"), ("model",)),
-        (field(2, b"model"), ("model",)),
-        (field(1, b"repository") + field(2, b"model"), ("model", "repository")),
-        (field(2, b"model") + field(1, b"repository"), ("model", "repository")),
-        (field(2, b"") + field(1, b"model"), ("model",)),
+        (field(1, b"model"), ("model",), 1),
+        (field(2, b"model"), ("model",), 2),
+        (field(1, b"repository") + field(2, b"model"), ("model", "repository"), 2),
+        (field(2, b"model") + field(1, b"repository"), ("model", "repository"), 2),
+        (field(2, b"") + field(1, b"model"), ("model",), 1),
+        (b"", (), 0),
     ],
 )
 def test_name_of_a_load_request_is_field_2_if_present(
-    message: bytes, names: tuple[str, ...]
+    message: bytes, names: tuple[str, ...], name_field: int
 ) -> None:
     scanner = ModelScanner((2, 1), None)
     assert scan(scanner, [message]) == ""
-    assert (scanner.model.name, scanner.names) == (names[0], names)
+    assert (scanner.model.name, scanner.names) == ((*names, "")[0], names)
+    assert scanner.name_field == name_field
 
 
 def test_model_of_an_infer_request_is_found() -> None:

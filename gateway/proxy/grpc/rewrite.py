@@ -1,0 +1,101 @@
+"""Rewrites the model of a gRPC call's messages: ``rewrite`` of a route."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from multidict import CIMultiDictProxy
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.error_vocabulary import REQUEST
+from gateway.protocol.grpc.framing import MessagePiece, MessageReader, frame
+from gateway.protocol.grpc.methods import GrpcMethod
+from gateway.protocol.grpc.wire import MAX_MESSAGE, bytes_field
+from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.grpc.compression import MessageDecompressor
+from gateway.sizes import CONVERT_CHUNK
+
+_CAP_NAME = "limits.max_buffered_body_bytes"
+
+
+class ModelRewriter:
+    """Gives each message of a request another model, and another version unless that is empty.
+
+    Of a field that occurs twice the last counts, so the new names are appended to a message while
+    it streams: https://protobuf.dev/programming-guides/encoding/#last-one-wins
+    The size precedes a message: a compressed one is buffered, up to ``cap`` bytes, and is sent
+    uncompressed.
+    """
+
+    def __init__(
+        self,
+        method: GrpcMethod,
+        model: str,
+        version: str,
+        headers: CIMultiDictProxy[str],
+        cap: int,
+        reservation: Reservation,
+    ) -> None:
+        self._model: Final = model.encode()
+        number = method.version_field
+        self._version: Final = bytes_field(number, version.encode()) if number and version else b""
+        # The names have the same size in each field, as its number is below 16.
+        self._added: Final = len(self._names(1))
+        self._headers: Final = headers
+        self._cap: Final = cap
+        self._reservation: Final = reservation
+        # Whoever reads the request has checked the sizes.
+        self._messages: Final = MessageReader(MAX_MESSAGE, "the most of protobuf", REQUEST)
+        self._decompressor: MessageDecompressor | None = None
+        self._text = bytearray()
+        self._reserved = 0
+
+    def feed(self, piece: bytes | memoryview, name_field: int) -> list[bytes | memoryview]:
+        """Return what to send for the next piece of the body, nothing while that is buffered.
+
+        ``name_field`` is the number of the field that has the model's name in the message that
+        ends in this piece. Raises GatewayError: 400 for a broken compressed message, 413, 503.
+        """
+        if self._decompressor is None:
+            self._reservation.grow(-self._reserved)  # that message was sent
+            self._reserved = 0
+        chunks: list[bytes | memoryview] = []
+        for part in self._messages.feed(piece):
+            if part.is_compressed:
+                self._decompress(part)
+                if part.ends:
+                    chunks += (self._prefix(len(self._text)), memoryview(self._text))
+                    self._text = bytearray()
+            else:
+                if part.begins:
+                    chunks.append(self._prefix(part.size))
+                chunks.append(part.data)
+            if part.ends:
+                chunks.append(self._names(name_field))
+        if sum(map(len, chunks)) <= CONVERT_CHUNK:
+            return [b"".join(chunks)] if chunks else []
+        return chunks
+
+    def _decompress(self, part: MessagePiece) -> None:
+        if part.begins:
+            self._decompressor = MessageDecompressor(self._headers, self._cap, _CAP_NAME)
+        assert self._decompressor is not None
+        for chunk in self._decompressor.feed(bytes(part.data)):
+            self._reservation.grow(len(chunk))
+            self._reserved += len(chunk)
+            self._text += chunk
+        if part.ends:
+            self._decompressor.end()
+            self._decompressor = None
+
+    def _prefix(self, size: int) -> bytes:
+        size += self._added
+        if size > MAX_MESSAGE:
+            raise GatewayError(
+                ErrorKind.TOO_LARGE,
+                f"the request has a gRPC message of {size} bytes, with the model of its route",
+            )
+        return frame(size)
+
+    def _names(self, name_field: int) -> bytes:
+        return bytes_field(name_field, self._model) + self._version
