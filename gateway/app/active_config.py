@@ -75,6 +75,7 @@ class RetiredConfigs:
 
     def add(self, active_config: ActiveConfig) -> None:
         """Close a configuration, on which no call begins any more, when its calls have ended."""
+        active_config.router.readiness.replaced = True
         task = asyncio.create_task(_close_when_idle(active_config))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -68,6 +68,8 @@ class Readiness:
         self._clock = clock
         self.draining = False
         """Whether the gateway is about to stop, whatever its upstreams do."""
+        self.replaced = False
+        """Whether other settings are in use."""
         self._unready = ""
         self._public_reason = ""
         self._expires = float("-inf")
@@ -77,6 +79,13 @@ class Readiness:
     def names(self) -> list[str]:
         """Return the names of the required upstreams."""
         return [upstream.name for upstream in self._upstreams]
+
+    @property
+    def end_of_streams(self) -> str:
+        """Say why calls that may run for days have to end; empty if they need not."""
+        if self.draining:
+            return "the gateway is stopping"
+        return "the gateway has new settings" if self.replaced else ""
 
     async def check(self) -> str:
         """Describe the upstreams that are not ready, and why; empty if all are.

@@ -56,8 +56,8 @@ async def _watch(call: Call, service: str, readiness: Readiness) -> None:
         if status != last:
             await write_message(response, (status,))
             last = status
-        if readiness.draining:
-            await send_status(response, GrpcStatus.UNAVAILABLE, "the gateway is stopping")
+        if reason := readiness.end_of_streams:
+            await send_status(response, GrpcStatus.UNAVAILABLE, reason)
             return
         await asyncio.sleep(CACHE_SECONDS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -239,6 +240,25 @@ async def test_health_is_checked_and_watched() -> None:
     assert check.message == b"\x08\x01"
     assert unknown.code is grpc.StatusCode.NOT_FOUND
     assert (watch.code, watch.messages) == (grpc.StatusCode.DEADLINE_EXCEEDED, [b"\x08\x01"])
+
+
+@pytest.mark.parametrize("cause", ["drain", "reload"])
+async def test_watch_of_health_ends_with_the_gateway_or_its_settings(cause: str) -> None:
+    async with (
+        ScriptedServer(_model) as server,
+        running_gateway(server.url) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        watch = client.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=20)
+        assert await asyncio.to_thread(next, watch) == b"\x08\x01"
+        if cause == "drain":
+            gateway.gateway.begin_draining()
+        else:
+            await gateway.gateway.reload(gateway.gateway.settings)
+        with pytest.raises(grpc.RpcError):
+            # A gateway that drains is not serving, which comes first.
+            await asyncio.to_thread(list, watch)
+        assert watch.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_stream_needs_a_server_over_grpc() -> None:
