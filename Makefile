@@ -25,7 +25,7 @@ PROCESSES ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled test-system fuzz soak lint format schema docs bench triton clean
+.PHONY: help demo test test-compiled test-system fuzz soak lint format schema descriptors docs bench triton clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ soak: .venv/.test-ready ## Keep the gateway under mixed traffic and failures, an
 schema: .venv/.demo-ready ## Write config/schema.json and docs/settings.md anew, after a change of the settings
 	@$(BIN)/tensorgate schema > config/schema.json
 	@$(BIN)/python -m docs.generate_settings
+
+descriptors: .venv/.test-ready ## Write gateway/protocol/grpc/descriptors.binpb anew, after a change of a .proto file
+	@$(BIN)/python -m tests.support.grpc.generate_descriptors
 
 docs: .venv/.test-ready ## Build the documentation as a site in .cache/site; a dead link is an error
 	@$(BIN)/python -m docs.generate_settings

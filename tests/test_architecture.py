@@ -160,6 +160,7 @@ TESTED_BY = {
     "proxy/cluster/scatter_gather.py": "proxy/cluster/test_aggregate.py",
     "proxy/destination.py": "proxy/test_dispatch.py",
     "proxy/filters/body_filter.py": "proxy/filters/test_chain.py",
+    "proxy/grpc/reflection.py": "end_to_end/grpc/test_reflection.py",
     "proxy/interfaces.py": "proxy/test_dispatch.py",
     "settings/api_keys.py": "settings/test_invalid_files.py",
     "settings/error_text.py": "settings/test_invalid_files.py",

@@ -38,6 +38,10 @@ def test_the_wheel_has_the_marker_of_typed_packages(wheel: frozenset[str]) -> No
     assert "gateway/py.typed" in wheel
 
 
+def test_the_wheel_has_the_descriptors_that_reflection_serves(wheel: frozenset[str]) -> None:
+    assert "gateway/protocol/grpc/descriptors.binpb" in wheel
+
+
 def test_the_wheel_holds_all_of_the_package_and_nothing_to_compile(wheel: frozenset[str]) -> None:
     sources = [path for path in (ROOT / "gateway").rglob("*") if path.suffix in (".py", ".pyi")]
     assert {path.relative_to(ROOT).as_posix() for path in sources} <= wheel

@@ -23,7 +23,12 @@ from gateway.errors import (
 from gateway.http1.content_codings import CODINGS
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
-from gateway.protocol.grpc.methods import HEALTH_SERVICE, find_method, operation_of
+from gateway.protocol.grpc.methods import (
+    HEALTH_SERVICE,
+    GrpcMethod,
+    find_method,
+    operation_of,
+)
 from gateway.protocol.grpc.model_scanner import ScannedModel
 from gateway.protocol.json_errors import quote_value
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
@@ -43,6 +48,7 @@ from gateway.proxy.filters.mirror import tee
 from gateway.proxy.grpc.health import serve_health
 from gateway.proxy.grpc.infer import grpc_as_http, grpc_infer, grpc_model_config
 from gateway.proxy.grpc.passthrough import client_timeout, grpc_passthrough
+from gateway.proxy.grpc.reflection import serve_reflection
 from gateway.proxy.grpc.request import GrpcRequest, is_grpc
 from gateway.proxy.grpc.response import send_grpc_error
 from gateway.proxy.grpc.rewrite import ModelRewriter
@@ -112,7 +118,7 @@ async def handle_request(request: ClientRequest, response: ClientResponse, route
 async def _handle_grpc(request: ClientRequest, response: ClientResponse, router: Router) -> None:
     """Serve one gRPC call, whose route depends on the model that its first message names."""
     response.is_grpc = True
-    rpc = find_method(request.target.partition("?")[0])
+    rpc = _rpc_of(request)
     limits = router.widest_limits
     if rpc.request_streams:
         limits = replace(limits, min_body_rate=0)  # the client may have nothing to say for a while
@@ -190,7 +196,9 @@ async def _serve_from_servers(
     deadline: Deadline,
 ) -> None:
     operation, destination = route_match.operation, route_match.choice.take()
-    is_for_one_server = route_match.is_passthrough or operation.kind in _ONE_SERVER_KINDS
+    is_for_one_server = not _is_reflection(request) and (
+        route_match.is_passthrough or operation.kind in _ONE_SERVER_KINDS
+    )
     if is_for_one_server:
         response.record.upstream = destination.upstream.name
 
@@ -271,7 +279,7 @@ async def proxy_call(call: Call) -> None:
 
 async def _proxy_grpc(call: Call, reservation: Reservation) -> None:
     """Serve a gRPC call from one server, untouched if that is reached over gRPC."""
-    upstream, rpc = call.destination.upstream, find_method(call.request.target.partition("?")[0])
+    upstream, rpc = call.destination.upstream, _rpc_of(call.request)
     if rpc.kind is OperationKind.CONFIG:
         await wait_for_dialects([upstream], call.deadline)
         if not upstream.dialect.has_config:
@@ -303,7 +311,7 @@ async def _serve_grpc_from_all(
     call: Call, upstreams: tuple[Upstream, ...], readiness: Readiness
 ) -> None:
     """Serve a gRPC call of the gateway itself, or over several servers."""
-    rpc = find_method(call.request.target.partition("?")[0])
+    rpc = _rpc_of(call.request)
 
     async def serve(as_http: Call) -> None:
         await _serve_from_all(as_http, upstreams, readiness)
@@ -311,8 +319,18 @@ async def _serve_grpc_from_all(
     with call.destination.memory_budget.reserve() as reservation:
         if rpc.service == HEALTH_SERVICE:
             await serve_health(call, rpc, readiness, reservation)
+        elif rpc.is_reflection:
+            await serve_reflection(call, readiness, reservation)
         else:
             await grpc_as_http(call, rpc, reservation, serve)
+
+
+def _is_reflection(request: ClientRequest) -> bool:
+    return is_grpc(request) and _rpc_of(request).is_reflection
+
+
+def _rpc_of(request: ClientRequest) -> GrpcMethod:
+    return find_method(request.target.partition("?")[0])
 
 
 async def send_error(

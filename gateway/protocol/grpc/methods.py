@@ -34,6 +34,11 @@ class GrpcMethod:
         """Return the path of its calls."""
         return f"/{self.service}/{self.name}"
 
+    @property
+    def is_reflection(self) -> bool:
+        """Tell whether it is server reflection, which the gateway serves itself."""
+        return self.service in REFLECTION_SERVICES and self.name == REFLECTION_METHOD
+
 
 INFERENCE_SERVICE: Final = "inference.GRPCInferenceService"
 TORCHSERVE_SERVICE: Final = "org.pytorch.serve.grpc.openinference.GRPCInferenceService"
@@ -43,6 +48,7 @@ REFLECTION_SERVICES: Final = (
     "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",
 )
+REFLECTION_METHOD: Final = "ServerReflectionInfo"
 
 
 def _inference_methods(service: str) -> tuple[GrpcMethod, ...]:
@@ -94,7 +100,7 @@ _METHODS: Final = (
     GrpcMethod(HEALTH_SERVICE, "Check", OperationKind.READINESS),
     GrpcMethod(HEALTH_SERVICE, "Watch", OperationKind.READINESS, response_streams=True),
     *(
-        GrpcMethod(service, "ServerReflectionInfo", OperationKind.OTHER, True, True)
+        GrpcMethod(service, REFLECTION_METHOD, OperationKind.OTHER, True, True)
         for service in REFLECTION_SERVICES
     ),
 )

@@ -1,6 +1,6 @@
-"""Builds message classes of the official protobuf runtime from the project's .proto file.
+"""Builds descriptors and message classes of the official runtime from the project's .proto files.
 
-It reads the few forms that the file has; protoc would need a compiler as a further dependency.
+It reads the few forms that the files have; protoc would need a compiler as a further dependency.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 import gateway
 
-PROTO_FILE = Path(gateway.__file__).parent / "protocol" / "grpc" / "inference.proto"
+FOLDER = Path(gateway.__file__).parent / "protocol" / "grpc"
 
-_TOKEN = re.compile(r"[\w.]+|[{}=;<>,]|\"[^\"]*\"")
+_TOKEN = re.compile(r"[\w.]+|[{}()=;<>,]|\"[^\"]*\"")
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
     "bool": _FIELD.TYPE_BOOL,
@@ -31,10 +31,10 @@ _SCALARS = {
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, name: str) -> None:
         self._tokens = _TOKEN.findall(re.sub(r"//.*", "", text))
         self._at = 0
-        self.file = descriptor_pb2.FileDescriptorProto(name=PROTO_FILE.name)
+        self.file = descriptor_pb2.FileDescriptorProto(name=name)
         self._named: list[tuple[Any, str, str]] = []
         self._types: dict[str, Any] = {}
         while self._at < len(self._tokens):
@@ -53,9 +53,34 @@ class _Parser:
             self._expect(";")
         elif keyword == "enum":
             self._parse_enum(self.file.enum_type.add(), f".{self.file.package}")
+        elif keyword == "service":
+            self._parse_service(self.file.service.add())
         else:
             assert keyword == "message", keyword
             self._parse_message(self.file.message_type.add(), f".{self.file.package}")
+
+    def _parse_service(self, service: Any) -> None:
+        service.name = self._next()
+        self._expect("{")
+        while (word := self._next()) != "}":
+            assert word == "rpc", word
+            method = service.method.add(name=self._next())
+            method.input_type, streams = self._parse_message_of_rpc()
+            if streams:
+                method.client_streaming = True
+            self._expect("returns")
+            method.output_type, streams = self._parse_message_of_rpc()
+            if streams:
+                method.server_streaming = True
+            self._expect(";")
+
+    def _parse_message_of_rpc(self) -> tuple[str, bool]:
+        self._expect("(")
+        name = self._next()
+        if streams := name == "stream":
+            name = self._next()
+        self._expect(")")
+        return f".{self.file.package}.{name}", streams
 
     def _parse_enum(self, enum: Any, scope: str) -> None:
         enum.name = self._next()
@@ -116,7 +141,9 @@ class _Parser:
     def _add_field(
         self, message: Any, name: str, number: int, kind: str, label: Any, scope: str
     ) -> Any:
-        field = message.field.add(name=name, number=number, label=label)
+        # As protoc has it: some clients take it from here for their JSON.
+        json_name = re.sub("_(.?)", lambda match: match[1].upper(), name)
+        field = message.field.add(name=name, number=number, label=label, json_name=json_name)
         if kind in _SCALARS:
             field.type = _SCALARS[kind]
         else:
@@ -139,13 +166,41 @@ class _Parser:
         assert self._next() == token, (token, self._tokens[self._at - 3 : self._at + 3])
 
 
-_POOL = descriptor_pool.DescriptorPool()
-_POOL.Add(_Parser(PROTO_FILE.read_text()).file)
+def parse_proto(text: str, name: str) -> Any:
+    """Return the descriptor of a .proto file; ``name`` is the file's name for others."""
+    return _Parser(text, name).file
+
+
+def proto_files() -> Any:
+    """Return the descriptors of all files, a FileDescriptorSet, with their public names."""
+    inference, health, reflection = (
+        (FOLDER / f"{name}.proto").read_text() for name in ("inference", "health", "reflection")
+    )
+    alpha = reflection.replace("package grpc.reflection.v1;", "package grpc.reflection.v1alpha;")
+    files = (
+        (inference, "inference.proto"),
+        (health, "grpc/health/v1/health.proto"),
+        (reflection, "grpc/reflection/v1/reflection.proto"),
+        (alpha, "grpc/reflection/v1alpha/reflection.proto"),
+    )
+    return descriptor_pb2.FileDescriptorSet(file=[parse_proto(*each) for each in files])
+
+
+def make_pool(files: Any) -> Any:
+    """Return a pool with the files of a FileDescriptorSet."""
+    pool = descriptor_pool.DescriptorPool()
+    for file in files.file:
+        pool.Add(file)
+    return pool
+
+
+_POOL = make_pool(proto_files())
 
 
 def message_class(name: str) -> Any:
-    """Return the class of a message of the file."""
-    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"inference.{name}"))
+    """Return the class of a message of the inference protocol, or of one by its full name."""
+    full_name = name if name.startswith("grpc.") else f"inference.{name}"
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(full_name))
 
 
 InferParameter = message_class("InferParameter")

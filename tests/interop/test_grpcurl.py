@@ -1,0 +1,77 @@
+"""grpcurl: it learns from the gateway's reflection what to call, without a .proto file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.demo.server.server import DemoServer
+from tests.interop.programs import go_program
+from tests.support.gateway import running_gateway
+from tests.support.gateway_process import run
+from tests.support.servers.grpc_server import grpc_server
+
+GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4"
+SERVICES = [
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+    "inference.GRPCInferenceService",
+]
+REQUEST = {
+    "model_name": "identity_fp32",
+    "inputs": [
+        {
+            "name": "INPUT0",
+            "datatype": "FP32",
+            "shape": [2],
+            "contents": {"fp32_contents": [0.5, -2]},
+        }
+    ],
+}
+
+
+async def _grpcurl(url: str, *arguments: str, options: Sequence[str] = ()) -> str:
+    address = url.partition("://")[2]
+    command = (go_program(GRPCURL), "-plaintext", "-max-time", "20", *options, address)
+    status, out, err = await run(*command, *arguments)
+    assert status == 0, out + err
+    return out
+
+
+async def _infer(url: str) -> Any:
+    method = "inference.GRPCInferenceService/ModelInfer"
+    return json.loads(await _grpcurl(url, method, options=["-d", json.dumps(REQUEST)]))
+
+
+async def test_services_and_all_that_they_name_are_described() -> None:
+    async with DemoServer() as server, running_gateway(server.url) as gateway:
+        assert (await _grpcurl(gateway.url, "list")).split() == SERVICES
+        methods = await _grpcurl(gateway.url, "list", "inference.GRPCInferenceService")
+        assert len(methods.split()) == 20
+        for service in SERVICES:
+            assert f"service {service.rpartition('.')[2]} {{" in await _grpcurl(
+                gateway.url, "describe", service
+            )
+        described = await _grpcurl(gateway.url, "describe", "inference.ModelInferRequest")
+        assert "repeated bytes raw_input_contents = 7;" in described
+
+
+async def test_model_of_a_server_over_http_is_called() -> None:
+    async with DemoServer() as server, running_gateway(server.url) as gateway:
+        (output,) = (await _infer(gateway.url))["outputs"]
+    assert output["contents"] == {"fp32Contents": [0.5, -2]}
+
+
+async def test_model_of_a_server_over_grpc_is_called() -> None:
+    with grpc_server() as server:
+        async with running_gateway(server.url) as gateway:
+            (output,) = (await _infer(gateway.url))["outputs"]
+    assert output["contents"] == {"fp32Contents": [0.5, -2]}
+
+
+async def test_health_is_checked() -> None:
+    async with DemoServer() as server, running_gateway(server.url) as gateway:
+        out = await _grpcurl(gateway.url, "grpc.health.v1.Health/Check")
+    assert json.loads(out) == {"status": "SERVING"}
