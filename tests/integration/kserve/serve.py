@@ -1,8 +1,12 @@
-"""Serve models with KServe: python -m tests.integration.kserve.serve PORT, in its environment."""
+"""Serve models with KServe: python -m tests.integration.kserve.serve HTTP_PORT GRPC_PORT.
+
+It runs in KServe's environment.
+"""
 
 import sys
 from typing import Any
 
+import grpc.aio._server as grpc_server
 import kserve.model_server
 from kserve import InferOutput, InferRequest, InferResponse, ModelServer
 from kserve.protocol.rest.server import RESTServer
@@ -13,6 +17,7 @@ from tests.integration.triton.models import Model
 from tests.support.servers.numpy_models import WORK
 
 _HOST = "127.0.0.1"
+_EVERY_NETWORK = "[::]"
 _GRACE_SECONDS = 1
 
 
@@ -22,6 +27,14 @@ class _LocalServer(RESTServer):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.config.host = _HOST
+
+
+class _LocalGrpcServer(grpc_server.Server):  # type: ignore[misc]
+    """A gRPC server as KServe runs it, which would be open to all networks."""
+
+    def add_insecure_port(self, address: str) -> int:
+        """Bind to the loopback address alone."""
+        return int(super().add_insecure_port(address.replace(_EVERY_NETWORK, _HOST)))
 
 
 class _Served(kserve.Model):  # type: ignore[misc]
@@ -53,13 +66,18 @@ class _Served(kserve.Model):  # type: ignore[misc]
     def _answer(self, payload: InferRequest, **wanted: Any) -> InferResponse:
         outputs = WORK[self._model.source]({each.name: each.as_numpy() for each in payload.inputs})
         datatypes = {tensor.name: tensor.datatype for tensor in self._model.outputs}
+        each = [
+            InferOutput(name, list(array.shape), datatypes[name], array)
+            for name, array in outputs.items()
+        ]
+        if payload.from_grpc:
+            for output in each:
+                # Arrays are for HTTP alone.
+                output.set_data_from_numpy(output.data, wanted.get("use_binary_outputs", False))
         return InferResponse(
             response_id=payload.id or generate_uuid(),
             model_name=self.name,
-            infer_outputs=[
-                InferOutput(name, list(array.shape), datatypes[name], array)
-                for name, array in outputs.items()
-            ],
+            infer_outputs=each,
             **wanted,
         )
 
@@ -99,7 +117,9 @@ _KINDS = {UNDECLARED: _Undeclared, ALWAYS_JSON: _AlwaysJson, GIVES_ID_BACK: _Giv
 def main() -> None:
     """Serve all models until the process is told to end."""
     kserve.model_server.RESTServer = _LocalServer
-    server = ModelServer(http_port=int(sys.argv[1]), enable_grpc=False, grace_period=_GRACE_SECONDS)
+    grpc_server.Server = _LocalGrpcServer
+    http_port, grpc_port = map(int, sys.argv[1:])
+    server = ModelServer(http_port=http_port, grpc_port=grpc_port, grace_period=_GRACE_SECONDS)
     server.start([_KINDS.get(model, _Served)(model) for model in MODELS])
 
 

@@ -5,11 +5,11 @@ from tests.integration.support.python_server import PythonServer
 
 
 class MLServer(PythonServer):
-    """An MLServer with the tests' models; its second port is that of gRPC."""
+    """An MLServer with the tests' models."""
 
     name = "mlserver"
     dialect = "json"
     datatypes = DATATYPES
 
     def __init__(self) -> None:
-        super().__init__(MODELS, ports=(0, 0))
+        super().__init__(MODELS)

@@ -1,18 +1,26 @@
 """Runs a server written in Python in a virtual environment of its own."""
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
 from tests.integration.environment import CACHE, ROOT, python_in
-from tests.integration.support.real_server import Program, RealServer
+from tests.integration.support.real_server import HOST, Program, RealServer
 
 
 class PythonServer(RealServer):
-    """A server whose environment is .cache/NAME and whose script is NAME/serve.py, PORTS follow."""
+    """A server whose environment is .cache/NAME and whose script is NAME/serve.py, PORTS follow.
+
+    It binds its port for gRPC at any time, before that for HTTP or after it.
+    """
 
     def _prepare(self, folder: Path) -> Program:
         return _program(self.name, "serve", *map(str, self.ports))
+
+    def _has_bound(self) -> bool:
+        with socket.socket() as connection:
+            return connection.connect_ex((HOST, self.grpc_port)) == 0
 
 
 def run_script(name: str, script: str, *arguments: str, seconds: float = 60) -> str:

@@ -63,9 +63,10 @@ class RealServer(abc.ABC):
     """A real server with models of the tests, bound to the loopback address.
 
     A context manager; start() and stop() do the same by hand. Of ``ports``, the first is that of
-    HTTP; 0 means any free one. All files are in a temporary folder, which stop() removes. Should
-    this process die without a stop(), the server ends too: the kernel watches the thread that
-    called start(), so let that be one that lives as long as the server shall.
+    HTTP and the second that of gRPC; 0 means any free one. All files are in a temporary folder,
+    which stop() removes. Should this process die without a stop(), the server ends too: the kernel
+    watches the thread that called start(), so let that be one that lives as long as the server
+    shall.
     """
 
     name: ClassVar[str]
@@ -75,12 +76,13 @@ class RealServer(abc.ABC):
     """Those that there is a model for: identity_DATATYPE, in lower case."""
 
     def __init__(
-        self, models: Sequence[Model], *, ports: Sequence[int] = (0,), ready_within: float = 60.0
+        self, models: Sequence[Model], *, ports: Sequence[int] = (0, 0), ready_within: float = 60.0
     ) -> None:
         self.models = tuple(models)
         self.ports = _ports(*ports)
-        self.http_port = self.ports[0]
+        self.http_port, self.grpc_port = self.ports[:2]
         self.http_url = f"http://{HOST}:{self.http_port}"
+        self.grpc_url = f"grpc://{HOST}:{self.grpc_port}"
         self._ready_within = ready_within
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None

@@ -40,7 +40,7 @@ class TritonServer(RealServer):
         super().__init__(
             models, ports=(http_port, grpc_port, metrics_port), ready_within=ready_within
         )
-        _, self.grpc_port, self.metrics_port = self.ports
+        self.metrics_port = self.ports[2]
         self.metrics_url = f"http://{HOST}:{self.metrics_port}/metrics"
         self.region_prefix = f"tensorgate_{secrets.token_hex(4)}_"
 
