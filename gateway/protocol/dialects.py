@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.protocol.operations import model_path
 
@@ -55,6 +55,23 @@ class Dialect:
     """Whether it may have a list of models; if not, it responds to the path with 400."""
     max_head_part: int | None = None
     """The most bytes of a target, or of a header's name or value, that it accepts."""
+
+    def over_grpc(self) -> Dialect:
+        """Return the dialect of such a server that is reached over gRPC.
+
+        The columns about HTTP describe what the gateway makes of its messages: all outputs are
+        binary, and nothing but the protocol is served.
+        """
+        return replace(
+            self,
+            binary=True,
+            binary_only_if_listed=False,
+            honors_output_encoding=True,
+            requires_json_type=False,
+            limits_chunks=False,
+            speaks_v1=False,
+            max_head_part=None,
+        )
 
 
 # Triton serves `trace/setting`, although the specification says `trace`. Its settings are per

@@ -235,7 +235,8 @@ def _build(
         detector = DialectDetector(spec.name, _DIALECT_INTERVAL, _DIALECT_RETRY_INTERVAL, logs)
         dialect_state = detector
     else:
-        dialect_state = fixed_dialect_state(DIALECTS[declared.dialect])
+        dialect = DIALECTS[declared.dialect]
+        dialect_state = fixed_dialect_state(dialect.over_grpc() if _is_grpc(declared) else dialect)
     clock = asyncio.get_running_loop().time
     return Upstream(
         spec.name,

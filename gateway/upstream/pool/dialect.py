@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from gateway.errors import (
     ErrorKind,
@@ -226,7 +227,10 @@ async def detect_dialect(endpoint: UpstreamEndpoint) -> DetectedDialect:
     if temporary or response.status in _TEMPORARY:
         returned = f"returned {response.status} to GET {_SERVER_METADATA}"
         raise bad_response(f"dialect detection failed: {endpoint.url} {returned}", endpoint.name)
-    return parse_server_metadata(response.status, response.body)
+    detected = parse_server_metadata(response.status, response.body)
+    if endpoint.speaks_grpc:
+        detected = replace(detected, dialect=detected.dialect.over_grpc())
+    return detected
 
 
 async def _detect_in_time(endpoint: UpstreamEndpoint) -> DetectedDialect:
