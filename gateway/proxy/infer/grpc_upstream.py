@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
+from dataclasses import replace
 from urllib.parse import unquote
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.codec.grpc.contents import Chunks
 from gateway.codec.grpc.request import write_infer_request
 from gateway.codec.grpc.response import read_infer_response
 from gateway.codec.v2.binary_response import write_binary_response_header
@@ -14,7 +16,7 @@ from gateway.errors import ErrorKind, GatewayError, ServerName
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import GRPC_TYPE
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
-from gateway.protocol.messages import InferRequest
+from gateway.protocol.messages import InferRequest, InferResponse, OutputTensor
 from gateway.protocol.operations import Operation
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.memory_budget import Reservation
@@ -79,13 +81,15 @@ def _too_large(cap: int) -> GatewayError:
 
 async def in_binary_form(
     response: UpstreamResponse,
+    request: InferRequest,
     server: ServerName,
     destination: Destination,
     reservation: Reservation,
 ) -> UpstreamResponse:
     """Read a ModelInfer response, and return it as it would be over HTTP in binary form.
 
-    Raises GatewayError (502) that names the server for an invalid one.
+    It has the outputs that the request lists: KServe sends all of them. Raises GatewayError (502)
+    that names the server for an invalid one.
     """
     limits = destination.limits
     message = await read_message(response, limits.max_buffered_body_bytes, server)
@@ -93,9 +97,31 @@ async def in_binary_form(
         return DocumentResponse(*error_of(response, server))
     reservation.grow(2 * len(message))
     read, tensors = read_infer_response(message, limits.max_inference_header_bytes)
+    if request.head.outputs:
+        read, tensors = _listed(read, tensors, {output.name for output in request.head.outputs})
     header = write_binary_response_header(read)
     body = b"".join((header, *(chunk for tensor in tensors for chunk in tensor)))
     headers = CIMultiDict(
         (("Content-Type", "application/octet-stream"), (HEADER_LENGTH, str(len(header))))
     )
     return DocumentResponse(200, body, CIMultiDictProxy(headers))
+
+
+def _listed(
+    response: InferResponse, tensors: list[Chunks], names: Container[str]
+) -> tuple[InferResponse, list[Chunks]]:
+    """Return a response with these outputs alone, and their data."""
+    head = response.head
+    if all(output.name in names for output in head.outputs):
+        return response, tensors
+    data = iter(tensors)
+    kept: list[OutputTensor] = []
+    kept_data: list[Chunks] = []
+    for output in head.outputs:
+        chunks = None if output.binary_size is None else next(data)
+        if output.name in names:
+            kept.append(output)
+            if chunks is not None:
+                kept_data.append(chunks)
+    listed = replace(head, outputs=tuple(kept), written={})
+    return InferResponse(listed, response.id), kept_data

@@ -106,7 +106,7 @@ async def _send_over_grpc(
             call.deadline.expect_server(server)
             with name_server_in_errors(server):
                 response = await in_binary_form(
-                    upstream_call.response, server, destination, reservation
+                    upstream_call.response, received.request, server, destination, reservation
                 )
             check_metadata(response.status, call.operation, destination, received)
             encoding = received.request.head.output_encoding
