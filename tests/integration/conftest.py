@@ -6,16 +6,27 @@ from tests.integration.support.client import Client
 from tests.integration.support.fixtures import (
     any_gateway,
     any_server,
+    any_upstream,
     kserve,
     mlserver,
     openvino,
+    real_server,
     triton,
 )
 from tests.integration.support.gateway import Gateway, running_gateway
 from tests.integration.support.tap import Tap
 from tests.integration.triton.server import HOST, TritonServer
 
-__all__ = ["any_gateway", "any_server", "kserve", "mlserver", "openvino", "triton"]
+__all__ = [
+    "any_gateway",
+    "any_server",
+    "any_upstream",
+    "kserve",
+    "mlserver",
+    "openvino",
+    "real_server",
+    "triton",
+]
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
 from tests.integration.support.client import Client, Response
+from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.infer_messages import Array
 from tests.integration.support.python_server import run_script
-from tests.integration.support.real_server import InferenceServer
 
 ARRAYS: dict[str, Array] = {
     "FP32": np.array([0.1, -2, 3e38], np.float32),
@@ -64,14 +64,12 @@ def test_tritonclient(tritonclient: Any, sent: bool, back: bool | None, coding: 
 
 
 @pytest.mark.parametrize("back", [True, False], ids=["to binary", "to json"])
-def test_half_floats_of_tritonclient(
-    tritonclient: Any, any_server: InferenceServer, back: bool
-) -> None:
+def test_half_floats_of_tritonclient(tritonclient: Any, any_upstream: Reached, back: bool) -> None:
     """Which it sends in binary form alone."""
     array = np.array([0.1, -2, 65504], np.float16)
     inputs = [given("INPUT0", "FP16", array, binary=True)]
     outputs = [triton_http.InferRequestedOutput("OUTPUT0", binary_data=back)]
-    if any_server.name == "openvino":
+    if any_upstream.name == "openvino":
         with pytest.raises(InferenceServerException, match="FP16"):
             tritonclient.infer("identity_fp16", inputs, outputs=outputs)
         return
@@ -80,10 +78,10 @@ def test_half_floats_of_tritonclient(
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
 
 
-def test_versions_of_tritonclient(tritonclient: Any, any_server: InferenceServer) -> None:
+def test_versions_of_tritonclient(tritonclient: Any, any_upstream: Reached) -> None:
     array = ARRAYS["FP32"]
     inputs = [given("INPUT0", "FP32", array, binary=True)]
-    if any_server.name == "kserve":
+    if any_upstream.name == "kserve":
         with pytest.raises(InferenceServerException, match="does not support model versions"):
             tritonclient.infer("identity_fp32", inputs, model_version="1")
         return
@@ -91,7 +89,7 @@ def test_versions_of_tritonclient(tritonclient: Any, any_server: InferenceServer
     np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
 
 
-def test_what_tritonclient_asks_beside(tritonclient: Any, any_server: InferenceServer) -> None:
+def test_what_tritonclient_asks_beside(tritonclient: Any, any_upstream: Reached) -> None:
     assert tritonclient.is_server_live()
     assert tritonclient.is_server_ready()
     assert tritonclient.is_model_ready("add")
@@ -100,7 +98,7 @@ def test_what_tritonclient_asks_beside(tritonclient: Any, any_server: InferenceS
         "SUM",
         "DIFFERENCE",
     ]
-    if any_server.name == "triton":
+    if any_upstream.name == "triton":
         assert "trace_level" in tritonclient.get_trace_settings()
     else:
         with pytest.raises(InferenceServerException, match="lacks the trace extension"):
@@ -117,20 +115,20 @@ OF_KSERVE: dict[str, tuple[str, list[Any]]] = {
 CALLS = ("binary to binary", "json to json", "json to binary", "both to json", "both to both")
 
 
-def test_kserve_client(any_gateway: Gateway, any_server: InferenceServer) -> None:
+def test_kserve_client(any_gateway: Gateway, any_upstream: Reached) -> None:
     asked = json.loads(run_script("kserve", "client", any_gateway.url))
     for call in CALLS:
         outputs = asked[call]["outputs"]
         listed = {"OUT_BOOL", "OUT_FP32"} if call == "both to both" else set(OF_KSERVE)
         # OpenVINO's server gives all outputs, whichever are listed.
-        assert set(outputs) == (set(OF_KSERVE) if any_server.name == "openvino" else listed)
+        assert set(outputs) == (set(OF_KSERVE) if any_upstream.name == "openvino" else listed)
         for name, output in outputs.items():
             assert output["datatype"] == name.removeprefix("OUT_")
             assert (output["dtype"], output["values"]) == OF_KSERVE[name]
     for call in ("live", "ready", "model ready"):
         assert asked[call] is True
     assert asked["other model ready"] is False
-    if any_server.name == "openvino":
+    if any_upstream.name == "openvino":
         assert asked["halves"]["status"] == 400
         assert "FP16" in asked["halves"]["error"]
     else:
@@ -180,18 +178,18 @@ def test_v1(via_gateway: Client, model: str, fields: Any, told: Any) -> None:
     assert (response.status, response.fields) == (200, told)
 
 
-def test_half_floats_in_v1(via_gateway: Client, any_server: InferenceServer) -> None:
+def test_half_floats_in_v1(via_gateway: Client, any_upstream: Reached) -> None:
     response = predict(via_gateway, "identity_fp16", {"instances": [0.5, -2]})
-    if any_server.name == "openvino":
+    if any_upstream.name == "openvino":
         assert response.status == 400
         assert "FP16" in response.error
     else:
         assert (response.status, response.fields) == (200, {"predictions": [0.5, -2]})
 
 
-def test_versions_in_v1(via_gateway: Client, any_server: InferenceServer) -> None:
+def test_versions_in_v1(via_gateway: Client, any_upstream: Reached) -> None:
     response = predict(via_gateway, "identity_fp32/versions/1", {"inputs": [1, 2.5]})
-    if any_server.name == "kserve":
+    if any_upstream.name == "kserve":
         assert response.status == 501
         assert "does not support model versions" in response.error
     else:

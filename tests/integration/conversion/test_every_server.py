@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from tests.integration.support.client import HEADER_LENGTH, Client, Response
+from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.infer_messages import Request, Tensor, read_outputs, tensor
-from tests.integration.support.real_server import InferenceServer
 from tests.integration.support.round_trip import check_echo, send
 
 SAGEMAKER = "application/vnd.sagemaker-triton.binary+json;json-header-size="
@@ -48,7 +48,7 @@ def mixed(binary: Sequence[bool], **wanted: Any) -> Request:
     return Request("mixed", tuple(inputs), **wanted)
 
 
-def check_mixed(response: Response, request: Request, server: InferenceServer) -> None:
+def check_mixed(response: Response, request: Request, server: Reached) -> None:
     """Check that what comes back is what was sent, in the form that was asked for."""
     sent = {each.name.replace("IN_", "OUT_"): each for each in request.inputs}
     outputs = read_outputs(response)
@@ -86,35 +86,31 @@ REQUESTS: dict[str, Request] = {
 
 
 @pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
-def test_forms(via_gateway: Client, any_server: InferenceServer, request_: Request) -> None:
-    check_mixed(send(via_gateway, request_), request_, any_server)
+def test_forms(via_gateway: Client, any_upstream: Reached, request_: Request) -> None:
+    check_mixed(send(via_gateway, request_), request_, any_upstream)
 
 
 @pytest.mark.parametrize(
     "kind", ["application/json", "application/x-www-form-urlencoded", "application/octet-stream"]
 )
-def test_content_types_do_not_matter(
-    via_gateway: Client, any_server: InferenceServer, kind: str
-) -> None:
+def test_content_types_do_not_matter(via_gateway: Client, any_upstream: Reached, kind: str) -> None:
     """curl says of JSON that it is a form, unless it is told to say something else."""
     for request in (REQUESTS["json"], REQUESTS["binary"]):
-        check_mixed(send(via_gateway, request, kind), request, any_server)
+        check_mixed(send(via_gateway, request, kind), request, any_upstream)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 @pytest.mark.parametrize("form", ["json", "both to both"])
-def test_compressed(
-    via_gateway: Client, any_server: InferenceServer, form: str, coding: str
-) -> None:
+def test_compressed(via_gateway: Client, any_upstream: Reached, form: str, coding: str) -> None:
     request = REQUESTS[form]
     body, headers = request.encoded()
     packed = gzip.compress(body) if coding == "gzip" else zlib.compress(body)
     response = via_gateway.infer("mixed", packed, headers | {"Content-Encoding": coding})
-    check_mixed(response, request, any_server)
+    check_mixed(response, request, any_upstream)
 
 
 @pytest.mark.parametrize("form", ["json to listed binary", "binary to json", "both to both"])
-def test_sagemaker(via_gateway: Client, any_server: InferenceServer, form: str) -> None:
+def test_sagemaker(via_gateway: Client, any_upstream: Reached, form: str) -> None:
     request = replace(REQUESTS[form], with_length=True)
     body, headers = request.encoded()
     kind = SAGEMAKER + headers.pop(HEADER_LENGTH)
@@ -126,17 +122,17 @@ def test_sagemaker(via_gateway: Client, any_server: InferenceServer, form: str) 
     else:
         assert said + "json-header-size=" == SAGEMAKER
         response.headers[HEADER_LENGTH] = size
-    check_mixed(response, request, any_server)
+    check_mixed(response, request, any_upstream)
 
 
 @pytest.mark.parametrize("binary", [True, False])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_half_floats(
-    via_gateway: Client, any_server: InferenceServer, binary: bool, wanted: bool
+    via_gateway: Client, any_upstream: Reached, binary: bool, wanted: bool
 ) -> None:
     sent = tensor("INPUT0", "FP16", [0.1, -2, 65504], binary=binary)
     response = send(via_gateway, Request("identity_fp16", (sent,), binary_data_output=wanted))
-    if any_server.name == "openvino":
+    if any_upstream.name == "openvino":
         # It takes them, and has no form to give them back in.
         assert response.status == 400
         assert "FP16" in response.error
@@ -147,10 +143,12 @@ def test_half_floats(
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_nonfinite_values(via_gateway: Client, any_server: InferenceServer, binary: bool) -> None:
+def test_nonfinite_values(via_gateway: Client, any_upstream: Reached, binary: bool) -> None:
     sent = tensor("INPUT0", "FP32", [np.nan, np.inf, -np.inf, 1], binary=binary)
     response = send(via_gateway, Request("identity_fp32", (sent,), binary_data_output=binary))
-    if any_server.name == "mlserver":
+    if any_upstream.name == "mlserver" and any_upstream.over_grpc:
+        check_mlserver_over_grpc(response)
+    elif any_upstream.name == "mlserver":
         # It reads JSON by the letter; with the route's `nonfinite: string`, see test_mlserver.py.
         assert response.status == 422
         assert b"JSON decode error" in response.body
@@ -158,16 +156,21 @@ def test_nonfinite_values(via_gateway: Client, any_server: InferenceServer, bina
         check_echo(read_outputs(response), sent)
 
 
-def test_nonfinite_values_among_several_outputs(
-    via_gateway: Client, any_server: InferenceServer
-) -> None:
+def check_mlserver_over_grpc(response: Response) -> None:
+    """It takes such numbers, and its codec makes nulls of them, which its gRPC form cannot hold."""
+    assert (response.status, response.error) == (500, "required argument is not a float")
+
+
+def test_nonfinite_values_among_several_outputs(via_gateway: Client, any_upstream: Reached) -> None:
     inputs = tuple(tensor(name, "FP32", [np.nan, 1]) for name in ("INPUT0", "INPUT1"))
     response = send(via_gateway, Request("add", inputs))
-    if any_server.name == "openvino":
+    if any_upstream.name == "openvino":
         # It can give one output alone in binary form, and its JSON has no word for such numbers.
         assert response.status == 502
         assert "no JSON array" in response.error
-    elif any_server.name == "mlserver":
+    elif any_upstream.name == "mlserver" and any_upstream.over_grpc:
+        check_mlserver_over_grpc(response)
+    elif any_upstream.name == "mlserver":
         assert response.status == 422
     else:
         results = [output.elements for output in read_outputs(response)]
@@ -194,10 +197,10 @@ def in_base64(data: bytes, *, back: bool) -> bytes:
 
 @pytest.mark.parametrize("back", [True, False], ids=["to base64", "to binary"])
 @pytest.mark.parametrize("data", ["é\0".encode(), NO_TEXT], ids=["text", "no text"])
-def test_base64(via_gateway: Client, any_server: InferenceServer, data: bytes, back: bool) -> None:
+def test_base64(via_gateway: Client, any_upstream: Reached, data: bytes, back: bool) -> None:
     response = via_gateway.infer("identity_bytes", in_base64(data, back=back))
-    if any_server.name == "kserve" and data == NO_TEXT:
-        check_no_text_at_kserve(response)
+    if data == NO_TEXT and refuses_no_text(any_upstream):
+        check_no_text_is_refused(response)
     elif back:
         (entry,) = response.fields["outputs"]
         assert entry["parameters"]["content_type"] == "base64"
@@ -222,12 +225,12 @@ def test_base64_of_text_among_several_outputs(via_gateway: Client) -> None:
     assert (entry["data"], entry["parameters"]["content_type"]) == (["YWJjZA=="], "base64")
 
 
-def test_bytes_that_are_not_utf8(via_gateway: Client, any_server: InferenceServer) -> None:
+def test_bytes_that_are_not_utf8(via_gateway: Client, any_upstream: Reached) -> None:
     sent = tensor("INPUT0", "BYTES", [b"a", NO_TEXT], binary=True)
     response = send(via_gateway, Request("identity_bytes", (sent,), binary_data_output=True))
-    if any_server.name == "kserve":
-        check_no_text_at_kserve(response)
-    elif any_server.name == "mlserver":
+    if refuses_no_text(any_upstream):
+        check_no_text_is_refused(response)
+    elif any_upstream.name == "mlserver":
         # Which is sent JSON; the error tells the way out.
         assert response.status == 400
         assert "'INPUT0': element 1 is not UTF-8 text" in response.error
@@ -236,20 +239,25 @@ def test_bytes_that_are_not_utf8(via_gateway: Client, any_server: InferenceServe
         check_echo(read_outputs(response), sent)
 
 
-def check_no_text_at_kserve(response: Response) -> None:
-    """It decodes all BYTES as text, whatever form they come in, and says so."""
+def refuses_no_text(upstream: Reached) -> bool:
+    """KServe takes all BYTES for text over HTTP, MLServer's codec over gRPC."""
+    return (upstream.name, upstream.over_grpc) in (("kserve", False), ("mlserver", True))
+
+
+def check_no_text_is_refused(response: Response) -> None:
+    """The server says so itself."""
     assert response.status == 500
-    assert "UTF-8" in response.error
+    assert "utf-8" in response.error.lower()
 
 
 PAIR = (tensor("INPUT0", "FP32", [1, 2.5]), tensor("INPUT1", "FP32", [3, 5]))
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_versions(via_gateway: Client, any_server: InferenceServer, binary: bool) -> None:
+def test_versions(via_gateway: Client, any_upstream: Reached, binary: bool) -> None:
     inputs: tuple[Tensor, ...] = tuple(replace(each, binary=binary) for each in PAIR)
     response = send(via_gateway, Request("add/versions/1", inputs))
-    if any_server.name == "kserve":
+    if any_upstream.name == "kserve":
         assert response.status == 501
         assert "does not support model versions" in response.error
         assert "/v2/models/add/infer" in response.error
@@ -263,14 +271,14 @@ def test_the_binary_form_is_listed(via_gateway: Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v2/trace", "/v2/trace/setting", "/v2/models/add/trace"])
-def test_traces(via_gateway: Client, any_server: InferenceServer, path: str) -> None:
+def test_traces(via_gateway: Client, any_upstream: Reached, path: str) -> None:
     response = via_gateway.get(path)
-    if any_server.name == "triton":
+    if any_upstream.name == "triton":
         assert response.status == 200
         assert "trace_level" in response.fields
     else:
         assert response.status == 501
-        told = f"upstream 'server' ({any_server.dialect}) lacks the trace extension"
+        told = f"upstream 'server' ({any_upstream.dialect}) lacks the trace extension"
         assert response.error == told
 
 
@@ -283,9 +291,9 @@ FOUND = {
 
 
 def test_the_detected_dialect_is_logged_once(
-    via_gateway: Client, any_gateway: Gateway, any_server: InferenceServer
+    via_gateway: Client, any_gateway: Gateway, any_upstream: Reached
 ) -> None:
     assert via_gateway.get("/v2").status == 200
     (line,) = [line for line in any_gateway.log.splitlines() if ": dialect " in line]
     assert " INFO tensorgate.upstream: upstream server: " in line
-    assert FOUND[any_server.name].format(url=any_server.http_url) in line
+    assert FOUND[any_upstream.name].format(url=any_upstream.url) in line

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pytest
@@ -15,6 +16,20 @@ from tests.integration.triton.server import TritonServer
 from tests.support.servers.openvino.server import OpenVino
 
 Server = TypeVar("Server", bound=RealServer)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A server and the address at which a gateway reaches it; over gRPC it is the same server."""
+
+    name: str
+    dialect: str
+    url: str
+
+    @property
+    def over_grpc(self) -> bool:
+        """Return whether the address is that of gRPC."""
+        return self.url.startswith("grpc")
 
 
 @pytest.fixture(scope="session")
@@ -45,28 +60,42 @@ def openvino() -> Iterator[OpenVino]:
         yield server
 
 
-@pytest.fixture(
-    scope="session",
-    params=[
-        pytest.param("triton", marks=pytest.mark.triton),
-        pytest.param("kserve", marks=pytest.mark.kserve),
-        pytest.param("mlserver", marks=pytest.mark.mlserver),
-        "openvino",
-    ],
-)
+_NAMES = ("triton", "kserve", "mlserver")
+_REAL = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in _NAMES]
+_REAL_OVER_GRPC = [
+    pytest.param(f"{name} over gRPC", marks=getattr(pytest.mark, name)) for name in _NAMES
+]
+
+
+@pytest.fixture(scope="session", params=[*_REAL, "openvino"])
 def any_server(request: pytest.FixtureRequest) -> InferenceServer:
     """Each of the servers in turn."""
     server: InferenceServer = request.getfixturevalue(request.param)
     return server
 
 
+@pytest.fixture(scope="session", params=_REAL)
+def real_server(request: pytest.FixtureRequest) -> RealServer:
+    """Each of the servers that speak gRPC, too."""
+    server: RealServer = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture(scope="session", params=[*_REAL, "openvino", *_REAL_OVER_GRPC])
+def any_upstream(request: pytest.FixtureRequest) -> Reached:
+    """Each of the servers in turn, over HTTP and over gRPC."""
+    name, _, transport = request.param.partition(" over ")
+    server = request.getfixturevalue(name)
+    return Reached(name, server.dialect, server.grpc_url if transport else server.http_url)
+
+
 @pytest.fixture(scope="session")
 def any_gateway(
-    any_server: InferenceServer, tmp_path_factory: pytest.TempPathFactory
+    any_upstream: Reached, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gateway]:
     """A gateway in front of each of the servers in turn, which finds out what that one is."""
     folder = tmp_path_factory.mktemp("gateway")
-    with running_gateway(folder, any_server.http_url, dialect="auto") as running:
+    with running_gateway(folder, any_upstream.url, dialect="auto") as running:
         yield running
 
 
