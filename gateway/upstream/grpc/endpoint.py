@@ -37,6 +37,12 @@ _JSON = CIMultiDictProxy(CIMultiDict((("Content-Type", "application/json"),)))
 _NOT_READY = {"live": False, "ready": False}
 """Responses that are an error over HTTP."""
 
+_UNKNOWN_METHODS = ("method not found", "unknown method", "unknown service")
+"""How servers on Python, Java and Go say that they do not know a method; in C++ they say nothing.
+
+Any other text is about the call: Triton refuses to change the file of traces so.
+"""
+
 
 class GrpcEndpoint(UpstreamEndpoint):
     """An endpoint over gRPC; ``transport`` sends the calls over HTTP/2.
@@ -111,10 +117,11 @@ async def _as_http(
     """Read a response, and return it as it would be over HTTP."""
     message = await read_message(response, MAX_MODEL_DOCUMENT, server)
     if message is None:
-        if response.grpc_status == GrpcStatus.UNIMPLEMENTED:
-            why = f": {response.grpc_message}" if response.grpc_message else ""
-            text = f"{server.public} does not serve {rpc.name} over gRPC{why}"
-            return DocumentResponse(501, _error_body(text))
+        why = response.grpc_message
+        is_unimplemented = response.grpc_status == GrpcStatus.UNIMPLEMENTED
+        if is_unimplemented and (not why or why.lower().startswith(_UNKNOWN_METHODS)):
+            text = f"{server.public} does not serve {rpc.name} over gRPC"
+            return DocumentResponse(501, _error_body(f"{text}: {why}" if why else text))
         return DocumentResponse(*error_of(response, server))
     document = read_response(rpc, message, MAX_MODEL_DOCUMENT)
     status = 200
