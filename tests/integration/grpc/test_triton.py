@@ -1,0 +1,469 @@
+"""Clients over gRPC get from Triton through the gateway what they get without it."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.grpc.aio as triton_aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException, shared_memory
+
+from tests.integration.support.gateway import Gateway, running_gateway
+from tests.integration.triton.server import HOST, TritonServer
+
+pytestmark = pytest.mark.triton
+
+PATIENCE = 10.0
+
+
+@pytest.fixture(scope="module")
+def gateway(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway in front of Triton's gRPC port."""
+    folder = tmp_path_factory.mktemp("gateway")
+    with running_gateway(folder, triton.grpc_url, dialect="auto") as running:
+        yield running
+
+
+def stub_of(address: str) -> Any:
+    return service_pb2_grpc.GRPCInferenceServiceStub(grpc.insecure_channel(address))
+
+
+@pytest.fixture(scope="module")
+def direct(triton: TritonServer) -> Any:
+    return stub_of(f"{HOST}:{triton.grpc_port}")
+
+
+@pytest.fixture(scope="module")
+def via_gateway(gateway: Gateway) -> Any:
+    return stub_of(gateway.address)
+
+
+def outcome(stub: Any, rpc: str, request: Any) -> Any:
+    """Return the response, or code and text of the error."""
+    try:
+        return getattr(stub, rpc)(request, timeout=PATIENCE)
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+
+
+def request_of(rpc: str, **fields: Any) -> Any:
+    return getattr(service_pb2, f"{rpc}Request")(**fields)
+
+
+def infer_request(
+    model: str = "identity_fp32", shape: tuple[int, ...] = (3,), **fields: Any
+) -> Any:
+    request = request_of("ModelInfer", model_name=model, **fields)
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=shape)
+    size = math.prod(shape)
+    request.raw_input_contents.append(np.arange(size, dtype=np.float32).tobytes())
+    return request
+
+
+def typed_request() -> Any:
+    request = request_of("ModelInfer", model_name="identity_fp32", id="8")
+    tensor = request.inputs.add(name="INPUT0", datatype="FP32", shape=[2])
+    tensor.contents.fp32_contents.extend([0.1, -2])
+    return request
+
+
+def mismatched_request() -> Any:
+    request = infer_request()
+    request.inputs[0].shape[:] = [4]
+    return request
+
+
+def mixed_request() -> Any:
+    """Return a request with raw and typed contents."""
+    request = infer_request()
+    request.inputs[0].contents.fp32_contents.extend([1, 2, 3])
+    return request
+
+
+CALLS: dict[str, tuple[str, Any]] = {
+    "live": ("ServerLive", request_of("ServerLive")),
+    "ready": ("ServerReady", request_of("ServerReady")),
+    "server metadata": ("ServerMetadata", request_of("ServerMetadata")),
+    "model ready": ("ModelReady", request_of("ModelReady", name="add")),
+    "version ready": ("ModelReady", request_of("ModelReady", name="versioned", version="2")),
+    "unknown model ready": ("ModelReady", request_of("ModelReady", name="nope")),
+    "unknown version ready": ("ModelReady", request_of("ModelReady", name="add", version="9")),
+    "model metadata": ("ModelMetadata", request_of("ModelMetadata", name="mixed")),
+    "unknown model metadata": ("ModelMetadata", request_of("ModelMetadata", name="nope")),
+    "no model metadata": ("ModelMetadata", request_of("ModelMetadata")),
+    "config": ("ModelConfig", request_of("ModelConfig", name="batched_fp32")),
+    "decoupled config": ("ModelConfig", request_of("ModelConfig", name="stream")),
+    "unknown config": ("ModelConfig", request_of("ModelConfig", name="nope")),
+    "statistics": ("ModelStatistics", request_of("ModelStatistics", name="image")),
+    "unknown statistics": ("ModelStatistics", request_of("ModelStatistics", name="nope")),
+    "all statistics": ("ModelStatistics", request_of("ModelStatistics")),
+    "index": ("RepositoryIndex", request_of("RepositoryIndex")),
+    "ready index": ("RepositoryIndex", request_of("RepositoryIndex", ready=True)),
+    "other index": ("RepositoryIndex", request_of("RepositoryIndex", repository_name="x")),
+    "load": ("RepositoryModelLoad", request_of("RepositoryModelLoad", model_name="zeros")),
+    "load unknown": ("RepositoryModelLoad", request_of("RepositoryModelLoad", model_name="nope")),
+    "shared memory": ("SystemSharedMemoryStatus", request_of("SystemSharedMemoryStatus")),
+    "unknown region": (
+        "SystemSharedMemoryStatus",
+        request_of("SystemSharedMemoryStatus", name="nope"),
+    ),
+    "missing region": (
+        "SystemSharedMemoryRegister",
+        request_of("SystemSharedMemoryRegister", name="r", key="/nope", byte_size=8),
+    ),
+    "unregister": ("SystemSharedMemoryUnregister", request_of("SystemSharedMemoryUnregister")),
+    "cuda": ("CudaSharedMemoryStatus", request_of("CudaSharedMemoryStatus")),
+    "cuda register": (
+        "CudaSharedMemoryRegister",
+        request_of("CudaSharedMemoryRegister", name="r", raw_handle=b"\0" * 64, byte_size=8),
+    ),
+    "cuda unregister": ("CudaSharedMemoryUnregister", request_of("CudaSharedMemoryUnregister")),
+    "trace settings": ("TraceSetting", request_of("TraceSetting")),
+    "model's trace settings": ("TraceSetting", request_of("TraceSetting", model_name="add")),
+    "unknown model's trace settings": (
+        "TraceSetting",
+        request_of("TraceSetting", model_name="nope"),
+    ),
+    "trace file": (
+        "TraceSetting",
+        request_of(
+            "TraceSetting",
+            settings={"trace_file": service_pb2.TraceSettingRequest.SettingValue(value=["/tmp/x"])},
+        ),
+    ),
+    "log settings": ("LogSettings", request_of("LogSettings")),
+    "unknown log setting": (
+        "LogSettings",
+        request_of(
+            "LogSettings",
+            settings={"nope": service_pb2.LogSettingsRequest.SettingValue(bool_param=True)},
+        ),
+    ),
+    "infer": ("ModelInfer", infer_request()),
+    "infer with an id": ("ModelInfer", infer_request(id="7")),
+    "infer typed": ("ModelInfer", typed_request()),
+    "infer a version": ("ModelInfer", infer_request("versioned", model_version="2")),
+    "infer empty": ("ModelInfer", infer_request(shape=(0,))),
+    "infer an image": ("ModelInfer", infer_request("image", (1, 3, 224, 224))),
+    "infer of an unknown model": ("ModelInfer", infer_request("nope")),
+    "infer of an unknown version": ("ModelInfer", infer_request(model_version="9")),
+    "infer of the wrong size": ("ModelInfer", mismatched_request()),
+    "infer with too much": ("ModelInfer", mixed_request()),
+    "infer that fails": ("ModelInfer", infer_request("fails", (1,))),
+    "infer decoupled": ("ModelInfer", infer_request("stream")),
+    "infer without a model": ("ModelInfer", infer_request("")),
+    "infer nothing": ("ModelInfer", request_of("ModelInfer", model_name="add")),
+}
+
+
+@pytest.mark.parametrize(("rpc", "request_"), CALLS.values(), ids=CALLS)
+def test_unary_call_has_the_same_outcome(
+    direct: Any, via_gateway: Any, rpc: str, request_: Any
+) -> None:
+    # In this order, so that what is loaded has been loaded.
+    expected = outcome(direct, rpc, request_)
+    assert outcome(via_gateway, rpc, request_) == expected
+
+
+def test_settings_are_changed(direct: Any, via_gateway: Any) -> None:
+    value = service_pb2.TraceSettingRequest.SettingValue
+    changes = {"trace_rate": value(value=["77"]), "trace_level": value(value=["OFF"])}
+    request = request_of("TraceSetting", model_name="add", settings=changes)
+    changed = outcome(via_gateway, "TraceSetting", request)
+    assert changed.settings["trace_rate"].value == ["77"]
+    read = request_of("TraceSetting", model_name="add")
+    assert outcome(direct, "TraceSetting", read) == changed
+    cleared = request_of(
+        "TraceSetting", model_name="add", settings={name: value() for name in changes}
+    )
+    assert outcome(via_gateway, "TraceSetting", cleared) == outcome(
+        direct, "TraceSetting", request_of("TraceSetting")
+    )
+
+
+def test_log_settings_are_changed(direct: Any, via_gateway: Any) -> None:
+    value = service_pb2.LogSettingsRequest.SettingValue
+    read = request_of("LogSettings")
+    before = outcome(direct, "LogSettings", read)
+    changes = {
+        "log_verbose_level": value(uint32_param=1),
+        "log_warning": value(bool_param=False),
+        "log_format": value(string_param="ISO8601"),
+    }
+    try:
+        changed = outcome(via_gateway, "LogSettings", request_of("LogSettings", settings=changes))
+        assert changed == outcome(direct, "LogSettings", read) != before
+    finally:
+        changes = {
+            "log_verbose_level": value(uint32_param=0),
+            "log_warning": value(bool_param=True),
+            "log_format": value(string_param="default"),
+        }
+        outcome(direct, "LogSettings", request_of("LogSettings", settings=changes))
+    assert outcome(via_gateway, "LogSettings", read) == before
+
+
+CONFIG_OF_ZEROS = """{
+  "name": "zeros", "backend": "python", "max_batch_size": 0,
+  "input": [{"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [1]}],
+  "output": [{"name": "OUTPUT0", "data_type": "TYPE_FP32", "dims": [-1]}],
+  "instance_group": [{"kind": "KIND_CPU", "count": 1}],
+  "parameters": {"color": {"string_value": "red"}}
+}"""
+
+
+def test_model_is_unloaded_and_loaded(direct: Any, via_gateway: Any) -> None:
+    request = request_of("RepositoryModelUnload", model_name="zeros")
+    assert (
+        outcome(via_gateway, "RepositoryModelUnload", request)
+        == service_pb2.RepositoryModelUnloadResponse()
+    )
+    ready = request_of("ModelReady", name="zeros")
+    try:
+        assert not outcome(direct, "ModelReady", ready).ready
+        assert not outcome(via_gateway, "ModelReady", ready).ready
+    finally:
+        config = {"config": service_pb2.ModelRepositoryParameter(string_param=CONFIG_OF_ZEROS)}
+        load = request_of("RepositoryModelLoad", model_name="zeros", parameters=config)
+        loaded = outcome(via_gateway, "RepositoryModelLoad", load)
+    assert loaded == service_pb2.RepositoryModelLoadResponse()
+    assert outcome(via_gateway, "ModelReady", ready).ready
+    config = outcome(via_gateway, "ModelConfig", request_of("ModelConfig", name="zeros")).config
+    assert config.parameters["color"].string_value == "red"
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> Iterator[Any]:
+    with triton_grpc.InferenceServerClient(gateway.address) as client:
+        yield client
+
+
+ARRAYS: dict[str, Any] = {
+    "BOOL": np.array([True, False]),
+    "INT8": np.array([-128, 127], np.int8),
+    "INT16": np.array([-(2**15)], np.int16),
+    "INT32": np.array([-(2**31), 5], np.int32),
+    "INT64": np.array([-(2**63), 2**53 + 1], np.int64),
+    "UINT8": np.array([0, 255], np.uint8),
+    "UINT16": np.array([65535], np.uint16),
+    "UINT32": np.array([2**32 - 1], np.uint32),
+    "UINT64": np.array([2**64 - 1], np.uint64),
+    "FP16": np.array([0.1, 65504], np.float16),
+    "BF16": np.array([1.5, -2], ml_dtypes.bfloat16),
+    "FP32": np.array([0.1, np.nan, np.inf], np.float32),
+    "FP64": np.array([0.1, 5e-324]),
+    "BYTES": np.array([b"", b"\xff\0", "zwölf".encode()], object),
+}
+
+
+def tensor_of(array: Any, datatype: str = "FP32", name: str = "INPUT0") -> Any:
+    tensor = triton_grpc.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+@pytest.mark.parametrize("datatype", ARRAYS)
+@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+def test_tritonclient_gets_its_tensor_back(
+    client: Any, datatype: str, compression: str | None
+) -> None:
+    array = ARRAYS[datatype]
+    result = client.infer(
+        f"identity_{datatype.lower()}",
+        [tensor_of(array, datatype)],
+        request_id="7",
+        headers={"x-of-client": "1"},
+        compression_algorithm=compression,
+        client_timeout=PATIENCE,
+    )
+    assert result.get_response().id == "7"
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+def test_tritonclient_asks_for_classification(client: Any) -> None:
+    output = triton_grpc.InferRequestedOutput("OUTPUT0", class_count=2)
+    array = np.array([[0.5, 3, 1, 2]], np.float32)
+    result = client.infer("batched_fp32", [tensor_of(array)], outputs=[output])
+    assert result.as_numpy("OUTPUT0").tolist() == [[b"3.000000:1", b"2.000000:3"]]
+
+
+def test_tritonclient_that_does_not_wait_gets_a_deadline(client: Any) -> None:
+    with pytest.raises(InferenceServerException) as raised:
+        client.infer("slow", [tensor_of(np.array([2], np.float32))], client_timeout=0.2)
+    assert raised.value.status() == "StatusCode.DEADLINE_EXCEEDED"
+
+
+def test_tritonclient_infers_asynchronously(client: Any) -> None:
+    done = threading.Event()
+    outcomes: list[Any] = []
+
+    def callback(result: Any, error: Any) -> None:
+        outcomes.append((result, error))
+        done.set()
+
+    array = ARRAYS["FP64"]
+    client.async_infer("identity_fp64", [tensor_of(array, "FP64")], callback)
+    assert done.wait(PATIENCE)
+    ((result, error),) = outcomes
+    assert error is None
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+def test_cancelled_call_does_not_occupy_the_server(client: Any) -> None:
+    done = threading.Event()
+    errors: list[Any] = []
+
+    def callback(result: Any, error: Any) -> None:
+        errors.append(error)
+        done.set()
+
+    array = np.array([1], np.float32)
+    call = client.async_infer("slow", [tensor_of(array)], callback)
+    call.cancel()
+    assert done.wait(PATIENCE)
+    assert "ancel" in str(errors[0])
+    np.testing.assert_array_equal(
+        client.infer("identity_fp32", [tensor_of(array)]).as_numpy("OUTPUT0"), array
+    )
+
+
+class Stream:
+    """What a client's stream receives."""
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        self.results: list[Any] = []
+        self._received = threading.Condition()
+        client.start_stream(self._receive, **options)
+
+    def _receive(self, result: Any, error: Any) -> None:
+        with self._received:
+            self.results.append(error if error is not None else result)
+            self._received.notify_all()
+
+    def wait(self, count: int) -> list[Any]:
+        """Wait for so many responses and errors."""
+        with self._received:
+            assert self._received.wait_for(lambda: len(self.results) >= count, PATIENCE)
+            return self.results
+
+
+def text_input() -> Any:
+    return tensor_of(np.array([b"hello"], object), "BYTES", "text_input")
+
+
+def test_decoupled_model_is_streamed(client: Any) -> None:
+    stream = Stream(client)
+    client.async_stream_infer(
+        "stream", [text_input()], request_id="7", enable_empty_final_response=True
+    )
+    responses = stream.wait(6)
+    client.stop_stream()
+    texts = [response.as_numpy("text_output")[0] for response in responses[:5]]
+    assert texts == [b"hello %d" % number for number in range(5)]
+    finals = [
+        response.get_response().parameters["triton_final_response"].bool_param
+        for response in responses
+    ]
+    assert finals == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_one_stream_has_calls_of_several_models_and_errors_among_them(
+    client: Any, compression: str | None
+) -> None:
+    stream = Stream(client, compression_algorithm=compression, headers={"x-of-client": "1"})
+    array = ARRAYS["FP64"]
+    client.async_stream_infer("identity_fp64", [tensor_of(array, "FP64")])
+    stream.wait(1)
+    client.async_stream_infer("nope", [tensor_of(array, "FP64")])
+    stream.wait(2)
+    client.async_stream_infer("stream", [text_input()])
+    first, error, *pieces = stream.wait(7)
+    client.stop_stream()
+    np.testing.assert_array_equal(first.as_numpy("OUTPUT0"), array)
+    assert isinstance(error, InferenceServerException)
+    assert "unknown model: 'nope'" in str(error)
+    assert len(pieces) == 5
+
+
+def test_cancelled_stream_ends(client: Any) -> None:
+    stream = Stream(client)
+    client.async_stream_infer("stream", [text_input()])
+    stream.wait(1)
+    client.stop_stream(cancel_requests=True)
+    assert client.is_server_live()
+
+
+async def test_aio_client(gateway: Gateway) -> None:
+    array = ARRAYS["FP16"]
+    async with triton_aio.InferenceServerClient(gateway.address) as client:
+        assert await client.is_server_ready()
+        assert await client.is_model_ready("add")
+        assert (await client.get_server_metadata()).name == "triton"
+        result = await client.infer(
+            "identity_fp16", [tensor_of(array, "FP16")], compression_algorithm="gzip"
+        )
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+        async def requests() -> Any:
+            yield {"model_name": "stream", "inputs": [text_input()]}
+
+        texts = [
+            result.as_numpy("text_output")[0]
+            async for result, error in client.stream_infer(requests())
+            if error is None
+        ]
+        assert texts == [b"hello %d" % number for number in range(5)]
+
+
+def test_tritonclient_asks_beside(client: Any, triton: TritonServer) -> None:
+    with triton_grpc.InferenceServerClient(f"{HOST}:{triton.grpc_port}") as direct:
+        asked: list[Callable[[Any], Any]] = [
+            lambda each: each.is_server_live(),
+            lambda each: each.is_server_ready(),
+            lambda each: each.is_model_ready("add", "1"),
+            lambda each: each.get_server_metadata(as_json=True),
+            lambda each: each.get_model_metadata("mixed", as_json=True),
+            lambda each: each.get_model_config("stream", as_json=True),
+            lambda each: each.get_model_repository_index(as_json=True),
+            lambda each: each.get_inference_statistics("image", as_json=True),
+            lambda each: each.get_trace_settings("add", as_json=True),
+            lambda each: each.get_log_settings(as_json=True),
+            lambda each: each.get_system_shared_memory_status(as_json=True),
+            lambda each: each.get_cuda_shared_memory_status(as_json=True),
+        ]
+        for ask in asked:
+            assert ask(client) == ask(direct)
+
+
+def test_tensors_in_shared_memory(client: Any) -> None:
+    array = np.arange(4, dtype=np.float32)
+    regions = [
+        shared_memory.create_shared_memory_region(name, f"/tensorgate_{name}", array.nbytes)
+        for name in ("grpc_in", "grpc_out")
+    ]
+    try:
+        shared_memory.set_shared_memory_region(regions[0], [array])
+        for name in ("grpc_in", "grpc_out"):
+            client.register_system_shared_memory(name, f"/tensorgate_{name}", array.nbytes)
+        status = client.get_system_shared_memory_status("grpc_in")
+        assert status.regions["grpc_in"].byte_size == array.nbytes
+        tensor = triton_grpc.InferInput("INPUT0", [4], "FP32")
+        tensor.set_shared_memory("grpc_in", array.nbytes)
+        output = triton_grpc.InferRequestedOutput("OUTPUT0")
+        output.set_shared_memory("grpc_out", array.nbytes)
+        client.infer("identity_fp32", [tensor], outputs=[output])
+        result = shared_memory.get_contents_as_numpy(regions[1], np.float32, [4])
+        np.testing.assert_array_equal(result, array)
+        client.unregister_system_shared_memory("grpc_in")
+        client.unregister_system_shared_memory()
+        assert not client.get_system_shared_memory_status().regions
+    finally:
+        for region in regions:
+            shared_memory.destroy_shared_memory_region(region)
