@@ -1,0 +1,176 @@
+"""Clients over gRPC get the same tensors from every server, over HTTP and over gRPC."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import InferenceServerException
+
+from tests.integration.support.fixtures import Reached
+from tests.integration.support.gateway import Gateway
+
+PATIENCE = 10.0
+
+
+@pytest.fixture(scope="module")
+def client(any_gateway: Gateway) -> Iterator[Any]:
+    with triton_grpc.InferenceServerClient(any_gateway.address) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def stub(any_gateway: Gateway) -> Any:
+    channel = grpc.insecure_channel(any_gateway.address)
+    return service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+ARRAYS: dict[str, Any] = {
+    "BOOL": np.array([True, False]),
+    "INT8": np.array([-128, 127], np.int8),
+    "INT16": np.array([-(2**15), 3], np.int16),
+    "INT32": np.array([-(2**31), 5], np.int32),
+    "INT64": np.array([-(2**63), 2**53 + 1], np.int64),
+    "UINT8": np.array([0, 255], np.uint8),
+    "UINT16": np.array([0, 65535], np.uint16),
+    "UINT32": np.array([0, 2**32 - 1], np.uint32),
+    "UINT64": np.array([0, 2**64 - 1], np.uint64),
+    "FP16": np.array([0.1, 65504], np.float16),
+    "BF16": np.array([1.5, -2], ml_dtypes.bfloat16),
+    "FP32": np.array([0.1, 3e38], np.float32),
+    "FP64": np.array([0.1, 5e-324]),
+    "BYTES": np.array([b"", b"a\0b", "zwölf".encode()], object),
+}
+CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+def given(array: Any, datatype: str = "FP32", name: str = "INPUT0") -> Any:
+    tensor = triton_grpc.InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    return tensor
+
+
+def lacks(upstream: Reached, datatype: str) -> bool:
+    """Tell whether the server has no such model, or no form to answer it in."""
+    if datatype == "BF16":
+        return upstream.name != "triton"
+    return datatype == "FP16" and upstream.name == "openvino"
+
+
+@pytest.mark.parametrize("datatype", ARRAYS)
+def test_tritonclient_gets_its_tensor_back(
+    client: Any, any_upstream: Reached, datatype: str
+) -> None:
+    if lacks(any_upstream, datatype):
+        return
+    array = ARRAYS[datatype]
+    result = client.infer(f"identity_{datatype.lower()}", [given(array, datatype)], request_id="7")
+    response = result.get_response()
+    assert (response.id, response.model_name) == ("7", f"identity_{datatype.lower()}")
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+@pytest.mark.parametrize("datatype", CONTENTS)
+def test_typed_contents_come_back_typed(stub: Any, any_upstream: Reached, datatype: str) -> None:
+    array = ARRAYS[datatype]
+    request = service_pb2.ModelInferRequest(model_name=f"identity_{datatype.lower()}")
+    tensor = request.inputs.add(name="INPUT0", datatype=datatype, shape=array.shape)
+    getattr(tensor.contents, CONTENTS[datatype]).extend(array.tolist())
+    response = stub.ModelInfer(request, timeout=PATIENCE)
+    (output,) = response.outputs
+    if any_upstream.over_grpc and any_upstream.name == "triton":
+        # It answers raw, whatever it gets, and the gateway passes that.
+        result = triton_grpc.InferResult(response)
+        np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+    else:
+        assert not response.raw_output_contents
+        back = getattr(output.contents, CONTENTS[datatype])
+        assert list(back) == array.astype(array.dtype).tolist()
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (3,)])
+def test_shapes(client: Any, shape: tuple[int, ...]) -> None:
+    array = np.zeros(shape, np.float32)
+    result = client.infer("identity_fp32", [given(array)])
+    assert result.as_numpy("OUTPUT0").shape == shape
+
+
+def test_requested_outputs(client: Any, any_upstream: Reached) -> None:
+    inputs = [given(np.array([3, 5], np.float32), "FP32", name) for name in ("INPUT0", "INPUT1")]
+    result = client.infer("add", inputs, outputs=[triton_grpc.InferRequestedOutput("DIFFERENCE")])
+    assert result.as_numpy("DIFFERENCE").tolist() == [0, 0]
+    returns_all = any_upstream.name == "openvino" or (
+        any_upstream.name == "kserve" and any_upstream.over_grpc
+    )
+    assert (result.as_numpy("SUM") is not None) == returns_all
+
+
+def test_parameters_and_several_datatypes(client: Any) -> None:
+    arrays = {name: ARRAYS[name] for name in ("FP32", "INT64", "BYTES", "BOOL")}
+    inputs = [given(array, name, f"IN_{name}") for name, array in arrays.items()]
+    result = client.infer("mixed", inputs, parameters={"text": "é", "flag": True, "number": 7})
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(result.as_numpy(f"OUT_{name}"), array)
+
+
+@pytest.mark.parametrize("compression", ["gzip", "deflate"])
+def test_compressed(client: Any, compression: str) -> None:
+    array = ARRAYS["FP32"]
+    result = client.infer("identity_fp32", [given(array)], compression_algorithm=compression)
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+def test_image(client: Any) -> None:
+    array = np.random.default_rng(1).random((1, 3, 224, 224), np.float32).reshape(-1)
+    result = client.infer("identity_fp32", [given(array)])
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
+
+
+def test_unknown_model_is_not_found(client: Any) -> None:
+    with pytest.raises(InferenceServerException) as raised:
+        client.infer("nope", [given(ARRAYS["FP32"])])
+    assert raised.value.status() == "StatusCode.NOT_FOUND"
+    assert "not" in raised.value.message()  # each server says it in its own words
+
+
+def test_what_tritonclient_asks_beside(client: Any, any_upstream: Reached) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("add")
+    assert "binary_tensor_data" in client.get_server_metadata().extensions
+    metadata = client.get_model_metadata("add")
+    assert [each.name for each in metadata.outputs] == ["SUM", "DIFFERENCE"]
+    config = client.get_model_config("add").config
+    assert [each.name for each in config.input] == ["INPUT0", "INPUT1"]
+    assert [list(each.dims) for each in config.output] == [[-1], [-1]]
+    if any_upstream.name == "triton":
+        assert "trace_level" in client.get_trace_settings().settings
+    else:
+        with pytest.raises(InferenceServerException, match="upstream 'server'.*trace") as raised:
+            client.get_trace_settings()
+        assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
+
+
+def test_unknown_model_is_not_ready(client: Any, any_upstream: Reached) -> None:
+    try:
+        assert not client.is_model_ready("nope")
+    except InferenceServerException as error:
+        assert any_upstream.name != "triton"
+        assert error.status() in ("StatusCode.NOT_FOUND", "StatusCode.UNKNOWN")
