@@ -19,6 +19,7 @@ from gateway.protocol.grpc.config_from_metadata import make_model_config
 from gateway.protocol.grpc.http_mapping import http_request_of
 from gateway.protocol.grpc.methods import GrpcMethod
 from gateway.protocol.grpc.rpcs import RPCS
+from gateway.protocol.messages import InferRequest
 from gateway.protocol.operations import OperationKind, model_path, parse_operation_variants
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.memory_budget import Reservation
@@ -42,6 +43,8 @@ _READINESS = {"ServerLive": "live", "ServerReady": "ready", "ModelReady": "ready
 _IS_READY = {200: True, 400: False, 503: False}
 """What a status over HTTP says of readiness; any other is an error."""
 
+_OF_STREAM = "triton_enable_empty_final_response"
+
 Serve = Callable[[Call], Awaitable[None]]
 """Serves a call over HTTP."""
 
@@ -60,8 +63,19 @@ async def grpc_infer(call: Call, reservation: Reservation) -> None:
     request = HttpFormRequest(call.request, "POST", target, _NO_BODY, b"")
     convert = partial(_infer_response, limits=limits, is_raw=read.is_raw)
     response = HttpFormResponse(call.response, convert, limits.max_buffered_body_bytes)
-    received = ReceivedRequest(read.request, read.request.chunks)
+    infer_request = _without_stream_parameter(read.request)
+    received = ReceivedRequest(infer_request, infer_request.chunks)
     await send_request(replace(call, request=request, response=response), received, target)
+
+
+def _without_stream_parameter(request: InferRequest) -> InferRequest:
+    """Drop what clients say of a stream in every request; Triton refuses it over HTTP."""
+    head = request.head
+    if _OF_STREAM not in head.parameters:
+        return request
+    parameters = {name: head.parameters[name] for name in head.parameters if name != _OF_STREAM}
+    changed = replace(head, parameters=parameters, written={})
+    return InferRequest(changed, request.id, request.tensors)
 
 
 async def grpc_as_http(call: Call, rpc: GrpcMethod, reservation: Reservation, serve: Serve) -> None:

@@ -269,3 +269,15 @@ async def test_stream_needs_a_server_over_grpc() -> None:
     ):
         response = await client.call("ModelStreamInfer", _request(raw=True))
     assert response.code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_parameter_of_streams_does_not_reach_a_server_over_http() -> None:
+    """Triton refuses it, and perf_analyzer sends it in every request."""
+    request = Request.FromString(_request(raw=True))
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    request.parameters["other"].int64_param = 7
+    script = _Recorder(binary_response(FLOATS.tobytes()))
+    response = await _infer(script, request.SerializeToString())
+    assert response.code is grpc.StatusCode.OK, response.text
+    header = script.requests[0][2].removesuffix(FLOATS.tobytes())
+    assert json.loads(header)["parameters"] == {"binary_data_output": True, "other": 7}
