@@ -83,6 +83,7 @@ PROXY: Rooms = {
     "admission": _imports(""),
 }
 CODEC: Rooms = {
+    "generate": _imports("v2 elements json policies"),
     "grpc": _imports("elements"),
     "v1": _imports("v2 elements json offload_interface policies"),
     "v2": _imports("elements json offload_interface policies"),

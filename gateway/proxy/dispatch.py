@@ -53,6 +53,7 @@ from gateway.proxy.grpc.request import GrpcRequest, is_grpc
 from gateway.proxy.grpc.response import send_grpc_error
 from gateway.proxy.grpc.rewrite import ModelRewriter
 from gateway.proxy.headers import to_server
+from gateway.proxy.infer.generate import generate
 from gateway.proxy.infer.handler import infer
 from gateway.proxy.infer.v1_predict import predict
 from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse, HeaderLines
@@ -253,7 +254,7 @@ async def run_with_deadline(
 
 
 async def proxy_call(call: Call) -> None:
-    """Serve a call from one server: inference, a V1 prediction, or untouched.
+    """Serve a call from one server: converted or untouched.
 
     A call for which there is no endpoint, or no room, is refused by its head: its body is not
     read, and its client gets no 100 Continue. Slots are taken when the request goes to a server,
@@ -273,6 +274,8 @@ async def proxy_call(call: Call) -> None:
             await infer(call)
         elif call.operation.kind is OperationKind.PREDICT:
             await predict(call)
+        elif call.operation.kind is OperationKind.GENERATE and destination.upstream.speaks_grpc:
+            await generate(call)
         else:
             await passthrough(call, model=model)
 

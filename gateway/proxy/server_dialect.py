@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError, upstream_name
-from gateway.protocol.operations import OPERATION_KINDS, strip_version
+from gateway.protocol.operations import OPERATION_KINDS, OperationKind, strip_version
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Upstream
@@ -24,7 +24,10 @@ async def prepare_dialect(call: Call) -> None:
     ``wait_for_dialects``.
     """
     operation, upstream = call.operation, call.destination.upstream
-    if operation.kind in OPERATION_KINDS["infer"] or operation.version is not None:
+    is_converted = operation.kind in OPERATION_KINDS["infer"] or (
+        operation.kind is OperationKind.GENERATE and upstream.speaks_grpc
+    )
+    if is_converted or operation.version is not None:
         await wait_for_dialects([upstream], call.deadline)
     if operation.version is not None and not upstream.dialect.versioned_paths:
         raise GatewayError(

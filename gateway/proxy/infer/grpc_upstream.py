@@ -26,7 +26,8 @@ from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.upstream.grpc.endpoint import DocumentResponse, error_of, read_message
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 
-_INFER_PATH = f"/{INFERENCE_SERVICE}/ModelInfer"
+_STATUS_IN_TRAILERS = "triton_grpc_error"
+"""Asks for a stream that ends with its first error: Triton 2.51 crashes if its model goes on."""
 
 
 async def grpc_infer_request(
@@ -42,13 +43,17 @@ async def grpc_infer_request(
     """
     request = await _complete(received, destination, reservation)
     model, version = unquote(operation.model or ""), unquote(operation.version or "")
-    chunks = write_infer_request(request, model, version)
+    return one_message_request("ModelInfer", write_infer_request(request, model, version), headers)
+
+
+def one_message_request(rpc: str, message: Chunks, headers: CIMultiDict[str]) -> UpstreamRequest:
+    """Return the request of an RPC with one message; ``headers`` are those of an HTTP client."""
     headers = CIMultiDict(headers)
-    for name in ("Content-Length", "Accept-Encoding", HEADER_LENGTH):
+    for name in ("Content-Length", "Accept-Encoding", HEADER_LENGTH, _STATUS_IN_TRAILERS):
         headers.popall(name, None)
     headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
-    body = (frame(sum(map(len, chunks))), *chunks)
-    return UpstreamRequest("POST", _INFER_PATH, headers, body)
+    body = (frame(sum(map(len, message))), *message)
+    return UpstreamRequest("POST", f"/{INFERENCE_SERVICE}/{rpc}", headers, body)
 
 
 async def _complete(

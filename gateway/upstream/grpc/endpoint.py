@@ -117,12 +117,7 @@ async def _as_http(
     """Read a response, and return it as it would be over HTTP."""
     message = await read_message(response, MAX_MODEL_DOCUMENT, server)
     if message is None:
-        why = response.grpc_message
-        is_unimplemented = response.grpc_status == GrpcStatus.UNIMPLEMENTED
-        if is_unimplemented and (not why or why.lower().startswith(_UNKNOWN_METHODS)):
-            text = f"{server.public} does not serve {rpc.name} over gRPC"
-            return DocumentResponse(501, _error_body(f"{text}: {why}" if why else text))
-        return DocumentResponse(*error_of(response, server))
+        return DocumentResponse(*error_of_rpc(rpc.name, response, server))
     document = read_response(rpc, message, MAX_MODEL_DOCUMENT)
     status = 200
     if rpc.name in ("ServerLive", "ServerReady", "ModelReady"):
@@ -148,6 +143,16 @@ async def read_message(response: UpstreamResponse, cap: int, server: ServerName)
     if body[0]:
         raise bad_response(f"{server.url} compressed its response, which was not asked for", server)
     return bytes(memoryview(body)[PREFIX_SIZE:])
+
+
+def error_of_rpc(rpc: str, response: UpstreamResponse, server: ServerName) -> tuple[int, bytes]:
+    """Return the error as ``error_of``; a method that the server does not have is named."""
+    why = response.grpc_message
+    is_unimplemented = response.grpc_status == GrpcStatus.UNIMPLEMENTED
+    if not is_unimplemented or (why and not why.lower().startswith(_UNKNOWN_METHODS)):
+        return error_of(response, server)
+    text = f"{server.public} does not serve {rpc} over gRPC"
+    return 501, _error_body(f"{text}: {why}" if why else text)
 
 
 def error_of(response: UpstreamResponse, server: ServerName) -> tuple[int, bytes]:

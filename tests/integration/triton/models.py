@@ -133,6 +133,13 @@ _SPECIAL = (
         (Tensor("text_output", "BYTES", (1,)),),
         decoupled=True,
     ),
+    Model(
+        "decoupled",
+        "decoupled",
+        (Tensor("text_input", "BYTES", (1,)),),
+        (Tensor("text_output", "BYTES", (1,)), Tensor("parameters", "BYTES", (1,))),
+        decoupled=True,
+    ),
 )
 
 MODELS = (*_IDENTITIES, *_BATCHED, *_MANY_TENSORS, *_SPECIAL)

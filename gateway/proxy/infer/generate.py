@@ -1,0 +1,286 @@
+"""Serves the generate extension from servers over gRPC, as Triton serves it over HTTP.
+
+Over gRPC only ModelStreamInfer serves all models: ModelInfer refuses decoupled ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+from multidict import CIMultiDict
+
+from gateway.codec.generate.request import (
+    MAX_GENERATE_REQUEST,
+    generate_too_large,
+    read_generate_request,
+)
+from gateway.codec.generate.response import (
+    write_event,
+    write_generate_error,
+    write_generate_response,
+)
+from gateway.codec.grpc.request import write_infer_request
+from gateway.codec.grpc.response import ReadResponse
+from gateway.codec.grpc.stream_response import FINAL_RESPONSE, read_stream_response
+from gateway.codec.v2.buffered_request import read_buffered_json
+from gateway.codec.v2.request import InferRequestReader
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request, bad_response
+from gateway.observe.failure_log import FAILURE_LOG
+from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.grpc.framing import MessageReader
+from gateway.protocol.grpc.status import GrpcStatus
+from gateway.protocol.messages import InferRequest, InferRequestHead
+from gateway.protocol.operations import model_name_of
+from gateway.proxy.admission.memory_budget import Reservation, run_steps
+from gateway.proxy.body_io import ClientBody, buffer_chunks, response_chunks, split, write
+from gateway.proxy.headers import with_body
+from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
+from gateway.proxy.infer.convert_request import model_metadata
+from gateway.proxy.infer.convert_response import name_server_in_errors
+from gateway.proxy.infer.grpc_upstream import one_message_request
+from gateway.proxy.infer.handler import check_request
+from gateway.proxy.infer.server_form import check_metadata
+from gateway.proxy.interfaces import Call
+from gateway.proxy.retry import UpstreamCall
+from gateway.sizes import CONVERT_CHUNK
+from gateway.upstream.grpc.endpoint import error_of_rpc
+from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
+
+_RPC: Final = "ModelStreamInfer"
+_JSON_TYPE: Final = "application/json"
+_EVENTS_TYPE: Final = "text/event-stream; charset=utf-8"
+
+_NOT_ONE_RESPONSE: Final = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that "
+    "generates various number of responses"
+)
+"""Triton's text."""
+
+_HIDDEN_PARAMETERS: Final = {FINAL_RESPONSE: True}
+"""Parameters of responses that belong to gRPC."""
+
+_PARSED_FACTOR: Final = 4
+"""How much larger than its text a request is while it is read: texts, mostly, in four forms."""
+
+
+class _Result(NamedTuple):
+    """What a client gets of a message, or of the end of a stream that failed.
+
+    ``in_event`` tells whether Triton sends it as an event if it comes first.
+    """
+
+    status: int
+    json: bytes
+    in_event: bool
+    ends_stream: bool = False
+
+
+async def generate(call: Call) -> None:
+    """Serve a request to generate: one response, or a stream of events.
+
+    The first response sets the status. Raises GatewayError; an error after that is an event.
+    """
+    if call.request.method != "POST":
+        raise GatewayError(ErrorKind.NOT_ALLOWED, "Method Not Allowed")
+    destination, record = call.destination, call.response.record
+    budget = destination.memory_budget
+    with budget.reserve() as reservation, budget.reserve() as buffered:
+        received = await _receive(call, reservation)
+        await check_request(call, received)
+        upstream_request = _write_request(call, received.request)
+        reservation.resize(received.buffered_size)
+        record.server_form = "grpc"
+        record.request_elements = received.request.head.element_count
+        try:
+            async with UpstreamCall(
+                destination,
+                upstream_request,
+                call.deadline,
+                record,
+                model=model_name_of(call.operation),
+            ) as upstream_call:
+                server = upstream_call.server
+                results = _results(call, upstream_call.response, server, received, buffered)
+                with name_server_in_errors(server):
+                    if call.request.target.partition("?")[0].endswith("/generate_stream"):
+                        await _send_events(call, results)
+                    else:
+                        await _send_document(call, results)
+        except GatewayError as error:
+            if not call.response.started:
+                raise
+            await _end_with(call, error)
+
+
+# --------------------------------------------------------------------------------- request
+
+
+async def _receive(call: Call, reservation: Reservation) -> ReceivedRequest:
+    """Read the request as the model's metadata says."""
+    limits = call.destination.limits
+    model = await model_metadata(call)
+    body = ClientBody(call.request, limits.max_request_bytes, call.deadline)
+    cap = min(MAX_GENERATE_REQUEST, limits.max_buffered_body_bytes)
+    text = b"".join(await buffer_chunks(body.read_rest(), reservation, cap, generate_too_large))
+    if not text:
+        raise bad_request("the request has no body")
+    reservation.resize((1 + _PARSED_FACTOR) * len(text))
+    caps = limits.max_inference_header_bytes, limits.max_json_depth
+    try:
+        read = read_generate_request(text, model, *caps)
+    except GatewayError:
+        # The model may have changed: only its current metadata is a reason to refuse.
+        call.destination.upstream.metadata.invalidate(call.operation.model or "")
+        read = read_generate_request(text, await model_metadata(call), *caps)
+    inputs = await _read_inputs(call, read.infer_json)
+    head = InferRequestHead(inputs.head.inputs, parameters=read.parameters)
+    request = InferRequest(head, read.id, inputs.tensors)
+    return ReceivedRequest(request, request.chunks, uses_metadata=True)
+
+
+async def _read_inputs(call: Call, text: bytes) -> InferRequest:
+    """Read the JSON infer request that was made of the members."""
+    destination = call.destination
+    header_cap, depth_cap, tensor_cap = destination.limits.reader_caps
+    header_cap += len(text)  # the client's own JSON has been limited
+    request = read_buffered_json(text, header_cap, depth_cap + 1, tensor_cap)
+    if request is not None:
+        return request
+    reader = InferRequestReader(header_cap, depth_cap + 1, tensor_cap=tensor_cap)
+    with destination.memory_budget.reserve() as reservation:
+        for piece in split(text, CONVERT_CHUNK):
+            reader.feed(piece)
+            await destination.scheduler.next_slice()
+            await run_steps(reader, reservation, destination.scheduler)
+        reader.feed(b"", last=True)
+        await run_steps(reader, reservation, destination.scheduler)
+        return reader.finish()
+
+
+def _write_request(call: Call, request: InferRequest) -> UpstreamRequest:
+    operation = call.operation
+    model, version = unquote(operation.model or ""), unquote(operation.version or "")
+    message = write_infer_request(request, model, version)
+    return one_message_request(_RPC, message, with_body(call.request.headers, {}))
+
+
+# -------------------------------------------------------------------------------- response
+
+
+async def _results(
+    call: Call,
+    response: UpstreamResponse,
+    server: ServerName,
+    received: ReceivedRequest,
+    reservation: Reservation,
+) -> AsyncIterator[_Result]:
+    """Yield what the client gets of each message as it arrives, and of an error at the end."""
+    destination = call.destination
+    header_cap = destination.limits.max_inference_header_bytes
+    async for message in _messages(call, response, server, reservation):
+        read = read_stream_response(message, header_cap)
+        if read.error is not None:
+            check_metadata(400, call.operation, destination, received)
+            # Triton's HTTP endpoint responds with 400 to every error of a model.
+            yield _Result(400, write_generate_error(read.error), read.has_begun)
+        elif read.response is not None and not _is_only_end(read.response):
+            yield _Result(200, await _write_json(call, read.response, reservation), True)
+        reservation.resize(0)
+    if response.grpc_status != GrpcStatus.OK:
+        status, text = error_of_rpc(_RPC, response, server)
+        yield _Result(status, text, in_event=False, ends_stream=True)
+
+
+async def _messages(
+    call: Call, response: UpstreamResponse, server: ServerName, reservation: Reservation
+) -> AsyncIterator[bytes]:
+    """Yield the messages of a stream; raises GatewayError (502) for a broken one."""
+    cap = call.destination.limits.max_buffered_body_bytes
+    reader = MessageReader(cap, "limits.max_buffered_body_bytes", RESPONSE)
+    message = bytearray()
+    async for chunk in response_chunks(response, server, call.deadline):
+        for piece in reader.feed(chunk):
+            if piece.is_compressed:
+                raise bad_response(
+                    f"{server.url} compressed its response, which was not asked for", server
+                )
+            message += piece.data
+            reservation.resize_unchecked(len(message))
+            if piece.ends:
+                yield bytes(message)
+                message.clear()
+    reader.end()
+
+
+def _is_only_end(read: ReadResponse) -> bool:
+    """Tell whether a response says nothing but that there are no more; clients can ask for it."""
+    head = read.response.head
+    return not head.outputs and head.parameters.get(FINAL_RESPONSE) is True
+
+
+async def _write_json(call: Call, read: ReadResponse, reservation: Reservation) -> bytes:
+    """Write a response as JSON, a time slice for each piece but the first ones."""
+    destination = call.destination
+    call.response.record.response_elements += read.response.head.element_count
+    pieces: list[bytes] = []
+    size = sliced = 0
+    for piece in write_generate_response(*read, destination.policies, _HIDDEN_PARAMETERS):
+        pieces.append(piece)
+        size += len(piece)
+        if size - sliced >= CONVERT_CHUNK:
+            sliced = size
+            reservation.grow(CONVERT_CHUNK)
+            await destination.scheduler.next_slice()
+    return b"".join(pieces)
+
+
+async def _send_events(call: Call, results: AsyncIterator[_Result]) -> None:
+    """Send each result as an event as soon as it is there."""
+    response = call.response
+    async for result in results:
+        if not response.started:
+            if not result.in_event:
+                await _send_json(call, result)
+                return
+            await _start_events(call, result.status)
+        if result.ends_stream:
+            response.record.answered_by_server = True
+            response.record.error = f"the server ended its stream with an error: {result.status}"
+        await write(response, write_event((result.json,)), call.deadline)
+    if not response.started:
+        await _start_events(call, 200)
+    await response.finish()
+
+
+async def _start_events(call: Call, status: int) -> None:
+    await call.response.start(status, "", CIMultiDict((("Content-Type", _EVENTS_TYPE),)))
+
+
+async def _send_document(call: Call, results: AsyncIterator[_Result]) -> None:
+    """Send the only result; raises GatewayError (400) if there is another number of them."""
+    only: _Result | None = None
+    async for result in results:
+        if only is not None and not result.ends_stream:
+            raise bad_request(_NOT_ONE_RESPONSE)
+        only = result
+    if only is None:
+        raise bad_request(_NOT_ONE_RESPONSE)
+    await _send_json(call, only)
+
+
+async def _send_json(call: Call, result: _Result) -> None:
+    call.deadline.expect_client()
+    headers = CIMultiDict((("Content-Type", _JSON_TYPE),))
+    await call.response.send(result.status, "", headers, result.json)
+
+
+async def _end_with(call: Call, error: GatewayError) -> None:
+    """End a stream with the error of the gateway as its last event."""
+    record = call.response.record
+    record.set_abort(error)
+    FAILURE_LOG.write(error, record.request_id)
+    text = write_event((write_generate_error(error.public_message),))
+    await write(call.response, text, call.deadline)
+    await call.response.finish()
