@@ -209,7 +209,7 @@ async def test_extension_that_the_server_lacks_is_named(server: GrpcServer) -> N
 
 async def test_operation_that_grpc_does_not_have_is_refused(server: GrpcServer) -> None:
     async with _client(server) as client:
-        response = await client.ask(request("POST", "/v2/models/m/generate", b"{}"))
+        response = await client.ask(request("POST", "/v2/models/m/explain", b"{}"))
     assert response.status == 501
     assert "gRPC" in _json(response)["error"]
 

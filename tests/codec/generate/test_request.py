@@ -1,0 +1,208 @@
+"""Members of a request to generate become inputs as the model's metadata says, or parameters."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.codec.generate.request import (
+    MAX_GENERATE_REQUEST,
+    GenerateRequest,
+    read_generate_request,
+)
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.tensors import ModelMetadata, TensorSpec
+
+HEADER_CAP, DEPTH_CAP = 1 << 20, 64
+
+
+def model(**shapes: tuple[str, list[int]]) -> ModelMetadata:
+    specs = [
+        TensorSpec(name, DATATYPES[datatype], tuple(shape))
+        for name, (datatype, shape) in shapes.items()
+    ]
+    return ModelMetadata("m", tuple(specs), None)
+
+
+TEXT = model(text=("BYTES", [1]), stop=("BOOL", [1]))
+
+
+def read(body: bytes | dict[str, Any], of: ModelMetadata = TEXT) -> GenerateRequest:
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return read_generate_request(text, of, HEADER_CAP, DEPTH_CAP)
+
+
+def inputs(request: GenerateRequest) -> list[Any]:
+    document = json.loads(request.infer_json)
+    assert list(document) == ["inputs"]
+    return list(document["inputs"])
+
+
+def test_members_are_inputs_or_parameters() -> None:
+    request = read({"id": "7", "text": "hi", "p": 1, "parameters": {"stop": True, "q": "x"}})
+    assert inputs(request) == [
+        {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["hi"]},
+        {"name": "stop", "datatype": "BOOL", "shape": [1], "data": [True]},
+    ]
+    # Triton has the id among the parameters, too.
+    assert request.parameters == {"id": "7", "p": 1, "q": "x"}
+    assert request.id == "7"
+
+
+def test_request_without_inputs_is_read() -> None:
+    assert read(b"{}") == GenerateRequest(None, {}, b'{"inputs":[]}')
+
+
+SHAPES: list[tuple[list[int], int, list[int] | None]] = [
+    ([1], 1, [1]),
+    ([1], 2, None),
+    ([1], 0, None),
+    ([3], 3, [3]),
+    ([], 1, []),
+    ([], 2, None),
+    ([-1], 5, [5]),
+    ([-1], 0, [0]),
+    ([-1, 4], 8, [2, 4]),
+    ([-1, 4], 6, None),
+    ([-1, 4], 0, [0, 4]),
+    ([-1, -1], 3, [1, 3]),
+    ([-1, 2, -1, 2], 12, [1, 2, 3, 2]),
+    ([2, -1], 6, [2, 3]),
+    ([0], 0, [0]),
+    ([0], 1, None),
+    ([-1, 0], 0, [1, 0]),
+    ([-1, 0], 1, None),
+]
+
+
+@pytest.mark.parametrize(("declared", "count", "shape"), SHAPES)
+def test_shape_is_filled_as_by_triton(
+    declared: list[int], count: int, shape: list[int] | None
+) -> None:
+    of = model(x=("INT32", declared))
+    body = {"x": list(range(count))}
+    if shape is None:
+        with pytest.raises(GatewayError, match=rf"input 'x' has {count} elements"):
+            read(body, of)
+    else:
+        assert inputs(read(body, of))[0]["shape"] == shape
+
+
+def test_only_the_outer_array_counts() -> None:
+    (tensor,) = inputs(read({"x": [[1], [2]]}, model(x=("INT32", [-1]))))
+    assert tensor["shape"] == [2]
+
+
+def test_numbers_keep_their_values() -> None:
+    of = model(x=("FP64", [-1]))
+    (tensor,) = inputs(read(b'{"x": [NaN, -Infinity, 18446744073709551616, 0.1, 1e-7]}', of))
+    assert repr(tensor["data"]) == "[nan, -inf, 18446744073709551616, 0.1, 1e-07]"
+
+
+PARAMETERS: list[tuple[str, Any]] = [
+    ("true", True),
+    ("-5", -5),
+    ("9223372036854775807", 2**63 - 1),
+    ("9223372036854775808", 2.0**63),
+    ("-9223372036854775809", -(2.0**63)),
+    ("1.0", 1.0),
+    ('"x"', "x"),
+]
+
+
+@pytest.mark.parametrize(("text", "value"), PARAMETERS)
+def test_parameter_has_the_type_of_triton(text: str, value: Any) -> None:
+    (found,) = read(f'{{"p": {text}}}'.encode()).parameters.values()
+    assert (type(found), found) == (type(value), value)
+
+
+INVALID = [
+    (b"", "no JSON"),
+    (b"{", "no JSON"),
+    (b"\xff", "no JSON"),
+    (b'{"text": "\n"}', "no JSON"),
+    (b"[]", "must be a JSON object, got an array"),
+    (b"5", "must be a JSON object"),
+    (b'{"id": 5}', "id must be a string, got 5"),
+    (b'{"id": null, "text": "x"}', "'id' is no input"),
+    (b'{"p": null}', "'p' is no input of the model"),
+    (b'{"p": [1]}', "got an array"),
+    (b'{"p": {}}', "got an object"),
+    (b'{"p": 1' + b"0" * 400 + b"}", "'p'"),
+    (b'{"p": 1' + b"0" * 5000 + b"}", "no JSON"),
+    (b'{"parameters": 5}', "parameters must be an object, got 5"),
+    (b'{"parameters": {"parameters": {}}}', "'parameters' is no input"),
+    (b'{"text": "a", "parameters": {"text": "b"}}', "input 'text' is given twice"),
+    (b'{"p": 1, "p": 1}', '"p" twice'),
+    (b'{"parameters": {"p": 1, "p": 1}}', '"p" twice'),
+    (b'{"text": "\\ud83d"}', "surrogate"),
+    (b"[" * 100 + b"]" * 100, "nested deeper than 64"),
+]
+
+
+@pytest.mark.parametrize(("body", "text"), INVALID)
+def test_invalid_request_names_what_is_wrong(body: bytes, text: str) -> None:
+    with pytest.raises(GatewayError) as failure:
+        read(body)
+    assert failure.value.kind is ErrorKind.BAD_REQUEST
+    assert text in failure.value.message
+
+
+def test_input_that_no_member_can_name_is_told() -> None:
+    with pytest.raises(GatewayError, match="input 'parameters'"):
+        read({"parameters": {}}, model(parameters=("BYTES", [1])))
+    assert inputs(read({}, model(parameters=("BYTES", [1])))) == []
+
+
+def test_sizes_are_limited() -> None:
+    long_text = b'{"text": "' + b"a" * HEADER_CAP + b'"}'
+    assert inputs(read(long_text))[0]["data"] == ["a" * HEADER_CAP]
+    numbers = b'{"text": [' + b"1," * (HEADER_CAP // 2) + b"1]}"
+    for body in (numbers, b'{"text": "' + b"a" * MAX_GENERATE_REQUEST + b'"}'):
+        with pytest.raises(GatewayError) as failure:
+            read(body)
+        assert failure.value.kind is ErrorKind.TOO_LARGE
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(), each, max_size=3),
+    max_leaves=6,
+)
+_NAMES = st.sampled_from(["id", "text", "stop", "parameters", "p"]) | st.text(max_size=3)
+
+
+@given(st.dictionaries(_NAMES, _VALUES, max_size=5), st.booleans())
+def test_any_request_is_read_or_refused(members: dict[str, Any], is_ascii: bool) -> None:
+    body = json.dumps(members, ensure_ascii=is_ascii).encode(errors="surrogatepass")
+    request = _read_or_refuse(body)
+    if request is None:
+        return
+    nested = members.get("parameters", {})
+    every = {**{k: v for k, v in members.items() if k != "parameters"}, **nested}
+    found = {tensor["name"]: tensor["data"] for tensor in inputs(request)}
+    names = {"text", "stop"}
+    expected = {k: v if isinstance(v, list) else [v] for k, v in every.items() if k in names}
+    assert repr(found) == repr({name: expected[name] for name in found})
+    assert set(found) == set(expected)
+    assert set(request.parameters) == set(every) - names
+
+
+@given(st.binary(max_size=30))
+def test_any_bytes_are_read_or_refused(body: bytes) -> None:
+    _read_or_refuse(body)
+
+
+def _read_or_refuse(body: bytes) -> GenerateRequest | None:
+    refused = None
+    try:
+        return read(body)
+    except GatewayError as error:
+        refused = error.kind
+    assert refused is ErrorKind.BAD_REQUEST
+    return None

@@ -1,0 +1,566 @@
+"""Requests to generate are served from servers over gRPC, as Triton serves them over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.grpc.proto_file import message_class
+from tests.support.grpc.wire_bytes import encode
+from tests.support.http_messages import request
+from tests.support.raw_client import RawClient
+from tests.support.servers.grpc_server import (
+    GrpcServer,
+    Streaming,
+    fail,
+    grpc_server,
+    model_metadata,
+)
+
+TEXT = model_metadata("BYTES", 1)
+GENERATE, STREAM = "/v2/models/m/generate", "/v2/models/m/generate_stream"
+
+
+def reply(text: bytes = b"hi", *, datatype: str = "BYTES", **parameters: Any) -> bytes:
+    """Write a ModelInferResponse with one output OUT."""
+    response = message_class("ModelInferResponse")(model_name="m", model_version="1")
+    response.outputs.add(name="OUT", datatype=datatype, shape=[1])
+    data = len(text).to_bytes(4, "little") + text if datatype == "BYTES" else text
+    response.raw_output_contents.append(data)
+    for name, value in parameters.items():
+        response.parameters[name].bool_param = value
+    return bytes(response.SerializeToString())
+
+
+def in_stream(response: bytes = b"", error: str = "") -> bytes:
+    """Write a ModelStreamInferResponse."""
+    text = b"\x0a" + encode(len(error.encode())) + error.encode() if error else b""
+    return text + b"\x12" + encode(len(response)) + response
+
+
+def messages(*each: bytes) -> Streaming:
+    """Make a stream that has the same messages for each call."""
+    return lambda _requests, _context: iter(each)
+
+
+def event(**members: Any) -> bytes:
+    return b"data: " + json.dumps(members, separators=(",", ":")).encode() + b"\n\n"
+
+
+def event_of(text: str = "hi") -> bytes:
+    return event(OUT=text, model_name="m", model_version="1")
+
+
+@asynccontextmanager
+async def gateway_for(
+    stream: Streaming | None = None, **settings: Any
+) -> AsyncIterator[tuple[GrpcServer, RunningGateway, RawClient]]:
+    streams = {} if stream is None else {"ModelStreamInfer": stream}
+    unary = settings.pop("unary", {"ModelMetadata": TEXT})
+    with grpc_server(unary=unary, streams=streams) as server:
+        async with (
+            running_gateway(server.url, **settings) as gateway,
+            gateway.client() as client,
+        ):
+            yield server, gateway, client
+
+
+def ask(target: str = STREAM, **members: Any) -> bytes:
+    return request("POST", target, json.dumps({"IN": "hi", **members}).encode())
+
+
+# ------------------------------------------------------------------------------- requests
+
+
+async def test_members_become_inputs_and_parameters_of_one_message() -> None:
+    received: list[bytes] = []
+
+    def stream(requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterable[bytes]:
+        received.extend(requests)  # ends, as the gateway has closed its side
+        yield in_stream(reply())
+
+    async with gateway_for(stream) as (server, _, client):
+        members = {"id": "7", "parameters": {"b": True, "s": "x"}, "i": 5, "d": 0.5}
+        response = await client.ask(ask(GENERATE, **members))
+    assert response.status == 200, response.body
+    (data,) = received
+    sent = message_class("ModelInferRequest").FromString(data)
+    assert (sent.model_name, sent.model_version, sent.id) == ("m", "", "7")
+    assert [(each.name, each.datatype, list(each.shape)) for each in sent.inputs] == [
+        ("IN", "BYTES", [1])
+    ]
+    assert list(sent.raw_input_contents) == [b"\x02\0\0\0hi"]
+    parameters = {
+        name: getattr(value, value.WhichOneof("parameter_choice"))
+        for name, value in sent.parameters.items()
+    }
+    assert parameters == {"id": "7", "b": True, "s": "x", "i": 5, "d": 0.5}
+    assert [path.rpartition("/")[2] for path in server.paths] == [
+        "ModelMetadata",
+        "ModelConfig",
+        "ModelStreamInfer",
+    ]
+
+
+async def test_version_of_the_path_is_sent() -> None:
+    received: list[bytes] = []
+
+    def stream(requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterable[bytes]:
+        received.extend(requests)
+        yield in_stream(reply())
+
+    async with gateway_for(stream) as (_, _, client):
+        response = await client.ask(ask("/v2/models/m/versions/3/generate_stream"))
+    assert response.status == 200
+    assert message_class("ModelInferRequest").FromString(received[0]).model_version == "3"
+
+
+async def test_large_text_is_sent() -> None:
+    def stream(requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterable[bytes]:
+        (data,) = requests
+        raw = message_class("ModelInferRequest").FromString(data).raw_input_contents[0]
+        yield in_stream(reply(raw[4:]))
+
+    text = "zwölf\n" * 200_000
+    async with gateway_for(stream) as (_, _, client):
+        response = await client.ask(ask(GENERATE, IN=text))
+    assert response.json["OUT"] == text
+
+
+async def test_header_that_crashes_a_triton_is_not_sent() -> None:
+    async with gateway_for(messages(in_stream(reply()))) as (server, _, client):
+        headers = {"triton_grpc_error": "true", "x-other": "1"}
+        response = await client.call("POST", STREAM, b'{"IN": "hi"}', headers)
+    assert response.status == 200
+    sent = dict(server.metadata[-1])
+    assert "triton_grpc_error" not in sent
+    assert sent["x-other"] == "1"
+
+
+REFUSED = [
+    (b"", 400, "no body"),
+    (b"{", 400, "no JSON"),
+    (b'{"IN": 5}', 400, "input 'IN'"),
+    (b'{"IN": ["a", "b"]}', 400, "2 elements"),
+    (b'{"IN": "a", "p": []}', 400, "'p'"),
+    (b'{"IN": ' + b"[" * 100 + b"]" * 100 + b"}", 400, "nested deeper"),
+    (b'{"IN": "' + b"a" * 2000 + b'"}', 413, "1024 bytes"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "text"), REFUSED)
+async def test_invalid_request_never_reaches_the_server(
+    body: bytes, status: int, text: str
+) -> None:
+    async with gateway_for(max_buffered_body_bytes=1024) as (server, _, client):
+        response = await client.call("POST", GENERATE, body)
+    assert response.status == status
+    assert text in response.error
+    assert "ModelStreamInfer" not in {path.rpartition("/")[2] for path in server.paths}
+
+
+async def test_other_methods_are_not_allowed() -> None:
+    async with gateway_for() as (_, _, client):
+        response = await client.call("GET", STREAM)
+    assert (response.status, response.error) == (405, "Method Not Allowed")
+
+
+async def test_unknown_model_is_told_by_the_server() -> None:
+    unknown = fail(grpc.StatusCode.NOT_FOUND, "unknown model: 'm'")
+    async with gateway_for(unary={"ModelMetadata": unknown}) as (_, _, client):
+        response = await client.ask(ask())
+    assert (response.status, response.error) == (404, "unknown model: 'm'")
+
+
+async def test_metadata_that_is_outdated_is_fetched_again() -> None:
+    async with gateway_for(messages(in_stream(reply()))) as (server, _, client):
+        assert (await client.ask(ask())).status == 200
+        server.unary["ModelMetadata"] = model_metadata("INT32", -1)
+        assert (await client.ask(ask(IN=[1, 2, 3]))).status == 200
+
+
+# ------------------------------------------------------------------------------ responses
+
+
+async def test_one_response_becomes_a_document() -> None:
+    async with gateway_for(messages(in_stream(reply(triton_final_response=True, other=True)))) as (
+        _,
+        _,
+        client,
+    ):
+        response = await client.ask(ask(GENERATE))
+    assert (response.status, response.head.get("Content-Type")) == (200, "application/json")
+    assert response.body == b'{"OUT":"hi","model_name":"m","model_version":"1","other":true}'
+
+
+async def test_each_response_becomes_an_event_at_once() -> None:
+    next_one = threading.Semaphore(1)
+
+    def stream(requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterable[bytes]:
+        for number in range(3):
+            assert next_one.acquire(timeout=10)
+            yield in_stream(reply(b"%d" % number))
+        assert next_one.acquire(timeout=10)
+
+    async with gateway_for(stream) as (_, _, client):
+        await client.send(ask())
+        head = await client.head()
+        assert head.status == 200
+        assert head.get("Content-Type") == "text/event-stream; charset=utf-8"
+        for number in range(3):
+            assert await client.chunk() == event_of(str(number))
+            next_one.release()
+        assert await client.chunk() == b""
+
+
+async def test_stream_without_responses_is_empty() -> None:
+    async with gateway_for(messages()) as (_, _, client):
+        response = await client.ask(ask())
+    assert (response.status, response.body) == (200, b"")
+
+
+@pytest.mark.parametrize("count", [0, 2, 3])
+async def test_generate_wants_one_response(count: int) -> None:
+    async with gateway_for(messages(*[in_stream(reply())] * count)) as (_, _, client):
+        response = await client.ask(ask(GENERATE))
+    assert response.status == 400
+    assert "exactly 1 response" in response.error
+
+
+async def test_generate_cancels_a_stream_that_it_cannot_serve() -> None:
+    ended = threading.Event()
+    async with gateway_for(_endless(ended)) as (_, _, client):
+        response = await client.ask(ask(GENERATE))
+        assert response.status == 400
+        assert await asyncio.to_thread(ended.wait, 5)
+
+
+@pytest.mark.parametrize("target", [GENERATE, STREAM])
+async def test_empty_last_response_does_not_count(target: str) -> None:
+    end = message_class("ModelInferResponse")(model_name="m")
+    end.parameters["triton_final_response"].bool_param = True
+    stream = messages(in_stream(reply()), in_stream(end.SerializeToString()))
+    async with gateway_for(stream) as (_, _, client):
+        response = await client.ask(ask(target))
+    assert event_of().removeprefix(b"data: ").strip() in response.body
+    assert response.body.count(b"model_name") == 1
+
+
+async def test_responses_of_mlserver_are_read() -> None:
+    async with gateway_for(messages(reply(b"1"), reply(b"2"))) as (_, _, client):
+        response = await client.ask(ask())
+    assert response.body == event_of("1") + event_of("2")
+
+
+async def test_large_response_is_one_event() -> None:
+    text = b"0123456789" * 300_000
+    async with gateway_for(messages(in_stream(reply(text)))) as (_, _, client):
+        response = await client.ask(ask())
+    assert response.body == event_of(text.decode())
+
+
+# --------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("target", [GENERATE, STREAM])
+async def test_error_before_inference_is_a_document(target: str) -> None:
+    async with gateway_for(messages(in_stream(error="no input"))) as (_, _, client):
+        response = await client.ask(ask(target))
+    assert (response.status, response.error) == (400, "no input")
+
+
+async def test_error_of_the_model_sets_the_status_if_it_comes_first() -> None:
+    begun = message_class("ModelInferResponse")(model_name="m").SerializeToString()
+    stream = messages(in_stream(begun, "größer"), in_stream(reply()))
+    async with gateway_for(stream) as (_, _, client):
+        response = await client.ask(ask())
+    assert response.status == 400
+    assert response.head.get("Content-Type") == "text/event-stream; charset=utf-8"
+    assert response.body == 'data: {"error":"größer"}\n\n'.encode() + event_of()
+
+
+async def test_later_errors_are_events_between_others() -> None:
+    begun = message_class("ModelInferResponse")(model_name="m").SerializeToString()
+    stream = messages(in_stream(reply()), in_stream(begun, "no"), in_stream(reply()))
+    async with gateway_for(stream) as (_, _, client):
+        response = await client.ask(ask())
+    assert response.status == 200
+    assert response.body == event_of() + event(error="no") + event_of()
+
+
+def _failing(code: grpc.StatusCode, text: str, *first: bytes) -> Streaming:
+    def stream(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterable[bytes]:
+        yield from first
+        context.abort(code, text)
+
+    return stream
+
+
+STATUSES = [
+    (grpc.StatusCode.INVALID_ARGUMENT, 400, "no"),
+    (grpc.StatusCode.RESOURCE_EXHAUSTED, 429, "no"),
+    (grpc.StatusCode.INTERNAL, 500, "no"),
+    (grpc.StatusCode.UNIMPLEMENTED, 501, "upstream 'servers' does not serve ModelStreamInfer"),
+    (grpc.StatusCode.UNAVAILABLE, 503, "no"),
+    (grpc.StatusCode.DEADLINE_EXCEEDED, 504, "no"),
+]
+
+
+@pytest.mark.parametrize("target", [GENERATE, STREAM])
+@pytest.mark.parametrize(("code", "status", "text"), STATUSES)
+async def test_status_of_the_stream_becomes_that_of_the_response(
+    code: grpc.StatusCode, status: int, text: str, target: str
+) -> None:
+    async with gateway_for(_failing(code, "no")) as (_, _, client):
+        response = await client.ask(ask(target))
+    assert response.status == status
+    assert text in response.error
+
+
+async def test_status_after_a_response_is_the_last_event() -> None:
+    failing = _failing(grpc.StatusCode.INTERNAL, "no", in_stream(reply()))
+    async with gateway_for(failing) as (_, _, client):
+        stream = await client.ask(ask(STREAM))
+        document = await client.ask(ask(GENERATE))
+    assert stream.status == 200
+    assert stream.body == event_of() + event(error="no")
+    assert (document.status, document.error) == (500, "no")
+
+
+async def test_invalid_message_names_the_upstream() -> None:
+    async with gateway_for(messages(b"\x12\x05abc")) as (_, _, client):
+        response = await client.ask(ask())
+    assert response.status == 502
+    assert "upstream 'servers'" in response.error
+
+
+async def test_invalid_message_after_a_response_is_the_last_event() -> None:
+    async with gateway_for(messages(in_stream(reply()), b"\x12\x05abc")) as (_, gateway, client):
+        response = await client.ask(ask())
+        await gateway.until_idle()
+    assert response.body.startswith(event_of() + b'data: {"error":"upstream \'servers\'')
+    assert response.body.endswith(b'"}\n\n')
+
+
+async def test_server_that_stops_within_a_stream_is_the_last_event() -> None:
+    stopped = threading.Event()
+
+    def stream(_requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterable[bytes]:
+        yield in_stream(reply())
+        stopped.wait(10)
+
+    async with gateway_for(stream) as (server, _, client):
+        await client.send(ask())
+        await client.head()
+        assert await client.chunk() == event_of()
+        await asyncio.to_thread(server.stop)
+        stopped.set()
+        last = await client.chunk()
+        assert await client.chunk() == b""
+    assert last.startswith(b'data: {"error":')
+
+
+class _Relay:
+    """Passes the bytes of connections to a server, until it breaks them all off."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += writer, forth
+        for source, target in ((reader, forth), (back, writer)):
+            self._tasks.append(asyncio.create_task(self._pass(source, target)))
+
+    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            target.write(data)
+
+    async def break_off(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+async def test_server_that_breaks_off_is_named_in_the_last_event() -> None:
+    ended = threading.Event()
+
+    def stream(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterable[bytes]:
+        context.add_callback(ended.set)
+        yield in_stream(reply())
+        ended.wait(10)
+
+    with grpc_server(unary={"ModelMetadata": TEXT}, streams={"ModelStreamInfer": stream}) as server:
+        relay = _Relay(server.port)
+        async with (
+            await asyncio.start_server(relay.accept, "127.0.0.1", 0) as listener,
+            running_gateway("grpc://{}:{}".format(*listener.sockets[0].getsockname())) as gateway,
+            gateway.client() as client,
+        ):
+            await client.send(ask())
+            await client.head()
+            assert await client.chunk() == event_of()
+            await relay.break_off()
+            last = await client.chunk()
+            assert await client.chunk() == b""
+            # The connection serves on.
+            await client.send(ask())
+            assert await client.head()
+            assert await client.chunk() == event_of()
+            await client.close()
+            await gateway.until_idle()
+            await relay.break_off()
+    text = b"upstream 'servers' closed the connection before the end of its response"
+    assert last == b'data: {"error":"' + text + b'"}\n\n'
+
+
+async def test_bytes_that_are_no_text_are_an_error_by_policy() -> None:
+    stream = messages(in_stream(reply(b"\xff")))
+    async with gateway_for(stream) as (_, _, client):
+        assert (await client.ask(ask())).status == 406
+    async with gateway_for(stream, route={"bytes": "base64"}) as (_, _, client):
+        assert (await client.ask(ask())).body == event_of("/w==")
+
+
+async def test_message_above_the_cap_is_refused() -> None:
+    async with gateway_for(
+        messages(in_stream(reply(bytes(5000)))), max_buffered_body_bytes=4000
+    ) as (_, _, client):
+        response = await client.ask(ask())
+    assert response.status == 502
+    assert "max_buffered_body_bytes" in response.error
+
+
+async def test_server_that_does_not_respond_is_late() -> None:
+    ended = threading.Event()
+
+    def stream(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterable[bytes]:
+        context.add_callback(ended.set)
+        ended.wait(10)
+        yield from ()
+
+    async with gateway_for(stream, request_timeout=0.5) as (_, _, client):
+        response = await client.ask(ask())
+        assert await asyncio.to_thread(ended.wait, 5)
+    assert response.status == 504
+    assert "upstream 'servers'" in response.error
+
+
+async def test_server_that_is_gone_is_named(gone: str) -> None:
+    async with running_gateway(gone) as gateway, gateway.client() as client:
+        response = await client.ask(ask())
+    assert response.status == 503
+    assert "upstream 'servers'" in response.error
+
+
+async def test_another_endpoint_is_asked_if_one_is_gone(gone: str) -> None:
+    with grpc_server(
+        unary={"ModelMetadata": TEXT}, streams={"ModelStreamInfer": messages(in_stream(reply()))}
+    ) as server:
+        async with running_gateway(gone, server.url) as gateway, gateway.client() as client:
+            for _ in range(4):
+                assert (await client.ask(ask())).body == event_of()
+
+
+# ---------------------------------------------------------------------------- flow control
+
+
+def _endless(ended: threading.Event, text: bytes = b"hi") -> Streaming:
+    def stream(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterable[bytes]:
+        context.add_callback(ended.set)
+        while not ended.is_set():
+            yield in_stream(reply(text))
+
+    return stream
+
+
+async def test_client_that_leaves_cancels_the_stream() -> None:
+    ended = threading.Event()
+
+    def stream(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterable[bytes]:
+        context.add_callback(ended.set)
+        yield in_stream(reply())
+        ended.wait(10)
+
+    async with gateway_for(stream) as (_, gateway, client):
+        await client.send(ask())
+        await client.head()
+        assert await client.chunk() == event_of()
+        await client.close()
+        assert await asyncio.to_thread(ended.wait, 5)
+        await gateway.until_idle()
+
+
+async def test_client_that_does_not_read_holds_the_server_back() -> None:
+    ended = threading.Event()
+    sent = 0
+
+    def stream(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterable[bytes]:
+        nonlocal sent
+        context.add_callback(ended.set)
+        while not ended.is_set():
+            sent += 1
+            yield in_stream(reply(bytes(100_000)))
+
+    async with gateway_for(stream) as (_, gateway, client):
+        await client.send(ask())
+        assert (await client.head()).status == 200
+        client.stop_reading()
+        before = -1
+        while sent != before:  # half a second without a message
+            before = sent
+            await asyncio.sleep(0.5)
+        assert 0 < sent < 1000
+        assert gateway.gateway._listener.buffers.total < 32 * 2**20
+        await client.close()
+        assert await asyncio.to_thread(ended.wait, 5)
+
+
+# ----------------------------------------------------------------------------------- record
+
+
+async def test_line_of_the_log_tells_forms_sizes_and_times(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    general = {"log": {"access": {"path": str(log), "format": "json"}}}
+    message = in_stream(reply())
+    async with gateway_for(messages(message, message), general=general) as (
+        server,
+        gateway,
+        client,
+    ):
+        response = await client.ask(ask())
+        await gateway.until_idle()
+    line = json.loads(log.read_text().splitlines()[-1])
+    assert (line["operation"], line["model"], line["server_form"]) == ("generate", "m", "grpc")
+    assert (line["status"], line["answered_by"], line["attempts"]) == (200, "server", 1)
+    assert line["endpoint"] == server.url
+    assert line["response_bytes"] == len(response.body)
+    assert line["received_bytes"] == 2 * (5 + len(message))
+    assert line["sent_bytes"] > 5
+    assert 0 < line["first_byte_ms"] <= line["server_ms"] <= line["duration_ms"]
+    assert "reason" not in line
+
+
+async def test_line_of_the_log_tells_why_a_stream_broke_off(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    general = {"log": {"access": {"path": str(log), "format": "json"}}}
+    stream = messages(in_stream(reply()), b"\x12\x05abc")
+    async with gateway_for(stream, general=general) as (server, gateway, client):
+        await client.ask(ask())
+        await gateway.until_idle()
+    line = json.loads(log.read_text().splitlines()[-1])
+    assert (line["status"], line["error_kind"]) == (200, "bad_response")
+    assert server.url in line["reason"]
