@@ -117,6 +117,7 @@ TESTED_BY = {
     "proxy/grpc/message.py": "end_to_end/grpc/test_grpc_clients.py",
     "proxy/grpc/passthrough.py": "end_to_end/grpc/test_passthrough.py",
     "proxy/grpc/response.py": "end_to_end/grpc/test_passthrough.py",
+    "proxy/grpc/stream_infer.py": "end_to_end/grpc/test_stream_infer.py",
     "proxy/infer/generate.py": "end_to_end/grpc/test_generate.py",
     "proxy/infer/grpc_upstream.py": "end_to_end/grpc/test_http_clients.py",
     "upstream/grpc/endpoint.py": "end_to_end/grpc/test_http_clients.py",

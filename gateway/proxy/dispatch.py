@@ -52,6 +52,7 @@ from gateway.proxy.grpc.reflection import serve_reflection
 from gateway.proxy.grpc.request import GrpcRequest, is_grpc
 from gateway.proxy.grpc.response import send_grpc_error
 from gateway.proxy.grpc.rewrite import ModelRewriter
+from gateway.proxy.grpc.stream_infer import grpc_stream_infer
 from gateway.proxy.headers import to_server
 from gateway.proxy.infer.generate import generate
 from gateway.proxy.infer.handler import infer
@@ -290,8 +291,9 @@ async def _proxy_grpc(call: Call, reservation: Reservation) -> None:
             return
     if upstream.speaks_grpc:
         await grpc_passthrough(call, reservation)
-    elif rpc.kind is OperationKind.INFER and not rpc.request_streams:
-        await grpc_infer(call, reservation)
+    elif rpc.kind is OperationKind.INFER:
+        serve = grpc_stream_infer if rpc.request_streams else grpc_infer
+        await serve(call, reservation)
     else:
         await grpc_as_http(call, rpc, reservation, proxy_call)
 

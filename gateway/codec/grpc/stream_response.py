@@ -1,13 +1,21 @@
-"""Reads ModelStreamInferResponse, the messages of servers' streams."""
+"""Reads and writes ModelStreamInferResponse, the messages of streams."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from gateway.codec.grpc.contents import Chunks
 from gateway.codec.grpc.response import ReadResponse, read_infer_response
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc import fields
-from gateway.protocol.grpc.wire import Buffer, WireError, WireReader
+from gateway.protocol.grpc.wire import (
+    Buffer,
+    WireError,
+    WireReader,
+    bytes_field,
+    length_prefix,
+    varint_field,
+)
 
 FINAL_RESPONSE: Final = "triton_final_response"
 """The parameter that tells whether a response is the last one of its request."""
@@ -54,3 +62,25 @@ def read_stream_response(data: Buffer, header_cap: int) -> StreamResponse:
     if error:
         return StreamResponse(error, None, bool(inner))
     return StreamResponse(None, read_infer_response(inner or b"", header_cap))
+
+
+_IS_FINAL: Final = bytes_field(
+    fields.PARAMETERS,
+    bytes_field(fields.KEY, FINAL_RESPONSE.encode())
+    + bytes_field(fields.VALUE, varint_field(fields.BOOL_PARAM, True)),
+)
+
+
+def write_stream_response(response: Chunks) -> Chunks:
+    """Write a ModelInferResponse, the only one to its request, as a message of a stream."""
+    size = len(_IS_FINAL) + sum(map(len, response))
+    return [length_prefix(fields.INFER_RESPONSE, size), *response, _IS_FINAL]
+
+
+def write_stream_error(text: str, model: str, request_id: str | None) -> Chunks:
+    """Write an error as a message of a stream; it tells which request failed."""
+    request = bytes_field(fields.MODEL_NAME, model.encode())
+    if request_id:
+        request += bytes_field(fields.ID, request_id.encode())
+    error = bytes_field(fields.ERROR_MESSAGE, text.encode(errors="replace"))
+    return [error, bytes_field(fields.INFER_RESPONSE, request + _IS_FINAL)]

@@ -11,6 +11,7 @@ import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, bad_response
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT
 from gateway.protocol.grpc.status import status_of_error
@@ -118,6 +119,26 @@ class HttpFormResponse(ClientResponse):
     def abort(self) -> None:
         """Drop the response."""
         self._response.abort()
+
+
+class CollectedResponse(HttpFormResponse):
+    """Keeps the message of a response, or the error instead of it; ``record`` is its own."""
+
+    def __init__(
+        self, response: ClientResponse, record: CallRecord, convert: ConvertResponse, cap: int
+    ) -> None:
+        super().__init__(response, convert, cap)
+        self.record = record
+        self.message: Chunks = []
+        self.error: HttpError | None = None
+
+    async def finish(self, trailers: HeaderLines = ()) -> None:
+        """Convert the response."""
+        try:
+            self.message = self._convert(self._status, self._headers, bytes(self._body))
+        except HttpError as error:
+            self.error = error
+        self._body.clear()
 
 
 class HttpError(Exception):

@@ -10,7 +10,7 @@ import orjson
 from multidict import CIMultiDict
 
 from gateway.codec.grpc.documents import read_request, write_response
-from gateway.codec.grpc.request import read_infer_request
+from gateway.codec.grpc.request import ReadRequest, read_infer_request
 from gateway.codec.grpc.response import write_infer_response
 from gateway.codec.v2.response_reader import InferResponseReader
 from gateway.errors import ErrorKind, GatewayError, bad_request
@@ -20,7 +20,12 @@ from gateway.protocol.grpc.http_mapping import http_request_of
 from gateway.protocol.grpc.methods import GrpcMethod
 from gateway.protocol.grpc.rpcs import RPCS
 from gateway.protocol.messages import InferRequest
-from gateway.protocol.operations import OperationKind, model_path, parse_operation_variants
+from gateway.protocol.operations import (
+    Operation,
+    OperationKind,
+    model_path,
+    parse_operation_variants,
+)
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.destination import Limits
@@ -58,17 +63,28 @@ async def grpc_infer(call: Call, reservation: Reservation) -> None:
     data = await read_message(call, reservation)
     read = read_infer_request(data, limits.max_inference_header_bytes, limits.max_tensors)
     operation = call.operation
-    target = model_path(operation.model or "", operation.version) + "/infer"
-    _check_target("POST", target)
+    target = infer_target(operation)
     request = HttpFormRequest(call.request, "POST", target, _NO_BODY, b"")
-    convert = partial(_infer_response, limits=limits, is_raw=read.is_raw)
+    convert = infer_converter(read, limits)
     response = HttpFormResponse(call.response, convert, limits.max_buffered_body_bytes)
-    infer_request = _without_stream_parameter(read.request)
+    infer_request = without_stream_parameter(read.request)
     received = ReceivedRequest(infer_request, infer_request.chunks)
     await send_request(replace(call, request=request, response=response), received, target)
 
 
-def _without_stream_parameter(request: InferRequest) -> InferRequest:
+def infer_target(operation: Operation) -> str:
+    """Return the target of an infer request; raises GatewayError (400) as ``_check_target``."""
+    target = model_path(operation.model or "", operation.version) + "/infer"
+    _check_target("POST", target)
+    return target
+
+
+def infer_converter(read: ReadRequest, limits: Limits) -> ConvertResponse:
+    """Return what makes the ModelInferResponse to a request, in the form of the request."""
+    return partial(_infer_response, limits=limits, is_raw=read.is_raw)
+
+
+def without_stream_parameter(request: InferRequest) -> InferRequest:
     """Drop what clients say of a stream in every request; Triton refuses it over HTTP."""
     head = request.head
     if _OF_STREAM not in head.parameters:

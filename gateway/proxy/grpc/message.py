@@ -1,13 +1,19 @@
-"""Reads the message of a unary call that does not pass through."""
+"""Reads the messages of calls that do not pass through."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from typing import Final
+
 from gateway.errors import ErrorKind, GatewayError, bad_request
-from gateway.protocol.grpc.framing import PREFIX_SIZE
+from gateway.protocol.error_vocabulary import REQUEST
+from gateway.protocol.grpc.framing import PREFIX_SIZE, MessageReader
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import ClientBody, buffer_chunks
 from gateway.proxy.grpc.compression import MessageDecompressor
 from gateway.proxy.interfaces import Call
+
+_CAP_NAME: Final = "limits.max_buffered_body_bytes"
 
 
 async def read_message(call: Call, reservation: Reservation) -> bytes | memoryview:
@@ -21,9 +27,37 @@ async def read_message(call: Call, reservation: Reservation) -> bytes | memoryvi
     if len(data) < PREFIX_SIZE:
         raise bad_request("the request has no gRPC message")
     message = memoryview(data)[PREFIX_SIZE:]
-    if not data[0]:
-        return message
-    decompressor = MessageDecompressor(call.request.headers, cap, "limits.max_buffered_body_bytes")
+    return _decompress(call, message, cap, reservation) if data[0] else message
+
+
+async def read_messages(call: Call, reservation: Reservation) -> AsyncIterator[bytes | memoryview]:
+    """Yield the messages of a stream as they arrive, decompressed; only the last one is reserved.
+
+    A client may pause between them. Raises GatewayError as ``read_message``.
+    """
+    cap = call.destination.limits.max_buffered_body_bytes
+    reader = MessageReader(cap, _CAP_NAME, REQUEST)
+    message = bytearray()
+    while True:
+        call.deadline.expect_client()
+        piece = await call.request.read()
+        if not piece:
+            break
+        for part in reader.feed(piece):
+            message += part.data
+            reservation.resize(len(message))
+            if part.ends:
+                data = bytes(message)
+                message.clear()
+                is_compressed = part.is_compressed
+                yield _decompress(call, data, cap, reservation) if is_compressed else data
+    reader.end()
+
+
+def _decompress(
+    call: Call, message: bytes | memoryview, cap: int, reservation: Reservation
+) -> memoryview:
+    decompressor = MessageDecompressor(call.request.headers, cap, _CAP_NAME)
     text = bytearray()
     for chunk in decompressor.feed(bytes(message)):
         reservation.grow(len(chunk))
@@ -36,5 +70,5 @@ def _too_large(cap: int) -> GatewayError:
     return GatewayError(
         ErrorKind.TOO_LARGE,
         f"a gRPC message that the gateway reads is buffered, and is larger than {cap} bytes "
-        "(limits.max_buffered_body_bytes)",
+        f"({_CAP_NAME})",
     )

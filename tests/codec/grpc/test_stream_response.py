@@ -7,7 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from gateway.codec.grpc.stream_response import read_stream_response
+from gateway.codec.grpc.stream_response import (
+    read_stream_response,
+    write_stream_error,
+    write_stream_response,
+)
 from gateway.errors import ErrorKind, GatewayError
 
 CAP = 1 << 20
@@ -61,6 +65,27 @@ def test_empty_message_is_a_response_without_outputs(data: bytes) -> None:
 def test_unknown_fields_are_skipped() -> None:
     inner = service_pb2.ModelStreamInferResponse(infer_response=response()).SerializeToString()
     assert read_stream_response(b"\x78\x05" + inner, CAP).response is not None
+
+
+def test_response_is_written_as_the_last_of_its_request() -> None:
+    data = response(id="7").SerializeToString()
+    written = b"".join(write_stream_response([data[:5], memoryview(data)[5:]]))
+    message = service_pb2.ModelStreamInferResponse.FromString(written)
+    assert message.error_message == ""
+    assert message.infer_response.parameters["triton_final_response"].bool_param
+    message.infer_response.ClearField("parameters")
+    assert message.infer_response == response(id="7")
+
+
+@given(st.text(), st.text(), st.none() | st.text())
+def test_error_is_written_with_its_request(text: str, model: str, request_id: str | None) -> None:
+    written = b"".join(write_stream_error(text, model, request_id))
+    message = service_pb2.ModelStreamInferResponse.FromString(written)
+    assert message.error_message == text
+    assert message.infer_response.model_name == model
+    assert message.infer_response.id == (request_id or "")
+    if text:
+        assert read_stream_response(written, CAP) == (text, None, True)
 
 
 @given(st.binary(max_size=40))

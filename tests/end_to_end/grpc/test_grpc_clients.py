@@ -261,16 +261,6 @@ async def test_watch_of_health_ends_with_the_gateway_or_its_settings(cause: str)
         assert watch.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_stream_needs_a_server_over_grpc() -> None:
-    async with (
-        ScriptedServer(_model) as server,
-        running_gateway(server.url) as gateway,
-        grpc_client(gateway.url) as client,
-    ):
-        response = await client.call("ModelStreamInfer", _request(raw=True))
-    assert response.code is grpc.StatusCode.UNIMPLEMENTED
-
-
 async def test_parameter_of_streams_does_not_reach_a_server_over_http() -> None:
     """Triton refuses it, and perf_analyzer sends it in every request."""
     request = Request.FromString(_request(raw=True))

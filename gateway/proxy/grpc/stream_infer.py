@@ -1,0 +1,145 @@
+"""Serves ModelStreamInfer from servers over HTTP: one infer request for each message, in order."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Final
+
+from multidict import CIMultiDict
+
+from gateway.codec.grpc.contents import Chunks
+from gateway.codec.grpc.request import ReadRequest, read_infer_request
+from gateway.codec.grpc.stream_response import write_stream_error, write_stream_response
+from gateway.errors import GatewayError, bad_request, strip_tracebacks
+from gateway.observe.call_record import CallRecord
+from gateway.observe.failure_log import FAILURE_LOG
+from gateway.protocol.json_errors import quote_value
+from gateway.protocol.operations import ModelName, Operation, model_name_of, quote_name
+from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.grpc.http_form import CollectedResponse, HttpError, HttpFormRequest
+from gateway.proxy.grpc.infer import infer_converter, infer_target
+from gateway.proxy.grpc.message import read_messages
+from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
+from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
+from gateway.proxy.infer.handler import send_request
+from gateway.proxy.interfaces import Call, ClientResponse
+
+_WANTS_STATUS: Final = "triton_grpc_error"
+"""The metadata with which a client asks that the first error ends the stream, as its status."""
+
+
+async def grpc_stream_infer(call: Call, reservation: Reservation) -> None:
+    """Serve each message of a stream before the next one is read.
+
+    An error is a message of the stream, unless the client asks for its status. Raises GatewayError
+    for what is no message, or with such a client.
+    """
+    response, target = call.response, _Target(call.operation)
+    wants_status = call.request.headers.get(_WANTS_STATUS, "").lower() == "true"
+    limits = call.destination.limits
+    caps = limits.max_inference_header_bytes, limits.max_tensors
+    async for data in read_messages(call, reservation):
+        model, request_id, message = "", None, list[bytes | memoryview]()
+        try:
+            read = read_infer_request(data, *caps)
+            model, request_id = read.model, read.request.id
+            result = await _infer(call, read, target.find(read))
+        except GatewayError as error:
+            if wants_status:
+                raise
+            _record(call, error)
+            message = write_stream_error(error.public_message, model, request_id)
+        else:
+            if isinstance(result, HttpError):
+                if wants_status:
+                    await send_status(response, result.code, result.text)
+                    return
+                message = write_stream_error(result.text, model, request_id)
+            else:
+                message = write_stream_response(result)
+        call.deadline.expect_client()
+        await _start(response)
+        await write_message(response, message)
+        reservation.resize(0)
+    await _start(response)
+    await finish(response)
+
+
+async def _start(response: ClientResponse) -> None:
+    if not response.started:
+        await start_response(response)
+
+
+class _Target:
+    """Finds the operation of each message of a stream, given that of its first one.
+
+    A stream may have messages for several models, unless its route replaces the name.
+    """
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+        self._first: ModelName | None = None
+
+    def find(self, read: ReadRequest) -> Operation:
+        """Return the operation of a message; raises GatewayError (400)."""
+        named = ModelName(read.model, read.version or None)
+        self._first = self._first or named
+        if named == self._first:
+            return self._operation
+        version = None if named.version is None else quote_name(named.version)
+        if model_name_of(self._operation) != ModelName(
+            quote_name(self._first.name), self._first.version and quote_name(self._first.version)
+        ):
+            raise bad_request(
+                f"the stream began with model {quote_value(self._first.name)}, whose name the "
+                f"route replaces; model {quote_value(named.name)} needs a stream of its own"
+            )
+        return replace(self._operation, model=quote_name(named.name), version=version)
+
+
+async def _infer(call: Call, read: ReadRequest, operation: Operation) -> Chunks | HttpError:
+    """Serve one message; return the message of the response, or the server's error."""
+    limits, target = call.destination.limits, infer_target(operation)
+    main = call.response.record
+    record = CallRecord(main.method, main.target, main.request_id, time.perf_counter())
+    record.labels = main.labels
+    request = HttpFormRequest(call.request, "POST", target, CIMultiDict(), b"")
+    response = CollectedResponse(
+        call.response, record, infer_converter(read, limits), limits.max_buffered_body_bytes
+    )
+    received = ReceivedRequest(read.request, read.request.chunks)
+    try:
+        await send_request(
+            replace(call, request=request, response=response, operation=operation),
+            received,
+            target,
+        )
+    finally:
+        _add(main, record)
+    return response.message if response.error is None else response.error
+
+
+def _add(main: CallRecord, part: CallRecord) -> None:
+    """Add the record of a message to that of its stream, which may have any number of them."""
+    main.attempts += part.attempts
+    main.retries += part.retries
+    main.upstream = part.upstream or main.upstream
+    main.endpoint = part.endpoint or main.endpoint
+    main.server_form = part.server_form
+    main.request_elements += part.request_elements
+    main.response_elements += part.response_elements
+    main.sent_bytes += part.total_sent_bytes
+    main.received_bytes += part.total_received_bytes
+    main.server_seconds += part.server_seconds
+    if not main.sent_at:
+        main.sent_at = part.sent_at
+        main.prepare_seconds = part.prepare_seconds
+        main.queue_seconds = part.queue_seconds
+        main.first_byte_seconds = part.first_byte_seconds
+
+
+def _record(call: Call, error: GatewayError) -> None:
+    record = call.response.record
+    record.set_abort(strip_tracebacks(error))
+    FAILURE_LOG.write(error, record.request_id)

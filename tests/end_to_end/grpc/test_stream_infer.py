@@ -1,0 +1,264 @@
+"""Streams of gRPC clients are served by servers over HTTP: a request for each message, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient import grpc as triton_grpc
+from tritonclient.grpc import service_pb2
+
+from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.grpc.client import SERVICE, GrpcClient, GrpcResponse, grpc_client
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+
+class _Identity:
+    """A server's script that returns the tensor of each request; ``errors`` are by model."""
+
+    def __init__(self, errors: dict[str, bytes] | None = None) -> None:
+        self.targets: list[str] = []
+        self._errors = errors or {}
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            request = await connection.request()
+            target = request.head.target
+            self.targets.append(target)
+            model = target.split("/")[3]
+            await connection.send(self._errors.get(model) or _response(request.head, request.body))
+
+
+def _response(head: Any, body: bytes) -> bytes:
+    size = int(head.get("Inference-Header-Content-Length"))
+    request = json.loads(body[:size])
+    (entry,) = request["inputs"]
+    header = json.dumps(
+        {
+            "model_name": "m",
+            "model_version": "1",
+            **({"id": request["id"]} if "id" in request else {}),
+            "outputs": [{**entry, "name": "OUT"}],
+        }
+    ).encode()
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Inference-Header-Content-Length": str(len(header)),
+    }
+    return http_response(header + body[size:], headers)
+
+
+def infer_request(number: int = 0, model: str = "m", version: str = "") -> bytes:
+    request = service_pb2.ModelInferRequest(
+        model_name=model, model_version=version, id=f"r{number}"
+    )
+    request.inputs.add(name="IN", datatype="FP32", shape=[1])
+    request.raw_input_contents.append(np.float32(number).tobytes())
+    return bytes(request.SerializeToString())
+
+
+def read(response: GrpcResponse) -> list[service_pb2.ModelStreamInferResponse]:
+    assert response.code is grpc.StatusCode.OK, response.text
+    return [service_pb2.ModelStreamInferResponse.FromString(each) for each in response.messages]
+
+
+def value_of(message: service_pb2.ModelStreamInferResponse) -> float:
+    assert not message.error_message
+    (raw,) = message.infer_response.raw_output_contents
+    return float(np.frombuffer(raw, "<f4")[0])
+
+
+@asynccontextmanager
+async def _clients(
+    script: _Identity, **settings: Any
+) -> AsyncIterator[tuple[RunningGateway, GrpcClient]]:
+    async with (
+        ScriptedServer(script) as server,
+        running_gateway(server.url, **settings) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        yield gateway, client
+
+
+async def _stream(
+    script: _Identity,
+    *messages: bytes,
+    metadata: Sequence[tuple[str, str | bytes]] = (),
+    compression: grpc.Compression | None = None,
+    **settings: Any,
+) -> GrpcResponse:
+    async with _clients(script, **settings) as (_, client):
+        return await client.call(
+            "ModelStreamInfer", *messages, metadata=metadata, compression=compression
+        )
+
+
+async def test_each_message_gets_its_response_in_order() -> None:
+    script = _Identity()
+    found = read(await _stream(script, *map(infer_request, range(5))))
+    assert [value_of(message) for message in found] == [0, 1, 2, 3, 4]
+    assert [message.infer_response.id for message in found] == ["r0", "r1", "r2", "r3", "r4"]
+    for message in found:
+        assert message.infer_response.parameters["triton_final_response"].bool_param
+        assert message.infer_response.outputs[0].name == "OUT"
+    assert script.targets == ["/v2/models/m/infer"] * 5
+
+
+async def test_response_comes_before_the_next_request_is_sent() -> None:
+    async with _clients(_Identity()) as (_, client):
+
+        def talk() -> list[float]:
+            requests: queue.Queue[bytes | None] = queue.Queue()
+            call = client.channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(
+                iter(requests.get, None), timeout=10
+            )
+            found = []
+            for number in range(3):
+                requests.put(infer_request(number))
+                message = service_pb2.ModelStreamInferResponse.FromString(next(call))
+                found.append(value_of(message))
+            requests.put(None)
+            assert list(call) == []
+            return found
+
+        assert await asyncio.to_thread(talk) == [0, 1, 2]
+
+
+async def test_stream_without_messages_ends_well() -> None:
+    assert read(await _stream(_Identity())) == []
+
+
+async def test_compressed_messages_are_read() -> None:
+    messages = [infer_request(number) for number in range(3)]
+    response = await _stream(_Identity(), *messages, compression=grpc.Compression.Gzip)
+    assert [value_of(message) for message in read(response)] == [0, 1, 2]
+
+
+async def test_typed_request_gets_a_typed_response() -> None:
+    request = service_pb2.ModelInferRequest(model_name="m")
+    tensor = request.inputs.add(name="IN", datatype="FP32", shape=[1])
+    tensor.contents.fp32_contents.append(5)
+    (found,) = read(await _stream(_Identity(), request.SerializeToString()))
+    assert list(found.infer_response.outputs[0].contents.fp32_contents) == [5]
+
+
+BUSY = http_response(b'{"error": "busy, sorry"}', status="503 Busy")
+
+
+async def test_error_is_a_message_and_the_stream_goes_on() -> None:
+    script = _Identity({"bad": BUSY})
+    messages = infer_request(0), infer_request(1, "bad"), infer_request(2)
+    first, second, third = read(await _stream(script, *messages))
+    assert [value_of(first), value_of(third)] == [0, 2]
+    assert second.error_message == "busy, sorry"
+    assert (second.infer_response.model_name, second.infer_response.id) == ("bad", "r1")
+    assert not second.infer_response.outputs
+
+
+async def test_error_is_a_status_for_clients_that_ask_for_it() -> None:
+    script = _Identity({"bad": BUSY})
+    messages = infer_request(0), infer_request(1, "bad"), infer_request(2)
+    response = await _stream(script, *messages, metadata=(("triton_grpc_error", "true"),))
+    assert len(response.messages) == 1
+    assert (response.code, response.text) == (grpc.StatusCode.UNAVAILABLE, "busy, sorry")
+    response = await _stream(script, b"\x2a\x05", metadata=(("triton_grpc_error", "true"),))
+    assert response.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_request_that_is_invalid_is_told_and_the_stream_goes_on() -> None:
+    invalid = service_pb2.ModelInferRequest(model_name="m", id="7")
+    invalid.inputs.add(name="IN", datatype="FP32", shape=[2])
+    invalid.raw_input_contents.append(b"abc")
+    first, second = read(await _stream(_Identity(), invalid.SerializeToString(), infer_request(1)))
+    assert "IN" in first.error_message
+    assert "3 bytes" in first.error_message
+    assert value_of(second) == 1
+
+
+async def test_models_of_one_route_may_share_a_stream() -> None:
+    script = _Identity()
+    messages = infer_request(0), infer_request(1, "ö"), infer_request(2, "m", "3")
+    assert len(read(await _stream(script, *messages))) == 3
+    assert script.targets == [
+        "/v2/models/m/infer",
+        "/v2/models/%C3%B6/infer",
+        "/v2/models/m/versions/3/infer",
+    ]
+
+
+async def test_other_model_is_refused_where_the_route_replaces_the_name() -> None:
+    script = _Identity()
+    route = {"rewrite": {"model": "other"}}
+    messages = infer_request(0), infer_request(1, "ö"), infer_request(2)
+    first, second, third = read(await _stream(script, *messages, route=route))
+    assert [value_of(first), value_of(third)] == [0, 2]
+    assert "needs a stream of its own" in second.error_message
+    assert script.targets == ["/v2/models/other/infer"] * 2
+
+
+async def test_server_that_is_gone_is_named_by_its_upstream(gone: str) -> None:
+    async with (
+        running_gateway(gone.replace("grpc://", "http://")) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        (found,) = read(await client.call("ModelStreamInfer", infer_request()))
+    assert "upstream 'servers'" in found.error_message
+    assert "127.0.0.1" not in found.error_message
+
+
+async def test_client_that_leaves_lets_the_server_go() -> None:
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.wait_for_close()
+
+    async with (
+        ScriptedServer(script) as server,
+        running_gateway(server.url) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        response = await client.call("ModelStreamInfer", infer_request(), timeout=0.5)
+        assert response.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await gateway.until_idle()
+
+
+async def test_line_of_the_log_counts_all_messages(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    general = {"log": {"access": {"path": str(log), "format": "json"}}}
+    async with _clients(_Identity(), general=general) as (gateway, client):
+        await client.call("ModelStreamInfer", *map(infer_request, range(3)))
+        await gateway.until_idle()
+    line = json.loads(log.read_text().splitlines()[-1])
+    assert (line["attempts"], line["status"], line["grpc_status"]) == (3, 200, 0)
+    assert (line["client_form"], line["server_form"]) == ("grpc", "binary")
+    assert line["sent_bytes"] > 12
+    assert 0 < line["first_byte_ms"] <= line["server_ms"]
+
+
+async def test_unmodified_client_of_triton_is_served() -> None:
+    script = _Identity({"bad": BUSY})
+    async with _clients(script) as (gateway, _):
+
+        def talk() -> list[Any]:
+            found: queue.Queue[Any] = queue.Queue()
+            address = gateway.url.removeprefix("http://")
+            with triton_grpc.InferenceServerClient(address) as client:
+                client.start_stream(lambda result, error: found.put(error or result))
+                for number, model in enumerate(("m", "bad", "m")):
+                    tensor = triton_grpc.InferInput("IN", [1], "FP32")
+                    tensor.set_data_from_numpy(np.array([number], np.float32))
+                    client.async_stream_infer(model, [tensor], request_id=str(number))
+                results = [found.get(timeout=10) for _ in range(3)]
+                client.stop_stream()
+            return results
+
+        first, second, third = await asyncio.to_thread(talk)
+    assert [first.as_numpy("OUT").tolist(), third.as_numpy("OUT").tolist()] == [[0.0], [2.0]]
+    assert "busy, sorry" in str(second)
