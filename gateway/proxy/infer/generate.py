@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 
 from gateway.codec.generate.request import (
     MAX_GENERATE_REQUEST,
+    GenerateBodyCheck,
     generate_too_large,
     read_generate_request,
 )
@@ -34,7 +35,7 @@ from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.messages import InferRequest, InferRequestHead
 from gateway.protocol.operations import model_name_of
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
-from gateway.proxy.body_io import ClientBody, buffer_chunks, response_chunks, split, write
+from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_chunks, split, write
 from gateway.proxy.headers import with_body
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.convert_request import model_metadata
@@ -61,8 +62,8 @@ _NOT_ONE_RESPONSE: Final = (
 _HIDDEN_PARAMETERS: Final = {FINAL_RESPONSE: True}
 """Parameters of responses that belong to gRPC."""
 
-_PARSED_FACTOR: Final = 4
-"""How much larger than its text a request is while it is read: texts, mostly, in four forms."""
+_PARSED_FACTOR: Final = 5
+"""How much larger than its text a request is while it is read: texts, mostly, in several forms."""
 
 
 class _Result(NamedTuple):
@@ -123,21 +124,27 @@ async def _receive(call: Call, reservation: Reservation) -> ReceivedRequest:
     model = await model_metadata(call)
     body = ClientBody(call.request, limits.max_request_bytes, call.deadline)
     cap = min(MAX_GENERATE_REQUEST, limits.max_buffered_body_bytes)
-    text = b"".join(await buffer_chunks(body.read_rest(), reservation, cap, generate_too_large))
+    chunks = _check(body, GenerateBodyCheck(limits.max_json_depth))
+    text = b"".join(await buffer_chunks(chunks, reservation, cap, generate_too_large))
     if not text:
         raise bad_request("the request has no body")
     reservation.resize((1 + _PARSED_FACTOR) * len(text))
-    caps = limits.max_inference_header_bytes, limits.max_json_depth
     try:
-        read = read_generate_request(text, model, *caps)
+        read = read_generate_request(text, model)
     except GatewayError:
         # The model may have changed: only its current metadata is a reason to refuse.
         call.destination.upstream.metadata.invalidate(call.operation.model or "")
-        read = read_generate_request(text, await model_metadata(call), *caps)
+        read = read_generate_request(text, await model_metadata(call))
     inputs = await _read_inputs(call, read.infer_json)
     head = InferRequestHead(inputs.head.inputs, parameters=read.parameters)
     request = InferRequest(head, read.id, inputs.tensors)
     return ReceivedRequest(request, request.chunks, uses_metadata=True)
+
+
+async def _check(body: ClientBody, check: GenerateBodyCheck) -> Chunks:
+    async for chunk in body.read_rest():
+        check.feed(chunk)
+        yield chunk
 
 
 async def _read_inputs(call: Call, text: bytes) -> InferRequest:
@@ -207,7 +214,7 @@ async def _messages(
                     f"{server.url} compressed its response, which was not asked for", server
                 )
             message += piece.data
-            reservation.resize_unchecked(len(message))
+            reservation.resize(2 * len(message))
             if piece.ends:
                 yield bytes(message)
                 message.clear()

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.codec.generate.request import (
-    MAX_GENERATE_REQUEST,
+    MAX_OUTSIDE_STRINGS,
+    GenerateBodyCheck,
     GenerateRequest,
     read_generate_request,
 )
@@ -18,7 +19,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
 from gateway.protocol.tensors import ModelMetadata, TensorSpec
 
-HEADER_CAP, DEPTH_CAP = 1 << 20, 64
+DEPTH_CAP = 64
 
 
 def model(**shapes: tuple[str, list[int]]) -> ModelMetadata:
@@ -34,7 +35,8 @@ TEXT = model(text=("BYTES", [1]), stop=("BOOL", [1]))
 
 def read(body: bytes | dict[str, Any], of: ModelMetadata = TEXT) -> GenerateRequest:
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return read_generate_request(text, of, HEADER_CAP, DEPTH_CAP)
+    GenerateBodyCheck(DEPTH_CAP).feed(text)
+    return read_generate_request(text, of)
 
 
 def inputs(request: GenerateRequest) -> list[Any]:
@@ -55,7 +57,7 @@ def test_members_are_inputs_or_parameters() -> None:
 
 
 def test_request_without_inputs_is_read() -> None:
-    assert read(b"{}") == GenerateRequest(None, {}, b'{"inputs":[]}')
+    assert read(b"{}") == GenerateRequest(None, {}, b'{"inputs": []}')
 
 
 SHAPES: list[tuple[list[int], int, list[int] | None]] = [
@@ -140,7 +142,14 @@ INVALID = [
     (b'{"text": "a", "parameters": {"text": "b"}}', "input 'text' is given twice"),
     (b'{"p": 1, "p": 1}', '"p" twice'),
     (b'{"parameters": {"p": 1, "p": 1}}', '"p" twice'),
-    (b'{"text": "\\ud83d"}', "surrogate"),
+    (b'{"p": "\\ud83d"}', "surrogate"),
+    (b'{"\\ud83d": 1}', "surrogate"),
+    (b'{"id": "\\ud83d"}', "surrogate"),
+    (b'{"text": "a"} x', "no JSON"),
+    (b'{"text": "a",}', "no JSON"),
+    (b'{"text" "a"}', "no JSON"),
+    (b'{"text": "a" "p": 1}', "no JSON"),
+    (b'{5: "a"}', "no JSON"),
     (b"[" * 100 + b"]" * 100, "nested deeper than 64"),
 ]
 
@@ -159,14 +168,28 @@ def test_input_that_no_member_can_name_is_told() -> None:
     assert inputs(read({}, model(parameters=("BYTES", [1])))) == []
 
 
-def test_sizes_are_limited() -> None:
-    long_text = b'{"text": "' + b"a" * HEADER_CAP + b'"}'
-    assert inputs(read(long_text))[0]["data"] == ["a" * HEADER_CAP]
-    numbers = b'{"text": [' + b"1," * (HEADER_CAP // 2) + b"1]}"
-    for body in (numbers, b'{"text": "' + b"a" * MAX_GENERATE_REQUEST + b'"}'):
-        with pytest.raises(GatewayError) as failure:
-            read(body)
-        assert failure.value.kind is ErrorKind.TOO_LARGE
+def test_only_texts_may_be_large() -> None:
+    size = 4 * MAX_OUTSIDE_STRINGS
+    for filling in (b"a", b'\\"', b"\\\\", b"[", b"\\n,"):
+        body = b'{"text": "' + filling * (size // len(filling)) + b'"}'
+        assert inputs(read(body))[0]["shape"] == [1]
+    with pytest.raises(GatewayError) as failure:
+        read(b'{"text": [' + b"1," * (MAX_OUTSIDE_STRINGS // 2) + b"1]}")
+    assert failure.value.kind is ErrorKind.TOO_LARGE
+
+
+@given(st.text(alphabet='"\\a1[', max_size=20), st.lists(st.integers(0, 40), max_size=5))
+def test_what_is_outside_of_strings_does_not_depend_on_cuts(text: str, cuts: list[int]) -> None:
+    body = text.encode()
+    ends = [*sorted(cuts), len(body)]
+    whole, parts = GenerateBodyCheck(DEPTH_CAP), GenerateBodyCheck(DEPTH_CAP)
+    whole.feed(body)
+    start = 0
+    for end in ends:
+        parts.feed(body[start:end])
+        start = max(start, min(end, len(body)))
+    rest = b"\\" if whole._carry else b""
+    assert (parts._outside, parts._inside, parts._carry) == (whole._outside, whole._inside, rest)
 
 
 _VALUES = st.recursive(

@@ -152,8 +152,10 @@ REFUSED = [
     (b'{"IN": 5}', 400, "input 'IN'"),
     (b'{"IN": ["a", "b"]}', 400, "2 elements"),
     (b'{"IN": "a", "p": []}', 400, "'p'"),
+    (b'{"IN": "\\ud83d"}', 400, "input 'IN'"),
+    (b'{"IN": "a", "p": "\\ud83d"}', 400, "surrogate"),
+    (b'{"IN": [' + b"1," * 200_000 + b"1]}", 413, "not within strings"),
     (b'{"IN": ' + b"[" * 100 + b"]" * 100 + b"}", 400, "nested deeper"),
-    (b'{"IN": "' + b"a" * 2000 + b'"}', 413, "1024 bytes"),
 ]
 
 
@@ -161,11 +163,18 @@ REFUSED = [
 async def test_invalid_request_never_reaches_the_server(
     body: bytes, status: int, text: str
 ) -> None:
-    async with gateway_for(max_buffered_body_bytes=1024) as (server, _, client):
+    async with gateway_for() as (server, _, client):
         response = await client.call("POST", GENERATE, body)
     assert response.status == status
     assert text in response.error
     assert "ModelStreamInfer" not in {path.rpartition("/")[2] for path in server.paths}
+
+
+async def test_request_above_the_cap_is_refused() -> None:
+    async with gateway_for(max_buffered_body_bytes=1024) as (_, _, client):
+        response = await client.ask(ask(IN="a" * 2000))
+    assert response.status == 413
+    assert "1024 bytes" in response.error
 
 
 async def test_other_methods_are_not_allowed() -> None:
