@@ -130,13 +130,15 @@ def merge_statuses(statuses: Sequence[Status], store: MetricStore) -> dict[str, 
 
 def _upstream(upstream: Upstream, with_models: bool) -> dict[str, Any]:
     state, endpoints = upstream.dialect_state, upstream.pool.snapshot()
+    protocol, dialect = upstream.inference_protocol, state.dialect
     if not with_models:
         endpoints = tuple(replace(each, models=None) for each in endpoints)
     return {
         "required": upstream.required,
         "healthy": False if upstream.pool.unreachable else upstream.pool.any_healthy,
         "unreachable_reason": upstream.pool.unreachable,
-        "dialect": {"name": state.dialect.name if state.dialect else None, "reason": state.reason},
+        "dialect": {"name": dialect.name if dialect else None, "reason": state.reason},
+        "inference_protocol": {"name": protocol.name(dialect), "reason": protocol.reason(dialect)},
         "concurrency": _concurrency(upstream.concurrency_limit),
         "endpoints": endpoints,
     }
@@ -166,12 +168,12 @@ def _merge_upstream(
     for status in statuses:
         for endpoint in status["endpoints"]:
             endpoints[endpoint["url"]].append(endpoint)
-    known = [each["dialect"] for each in statuses if each["dialect"]["name"] is not None]
     return {
         "required": statuses[0]["required"],
         "healthy": _worse(each["healthy"] for each in statuses),
         "unreachable_reason": _first(each["unreachable_reason"] for each in statuses),
-        "dialect": known[0] if known else statuses[0]["dialect"],
+        "dialect": _first_known(statuses, "dialect"),
+        "inference_protocol": _first_known(statuses, "inference_protocol"),
         "concurrency": _sum_concurrency(statuses),
         "endpoints": [
             _merge_endpoint(states)
@@ -180,6 +182,12 @@ def _merge_upstream(
             for url, states in endpoints.items()
         ],
     }
+
+
+def _first_known(statuses: Sequence[Status], name: str) -> Any:
+    """Return what the first worker that knows it says; without one, why it is not known."""
+    said = [status[name] for status in statuses]
+    return next((each for each in said if each["name"] is not None), said[0])
 
 
 def _labels(upstream: str, url: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from gateway.app.build.api_keys import ApiKeys
 from gateway.app.build.tls import (
     load_server_tls,
     tls_warnings,
-    upstream_ssl_context,
+    upstream_tls_contexts,
     upstream_tls_files,
 )
 from gateway.app.build.upstreams import UpstreamSpec
@@ -103,5 +103,5 @@ def _upstream_spec(settings: Settings, name: str, forwarding: ForwardedPolicy) -
         forwarding.own_request_headers,
         settings.expose_endpoints,
         certificates,
-        upstream_ssl_context(name, declared),
+        upstream_tls_contexts(name, declared),
     )

@@ -55,6 +55,8 @@ class Dialect:
     """Whether it may have a list of models; if not, it responds to the path with 400."""
     max_head_part: int | None = None
     """The most bytes of a target, or of a header's name or value, that it accepts."""
+    faster_over_grpc: bool = False
+    """Whether inference is faster over gRPC than over HTTP."""
 
     def over_grpc(self) -> Dialect:
         """Return the dialect of such a server that is reached over gRPC.
@@ -87,14 +89,21 @@ TRITON = Dialect(
     max_head_part=8_176,
 )
 # KServe takes binary tensors but does not list them in `GET /v2`. Its models may respond in JSON.
-KSERVE = Dialect("kserve", versioned_paths=False, requires_json_type=True, speaks_v1=True)
+# For 150,528 FP32 there and back it needs 30 ms to 55 ms in binary form over HTTP, 4 ms over gRPC.
+KSERVE = Dialect(
+    "kserve",
+    versioned_paths=False,
+    requires_json_type=True,
+    speaks_v1=True,
+    faster_over_grpc=True,
+)
 # OpenVINO ignores `binary_data_output`. Of the listed outputs, only the last one is binary. An
 # unknown path is a 400.
 OPENVINO = Dialect("openvino", binary_only_if_listed=True, has_model_list=False)
 # Any server that lists the binary extension under a name that is not known.
 BINARY = Dialect("binary", requires_json_type=True)
 # MLServer, and any server that does not show that it takes binary tensors.
-JSON = Dialect("json", binary=False, requires_json_type=True)
+JSON = Dialect("json", binary=False, requires_json_type=True, faster_over_grpc=True)
 
 DIALECTS = {dialect.name: dialect for dialect in (TRITON, KSERVE, OPENVINO, JSON)}
 """The dialects that settings can name; others are detected from a server's metadata."""
@@ -120,5 +129,6 @@ def common_dialect(dialects: Sequence[Dialect]) -> Dialect:
         speaks_v1=all(each.speaks_v1 for each in dialects),
         has_model_list=all(each.has_model_list for each in dialects),
         max_head_part=min(limits, default=None),
+        faster_over_grpc=any(each.faster_over_grpc for each in dialects),
         trace=first.trace if same_trace else None,
     )

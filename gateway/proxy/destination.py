@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.codec.offload_interface import Offloader
 from gateway.codec.policies import JsonPolicies
@@ -16,14 +16,16 @@ from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
+from gateway.upstream.inference_protocol import InferenceProtocol
 from gateway.upstream.metadata_cache import MetadataCache
-from gateway.upstream.pool.dialect import DialectState
+from gateway.upstream.pool.dialect import DialectState, fixed_dialect_state
 from gateway.upstream.pool.pool import Pool
 
 _MIN_OFFLOADED_BODY = 192 * 1024
 """Bytes of the smallest body of which parts are offloaded."""
 
 _UNBOUNDED = 2**63
+_HTTP = InferenceProtocol()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,22 @@ class Upstream:
     concurrency_limit: ConcurrencyLimit | None = None
     required: bool = True
     """Whether the gateway is ready only if this upstream is."""
-    speaks_grpc: bool = False
-    """Whether its endpoints are reached over gRPC."""
+    inference_protocol: InferenceProtocol = _HTTP
+    """The protocols of its endpoints, and the one that inference of HTTP clients takes."""
+
+    @property
+    def speaks_grpc(self) -> bool:
+        """Tell whether its endpoints have a gRPC address, to which gRPC calls pass through."""
+        return self.inference_protocol.has_grpc
+
+    @property
+    def infers_over_grpc(self) -> bool:
+        """Tell whether inference of HTTP clients goes to its endpoints over gRPC.
+
+        If the dialect decides, it has to be known.
+        """
+        protocol = self.inference_protocol
+        return protocol.has_grpc and bool(protocol.is_grpc(self.dialect_state.dialect))
 
     @property
     def dialect(self) -> Dialect:
@@ -114,6 +130,14 @@ class Destination:
     """
     declared_models: Mapping[str, DeclaredModel] = field(default_factory=dict)
     """Models of the settings, by their names at the servers."""
+
+    def over_grpc(self) -> Destination:
+        """Return the destination with the dialect that its servers have over gRPC."""
+        upstream = self.upstream
+        if not upstream.inference_protocol.has_http:
+            return self  # that is its dialect
+        state = fixed_dialect_state(upstream.dialect.over_grpc())
+        return replace(self, upstream=replace(upstream, dialect_state=state))
 
     def offloader_for(self, size: int | None) -> Offloader | None:
         """Return the offloader for a body of ``size`` bytes; None if the body is too small."""

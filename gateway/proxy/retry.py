@@ -67,7 +67,7 @@ class UpstreamCall:
         except BaseException:
             release_all(self._limits)
             raise
-        self.server = self._lease.endpoint.name
+        self.server = self._lease.endpoint.server_for(self._request)
         return self
 
     async def _acquire_slots(self) -> None:
@@ -107,10 +107,11 @@ class UpstreamCall:
             self._lease, self.response = await reach()
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
-        self._deadline.expect_server(endpoint.name)
         request, record = self._request, self._record
+        server = endpoint.server_for(request)
+        self._deadline.expect_server(server)
         if isinstance(request.body, AsyncIterable):
-            body = _TimedBody(request.body, endpoint.name, self._deadline, self._retry, record)
+            body = _TimedBody(request.body, server, self._deadline, self._retry, record)
             is_read_once = isinstance(request.body, AsyncIterator)
             request = replace(request, body=aiter(body) if is_read_once else body)
         return await send_attempt(endpoint, request, record)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from gateway.settings.routes import Match, OperationName
+from gateway.settings.upstreams import EndpointUrls
 from gateway.settings.values.addresses import has_host_name, is_grpc
 from gateway.settings.values.fields import as_tuple
 from gateway.settings.values.patterns import parse_path_part
@@ -243,10 +244,10 @@ def _model_names(models: object) -> Iterator[CrossError]:
 
 
 def _upstream_tls(upstream: object) -> Iterator[CrossError]:
-    tls, endpoints = _value(upstream, "tls"), as_tuple(_value(upstream, "endpoints"))
+    tls, urls = _value(upstream, "tls"), _urls(upstream)
     if not isinstance(upstream, Mapping) or not isinstance(tls, Mapping):
         return
-    if endpoints and all(map(_has_no_tls, endpoints)):
+    if urls and all(map(_has_no_tls, urls)):
         yield ("tls",), "no endpoint needs it: none is https or grpcs"
     for name, other in (("certificate", "key"), ("key", "certificate")):
         if tls.get(name) is None and tls.get(other) is not None:
@@ -256,9 +257,8 @@ def _upstream_tls(upstream: object) -> Iterator[CrossError]:
 def _dns_refresh(upstream: object) -> Iterator[CrossError]:
     if _value(upstream, "dns_refresh") is None:
         return
-    endpoints = as_tuple(_value(upstream, "endpoints"))
-    texts = [endpoint for endpoint in endpoints if isinstance(endpoint, str)]
-    if texts and not any(map(has_host_name, texts)):
+    urls = [url for url in _urls(upstream) if isinstance(url, str)]
+    if urls and not any(map(has_host_name, urls)):
         yield ("dns_refresh",), "no endpoint has a host name that could be looked up"
 
 
@@ -268,9 +268,40 @@ def _has_no_tls(endpoint: object) -> bool:
     )
 
 
+def _endpoints(upstream: object) -> tuple[object, ...]:
+    endpoints = _value(upstream, "endpoints")
+    return (endpoints,) if _has_both(endpoints) else as_tuple(endpoints)
+
+
+def _has_both(endpoint: object) -> bool:
+    return isinstance(endpoint, Mapping | EndpointUrls)
+
+
+def _urls(upstream: object) -> list[object]:
+    urls: list[object] = []
+    for endpoint in _endpoints(upstream):
+        both = _has_both(endpoint)
+        urls += [_value(endpoint, "http"), _value(endpoint, "grpc")] if both else [endpoint]
+    return urls
+
+
 def _grpc(upstream: object) -> Iterator[CrossError]:
-    endpoints = as_tuple(_value(upstream, "endpoints"))
+    endpoints = _endpoints(upstream)
     texts = [endpoint for endpoint in endpoints if isinstance(endpoint, str)]
+    if any(map(_has_both, endpoints)):
+        if texts:
+            yield (
+                ("endpoints",),
+                f"all of them must have both addresses, or none: {describe(texts[0])} has one;"
+                " write an upstream for each",
+            )
+        return
+    protocol = _value(upstream, "inference_protocol")
+    if endpoints and protocol in ("http", "grpc"):
+        yield (
+            ("inference_protocol",),
+            "needs endpoints with both addresses: {http: URL, grpc: URL}",
+        )
     if not any(map(is_grpc, texts)):
         return
     if not all(map(is_grpc, texts)):

@@ -68,7 +68,11 @@ def _sections(path: str, kind: type[BaseModel]) -> Iterator[tuple[str, type[Base
 
 
 def _model_in(kind: Any) -> type[BaseModel] | None:
-    return next(filter(_is_model, get_args(kind)), None)
+    """Return the section that a type holds, or one of the types that it is made of."""
+    for each in get_args(kind):
+        if found := each if _is_model(each) else _model_in(each):
+            return found
+    return None
 
 
 def _if_given(kind: Any) -> Any:

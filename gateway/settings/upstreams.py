@@ -1,17 +1,70 @@
 """Settings of an upstream: its servers, and how the gateway speaks to them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import BeforeValidator, Field, PlainValidator, StrictBool
+from pydantic import BeforeValidator, Field, PlainValidator, StrictBool, model_validator
 
 from gateway.settings.limits import Concurrency
-from gateway.settings.values.addresses import parse_endpoint, parse_host, parse_path
+from gateway.settings.values.addresses import (
+    TcpAddress,
+    address_of,
+    parse_endpoint,
+    parse_grpc_endpoint,
+    parse_host,
+    parse_http_endpoint,
+    parse_path,
+)
 from gateway.settings.values.fields import File, OneOrMore, Percentage, Section, count, time
 from gateway.settings.values.patterns import parse_header_name
 from gateway.settings.values.wording import describe, did_you_mean
 
-_Endpoint = Annotated[str, PlainValidator(parse_endpoint, json_schema_input_type=str)]
+
+class EndpointUrls(Section):
+    """The URLs of a server that speaks both protocols."""
+
+    http: Annotated[str, PlainValidator(parse_http_endpoint, json_schema_input_type=str)] = Field(
+        description="Address over HTTP: http://HOST:PORT or https://HOST:PORT."
+    )
+    grpc: Annotated[str, PlainValidator(parse_grpc_endpoint, json_schema_input_type=str)] = Field(
+        description="Address over gRPC: grpc://HOST:PORT or grpcs://HOST:PORT, on the same host."
+    )
+
+    @model_validator(mode="after")
+    def _check_host(self) -> Self:
+        hosts = [_host_of(url) for url in (self.http, self.grpc)]
+        if hosts[0] != hosts[1]:
+            got = " and ".join(map(describe, hosts))
+            raise ValueError(f"both addresses are those of one server, on one host, got {got}")
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.http} + {self.grpc}"
+
+
+Endpoint = str | EndpointUrls
+"""A server: its URL, or one for each protocol."""
+
+
+def urls_of(endpoint: Endpoint) -> tuple[str, ...]:
+    """Return the URLs of an endpoint."""
+    return (endpoint,) if isinstance(endpoint, str) else (endpoint.http, endpoint.grpc)
+
+
+def _host_of(url: str) -> str:
+    address = address_of(url)
+    assert isinstance(address, TcpAddress)
+    return address.host.lower().rstrip(".")
+
+
+def _parse_endpoint(value: object) -> Endpoint:
+    is_both = isinstance(value, Mapping | EndpointUrls)
+    return EndpointUrls.model_validate(value) if is_both else parse_endpoint(value)
+
+
+_Endpoint = Annotated[
+    Endpoint, PlainValidator(_parse_endpoint, json_schema_input_type=str | EndpointUrls)
+]
 _Host = Annotated[str, PlainValidator(parse_host, json_schema_input_type=str)]
 _HeaderName = Annotated[str, PlainValidator(parse_header_name, json_schema_input_type=str)]
 _RequestTarget = Annotated[str, PlainValidator(parse_path, json_schema_input_type=str)]
@@ -137,13 +190,19 @@ class HealthCheck(Section):
     )
 
 
+def _endpoints(value: object) -> object:
+    """Return a single endpoint with two addresses as a list of one."""
+    return (value,) if isinstance(value, Mapping | EndpointUrls) else value
+
+
 class Upstream(Section):
     """A group of servers that answer alike."""
 
-    endpoints: OneOrMore[_Endpoint] = Field(
+    endpoints: Annotated[OneOrMore[_Endpoint], BeforeValidator(_endpoints)] = Field(
         min_length=1,
         description="The servers, each as http://HOST:PORT or unix:/PATH for HTTP, or as"
-        " grpc://HOST:PORT for gRPC; https and grpcs are these over TLS. One, or a list.",
+        " grpc://HOST:PORT for gRPC; https and grpcs are these over TLS. A server that speaks both"
+        " is {http: URL, grpc: URL}. One, or a list.",
     )
     tls: UpstreamTls | None = Field(
         default=None, description="TLS to the endpoints that are https or grpcs."
@@ -152,6 +211,12 @@ class Upstream(Section):
         default="auto",
         description="How the servers speak the protocol. json is for servers without the binary"
         " form. With auto, the gateway asks each server; gRPC servers count as triton.",
+    )
+    inference_protocol: Literal["auto", "http", "grpc"] = Field(
+        default="auto",
+        description="The protocol in which inference of HTTP clients goes to servers with both"
+        " addresses. With auto, that is grpc for dialects that are faster over gRPC (kserve, json),"
+        " and http for others.",
     )
     load_balancing: Annotated[
         LoadBalancing,

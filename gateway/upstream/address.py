@@ -40,11 +40,20 @@ class TlsTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class GrpcPort:
+    """The port of a host at which its server speaks gRPC as well, over TLS if ``tls`` is set."""
+
+    port: int
+    tls: TlsTarget | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TcpAddress:
     """A server at a host and port, over TLS if ``tls`` is set.
 
     ``address`` selects one of the host's addresses. ``scheme`` is ``http``, or ``grpc`` for gRPC
-    over HTTP/2, with or without TLS.
+    over HTTP/2, with or without TLS. A server of both protocols has the scheme ``http`` and a
+    ``grpc`` port.
     """
 
     host: str
@@ -52,6 +61,14 @@ class TcpAddress:
     tls: TlsTarget | None = None
     address: str | None = None
     scheme: Literal["http", "grpc"] = "http"
+    grpc: GrpcPort | None = None
+
+    @property
+    def grpc_address(self) -> TcpAddress | None:
+        """Return where a server of both protocols speaks gRPC; None without that port."""
+        if self.grpc is None:
+            return None
+        return TcpAddress(self.host, self.grpc.port, self.grpc.tls, self.address, "grpc")
 
     @property
     def url(self) -> str:
@@ -100,6 +117,7 @@ class UnixAddress:
 
     tls: ClassVar[None] = None
     scheme: ClassVar[Literal["http"]] = "http"
+    grpc_address: ClassVar[None] = None
 
     path: str
 

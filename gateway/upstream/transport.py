@@ -231,7 +231,16 @@ class UpstreamEndpoint(ABC):
     name: ServerName
     own_request_headers: HeaderLines = ()
     speaks_grpc: bool = False
-    """Whether it is reached over gRPC."""
+    """Whether it is reached over gRPC alone."""
+
+    @property
+    def addresses(self) -> tuple[UpstreamEndpoint, ...]:
+        """Return its addresses, each as an endpoint; most endpoints have one."""
+        return (self,)
+
+    def server_for(self, request: UpstreamRequest) -> ServerName:
+        """Return how errors of a request name the endpoint."""
+        return self.name
 
     @abstractmethod
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:

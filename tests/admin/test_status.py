@@ -11,6 +11,7 @@ from gateway.observe.metric_store import MetricStore
 
 URL = "http://h:1"
 DIALECT = {"name": "triton", "reason": "configured"}
+PROTOCOL = {"name": "http", "reason": "dialect triton takes binary tensors over HTTP"}
 
 
 def _endpoint(**fields: Any) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def _status(pid: int, *endpoints: dict[str, Any], **fields: Any) -> dict[str, An
         "healthy": None,
         "unreachable_reason": None,
         "dialect": DIALECT,
+        "inference_protocol": PROTOCOL,
         "concurrency": {"active": 1, "queued": 2, "max_requests": 4},
         "endpoints": list(endpoints),
     }
@@ -126,11 +128,15 @@ def test_last_error_of_all_workers_is_shown() -> None:
 
 
 def test_what_one_worker_knows_is_shown() -> None:
-    unknown = {"dialect": {"name": None, "reason": "cannot connect"}}
+    unknown = {
+        "dialect": {"name": None, "reason": "cannot connect"},
+        "inference_protocol": {"name": None, "reason": "the dialect is not known"},
+    }
     known = _endpoint(models=["m"], dialect=DIALECT)
     statuses = [_status(1, _endpoint(), upstream=unknown), _status(2, known)]
     upstream = merge_statuses(statuses, _store())["upstreams"]["u"]
     assert upstream["dialect"] == DIALECT
+    assert upstream["inference_protocol"] == PROTOCOL
     assert (upstream["endpoints"][0]["models"], upstream["endpoints"][0]["dialect"]) == (
         ["m"],
         DIALECT,

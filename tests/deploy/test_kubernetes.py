@@ -191,13 +191,13 @@ def test_the_gateway_listens_at_its_container_ports(manifest: Manifest, tmp_path
 
 def test_the_gateway_sends_requests_to_triton(manifest: Manifest, tmp_path: Path) -> None:
     for url in manifest.write_settings(tmp_path).upstreams["triton"].endpoints:
-        assert urlsplit(url).port == manifest.pod_with(TRITON).ports["triton"]
+        assert urlsplit(str(url)).port == manifest.pod_with(TRITON).ports["triton"]
 
 
 def test_the_sidecar_sends_requests_within_its_pod(tmp_path: Path) -> None:
     manifest = Manifest(SIDECAR)
     (url,) = manifest.write_settings(tmp_path).upstreams["triton"].endpoints
-    assert urlsplit(url).hostname == "127.0.0.1"
+    assert urlsplit(str(url)).hostname == "127.0.0.1"
     assert manifest.pod_with(GATEWAY) == manifest.pod_with(TRITON)
 
 
@@ -205,7 +205,7 @@ def test_gateways_find_each_pod_by_the_headless_service(tmp_path: Path) -> None:
     manifest = Manifest(GATEWAYS)
     upstream = manifest.write_settings(tmp_path).upstreams["triton"]
     (url,) = upstream.endpoints
-    service = manifest.one("Service", urlsplit(url).hostname or "")
+    service = manifest.one("Service", urlsplit(str(url)).hostname or "")
     assert service["spec"]["clusterIP"] == "None"
     assert manifest.pod_with(TRITON).is_selected_by(service["spec"]["selector"])
     assert upstream.dns_refresh is not None

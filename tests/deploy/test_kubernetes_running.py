@@ -33,7 +33,7 @@ def moved(manifest: Manifest, folder: Path, url: str) -> Moved:
         here = text.replace(str(settings.listen[0]), "127.0.0.1:0")
         here = here.replace(str(settings.admin), admin)
         for endpoint in settings.upstreams["triton"].endpoints:
-            here = here.replace(endpoint, url)
+            here = here.replace(str(endpoint), url)
         (folder / name).write_text(here)
     arguments = replace_folders(manifest.gateway["args"], {manifest.settings_folder: folder})
     return Moved(arguments, f"http://{admin}")

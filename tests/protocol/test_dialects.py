@@ -71,6 +71,7 @@ def test_common_dialect_of_equal_dialects_is_the_same(dialect: Dialect) -> None:
                 honors_output_encoding=False,
                 requires_json_type=True,
                 trace=None,
+                faster_over_grpc=True,
             ),
         ),
         (
@@ -82,6 +83,7 @@ def test_common_dialect_of_equal_dialects_is_the_same(dialect: Dialect) -> None:
                 versioned_paths=False,
                 requires_json_type=True,
                 trace=None,
+                faster_over_grpc=True,
             ),
         ),
         (

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gateway.app.build.listen import ListenError
 from gateway.listener.tls import ReloadingTlsContext, TlsFileError, TlsFiles, is_world_readable
 from gateway.settings.schema import ClientTls, Settings
-from gateway.settings.upstreams import Upstream, UpstreamTls
-from gateway.settings.values.addresses import is_grpc
+from gateway.settings.upstreams import Upstream, UpstreamTls, urls_of
 from gateway.system.certificates import CertificateFileError
 from gateway.upstream.tls import CertificateFiles, client_context
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamTlsContexts:
+    """The TLS contexts of an upstream, by protocol; None without TLS."""
+
+    http: ssl.SSLContext | None = None
+    grpc: ssl.SSLContext | None = None
 
 
 class UpstreamTlsError(Exception):
@@ -28,14 +36,17 @@ def load_server_tls(declared: ClientTls) -> ReloadingTlsContext:
         raise ListenError(str(error)) from error
 
 
-def upstream_ssl_context(name: str, upstream: Upstream) -> ssl.SSLContext | None:
-    """Load the TLS context of an upstream; None without TLS. Raises UpstreamTlsError."""
-    if not _uses_tls(upstream):
-        return None
+def upstream_tls_contexts(name: str, upstream: Upstream) -> UpstreamTlsContexts:
+    """Load the TLS contexts of an upstream. Raises UpstreamTlsError."""
     declared = upstream.tls or UpstreamTls()
     files = CertificateFiles(declared.ca, declared.certificate, declared.key)
     try:
-        return client_context(files, declared.verify, any(map(is_grpc, upstream.endpoints)))
+        return UpstreamTlsContexts(
+            client_context(files, declared.verify) if _has_scheme(upstream, "https") else None,
+            client_context(files, declared.verify, is_http2=True)
+            if _has_scheme(upstream, "grpcs")
+            else None,
+        )
     except CertificateFileError as error:
         raise UpstreamTlsError(f"upstreams.{name}.tls.{error}") from error
     except OSError as error:  # a file has vanished meanwhile
@@ -74,4 +85,9 @@ def tls_warnings(settings: Settings) -> Iterator[str]:
 
 
 def _uses_tls(upstream: Upstream) -> bool:
-    return any(url.startswith(("https:", "grpcs:")) for url in upstream.endpoints)
+    return _has_scheme(upstream, "https") or _has_scheme(upstream, "grpcs")
+
+
+def _has_scheme(upstream: Upstream, scheme: str) -> bool:
+    urls = (url for endpoint in upstream.endpoints for url in urls_of(endpoint))
+    return any(url.startswith(f"{scheme}:") for url in urls)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
+import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gateway.app.build.limits import apply_concurrency, build_concurrency_limit
+from gateway.app.build.tls import UpstreamTlsContexts
 from gateway.app.ejection_sync import EjectionSync
 from gateway.errors import upstream_name
 from gateway.observe.gateway_metrics import GatewayMetrics
@@ -18,14 +19,22 @@ from gateway.proxy.destination import Upstream
 from gateway.routing.balancer import LEAST_REQUEST, LoadBalancingPolicy
 from gateway.routing.endpoint_health import EjectionState, HealthCheckPolicy, OutlierPolicy
 from gateway.routing.retry import RetryBudget
-from gateway.settings.upstreams import HealthCheck, LoadBalancing, OutlierDetection
+from gateway.settings.upstreams import (
+    Endpoint,
+    HealthCheck,
+    LoadBalancing,
+    OutlierDetection,
+    urls_of,
+)
 from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.settings.values.addresses import is_grpc
 from gateway.system.buffers import BufferAccount
-from gateway.upstream.address import ServerAddress, parse_server_url
+from gateway.upstream.address import GrpcPort, ServerAddress, TcpAddress, parse_server_url
+from gateway.upstream.grpc.dual_endpoint import DualEndpoint
 from gateway.upstream.grpc.endpoint import GrpcEndpoint
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.http2.endpoint import Http2Endpoint
+from gateway.upstream.inference_protocol import InferenceProtocol
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectDetector, DialectState, fixed_dialect_state
 from gateway.upstream.pool.dns import Resolver, resolve_host
@@ -49,6 +58,8 @@ _DIALECT_INTERVAL = 60.0
 _DIALECT_RETRY_INTERVAL = 1.0
 """Seconds until the next one after an error: another server may run there by then."""
 
+_log = logging.getLogger("tensorgate.upstream")
+
 
 @dataclass(frozen=True, slots=True)
 class UpstreamSpec:
@@ -56,7 +67,7 @@ class UpstreamSpec:
 
     Times are in seconds. ``own_request_headers`` name the gateway in its own requests.
     ``exposes_endpoints`` tells whether errors name endpoints to clients by their URLs.
-    ``certificates`` are digests of the TLS files, from which ``context`` is made.
+    ``certificates`` are digests of the TLS files, from which ``tls_contexts`` are made.
     """
 
     name: str
@@ -69,7 +80,7 @@ class UpstreamSpec:
     own_request_headers: HeaderLines = ()
     exposes_endpoints: bool = False
     certificates: tuple[bytes | None, ...] = ()
-    context: ssl.SSLContext | None = field(default=None, compare=False)
+    tls_contexts: UpstreamTlsContexts = field(default=UpstreamTlsContexts(), compare=False)
 
 
 class SharedUpstream:
@@ -158,12 +169,11 @@ def build_pool(
     declared = spec.declared
     public_name = None if spec.exposes_endpoints else upstream_name(spec.name)
 
-    is_http2 = _is_grpc(declared)
-    idle_timeout = declared.idle_timeout
-    if idle_timeout is None:
-        idle_timeout = _GRPC_IDLE_TIMEOUT if is_http2 else _HTTP_IDLE_TIMEOUT
-
-    def connect(address: ServerAddress) -> UpstreamEndpoint:
+    def connect_to(address: ServerAddress) -> UpstreamEndpoint:
+        is_http2 = address.scheme == "grpc"
+        idle_timeout = declared.idle_timeout
+        if idle_timeout is None:
+            idle_timeout = _GRPC_IDLE_TIMEOUT if is_http2 else _HTTP_IDLE_TIMEOUT
         endpoint = (Http2Endpoint if is_http2 else HttpEndpoint)(
             address,
             spec.connect_timeout,
@@ -174,8 +184,14 @@ def build_pool(
         )
         return GrpcEndpoint(endpoint) if is_http2 else endpoint
 
-    server_name = declared.tls.server_name if declared.tls is not None else None
-    servers = [parse_server_url(url, spec.context, server_name) for url in declared.endpoints]
+    def connect(address: ServerAddress) -> UpstreamEndpoint:
+        grpc_address = address.grpc_address
+        endpoint = connect_to(address)
+        return (
+            endpoint if grpc_address is None else DualEndpoint(endpoint, connect_to(grpc_address))
+        )
+
+    servers = [_server_address(endpoint, spec) for endpoint in declared.endpoints]
     resolver = None
     if declared.dns_refresh is not None:
         resolver = Resolver(servers, declared.dns_refresh, connect, resolve_host)
@@ -194,6 +210,24 @@ def build_pool(
         on_failure=on_failure,
         exposes_endpoints=spec.exposes_endpoints,
     )
+
+
+def _server_address(endpoint: Endpoint, spec: UpstreamSpec) -> ServerAddress:
+    tls, contexts = spec.declared.tls, spec.tls_contexts
+    addresses = [
+        parse_server_url(
+            url,
+            contexts.grpc if is_grpc(url) else contexts.http,
+            None if tls is None else tls.server_name,
+        )
+        for url in urls_of(endpoint)
+    ]
+    if len(addresses) == 1:
+        return addresses[0]
+    http, grpc = addresses
+    assert isinstance(http, TcpAddress)
+    assert isinstance(grpc, TcpAddress)
+    return replace(http, grpc=GrpcPort(grpc.port, grpc.tls))
 
 
 def _build_or_keep(
@@ -230,13 +264,17 @@ def _build(
 
     detector: DialectDetector | None = None
     dialect_state: DialectState
+    protocol = _inference_protocol(declared)
+    logs = ejection_sync is None or ejection_sync.is_first_worker
     if declared.dialect == "auto":
-        logs = ejection_sync is None or ejection_sync.is_first_worker
-        detector = DialectDetector(spec.name, _DIALECT_INTERVAL, _DIALECT_RETRY_INTERVAL, logs)
+        intervals = _DIALECT_INTERVAL, _DIALECT_RETRY_INTERVAL
+        detector = DialectDetector(spec.name, *intervals, logs, protocol)
         dialect_state = detector
     else:
         dialect = DIALECTS[declared.dialect]
-        dialect_state = fixed_dialect_state(dialect.over_grpc() if _is_grpc(declared) else dialect)
+        dialect_state = fixed_dialect_state(dialect if protocol.has_http else dialect.over_grpc())
+        if logs and protocol.is_choice:
+            _log.info("upstream %s: %s", spec.name, protocol.describe(dialect))
     clock = asyncio.get_running_loop().time
     return Upstream(
         spec.name,
@@ -252,12 +290,13 @@ def _build(
             limit_before,
         ),
         declared.required,
-        _is_grpc(declared),
+        protocol,
     )
 
 
-def _is_grpc(declared: UpstreamSettings) -> bool:
-    return any(map(is_grpc, declared.endpoints))
+def _inference_protocol(declared: UpstreamSettings) -> InferenceProtocol:
+    protocols = {is_grpc(url) for endpoint in declared.endpoints for url in urls_of(endpoint)}
+    return InferenceProtocol(False in protocols, True in protocols, declared.inference_protocol)
 
 
 def _load_balancing_policy(declared: LoadBalancing) -> LoadBalancingPolicy:

@@ -11,7 +11,7 @@ from gateway.app.build.upstreams import UpstreamSpec, build_pool
 from gateway.app.loaded_resources import LoadedResources
 from gateway.app.preflight.model_probe import probe_models, upstreams_serving
 from gateway.app.preflight.report import ProbeResult, Report, Verdict
-from gateway.app.preflight.server_probe import probe_server
+from gateway.app.preflight.server_probe import probe_grpc_address, probe_server
 from gateway.protocol.declared_model import DeclaredModel
 from gateway.settings.schema import Settings
 from gateway.upstream.transport import UpstreamEndpoint
@@ -25,9 +25,9 @@ _MAX_CONCURRENT = 100
 
 @dataclass(frozen=True, slots=True)
 class _EndpointResult:
-    """The results of an endpoint, and of models there by name."""
+    """The results of the addresses of an endpoint, and of models there by name."""
 
-    server: ProbeResult
+    servers: Sequence[ProbeResult]
     models: Mapping[str, ProbeResult]
 
 
@@ -49,7 +49,7 @@ async def probe_servers(resources: LoadedResources, time_limit: float = _TIMEOUT
                 ]
     results = [task.result() for task in tasks]
     return Report(
-        [result.server for result in results],
+        [server for result in results for server in result.servers],
         {name: [each.models[name] for each in results if name in each.models] for name in models},
     )
 
@@ -79,15 +79,19 @@ async def _probe_endpoint(
 ) -> _EndpointResult:
     """Probe a server and its models; after a first failure it gets no more requests."""
 
-    def result(verdict: Verdict, messages: Sequence[str]) -> ProbeResult:
-        return ProbeResult(spec.name, endpoint.url, verdict, messages)
+    def result(verdict: Verdict, messages: Sequence[str], url: str = endpoint.url) -> ProbeResult:
+        return ProbeResult(spec.name, url, verdict, messages)
 
     async with slots:
         try:
             server = result(*await probe_server(endpoint, spec.declared.dialect, time_limit))
+            servers = [server]
+            for address in endpoint.addresses[1:]:
+                probed = await probe_grpc_address(address, time_limit)
+                servers.append(result(*probed, url=address.url))
             if server.verdict is Verdict.UNAVAILABLE:
-                return _EndpointResult(server, {model.metadata.name: server for model in models})
+                return _EndpointResult(servers, {model.metadata.name: server for model in models})
             model_results = await probe_models(endpoint, models, time_limit)
         finally:
             await endpoint.close()
-    return _EndpointResult(server, {name: result(*each) for name, each in model_results.items()})
+    return _EndpointResult(servers, {name: result(*each) for name, each in model_results.items()})

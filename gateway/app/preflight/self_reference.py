@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from gateway.settings.schema import Settings
+from gateway.settings.upstreams import urls_of
 from gateway.settings.values.addresses import Address, UnixAddress, address_of
 from gateway.settings.values.wording import KeyPath, format_path
 from gateway.settings.yaml.loader import Position
@@ -40,11 +41,12 @@ def find_self_references(settings: Settings) -> Iterator[SelfReference]:
     """Yield the endpoints at which the gateway itself listens, without DNS lookups."""
     for name, upstream in settings.upstreams.items():
         for i, endpoint in enumerate(upstream.endpoints):
-            for j, listen in enumerate(settings.listen):
-                if _leads_to(address_of(endpoint), listen):
-                    path = ("upstreams", name, "endpoints", i)
-                    yield SelfReference(path, endpoint, listen, ("listen", j))
-                    break
+            for url in urls_of(endpoint):
+                for j, listen in enumerate(settings.listen):
+                    if _leads_to(address_of(url), listen):
+                        path = ("upstreams", name, "endpoints", i)
+                        yield SelfReference(path, url, listen, ("listen", j))
+                        break
 
 
 def _leads_to(endpoint: Address, listen: Address) -> bool:

@@ -24,11 +24,9 @@ async def probe_server(
     verdict = Verdict.UNAVAILABLE
     try:
         async with asyncio.timeout(time_limit):
-            response = await send_control_request(endpoint, "GET", _READY, MAX_PROBE_RESPONSE)
+            is_ready, readiness = await _probe_readiness(endpoint)
             verdict = Verdict.NOT_READY
-            is_ready = response.status == 200
-            quoted = f"{response.status} {excerpt(response.body)}".rstrip()
-            messages.append("ready" if is_ready else f"not ready: GET {_READY} returned {quoted}")
+            messages.append(readiness)
             detected = await detect_dialect(endpoint)
     except TimeoutError:
         messages.append(f"no response{' to GET /v2' if messages else ''} within {time_limit:g} s")
@@ -41,6 +39,32 @@ async def probe_server(
     if differs:
         return Verdict.MISMATCH, tuple(messages)
     return Verdict.AS_DECLARED if is_ready else verdict, tuple(messages)
+
+
+async def probe_grpc_address(
+    endpoint: UpstreamEndpoint, time_limit: float
+) -> tuple[Verdict, tuple[str, ...]]:
+    """Probe the gRPC address of a server within ``time_limit`` seconds: whether it is ready.
+
+    Its dialect shows at its HTTP address.
+    """
+    try:
+        async with asyncio.timeout(time_limit):
+            is_ready, readiness = await _probe_readiness(endpoint)
+    except TimeoutError:
+        return Verdict.UNAVAILABLE, (f"no response within {time_limit:g} s",)
+    except GatewayError as error:
+        return Verdict.UNAVAILABLE, (error.message,)
+    return Verdict.AS_DECLARED if is_ready else Verdict.NOT_READY, (readiness,)
+
+
+async def _probe_readiness(endpoint: UpstreamEndpoint) -> tuple[bool, str]:
+    response = await send_control_request(endpoint, "GET", _READY, MAX_PROBE_RESPONSE)
+    if response.status == 200:
+        return True, "ready"
+    asked = "ServerReady" if endpoint.speaks_grpc else f"GET {_READY}"
+    quoted = f"{response.status} {excerpt(response.body)}".rstrip()
+    return False, f"not ready: {asked} returned {quoted}"
 
 
 def _compare(declared: str, detected: DetectedDialect) -> tuple[bool, str]:

@@ -146,7 +146,10 @@ class FastPath:
         Nothing is converted before there are slots, memory and an endpoint.
         """
         destination = plan.choice.next
-        if not plan.fits(destination.upstream.dialect_state.dialect, has_body=bool(body)):
+        upstream = destination.upstream
+        if not plan.fits(upstream.dialect_state.dialect, has_body=bool(body)):
+            return None
+        if plan.converts and upstream.infers_over_grpc:
             return None
         if not _try_admit(destination, BODY_COPIES * len(body)):
             return None

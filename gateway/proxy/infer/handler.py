@@ -46,7 +46,7 @@ async def send_request(
     sees the request, as ``check_request``.
     """
     await check_request(call, received)
-    if call.destination.upstream.speaks_grpc:
+    if call.destination.upstream.infers_over_grpc:
         await _send_over_grpc(call, received, layout)
         return
     destination = call.destination
@@ -102,7 +102,7 @@ async def _send_over_grpc(
         async with UpstreamCall(
             destination, upstream_request, call.deadline, record, model=model
         ) as upstream_call:
-            server = upstream_call.server
+            server, over_grpc = upstream_call.server, destination.over_grpc()
             call.deadline.expect_server(server)
             with name_server_in_errors(server):
                 response = await in_binary_form(
@@ -112,7 +112,7 @@ async def _send_over_grpc(
             encoding = received.request.head.output_encoding
             await convert_response(
                 ResponseRelay(
-                    response, server, call.response, encoding, destination, call.deadline, layout
+                    response, server, call.response, encoding, over_grpc, call.deadline, layout
                 )
             )
 

@@ -86,9 +86,19 @@ def parse_endpoint(value: object) -> str:
     return f"{scheme}://{_server(scheme, found['authority'])}"
 
 
-def address_of(endpoint: str) -> Address:
-    """Return the address of an endpoint that ``parse_endpoint`` gave."""
-    return parse_address(endpoint.partition("://")[2] or endpoint)
+def address_of(url: str) -> Address:
+    """Return the address of a URL that ``parse_endpoint`` gave."""
+    return parse_address(url.partition("://")[2] or url)
+
+
+def parse_http_endpoint(value: object) -> str:
+    """Return a URL as ``parse_endpoint``, of http or https. Raises ValueError."""
+    return _with_scheme(parse_endpoint(value), ("http://", "https://"))
+
+
+def parse_grpc_endpoint(value: object) -> str:
+    """Return a URL as ``parse_endpoint``, of grpc or grpcs. Raises ValueError."""
+    return _with_scheme(parse_endpoint(value), ("grpc://", "grpcs://"))
 
 
 def parse_path(value: object) -> str:
@@ -98,14 +108,14 @@ def parse_path(value: object) -> str:
     raise ValueError(f"expected a path such as /v2/health/ready, got {describe(value)}")
 
 
-def is_grpc(endpoint: str) -> bool:
-    """Tell whether the gateway speaks gRPC to an endpoint."""
-    return endpoint.lower().startswith(("grpc://", "grpcs://"))
+def is_grpc(url: str) -> bool:
+    """Tell whether the gateway speaks gRPC to a URL."""
+    return url.lower().startswith(("grpc://", "grpcs://"))
 
 
-def has_host_name(endpoint: str) -> bool:
-    """Tell whether an endpoint has a host name, and no IP address or socket."""
-    found = _URL.fullmatch(endpoint)
+def has_host_name(url: str) -> bool:
+    """Tell whether a URL has a host name, and no IP address or socket."""
+    found = _URL.fullmatch(url)
     host = found["authority"].rpartition(":")[0] if found else ""
     return bool(host) and not host.startswith("[") and not _ALL_DIGITS.fullmatch(host)
 
@@ -120,6 +130,12 @@ def parse_host(value: object) -> str:
         case str() if _HOST_NAME.fullmatch(value):
             return value
     raise ValueError(f"expected a host name or an IP address, got {describe(value)}")
+
+
+def _with_scheme(url: str, schemes: tuple[str, ...]) -> str:
+    if url.startswith(schemes):
+        return url
+    raise ValueError(f"expected {' or '.join(schemes)}, got {describe(url)}")
 
 
 def _server(scheme: str, authority: str) -> TcpAddress:

@@ -18,6 +18,7 @@ from gateway.protocol.dialect_detection import DetectedDialect, parse_server_met
 from gateway.protocol.dialects import Dialect, common_dialect
 from gateway.sizes import MAX_SERVER_DOCUMENT
 from gateway.upstream.control_client import send_control_request
+from gateway.upstream.inference_protocol import InferenceProtocol
 from gateway.upstream.pool.member import Member, MemberTask
 from gateway.upstream.transport import UpstreamEndpoint
 
@@ -62,17 +63,24 @@ class DialectDetector(DialectState, MemberTask):
 
     If endpoints differ, the dialect is what all of them understand. A known dialect stays until a
     new response. Workers detect the same at the start: one logs it, the others pass
-    ``logs_startup=False`` and log it at DEBUG.
+    ``logs_startup=False`` and log it at DEBUG. The log also says which ``inference_protocol``
+    follows from the dialect.
     """
 
     def __init__(
-        self, upstream: str, interval: float, retry_delay: float, logs_startup: bool = True
+        self,
+        upstream: str,
+        interval: float,
+        retry_delay: float,
+        logs_startup: bool = True,
+        inference_protocol: InferenceProtocol | None = None,
     ) -> None:
         super().__init__(None, "dialect detection has not started")
         self._upstream = upstream
         self._interval = interval
         self._retry_delay = retry_delay
         self._logs_startup = logs_startup
+        self._inference_protocol = inference_protocol or InferenceProtocol()
         self._recheck_events: dict[Member, asyncio.Event] = {}
         self._asking: set[Member] = set()
         self._lost: set[Member] = set()
@@ -176,7 +184,8 @@ class DialectDetector(DialectState, MemberTask):
         level = logging.WARNING if unsure else logging.INFO
         if before is None:
             level = self._startup_level(level)
-        _log.log(level, "upstream %s: dialect %s: %s", self._upstream, dialect.name, self.reason)
+        why = "; ".join(filter(None, (self.reason, self._inference_protocol.describe(dialect))))
+        _log.log(level, "upstream %s: dialect %s: %s", self._upstream, dialect.name, why)
 
     def _startup_level(self, level: int) -> int:
         return level if self._logs_startup else logging.DEBUG

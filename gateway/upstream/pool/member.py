@@ -118,6 +118,7 @@ class Member:
             calls.last_error,
             at.isoformat(timespec="milliseconds") if at else None,
             {"name": detected.dialect.name, "reason": detected.reason} if detected else None,
+            next((address.url for address in self.endpoint.addresses[1:]), None),
         )
 
 
@@ -148,6 +149,8 @@ class MemberState:
     """When that was: ISO 8601, UTC."""
     dialect: dict[str, str] | None = None
     """The name of its dialect, and the reason; None if it was not detected."""
+    grpc_url: str | None = None
+    """Its address over gRPC beside that over HTTP; None without one."""
 
 
 class MemberTask(ABC):

@@ -109,13 +109,15 @@ class Reachability:
 
 
 async def _probe(member: Member) -> Member | None:
-    """Return the member if its endpoint responds, whatever the response says."""
-    try:
-        async with asyncio.timeout(_PROBE_TIMEOUT):
-            await send_control_request(member.endpoint, "GET", _PATH, MAX_PROBE_RESPONSE)
-    except TimeoutError:
-        return None
-    except GatewayError as error:
-        strip_tracebacks(error)
-        return None if error.kind in _CONNECT_ERRORS else member
+    """Return the member if all its addresses respond, whatever the response says."""
+    for endpoint in member.endpoint.addresses:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT):
+                await send_control_request(endpoint, "GET", _PATH, MAX_PROBE_RESPONSE)
+        except TimeoutError:
+            return None
+        except GatewayError as error:
+            strip_tracebacks(error)
+            if error.kind in _CONNECT_ERRORS:
+                return None
     return member

@@ -1,0 +1,54 @@
+"""An endpoint with two addresses: one over HTTP, and one over gRPC for calls of gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.errors import ServerName
+from gateway.protocol.grpc.headers import is_grpc_type
+from gateway.upstream.transport import (
+    ReservedConnection,
+    UpstreamEndpoint,
+    UpstreamRequest,
+    UpstreamResponse,
+)
+
+
+class DualEndpoint(UpstreamEndpoint):
+    """A server that is reached over HTTP and over gRPC.
+
+    Requests of type application/grpc go to its gRPC address, all others to its HTTP address. The
+    latter is its URL. Errors name the address that failed.
+    """
+
+    def __init__(self, http: UpstreamEndpoint, grpc: UpstreamEndpoint) -> None:
+        self.url = http.url
+        self.name = http.name
+        self.own_request_headers = http.own_request_headers
+        self._http = http
+        self._grpc = grpc
+
+    @property
+    def addresses(self) -> tuple[UpstreamEndpoint, ...]:
+        """Return the endpoints of its addresses: HTTP, then gRPC."""
+        return self._http, self._grpc
+
+    def server_for(self, request: UpstreamRequest) -> ServerName:
+        """Return the name of the address that a request goes to."""
+        return self._endpoint_for(request).name
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        """Send a request; see UpstreamEndpoint."""
+        return await self._endpoint_for(request).send(request)
+
+    def try_reserve(self) -> ReservedConnection | None:
+        """Take a connection over HTTP; see UpstreamEndpoint."""
+        return self._http.try_reserve()
+
+    async def close(self) -> None:
+        """Close the connections to both addresses."""
+        await asyncio.gather(self._http.close(), self._grpc.close())
+
+    def _endpoint_for(self, request: UpstreamRequest) -> UpstreamEndpoint:
+        is_grpc = is_grpc_type(request.headers.get("Content-Type", ""))
+        return self._grpc if is_grpc else self._http
