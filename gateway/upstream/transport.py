@@ -238,6 +238,11 @@ class UpstreamEndpoint(ABC):
         """Return its addresses, each as an endpoint; most endpoints have one."""
         return (self,)
 
+    @property
+    def probe_targets(self) -> tuple[UpstreamEndpoint, ...]:
+        """Return the addresses that must respond before it counts as reachable again."""
+        return (self,)
+
     def server_for(self, request: UpstreamRequest) -> ServerName:
         """Return how errors of a request name the endpoint."""
         return self.name

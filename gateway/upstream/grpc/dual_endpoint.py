@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.errors import ServerName
+from gateway.errors import ErrorKind, GatewayError, ServerName
 from gateway.protocol.grpc.headers import is_grpc_type
 from gateway.upstream.transport import (
     ReservedConnection,
@@ -27,11 +27,20 @@ class DualEndpoint(UpstreamEndpoint):
         self.own_request_headers = http.own_request_headers
         self._http = http
         self._grpc = grpc
+        self._lacks_grpc = False
 
     @property
     def addresses(self) -> tuple[UpstreamEndpoint, ...]:
         """Return the endpoints of its addresses: HTTP, then gRPC."""
         return self._http, self._grpc
+
+    @property
+    def probe_targets(self) -> tuple[UpstreamEndpoint, ...]:
+        """Return its HTTP address, and the gRPC one if the last call could not connect there.
+
+        A gRPC address that nobody uses need not respond.
+        """
+        return self.addresses if self._lacks_grpc else (self._http,)
 
     def server_for(self, request: UpstreamRequest) -> ServerName:
         """Return the name of the address that a request goes to."""
@@ -39,7 +48,16 @@ class DualEndpoint(UpstreamEndpoint):
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
-        return await self._endpoint_for(request).send(request)
+        endpoint = self._endpoint_for(request)
+        if endpoint is self._http:
+            return await endpoint.send(request)
+        try:
+            response = await endpoint.send(request)
+        except GatewayError as error:
+            self._lacks_grpc = error.kind is ErrorKind.UNREACHABLE
+            raise
+        self._lacks_grpc = False
+        return response
 
     def try_reserve(self) -> ReservedConnection | None:
         """Take a connection over HTTP; see UpstreamEndpoint."""

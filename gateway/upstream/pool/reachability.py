@@ -109,8 +109,8 @@ class Reachability:
 
 
 async def _probe(member: Member) -> Member | None:
-    """Return the member if all its addresses respond, whatever the response says."""
-    for endpoint in member.endpoint.addresses:
+    """Return the member if its endpoint responds, whatever the response says."""
+    for endpoint in member.endpoint.probe_targets:
         try:
             async with asyncio.timeout(_PROBE_TIMEOUT):
                 await send_control_request(endpoint, "GET", _PATH, MAX_PROBE_RESPONSE)

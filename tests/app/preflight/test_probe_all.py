@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from gateway.app.loaded_resources import load_resources
@@ -25,6 +27,7 @@ from tests.support.certificates import (
 )
 from tests.support.gateway import no_leaks, until
 from tests.support.http_messages import http_response
+from tests.support.servers.grpc_server import fail, grpc_server
 from tests.support.servers.scripted_server import (
     Connection,
     ScriptedServer,
@@ -213,3 +216,39 @@ def test_exit_status_is_that_of_the_worst_result(
 ) -> None:
     of_models = {name: [_result(each) for each in found] for name, found in models.items()}
     assert Report([_result(each) for each in servers], of_models).exit_status == status
+
+
+async def test_both_addresses_of_a_server_are_probed() -> None:
+    busy = fail(grpc.StatusCode.UNAVAILABLE, "busy")
+    with grpc_server() as ready, grpc_server(unary={"ServerReady": busy}) as unready:
+        async with ScriptedServer(KSERVE) as http:
+            grpc_urls = [ready.url, unready.url, "grpc://127.0.0.1:1"]
+            endpoints = [{"http": http.url, "grpc": url} for url in grpc_urls]
+            report = await _probed({"u": {"endpoints": endpoints, "dialect": "kserve"}})
+    over_http = "ready; dialect kserve, as declared: it names itself 'kserve', version '0.15.0'"
+    assert list(report.lines()) == [
+        "upstream u:",
+        f"  {http.url}: {over_http}",
+        f"  {ready.url}: ready",
+        f"  {http.url}: {over_http}",
+        f'  {unready.url}: not ready: ServerReady returned 503 {{"error":"busy"}}',
+        f"  {http.url}: {over_http}",
+        "  grpc://127.0.0.1:1: cannot connect to grpc://127.0.0.1:1: Connection refused",
+    ]
+    assert report.exit_status == 4
+
+
+async def test_late_grpc_address_is_unavailable() -> None:
+    released = threading.Event()
+
+    def hang(data: bytes, context: grpc.ServicerContext) -> bytes:
+        released.wait(5)
+        return b""
+
+    with grpc_server(unary={"ServerReady": hang}) as late:
+        async with ScriptedServer(KSERVE) as http:
+            endpoint = {"http": http.url, "grpc": late.url}
+            report = await _probed({"u": {"endpoints": [endpoint]}}, time=0.1)
+        released.set()
+    assert report.servers[1].verdict is Verdict.UNAVAILABLE
+    assert report.servers[1].messages == ("no response within 0.1 s",)

@@ -10,7 +10,7 @@ from gateway.app.preflight.self_reference import find_self_references
 from gateway.settings.schema import Settings
 
 
-def _own(listen: object, *endpoints: str) -> list[str]:
+def _own(listen: object, *endpoints: object) -> list[str]:
     settings = Settings.model_validate(
         {"listen": listen, "upstreams": {"u": {"endpoints": endpoints}}}
     )
@@ -56,3 +56,11 @@ def test_endpoint_at_a_listening_address_is_found(listen: object, endpoint: str)
 )
 def test_endpoint_at_another_address_is_not_found(listen: object, endpoint: str) -> None:
     assert _own(listen, endpoint) == []
+
+
+@pytest.mark.parametrize(
+    ("listen", "own"), [(80, "http://localhost:80"), (81, "grpc://localhost:81")]
+)
+def test_both_addresses_of_an_endpoint_are_looked_at(listen: int, own: str) -> None:
+    both = {"http": "http://localhost:80", "grpc": "grpc://localhost:81"}
+    assert _own(f"127.0.0.1:{listen}", both) == [own]

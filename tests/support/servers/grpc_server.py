@@ -23,7 +23,8 @@ class GrpcServer:
     """Serves each method with a function over messages as bytes.
 
     ``unary`` are by the name of the method, or by the path for other services; ``streams`` stream
-    both ways. It records the paths, the metadata and the requests of calls.
+    both ways. It records the paths, the metadata and the requests of calls. With ``credentials`` it
+    serves over TLS.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class GrpcServer:
         unary: dict[str, Unary] | None = None,
         streams: dict[str, Streaming] | None = None,
         options: Iterable[tuple[str, Any]] = (),
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self.unary = {**_DEFAULTS, **(unary or {})}
         self.streams = {"ModelStreamInfer": stream_identity, **(streams or {})}
@@ -43,9 +45,12 @@ class GrpcServer:
             handlers=[self],
             options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", -1), *options),
         )
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        if credentials is None:
+            self.port = self._server.add_insecure_port("127.0.0.1:0")
+        else:
+            self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
         self.address = f"127.0.0.1:{self.port}"
-        self.url = f"grpc://{self.address}"
+        self.url = f"grpc{'s' if credentials else ''}://{self.address}"
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         """Find the function of a call."""

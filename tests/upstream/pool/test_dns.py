@@ -7,7 +7,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.upstream.address import ServerAddress, TcpAddress, parse_server_url
+from gateway.upstream.address import GrpcPort, ServerAddress, TcpAddress, parse_server_url
 from gateway.upstream.control_client import send_control_request
 from gateway.upstream.http.endpoint import HttpEndpoint
 from gateway.upstream.pool import supervisor
@@ -315,6 +315,31 @@ def test_duplicate_server_is_one_endpoint() -> None:
 
     asyncio.run(run())
     assert len(made) == 1
+
+
+async def test_each_address_of_a_server_with_two_ports_has_both() -> None:
+    names = NameService(triton=["127.0.0.1", "127.0.0.2"])
+    made: list[ServerAddress] = []
+
+    def connect(address: ServerAddress) -> ScriptedEndpoint:
+        made.append(address)
+        return ScriptedEndpoint(EventLog(), url=address.url)
+
+    resolver = Resolver(
+        [TcpAddress("triton", 8000, grpc=GrpcPort(8001))], 10, connect, names, 5, lambda: 0.0
+    )
+    changed = asyncio.Event()
+    watching = asyncio.create_task(resolver.watch(changed.set))
+    await asyncio.wait_for(changed.wait(), 5)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    assert [(each.url, each.grpc_address) for each in made] == [
+        (
+            f"http://triton:8000 ({address})",
+            TcpAddress("triton", 8001, address=address, scheme="grpc"),
+        )
+        for address in ("127.0.0.1", "127.0.0.2")
+    ]
 
 
 async def test_adopted_addresses_are_used_until_a_look_up() -> None:

@@ -1,0 +1,374 @@
+"""Servers with two addresses: inference takes the faster protocol, all else HTTP."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from gateway.admin.status import worker_status
+from gateway.settings.schema import Settings
+from tests.support.certificates import ca_file, server_certificate, server_context
+from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
+from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.grpc.client import grpc_client
+from tests.support.grpc.proto_file import message_class
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import (
+    FLOATS,
+    HEADER_LENGTH,
+    binary_header,
+    binary_response,
+    infer_binary,
+    infer_json,
+    infer_raw,
+    metadata,
+)
+from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+
+SERVER = b'{"name": "kserve", "version": "0.15.0", "extensions": []}'
+BY_DIALECT = [("triton", "http"), ("openvino", "http"), ("kserve", "grpc"), ("json", "grpc")]
+
+
+async def _http_side(connection: Connection) -> None:
+    """Respond as a server with one model m, in binary form."""
+    while True:
+        head = (await connection.request()).head
+        bodies = {"/v2": SERVER, "/v2/models/m": metadata(-1), "/v2/health/ready": b""}
+        if head.target == "/v2/models/m/infer":
+            await connection.send(binary_response(FLOATS.tobytes()))
+        elif head.target in bodies:
+            await connection.send(http_response(bodies[head.target]))
+        else:
+            error = b'{"error":"not known over HTTP"}'
+            await connection.send(http_response(error, status="404 Not Found"))
+
+
+def both(http: str, grpc_url: str) -> dict[str, str]:
+    """Return the endpoint with these addresses."""
+    return {"http": http, "grpc": grpc_url}
+
+
+@asynccontextmanager
+async def _gateway(
+    http: ScriptedServer, over_grpc: GrpcServer, dialect: str = "kserve", **upstream: Any
+) -> AsyncIterator[RunningGateway]:
+    endpoints = [both(http.url, over_grpc.url)]
+    settings = {"endpoints": endpoints, "dialect": dialect, **upstream}
+    async with running_gateway(upstream=settings) as gateway:
+        yield gateway
+
+
+def _targets(server: ScriptedServer) -> list[str]:
+    return [each.head.target for each in server.requests]
+
+
+def _methods(server: GrpcServer) -> list[str]:
+    return [path.rpartition("/")[2] for path in server.paths]
+
+
+async def _inferred_over(server: GrpcServer, **settings: Any) -> str:
+    """Return the protocol over which a JSON client's inference comes to the server."""
+    async with (
+        ScriptedServer(_http_side) as http,
+        _gateway(http, server, **settings) as gateway,
+        gateway.client() as client,
+    ):
+        response = await client.ask(infer_json())
+        (upstream,) = worker_status(gateway.gateway)["upstreams"].values()
+    assert response.status == 200, response.body
+    (output,) = json.loads(response.body)["outputs"]
+    assert np.array(output["data"], "<f4").tobytes() == FLOATS.tobytes()
+    over_http = [target for target in _targets(http) if target.endswith("/infer")]
+    assert len([*over_http, *server.paths]) == 1
+    used = "http" if over_http else "grpc"
+    assert upstream["inference_protocol"]["name"] == used
+    return used
+
+
+@pytest.mark.parametrize(("dialect", "expected"), BY_DIALECT)
+async def test_inference_takes_the_faster_protocol_of_the_dialect(
+    server: GrpcServer, dialect: str, expected: str
+) -> None:
+    assert await _inferred_over(server, dialect=dialect) == expected
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@pytest.mark.parametrize("dialect", ["triton", "kserve"])
+async def test_setting_overrides_the_choice_by_dialect(
+    server: GrpcServer, dialect: str, protocol: str
+) -> None:
+    assert await _inferred_over(server, dialect=dialect, inference_protocol=protocol) == protocol
+
+
+async def test_dialect_is_detected_over_http_and_the_choice_is_told(
+    server: GrpcServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tensorgate.upstream")
+    async with (
+        ScriptedServer(_http_side) as http,
+        _gateway(http, server, dialect="auto") as gateway,
+        gateway.client() as client,
+    ):
+        assert (await client.ask(infer_json())).status == 200
+        (upstream,) = worker_status(gateway.gateway)["upstreams"].values()
+    assert (_targets(http), _methods(server)) == (["/v2"], ["ModelInfer"])
+    why = "dialect kserve is faster over gRPC"
+    assert upstream["inference_protocol"] == {"name": "grpc", "reason": why}
+    (endpoint,) = upstream["endpoints"]
+    assert (endpoint.url, endpoint.grpc_url) == (http.url, server.url)
+    (line,) = (message for message in caplog.messages if "dialect" in message)
+    assert line.startswith("upstream servers: dialect kserve: ")
+    assert line.endswith(f"; inference over gRPC: {why}")
+
+
+async def test_choice_for_a_configured_dialect_is_logged_at_the_start(
+    server: GrpcServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tensorgate.upstream")
+    async with ScriptedServer(_http_side) as http, _gateway(http, server, "triton"):
+        (line,) = (message for message in caplog.messages if "inference" in message)
+    assert line == (
+        "upstream servers: inference over HTTP: dialect triton takes binary tensors over HTTP"
+    )
+
+
+@pytest.mark.parametrize("protocol", ["auto", "http"])
+async def test_calls_of_grpc_clients_pass_through_whatever_the_setting(
+    server: GrpcServer, protocol: str
+) -> None:
+    infer = message_class("ModelInferRequest")(model_name="m")
+    infer.inputs.add(name="IN", datatype="FP32", shape=[3]).contents.fp32_contents.extend([1, 2, 3])
+    async with (
+        ScriptedServer(_http_side) as http,
+        _gateway(http, server, "triton", inference_protocol=protocol) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        sent = infer.SerializeToString()
+        unary = message_class("ModelInferResponse").FromString(
+            (await client.call("ModelInfer", sent)).message
+        )
+        stream = await client.call("ModelStreamInfer", sent, sent)
+        described = await client.call("ModelMetadata", b"\x0a\x01m")
+    assert list(unary.outputs[0].contents.fp32_contents) == [1, 2, 3]
+    assert len(stream.messages) == 2
+    assert described.code is grpc.StatusCode.OK
+    assert _methods(server) == ["ModelInfer", "ModelStreamInfer", "ModelMetadata"]
+    assert not http.requests
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [
+        ("GET", "/v2/models/m"),
+        ("GET", "/v2"),
+        ("GET", "/v2/models/m/stats"),
+        ("POST", "/v2/models/m/generate"),
+        ("GET", "/v2/trace/setting"),
+        ("POST", "/v2/repository/index"),
+    ],
+)
+async def test_all_else_goes_over_http_even_where_only_grpc_would_know_it(
+    server: GrpcServer, method: str, target: str
+) -> None:
+    body = b"{}" if method == "POST" else None
+    async with (
+        ScriptedServer(_http_side) as http,
+        _gateway(http, server, "triton", inference_protocol="grpc") as gateway,
+        gateway.client() as client,
+    ):
+        await client.ask(request(method, target, body))
+    assert http.requests
+    assert not server.paths
+
+
+async def test_operation_of_all_servers_that_a_grpc_client_asks_for_goes_over_http(
+    server: GrpcServer,
+) -> None:
+    async with (
+        ScriptedServer(_http_side) as http,
+        _gateway(http, server) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        response = await client.call("ServerReady", b"")
+    assert response.code is grpc.StatusCode.OK
+    assert not server.paths
+    assert _targets(http) == ["/v2/health/ready"]
+
+
+async def test_health_checks_and_discovery_go_over_http(server: GrpcServer) -> None:
+    async with (
+        ScriptedServer(_http_side) as http,
+        _gateway(http, server, health_check={"interval": "10ms"}, model_discovery=True) as gateway,
+    ):
+        await until(lambda: gateway.pool.any_healthy)
+        await until(lambda: "/v2/repository/index" in _targets(http))
+    assert not server.paths
+
+
+async def test_fast_path_declines_only_inference_over_grpc(
+    server: GrpcServer, fast_path_requests: list[str]
+) -> None:
+    async with (
+        ScriptedServer(_http_side) as http,
+        _gateway(http, server) as gateway,
+        gateway.client() as client,
+    ):
+        for _ in range(3):
+            assert (await client.ask(infer_json())).status == 200
+            assert (await client.ask(request("GET", "/v2/models/m"))).status == 200
+            predicted = await client.ask(
+                request("POST", "/v1/models/m:predict", b'{"instances": [1.5, -2.0]}')
+            )
+            assert json.loads(predicted.body)["predictions"] == [1.5, -2.0]
+    assert set(fast_path_requests) == {"/v2/models/m"}
+    assert _methods(server) == ["ModelInfer"] * 6
+
+
+async def test_fast_path_serves_inference_over_http(
+    server: GrpcServer, fast_path_requests: list[str]
+) -> None:
+    async with (
+        ScriptedServer(_http_side) as http,
+        _gateway(http, server, "triton") as gateway,
+        gateway.client() as client,
+    ):
+        for _ in range(3):
+            assert (await client.ask(infer_json())).status == 200
+    assert fast_path_requests == ["/v2/models/m/infer"] * 3
+    assert len(http.connections) == 1
+    assert not server.paths
+
+
+@pytest.mark.parametrize("dialect", ["kserve", "json", "triton"])
+async def test_every_form_of_clients_is_served_over_grpc_whatever_the_dialect(
+    server: GrpcServer, dialect: str
+) -> None:
+    data = FLOATS.tobytes()
+    async with (
+        ScriptedServer(_http_side) as http,
+        _gateway(http, server, dialect, inference_protocol="grpc") as gateway,
+        gateway.client() as client,
+    ):
+        binary = await client.ask(infer_binary(binary_header(12, binary_output=True), data))
+        mixed = await client.ask(infer_binary(binary_header(12), data))
+        raw = await client.ask(infer_raw(data))
+    size = int(binary.head.get(HEADER_LENGTH) or 0)
+    assert binary.body[size:] == data
+    assert np.array(json.loads(mixed.body)["outputs"][0]["data"], "<f4").tobytes() == data
+    assert raw.body.endswith(data)
+    assert _methods(server) == ["ModelInfer"] * 3
+    assert not any("/infer" in target for target in _targets(http))
+
+
+async def test_error_names_the_address_that_failed(
+    server: GrpcServer, gone: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedServer(_http_side) as http:
+        upstream = {"endpoints": both(http.url, gone), "dialect": "kserve"}
+        async with running_gateway(upstream=upstream) as gateway, gateway.client() as client:
+            response = await client.ask(infer_json())
+            other = await client.ask(request("GET", "/v2/models/m"))
+            (state,) = gateway.pool.snapshot()
+    assert (response.status, other.status) == (503, 200)
+    assert json.loads(response.body)["error"].startswith("cannot connect to upstream 'servers'")
+    assert state.url == http.url
+    assert state.last_error is not None
+    assert state.last_error.startswith(f"cannot connect to {gone}")
+    assert any(f"cannot connect to {gone}" in message for message in caplog.messages)
+
+
+async def test_late_server_is_named_by_its_grpc_address(server: GrpcServer) -> None:
+    def hang(data: bytes, context: grpc.ServicerContext) -> bytes:
+        server.cancelled.wait(5)
+        return b""
+
+    server.unary["ModelInfer"] = hang
+    async with ScriptedServer(_http_side) as http:
+        upstream = {"endpoints": [both(http.url, server.url)], "dialect": "kserve"}
+        async with (
+            running_gateway(upstream=upstream, request_timeout=0.2) as gateway,
+            gateway.client() as client,
+        ):
+            response = await client.ask(infer_json())
+            (state,) = gateway.pool.snapshot()
+        server.cancelled.set()
+    assert response.status == 504
+    assert server.url in (state.last_error or "")
+
+
+async def test_endpoint_whose_grpc_address_fails_is_ejected(server: GrpcServer) -> None:
+    failing = fail(grpc.StatusCode.UNAVAILABLE, "busy")
+    async with ScriptedServer(_http_side) as one, ScriptedServer(_http_side) as two:
+        with grpc_server(unary={"ModelInfer": failing}) as broken:
+            upstream = {
+                "endpoints": [both(one.url, broken.url), both(two.url, server.url)],
+                "dialect": "kserve",
+                "outlier_detection": {"consecutive_failures": 2},
+            }
+            async with running_gateway(upstream=upstream) as gateway, gateway.client() as client:
+                statuses = [(await client.ask(infer_json())).status for _ in range(10)]
+                states = gateway.pool.snapshot()
+    assert statuses.count(503) == 2
+    assert [bool(state.consecutive_ejections) for state in states] == [True, False]
+    assert len(broken.paths) == 2
+
+
+async def test_call_goes_to_another_endpoint_if_a_grpc_address_refuses(
+    server: GrpcServer, gone: str
+) -> None:
+    async with ScriptedServer(_http_side) as one, ScriptedServer(_http_side) as two:
+        upstream = {
+            "endpoints": [both(one.url, gone), both(two.url, server.url)],
+            "dialect": "kserve",
+        }
+        async with running_gateway(upstream=upstream) as gateway, gateway.client() as client:
+            assert [(await client.ask(infer_json())).status for _ in range(4)] == [200] * 4
+    assert _methods(server) == ["ModelInfer"] * 4
+
+
+async def test_endpoint_that_gets_a_grpc_address_keeps_its_state(server: GrpcServer) -> None:
+    broken = always_respond(http_response(b"{}", status="503 Busy"))
+    async with ScriptedServer(broken) as one, ScriptedServer(broken) as two:
+        upstream: dict[str, Any] = {
+            "endpoints": [one.url, two.url],
+            "dialect": "kserve",
+            "outlier_detection": {"consecutive_failures": 1},
+        }
+        async with running_gateway(upstream=upstream) as gateway, gateway.client() as client:
+            await client.ask(request("GET", "/v2/models/m"))
+            (ejected,) = (each.url for each in gateway.pool.snapshot() if each.last_error)
+            upstream["endpoints"] = [both(url, server.url) for url in (one.url, two.url)]
+            listen = {"listen": "127.0.0.1:0", "upstreams": {"servers": upstream}}
+            await gateway.gateway.reload(Settings.model_validate(listen))
+            states = gateway.pool.snapshot()
+    assert [state.grpc_url for state in states] == [server.url] * 2
+    assert [state.url for state in states if state.consecutive_ejections] == [ejected]
+
+
+async def test_both_addresses_may_use_tls(server: GrpcServer, tmp_path: Path) -> None:
+    leaf = server_certificate()
+    pair = (leaf.private_key_pem.bytes(), leaf.cert_chain_pems[0].bytes())
+    credentials = grpc.ssl_server_credentials([pair])
+    with grpc_server(credentials=credentials) as secure:
+        context = server_context()
+        context.set_alpn_protocols(["h2", "http/1.1"])  # it would take HTTP/2
+        async with ScriptedServer(_http_side, ssl=context) as http:
+            upstream = {
+                "endpoints": [both(http.url, secure.url)],
+                "dialect": "kserve",
+                "tls": {"ca": str(ca_file(tmp_path))},
+            }
+            async with running_gateway(upstream=upstream) as gateway, gateway.client() as client:
+                assert (await client.ask(request("GET", "/v2/models/m"))).status == 200
+                assert (await client.ask(infer_json())).status == 200
+    assert _targets(http) == ["/v2/models/m"]
+    assert _methods(secure) == ["ModelInfer"]

@@ -1,0 +1,104 @@
+"""An endpoint with two addresses sends each request to the one that it is for."""
+
+from __future__ import annotations
+
+import pytest
+from multidict import CIMultiDict
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.upstream.grpc.dual_endpoint import DualEndpoint
+from gateway.upstream.pool import reachability
+from gateway.upstream.pool.pool import Pool
+from gateway.upstream.transport import UpstreamRequest
+from tests.support.doubles.streaming import EventLog, ScriptedEndpoint, ScriptedUpstreamResponse
+from tests.support.gateway import until
+from tests.upstream.pools import fail_calls
+
+HTTP, GRPC = "http://a:8000", "grpc://a:8001"
+
+
+def _request(content_type: str | None = None) -> UpstreamRequest:
+    headers = CIMultiDict[str]()
+    if content_type is not None:
+        headers["content-type"] = content_type
+    return UpstreamRequest("POST", "/x", headers, (b"",))
+
+
+def _endpoint(*grpc_turns: ScriptedUpstreamResponse | BaseException, http: int = 1) -> DualEndpoint:
+    turns = [ScriptedUpstreamResponse(200) for _ in range(http)]
+    return DualEndpoint(
+        ScriptedEndpoint(EventLog(), *turns, url=HTTP),
+        ScriptedEndpoint(EventLog(), *grpc_turns, url=GRPC),
+    )
+
+
+def _requests(endpoint: DualEndpoint) -> list[int]:
+    """Return the number of requests to each address."""
+    counts = []
+    for address in endpoint.addresses:
+        assert isinstance(address, ScriptedEndpoint)
+        counts.append(len(address.requests))
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("content_type", "url"),
+    [
+        (None, HTTP),
+        ("application/json", HTTP),
+        ("application/grpc-web", HTTP),
+        ("application/grpc", GRPC),
+        ("application/grpc+proto", GRPC),
+    ],
+)
+async def test_content_type_decides_about_the_address(content_type: str | None, url: str) -> None:
+    endpoint = _endpoint(ScriptedUpstreamResponse(200))
+    request = _request(content_type)
+    assert endpoint.server_for(request).url == url
+    await endpoint.send(request)
+    assert _requests(endpoint) == ([1, 0] if url == HTTP else [0, 1])
+
+
+def test_endpoint_is_named_by_its_http_address() -> None:
+    endpoint = _endpoint()
+    assert (endpoint.url, endpoint.name.url) == (HTTP, HTTP)
+    assert [address.url for address in endpoint.addresses] == [HTTP, GRPC]
+    (state,) = Pool([endpoint]).snapshot()
+    assert (state.url, state.grpc_url) == (HTTP, GRPC)
+
+
+async def test_both_addresses_are_closed() -> None:
+    log = EventLog()
+    both = [ScriptedEndpoint(log, url=url) for url in (HTTP, GRPC)]
+    await DualEndpoint(*both).close()
+    assert log == ["server is left"] * 2
+
+
+async def test_upstream_is_reachable_again_when_the_address_that_failed_responds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    error = GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {GRPC}")
+    endpoint = _endpoint(error, error, error, ScriptedUpstreamResponse(200), http=3)
+    with pytest.raises(GatewayError):
+        await endpoint.send(_request("application/grpc"))
+    pool = Pool([endpoint], upstream="u")
+    await pool.start()
+    fail_calls(pool, 0, error, times=3)
+    assert pool.unreachable is not None
+    await until(lambda: pool.unreachable is None)
+    await pool.close()
+    assert _requests(endpoint) == [3, 4]
+
+
+async def test_grpc_address_that_is_not_used_need_not_respond(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reachability, "_PROBE_INTERVAL", 0.01)
+    endpoint = _endpoint()
+    pool = Pool([endpoint], upstream="u")
+    await pool.start()
+    fail_calls(pool, 0, GatewayError(ErrorKind.UNREACHABLE, f"cannot connect to {HTTP}"), times=3)
+    await until(lambda: pool.unreachable is None)
+    await pool.close()
+    assert _requests(endpoint) == [1, 0]
