@@ -66,6 +66,8 @@ class UpstreamRequest:
     body: Body = None
     waits_for_chunks: bool = False
     """Whether to wait a moment for the rest of a small chunked response: see ResponseReceiver."""
+    is_grpc: bool = False
+    """Whether it is a gRPC call, whose route was found by what it calls; no header says so."""
 
 
 class UpstreamResponse(ABC):

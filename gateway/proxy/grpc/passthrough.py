@@ -40,7 +40,7 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
     if TIMEOUT in headers:
         headers[TIMEOUT] = format_timeout(call.deadline.seconds_left)
     upstream_request = UpstreamRequest(
-        "POST", request.target, headers, await _body(call, reservation)
+        "POST", request.target, headers, await _body(call, reservation), is_grpc=True
     )
     model = model_name_of(call.operation)
     async with UpstreamCall(

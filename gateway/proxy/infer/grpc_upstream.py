@@ -53,7 +53,9 @@ def one_message_request(rpc: str, message: Chunks, headers: CIMultiDict[str]) ->
         headers.popall(name, None)
     headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
     body = (frame(sum(map(len, message))), *message)
-    return UpstreamRequest("POST", f"/{INFERENCE_SERVICE}/{rpc}", headers, body)
+    return UpstreamRequest(
+        "POST", f"/{INFERENCE_SERVICE}/{rpc}", headers, body, is_grpc=True
+    )
 
 
 async def _complete(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from gateway.errors import ErrorKind, GatewayError, ServerName
-from gateway.protocol.grpc.headers import is_grpc_type
 from gateway.upstream.transport import (
     ReservedConnection,
     UpstreamEndpoint,
@@ -17,7 +16,7 @@ from gateway.upstream.transport import (
 class DualEndpoint(UpstreamEndpoint):
     """A server that is reached over HTTP and over gRPC.
 
-    Requests of type application/grpc go to its gRPC address, all others to its HTTP address. The
+    gRPC calls go to its gRPC address, all others to its HTTP address. The
     latter is its URL. Errors name the address that failed.
     """
 
@@ -68,5 +67,4 @@ class DualEndpoint(UpstreamEndpoint):
         await asyncio.gather(self._http.close(), self._grpc.close())
 
     def _endpoint_for(self, request: UpstreamRequest) -> UpstreamEndpoint:
-        is_grpc = is_grpc_type(request.headers.get("Content-Type", ""))
-        return self._grpc if is_grpc else self._http
+        return self._grpc if request.is_grpc else self._http

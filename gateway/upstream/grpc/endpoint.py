@@ -20,7 +20,7 @@ from gateway.errors import (
     replace_surrogates,
 )
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
-from gateway.protocol.grpc.headers import GRPC_TYPE, is_grpc_type
+from gateway.protocol.grpc.headers import GRPC_TYPE
 from gateway.protocol.grpc.http_mapping import RpcRequest, rpc_of
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.grpc.rpcs import RPCS, Rpc
@@ -47,8 +47,9 @@ Any other text is about the call: Triton refuses to change the file of traces so
 class GrpcEndpoint(UpstreamEndpoint):
     """An endpoint over gRPC; ``transport`` sends the calls over HTTP/2.
 
-    A request of type application/grpc is sent as it is. Any other one is sent as the RPC that asks
-    for the same, and its response is returned as JSON; GatewayError (501) if there is none.
+    A gRPC call is sent as it is. Any other request, whatever its headers say, is sent as the RPC
+    that asks for the same, and its response is returned as JSON; GatewayError (501) if there is
+    none.
     """
 
     speaks_grpc = True
@@ -62,7 +63,7 @@ class GrpcEndpoint(UpstreamEndpoint):
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
-        if is_grpc_type(request.headers.get("Content-Type", "")):
+        if request.is_grpc:
             return await self._transport.send(request)
         asked = rpc_of(request.method, request.target)
         if asked is None:
