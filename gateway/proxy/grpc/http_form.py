@@ -15,6 +15,7 @@ from gateway.observe.call_record import CallRecord
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT
 from gateway.protocol.grpc.status import status_of_error
+from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
 from gateway.sizes import QUOTED_TEXT
@@ -66,7 +67,7 @@ class HttpFormResponse(ClientResponse):
     """Takes a response over HTTP, and sends it as a gRPC client gets it.
 
     ``convert`` makes the message of a response with its status, headers and body; it may raise
-    GatewayError. A response may have ``cap`` bytes.
+    GatewayError. A response may have ``cap`` bytes, which are reserved as they come.
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class HttpFormResponse(ClientResponse):
         response: ClientResponse,
         convert: ConvertResponse,
         cap: int,
+        reservation: Reservation,
     ) -> None:
         self.record = response.record
         self.is_grpc = True
         self._response = response
         self._convert = convert
         self._cap = cap
+        self._reservation = reservation
         self._status = 0
         self._headers = CIMultiDict[str]()
         self._body = bytearray()
@@ -95,7 +98,11 @@ class HttpFormResponse(ClientResponse):
         self._headers = headers
 
     async def write(self, data: bytes | memoryview) -> None:
-        """Keep a part of the body; raises GatewayError (502) if it is too much."""
+        """Keep a part of the body.
+
+        Raises GatewayError: 502 if it is too much, 503 if too much is buffered.
+        """
+        self._reservation.grow(len(data))
         self._body += data
         if len(self._body) > self._cap:
             raise GatewayError(
@@ -125,9 +132,14 @@ class CollectedResponse(HttpFormResponse):
     """Keeps the message of a response, or the error instead of it; ``record`` is its own."""
 
     def __init__(
-        self, response: ClientResponse, record: CallRecord, convert: ConvertResponse, cap: int
+        self,
+        response: ClientResponse,
+        record: CallRecord,
+        convert: ConvertResponse,
+        cap: int,
+        reservation: Reservation,
     ) -> None:
-        super().__init__(response, convert, cap)
+        super().__init__(response, convert, cap, reservation)
         self.record = record
         self.message: Chunks = []
         self.error: HttpError | None = None

@@ -66,7 +66,7 @@ async def grpc_infer(call: Call, reservation: Reservation) -> None:
     target = infer_target(operation)
     request = HttpFormRequest(call.request, "POST", target, _NO_BODY, b"")
     convert = infer_converter(read, limits)
-    response = HttpFormResponse(call.response, convert, limits.max_buffered_body_bytes)
+    response = HttpFormResponse(call.response, convert, limits.max_buffered_body_bytes, reservation)
     infer_request = without_stream_parameter(read.request)
     received = ReceivedRequest(infer_request, infer_request.chunks)
     await send_request(replace(call, request=request, response=response), received, target)
@@ -111,7 +111,9 @@ async def grpc_as_http(call: Call, rpc: GrpcMethod, reservation: Reservation, se
                 raise HttpError(status, error)
             return [write_response(schema, {member: _IS_READY[status]})]
 
-        request, response = _in_http_form(call, rpc.name, path, body, convert_readiness)
+        request, response = _in_http_form(
+            call, rpc.name, path, body, convert_readiness, reservation
+        )
         try:
             await serve(replace(call, request=request, response=response))
         except GatewayError as error:
@@ -125,7 +127,7 @@ async def grpc_as_http(call: Call, rpc: GrpcMethod, reservation: Reservation, se
             raise HttpError(status, document)
         return [write_response(schema, parse_json(document))]
 
-    request, response = _in_http_form(call, rpc.name, path, body, convert)
+    request, response = _in_http_form(call, rpc.name, path, body, convert, reservation)
     await serve(replace(call, request=request, response=response))
 
 
@@ -141,13 +143,18 @@ async def grpc_model_config(call: Call, reservation: Reservation, serve: Serve) 
             raise RESPONSE.malformed(f"{RESPONSE.name} to the request for metadata is no object")
         return [write_response(RPCS["ModelConfig"], make_model_config(metadata))]
 
-    request, response = _in_http_form(call, "ModelMetadata", path, None, convert)
+    request, response = _in_http_form(call, "ModelMetadata", path, None, convert, reservation)
     operation = replace(call.operation, kind=OperationKind.MODEL_METADATA)
     await serve(replace(call, request=request, response=response, operation=operation))
 
 
 def _in_http_form(
-    call: Call, rpc: str, path: Mapping[str, str], body: object, convert: ConvertResponse
+    call: Call,
+    rpc: str,
+    path: Mapping[str, str],
+    body: object,
+    convert: ConvertResponse,
+    reservation: Reservation,
 ) -> tuple[HttpFormRequest, HttpFormResponse]:
     """Return request and response of an RPC as they are over HTTP."""
     as_http = http_request_of(rpc, path, body)
@@ -160,7 +167,7 @@ def _in_http_form(
         orjson.dumps(body) if as_http.has_body else b"",
     )
     cap = call.destination.limits.max_buffered_body_bytes
-    return request, HttpFormResponse(call.response, convert, cap)
+    return request, HttpFormResponse(call.response, convert, cap, reservation)
 
 
 def _check_target(method: str, target: str) -> None:

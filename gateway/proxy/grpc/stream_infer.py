@@ -44,7 +44,7 @@ async def grpc_stream_infer(call: Call, reservation: Reservation) -> None:
         try:
             read = read_infer_request(data, *caps)
             model, request_id = read.model, read.request.id
-            result = await _infer(call, read, target.find(read))
+            result = await _infer(call, read, target.find(read), reservation)
         except GatewayError as error:
             if wants_status:
                 raise
@@ -98,16 +98,17 @@ class _Target:
         return replace(self._operation, model=quote_name(named.name), version=version)
 
 
-async def _infer(call: Call, read: ReadRequest, operation: Operation) -> Chunks | HttpError:
+async def _infer(
+    call: Call, read: ReadRequest, operation: Operation, reservation: Reservation
+) -> Chunks | HttpError:
     """Serve one message; return the message of the response, or the server's error."""
     limits, target = call.destination.limits, infer_target(operation)
     main = call.response.record
     record = CallRecord(main.method, main.target, main.request_id, time.perf_counter())
     record.labels = main.labels
     request = HttpFormRequest(call.request, "POST", target, CIMultiDict(), b"")
-    response = CollectedResponse(
-        call.response, record, infer_converter(read, limits), limits.max_buffered_body_bytes
-    )
+    convert, cap = infer_converter(read, limits), limits.max_buffered_body_bytes
+    response = CollectedResponse(call.response, record, convert, cap, reservation)
     received = ReceivedRequest(read.request, read.request.chunks)
     try:
         await send_request(

@@ -53,9 +53,7 @@ def one_message_request(rpc: str, message: Chunks, headers: CIMultiDict[str]) ->
         headers.popall(name, None)
     headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
     body = (frame(sum(map(len, message))), *message)
-    return UpstreamRequest(
-        "POST", f"/{INFERENCE_SERVICE}/{rpc}", headers, body, is_grpc=True
-    )
+    return UpstreamRequest("POST", f"/{INFERENCE_SERVICE}/{rpc}", headers, body, is_grpc=True)
 
 
 async def _complete(
@@ -99,10 +97,10 @@ async def in_binary_form(
     that names the server for an invalid one.
     """
     limits = destination.limits
-    message = await read_message(response, limits.max_buffered_body_bytes, server)
+    message = await read_message(response, limits.max_buffered_body_bytes, server, reservation.grow)
     if message is None:
         return DocumentResponse(*error_of(response, server))
-    reservation.grow(2 * len(message))
+    reservation.grow(len(message))
     read, tensors = read_infer_response(message, limits.max_inference_header_bytes)
     if request.head.outputs:
         read, tensors = _listed(read, tensors, {output.name for output in request.head.outputs})

@@ -5,7 +5,7 @@ So health checks, discovery and every operation beside inference work as with ot
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 
 import orjson
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -126,13 +126,20 @@ async def _as_http(
     return DocumentResponse(status, b"" if document is None else orjson.dumps(document))
 
 
-async def read_message(response: UpstreamResponse, cap: int, server: ServerName) -> bytes | None:
+async def read_message(
+    response: UpstreamResponse,
+    cap: int,
+    server: ServerName,
+    reserve: Callable[[int], None] = lambda size: None,
+) -> bytes | None:
     """Read the one message of a unary response; None if it is an error.
 
-    Raises GatewayError (502) for anything else, and above ``cap`` bytes.
+    ``reserve`` gets the size of each piece before it is kept. Raises GatewayError (502) for
+    anything else, and above ``cap`` bytes; and what ``reserve`` raises.
     """
     body = bytearray()
     while chunk := await response.read():
+        reserve(len(chunk))
         body += chunk
         if len(body) > cap + PREFIX_SIZE:
             raise bad_response(f"the response of {server.url} is larger than {cap} bytes", server)
