@@ -18,7 +18,7 @@ from gateway.protocol.json_errors import quote_value
 from gateway.protocol.operations import ModelName, Operation, model_name_of, quote_name
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.grpc.http_form import CollectedResponse, HttpError, HttpFormRequest
-from gateway.proxy.grpc.infer import infer_converter, infer_target
+from gateway.proxy.grpc.infer import infer_converter, infer_target, without_stream_parameter
 from gateway.proxy.grpc.message import read_messages
 from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
@@ -109,7 +109,8 @@ async def _infer(
     request = HttpFormRequest(call.request, "POST", target, CIMultiDict(), b"")
     convert, cap = infer_converter(read, limits), limits.max_buffered_body_bytes
     response = CollectedResponse(call.response, record, convert, cap, reservation)
-    received = ReceivedRequest(read.request, read.request.chunks)
+    infer_request = without_stream_parameter(read.request)
+    received = ReceivedRequest(infer_request, infer_request.chunks)
     try:
         await send_request(
             replace(call, request=request, response=response, operation=operation),

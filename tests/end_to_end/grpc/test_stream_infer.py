@@ -112,6 +112,21 @@ async def test_each_message_gets_its_response_in_order() -> None:
     assert script.targets == ["/v2/models/m/infer"] * 5
 
 
+async def test_parameter_of_streams_does_not_reach_the_server() -> None:
+    bodies: list[bytes] = []
+
+    class Recorder(_Identity):
+        async def __call__(self, connection: Connection) -> None:
+            request = await connection.request()
+            bodies.append(request.body)
+            await connection.send(_response(request.head, request.body))
+
+    request = service_pb2.ModelInferRequest.FromString(infer_request())
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    assert len(read(await _stream(Recorder(), request.SerializeToString()))) == 1
+    assert b"triton_enable" not in bodies[0]
+
+
 async def test_response_comes_before_the_next_request_is_sent() -> None:
     async with _clients(_Identity()) as (_, client):
 
