@@ -11,11 +11,10 @@ from multidict import CIMultiDict
 from gateway.codec.grpc.contents import Chunks
 from gateway.codec.grpc.request import ReadRequest, read_infer_request
 from gateway.codec.grpc.stream_response import write_stream_error, write_stream_response
-from gateway.errors import GatewayError, bad_request, strip_tracebacks
+from gateway.errors import GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
-from gateway.protocol.json_errors import quote_value
-from gateway.protocol.operations import ModelName, Operation, model_name_of, quote_name
+from gateway.protocol.operations import Operation, quote_name
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.grpc.http_form import CollectedResponse, HttpError, HttpFormRequest
 from gateway.proxy.grpc.infer import infer_converter, infer_target, without_stream_parameter
@@ -35,7 +34,7 @@ async def grpc_stream_infer(call: Call, reservation: Reservation) -> None:
     An error is a message of the stream, unless the client asks for its status. Raises GatewayError
     for what is no message, or with such a client.
     """
-    response, target = call.response, _Target(call.operation)
+    response = call.response
     wants_status = call.request.headers.get(_WANTS_STATUS, "").lower() == "true"
     limits = call.destination.limits
     caps = limits.max_inference_header_bytes, limits.max_tensors
@@ -44,7 +43,7 @@ async def grpc_stream_infer(call: Call, reservation: Reservation) -> None:
         try:
             read = read_infer_request(data, *caps)
             model, request_id = read.model, read.request.id
-            result = await _infer(call, read, target.find(read), reservation)
+            result = await _infer(call, read, reservation)
         except GatewayError as error:
             if wants_status:
                 raise
@@ -71,37 +70,15 @@ async def _start(response: ClientResponse) -> None:
         await start_response(response)
 
 
-class _Target:
-    """Finds the operation of each message of a stream, given that of its first one.
-
-    A stream may have messages for several models, unless its route replaces the name.
-    """
-
-    def __init__(self, operation: Operation) -> None:
-        self._operation = operation
-        self._first: ModelName | None = None
-
-    def find(self, read: ReadRequest) -> Operation:
-        """Return the operation of a message; raises GatewayError (400)."""
-        named = ModelName(read.model, read.version or None)
-        self._first = self._first or named
-        if named == self._first:
-            return self._operation
-        version = None if named.version is None else quote_name(named.version)
-        if model_name_of(self._operation) != ModelName(
-            quote_name(self._first.name), self._first.version and quote_name(self._first.version)
-        ):
-            raise bad_request(
-                f"the stream began with model {quote_value(self._first.name)}, whose name the "
-                f"route replaces; model {quote_value(named.name)} needs a stream of its own"
-            )
-        return replace(self._operation, model=quote_name(named.name), version=version)
+def _operation_of(read: ReadRequest, first: Operation) -> Operation:
+    """Return the operation of a message: a stream may have messages for several models."""
+    version = quote_name(read.version) or None
+    return replace(first, model=quote_name(read.model) or first.model, version=version)
 
 
-async def _infer(
-    call: Call, read: ReadRequest, operation: Operation, reservation: Reservation
-) -> Chunks | HttpError:
+async def _infer(call: Call, read: ReadRequest, reservation: Reservation) -> Chunks | HttpError:
     """Serve one message; return the message of the response, or the server's error."""
+    operation = _operation_of(read, call.operation)
     limits, target = call.destination.limits, infer_target(operation)
     main = call.response.record
     record = CallRecord(main.method, main.target, main.request_id, time.perf_counter())
