@@ -124,7 +124,11 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
     limits = router.widest_limits
     if rpc.request_streams:
         limits = replace(limits, min_body_rate=0)  # the client may have nothing to say for a while
-    caps = limits.max_request_bytes, limits.max_buffered_body_bytes
+    caps = (
+        limits.max_request_bytes,
+        limits.max_buffered_body_bytes,
+        limits.max_decompression_ratio,
+    )
     grpc_request = GrpcRequest(request, rpc, *caps)
     route_match: RouteMatch | None = None
     timeout: float | None = None
@@ -148,9 +152,9 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
 
         route_limits, rewriter = found.choice.next.limits, None
         if (rewrite := found.rewrite) is not None:
-            cap = route_limits.max_buffered_body_bytes
+            caps = route_limits.max_buffered_body_bytes, route_limits.max_decompression_ratio
             names = unquote(rewrite.model), unquote(rewrite.version or "")
-            rewriter = ModelRewriter(rpc, *names, request.headers, cap, reservation)
+            rewriter = ModelRewriter(rpc, *names, request.headers, *caps, reservation)
         grpc_request.route(route_limits.max_request_bytes, check, rewriter)
         route_match = found
 

@@ -28,6 +28,10 @@ MAX_NAME: Final = 1024
 """Bytes of a model's name or version; a server's folder for it has at most 255."""
 
 
+MAX_FIELDS: Final = 200_000
+"""Fields of a message itself, which are inputs, outputs, parameters and raw contents."""
+
+
 class ScannedModel(NamedTuple):
     """A model as a message names it; empty texts are what the message does not have."""
 
@@ -47,6 +51,8 @@ class ModelScanner:
     def __init__(self, name_fields: tuple[int, ...], version_field: int | None) -> None:
         self.ended = False
         """Whether the message has ended, so that name and version are final."""
+        self.fields = 0
+        """Fields so far, with those in groups: what the scan has cost."""
         self._name_fields: Final = name_fields
         self._version_field: Final = version_field
         fields = name_fields if version_field is None else (*name_fields, version_field)
@@ -70,6 +76,11 @@ class ModelScanner:
         self._text = b""
         self._groups: Final[list[int]] = []
         self._group_start = 0
+
+    @property
+    def skip_size(self) -> int:
+        """Return how many of the next bytes are of no interest: to scan them costs nothing."""
+        return self._skip
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -151,6 +162,9 @@ class ModelScanner:
             raise WireError(f"a varint of more than {limit} bytes", self._start)
 
     def _read_tag(self, tag: int) -> None:
+        self.fields += 1
+        if self.fields > MAX_FIELDS:
+            raise WireError(f"more than {MAX_FIELDS} fields", self._start)
         if self._groups:
             if self._group_start < 0:
                 self._group_start = self._start

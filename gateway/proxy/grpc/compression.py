@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from typing import Final
 
 from multidict import CIMultiDictProxy
 
-from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.codec.decompress import Decompressor
+from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.grpc.headers import ENCODING
 from gateway.protocol.json_errors import quote_value
-from gateway.sizes import CONVERT_CHUNK
 
-_WINDOWS: Final = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+_ENCODINGS: Final = ("gzip", "deflate")
 
 
 class MessageDecompressor:
     """Decompresses one message as it arrives; ``cap`` limits what it becomes, in bytes.
 
-    Raises GatewayError: 501 for an unknown grpc-encoding, which the message names.
+    Beyond the first MiB it may grow to ``max_ratio`` times its size. Gzip may have several members,
+    as some servers read all of them. Raises GatewayError: 501 for an unknown grpc-encoding, which
+    the message names.
     """
 
-    def __init__(self, headers: CIMultiDictProxy[str], cap: int, cap_name: str) -> None:
+    def __init__(
+        self, headers: CIMultiDictProxy[str], cap: int, cap_name: str, max_ratio: int
+    ) -> None:
         encoding = headers.get(ENCODING, "identity")
-        window = _WINDOWS.get(encoding)
-        if window is None:
+        if encoding not in _ENCODINGS:
             raise GatewayError(
                 ErrorKind.UNSUPPORTED,
                 f"a compressed message with grpc-encoding {quote_value(encoding)}; "
-                f"the gateway reads {' and '.join(_WINDOWS)}",
+                f"the gateway reads {' and '.join(_ENCODINGS)}",
             )
-        self._zlib = zlib.decompressobj(window)
+        self._decompressor = Decompressor(encoding, max_ratio)
         self._left = cap
         self._cap = cap
         self._cap_name = cap_name
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview, *, last: bool = False) -> Iterator[bytes]:
         """Yield what the next bytes decompress to, in chunks; iterate to the end.
 
-        Raises GatewayError: 400 for broken data, 413 above the cap.
+        ``last`` marks the end of the message. Raises GatewayError: 400 for broken data, 413 above
+        the cap, or the ratio.
         """
-        while data and not self._zlib.eof:
-            try:
-                chunk = self._zlib.decompress(data, CONVERT_CHUNK)
-            except zlib.error as error:
-                raise bad_request(f"the request has a broken compressed message: {error}") from None
+        self._decompressor.feed(data, last=last)
+        while (chunk := self._decompressor.step()) is not None:
             self._left -= len(chunk)
             if self._left < 0:
                 raise GatewayError(
@@ -54,9 +54,3 @@ class MessageDecompressor:
                     f"bytes ({self._cap_name})",
                 )
             yield chunk
-            data = self._zlib.unconsumed_tail
-
-    def end(self) -> None:
-        """Check that the message was complete; raises GatewayError (400)."""
-        if not self._zlib.eof:
-            raise bad_request("the request has a compressed message that is cut short")

@@ -27,7 +27,7 @@ async def read_message(call: Call, reservation: Reservation) -> bytes | memoryvi
     if len(data) < PREFIX_SIZE:
         raise bad_request("the request has no gRPC message")
     message = memoryview(data)[PREFIX_SIZE:]
-    return _decompress(call, message, cap, reservation) if data[0] else message
+    return await _decompress(call, message, cap, reservation) if data[0] else message
 
 
 async def read_messages(call: Call, reservation: Reservation) -> AsyncIterator[bytes | memoryview]:
@@ -49,20 +49,23 @@ async def read_messages(call: Call, reservation: Reservation) -> AsyncIterator[b
             if part.ends:
                 data = bytes(message)
                 message.clear()
-                is_compressed = part.is_compressed
-                yield _decompress(call, data, cap, reservation) if is_compressed else data
+                if part.is_compressed:
+                    yield await _decompress(call, data, cap, reservation)
+                else:
+                    yield data
     reader.end()
 
 
-def _decompress(
+async def _decompress(
     call: Call, message: bytes | memoryview, cap: int, reservation: Reservation
 ) -> memoryview:
-    decompressor = MessageDecompressor(call.request.headers, cap, _CAP_NAME)
+    ratio = call.destination.limits.max_decompression_ratio
+    decompressor = MessageDecompressor(call.request.headers, cap, _CAP_NAME, ratio)
     text = bytearray()
-    for chunk in decompressor.feed(bytes(message)):
+    for chunk in decompressor.feed(message, last=True):
         reservation.grow(len(chunk))
         text += chunk
-    decompressor.end()
+        await call.destination.scheduler.next_slice()
     return memoryview(text)
 
 

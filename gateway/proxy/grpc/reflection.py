@@ -68,17 +68,16 @@ class _RequestReader:
         for part in self._messages.feed(piece):
             if part.begins and part.is_compressed:
                 cap = MAX_REFLECTION_REQUEST
-                self._decompressor = MessageDecompressor(self._headers, cap, _CAP_NAME)
+                # So small a request may compress as well as it can.
+                self._decompressor = MessageDecompressor(self._headers, cap, _CAP_NAME, cap)
             if self._decompressor is None:
                 self._text += part.data
             else:
-                for chunk in self._decompressor.feed(bytes(part.data)):
+                for chunk in self._decompressor.feed(part.data, last=part.ends):
                     self._text += chunk
             self._reservation.resize(len(self._text))
             if part.ends:
-                if self._decompressor is not None:
-                    self._decompressor.end()
-                    self._decompressor = None
+                self._decompressor = None
                 yield bytes(self._text)
                 self._text.clear()
 

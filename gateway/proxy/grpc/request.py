@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -19,6 +20,14 @@ from gateway.proxy.interfaces import ClientRequest
 from gateway.sizes import CONVERT_CHUNK
 
 _CAP_NAME = "limits.max_request_bytes"
+
+_TURN = 1024
+"""Fields that are scanned before other calls have their turn: about a millisecond."""
+_MESSAGE_WORK = 16
+_CHUNK_WORK = 256
+"""What a message, or a decompressed chunk, costs in fields."""
+_SCAN_STEP = 4 * 1024
+"""Bytes that are scanned at once: at most so many fields as take one or two milliseconds."""
 
 ModelCheck = Callable[[ScannedModel, tuple[str, ...]], None]
 """Raises GatewayError if a further message of a stream must not go where the first one went.
@@ -43,7 +52,12 @@ class GrpcRequest(ClientRequest):
     """
 
     def __init__(
-        self, request: ClientRequest, method: GrpcMethod, cap: int, ahead_cap: int
+        self,
+        request: ClientRequest,
+        method: GrpcMethod,
+        cap: int,
+        ahead_cap: int,
+        max_decompression_ratio: int = 100,
     ) -> None:
         self.method = request.method
         self.target = request.target
@@ -65,6 +79,10 @@ class GrpcRequest(ClientRequest):
         self._ahead_cap = ahead_cap
         self._ready: deque[bytes | memoryview] = deque()
         """What the next reads return."""
+        self._max_decompression_ratio = max_decompression_ratio
+        self._checked: tuple[ScannedModel, tuple[str, ...]] | None = None
+        self._work = 0
+        """What was done since other calls had their turn; a field counts 1."""
 
     async def find_model(
         self, deadline: Deadline, reservation: Reservation
@@ -141,7 +159,7 @@ class GrpcRequest(ClientRequest):
         piece = await receiving
         if piece:
             for part in self._messages.feed(piece):
-                self._scan(part)
+                await self._scan(part)
         else:
             self._messages.end()
         return piece
@@ -169,23 +187,42 @@ class GrpcRequest(ClientRequest):
         # A unary call is read to its end, so that it can be retried.
         return rpc.request_streams and (not rpc.name_fields or self._scanner.ended)
 
-    def _scan(self, part: MessagePiece) -> None:
+    async def _scan(self, part: MessagePiece) -> None:
         """Look for the model in a part of a message."""
         if part.begins:
             self._begin_message(part)
+            await self._count_work(_MESSAGE_WORK)
         if not self.rpc.name_fields:
             return
         if self._decompressor is None:
-            self._scanner.feed(part.data)
+            await self._scan_data(part.data)
         else:
-            for chunk in self._decompressor.feed(bytes(part.data)):
-                self._scanner.feed(chunk)
+            for chunk in self._decompressor.feed(part.data, last=part.ends):
+                await self._count_work(_CHUNK_WORK)
+                await self._scan_data(memoryview(chunk))
         if part.ends:
-            if self._decompressor is not None:
-                self._decompressor.end()
-            self._scanner.end()
-            if self._messages.messages > 1 and self._check_model is not None:
-                self._check_model(self._scanner.model, self._scanner.names)
+            scanner = self._scanner
+            scanner.end()
+            found = scanner.model, scanner.names
+            if self._messages.messages > 1 and self._check_model and found != self._checked:
+                self._check_model(*found)
+                self._checked = found
+
+    async def _scan_data(self, data: memoryview) -> None:
+        scanner = self._scanner
+        while data:
+            before = scanner.fields
+            size = max(_SCAN_STEP, scanner.skip_size)
+            scanner.feed(data[:size])
+            data = data[size:]
+            await self._count_work(scanner.fields - before)
+
+    async def _count_work(self, work: int) -> None:
+        """Let other calls have their turn after about a millisecond."""
+        self._work += work
+        if self._work >= _TURN:
+            self._work = 0
+            await asyncio.sleep(0)
 
     def _begin_message(self, part: MessagePiece) -> None:
         self._message_size = part.size
@@ -197,4 +234,6 @@ class GrpcRequest(ClientRequest):
             self._scanner = ModelScanner(rpc.name_fields, rpc.version_field)
         self._decompressor = None
         if part.is_compressed and rpc.name_fields:
-            self._decompressor = MessageDecompressor(self.headers, self._cap, _CAP_NAME)
+            self._decompressor = MessageDecompressor(
+                self.headers, self._cap, _CAP_NAME, self._max_decompression_ratio
+            )

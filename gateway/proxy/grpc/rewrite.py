@@ -23,8 +23,8 @@ class ModelRewriter:
 
     Of a field that occurs twice the last counts, so the new names are appended to a message while
     it streams: https://protobuf.dev/programming-guides/encoding/#last-one-wins
-    The size precedes a message: a compressed one is buffered, up to ``cap`` bytes, and is sent
-    uncompressed.
+    The size precedes a message: a compressed one is buffered, up to ``cap`` bytes and ``max_ratio``
+    times its size, and is sent uncompressed.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class ModelRewriter:
         version: str,
         headers: CIMultiDictProxy[str],
         cap: int,
+        max_ratio: int,
         reservation: Reservation,
     ) -> None:
         self._model: Final = model.encode()
@@ -43,6 +44,7 @@ class ModelRewriter:
         self._added: Final = len(self._names(1))
         self._headers: Final = headers
         self._cap: Final = cap
+        self._max_ratio: Final = max_ratio
         self._reservation: Final = reservation
         # Whoever reads the request has checked the sizes.
         self._messages: Final = MessageReader(MAX_MESSAGE, "the most of protobuf", REQUEST)
@@ -78,14 +80,15 @@ class ModelRewriter:
 
     def _decompress(self, part: MessagePiece) -> None:
         if part.begins:
-            self._decompressor = MessageDecompressor(self._headers, self._cap, _CAP_NAME)
+            self._decompressor = MessageDecompressor(
+                self._headers, self._cap, _CAP_NAME, self._max_ratio
+            )
         assert self._decompressor is not None
-        for chunk in self._decompressor.feed(bytes(part.data)):
+        for chunk in self._decompressor.feed(part.data, last=part.ends):
             self._reservation.grow(len(chunk))
             self._reserved += len(chunk)
             self._text += chunk
         if part.ends:
-            self._decompressor.end()
             self._decompressor = None
 
     def _prefix(self, size: int) -> bytes:

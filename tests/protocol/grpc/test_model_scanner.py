@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.grpc.model_scanner import MAX_NAME, ModelScanner
+from gateway.protocol.grpc.model_scanner import MAX_FIELDS, MAX_NAME, ModelScanner
 from gateway.protocol.grpc.wire import MAX_GROUP_DEPTH, MAX_GROUP_SIZE, WireError, WireReader
 from tests.support.grpc.proto_file import ModelInferRequest
 from tests.support.grpc.wire_bytes import encode, field, fields_of, messages, mutated
@@ -371,3 +371,10 @@ def test_scanner_buffers_no_other_fields() -> None:
         tracemalloc.stop()
     scanner.end()
     assert peak < 16 * 1024
+
+
+def test_message_of_too_many_fields_is_refused() -> None:
+    scanner = ModelScanner((1,), 2)
+    scanner.feed(b"\x20\x01" * MAX_FIELDS)
+    with pytest.raises(GatewayError, match=f"more than {MAX_FIELDS} fields"):
+        scanner.feed(b"\x20\x01")

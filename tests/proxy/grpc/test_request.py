@@ -21,6 +21,7 @@ from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.proxy.grpc.request import GrpcRequest, is_grpc
 from gateway.proxy.interfaces import ClientRequest
 from gateway.sizes import CONVERT_CHUNK
+from tests.support.checks.time_slices import others
 from tests.support.grpc.proto_file import ModelInferRequest
 
 SERVICE = "/inference.GRPCInferenceService"
@@ -146,6 +147,35 @@ async def test_compressed_message_names_its_model(encoding: str, compress: type[
     assert await _rest(request) == body
 
 
+async def test_last_member_of_gzip_names_the_model() -> None:
+    """grpc-go and grpc-java read all members."""
+    compressed = gzip.compress(_message("open")[5:]) + gzip.compress(_message("secret")[5:])
+    request = _grpc(frame(len(compressed), is_compressed=True) + compressed, encoding="gzip")
+    assert (await _find(request))[0].name == "secret"
+
+
+_FIELDS = b"\x20\x01"
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding"),
+    [
+        (_message() * 10_000, ""),
+        (frame(60_000) + _FIELDS * 30_000, ""),
+        (None, "gzip"),
+    ],
+    ids=["messages", "fields", "compressed"],
+)
+async def test_other_calls_have_their_turn(body: bytes | None, encoding: str) -> None:
+    if body is None:
+        data = gzip.compress(_FIELDS * 100_000)
+        body = frame(len(data), is_compressed=True) + data
+    request = _grpc(body, method="ModelStreamInfer", encoding=encoding)
+    with others() as waiting:
+        await request.read()
+        assert waiting.turns > 10
+
+
 def _compressed(data: bytes) -> bytes:
     return frame(len(data), is_compressed=True) + data
 
@@ -160,12 +190,18 @@ def _compressed(data: bytes) -> bytes:
         ([b"\0\xff\xff\xff\xff"], "", ErrorKind.TOO_LARGE, "limits.max_request_bytes"),
         ([_compressed(b"abc")], "", ErrorKind.UNSUPPORTED, "identity"),
         ([_compressed(b"abc")], "br", ErrorKind.UNSUPPORTED, '"br"'),
-        ([_compressed(b"abc")], "gzip", ErrorKind.BAD_REQUEST, "broken compressed"),
+        ([_compressed(b"abc")], "gzip", ErrorKind.BAD_REQUEST, "not valid gzip"),
         (
             [_compressed(gzip.compress(b"\x0a\x01m")[:-4])],
             "gzip",
             ErrorKind.BAD_REQUEST,
-            "cut short",
+            "ends before its gzip data",
+        ),
+        (
+            [_compressed(gzip.compress(_message(data=bytes(2**21))[5:]))],
+            "gzip",
+            ErrorKind.TOO_LARGE,
+            "limits.max_decompression_ratio",
         ),
         (
             [_compressed(gzip.compress(_message(data=bytes(2**20))[5:]))],
@@ -178,8 +214,9 @@ def _compressed(data: bytes) -> bytes:
 async def test_invalid_request_is_refused(
     pieces: list[bytes], encoding: str, kind: ErrorKind, text: str
 ) -> None:
+    cap = 2**22 if "ratio" in text else 2**19
     with pytest.raises(GatewayError) as caught:
-        await _find(_grpc(*pieces, encoding=encoding, cap=2**19))
+        await _find(_grpc(*pieces, encoding=encoding, cap=cap))
     assert caught.value.kind is kind
     assert text in caught.value.message
 

@@ -26,7 +26,7 @@ GZIP = CIMultiDictProxy(CIMultiDict({"grpc-encoding": "gzip"}))
 def _rewriter(
     budget: MemoryBudget, method: GrpcMethod = INFER, version: str = "", cap: int = 2**20
 ) -> ModelRewriter:
-    return ModelRewriter(method, "new", version, GZIP, cap, budget.reserve())
+    return ModelRewriter(method, "new", version, GZIP, cap, 100, budget.reserve())
 
 
 def _framed(message: bytes, is_compressed: bool = False) -> bytes:
