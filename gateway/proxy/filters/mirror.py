@@ -254,6 +254,8 @@ class DiscardResponse(ClientResponse):
     @property
     def failure(self) -> str:
         """Describe a response that is an error; empty if all is well."""
+        if self.record.grpc_status > 0:
+            return self.record.error
         return _describe_response(self._status, self._quoted) if self._status >= 400 else ""
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:

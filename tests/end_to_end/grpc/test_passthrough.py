@@ -307,6 +307,21 @@ async def test_mirror_gets_a_copy(server: GrpcServer) -> None:
     assert copy.requests == server.requests == [infer_request()]
 
 
+async def test_copy_that_fails_counts_as_failed(
+    server: GrpcServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with grpc_server(unary={"ModelInfer": fail(grpc.StatusCode.INTERNAL, "boom")}) as copy:
+        others = {"copies": {"endpoints": [copy.url], "dialect": "triton"}}
+        route = {"mirror": {"upstream": "copies", "percent": 100}}
+        async with (
+            running_gateway(server.url, others=others, route=route) as gateway,
+            grpc_client(gateway.url) as client,
+        ):
+            assert (await client.call("ModelInfer", infer_request())).code is grpc.StatusCode.OK
+            await until(lambda: "1 of 1 requests failed" in caplog.text)
+    assert "the server returned INTERNAL: boom" in caplog.text
+
+
 async def test_deadline_that_a_client_sets_is_no_failure_of_the_server() -> None:
     release = threading.Event()
 
