@@ -53,9 +53,12 @@ class ModelScanner:
         """Whether the message has ended, so that name and version are final."""
         self.fields = 0
         """Fields so far, with those in groups: what the scan has cost."""
+        self.is_past_names = False
+        """Whether a field has come that protobuf's writers put behind name and version."""
         self._name_fields: Final = name_fields
         self._version_field: Final = version_field
         fields = name_fields if version_field is None else (*name_fields, version_field)
+        self._last_wanted: Final = max(fields, default=0)
         self._wanted: Final = {number << 3 | LENGTH: number for number in fields}
         self._values: Final[dict[int, str]] = {}
         self._is_taken = False
@@ -171,6 +174,8 @@ class ModelScanner:
             if self._start - self._group_start > MAX_GROUP_SIZE:
                 raise WireError(f"a group of more than {MAX_GROUP_SIZE} bytes", self._group_start)
         check_tag(tag, self._start)
+        if tag >> 3 > self._last_wanted:
+            self.is_past_names = True
         wire_type = tag & 7
         if wire_type in (LENGTH, VARINT):
             self._tag = tag

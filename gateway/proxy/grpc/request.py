@@ -183,7 +183,9 @@ class GrpcRequest(ClientRequest):
     def _knows_model(self) -> bool:
         rpc = self.rpc
         if self._message_size > CONVERT_CHUNK:
-            return not rpc.name_fields or bool(self._scanner.names)
+            scanner = self._scanner
+            # The version may come in the next piece.
+            return not rpc.name_fields or bool(scanner.names and scanner.is_past_names)
         # A unary call is read to its end, so that it can be retried.
         return rpc.request_streams and (not rpc.name_fields or self._scanner.ended)
 

@@ -147,6 +147,14 @@ async def test_compressed_message_names_its_model(encoding: str, compress: type[
     assert await _rest(request) == body
 
 
+@pytest.mark.parametrize("cut", range(6, 20))
+async def test_version_in_the_piece_after_the_name_is_found(cut: int) -> None:
+    body = _message("model", "3", LARGE)
+    request = _grpc(body[:cut], body[cut:])
+    assert (await _find(request))[0] == ScannedModel("model", "3")
+    assert await _rest(request) == body
+
+
 async def test_last_member_of_gzip_names_the_model() -> None:
     """grpc-go and grpc-java read all members."""
     compressed = gzip.compress(_message("open")[5:]) + gzip.compress(_message("secret")[5:])
