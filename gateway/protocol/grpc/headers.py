@@ -23,6 +23,11 @@ def is_grpc_type(content_type: str) -> bool:
     return content_type == GRPC_TYPE or content_type.startswith(_GRPC_TYPES)
 
 
+def is_grpc_field(name: str) -> bool:
+    """Tell whether a header of an HTTP client would say something of a gRPC call made for it."""
+    return name.lower().startswith("grpc-")
+
+
 def read_status(fields: Iterable[tuple[str, str]]) -> int | None:
     """Return the status in the trailers, or in the headers of a response without a body.
 

@@ -29,8 +29,18 @@ Raises HttpError for an error of the server, GatewayError for what is invalid.
 """
 
 _OWN_HEADERS = frozenset(
-    ("content-type", "content-length", "te", TIMEOUT, ENCODING, ACCEPT_ENCODING)
+    (
+        "accept-encoding",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "te",
+        ACCEPT_ENCODING,
+        ENCODING,
+        TIMEOUT,
+    )
 )
+"""What says how a gRPC call is sent; it would say something else of a request over HTTP."""
 
 
 class HttpFormRequest(ClientRequest):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import orjson
-from multidict import CIMultiDict
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.grpc.documents import read_request, write_response
 from gateway.codec.grpc.request import ReadRequest, read_infer_request
@@ -26,7 +26,7 @@ from gateway.protocol.operations import (
     model_path,
     parse_operation_variants,
 )
-from gateway.protocol.request_header import HEADER_LENGTH
+from gateway.protocol.response_header import response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.destination import Limits
 from gateway.proxy.grpc.http_form import (
@@ -185,7 +185,7 @@ def _infer_response(
     if status != 200:
         raise HttpError(status, body)
     caps = limits.max_inference_header_bytes, limits.max_buffered_body_bytes
-    size = int(headers[HEADER_LENGTH]) if HEADER_LENGTH in headers else None
+    size = response_header_length(CIMultiDictProxy(headers), limits.max_inference_header_bytes)
     reader = InferResponseReader(size, *caps)
     reader.feed(body, last=True)
     while reader.step():

@@ -14,7 +14,7 @@ from gateway.codec.grpc.response import read_infer_response
 from gateway.codec.v2.binary_response import write_binary_response_header
 from gateway.errors import ErrorKind, GatewayError, ServerName
 from gateway.protocol.grpc.framing import frame
-from gateway.protocol.grpc.headers import GRPC_TYPE
+from gateway.protocol.grpc.headers import GRPC_TYPE, is_grpc_field
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.messages import InferRequest, InferResponse, OutputTensor
 from gateway.protocol.operations import Operation
@@ -48,7 +48,9 @@ async def grpc_infer_request(
 
 def one_message_request(rpc: str, message: Chunks, headers: CIMultiDict[str]) -> UpstreamRequest:
     """Return the request of an RPC with one message; ``headers`` are those of an HTTP client."""
-    headers = CIMultiDict(headers)
+    headers = CIMultiDict(
+        (name, value) for name, value in headers.items() if not is_grpc_field(name)
+    )
     for name in ("Content-Length", "Accept-Encoding", HEADER_LENGTH, _STATUS_IN_TRAILERS):
         headers.popall(name, None)
     headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})

@@ -20,7 +20,7 @@ from gateway.errors import (
     replace_surrogates,
 )
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
-from gateway.protocol.grpc.headers import GRPC_TYPE
+from gateway.protocol.grpc.headers import GRPC_TYPE, is_grpc_field
 from gateway.protocol.grpc.http_mapping import RpcRequest, rpc_of
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.grpc.rpcs import RPCS, Rpc
@@ -80,6 +80,7 @@ class GrpcEndpoint(UpstreamEndpoint):
             (name, value)
             for name, value in request.headers.items()
             if name.lower() not in ("content-type", "content-length", "accept-encoding")
+            and not is_grpc_field(name)
         )
         headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
         response = await self._transport.send(
