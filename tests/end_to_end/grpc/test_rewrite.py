@@ -226,7 +226,7 @@ async def test_message_of_a_stream_is_sent_before_the_next_one_comes() -> None:
 async def test_compressed_message_is_rewritten(
     server: GrpcServer, compression: grpc.Compression
 ) -> None:
-    values = np.zeros(1_000_000, "<f4").tobytes()
+    values = np.arange(1_000_000, dtype="<f4").tobytes()
     message = _infer_request("old", values)
     async with (
         running_gateway(server.url, route=VERSIONED) as gateway,
@@ -243,7 +243,7 @@ async def test_compressed_message_is_rewritten(
 async def test_compressed_message_is_rewritten_within_the_buffer_of_a_body(
     server: GrpcServer,
 ) -> None:
-    message = _infer_request("old", np.zeros(1_000_000, "<f4").tobytes())
+    message = _infer_request("old", np.arange(1_000_000, dtype="<f4").tobytes())
     async with (
         running_gateway(server.url, route=REWRITE, max_buffered_body_bytes=2**20) as gateway,
         grpc_client(gateway.url) as client,
