@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -10,7 +11,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
@@ -22,6 +23,7 @@ from gateway.upstream.transport import UpstreamResponse
 
 Chunks = AsyncIterator[bytes | memoryview]
 
+_Converted = TypeVar("_Converted")
 _Data = TypeVar("_Data", bytes, memoryview, bytes | memoryview)
 
 
@@ -211,3 +213,10 @@ async def buffer_chunks(
         reservation.grow(len(chunk))
         buffered.append(bytes(chunk))
     return buffered
+
+
+async def convert_message(size: int, convert: Callable[..., _Converted], *args: Any) -> _Converted:
+    """Convert a buffered message of ``size`` bytes; a large one in a thread, beside other calls."""
+    if size <= CONVERT_CHUNK:
+        return convert(*args)
+    return await asyncio.to_thread(convert, *args)

@@ -16,6 +16,7 @@ from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, TIMEOUT
 from gateway.protocol.grpc.status import status_of_error
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.body_io import convert_message
 from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, HeaderLines
 from gateway.sizes import QUOTED_TEXT
@@ -124,7 +125,9 @@ class HttpFormResponse(ClientResponse):
         response, body = self._response, bytes(self._body)
         self._body.clear()
         try:
-            message = self._convert(self._status, self._headers, body)
+            message = await convert_message(
+                len(body), self._convert, self._status, self._headers, body
+            )
         except HttpError as error:
             await send_status(response, error.code, error.text)
             return

@@ -28,6 +28,7 @@ from gateway.protocol.operations import (
 )
 from gateway.protocol.response_header import response_header_length
 from gateway.proxy.admission.memory_budget import Reservation
+from gateway.proxy.body_io import convert_message
 from gateway.proxy.destination import Limits
 from gateway.proxy.grpc.http_form import (
     Chunks,
@@ -61,7 +62,8 @@ async def grpc_infer(call: Call, reservation: Reservation) -> None:
     """
     limits = call.destination.limits
     data = await read_message(call, reservation)
-    read = read_infer_request(data, limits.max_inference_header_bytes, limits.max_tensors)
+    caps = limits.max_inference_header_bytes, limits.max_tensors
+    read = await convert_message(len(data), read_infer_request, data, *caps)
     operation = call.operation
     target = infer_target(operation)
     request = HttpFormRequest(call.request, "POST", target, _NO_BODY, b"")

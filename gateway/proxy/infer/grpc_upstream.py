@@ -20,7 +20,7 @@ from gateway.protocol.messages import InferRequest, InferResponse, OutputTensor
 from gateway.protocol.operations import Operation
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import buffer_chunks
+from gateway.proxy.body_io import buffer_chunks, convert_message
 from gateway.proxy.destination import Destination
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.upstream.grpc.endpoint import DocumentResponse, error_of, read_message
@@ -103,7 +103,8 @@ async def in_binary_form(
     if message is None:
         return DocumentResponse(*error_of(response, server))
     reservation.grow(len(message))
-    read, tensors = read_infer_response(message, limits.max_inference_header_bytes)
+    cap = limits.max_inference_header_bytes
+    read, tensors = await convert_message(len(message), read_infer_response, message, cap)
     if request.head.outputs:
         read, tensors = _listed(read, tensors, {output.name for output in request.head.outputs})
     header = write_binary_response_header(read)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 
+from gateway.codec.grpc.request import read_infer_request
 from tests.support.gateway import running_gateway
 from tests.support.grpc.client import GrpcResponse, grpc_client
 from tests.support.grpc.proto_file import message_class
@@ -271,3 +273,24 @@ async def test_parameter_of_streams_does_not_reach_a_server_over_http() -> None:
     assert response.code is grpc.StatusCode.OK, response.text
     header = script.requests[0][2].removesuffix(FLOATS.tobytes())
     assert json.loads(header)["parameters"] == {"binary_data_output": True, "other": 7}
+
+
+async def test_other_calls_have_their_turn_while_a_large_message_is_read() -> None:
+    """Time slices would not do: elements of BYTES cost an iteration each."""
+    count = 100_000
+    request = Request(model_name="m")
+    tensor = request.inputs.add(name="IN", datatype="BYTES", shape=[count])
+    tensor.contents.bytes_contents.extend([b"a"] * count)
+    message = bytes(request.SerializeToString())
+    threads: list[int] = []
+
+    def read(*args: Any) -> Any:
+        threads.append(threading.get_ident())
+        return read_infer_request(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.proxy.grpc.infer.read_infer_request", read)
+        response = await _infer(_Recorder(binary_response(FLOATS.tobytes())), message)
+    assert response.code is grpc.StatusCode.OK
+    assert threads
+    assert threads[0] != threading.get_ident()
