@@ -219,6 +219,10 @@ async def model_metadata(call: Call) -> ModelMetadata:
     The declared metadata fills what the server leaves out. Raises UpstreamResponseError if the
     server refuses and nothing is declared, and GatewayError if it fails.
     """
+    # A lease for nothing would take the endpoint's turn: all calls would go to the other ones.
+    cached = cached_metadata(call.operation, call.destination)
+    if cached is not None:
+        return cached
     upstream, operation, deadline = call.destination.upstream, call.operation, call.deadline
     name = operation.model or ""
     has_config = upstream.dialect.has_config

@@ -492,6 +492,54 @@ async def test_another_endpoint_is_asked_if_one_is_gone(gone: str) -> None:
                 assert (await client.ask(ask())).body == event_of()
 
 
+async def test_calls_are_spread_over_the_endpoints() -> None:
+    streams = {"ModelStreamInfer": messages(in_stream(reply()))}
+    with (
+        grpc_server(unary={"ModelMetadata": TEXT}, streams=streams) as one,
+        grpc_server(unary={"ModelMetadata": TEXT}, streams=streams) as two,
+    ):
+        async with running_gateway(one.url, two.url) as gateway, gateway.client() as client:
+            for _ in range(20):
+                assert (await client.ask(ask())).status == 200
+    for server in (one, two):
+        assert 9 <= sum(path.endswith("ModelStreamInfer") for path in server.paths) <= 11
+
+
+async def test_status_is_retried_before_the_client_has_a_response_only() -> None:
+    good = {"ModelStreamInfer": messages(in_stream(reply()))}
+    busy = {"ModelStreamInfer": _failing(grpc.StatusCode.UNAVAILABLE, "busy")}
+    late = {"ModelStreamInfer": _failing(grpc.StatusCode.UNAVAILABLE, "busy", in_stream(reply()))}
+    for failing, expected in ((busy, {event_of()}), (late, {event_of(), _BUSY_EVENTS})):
+        with (
+            grpc_server(unary={"ModelMetadata": TEXT}, streams=good) as server,
+            grpc_server(unary={"ModelMetadata": TEXT}, streams=failing) as other,
+        ):
+            async with (
+                running_gateway(other.url, server.url, route={"retry_on": [503]}) as gateway,
+                gateway.client() as client,
+            ):
+                # A late status may be there before the response was passed on.
+                assert {(await client.ask(ask())).body for _ in range(4)} <= expected
+            assert any(path.endswith("ModelStreamInfer") for path in other.paths)
+
+
+_BUSY_EVENTS = event_of() + event(error="busy")
+
+
+async def test_call_without_room_in_the_memory_budget_is_refused() -> None:
+    text = bytes(3_000_000)
+    async with gateway_for(messages(in_stream(reply(text))), max_buffered_bytes="4MiB") as (
+        _,
+        gateway,
+        client,
+    ):
+        response = await client.ask(ask())
+        await gateway.until_idle()
+        assert gateway.gateway._listener.buffers.reserved == 0
+    assert response.status == 503
+    assert "limits.max_buffered_bytes" in response.error
+
+
 # ---------------------------------------------------------------------------- flow control
 
 
