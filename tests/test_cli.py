@@ -475,8 +475,8 @@ async def test_missing_files_are_printed_with_all_other_errors(
         "",
         f"{file}:1: tls.certificate: /none.crt {gone}\n"
         f"{file}:1: tls.key: /none.key {gone}\n"
-        f"{file}:2: upstreams.triton.dialect: expected auto, triton, kserve, openvino or json,"
-        " got 'Triton'; did you mean triton?\n",
+        f"{file}:2: upstreams.triton.dialect: expected auto, triton, kserve, openvino, torchserve"
+        " or json, got 'Triton'; did you mean triton?\n",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.errors import shorten
-from gateway.protocol.dialects import BINARY, JSON, KSERVE, OPENVINO, TRITON, Dialect
+from gateway.protocol.dialects import BINARY, JSON, KSERVE, MLSERVER, OPENVINO, TRITON, Dialect
 from gateway.sizes import QUOTED_NAME
 
 _BINARY_EXTENSION = "binary_tensor_data"
@@ -65,7 +65,7 @@ def _by_fields(fields: Mapping[str, Any]) -> DetectedDialect:
     if name in _BINARY_SINCE:
         return _by_release(name, who, version)
     if name == "mlserver":
-        return DetectedDialect(JSON, f"{who}: it takes JSON alone")
+        return DetectedDialect(MLSERVER, f"{who}: it takes JSON alone over HTTP")
     return _unknown(f"{who} and lists no {_BINARY_EXTENSION} among its extensions")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gateway.protocol.grpc.methods import INFERENCE_SERVICE, TORCHSERVE_SERVICE
 from gateway.protocol.operations import model_path
 
 
@@ -24,6 +25,20 @@ class TracePaths:
         if model is None:
             return "/v2" + self.suffix
         return model_path(model, version if self.per_version else None) + self.suffix
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcForm:
+    """What servers of a family do in their own way over gRPC."""
+
+    service: str = INFERENCE_SERVICE
+    """The service with the methods of the protocol."""
+    takes_raw: bool = True
+    """Whether it takes raw contents; otherwise all that can be is typed."""
+    wraps_streamed: bool = True
+    """Whether ModelStreamInfer sends ModelStreamInferResponse, as Triton's clients expect it."""
+    loads_by_first_field: bool = False
+    """Whether loads have the model's name in field 1, where others have the repository's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,7 @@ class Dialect:
     """The most bytes of a target, or of a header's name or value, that it accepts."""
     faster_over_grpc: bool = False
     """Whether inference is faster over gRPC than over HTTP."""
+    grpc: GrpcForm = GrpcForm()
 
     def over_grpc(self) -> Dialect:
         """Return the dialect of such a server that is reached over gRPC.
@@ -96,16 +112,26 @@ KSERVE = Dialect(
     requires_json_type=True,
     speaks_v1=True,
     faster_over_grpc=True,
+    grpc=GrpcForm(loads_by_first_field=True),
 )
 # OpenVINO ignores `binary_data_output`. Of the listed outputs, only the last one is binary. An
 # unknown path is a 400.
 OPENVINO = Dialect("openvino", binary_only_if_listed=True, has_model_list=False)
 # Any server that lists the binary extension under a name that is not known.
 BINARY = Dialect("binary", requires_json_type=True)
-# MLServer, and any server that does not show that it takes binary tensors.
+# Any server that does not show that it takes binary tensors.
 JSON = Dialect("json", binary=False, requires_json_type=True, faster_over_grpc=True)
+# It streams bare ModelInferResponse messages, of which Triton's clients take names for errors.
+MLSERVER = replace(JSON, grpc=GrpcForm(wraps_streamed=False))
+# TorchServe has six methods over gRPC, in a package of its own, and reads no raw contents.
+TORCHSERVE = Dialect(
+    "torchserve",
+    binary=False,
+    requires_json_type=True,
+    grpc=GrpcForm(TORCHSERVE_SERVICE, takes_raw=False),
+)
 
-DIALECTS = {dialect.name: dialect for dialect in (TRITON, KSERVE, OPENVINO, JSON)}
+DIALECTS = {dialect.name: dialect for dialect in (TRITON, KSERVE, OPENVINO, TORCHSERVE, JSON)}
 """The dialects that settings can name; others are detected from a server's metadata."""
 
 
@@ -116,6 +142,8 @@ def common_dialect(dialects: Sequence[Dialect]) -> Dialect:
         return first
     limits = [each.max_head_part for each in dialects if each.max_head_part is not None]
     same_trace = all(other.trace == first.trace for other in others)
+    same_grpc = all(other.grpc == first.grpc for other in others)
+    takes_raw = all(each.grpc.takes_raw for each in dialects)
     return Dialect(
         " and ".join(dict.fromkeys(each.name for each in dialects)),
         binary=all(each.binary for each in dialects),
@@ -131,4 +159,5 @@ def common_dialect(dialects: Sequence[Dialect]) -> Dialect:
         max_head_part=min(limits, default=None),
         faster_over_grpc=any(each.faster_over_grpc for each in dialects),
         trace=first.trace if same_trace else None,
+        grpc=first.grpc if same_grpc else GrpcForm(takes_raw=takes_raw),
     )

@@ -293,7 +293,8 @@ async def _proxy_grpc(call: Call, reservation: Reservation) -> None:
         if not upstream.dialect.has_config:
             await grpc_model_config(call, reservation, proxy_call)
             return
-    if upstream.speaks_grpc:
+    is_unary_infer = rpc.kind is OperationKind.INFER and not rpc.request_streams
+    if upstream.speaks_grpc and not (is_unary_infer and not upstream.dialect.grpc.takes_raw):
         await grpc_passthrough(call, reservation)
     elif rpc.kind is OperationKind.INFER:
         serve = grpc_stream_infer if rpc.request_streams else grpc_infer

@@ -207,10 +207,10 @@ class Upstream(Section):
     tls: UpstreamTls | None = Field(
         default=None, description="TLS to the endpoints that are https or grpcs."
     )
-    dialect: Literal["auto", "triton", "kserve", "openvino", "json"] = Field(
+    dialect: Literal["auto", "triton", "kserve", "openvino", "torchserve", "json"] = Field(
         default="auto",
         description="How the servers speak the protocol. json is for servers without the binary"
-        " form. With auto, the gateway asks each server; gRPC servers count as triton.",
+        " form over HTTP. With auto, the gateway asks each server; it cannot detect torchserve.",
     )
     inference_protocol: Literal["auto", "http", "grpc"] = Field(
         default="auto",

@@ -13,7 +13,7 @@ from gateway.protocol.dialect_detection import (
     merge_server_metadata,
     parse_server_metadata,
 )
-from gateway.protocol.dialects import BINARY, JSON, KSERVE, OPENVINO, TRITON, Dialect
+from gateway.protocol.dialects import BINARY, JSON, KSERVE, MLSERVER, OPENVINO, TRITON, Dialect
 
 TRITONS = [
     *("classification", "sequence", "model_repository", "model_repository(unload_dependents)"),
@@ -54,7 +54,7 @@ def _without(*names: str) -> list[str]:
             {"name": OF_OPENVINO, "version": "2022.2.0"},
             replace(OPENVINO, binary=False, binary_only_if_listed=False),
         ),
-        ({"name": "mlserver", "version": "1.7.1", "extensions": []}, JSON),
+        ({"name": "mlserver", "version": "1.7.1", "extensions": []}, MLSERVER),
         # Extensions count more than the name: a gateway in front may have added them.
         ({"name": "mlserver", "version": "9", "extensions": ["binary_tensor_data"]}, BINARY),
         ({**_kserve("0.9"), "extensions": ["binary_tensor_data"]}, KSERVE),

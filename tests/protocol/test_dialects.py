@@ -10,8 +10,10 @@ from gateway.protocol.dialects import (
     JSON,
     KSERVE,
     OPENVINO,
+    TORCHSERVE,
     TRITON,
     Dialect,
+    GrpcForm,
     TracePaths,
     common_dialect,
 )
@@ -112,3 +114,18 @@ def test_common_dialect_is_what_all_servers_understand(
     assert common_dialect(dialects) == expected
     turned = common_dialect(dialects[::-1])
     assert replace(turned, name="") == replace(expected, name="")
+
+
+def test_endpoints_of_all_dialects_are_alike_over_grpc_but_for_its_own_columns() -> None:
+    for dialect in DIALECTS.values():
+        over_grpc = dialect.over_grpc()
+        assert over_grpc.binary
+        assert over_grpc.honors_output_encoding
+        assert not over_grpc.speaks_v1
+        assert (over_grpc.name, over_grpc.grpc) == (dialect.name, dialect.grpc)
+        assert over_grpc.versioned_paths == dialect.versioned_paths
+
+
+def test_servers_that_differ_over_grpc_get_what_most_understand() -> None:
+    common = common_dialect([KSERVE.over_grpc(), TORCHSERVE.over_grpc()])
+    assert common.grpc == GrpcForm(takes_raw=False)

@@ -13,7 +13,7 @@ from gateway.app.build.tls import UpstreamTlsContexts
 from gateway.app.ejection_sync import EjectionSync
 from gateway.errors import upstream_name
 from gateway.observe.gateway_metrics import GatewayMetrics
-from gateway.protocol.dialects import DIALECTS
+from gateway.protocol.dialects import DIALECTS, TRITON, GrpcForm
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
 from gateway.routing.balancer import LEAST_REQUEST, LoadBalancingPolicy
@@ -169,6 +169,12 @@ def build_pool(
     declared = spec.declared
     public_name = None if spec.exposes_endpoints else upstream_name(spec.name)
 
+    dialect_state = dialect_detector or configured_dialect_state(declared)
+
+    def grpc_form() -> GrpcForm:
+        dialect = dialect_state.dialect
+        return GrpcForm() if dialect is None else dialect.grpc
+
     def connect_to(address: ServerAddress) -> UpstreamEndpoint:
         is_http2 = address.scheme == "grpc"
         idle_timeout = declared.idle_timeout
@@ -182,7 +188,7 @@ def build_pool(
             spec.own_request_headers,
             public_name,
         )
-        return GrpcEndpoint(endpoint) if is_http2 else endpoint
+        return GrpcEndpoint(endpoint, grpc_form) if is_http2 else endpoint
 
     def connect(address: ServerAddress) -> UpstreamEndpoint:
         grpc_address = address.grpc_address
@@ -271,9 +277,9 @@ def _build(
         detector = DialectDetector(spec.name, *intervals, logs, protocol)
         dialect_state = detector
     else:
-        dialect = DIALECTS[declared.dialect]
-        dialect_state = fixed_dialect_state(dialect if protocol.has_http else dialect.over_grpc())
+        dialect_state = configured_dialect_state(declared)
         if logs and protocol.is_choice:
+            dialect = DIALECTS[declared.dialect]
             _log.info("upstream %s: %s", spec.name, protocol.describe(dialect))
     clock = asyncio.get_running_loop().time
     return Upstream(
@@ -297,6 +303,13 @@ def _build(
 def _inference_protocol(declared: UpstreamSettings) -> InferenceProtocol:
     protocols = {is_grpc(url) for endpoint in declared.endpoints for url in urls_of(endpoint)}
     return InferenceProtocol(False in protocols, True in protocols, declared.inference_protocol)
+
+
+def configured_dialect_state(declared: UpstreamSettings) -> DialectState:
+    """Make the state of the dialect that the settings name; of triton for auto."""
+    dialect = DIALECTS.get(declared.dialect, TRITON)
+    has_http = _inference_protocol(declared).has_http
+    return fixed_dialect_state(dialect if has_http else dialect.over_grpc())
 
 
 def _load_balancing_policy(declared: LoadBalancing) -> LoadBalancingPolicy:

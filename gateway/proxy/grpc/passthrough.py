@@ -5,11 +5,16 @@ from __future__ import annotations
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import bad_response
-from gateway.protocol.grpc.headers import TIMEOUT
+from gateway.protocol.dialects import GrpcForm
+from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.grpc.framing import MessageReader, frame
+from gateway.protocol.grpc.headers import ACCEPT_ENCODING, TIMEOUT
+from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
+from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
 from gateway.protocol.operations import model_name_of
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import ClientBody, response_chunks, write
+from gateway.proxy.body_io import Chunks, ClientBody, response_chunks, write
 from gateway.proxy.grpc.response import record_status
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call
@@ -17,6 +22,10 @@ from gateway.proxy.retry import UpstreamCall
 from gateway.upstream.transport import Body, UpstreamRequest
 
 _ANY_SIZE = 2**62
+
+_STREAM_INFER = f"/{INFERENCE_SERVICE}/ModelStreamInfer"
+_INFER_RESPONSE = 2
+"""The number of the field in ModelStreamInferResponse."""
 
 
 def client_timeout(headers: CIMultiDictProxy[str]) -> float | None:
@@ -39,9 +48,14 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
     headers["TE"] = "trailers"
     if TIMEOUT in headers:
         headers[TIMEOUT] = format_timeout(call.deadline.seconds_left)
-    upstream_request = UpstreamRequest(
-        "POST", request.target, headers, await _body(call, reservation), is_grpc=True
-    )
+    dialect = call.destination.upstream.dialect_state.dialect
+    form = GrpcForm() if dialect is None else dialect.grpc
+    is_wrapped = request.target == _STREAM_INFER and not form.wraps_streamed
+    if is_wrapped:
+        headers.popall(ACCEPT_ENCODING, None)  # the gateway cannot wrap compressed messages
+    target = request.target.replace(f"/{INFERENCE_SERVICE}/", f"/{form.service}/", 1)
+    body = await _body(call, reservation)
+    upstream_request = UpstreamRequest("POST", target, headers, body, is_grpc=True)
     model = model_name_of(call.operation)
     async with UpstreamCall(
         call.destination, upstream_request, call.deadline, record, model=model
@@ -53,6 +67,8 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
             end_to_end(upstream_response.headers),
         )
         chunks = response_chunks(upstream_response, upstream_call.server, call.deadline)
+        if is_wrapped:
+            chunks = wrap_streamed(chunks)
         async for chunk in chunks:
             await write(response, chunk, call.deadline)
         status = upstream_response.grpc_status
@@ -70,3 +86,21 @@ async def _body(call: Call, reservation: Reservation) -> Body:
     if body.size is None:
         return body.read_rest()
     return (await body.read_all(reservation),)
+
+
+async def wrap_streamed(chunks: Chunks) -> Chunks:
+    """Yield a stream of ModelInferResponse messages as ModelStreamInferResponse messages.
+
+    Raises GatewayError (502) for compressed messages, and for what is no message.
+    """
+    reader = MessageReader(MAX_MESSAGE, "protobuf's limit", RESPONSE)
+    async for chunk in chunks:
+        for piece in reader.feed(chunk):
+            if piece.begins:
+                if piece.is_compressed:
+                    raise bad_response(f"{RESPONSE.name} is compressed, which was not asked for")
+                field = length_prefix(_INFER_RESPONSE, piece.size)
+                yield frame(len(field) + piece.size) + field
+            if piece.data:
+                yield piece.data
+    reader.end()

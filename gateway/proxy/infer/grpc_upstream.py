@@ -43,10 +43,14 @@ async def grpc_infer_request(
     """
     request = await _complete(received, destination, reservation)
     model, version = unquote(operation.model or ""), unquote(operation.version or "")
-    return one_message_request("ModelInfer", write_infer_request(request, model, version), headers)
+    form = destination.upstream.dialect.grpc
+    message = write_infer_request(request, model, version, form.takes_raw)
+    return one_message_request("ModelInfer", message, headers, form.service)
 
 
-def one_message_request(rpc: str, message: Chunks, headers: CIMultiDict[str]) -> UpstreamRequest:
+def one_message_request(
+    rpc: str, message: Chunks, headers: CIMultiDict[str], service: str = INFERENCE_SERVICE
+) -> UpstreamRequest:
     """Return the request of an RPC with one message; ``headers`` are those of an HTTP client."""
     headers = CIMultiDict(
         (name, value) for name, value in headers.items() if not is_grpc_field(name)
@@ -55,7 +59,7 @@ def one_message_request(rpc: str, message: Chunks, headers: CIMultiDict[str]) ->
         headers.popall(name, None)
     headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
     body = (frame(sum(map(len, message))), *message)
-    return UpstreamRequest("POST", f"/{INFERENCE_SERVICE}/{rpc}", headers, body, is_grpc=True)
+    return UpstreamRequest("POST", f"/{service}/{rpc}", headers, body, is_grpc=True)
 
 
 async def _complete(

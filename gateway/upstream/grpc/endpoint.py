@@ -19,11 +19,11 @@ from gateway.errors import (
     bad_response,
     replace_surrogates,
 )
+from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.grpc.framing import PREFIX_SIZE, frame
 from gateway.protocol.grpc.headers import GRPC_TYPE, is_grpc_field
 from gateway.protocol.grpc.http_mapping import RpcRequest, rpc_of
-from gateway.protocol.grpc.methods import INFERENCE_SERVICE
-from gateway.protocol.grpc.rpcs import RPCS, Rpc
+from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS, Rpc
 from gateway.protocol.grpc.status import GrpcStatus, http_status
 from gateway.sizes import MAX_MODEL_DOCUMENT
 from gateway.upstream.transport import (
@@ -50,16 +50,19 @@ class GrpcEndpoint(UpstreamEndpoint):
     A gRPC call is sent as it is. Any other request, whatever its headers say, is sent as the RPC
     that asks for the same, and its response is returned as JSON; GatewayError (501) if there is
     none.
+    ``form`` tells how the server speaks, as far as it is known.
     """
 
     speaks_grpc = True
 
-    def __init__(self, transport: UpstreamEndpoint, service: str = INFERENCE_SERVICE) -> None:
+    def __init__(
+        self, transport: UpstreamEndpoint, form: Callable[[], GrpcForm] = GrpcForm
+    ) -> None:
         self.url = transport.url
         self.name = transport.name
         self.own_request_headers = transport.own_request_headers
         self._transport = transport
-        self._service = service
+        self._form = form
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
@@ -74,7 +77,8 @@ class GrpcEndpoint(UpstreamEndpoint):
                 f"{request.method} {path}",
                 server=self.name,
             )
-        rpc = RPCS[asked.rpc]
+        form = self._form()
+        rpc = (KSERVE_RPCS if form.loads_by_first_field else RPCS)[asked.rpc]
         message = write_request(rpc, asked.path, await _read_json(request.body))
         headers = CIMultiDict(
             (name, value)
@@ -85,7 +89,7 @@ class GrpcEndpoint(UpstreamEndpoint):
         headers.update({"Content-Type": GRPC_TYPE, "TE": "trailers"})
         response = await self._transport.send(
             UpstreamRequest(
-                "POST", f"/{self._service}/{rpc.name}", headers, (frame(len(message)) + message,)
+                "POST", f"/{form.service}/{rpc.name}", headers, (frame(len(message)) + message,)
             )
         )
         try:

@@ -1,5 +1,6 @@
 """Clients over gRPC get the same tensors from every server, over HTTP and over gRPC."""
 
+import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -175,3 +176,20 @@ def test_unknown_model_is_not_ready(client: Any, any_upstream: Reached) -> None:
     with pytest.raises(InferenceServerException) as raised:
         client.is_model_ready("nope")
     assert raised.value.status() in ("StatusCode.NOT_FOUND", "StatusCode.UNKNOWN")
+
+
+def test_stream(client: Any, any_upstream: Reached) -> None:
+    """Triton's client reads the stream of MLServer, too, which differs from Triton's."""
+    received: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: received.put(error or result))
+    array = ARRAYS["FP32"]
+    client.async_stream_infer("identity_fp32", [given(array)], request_id="7")
+    first = received.get(timeout=PATIENCE)
+    if any_upstream.over_grpc and any_upstream.name in ("triton", "mlserver"):
+        assert first.get_response().id == "7"
+        np.testing.assert_array_equal(first.as_numpy("OUTPUT0"), array)
+        client.async_stream_infer("identity_fp32", [given(array)], request_id="8")
+        assert received.get(timeout=PATIENCE).get_response().id in ("7", "8")
+    else:
+        assert first.status() == "StatusCode.UNIMPLEMENTED"
+    client.stop_stream()

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import mlserver
@@ -33,6 +33,13 @@ class Served(mlserver.MLModel):  # type: ignore[misc]
             model_version=self.version,
             outputs=[self._output(name, arrays[name]) for name in asked],
         )
+
+    async def predict_stream(
+        self, payloads: AsyncIterator[InferenceRequest]
+    ) -> AsyncIterator[InferenceResponse]:
+        """Answer one request after the other."""
+        async for payload in payloads:
+            yield await self.predict(payload)
 
     def _work(self, inputs: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         model = _BY_NAME[self.name]

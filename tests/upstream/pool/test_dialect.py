@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.dialects import JSON, KSERVE, TRITON
+from gateway.protocol.dialects import JSON, KSERVE, MLSERVER, TRITON
 from gateway.routing.endpoint_health import HealthCheckPolicy
 from gateway.upstream.pool import dialect as of_dialect
 from gateway.upstream.pool.dialect import DialectDetector, fixed_dialect_state
@@ -172,7 +172,7 @@ async def test_temporary_error_shows_no_dialect(asking: Asking, status: str) -> 
         assert dialect_detector.dialect is None
         itself.document, itself.status = OF_MLSERVER, "200 OK"
         await dialect_detector.wait_until_known()
-        assert dialect_detector.dialect == JSON
+        assert dialect_detector.dialect == MLSERVER
 
 
 async def test_hanging_server_does_not_delay_the_others(
