@@ -154,6 +154,8 @@ def _remember(field: Header) -> None:
 
 
 def _check_value(name: bytes, value: bytes, stream_id: int) -> None:
+    if name == b"grpc-message":
+        value = value.strip(b" ")  # Triton's texts may end with a space, which gRPC does not encode
     if not _VALUE.fullmatch(value):
         raise _malformed(
             f"the value of {_quoted(name)} has control characters, or white space around it",
