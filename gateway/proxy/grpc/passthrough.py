@@ -8,7 +8,7 @@ from gateway.errors import bad_response
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader, frame
-from gateway.protocol.grpc.headers import ACCEPT_ENCODING, TIMEOUT
+from gateway.protocol.grpc.headers import ACCEPT_ENCODING, MESSAGE, TIMEOUT
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
@@ -64,7 +64,7 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
         await response.start(
             upstream_response.status,
             upstream_response.reason,
-            end_to_end(upstream_response.headers),
+            _with_valid_message(end_to_end(upstream_response.headers)),
         )
         chunks = response_chunks(upstream_response, upstream_call.server, call.deadline)
         if is_wrapped:
@@ -75,7 +75,7 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
         if status is None and upstream_response.status == 200:
             server = upstream_call.server
             raise bad_response(f"{server.url} ended its response without grpc-status", server)
-        await response.finish(upstream_response.trailers)
+        await response.finish(tuple(_valid_message(*field) for field in upstream_response.trailers))
         if status is not None:
             record_status(response, status, upstream_response.grpc_message)
 
@@ -86,6 +86,20 @@ async def _body(call: Call, reservation: Reservation) -> Body:
     if body.size is None:
         return body.read_rest()
     return (await body.read_all(reservation),)
+
+
+def _with_valid_message(headers: CIMultiDict[str]) -> CIMultiDict[str]:
+    """Return the head of a response, which may be one without a body; see ``_valid_message``."""
+    if MESSAGE in headers:
+        headers[MESSAGE] = _valid_message(MESSAGE, headers[MESSAGE])[1]
+    return headers
+
+
+def _valid_message(name: str, value: str) -> tuple[str, str]:
+    """Encode the spaces of a grpc-message with spaces around it, as RFC 9113 forbids these."""
+    if name.lower() == MESSAGE and value != value.strip(" "):
+        return name, value.replace(" ", "%20")
+    return name, value
 
 
 async def wrap_streamed(chunks: Chunks) -> Chunks:

@@ -69,7 +69,7 @@ def record_status(response: ClientResponse, code: int, text: str = "") -> None:
 def _status_lines(code: int, text: str) -> HeaderLines:
     """Return the status of a call as header fields."""
     lines: HeaderLines = ((STATUS, str(int(code))),)
-    return (*lines, (MESSAGE, encode_message(text))) if text else lines
+    return (*lines, (MESSAGE, encode_message(text.strip(" ")))) if text else lines
 
 
 _CODES = frozenset(map(int, GrpcStatus))

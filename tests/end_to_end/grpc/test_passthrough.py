@@ -361,3 +361,12 @@ async def test_stream_may_be_silent_for_longer_than_a_body(server: GrpcServer) -
             return received
 
         assert await asyncio.to_thread(talk) == 3
+
+
+async def test_text_of_an_error_may_end_with_a_space(server: GrpcServer) -> None:
+    """Triton's do; RFC 9113 forbids white space around values."""
+    server.unary["ModelInfer"] = fail(grpc.StatusCode.INVALID_ARGUMENT, "expected [-1], got [2]. ")
+    async with running_gateway(server.url) as gateway, grpc_client(gateway.url) as client:
+        response = await client.call("ModelInfer", infer_request())
+    assert response.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert response.text == "expected [-1], got [2]. "
