@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Container, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 from urllib.parse import unquote
 
@@ -12,7 +12,7 @@ from gateway.codec.grpc.contents import Chunks
 from gateway.codec.grpc.request import write_infer_request
 from gateway.codec.grpc.response import read_infer_response
 from gateway.codec.v2.binary_response import write_binary_response_header
-from gateway.errors import ErrorKind, GatewayError, ServerName
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request
 from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import GRPC_TYPE, is_grpc_field
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
@@ -99,8 +99,8 @@ async def in_binary_form(
 ) -> UpstreamResponse:
     """Read a ModelInfer response, and return it as it would be over HTTP in binary form.
 
-    It has the outputs that the request lists: KServe sends all of them. Raises GatewayError (502)
-    that names the server for an invalid one.
+    It has the outputs that the request lists: KServe sends all of them. Raises GatewayError: 502
+    that names the server for an invalid one, 400 for a listed output that the model does not have.
     """
     limits = destination.limits
     message = await read_message(response, limits.max_buffered_body_bytes, server, reservation.grow)
@@ -120,10 +120,14 @@ async def in_binary_form(
 
 
 def _listed(
-    response: InferResponse, tensors: list[Chunks], names: Container[str]
+    response: InferResponse, tensors: list[Chunks], names: Collection[str]
 ) -> tuple[InferResponse, list[Chunks]]:
     """Return a response with these outputs alone, and their data."""
     head = response.head
+    found = {output.name for output in head.outputs}
+    for name in names:
+        if name not in found:
+            raise bad_request(f"output '{name}' is listed, but the model has none of this name")
     if all(output.name in names for output in head.outputs):
         return response, tensors
     data = iter(tensors)
