@@ -125,10 +125,9 @@ async def _as_http(
     if message is None:
         return DocumentResponse(*error_of_rpc(rpc.name, response, server))
     document = read_response(rpc, message, MAX_MODEL_DOCUMENT)
-    status = 200
-    if rpc.name in ("ServerLive", "ServerReady", "ModelReady"):
-        status = 200 if any(document.values()) else 400
-    return DocumentResponse(status, b"" if document is None else orjson.dumps(document))
+    if rpc.name in ("ServerLive", "ServerReady", "ModelReady") and not any(document.values()):
+        return DocumentResponse(400, _error_body("not ready"))
+    return DocumentResponse(200, b"" if document is None else orjson.dumps(document))
 
 
 async def read_message(
