@@ -294,7 +294,9 @@ async def _proxy_grpc(call: Call, reservation: Reservation) -> None:
             await grpc_model_config(call, reservation, proxy_call)
             return
     is_unary_infer = rpc.kind is OperationKind.INFER and not rpc.request_streams
-    if upstream.speaks_grpc and not (is_unary_infer and not upstream.dialect.grpc.takes_raw):
+    is_converted = is_unary_infer and not upstream.dialect.grpc.takes_raw
+    # Whoever changes settings has to learn which upstream lacks them.
+    if upstream.speaks_grpc and not is_converted and rpc.kind is not OperationKind.LOGGING:
         await grpc_passthrough(call, reservation)
     elif rpc.kind is OperationKind.INFER:
         serve = grpc_stream_infer if rpc.request_streams else grpc_infer

@@ -1,0 +1,117 @@
+"""Trace and log settings reach every server over gRPC, from clients over HTTP and over gRPC."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from tests.support.gateway import running_gateway
+from tests.support.grpc.client import grpc_client
+from tests.support.grpc.proto_file import message_class
+from tests.support.http_messages import request
+from tests.support.servers.grpc_server import GrpcServer, grpc_server, respond
+
+TRITON = respond(
+    "ServerMetadataResponse",
+    name="triton",
+    version="2.51.0",
+    extensions=["binary_tensor_data", "trace", "logging"],
+)
+
+
+class Settings:
+    """The trace and log settings of a server."""
+
+    def __init__(self) -> None:
+        self.trace = {"trace_rate": ["1000"], "trace_level": ["TIMESTAMPS"]}
+        self.log_verbose_level = 0
+
+    def trace_setting(self, data: bytes, _context: grpc.ServicerContext) -> bytes:
+        asked = message_class("TraceSettingRequest").FromString(data)
+        self.trace |= {name: list(value.value) for name, value in asked.settings.items()}
+        response = message_class("TraceSettingResponse")()
+        for name, values in self.trace.items():
+            response.settings[name].value.extend(values)
+        return bytes(response.SerializeToString(deterministic=True))
+
+    def log_settings(self, data: bytes, _context: grpc.ServicerContext) -> bytes:
+        asked = message_class("LogSettingsRequest").FromString(data)
+        if "log_verbose_level" in asked.settings:
+            self.log_verbose_level = asked.settings["log_verbose_level"].uint32_param
+        response = message_class("LogSettingsResponse")()
+        response.settings["log_verbose_level"].uint32_param = self.log_verbose_level
+        return bytes(response.SerializeToString())
+
+
+@contextmanager
+def settings_server() -> Iterator[tuple[GrpcServer, Settings]]:
+    settings = Settings()
+    methods = {
+        "ServerMetadata": TRITON,
+        "TraceSetting": settings.trace_setting,
+        "LogSettings": settings.log_settings,
+    }
+    with grpc_server(unary=methods) as server:
+        yield server, settings
+
+
+@pytest.mark.parametrize("path", ["/v2/trace", "/v2/trace/setting", "/v2/models/m/trace"])
+async def test_change_over_http_reaches_all_servers(path: str) -> None:
+    with settings_server() as (one, first), settings_server() as (two, second):
+        async with (
+            running_gateway(one.url, two.url, upstream={"dialect": "auto"}) as gateway,
+            gateway.client() as client,
+        ):
+            changed = await client.ask(request("POST", path, b'{"trace_rate": "7"}'))
+            read = await client.ask(request("GET", path))
+            log = await client.ask(request("POST", "/v2/logging", b'{"log_verbose_level": 1}'))
+    expected = {"trace_rate": "7", "trace_level": ["TIMESTAMPS"]}
+    assert (json.loads(changed.body), json.loads(read.body)) == (expected, expected)
+    assert first.trace == second.trace == {"trace_rate": ["7"], "trace_level": ["TIMESTAMPS"]}
+    assert json.loads(log.body) == {"log_verbose_level": 1}
+    assert first.log_verbose_level == second.log_verbose_level == 1
+
+
+async def test_change_over_grpc_reaches_all_servers() -> None:
+    asked = message_class("TraceSettingRequest")(model_name="m")
+    asked.settings["trace_rate"].value.append("8")
+    log = message_class("LogSettingsRequest")()
+    log.settings["log_verbose_level"].uint32_param = 2
+    with settings_server() as (one, first), settings_server() as (two, second):
+        async with (
+            running_gateway(one.url, two.url, upstream={"dialect": "auto"}) as gateway,
+            grpc_client(gateway.url) as client,
+        ):
+            response = await client.call("TraceSetting", asked.SerializeToString())
+            log_response = await client.call("LogSettings", log.SerializeToString())
+    told = message_class("TraceSettingResponse").FromString(response.message)
+    assert list(told.settings["trace_rate"].value) == ["8"]
+    assert first.trace == second.trace == {"trace_rate": ["8"], "trace_level": ["TIMESTAMPS"]}
+    told = message_class("LogSettingsResponse").FromString(log_response.message)
+    assert told.settings["log_verbose_level"].uint32_param == 2
+    assert first.log_verbose_level == second.log_verbose_level == 2
+
+
+async def test_server_without_the_extension_is_named_by_its_upstream() -> None:
+    kserve = respond("ServerMetadataResponse", name="kserve", version="0.21.0")
+    with grpc_server(unary={"ServerMetadata": kserve}) as server:
+        async with (
+            running_gateway(server.url, upstream={"dialect": "auto"}) as gateway,
+            grpc_client(gateway.url) as client,
+            gateway.client() as http_client,
+        ):
+            trace = await client.call("TraceSetting", b"")
+            log = await client.call("LogSettings", b"")
+            over_http = await http_client.ask(request("GET", "/v2/trace"))
+            log_over_http = await http_client.ask(request("GET", "/v2/logging"))
+    lacking = "upstream 'servers' (kserve) lacks the trace extension"
+    assert (trace.code, trace.text) == (grpc.StatusCode.UNIMPLEMENTED, lacking)
+    assert (over_http.status, json.loads(over_http.body)["error"]) == (501, lacking)
+    assert log.code is grpc.StatusCode.UNIMPLEMENTED
+    assert "LogSettings" in log.text
+    assert (log_over_http.status, json.loads(log_over_http.body)["error"]) == (501, log.text)
+    assert "upstream 'servers'" in log.text
