@@ -1,5 +1,6 @@
 """Clients over gRPC get the same tensors from every server, over HTTP and over gRPC."""
 
+import json
 import queue
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import tritonclient.grpc as triton_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from tests.integration.support.client import Client
 from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
 
@@ -121,6 +123,15 @@ def test_requested_outputs(client: Any, any_upstream: Reached) -> None:
         any_upstream.name == "kserve" and any_upstream.over_grpc
     )
     assert (result.as_numpy("SUM") is not None) == returns_all
+
+
+def test_unknown_output_is_refused_for_http_clients(any_gateway: Gateway) -> None:
+    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}
+    body = json.dumps({"inputs": [entry], "outputs": [{"name": "OTHER"}]}).encode()
+    with Client(any_gateway.host, any_gateway.port) as client:
+        response = client.infer("identity_fp32", body)
+    # OpenVINO's server gives all outputs, whichever are listed.
+    assert response.status != 200 or "OTHER" not in str(response.fields)
 
 
 def test_parameters_and_several_datatypes(client: Any) -> None:

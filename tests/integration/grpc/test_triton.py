@@ -154,6 +154,7 @@ CALLS: dict[str, tuple[str, Any]] = {
     "infer of an unknown model": ("ModelInfer", infer_request("nope")),
     "infer of an unknown version": ("ModelInfer", infer_request(model_version="9")),
     "infer of the wrong size": ("ModelInfer", mismatched_request()),
+    "infer of another rank": ("ModelInfer", infer_request(shape=(2, 2))),
     "infer with too much": ("ModelInfer", mixed_request()),
     "infer that fails": ("ModelInfer", infer_request("fails", (1,))),
     "infer decoupled": ("ModelInfer", infer_request("stream")),
