@@ -30,10 +30,14 @@ async def prepare_dialect(call: Call) -> None:
     if is_converted or operation.version is not None:
         await wait_for_dialects([upstream], call.deadline)
     if operation.version is not None and not upstream.dialect.versioned_paths:
+        is_grpc = call.response.is_grpc
+        if is_grpc and upstream.speaks_grpc:
+            return  # it passes untouched, and the server ignores the version
+        instead = "leave it out" if is_grpc else f"use {strip_version(call.request.target)}"
         raise GatewayError(
             ErrorKind.UNSUPPORTED,
             f"{upstream_name(upstream.name)} ({upstream.dialect.name}) does not support model "
-            f"versions; use {strip_version(call.request.target)}",
+            f"versions; {instead}",
         )
 
 

@@ -204,3 +204,15 @@ def test_stream(client: Any, any_upstream: Reached) -> None:
     else:
         assert first.status() == "StatusCode.UNIMPLEMENTED"
     client.stop_stream()
+
+
+def test_versions(client: Any, any_upstream: Reached) -> None:
+    array = ARRAYS["FP32"]
+    if any_upstream.name == "kserve" and not any_upstream.over_grpc:
+        with pytest.raises(InferenceServerException, match="versions; leave it out") as raised:
+            client.infer("identity_fp32", [given(array)], model_version="1")
+        assert raised.value.status() == "StatusCode.UNIMPLEMENTED"
+        return
+    # KServe ignores it over gRPC.
+    result = client.infer("identity_fp32", [given(array)], model_version="1")
+    np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), array)
