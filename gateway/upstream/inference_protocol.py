@@ -49,7 +49,9 @@ class InferenceProtocol:
             return "the dialect is not known"
         if dialect.faster_over_grpc:
             return f"dialect {dialect.name} is faster over gRPC"
-        return f"dialect {dialect.name} takes binary tensors over HTTP"
+        if dialect.binary:
+            return f"dialect {dialect.name} takes binary tensors over HTTP"
+        return f"dialect {dialect.name} is not known to be faster over gRPC"
 
     def describe(self, dialect: Dialect) -> str:
         """Describe the choice for the log; empty if there is none."""

@@ -20,6 +20,11 @@ BOTH = InferenceProtocol(has_http=True, has_grpc=True)
         (BINARY, "http", "dialect binary takes binary tensors over HTTP"),
         (KSERVE, "grpc", "dialect kserve is faster over gRPC"),
         (JSON, "grpc", "dialect json is faster over gRPC"),
+        (
+            replace(JSON, faster_over_grpc=False),
+            "http",
+            "dialect json is not known to be faster over gRPC",
+        ),
         (None, None, "the dialect is not known"),
     ],
 )
