@@ -30,50 +30,6 @@ class RpcRequest(NamedTuple):
     path: dict[str, str]
 
 
-def http_request_of(rpc: str, path: Mapping[str, str], body: Any) -> HttpRequest:
-    """Return the request over HTTP for an RPC.
-
-    ``path`` are the names in its request, empty if they are not set; ``body`` is the rest of it.
-    """
-    model = path.get("model_name") or path.get("name") or ""
-    version = quote_name(path.get("version", "")) or None
-    of_model = model_path(quote_name(model), version)
-    for service, prefix in _SERVICES.items():
-        if rpc.startswith(service):
-            return _shared_memory_request(prefix, rpc.removeprefix(service), model)
-    if rpc in _LOADS:
-        repository = path.get("repository_name", "")
-        folder = f"/{quote_name(repository)}" if repository else ""
-        target = f"/v2/repository{folder}/models/{quote_name(model)}/{_LOADS[rpc]}"
-        return HttpRequest("POST", target, has_body=True)
-    if rpc == "RepositoryIndex":
-        repository = path.get("repository_name", "")
-        folder = f"/{quote_name(repository)}" if repository else ""
-        return HttpRequest("POST", f"/v2/repository{folder}/index", has_body=True)
-    if rpc == "TraceSetting":
-        target = (model_path(quote_name(model)) if model else "/v2") + "/trace/setting"
-        return HttpRequest("POST" if body else "GET", target, bool(body))
-    if rpc == "LogSettings":
-        return HttpRequest("POST" if body else "GET", "/v2/logging", bool(body))
-    if rpc == "ModelStatistics" and not model:
-        return HttpRequest("GET", "/v2/models/stats")
-    if rpc in _OF_MODEL:
-        return HttpRequest("GET", of_model + _OF_MODEL[rpc])
-    return HttpRequest("GET", _OF_SERVER[rpc])
-
-
-def rpc_of(method: str, target: str) -> RpcRequest | None:
-    """Return the RPC for a request over HTTP; None if there is none."""
-    path = target.partition("?")[0]
-    for methods, pattern, rpc in _PATHS:
-        match = pattern.fullmatch(path)
-        if match is not None and method in methods:
-            found = {name: unquote(value or "") for name, value in match.groupdict().items()}
-            kind = found.pop("rpc", "")
-            return RpcRequest(rpc + _RPCS_OF_WORDS.get(kind, ""), found)
-    return None
-
-
 _OF_SERVER: Final = {
     "ServerLive": "/v2/health/live",
     "ServerReady": "/v2/health/ready",
@@ -134,6 +90,50 @@ _PATHS: Final = (
     ),
 )
 """The methods, the path and the RPC; groups are the names in its request."""
+
+
+def http_request_of(rpc: str, path: Mapping[str, str], body: Any) -> HttpRequest:
+    """Return the request over HTTP for an RPC.
+
+    ``path`` are the names in its request, empty if they are not set; ``body`` is the rest of it.
+    """
+    model = path.get("model_name") or path.get("name") or ""
+    version = quote_name(path.get("version", "")) or None
+    of_model = model_path(quote_name(model), version)
+    for service, prefix in _SERVICES.items():
+        if rpc.startswith(service):
+            return _shared_memory_request(prefix, rpc.removeprefix(service), model)
+    if rpc in _LOADS:
+        repository = path.get("repository_name", "")
+        folder = f"/{quote_name(repository)}" if repository else ""
+        target = f"/v2/repository{folder}/models/{quote_name(model)}/{_LOADS[rpc]}"
+        return HttpRequest("POST", target, has_body=True)
+    if rpc == "RepositoryIndex":
+        repository = path.get("repository_name", "")
+        folder = f"/{quote_name(repository)}" if repository else ""
+        return HttpRequest("POST", f"/v2/repository{folder}/index", has_body=True)
+    if rpc == "TraceSetting":
+        target = (model_path(quote_name(model)) if model else "/v2") + "/trace/setting"
+        return HttpRequest("POST" if body else "GET", target, bool(body))
+    if rpc == "LogSettings":
+        return HttpRequest("POST" if body else "GET", "/v2/logging", bool(body))
+    if rpc == "ModelStatistics" and not model:
+        return HttpRequest("GET", "/v2/models/stats")
+    if rpc in _OF_MODEL:
+        return HttpRequest("GET", of_model + _OF_MODEL[rpc])
+    return HttpRequest("GET", _OF_SERVER[rpc])
+
+
+def rpc_of(method: str, target: str) -> RpcRequest | None:
+    """Return the RPC for a request over HTTP; None if there is none."""
+    path = target.partition("?")[0]
+    for methods, pattern, rpc in _PATHS:
+        match = pattern.fullmatch(path)
+        if match is not None and method in methods:
+            found = {name: unquote(value or "") for name, value in match.groupdict().items()}
+            kind = found.pop("rpc", "")
+            return RpcRequest(rpc + _RPCS_OF_WORDS.get(kind, ""), found)
+    return None
 
 
 def _shared_memory_request(prefix: str, action: str, region: str) -> HttpRequest:
