@@ -13,7 +13,8 @@ NO_RESPONSE = RetryPolicy(no_response=True)
 def test_only_errors_without_effect_are_retried_unless_the_policy_allows_more(
     kind: ErrorKind, is_repeatable: bool
 ) -> None:
-    safe = kind in (ErrorKind.EXHAUSTED, ErrorKind.UNREACHABLE) and is_repeatable
+    unseen = (ErrorKind.EXHAUSTED, ErrorKind.REFUSED, ErrorKind.UNREACHABLE)
+    safe = kind in unseen and is_repeatable
     assert SAFE_RETRIES_ONLY.allows(kind, is_repeatable) is safe
     also = kind is ErrorKind.NO_RESPONSE and is_repeatable
     assert NO_RESPONSE.allows(kind, is_repeatable) is (safe or also)

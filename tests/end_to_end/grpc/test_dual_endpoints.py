@@ -269,9 +269,7 @@ async def test_every_form_of_clients_is_served_over_grpc_whatever_the_dialect(
     assert not any("/infer" in target for target in _targets(http))
 
 
-async def test_error_names_the_address_that_failed(
-    server: GrpcServer, gone: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_error_names_the_address_that_failed(gone: str) -> None:
     async with ScriptedServer(_http_side) as http:
         upstream = {"endpoints": both(http.url, gone), "dialect": "kserve"}
         async with running_gateway(upstream=upstream) as gateway, gateway.client() as client:
@@ -283,7 +281,6 @@ async def test_error_names_the_address_that_failed(
     assert state.url == http.url
     assert state.last_error is not None
     assert state.last_error.startswith(f"cannot connect to {gone}")
-    assert any(f"cannot connect to {gone}" in message for message in caplog.messages)
 
 
 async def test_late_server_is_named_by_its_grpc_address(server: GrpcServer) -> None:
