@@ -43,6 +43,8 @@ from tests.support.servers.scripted_server import (
 )
 
 BODY = b"x" * 1000
+AT_LEAST = 0.9
+"""The part of a sleep that is measured at the least: event loops count in milliseconds."""
 UPLOAD = request("POST", "/v2/models/m/generate", BODY)
 
 
@@ -140,7 +142,7 @@ async def test_times_of_a_pipelined_call_are_its_own(tmp_path: Path) -> None:
                 assert (await client.read_response()).status == 200
         await seen.running.until_idle()
         assert (seen.calls(server.url), seen.heads(server.url)) == (2, 2)
-        assert 0.1 < seen.seconds(server.url) < 10
+        assert AT_LEAST * 0.15 < seen.seconds(server.url) < 10
 
 
 async def test_retried_attempt_is_counted_at_its_endpoint(way: Way, tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ async def test_retried_attempt_is_counted_at_its_endpoint(way: Way, tmp_path: Pa
         failed = len(slow.requests)
         assert failed >= 1
         assert (seen.calls(slow.url), seen.calls(good.url)) == (failed, 2)
-        assert seen.seconds(slow.url) >= 0.2 * failed
+        assert seen.seconds(slow.url) >= AT_LEAST * 0.2 * failed
         assert seen.seconds(good.url) < 0.2
         assert seen.sizes(slow.url) == (1000 * failed, 0)
         assert seen.sizes(good.url) == (2000, 6)
@@ -200,8 +202,8 @@ async def test_first_byte_is_that_of_the_head(delay: float, way: Way, tmp_path: 
             assert (await client.ask(way(UPLOAD))).body == b"ab"
         await seen.running.until_idle()
     (line,) = seen.lines()
-    assert line["server_ms"] >= 1000 * delay
-    assert 0 < line["first_byte_ms"] < line["server_ms"] - 900 * delay
+    assert line["server_ms"] >= AT_LEAST * 1000 * delay
+    assert 0 < line["first_byte_ms"] < line["server_ms"] - AT_LEAST * 900 * delay
 
 
 async def test_second_question_to_a_server_is_no_retry(tmp_path: Path) -> None:
@@ -247,11 +249,11 @@ async def test_operation_of_all_endpoints_is_counted_at_each(count: int, tmp_pat
             await seen.running.until_idle()
             for url in urls:
                 assert (seen.calls(url), seen.heads(url), seen.sizes(url)) == (1, 1, (2, 2))
-                assert seen.seconds(url) >= 0.02
+                assert seen.seconds(url) >= AT_LEAST * 0.02
         (line,) = seen.lines()
         assert (line["sent_bytes"], line["received_bytes"]) == (2 * count, 2 * count)
         assert line["attempts"] == count
-        assert line["server_ms"] >= 20
+        assert line["server_ms"] >= AT_LEAST * 20
 
 
 async def test_unknown_model_of_a_request_that_needs_metadata_has_a_reason(tmp_path: Path) -> None:
