@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import bad_response
+from gateway.errors import ServerName, bad_response
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader, frame
@@ -13,13 +13,14 @@ from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
 from gateway.protocol.operations import model_name_of
+from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import Chunks, ClientBody, response_chunks, write
 from gateway.proxy.grpc.response import record_status
 from gateway.proxy.headers import end_to_end
-from gateway.proxy.interfaces import Call
+from gateway.proxy.interfaces import Call, ClientResponse
 from gateway.proxy.retry import UpstreamCall
-from gateway.upstream.transport import Body, UpstreamRequest
+from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
 _ANY_SIZE = 2**62
 
@@ -60,24 +61,35 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
     async with UpstreamCall(
         call.destination, upstream_request, call.deadline, record, model=model
     ) as upstream_call:
-        upstream_response, response = upstream_call.response, call.response
-        await response.start(
-            upstream_response.status,
-            upstream_response.reason,
-            _with_valid_message(end_to_end(upstream_response.headers)),
+        await relay_messages(
+            upstream_call.response, call.response, upstream_call.server, call.deadline, is_wrapped
         )
-        chunks = response_chunks(upstream_response, upstream_call.server, call.deadline)
-        if is_wrapped:
-            chunks = wrap_streamed(chunks)
-        async for chunk in chunks:
-            await write(response, chunk, call.deadline)
-        status = upstream_response.grpc_status
-        if status is None and upstream_response.status == 200:
-            server = upstream_call.server
-            raise bad_response(f"{server.url} ended its response without grpc-status", server)
-        await response.finish(tuple(_valid_message(*field) for field in upstream_response.trailers))
-        if status is not None:
-            record_status(response, status, upstream_response.grpc_message)
+
+
+async def relay_messages(
+    upstream_response: UpstreamResponse,
+    response: ClientResponse,
+    server: ServerName,
+    deadline: Deadline,
+    is_wrapped: bool = False,
+) -> None:
+    """Pass on the response to a gRPC call; see ``wrap_streamed`` for ``is_wrapped``."""
+    await response.start(
+        upstream_response.status,
+        upstream_response.reason,
+        _with_valid_message(end_to_end(upstream_response.headers)),
+    )
+    chunks = response_chunks(upstream_response, server, deadline)
+    if is_wrapped:
+        chunks = wrap_streamed(chunks)
+    async for chunk in chunks:
+        await write(response, chunk, deadline)
+    status = upstream_response.grpc_status
+    if status is None and upstream_response.status == 200:
+        raise bad_response(f"{server.url} ended its response without grpc-status", server)
+    await response.finish(tuple(_valid_message(*field) for field in upstream_response.trailers))
+    if status is not None:
+        record_status(response.record, status, upstream_response.grpc_message)
 
 
 async def _body(call: Call, reservation: Reservation) -> Body:
