@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from h2.errors import ErrorCodes
 
-from gateway.observe.call_record import CallLabels, CallRecord
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc.framing import frame
 from gateway.upstream.http2.reserved_stream import ReservedStream
 from tests.support.checks.call_records import call_records as call_records
@@ -35,6 +35,7 @@ OK = [("grpc-status", "0"), ("grpc-message", "")]
 OUTPUT = frame(20) + b"r" * 20
 _LONG = [("x-long", "l" * 3000)]
 _FAST, _STREAMING = "fast path", "streaming path"
+_LABELS = ("route", "operation", "model", "version", "client_form")
 
 Serve = Callable[[Http2Peer, ReceivedStream], Awaitable[None]]
 
@@ -198,7 +199,7 @@ def _recorded(record: CallRecord) -> dict[str, Any]:
         " request_bytes response_bytes sent_bytes received_bytes server_form"
     )
     shown = {name: getattr(record, name) for name in names.split()}
-    shown["labels"] = [getattr(record.labels, name) for name in CallLabels.__slots__]
+    shown["labels"] = [getattr(record.labels, name) for name in _LABELS]
     shown["error"] = record.error.replace(record.endpoint or "-", "URL")
     return shown
 
