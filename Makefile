@@ -75,7 +75,7 @@ docs: .venv/.test-ready ## Build the documentation as a site in .cache/site; a d
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open .cache/site/index.html, or run: $(BIN)/python -m mkdocs serve"
 
-bench: .venv/.bench-ready .cache/triton/.ready .cache/kserve/.ready $(COMPILED) ## Measure speed and memory in front of real servers
+bench: .venv/.bench-ready $(SERVERS) $(COMPILED) ## Measure speed and memory in front of real servers
 	@$(AS_COMPILED) $(BIN)/python -m benchmarks $(ARGS)
 
 triton: .venv/.test-ready .cache/triton/.ready ## Start the tests' real Triton by hand (ARGS="--http-port 8000")

