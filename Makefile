@@ -30,7 +30,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show five example calls
+demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show six example calls
 	@$(BIN)/tensorgate demo $(ARGS)
 
 # TENSORGATE_TEST_SCALE=1 tries all generated examples, and both event loops everywhere: it takes twice as long.
