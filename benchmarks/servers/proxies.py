@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +45,18 @@ http {{
         keepalive_requests 1000000000;
     }}
     server {{
-        listen {host}:{port};
+        listen {host}:{port}{listen_options};
         location / {{
-            proxy_pass http://server;
-            proxy_http_version 1.1;
-            proxy_set_header Connection "";
+            {location}
         }}
     }}
 }}
 """
+_PASS_HTTP = """\
+proxy_pass http://server;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";"""
+_PASS_GRPC = "grpc_pass grpc://server;"
 
 _HAPROXY = """\
 global
@@ -64,10 +67,10 @@ defaults
     timeout client 60s
     timeout server 60s
 frontend clients
-    bind {host}:{port}
+    bind {host}:{port}{options}
     default_backend server
 backend server
-    server server {host}:{server_port}
+    server server {host}:{server_port}{options}
 """
 
 
@@ -82,7 +85,7 @@ def installed(program: str, how_to_get_it: str) -> str:
 
 @contextmanager
 def envoy_before(
-    server_port: int, cores: Cores, access_log: bool = False, http2: bool = False
+    server_port: int, cores: Cores | None = None, access_log: bool = False, http2: bool = False
 ) -> Iterator[Server]:
     """Run Envoy with default settings.
 
@@ -104,27 +107,61 @@ def envoy_before(
             yield envoy
 
 
-@contextmanager
-def nginx_before(server_port: int, cores: Cores) -> Iterator[Server]:
+def nginx_before(server_port: int, cores: Cores | None = None) -> AbstractContextManager[Server]:
     """Run nginx."""
+    return _nginx(server_port, cores, "", _PASS_HTTP)
+
+
+def nginx_grpc_before(
+    server_port: int, cores: Cores | None = None
+) -> AbstractContextManager[Server]:
+    """Run nginx for gRPC: HTTP/2 on both sides."""
+    return _nginx(server_port, cores, " http2", _PASS_GRPC)
+
+
+@contextmanager
+def _nginx(
+    server_port: int, cores: Cores | None, listen_options: str, location: str
+) -> Iterator[Server]:
     program = installed("nginx", "apt install nginx-light")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
         config = Path(name, "nginx.conf")
-        config.write_text(_NGINX.format(host=HOST, port=port, server_port=server_port))
+        config.write_text(
+            _NGINX.format(
+                host=HOST,
+                port=port,
+                server_port=server_port,
+                listen_options=listen_options,
+                location=location,
+            )
+        )
         command = [program, "-p", name, "-c", str(config), "-e", "stderr"]
         with listening(command, port, Path(name, "log"), cores) as nginx:
             yield nginx
 
 
-@contextmanager
-def haproxy_before(server_port: int, cores: Cores) -> Iterator[Server]:
+def haproxy_before(server_port: int, cores: Cores | None = None) -> AbstractContextManager[Server]:
     """Run HAProxy."""
+    return _haproxy(server_port, cores, "")
+
+
+def haproxy_grpc_before(
+    server_port: int, cores: Cores | None = None
+) -> AbstractContextManager[Server]:
+    """Run HAProxy for gRPC: HTTP/2 on both sides."""
+    return _haproxy(server_port, cores, " proto h2")
+
+
+@contextmanager
+def _haproxy(server_port: int, cores: Cores | None, options: str) -> Iterator[Server]:
     program = installed("haproxy", "apt install haproxy")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
         config = Path(name, "haproxy.cfg")
-        config.write_text(_HAPROXY.format(host=HOST, port=port, server_port=server_port))
+        config.write_text(
+            _HAPROXY.format(host=HOST, port=port, server_port=server_port, options=options)
+        )
         with listening([program, "-f", str(config)], port, Path(name, "log"), cores) as haproxy:
             yield haproxy
 
