@@ -20,7 +20,7 @@ from gateway.protocol.grpc.framing import frame
 from gateway.upstream.http2.reserved_stream import ReservedStream
 from tests.support.checks.call_records import call_records as call_records
 from tests.support.compiled import needs_source
-from tests.support.gateway import running_gateway
+from tests.support.gateway import running_gateway, until
 from tests.support.grpc.client import SERVICE
 from tests.support.grpc.wire_bytes import field
 from tests.support.http2_client import Http2Client, Http2Reply, connect_http2
@@ -310,7 +310,7 @@ async def test_refused_call_is_sent_again(call_records: list[CallRecord]) -> Non
         else:
             await respond(trailers=OK)(peer, stream)
 
-    shown, sent, record = await _exchange(Case(refuse_twice), _FAST, call_records)
+    shown, sent, _ = await _exchange(Case(refuse_twice), _FAST, call_records)
     assert shown["trailers"] == OK
     assert [each["body"] for each in sent] == [message()] * 3
 
@@ -342,12 +342,8 @@ async def test_client_that_cancels_ends_the_call_of_the_server() -> None:
     ):
         await _warm_up(client)
         stream = await client.start("POST", INFER, message(), GRPC)
-        async with asyncio.timeout(5):
-            while not served.calls:
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(served.calls))
         client.reset_stream(stream)
         await gateway.until_idle()
-        async with asyncio.timeout(5):
-            while served.calls[0].reset is None:
-                await asyncio.sleep(0.01)
+        await until(lambda: served.calls[0].reset is not None)
     assert served.calls[0].reset == ErrorCodes.CANCEL
