@@ -186,7 +186,7 @@ def write_infer_request(
         start += bytes_field(fields.MODEL_VERSION, version.encode())
     if request.id:
         start += bytes_field(fields.ID, request.id.encode())
-    data = [part for part in request.tensors if not isinstance(part, int)]
+    data = _data_by_tensor(request)
     chunks: Chunks
     if raw:
         chunks = [start + _write_head(request.head)]
@@ -195,6 +195,17 @@ def write_infer_request(
     else:
         chunks = [start, *_write_typed(request.head, data)]
     return check_size(chunks, REQUEST)
+
+
+def _data_by_tensor(request: InferRequest) -> Sequence[Sequence[Buffer]]:
+    """Return the data of each tensor that is not in shared memory.
+
+    A raw binary request has one tensor, and BYTES in two parts.
+    """
+    if len(request.head.inputs) == 1 and request.tensors:
+        return [request.chunks]
+    # Nothing is missing, so what has a size alone has no bytes.
+    return [() if isinstance(part, int) else part for part in request.tensors]
 
 
 def _write_head(head: InferRequestHead) -> bytes:

@@ -10,7 +10,7 @@ from gateway.codec.grpc.request import write_infer_request
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES
-from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor
+from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor, TensorData
 from tests.codec.grpc.infer_messages import (
     FIELDS,
     Drawn,
@@ -167,6 +167,25 @@ def hub_request(datatype: str, values: list[Any], **more: Any) -> InferRequest:
     tensor = InputTensor("x", DATATYPES[datatype], (len(values),), len(data))
     halves: tuple[bytes, ...] = (data[: len(data) // 2 + 1], data[len(data) // 2 + 1 :])
     return InferRequest(InferRequestHead((tensor,), **more), None, (halves,))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "parts", "data"),
+    [
+        ("BYTES", ([b"\x03\0\0\0"], [b"abc"]), b"\x03\0\0\0abc"),
+        ("BYTES", ([bytes(4)], 0), bytes(4)),
+        ("FP32", (0,), b""),
+        ("FP32", ([b"1234", b"5678"],), b"12345678"),
+    ],
+)
+def test_raw_binary_request_has_one_raw_content(
+    datatype: str, parts: tuple[TensorData, ...], data: bytes
+) -> None:
+    """However many parts its data are, and even if there are none."""
+    tensor = InputTensor("x", DATATYPES[datatype], (len(data) // 4 or 0,), len(data))
+    request = InferRequest(InferRequestHead((tensor,)), None, parts)
+    message = ModelInferRequest.FromString(b"".join(write_infer_request(request, "m")))
+    assert list(message.raw_input_contents) == [data]
 
 
 @pytest.mark.parametrize(
