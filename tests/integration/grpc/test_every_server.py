@@ -14,6 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.integration.support.client import Client
+from tests.integration.support.client_forms import CONTENTS
 from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
 
@@ -47,20 +48,6 @@ ARRAYS: dict[str, Any] = {
     "FP32": np.array([0.1, 3e38], np.float32),
     "FP64": np.array([0.1, 5e-324]),
     "BYTES": np.array([b"", b"a\0b", "zwölf".encode()], object),
-}
-CONTENTS = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
 }
 
 
