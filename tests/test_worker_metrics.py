@@ -1,14 +1,10 @@
 """Any worker shows all workers as one: calls of killed ones, and the state of living ones."""
 
-import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.addresses import free_address
 from tests.support.gateway_process import (
@@ -18,55 +14,12 @@ from tests.support.gateway_process import (
     write_settings,
 )
 from tests.support.http_messages import http_response, request
+from tests.support.operator import Operator
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 
 CALL = request("GET", "/v2/models/m/ready")
 CONNECTIONS, CALLS = 8, 5
-
-
-class _Operator:
-    """Reads the pages of the admin address, each time over a new connection."""
-
-    def __init__(self, address: str) -> None:
-        self._url = f"http://{address}"
-
-    async def counted(self) -> dict[str, float]:
-        """Return the number of calls by model."""
-        async with connect(self._url) as client:
-            text = (await client.call("GET", "/metrics")).body.decode()
-        return {
-            sample.labels["model"]: sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == "tensorgate_requests_total" and sample.labels["status"] == "2xx"
-        }
-
-    async def until_counted(self, calls: int) -> None:
-        """Wait until each of several scrapes, which meet any worker, shows that many calls."""
-        async with asyncio.timeout(10):
-            while sum((await self.counted()).values()) != calls:  # noqa: ASYNC110  # nobody tells
-                await asyncio.sleep(0.02)
-        for _ in range(6):
-            assert sum((await self.counted()).values()) == calls
-
-    async def status(self) -> dict[str, Any]:
-        async with connect(self._url) as client:
-            status: dict[str, Any] = (await client.call("GET", "/status")).json
-        return status
-
-    async def until_status(self, condition: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait until a condition holds for what any worker shows."""
-        async with asyncio.timeout(10):
-            while not condition(await self.status()):  # noqa: ASYNC110  # nobody tells
-                await asyncio.sleep(0.02)
-        for _ in range(6):
-            assert condition(await self.status())
-
-    async def worker(self) -> int:
-        """Return the process id of a worker."""
-        pid: int = (await self.status())["workers"][0]["pid"]
-        return pid
 
 
 @asynccontextmanager
@@ -95,7 +48,7 @@ async def test_counts_are_those_of_all_workers(tmp_path: Path) -> None:
         config = write_settings(file, server.url, more=f"admin: {admin}\nworkers: 2\n")
         async with gateway_process(config, FAST_FILE_WATCH) as (process, url):
             await process.wait_for_output(r"listening on http://\S+ \(admin\)")
-            operator = _Operator(admin)
+            operator = Operator(admin)
             once = CONNECTIONS * CALLS
             await _call_all(url)
             await operator.until_counted(once)
@@ -118,7 +71,7 @@ async def test_state_is_that_of_all_living_workers(tmp_path: Path) -> None:
         config = write_settings(file, server.url, more=f"admin: {admin}\nworkers: 2\n")
         async with gateway_process(config, FAST_FILE_WATCH) as (process, url):
             await process.wait_for_output(r"listening on http://\S+ \(admin\)")
-            operator = _Operator(admin)
+            operator = Operator(admin)
             async with _clients(url) as clients:
                 for client in clients:
                     assert (await client.ask(CALL)).status == 200
