@@ -16,17 +16,22 @@ from tests.support.raw_client import connect
 
 
 class FleetServer:
-    """One server of a fleet: a process at a port that it keeps for life."""
+    """One server of a fleet: a process at a port that it keeps for life.
 
-    def __init__(self, port: int) -> None:
+    One ``over_grpc`` cannot be told how to behave.
+    """
+
+    def __init__(self, port: int, *, over_grpc: bool = False) -> None:
         self.name = str(port)
-        self.url = f"http://{HOST}:{port}"
+        self.over_grpc = over_grpc
+        self.url = f"{'grpc' if over_grpc else 'http'}://{HOST}:{port}"
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Start it, for the first time or again, and wait until it listens."""
+        module = "tests.resilience.grpc_server" if self.over_grpc else "tests.resilience.server"
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.resilience.server", HOST, self.name),
+            *(sys.executable, "-m", module, HOST, self.name),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -60,10 +65,10 @@ class FleetServer:
 
 
 @asynccontextmanager
-async def fleet(size: int = 3) -> AsyncIterator[list[FleetServer]]:
+async def fleet(size: int = 3, *, over_grpc: bool = False) -> AsyncIterator[list[FleetServer]]:
     """Run so many servers."""
     async with AsyncExitStack() as stack:
-        servers = [FleetServer(free_port()) for _ in range(size)]
+        servers = [FleetServer(free_port(), over_grpc=over_grpc) for _ in range(size)]
         for server in servers:
             stack.push_async_callback(server.kill)
         await asyncio.gather(*(server.start() for server in servers))

@@ -16,7 +16,6 @@ from tests.support.gateway import until
 from tests.support.http_messages import Head, chunked, message, read_body, read_head, request
 from tests.support.raw_client import RawClient, connect
 
-_INFER = "/v2/models/echo/infer"
 _FEW, _MANY = 8, 40_000
 """Numbers in a small request, and in a large one of some 300 KB."""
 _TIMEOUT = 20.0
@@ -71,8 +70,9 @@ class _Client:
     """A client that keeps its connection as long as it may, and never retries."""
 
     def __init__(
-        self, name: str, kind: Kind, url: str, counts: ResponseCounts, pause: float
+        self, name: str, kind: Kind, url: str, counts: ResponseCounts, pause: float, model: str
     ) -> None:
+        self._path = f"/v2/models/{model}/infer"
         self._name = name
         self._kind = kind
         self._url = url
@@ -123,10 +123,10 @@ class _Client:
         entry = {"name": "N", "datatype": "INT32", "shape": [len(numbers)], "data": numbers}
         body = json.dumps({"id": name, "inputs": [entry]}).encode()
         if self._kind is not Kind.CHUNKED:
-            return [request("POST", _INFER, body)]
+            return [request("POST", self._path, body)]
         headers = {"Host": "gateway", "Transfer-Encoding": "chunked"}
         pieces = chunked(body[:20], body[20:])
-        return [message(f"POST {_INFER} HTTP/1.1", headers), pieces[:30], pieces[30:]]
+        return [message(f"POST {self._path} HTTP/1.1", headers), pieces[:30], pieces[30:]]
 
     def _count(self, head: Head, body: bytes, name: str, numbers: list[int]) -> None:
         counts = self._counts
@@ -144,10 +144,10 @@ class _Client:
 class Load:
     """Running clients, and the outcomes of their requests."""
 
-    def __init__(self, url: str, kinds: tuple[Kind, ...], pause: float) -> None:
+    def __init__(self, url: str, kinds: tuple[Kind, ...], pause: float, model: str) -> None:
         self.counts = ResponseCounts()
         self._clients = [
-            _Client(str(i), kind, url, self.counts, pause) for i, kind in enumerate(kinds)
+            _Client(str(i), kind, url, self.counts, pause, model) for i, kind in enumerate(kinds)
         ]
         self._tasks = [asyncio.create_task(client.run()) for client in self._clients]
 
@@ -192,13 +192,13 @@ class Load:
 
 @asynccontextmanager
 async def load_on(
-    url: str, kinds: tuple[Kind, ...] = MIXED, pause: float = 0.0
+    url: str, kinds: tuple[Kind, ...] = MIXED, pause: float = 0.0, model: str = "echo"
 ) -> AsyncIterator[Load]:
     """Have clients of these kinds ask a gateway, with a pause between two requests.
 
     ``pause`` is in seconds, on average.
     """
-    load = Load(url, kinds, pause)
+    load = Load(url, kinds, pause, model)
     try:
         yield load
     finally:

@@ -2,9 +2,11 @@
 
     python -m tests.resilience.soak --minutes 10
 
-Careful clients check each response. Others send every form and leave at a random stage. Servers
-are killed, stopped and told to fail, and settings are reloaded all the while. In two quiet moments,
-after a warm-up and at the end, memory, descriptors, tasks and processes are counted.
+Careful clients check each response, over HTTP and over gRPC, from servers over HTTP and over gRPC.
+Others send every form and leave at a random stage; gRPC clients cancel calls, miss deadlines and
+break connections. Servers are killed, stopped and told to fail, and settings are reloaded all the
+while. In two quiet moments, after a warm-up and at the end, memory, descriptors, tasks and
+processes are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tests.resilience.fleet import FleetServer, fleet
-from tests.resilience.load import MIXED, Load, load_on
+from tests.resilience.grpc_load import GrpcLoad, grpc_load_on
+from tests.resilience.load import MIXED, Kind, Load, load_on
 from tests.resilience.server import Behaviour
 from tests.support.addresses import HOST, free_port
 from tests.support.gateway_process import TIMEOUT, Process, gateway_process
@@ -44,6 +47,9 @@ QUIET = 25.0
 """Seconds of a quiet moment: memory that is free goes back every ten."""
 LEAVING = 10
 """The number of disconnecting clients."""
+
+MODELS = ("echo", "echo_grpc")
+"""That of servers over HTTP, and that of servers over gRPC."""
 
 _INFER = "/v2/models/echo/infer"
 _NUMBERS = 400_000
@@ -155,7 +161,8 @@ async def _inject_failures(servers: Sequence[FleetServer]) -> None:
         behaving(Behaviour(closes_unanswered=True)),
     ]
     while True:
-        await random.choice(ways)(random.choice(servers))
+        server = random.choice(servers)
+        await random.choice(ways[:2] if server.over_grpc else ways)(server)
         await asyncio.sleep(1)
 
 
@@ -202,27 +209,71 @@ def _resident(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """All clients that check what they get; those over gRPC call servers of both kinds."""
+
+    http: Load
+    to_grpc_servers: Load
+    grpc: GrpcLoad
+
+    @property
+    def wrong(self) -> int:
+        """Return the number of responses that are not those to their requests."""
+        loads = (self.http, self.to_grpc_servers)
+        return sum(load.counts.wrong for load in loads) + self.grpc.counts["wrong"]
+
+    async def end(self) -> None:
+        """Let each client finish its call."""
+        for load in (self.http, self.to_grpc_servers, self.grpc):
+            await load.end()
+
+
 @asynccontextmanager
-async def _traffic(url: str, disconnecting: Sequence[_DisconnectingClient]) -> AsyncIterator[Load]:
+async def _traffic(
+    url: str, disconnecting: Sequence[_DisconnectingClient]
+) -> AsyncIterator[_Traffic]:
     """Have all clients at work; inside, some leave, and others check what they get."""
-    async with load_on(url, MIXED, pause=0.01) as load, asyncio.TaskGroup() as group:
+    over_http, over_grpc = MODELS
+    some = (Kind.SMALL, Kind.SMALL, Kind.LARGE, Kind.CHUNKED, Kind.FRESH)
+    async with (
+        load_on(url, MIXED, pause=0.01, model=over_http) as http,
+        load_on(url, some, pause=0.01, model=over_grpc) as to_grpc_servers,
+        grpc_load_on(url, MODELS, pause=0.01) as grpc,
+        asyncio.TaskGroup() as group,
+    ):
+        traffic = _Traffic(http, to_grpc_servers, grpc)
         tasks = [group.create_task(leaver.run()) for leaver in disconnecting]
-        yield load
+        yield traffic
         for task in tasks:
             task.cancel()
-        await load.end()
+        await traffic.end()
+
+
+def _settings(servers: Sequence[FleetServer]) -> str:
+    """Write two upstreams: servers over HTTP, and for one model those over gRPC."""
+    urls = {
+        over_grpc: ", ".join(each.url for each in servers if each.over_grpc is over_grpc)
+        for over_grpc in (False, True)
+    }
+    return (
+        "log: {access: false}\n"
+        "upstreams:\n"
+        f"  fleet: {{endpoints: [{urls[False]}], dialect: triton}}\n"
+        f"  grpc_fleet: {{endpoints: [{urls[True]}], dialect: triton}}\n"
+        "routes:\n"
+        f"  - {{match: {{model: {MODELS[1]}}}, upstream: grpc_fleet}}\n"
+        "  - upstream: fleet\n"
+    )
 
 
 async def soak(minutes: float, folder: Path) -> list[str]:
     """Run it all; print what is seen, and give what is wrong."""
     port, admin = free_port(), free_port()
     file = folder / "gateway.yaml"
-    async with fleet() as servers:
-        urls = ", ".join(server.url for server in servers)
-        file.write_text(
-            f"listen: {HOST}:{port}\nadmin: {HOST}:{admin}\nlog: {{access: false}}\n"
-            f"upstreams: {{fleet: {{endpoints: [{urls}], dialect: triton}}}}\n"
-        )
+    async with fleet() as http_servers, fleet(2, over_grpc=True) as grpc_servers:
+        servers = [*http_servers, *grpc_servers]
+        file.write_text(f"listen: {HOST}:{port}\nadmin: {HOST}:{admin}\n{_settings(servers)}")
         async with gateway_process(str(file)) as (process, url):
             disconnecting = [_DisconnectingClient(url, _forms()) for _ in range(LEAVING)]
             samples, wrong = [], 0
@@ -231,15 +282,16 @@ async def soak(minutes: float, folder: Path) -> list[str]:
             reloading = asyncio.create_task(_reload(process, file))
             for share in (WARM_UP, 1 - WARM_UP):
                 end = time.monotonic() + 60 * minutes * share
-                async with _traffic(url, disconnecting) as load:
+                async with _traffic(url, disconnecting) as traffic:
                     while time.monotonic() < end:
                         await asyncio.sleep(min(10, 60 * minutes * share))
                         now = await _sample(process, f"http://{HOST}:{admin}")
-                        print(_line(now, load, disconnecting), flush=True)
-                wrong += load.counts.wrong
+                        print(_line(now, traffic, disconnecting), flush=True)
+                wrong += traffic.wrong
+                print("gRPC:", dict(traffic.grpc.counts), flush=True)
                 await asyncio.sleep(QUIET)
                 samples.append(await _sample(process, f"http://{HOST}:{admin}"))
-                print("quiet:", _line(samples[-1], load, disconnecting), flush=True)
+                print("quiet:", _line(samples[-1], traffic, disconnecting), flush=True)
             for task in (disturbing, reloading):
                 task.cancel()
             await asyncio.wait((disturbing, reloading))
@@ -250,10 +302,14 @@ async def soak(minutes: float, folder: Path) -> list[str]:
     return _find_problems(samples, wrong, status, process.said)
 
 
-def _line(sample: Sample, load: Load, disconnecting: Sequence[_DisconnectingClient]) -> str:
+def _line(sample: Sample, traffic: _Traffic, disconnecting: Sequence[_DisconnectingClient]) -> str:
     counts = ", ".join(f"{each.name} {getattr(sample, each.name):,}" for each in fields(sample))
     calls = sum(leaver.calls for leaver in disconnecting)
-    return f"{counts}; {load.counts.ok:,} good responses, {calls:,} calls left"
+    http, to_grpc_servers = traffic.http.counts.ok, traffic.to_grpc_servers.counts.ok
+    return (
+        f"{counts}; good responses: {http:,} over HTTP, {to_grpc_servers:,} from gRPC servers, "
+        f"{traffic.grpc.ok:,} over gRPC; {calls:,} calls left"
+    )
 
 
 def _find_problems(samples: Sequence[Sample], wrong: int, status: int, said: str) -> list[str]:
