@@ -17,7 +17,7 @@ TESTS_OF_COMPILED := tests/http1 tests/http2 tests/listener tests/upstream tests
   tests/codec/elements/test_fast_decode.py tests/codec/elements/test_decode.py \
   tests/codec/v2/test_request*.py tests/codec/v2/test_binary_request.py tests/observe tests/proxy tests/end_to_end/connections/test_fast_path.py tests/end_to_end/grpc/test_fast_path.py \
   tests/end_to_end/limits/test_resource_release.py tests/end_to_end/limits/test_client_disconnects.py \
-  tests/resilience/test_memory.py tests/fuzz/test_http1.py tests/fuzz/test_malicious_server.py \
+  tests/resilience/test_memory.py tests/fuzz/test_http1.py tests/fuzz/http2 tests/fuzz/grpc tests/fuzz/test_malicious_server.py \
   tests/integration/proxying/test_model_lists.py tests/integration/conversion/test_every_client.py
 
 # Processes that run tests: one more than cores, as tests wait as long as they compute.

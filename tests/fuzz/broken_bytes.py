@@ -1,0 +1,52 @@
+"""Breaks valid bytes by chance, and cuts them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+from tests.support.scale import fuzz_seconds
+
+MIN_ROUNDS = 50
+"""What is tried however short the time is."""
+
+
+def rounds(full: float) -> Iterator[random.Random]:
+    """Yield a source of chance for each round, for so many seconds of a full run."""
+    end = time.monotonic() + fuzz_seconds(full)
+    number = 0
+    while number < MIN_ROUNDS or time.monotonic() < end:
+        yield random.Random(number)
+        number += 1
+
+
+def broken(chance: random.Random, data: bytes, changes: int = 3) -> bytes:
+    """Change bytes in a few places."""
+    found = bytearray(data)
+    for _ in range(chance.randint(1, changes)):
+        at = chance.randrange(len(found) + 1)
+        size = chance.randint(1, 12)
+        change = chance.randrange(6)
+        if change == 0:
+            del found[at:]
+        elif change == 1:
+            del found[at : at + size]
+        elif change == 2:
+            found[at:at] = chance.randbytes(size)
+        elif change == 3:
+            found[at:at] = found[at : at + size]
+        elif at < len(found):
+            found[at] = found[at] ^ 1 << chance.randrange(8) if change == 4 else chance.choice(_ODD)
+    return bytes(found)
+
+
+_ODD = b"\x00\x01\x7f\x80\xfe\xff"
+
+
+def pieces(chance: random.Random, data: bytes) -> list[bytes]:
+    """Cut bytes anywhere, into few pieces or into single bytes."""
+    if len(data) < 2000 and not chance.randrange(8):
+        return [data[at : at + 1] for at in range(len(data))]
+    at = sorted(chance.randrange(len(data) + 1) for _ in range(chance.randint(1, 8)))
+    return [data[start:end] for start, end in zip([0, *at], [*at, len(data)], strict=True)]

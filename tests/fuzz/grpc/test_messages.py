@@ -1,0 +1,201 @@
+"""Fuzzing gRPC: what is read of broken messages is what the official runtime reads, or an error."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from google.protobuf.message import DecodeError
+
+from gateway.codec.grpc.documents import read_request, read_response
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.error_vocabulary import REQUEST
+from gateway.protocol.grpc.framing import MessageReader, frame
+from gateway.protocol.grpc.model_scanner import ModelScanner
+from gateway.protocol.grpc.rpcs import RPCS, Rpc
+from tests.codec.grpc import test_request, test_response
+from tests.fuzz.broken_bytes import broken, pieces, rounds
+from tests.protocol.grpc.test_model_scanner import Named, reader_error, scan
+from tests.support.grpc.proto_file import ModelInferRequest, ModelInferResponse, message_class
+
+TYPED = {
+    "INT32": "int_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "BOOL": "bool_contents",
+    "BYTES": "bytes_contents",
+}
+TEXTS = ("", "m", "m" * 200, "é", "a/b")
+NUMBERS = (0, 1, 2, 127, 128, 2**31 - 1)
+
+
+def fill(chance: random.Random, message: Any, depth: int = 0) -> Any:
+    """Set some fields of a message, of any type."""
+    for field in message.DESCRIPTOR.fields:
+        if not chance.randrange(3):
+            continue
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            _fill_map(chance, message, field, depth)
+        elif field.is_repeated:
+            _fill_list(chance, getattr(message, field.name), field, depth)
+        elif field.message_type is not None:
+            if depth < 4:
+                fill(chance, getattr(message, field.name), depth + 1).SetInParent()
+        else:
+            setattr(message, field.name, _scalar(chance, field))
+    return message
+
+
+def _fill_list(chance: random.Random, values: Any, field: Any, depth: int) -> None:
+    for _ in range(chance.randrange(3)):
+        if field.message_type is None:
+            values.append(_scalar(chance, field))
+        elif depth < 4:
+            fill(chance, values.add(), depth + 1)
+
+
+def _fill_map(chance: random.Random, message: Any, field: Any, depth: int) -> None:
+    key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+    for _ in range(chance.randrange(3)):
+        entries, name = getattr(message, field.name), _scalar(chance, key)
+        if value.message_type is None:
+            entries[name] = _scalar(chance, value)
+        elif depth < 4:
+            fill(chance, entries[name], depth + 1)
+
+
+def _scalar(chance: random.Random, field: Any) -> Any:
+    """Return a value for a field, by the runtime's Python types."""
+    kinds: dict[int, Callable[[], Any]] = {
+        field.CPPTYPE_STRING: lambda: chance.choice(TEXTS),
+        field.CPPTYPE_BOOL: lambda: chance.random() < 0.5,
+        field.CPPTYPE_FLOAT: lambda: chance.choice([0.0, 0.5, float("inf"), float("nan")]),
+        field.CPPTYPE_DOUBLE: lambda: chance.choice([0.0, 0.1, float("-inf")]),
+        field.CPPTYPE_ENUM: lambda: chance.choice([0, 1]),
+    }
+    if field.type == field.TYPE_BYTES:
+        return chance.randbytes(chance.randrange(5))
+    make = kinds.get(field.cpp_type, lambda: chance.choice(NUMBERS))
+    return make()
+
+
+def infer_message(chance: random.Random, message: Any, tensors: str, raw: Any) -> bytes:
+    """Write an infer message with tensors in one of the two forms."""
+    fill(chance, message.parameters["p"])
+    is_raw = chance.random() < 0.5
+    for _ in range(chance.randint(1, 3)):
+        datatype, size = chance.choice([*TYPED]), chance.randrange(4)
+        tensor = getattr(message, tensors).add(name="x", datatype=datatype, shape=[size])
+        if is_raw:
+            raw.append(bytes(size * {"UINT64": 8, "BOOL": 1}.get(datatype, 4)))
+        else:
+            value = b"abc" if datatype == "BYTES" else 1
+            getattr(tensor.contents, TYPED[datatype]).extend([value] * size)
+    return bytes(message.SerializeToString())
+
+
+def test_broken_infer_requests() -> None:
+    for chance in rounds(3):
+        message = ModelInferRequest(model_name="m", id=chance.choice(TEXTS))
+        data = infer_message(chance, message, "inputs", message.raw_input_contents)
+        test_request.check_broken(data)
+        test_request.check_broken(broken(chance, data))
+
+
+def test_broken_infer_responses() -> None:
+    for chance in rounds(3):
+        message = ModelInferResponse(model_name="m", model_version="1")
+        data = infer_message(chance, message, "outputs", message.raw_output_contents)
+        test_response.check_broken(data)
+        test_response.check_broken(broken(chance, data))
+
+
+def read_body(rpc: Rpc, data: bytes) -> Any:
+    return read_request(rpc, data).body
+
+
+def test_broken_messages_of_other_calls() -> None:
+    """A document is JSON, and of a message that the runtime reads too."""
+    for chance in rounds(3):
+        name = chance.choice([*RPCS])
+        for kind, read in (("Request", read_body), ("Response", read_response)):
+            make = message_class(f"{name}{kind}")
+            data = fill(chance, make()).SerializeToString()
+            if chance.randrange(5):
+                data = broken(chance, data)
+            try:
+                document = read(RPCS[name], data)
+            except GatewayError as error:
+                found = error.kind
+            else:
+                make.FromString(data)
+                orjson.dumps(document)
+                continue
+            refusals = (ErrorKind.BAD_REQUEST, ErrorKind.TOO_LARGE, ErrorKind.BAD_RESPONSE)
+            assert found in refusals
+
+
+def test_model_in_broken_messages() -> None:
+    """It is what the runtime reads; refused is what the reader of whole messages refuses."""
+    for chance in rounds(3):
+        message = ModelInferRequest(model_name=chance.choice(TEXTS), model_version="1")
+        data = infer_message(chance, message, "inputs", message.raw_input_contents)
+        data = broken(chance, data)
+        scanner = ModelScanner((1,), 2)
+        assert bool(scan(scanner, pieces(chance, data))) == bool(reader_error(data))
+        try:
+            read = Named.FromString(data)
+        except DecodeError:
+            continue
+        if scanner.ended:
+            assert scanner.model == (read.first, read.second)
+
+
+# ------------------------------------------------------------------------------- framing
+
+CAP = 1000
+
+
+def read_framed(parts: list[bytes]) -> tuple[list[tuple[bool, bytes]], str]:
+    """Return the whole messages of a body with their flags, and the error."""
+    reader = MessageReader(CAP, "a.limit", REQUEST)
+    found: list[tuple[bool, bytes]] = []
+    message = b""
+    try:
+        for part in parts:
+            for piece in reader.feed(part):
+                message = bytes(piece.data) if piece.begins else message + bytes(piece.data)
+                if piece.ends:
+                    assert len(message) == piece.size
+                    found.append((piece.is_compressed, message))
+        reader.end()
+    except GatewayError as error:
+        return found, error.message
+    return found, ""
+
+
+def split_framed(data: bytes) -> tuple[list[tuple[bool, bytes]], bool]:
+    """Do the same the simple way; the second is whether the body ends well."""
+    found: list[tuple[bool, bytes]] = []
+    while data:
+        flag, size = data[0], int.from_bytes(data[1:5], "big")
+        if len(data) < 5 or flag > 1 or size > CAP or len(data) < 5 + size:
+            return found, False
+        found.append((flag == 1, data[5 : 5 + size]))
+        data = data[5 + size :]
+    return found, True
+
+
+def test_framed_messages() -> None:
+    for chance in rounds(2):
+        sizes = [chance.choice([0, 1, 5, 100, CAP, CAP + 1]) for _ in range(chance.randrange(5))]
+        data = b"".join(
+            frame(size, chance.random() < 0.3) + chance.randbytes(size) for size in sizes
+        )
+        if chance.randrange(3):
+            data = broken(chance, data)
+        found, error = read_framed(pieces(chance, data))
+        assert (found, error == "") == split_framed(data)
+        assert read_framed([data]) == (found, error)
