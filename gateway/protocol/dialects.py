@@ -35,10 +35,17 @@ class GrpcForm:
     """The service with the methods of the protocol."""
     takes_raw: bool = True
     """Whether it takes raw contents; otherwise all that can be is typed."""
+    checks_tensors: bool = True
+    """Whether it refuses tensors that do not fit their data; otherwise the gateway does."""
     wraps_streamed: bool = True
     """Whether ModelStreamInfer sends ModelStreamInferResponse, as Triton's clients expect it."""
     loads_by_first_field: bool = False
     """Whether loads have the model's name in field 1, where others have the repository's."""
+
+    @property
+    def infer_passes(self) -> bool:
+        """Tell whether infer requests pass to it as they came."""
+        return self.takes_raw and self.checks_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,7 @@ KSERVE = Dialect(
     requires_json_type=True,
     speaks_v1=True,
     faster_over_grpc=True,
-    grpc=GrpcForm(loads_by_first_field=True),
+    grpc=GrpcForm(loads_by_first_field=True, checks_tensors=False),
 )
 # OpenVINO ignores `binary_data_output`. Of the listed outputs, only the last one is binary. An
 # unknown path is a 400.
@@ -121,8 +128,10 @@ OPENVINO = Dialect("openvino", binary_only_if_listed=True, has_model_list=False)
 BINARY = Dialect("binary", requires_json_type=True)
 # Any server that does not show that it takes binary tensors.
 JSON = Dialect("json", binary=False, requires_json_type=True, faster_over_grpc=True)
-# It streams bare ModelInferResponse messages, of which Triton's clients take names for errors.
-MLSERVER = replace(JSON, grpc=GrpcForm(wraps_streamed=False))
+# It streams bare ModelInferResponse messages, of which Triton's clients take names for errors. Of
+# tensors that have raw and typed contents it takes one, and it answers INTERNAL if data and shape
+# do not fit, as KServe does.
+MLSERVER = replace(JSON, grpc=GrpcForm(wraps_streamed=False, checks_tensors=False))
 # TorchServe has six methods over gRPC, in a package of its own, and reads no raw contents.
 TORCHSERVE = Dialect(
     "torchserve",
@@ -144,6 +153,7 @@ def common_dialect(dialects: Sequence[Dialect]) -> Dialect:
     same_trace = all(other.trace == first.trace for other in others)
     same_grpc = all(other.grpc == first.grpc for other in others)
     takes_raw = all(each.grpc.takes_raw for each in dialects)
+    checks_tensors = all(each.grpc.checks_tensors for each in dialects)
     return Dialect(
         " and ".join(dict.fromkeys(each.name for each in dialects)),
         binary=all(each.binary for each in dialects),
@@ -159,5 +169,7 @@ def common_dialect(dialects: Sequence[Dialect]) -> Dialect:
         max_head_part=min(limits, default=None),
         faster_over_grpc=any(each.faster_over_grpc for each in dialects),
         trace=first.trace if same_trace else None,
-        grpc=first.grpc if same_grpc else GrpcForm(takes_raw=takes_raw),
+        grpc=first.grpc
+        if same_grpc
+        else GrpcForm(takes_raw=takes_raw, checks_tensors=checks_tensors),
     )

@@ -294,7 +294,7 @@ async def _proxy_grpc(call: Call, reservation: Reservation) -> None:
             await grpc_model_config(call, reservation, proxy_call)
             return
     is_unary_infer = rpc.kind is OperationKind.INFER and not rpc.request_streams
-    is_converted = is_unary_infer and not upstream.dialect.grpc.takes_raw
+    is_converted = is_unary_infer and not upstream.dialect.grpc.infer_passes
     # Whoever changes settings has to learn which upstream lacks them.
     if upstream.speaks_grpc and not is_converted and rpc.kind is not OperationKind.LOGGING:
         await grpc_passthrough(call, reservation)

@@ -86,6 +86,7 @@ def test_common_dialect_of_equal_dialects_is_the_same(dialect: Dialect) -> None:
                 requires_json_type=True,
                 trace=None,
                 faster_over_grpc=True,
+                grpc=GrpcForm(checks_tensors=False),
             ),
         ),
         (
@@ -128,4 +129,4 @@ def test_endpoints_of_all_dialects_are_alike_over_grpc_but_for_its_own_columns()
 
 def test_servers_that_differ_over_grpc_get_what_most_understand() -> None:
     common = common_dialect([KSERVE.over_grpc(), TORCHSERVE.over_grpc()])
-    assert common.grpc == GrpcForm(takes_raw=False)
+    assert common.grpc == GrpcForm(takes_raw=False, checks_tensors=False)

@@ -89,7 +89,7 @@ class GrpcHandler(FastPathHandler):
     ) -> ServerRequest | None:
         """Return the request for a server."""
         dialect = destination.upstream.dialect_state.dialect
-        if dialect is None or not dialect.grpc.takes_raw:
+        if dialect is None or not dialect.grpc.infer_passes:
             return None
         service = dialect.grpc.service
         template = self._templates.get(service)

@@ -137,8 +137,8 @@ def list_of(tensor: Tensor) -> Any:
 
 def declared_status(scene: Scene, call: InferCall) -> int | grpc.StatusCode | None:
     """Return the status where the gateway is not to do as the server does, None elsewhere."""
-    # Servers fail: the gateway refuses it itself, if it reads the tensors.
-    passes = scene.protocol == "grpc" and scene.form in OVER_GRPC
+    # Servers fail: the gateway refuses it itself, but for a Triton that does so over gRPC.
+    passes = (scene.server, scene.protocol) == ("triton", "grpc") and scene.form in OVER_GRPC
     refused = call.flaw == "another size" and not passes
     # Which KServe ignores over gRPC.
     refused |= call.flaw == "an unknown output" and returns_all_outputs(scene)
@@ -168,8 +168,7 @@ def has_same_text(scene: Scene, outcome: Outcome, reference: Outcome) -> bool:
 
 def returns_all_outputs(scene: Scene) -> bool:
     """Return whether the server returns what is not listed, and the gateway leaves it out."""
-    is_kserve_over_grpc = (scene.server, scene.protocol) == ("kserve", "grpc")
-    return is_kserve_over_grpc and scene.form not in OVER_GRPC
+    return (scene.server, scene.protocol) == ("kserve", "grpc")
 
 
 def check_outputs(outcome: Outcome, reference: Outcome, scene: Scene, call: InferCall) -> None:
