@@ -273,7 +273,7 @@ class ServerSession(Http2Session):
         kind, when = _progress(handler)
         if not event.by_peer:
             kind, what = ErrorKind.BAD_RESPONSE, "sent an invalid HTTP/2 response"
-        elif error.code is ErrorCode.REFUSED_STREAM:
+        elif error.code is ErrorCode.REFUSED_STREAM and kind is ErrorKind.NO_RESPONSE:
             kind, what = ErrorKind.REFUSED, "did not process the request"
         else:
             what = f"broke off {when}"

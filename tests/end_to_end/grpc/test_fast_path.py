@@ -347,3 +347,21 @@ async def test_client_that_cancels_ends_the_call_of_the_server() -> None:
         await gateway.until_idle()
         await until(lambda: served.calls[0].reset is not None)
     assert served.calls[0].reset == ErrorCodes.CANCEL
+
+
+@pytest.mark.parametrize("delay", [0, 0.2])
+@pytest.mark.parametrize("path", [_FAST, _STREAMING])
+async def test_call_is_not_sent_again_once_its_response_has_begun(
+    path: str, delay: float, call_records: list[CallRecord]
+) -> None:
+    """The client would get parts of two responses."""
+
+    async def respond_and_refuse(peer: Http2Peer, stream: ReceivedStream) -> None:
+        await peer.respond(stream, OUTPUT[:7], [("content-type", "application/grpc")], end=False)
+        await asyncio.sleep(delay)
+        await peer.reset(stream, ErrorCodes.REFUSED_STREAM)
+
+    shown, sent, record = await _exchange(Case(respond_and_refuse), path, call_records)
+    assert len(sent) == 1
+    assert ("grpc-status", "14") in [*shown["headers"], *shown["trailers"]]
+    assert record["error_kind"].name == "BAD_RESPONSE"
