@@ -135,7 +135,7 @@ class ReservedStream(ReservedConnection):
         trailers = stream.trailers
         fields = () if trailers is None else trailers.fields
         if not receiver.on_complete(head, stream.peek(), fields):
-            receiver.on_headers(Http2Response(headers, stream, self))
+            receiver.on_headers(Http2Response(headers, stream, self, self._head_delay))
 
     def on_error(self, error: Exception) -> None:
         """Send the request again if the server has not seen it; see StreamReceiver."""
@@ -160,7 +160,7 @@ class ReservedStream(ReservedConnection):
         headers, stream, receiver = self._headers, self._stream, self._receiver
         self._end_deferral()
         if headers is not None and stream is not None and receiver is not None:
-            receiver.on_headers(Http2Response(headers, stream, self))
+            receiver.on_headers(Http2Response(headers, stream, self, self._head_delay))
 
     def _fail(self, error: Exception) -> None:
         is_handed_over = self._headers is None and self._head_at > 0

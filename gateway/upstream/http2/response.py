@@ -20,21 +20,36 @@ class Closing(Protocol):
 
 
 class Http2Response(UpstreamResponse):
-    """A response whose body is read from its stream; ``call`` is closed with it."""
+    """A response whose body is read from its stream; ``call`` is closed with it.
 
-    def __init__(self, headers: HeaderList, stream: ServerStream, call: Closing) -> None:
+    ``head_delay`` is for how many seconds its headers were held back.
+    """
+
+    def __init__(
+        self,
+        headers: HeaderList,
+        stream: ServerStream,
+        call: Closing,
+        head_delay: float = 0.0,
+    ) -> None:
         fields = headers.fields
         self.status = int(fields[0][1])
         self.reason = ""
         self.headers = CIMultiDictProxy(CIMultiDict(_decode(fields[1:])))
         self._stream = stream
         self._call = call
+        self._head_delay = head_delay
         self._received = 0
 
     @property
     def received_bytes(self) -> int:
         """Return the bytes of the body that were read so far."""
         return self._received
+
+    @property
+    def head_delay(self) -> float:
+        """Return the seconds between the arrival of the head and this response."""
+        return self._head_delay
 
     @property
     def trailers(self) -> HeaderLines:

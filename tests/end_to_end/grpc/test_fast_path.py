@@ -365,3 +365,29 @@ async def test_call_is_not_sent_again_once_its_response_has_begun(
     assert len(sent) == 1
     assert ("grpc-status", "14") in [*shown["headers"], *shown["trailers"]]
     assert record["error_kind"].name == "BAD_RESPONSE"
+
+
+async def test_time_for_which_headers_are_held_back_is_not_that_of_the_server(
+    call_records: list[CallRecord],
+) -> None:
+    has_headers = asyncio.Event()
+
+    async def end_late(peer: Http2Peer, stream: ReceivedStream) -> None:
+        await peer.respond(stream, OUTPUT, [("content-type", "application/grpc")], end=False)
+        await has_headers.wait()
+        peer.h2.send_headers(stream.id, OK, end_stream=True)
+        await peer.flush()
+
+    async with (
+        ScriptedServer(http2_script(_Server(end_late))) as server,
+        running_gateway(server.url.replace("http://", "grpc://")) as gateway,
+        connect_http2(gateway.url) as client,
+    ):
+        await _warm_up(client)
+        stream = await client.start("POST", INFER, message(), GRPC)
+        await client.until(lambda: client.replies[stream].headers)
+        has_headers.set()
+        await client.response(stream)
+        await gateway.until_idle()
+    record = call_records[-1]
+    assert 0 < record.first_byte_seconds < record.server_seconds - 0.09
