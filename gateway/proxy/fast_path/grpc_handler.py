@@ -156,6 +156,8 @@ class GrpcHandler(FastPathHandler):
         code = _status(head, trailers)
         if code is None:
             return None  # it is no response of gRPC
+        if any(value != value.strip(b" ") for _, value in trailers):
+            return None  # the streaming path encodes spaces around a text
         text = read_message(_decode(trailers) or head.headers.items())
         record_status(record, code, text)
         return trailers

@@ -128,7 +128,7 @@ class FastPathHandler(ABC):
     ) -> FieldLines | None:
         """Record the status of a gRPC call, and return the trailers for its client.
 
-        None leaves a response without a status to the streaming path.
+        None leaves the response to the streaming path, as one without a status.
         """
         return ()
 

@@ -186,11 +186,16 @@ class ReservedStream(ReservedConnection):
 
 
 def _parse(headers: HeaderList) -> ResponseHead | None:
-    """Return the headers as a head of HTTP/1.1; None if they are large, or that has none such."""
+    """Return the headers as a head of HTTP/1.1; None if they are large, or that has none such.
+
+    Spaces around a value would be lost in it: Triton's texts may end with one.
+    """
     fields = headers.fields
     head = _heads.get(fields)
     if head is not None:
         return head
+    if any(value != value.strip(b" ") for _, value in fields):
+        return None
     lines = [b"%s: %s\r\n" % field for field in fields[1:]]
     text = b"".join((b"HTTP/1.1 %s \r\n" % fields[0][1], *lines, b"\r\n"))
     if len(text) > MAX_CACHED_HEAD:

@@ -69,6 +69,13 @@ async def in_parts(peer: Http2Peer, stream: ReceivedStream) -> None:
     await peer.flush()
 
 
+async def spaces_in_trailers(peer: Http2Peer, stream: ReceivedStream) -> None:
+    """End a text with a space, as Triton may."""
+    await peer.respond(stream, OUTPUT, [("content-type", "application/grpc")], end=False)
+    peer.h2.send_headers(stream.id, [("grpc-status", "3"), ("grpc-message", " a b ")], True)
+    await peer.flush()
+
+
 async def http_error(peer: Http2Peer, stream: ReceivedStream) -> None:
     """Answer as a proxy that does not speak gRPC."""
     head = [(":status", "503"), ("content-type", "text/html"), ("content-length", "4")]
@@ -120,7 +127,10 @@ CASES = {
     "unknown status": Case(respond(trailers=[("grpc-status", "77")])),
     "status that is no number": Case(respond(trailers=[("grpc-status", "x")])),
     "trailers only": Case(respond(b"", headers=[("grpc-status", "3"), ("grpc-message", "bad")])),
-    "spaces around the text": Case(respond(trailers=[("grpc-status", "3"), ("grpc-message", "a")])),
+    "spaces around the text": Case(spaces_in_trailers),
+    "spaces around the text, trailers only": Case(
+        respond(b"", headers=[("grpc-status", "3"), ("grpc-message", " a b ")])
+    ),
     "no status": Case(respond()),
     "no status, no body": Case(respond(b"")),
     "trailers without a status": Case(respond(trailers=[("x-a", "b")])),
