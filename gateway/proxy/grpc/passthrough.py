@@ -74,11 +74,9 @@ async def relay_messages(
     is_wrapped: bool = False,
 ) -> None:
     """Pass on the response to a gRPC call; see ``wrap_streamed`` for ``is_wrapped``."""
-    await response.start(
-        upstream_response.status,
-        upstream_response.reason,
-        _with_valid_message(end_to_end(upstream_response.headers)),
-    )
+    headers = _with_valid_message(end_to_end(upstream_response.headers))
+    headers.popall("Content-Length", None)  # the trailers, not its last byte, end the response
+    await response.start(upstream_response.status, upstream_response.reason, headers)
     chunks = response_chunks(upstream_response, server, deadline)
     if is_wrapped:
         chunks = wrap_streamed(chunks)

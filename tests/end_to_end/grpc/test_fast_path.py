@@ -126,6 +126,9 @@ CASES = {
     "error after a message": Case(respond(trailers=[("grpc-status", "8")])),
     "unknown status": Case(respond(trailers=[("grpc-status", "77")])),
     "status that is no number": Case(respond(trailers=[("grpc-status", "x")])),
+    "length of the body": Case(
+        respond(headers=[("content-length", str(len(OUTPUT)))], trailers=OK)
+    ),
     "trailers only": Case(respond(b"", headers=[("grpc-status", "3"), ("grpc-message", "bad")])),
     "spaces around the text": Case(spaces_in_trailers),
     "spaces around the text, trailers only": Case(
@@ -401,3 +404,11 @@ async def test_time_for_which_headers_are_held_back_is_not_that_of_the_server(
         await gateway.until_idle()
     record = call_records[-1]
     assert 0 < record.first_byte_seconds < record.server_seconds - 0.09
+
+
+@pytest.mark.parametrize("path", [_FAST, _STREAMING])
+async def test_response_of_known_length_keeps_its_trailers(
+    path: str, call_records: list[CallRecord]
+) -> None:
+    shown, _, _ = await _exchange(CASES["length of the body"], path, call_records)
+    assert (shown["body"], shown["trailers"]) == (OUTPUT, OK)
