@@ -67,7 +67,7 @@ class UpstreamCall:
         except BaseException:
             release_all(self._limits)
             raise
-        self.server = self._lease.endpoint.server_for(self._request)
+        self.server = self._lease.endpoint.server_for(is_grpc=self._request.is_grpc)
         return self
 
     async def _acquire_slots(self) -> None:
@@ -108,7 +108,7 @@ class UpstreamCall:
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         request, record = self._request, self._record
-        server = endpoint.server_for(request)
+        server = endpoint.server_for(is_grpc=request.is_grpc)
         self._deadline.expect_server(server)
         if isinstance(request.body, AsyncIterable):
             body = _TimedBody(request.body, server, self._deadline, self._retry, record)

@@ -250,8 +250,8 @@ class UpstreamEndpoint(ABC):
         """Return the addresses that must respond before it counts as reachable again."""
         return (self,)
 
-    def server_for(self, request: UpstreamRequest) -> ServerName:
-        """Return how errors of a request name the endpoint."""
+    def server_for(self, *, is_grpc: bool) -> ServerName:
+        """Return how errors of a request name the endpoint; gRPC may have another address."""
         return self.name
 
     @abstractmethod

@@ -184,7 +184,7 @@ class FastPathCall:
         if self._retry_status(status):
             return True
         record.received_bytes = len(body)
-        server = self._lease.endpoint.name
+        server = self._server
         try:
             message = handler.to_client(
                 self._request, head, body, self._destination, server, self._plan.header_policy
@@ -246,6 +246,11 @@ class FastPathCall:
         self._client.continue_in_task(partial(self._retry, spent), self._release)
 
     @property
+    def _server(self) -> ServerName:
+        """Return how errors name the endpoint."""
+        return self._lease.endpoint.server_for(is_grpc=self._plan.handler.is_grpc)
+
+    @property
     def _retry_state(self) -> RetryState:
         return RetryState(
             self._destination.upstream, self._destination.retry_policy, [], self._plan.model
@@ -260,15 +265,13 @@ class FastPathCall:
             if is_idle_timeout
             else request_timeout_text(limits.request_timeout)
         )
-        error = server_timeout(self._lease.endpoint.name, expired)
+        error = server_timeout(self._server, expired)
         self._end(Outcome.TIMED_OUT, str(error))
         self._send_failure(error)
 
     def _on_client_timeout(self) -> None:
         """Tell the client of a gRPC call that its deadline is over; the server is told, too."""
-        error = client_deadline_error(
-            self._request.client_timeout or 0.0, self._lease.endpoint.name
-        )
+        error = client_deadline_error(self._request.client_timeout or 0.0, self._server)
         self._end(*outcome_of(error))
         self._send_failure(error)
 
@@ -333,7 +336,7 @@ class FastPathCall:
     async def _relay(
         self, upstream_response: UpstreamResponse, spent: float, response: ClientResponse
     ) -> None:
-        server = self._lease.endpoint.name
+        server = self._server
 
         async def run(deadline: Deadline) -> None:
             deadline.expect_server(server)

@@ -41,13 +41,13 @@ class DualEndpoint(UpstreamEndpoint):
         """
         return self.addresses if self._lacks_grpc else (self._http,)
 
-    def server_for(self, request: UpstreamRequest) -> ServerName:
+    def server_for(self, *, is_grpc: bool) -> ServerName:
         """Return the name of the address that a request goes to."""
-        return self._endpoint_for(request).name
+        return (self._grpc if is_grpc else self._http).name
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
-        endpoint = self._endpoint_for(request)
+        endpoint = self._grpc if request.is_grpc else self._http
         if endpoint is self._http:
             return await endpoint.send(request)
         try:
@@ -69,6 +69,3 @@ class DualEndpoint(UpstreamEndpoint):
     async def close(self) -> None:
         """Close the connections to both addresses."""
         await asyncio.gather(self._http.close(), self._grpc.close())
-
-    def _endpoint_for(self, request: UpstreamRequest) -> UpstreamEndpoint:
-        return self._grpc if request.is_grpc else self._http

@@ -412,3 +412,28 @@ async def test_response_of_known_length_keeps_its_trailers(
 ) -> None:
     shown, _, _ = await _exchange(CASES["length of the body"], path, call_records)
     assert (shown["body"], shown["trailers"]) == (OUTPUT, OK)
+
+
+async def test_late_server_with_two_addresses_is_named_by_that_of_grpc(
+    call_records: list[CallRecord],
+) -> None:
+    served = _Server(hang)
+    async with (
+        ScriptedServer(http2_script(served)) as http,
+        ScriptedServer(http2_script(served)) as server,
+        running_gateway(
+            upstream={
+                "endpoints": [{"http": http.url, "grpc": server.url.replace("http://", "grpc://")}],
+            },
+            request_timeout="200ms",
+        ) as gateway,
+        connect_http2(gateway.url) as client,
+    ):
+        await client.call("POST", INFER, message(), GRPC)  # connects
+        for deadline in ([], [("grpc-timeout", "50m")]):
+            for more in ([], _LONG):
+                await client.call("POST", INFER, message(), [*GRPC, *deadline, *more])
+        await gateway.until_idle()
+    address = server.url.replace("http://", "grpc://")
+    assert len(call_records) == 5
+    assert all(record.error.startswith(f"waiting for {address}: ") for record in call_records)

@@ -44,7 +44,7 @@ def _requests(endpoint: DualEndpoint) -> list[int]:
 async def test_grpc_call_goes_to_the_grpc_address(is_grpc: bool, url: str) -> None:
     endpoint = _endpoint(ScriptedUpstreamResponse(200))
     request = _request(is_grpc)
-    assert endpoint.server_for(request).url == url
+    assert endpoint.server_for(is_grpc=request.is_grpc).url == url
     await endpoint.send(request)
     assert _requests(endpoint) == ([0, 1] if is_grpc else [1, 0])
 
