@@ -270,8 +270,10 @@ class Http2Call(StreamHandler):
 
     def _send_rest(self, body: memoryview, trailers: FieldLines) -> None:
         """Send the rest of a response in a task, as the client reads it."""
-        fast_path_call = self._call
+        fast_path_call, record = self._call, self.record
         idle_timeout = self._host.idle_timeouts.idle_timeout
+        grpc_status = record.grpc_status
+        record.grpc_status = -1  # until its client has the trailers
 
         async def send(response: ClientResponse) -> None:
             response.started = True
@@ -285,8 +287,9 @@ class Http2Call(StreamHandler):
                         await self.send(piece, end_stream=not (left or trailers))
                 if trailers:
                     self.send_headers(trailers, end_stream=True)
+                record.grpc_status = grpc_status
             except TimeoutError:
-                self.record.error = (
+                record.error = (
                     f"waiting for the client: nothing moved for {idle_timeout:g} s"
                     " (limits.idle_timeout)"
                 )

@@ -437,3 +437,31 @@ async def test_late_server_with_two_addresses_is_named_by_that_of_grpc(
     address = server.url.replace("http://", "grpc://")
     assert len(call_records) == 5
     assert all(record.error.startswith(f"waiting for {address}: ") for record in call_records)
+
+
+async def test_status_that_a_client_did_not_wait_for_is_not_recorded(
+    call_records: list[CallRecord],
+) -> None:
+    """The rest of a response waits for its client's window."""
+    served = _Server(respond(trailers=OK))
+    async with (
+        ScriptedServer(http2_script(served)) as server,
+        running_gateway(server.url.replace("http://", "grpc://")) as gateway,
+        connect_http2(gateway.url, initial_window_size=len(OUTPUT) - 1) as client,
+    ):
+        await _warm_up(client)
+        client.reads = False
+        for more in ([], _LONG):
+            stream = await client.start("POST", INFER, message(), [*GRPC, *more])
+            reply = client.replies[stream]
+            await client.until(lambda reply=reply: len(reply.body) == len(OUTPUT) - 1)
+            client.reset_stream(stream)
+            await gateway.until_idle()
+            assert call_records[-1].error == "the client reset the stream: CANCEL"
+            assert call_records[-1].grpc_status == -1
+        stream = await client.start("POST", INFER, message(), GRPC)
+        await client.until(lambda: client.replies[stream].body)
+        client.open_window(1, stream)
+        assert (await client.response(stream)).trailers == OK
+        await gateway.until_idle()
+        assert call_records[-1].grpc_status == 0
