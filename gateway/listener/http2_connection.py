@@ -401,7 +401,8 @@ class Http2ClientConnection(Http2Session):
         """
         head = self._heads.get(headers.fields)
         parser = self._host.head_parser
-        if head is not None and head.parser is parser and head.length == max(0, body_size):
+        size = None if body_size < 0 else body_size
+        if head is not None and head.parser is parser and head.length == size:
             return head, 0
         encoded = encode_request_head(headers, body_size)
         head = parser.parse_request(encoded)

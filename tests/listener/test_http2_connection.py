@@ -131,6 +131,16 @@ async def test_body_without_a_length() -> None:
         assert (await client.response(stream)).body == b"POST / None None streamed"
 
 
+async def test_body_may_follow_headers_that_an_empty_request_had() -> None:
+    async with running_listener(echo) as running, client_of(running) as client:
+        empty = client.send_headers("POST", "/", end_stream=True)
+        assert (await client.response(empty)).body == b"POST / 0 None "
+        stream = client.send_headers("POST", "/")
+        await until(lambda: running.listener.requests)
+        await client.send_data(stream, b"streamed")
+        assert (await client.response(stream)).body == b"POST / None None streamed"
+
+
 async def test_cookies_are_joined_and_authority_is_the_host() -> None:
     async def handle(client: ClientRequest, response: ClientResponse) -> None:
         await respond(response, repr(sorted(client.headers.items())).encode())
