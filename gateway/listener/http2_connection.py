@@ -41,12 +41,15 @@ from gateway.listener.connection_host import (
 from gateway.listener.http2_messages import (
     Http2Request,
     Http2Response,
+    encode_fields,
     encode_request_head,
     method_and_target,
     response_fields,
 )
 from gateway.listener.messages import ListenerResponse, with_request_id
 from gateway.observe.call_record import CallRecord
+from gateway.protocol.grpc.headers import GRPC_TYPE, MESSAGE, STATUS, is_grpc_type
+from gateway.protocol.grpc.status import GrpcStatus, encode_message, http_status
 from gateway.proxy.body_io import split
 from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
@@ -187,8 +190,14 @@ class Http2Call(StreamHandler):
         self._end_call()
 
     def drop_call(self) -> None:
-        """Reset the stream, and cancel the call."""
-        self.reset(ErrorCode.INTERNAL_ERROR)
+        """End the stream with an error, and cancel the call.
+
+        A gRPC client gets the status UNAVAILABLE with the error of the record.
+        """
+        if self._is_grpc:
+            self._send_unavailable()
+        else:
+            self.reset(ErrorCode.INTERNAL_ERROR)
         self.cancel("")
 
     def cancel(self, why: str) -> None:
@@ -205,6 +214,24 @@ class Http2Call(StreamHandler):
             call.cancel()
         if not isinstance(call, asyncio.Task):
             self._end_call()
+
+    @property
+    def _is_grpc(self) -> bool:
+        for name, value in self._headers.fields:
+            if name == b"content-type":
+                return is_grpc_type(value.decode("latin-1"))
+        return False
+
+    def _send_unavailable(self) -> None:
+        """Send the end of a gRPC response, which may be the whole of it."""
+        record, code = self.record, GrpcStatus.UNAVAILABLE
+        lines = [(STATUS, str(int(code))), (MESSAGE, encode_message(record.error))]
+        if not self.stream.sent_headers:  # "Trailers-Only" of PROTOCOL-HTTP2.md
+            lines.insert(0, ("content-type", GRPC_TYPE))
+            lines.insert(0, (":status", "200"))
+        self.send_headers(tuple(encode_fields(lines)), end_stream=True)
+        record.grpc_status = code
+        record.status = http_status(code)
 
     @property
     def _is_client_slow(self) -> bool:
