@@ -48,12 +48,11 @@ from gateway.listener.http2_messages import (
 )
 from gateway.listener.messages import ListenerResponse, with_request_id
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.grpc.headers import GRPC_TYPE, MESSAGE, STATUS, is_grpc_type
-from gateway.protocol.grpc.status import GrpcStatus, encode_message, http_status
 from gateway.proxy.body_io import split
 from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
+from gateway.proxy.grpc.dropped_call import end_dropped_call, is_grpc_content
 from gateway.proxy.interfaces import ClientResponse, HeaderLines, ResponseTemplate
 
 MAX_STREAMS: Final = 100
@@ -195,7 +194,8 @@ class Http2Call(StreamHandler):
         A gRPC client gets the status UNAVAILABLE with the error of the record.
         """
         if self._is_grpc:
-            self._send_unavailable()
+            lines = end_dropped_call(self.record, self.stream.sent_headers)
+            self.send_headers(tuple(encode_fields(lines)), end_stream=True)
         else:
             self.reset(ErrorCode.INTERNAL_ERROR)
         self.cancel("")
@@ -217,21 +217,8 @@ class Http2Call(StreamHandler):
 
     @property
     def _is_grpc(self) -> bool:
-        for name, value in self._headers.fields:
-            if name == b"content-type":
-                return is_grpc_type(value.decode("latin-1"))
-        return False
-
-    def _send_unavailable(self) -> None:
-        """Send the end of a gRPC response, which may be the whole of it."""
-        record, code = self.record, GrpcStatus.UNAVAILABLE
-        lines = [(STATUS, str(int(code))), (MESSAGE, encode_message(record.error))]
-        if not self.stream.sent_headers:  # "Trailers-Only" of PROTOCOL-HTTP2.md
-            lines.insert(0, ("content-type", GRPC_TYPE))
-            lines.insert(0, (":status", "200"))
-        self.send_headers(tuple(encode_fields(lines)), end_stream=True)
-        record.grpc_status = code
-        record.status = http_status(code)
+        fields = self._headers.fields
+        return any(name == b"content-type" and is_grpc_content(value) for name, value in fields)
 
     @property
     def _is_client_slow(self) -> bool:

@@ -67,6 +67,8 @@ class GrpcRequest(ClientRequest):
         """The bytes of a body that was read ahead to its end; None for any other."""
         self.carries_trailers = True
         self.rpc = method
+        self.has_ended = False
+        """Whether the client has sent its last message."""
         self._is_complete = False
         self._check_model: ModelCheck | None = None
         self._rewriter: ModelRewriter | None = None
@@ -161,8 +163,14 @@ class GrpcRequest(ClientRequest):
             for part in self._messages.feed(piece):
                 await self._scan(part)
         else:
+            self.has_ended = True
             self._messages.end()
         return piece
+
+    @property
+    def messages(self) -> int:
+        """Return the number of messages that have begun."""
+        return self._messages.messages
 
     @property
     def _name_field(self) -> int:
