@@ -31,6 +31,7 @@ from gateway.protocol.grpc.methods import (
     operation_of,
 )
 from gateway.protocol.grpc.model_scanner import ScannedModel
+from gateway.protocol.grpc.status import http_status
 from gateway.protocol.json_errors import quote_value
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import check_room
@@ -362,10 +363,11 @@ async def send_error(
     response: ClientResponse, error: GatewayError, audience: Audience = Audience.CLIENTS
 ) -> None:
     """Send an error in the protocol's format."""
-    headers, body = error_response(error, response.record, audience)
     if response.is_grpc:
+        _record_error(error, response.record, http_status(error.kind.value.grpc_code))
         await send_grpc_error(response, error, audience)
         return
+    headers, body = error_response(error, response.record, audience)
     await response.send(error.kind.value.status, "", CIMultiDict(headers), body)
 
 
@@ -373,8 +375,7 @@ def error_response(
     error: GatewayError, record: CallRecord, audience: Audience = Audience.CLIENTS
 ) -> tuple[HeaderLines, bytes]:
     """Record and log an error; return headers and body of its response."""
-    record.set_error(error)
-    FAILURE_LOG.write(error, record.request_id)
+    _record_error(error, record, error.kind.value.status)
     headers = _JSON
     if error.retry_after is not None:
         headers += (("Retry-After", str(error.retry_after)),)
@@ -384,6 +385,11 @@ def error_response(
         # RFC 9110, section 15.5.16.
         headers += (("Accept-Encoding", ", ".join(CODINGS)),)
     return headers, error_body(error.message_for(audience))
+
+
+def _record_error(error: GatewayError, record: CallRecord, status: int) -> None:
+    record.set_error(error)
+    FAILURE_LOG.write(error, record.request_id, status)
 
 
 def error_body(message: str) -> bytes:

@@ -14,6 +14,7 @@ from gateway.codec.grpc.stream_response import write_stream_error, write_stream_
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
+from gateway.protocol.grpc.status import http_status
 from gateway.protocol.operations import Operation, quote_name
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.grpc.http_form import CollectedResponse, HttpError, HttpFormRequest
@@ -121,4 +122,4 @@ def _add(main: CallRecord, part: CallRecord) -> None:
 def _record(call: Call, error: GatewayError) -> None:
     record = call.response.record
     record.set_abort(strip_tracebacks(error))
-    FAILURE_LOG.write(error, record.request_id)
+    FAILURE_LOG.write(error, record.request_id, http_status(error.kind.value.grpc_code))
