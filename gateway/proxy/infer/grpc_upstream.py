@@ -103,7 +103,13 @@ async def in_binary_form(
     that names the server for an invalid one, 400 for a listed output that the model does not have.
     """
     limits = destination.limits
-    message = await read_message(response, limits.max_buffered_body_bytes, server, reservation.grow)
+    message = await read_message(
+        response,
+        limits.max_buffered_body_bytes,
+        server,
+        reservation.grow,
+        limits.max_decompression_ratio,
+    )
     if message is None:
         return DocumentResponse(*error_of(response, server))
     reservation.grow(len(message))
