@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
-from urllib.parse import unquote
 
 from multidict import CIMultiDict
 
@@ -33,7 +32,7 @@ from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.messages import InferRequest, InferRequestHead
-from gateway.protocol.operations import model_name_of
+from gateway.protocol.operations import decode_utf8_name, model_name_of
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_chunks, split, write
 from gateway.proxy.headers import with_body
@@ -169,7 +168,8 @@ async def _read_inputs(call: Call, text: bytes) -> InferRequest:
 
 def _write_request(call: Call, request: InferRequest) -> UpstreamRequest:
     operation = call.operation
-    model, version = unquote(operation.model or ""), unquote(operation.version or "")
+    model = decode_utf8_name(operation.model or "", "model")
+    version = decode_utf8_name(operation.version or "", "version")
     message = write_infer_request(request, model, version)
     return one_message_request(_RPC, message, with_body(call.request.headers, {}))
 

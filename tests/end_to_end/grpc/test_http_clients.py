@@ -275,3 +275,31 @@ async def test_server_that_is_gone_is_named(gone: str) -> None:
         response = await client.ask(infer_json())
     assert response.status == 503
     assert "upstream 'servers'" in _json(response)["error"]
+
+
+NAMELESS = [
+    infer_json().replace(b"/models/m/", b"/models/a%FFb/"),
+    infer_raw(FLOATS.tobytes()).replace(b"/models/m/", b"/models/a%FFb/"),
+    infer_json().replace(b"/models/m/", b"/models/m/versions/a%FFb/"),
+    request("GET", "/v2/models/a%FFb"),
+    request("POST", "/v2/models/a%FFb/generate", b"{}"),
+    request("POST", "/v1/models/a%FFb:predict", b'{"instances": [1]}'),
+    request("POST", "/v2/repository/models/a%FFb/load", b"{}"),
+]
+
+
+@pytest.mark.parametrize("data", NAMELESS, ids=range(len(NAMELESS)))
+async def test_name_that_protobuf_cannot_have_is_refused(data: bytes, server: GrpcServer) -> None:
+    """It must not become that of another model."""
+    async with _client(server) as client:
+        response = await client.ask(data)
+    assert response.status == 400, response.body
+    assert '"a%FFb", which is not UTF-8 when it is decoded' in response.error
+    assert server.requests == []
+
+
+async def test_replacement_character_is_a_name(server: GrpcServer) -> None:
+    async with _client(server) as client:
+        data = infer_json().replace(b"/models/m/", b"/models/%EF%BF%BD/")
+        assert (await client.ask(data)).status == 200
+    assert message_class("ModelInferRequest").FromString(server.requests[-1]).model_name == "\ufffd"
