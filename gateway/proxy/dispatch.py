@@ -156,7 +156,7 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
             caps = route_limits.max_buffered_body_bytes, route_limits.max_decompression_ratio
             names = unquote(rewrite.model), unquote(rewrite.version or "")
             rewriter = ModelRewriter(rpc, *names, request.headers, *caps, reservation)
-        grpc_request.route(route_limits.max_request_bytes, check, rewriter)
+        await grpc_request.route(route_limits.max_request_bytes, check, rewriter)
         route_match = found
 
     with router.memory_budget.reserve() as reservation:
