@@ -15,7 +15,13 @@ from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
 from gateway.protocol.operations import model_name_of
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import Chunks, ClientBody, response_chunks, write
-from gateway.proxy.grpc.response import record_status
+from gateway.proxy.grpc.response import record_status, send_status
+from gateway.proxy.grpc.stream_errors import (
+    WANTS_STATUS,
+    StreamError,
+    end_at_first_error,
+    wants_status,
+)
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call
 from gateway.proxy.retry import UpstreamCall
@@ -51,8 +57,10 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
     dialect = call.destination.upstream.dialect_state.dialect
     form = GrpcForm() if dialect is None else dialect.grpc
     is_wrapped = request.target == _STREAM_INFER and not form.wraps_streamed
-    if is_wrapped:
-        headers.popall(ACCEPT_ENCODING, None)  # the gateway cannot wrap compressed messages
+    ends_at_error = request.target == _STREAM_INFER and wants_status(request)
+    headers.popall(WANTS_STATUS, None)
+    if is_wrapped or ends_at_error:
+        headers.popall(ACCEPT_ENCODING, None)  # the gateway does not read compressed messages
     target = request.target.replace(f"/{INFERENCE_SERVICE}/", f"/{form.service}/", 1)
     body = await _body(call, reservation)
     upstream_request = UpstreamRequest("POST", target, headers, body, is_grpc=True)
@@ -69,8 +77,15 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
         chunks = response_chunks(upstream_response, upstream_call.server, call.deadline)
         if is_wrapped:
             chunks = wrap_streamed(chunks)
-        async for chunk in chunks:
-            await write(response, chunk, call.deadline)
+        if ends_at_error:
+            chunks = end_at_first_error(chunks)
+        try:
+            async for chunk in chunks:
+                await write(response, chunk, call.deadline)
+        except StreamError as error:
+            call.deadline.expect_client()
+            await send_status(response, error.code, error.text)
+            return
         status = upstream_response.grpc_status
         if status is None and upstream_response.status == 200:
             server = upstream_call.server
