@@ -12,9 +12,10 @@ from gateway.protocol.grpc.headers import ACCEPT_ENCODING, MESSAGE, TIMEOUT
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
-from gateway.protocol.operations import model_name_of
+from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import Chunks, ClientBody, response_chunks, write
+from gateway.proxy.grpc.classification import check_body, check_chunks
 from gateway.proxy.grpc.response import record_status, send_status
 from gateway.proxy.grpc.stream_errors import (
     WANTS_STATUS,
@@ -98,9 +99,16 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
 async def _body(call: Call, reservation: Reservation) -> Body:
     """Return the body to send: buffered if it was read ahead, so that it can be sent again."""
     body = ClientBody(call.request, _ANY_SIZE, call.deadline)  # each message has its cap
+    is_checked = (
+        call.operation.kind is OperationKind.INFER
+        and call.destination.upstream.dialect.triton_extensions
+    )
     if body.size is None:
-        return body.read_rest()
-    return (await body.read_all(reservation),)
+        return check_chunks(call, body.read_rest()) if is_checked else body.read_rest()
+    data = await body.read_all(reservation)
+    if is_checked:
+        await check_body(call, data)
+    return (data,)
 
 
 def _with_valid_message(headers: CIMultiDict[str]) -> CIMultiDict[str]:
