@@ -15,7 +15,7 @@ AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/
 TESTS_OF_COMPILED := tests/http1 tests/http2 tests/listener tests/upstream tests/offload tests/codec/v2/test_fast_*.py tests/codec/v1/test_fast_*.py \
   tests/codec/elements/test_floats.py tests/codec/elements/test_rounding.py \
   tests/codec/elements/test_fast_decode.py tests/codec/elements/test_decode.py \
-  tests/codec/v2/test_request*.py tests/codec/v2/test_binary_request.py tests/observe tests/proxy tests/end_to_end/connections/test_fast_path.py \
+  tests/codec/v2/test_request*.py tests/codec/v2/test_binary_request.py tests/observe tests/proxy tests/end_to_end/connections/test_fast_path.py tests/end_to_end/grpc/test_fast_path.py \
   tests/end_to_end/limits/test_resource_release.py tests/end_to_end/limits/test_client_disconnects.py \
   tests/resilience/test_memory.py tests/fuzz/test_http1.py tests/fuzz/test_malicious_server.py \
   tests/integration/proxying/test_model_lists.py tests/integration/conversion/test_every_client.py
@@ -30,7 +30,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show five example calls
+demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show six example calls
 	@$(BIN)/tensorgate demo $(ARGS)
 
 # TENSORGATE_TEST_SCALE=1 tries all generated examples, and both event loops everywhere: it takes twice as long.
@@ -75,7 +75,7 @@ docs: .venv/.test-ready ## Build the documentation as a site in .cache/site; a d
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open .cache/site/index.html, or run: $(BIN)/python -m mkdocs serve"
 
-bench: .venv/.bench-ready .cache/triton/.ready .cache/kserve/.ready $(COMPILED) ## Measure speed and memory in front of real servers
+bench: .venv/.bench-ready $(SERVERS) $(COMPILED) ## Measure speed and memory in front of real servers
 	@$(AS_COMPILED) $(BIN)/python -m benchmarks $(ARGS)
 
 triton: .venv/.test-ready .cache/triton/.ready ## Start the tests' real Triton by hand (ARGS="--http-port 8000")

@@ -26,14 +26,15 @@ the fully buffered JSON parsed and printed on one core; the gateway converts in 
 on another core, and so can be faster. The raw server, which sends and discards bytes as fast as it
 can, serves large bodies, the event loop, the p99 beside large requests, the time per number and
 idle connections. A server with one small prepared response serves the JSON comparison with Envoy,
-the workers and the added latency. KServe serves the rows that name it, Triton all others. *One
-core*: the proxy has it to itself, server and client (wrk for JSON) share the others; the gateway
+the workers and the added latency. KServe and MLServer serve the rows that name them. A server with
+prepared messages serves the other gRPC rows, Triton all others. *One core*: the proxy has it to
+itself, server and client (wrk for JSON, h2load for gRPC calls) share the others; the gateway
 converts JSON to binary and back, the other proxies do not convert. *Heads all different*: each
 request has its own trace id, request id and length. *Logged*: gateway and Envoy run with their
 defaults and write an access log. Python's clients call one after the other over one connection;
-what is added is the median of the differences within each round. Memory growth is the peak
-(VmHWM) of the gateway process. The event loop is blocked for the CPU time of one of its time
-slices, or for the wall clock time if the slice blocks."""
+what is added is the median of the differences within each round. Memory growth is the peak (VmHWM)
+of the gateway process. The event loop is blocked for the CPU time of one of its time slices, or for
+the wall clock time if the slice blocks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ GATEWAY: Rooms = {
 }
 PROXY: Rooms = {
     "fast_path": _imports(
-        "dispatch router infer passthrough filters server_dialect retry interfaces destination"
+        "dispatch router grpc infer passthrough filters server_dialect retry interfaces destination"
         " headers response_headers server_timing admission"
     ),
     "dispatch": _imports(
@@ -123,6 +123,9 @@ TESTED_BY = {
     "proxy/infer/generate.py": "end_to_end/grpc/test_generate.py",
     "proxy/infer/grpc_upstream.py": "end_to_end/grpc/test_http_clients.py",
     "upstream/grpc/endpoint.py": "end_to_end/grpc/test_http_clients.py",
+    "upstream/http2/response.py": "upstream/http2/test_endpoint.py",
+    "upstream/http2/reserved_stream.py": "end_to_end/grpc/test_fast_path.py",
+    "proxy/fast_path/grpc_handler.py": "end_to_end/grpc/test_fast_path.py",
     "codec/v2/binary_response.py": "end_to_end/grpc/test_http_clients.py",
     "protocol/grpc/headers.py": "end_to_end/grpc/test_passthrough.py",
     "proxy/infer/server_form.py": "proxy/infer/test_handler.py",

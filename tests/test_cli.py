@@ -337,10 +337,10 @@ async def test_the_access_log_can_be_turned_off(file: Path) -> None:
     assert "stopped" in err
 
 
-async def test_the_demo_shows_five_calls() -> None:
+async def test_the_demo_shows_six_calls() -> None:
     status, out, err = await run(TENSORGATE, "demo", "--once", "--port", "0")
     assert (status, err) == (0, "")
-    assert re.findall(r"^([1-9])  \S", out, re.MULTILINE) == list("12345")
+    assert re.findall(r"^([1-9])  \S", out, re.MULTILINE) == list("123456")
     assert "Ctrl-C" not in out
     assert "\x1b" not in out  # no colours where nobody sees them
 

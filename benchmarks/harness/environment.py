@@ -16,7 +16,7 @@ from typing import Self
 
 from benchmarks.harness.client import HOST, Connection
 from benchmarks.harness.processes import Gateway, running_gateway, server
-from benchmarks.harness.requests import json_of_doubles, normal
+from benchmarks.harness.requests import Request, json_of_doubles, normal
 from benchmarks.harness.rounds import run_rounds
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
@@ -83,10 +83,10 @@ class Environment:
         return self._open.enter_context(server("raw_server")).ports[0]
 
 
-def start_offload(gateway: Gateway) -> None:
+def start_offload(gateway: Gateway, request: Request | None = None) -> None:
     """Have the gateway start its offload process by a large request, and wait for it."""
     with Connection(gateway.port) as connection:
-        connection.fetch(json_of_doubles("identity_fp32", normal(100_000)))
+        connection.fetch(request or json_of_doubles("identity_fp32", normal(100_000)))
     time.sleep(_OFFLOAD_STARTS_WITHIN)
 
 

@@ -131,18 +131,20 @@ def running_gateway(
     dialect: str = "triton",
     access_log: bool = False,
     from_sources: bool = False,
+    scheme: str = "http",
 ) -> Iterator[Gateway]:
     """Run a gateway in front of a server, without limits on sizes.
 
-    ``command`` takes the settings as ``--config FILE`` and logs where it listens. With
-    ``from_sources``, the gateway is not compiled, as an installation without a compiler gives it.
+    ``scheme`` is the server's protocol, ``http`` or ``grpc``. ``command`` takes the settings as
+    ``--config FILE`` and logs where it listens. With ``from_sources``, the gateway is not
+    compiled, as an installation without a compiler gives it.
     """
     settings = {
         "listen": f"{HOST}:0",
         "workers": workers,
         "offload": offload,
         "upstreams": {
-            "server": {"endpoints": [f"http://{HOST}:{server_port}"], "dialect": dialect}
+            "server": {"endpoints": [f"{scheme}://{HOST}:{server_port}"], "dialect": dialect}
         },
         "limits": {"max_request_bytes": "4GiB"},
         "log": {"access": access_log},

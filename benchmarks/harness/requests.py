@@ -25,8 +25,8 @@ ID_PLACE = "0f0f0f0f"
 class Request:
     """A request: its head with any short part of the body, then the rest of the body.
 
-    ``body`` is the whole body if it is JSON, else empty. Load of a request with ``variants``
-    consists of these in turn, each time with a different head.
+    ``body`` is the whole body if it is JSON or a gRPC message, else empty. Load of a request with
+    ``variants`` consists of these in turn, each time with a different head.
     """
 
     wire: Sequence[bytes | memoryview]

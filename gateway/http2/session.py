@@ -73,6 +73,11 @@ class StreamHandler:
         """Whether the peer's message is complete."""
         return self.stream.received_end
 
+    @property
+    def buffered_size(self) -> int:
+        """The bytes of the body that wait to be read, as they are counted."""
+        return self._buffered
+
     async def read(self) -> bytes | memoryview:
         """Return the next piece of the body, empty at its end.
 

@@ -42,7 +42,7 @@ from gateway.observe.call_record import CallRecord
 from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
-from gateway.proxy.interfaces import HeaderLines, ResponseTemplate
+from gateway.proxy.interfaces import FieldLines, HeaderLines, ResponseTemplate
 
 _MIN_PREFACE = len(b"PRI")
 """Bytes of the preface of HTTP/2 after which no method of HTTP/1.1 begins like it."""
@@ -63,6 +63,7 @@ class ClientConnection(Connection):
         self._head: RequestHead | None = None
         self.added_headers: HeaderLines = ()
         self.added_lines = b""
+        self.carries_trailers = False
         self.record = NO_CALL
         self._body: BodyStream | None = None
         self._decoder: BodyDecoder = LengthDecoder(0)
@@ -143,6 +144,7 @@ class ClientConnection(Connection):
         body: bytes | memoryview,
         *,
         last: bool = False,
+        trailers: FieldLines = (),
     ) -> None:
         """Send the response of the current call; see FastPathClient."""
         assert self._head is not None
@@ -292,6 +294,7 @@ class ClientConnection(Connection):
             may_be_fast = False
         body = self._body = BodyStream(self.read_flow, self.buffers)
         self._decoder = ChunkedDecoder() if head.length is None else LengthDecoder(head.length)
+        may_be_fast = may_be_fast and head.length is not None
         labels = self._host.fast_path_labels(head) if may_be_fast else None
         if labels is not None:
             record.labels = labels

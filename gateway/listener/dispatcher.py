@@ -19,8 +19,8 @@ from gateway.listener.connection_host import (
 from gateway.listener.messages import ListenerResponse, to_origin_form
 from gateway.observe.call_record import CallLabels, CallObserver, CallRecord
 from gateway.proxy.dispatch import INTERNAL_ERROR, send_error
-from gateway.proxy.fast_path.call import CallPlan, FastPathCall
-from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.fast_path.call import FastPathCall
+from gateway.proxy.fast_path.planner import FastPath, GrpcPlan, Plan
 from gateway.proxy.filters.forwarded_headers import (
     FORWARDED_KEYS,
     NOTED_HEADERS,
@@ -71,9 +71,12 @@ class RequestDispatcher(ConnectionHost):
     def fast_path_labels(self, head: RequestHead) -> CallLabels | None:
         """Return the labels of a request if it can take the fast path once its body is there."""
         plan = self._plan(head)
-        if plan is None or head.length is None or head.length > plan.max_size:
+        if plan is None:
             return None
-        return plan.labels
+        if head.length is None:
+            # gRPC does not say how long a body is, and most are small.
+            return plan.labels if isinstance(plan, GrpcPlan) else None
+        return plan.labels if head.length <= plan.max_size else None
 
     def start_fast_path(
         self, client: CallClient, head: RequestHead, body: bytes | memoryview
@@ -91,7 +94,7 @@ class RequestDispatcher(ConnectionHost):
             self._active_calls[call] = client
         return call
 
-    def _plan(self, head: RequestHead) -> CallPlan | None:
+    def _plan(self, head: RequestHead) -> Plan | None:
         if self._fast_path is None or head.parser is not self.head_parser:
             return None  # the fast path was replaced while the call waited for its body
         try:

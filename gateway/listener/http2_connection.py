@@ -19,6 +19,7 @@ from gateway.http1.head import (
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.events import DataReceived, GoAwayReceived, HeadersReceived, StreamReset
+from gateway.http2.header_table import Header
 from gateway.http2.hpack import MAX_HEADER_LIST, HeaderList
 from gateway.http2.session import (
     CONNECTION_WINDOW,
@@ -53,13 +54,21 @@ from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
 from gateway.proxy.grpc.dropped_call import end_dropped_call, is_grpc_content
-from gateway.proxy.interfaces import ClientResponse, HeaderLines, ResponseTemplate
+from gateway.proxy.interfaces import (
+    ClientResponse,
+    FieldLines,
+    HeaderLines,
+    ResponseTemplate,
+)
 
 MAX_STREAMS: Final = 100
 """Requests of one connection that may be in progress: RFC 9113, section 6.5.2, advises as many."""
 
 _MAX_FRAME: Final = STREAM_WINDOW
 """Bytes of a received frame: a stream's first window would allow no larger one."""
+
+_MAX_DEFERRED: Final = STREAM_WINDOW // 2
+"""Bytes of a body of unknown size that are waited for."""
 
 _MAX_CACHED_HEADS: Final = 8
 """Parsed heads that a connection keeps, of at most MAX_CACHED_HEAD bytes each."""
@@ -83,6 +92,7 @@ class Http2Call(StreamHandler):
         super().__init__(connection, stream)
         self.added_headers: HeaderLines = ()
         self.added_lines = b""
+        self.carries_trailers = True
         self.record = NO_CALL
         self._connection = connection
         self._host = host
@@ -145,6 +155,10 @@ class Http2Call(StreamHandler):
                 self._start_task(self._head)
             else:
                 self._start_buffered(self._head)
+        elif self._request_bytes > _MAX_DEFERRED and isinstance(self._call, DeferredCall):
+            assert self._head is not None
+            if self._head.length is None:
+                self.start_deferred_task()
 
     def respond(
         self,
@@ -153,6 +167,7 @@ class Http2Call(StreamHandler):
         body: bytes | memoryview,
         *,
         last: bool = False,
+        trailers: FieldLines = (),
     ) -> None:
         """Send the response of the current call; see FastPathClient."""
         record = self.record
@@ -160,20 +175,21 @@ class Http2Call(StreamHandler):
             lines = with_request_id(lines, record.request_id)
         has_body = bool(body) and template.status not in STATUSES_WITHOUT_BODY
         fields = response_fields(template, lines, len(body))
-        self.send_headers(fields, end_stream=not has_body)
-        record.status = template.status
-        if not has_body:
-            self._end_call()
-            return
-        record.response_bytes = len(body)
+        self.send_headers(fields, end_stream=not (has_body or trailers))
+        if record.grpc_status < 0:
+            record.status = template.status
         sent = 0
-        if not self.session.write_blocked:
-            sent = self.session.http2.send_data(self.stream, body, end_stream=True)
-            self.session.flush_soon(sent)
-        if self.stream.closed or self.stream.sent_end:
-            self._end_call()
-        else:
-            self._send_rest(memoryview(body)[sent:])
+        if has_body:
+            record.response_bytes = len(body)
+            if not self.session.write_blocked:
+                sent = self.session.http2.send_data(self.stream, body, end_stream=not trailers)
+                self.session.flush_soon(sent)
+            if sent < len(body) and not self.stream.closed:
+                self._send_rest(memoryview(body)[sent:], trailers)
+                return
+        if trailers:
+            self.send_headers(trailers, end_stream=True)
+        self._end_call()
 
     def continue_in_task(self, rest: Continuation, over: Callable[[], None]) -> None:
         """Run the rest of the current call in a task; see FastPathClient."""
@@ -237,7 +253,7 @@ class Http2Call(StreamHandler):
         """Wait for the rest of a small body if the call can take the fast path with it."""
         length = head.length
         labels = self._host.fast_path_labels(head)
-        if labels is None or length is None or length > self.session.buffers.window:
+        if labels is None or (length or 0) > self.session.buffers.window:
             self._start_task(head)
             return
         self.record.labels = labels
@@ -266,7 +282,7 @@ class Http2Call(StreamHandler):
         if self._call is task:
             self._end_call()
 
-    def _send_rest(self, body: memoryview) -> None:
+    def _send_rest(self, body: memoryview, trailers: FieldLines) -> None:
         """Send the rest of a response in a task, as the client reads it."""
         fast_path_call = self._call
         idle_timeout = self._host.idle_timeouts.idle_timeout
@@ -280,7 +296,9 @@ class Http2Call(StreamHandler):
                 for piece in split(body, _SENT_PIECE):
                     left -= len(piece)
                     async with asyncio.timeout(idle_timeout):
-                        await self.send(piece, end_stream=not left)
+                        await self.send(piece, end_stream=not (left or trailers))
+                if trailers:
+                    self.send_headers(trailers, end_stream=True)
             except TimeoutError:
                 self.record.error = (
                     f"waiting for the client: nothing moved for {idle_timeout:g} s"
@@ -340,7 +358,7 @@ class Http2ClientConnection(Http2Session):
         self.peer = peer
         self._host = host
         self._forwarded_headers = ForwardedHeaders(host.forwarding, peer, is_http2=True)
-        self._heads: dict[HeaderList, RequestHead] = {}
+        self._heads: dict[tuple[Header, ...], RequestHead] = {}
         self._begun: list[Http2Call] = []
         self._connected_at = self._idle_since = self.loop.time()
         self._partial_since = 0.0
@@ -392,7 +410,7 @@ class Http2ClientConnection(Http2Session):
 
         ``body_size`` is that of a complete body, -1 before it is complete. Raises MalformedError.
         """
-        head = self._heads.get(headers)
+        head = self._heads.get(headers.fields)
         parser = self._host.head_parser
         if head is not None and head.parser is parser and head.length == max(0, body_size):
             return head, 0
@@ -401,7 +419,7 @@ class Http2ClientConnection(Http2Session):
         if len(encoded) <= MAX_CACHED_HEAD and body_size >= 0:
             if len(self._heads) >= _MAX_CACHED_HEADS:
                 self._heads.clear()
-            self._heads[headers] = head
+            self._heads[headers.fields] = head
         return head, len(encoded)
 
     def make_head(self) -> RequestHead:

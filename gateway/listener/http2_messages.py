@@ -178,7 +178,7 @@ def response_fields(template: ResponseTemplate, lines: bytes, size: int) -> tupl
     more = encode_fields(parse_lines(lines))
     if not template.has_date:
         more.append((b"date", http_date(int(time.time())).encode()))
-    if template.status not in STATUSES_WITHOUT_BODY:
+    if template.states_length and template.status not in STATUSES_WITHOUT_BODY:
         more.append((b"content-length", b"%d" % size))
     return (*fields, *more)
 

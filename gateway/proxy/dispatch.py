@@ -364,7 +364,7 @@ async def send_error(
 ) -> None:
     """Send an error in the protocol's format."""
     if response.is_grpc:
-        _record_error(error, response.record, http_status(error.kind.value.grpc_code))
+        record_error(error, response.record, http_status(error.kind.value.grpc_code))
         await send_grpc_error(response, error, audience)
         return
     headers, body = error_response(error, response.record, audience)
@@ -375,7 +375,7 @@ def error_response(
     error: GatewayError, record: CallRecord, audience: Audience = Audience.CLIENTS
 ) -> tuple[HeaderLines, bytes]:
     """Record and log an error; return headers and body of its response."""
-    _record_error(error, record, error.kind.value.status)
+    record_error(error, record, error.kind.value.status)
     headers = _JSON
     if error.retry_after is not None:
         headers += (("Retry-After", str(error.retry_after)),)
@@ -387,7 +387,8 @@ def error_response(
     return headers, error_body(error.message_for(audience))
 
 
-def _record_error(error: GatewayError, record: CallRecord, status: int) -> None:
+def record_error(error: GatewayError, record: CallRecord, status: int) -> None:
+    """Record and log the error of a call; ``status`` is that of the access log."""
     record.set_error(error)
     FAILURE_LOG.write(error, record.request_id, status)
 

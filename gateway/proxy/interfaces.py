@@ -16,6 +16,7 @@ from gateway.protocol.operations import Operation
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Destination
 from gateway.proxy.response_headers import ResponseHeaderPolicy
+from gateway.upstream.transport import FieldLines as FieldLines
 from gateway.upstream.transport import HeaderLines as HeaderLines
 from gateway.upstream.transport import KeyedHead
 
@@ -127,8 +128,8 @@ class ResponseTemplate:
     """Status and headers that many responses share; the listener caches the ``encoded`` head.
 
     ``encoded`` is by whether the connection closes after the response; ``fields`` are the same for
-    HTTP/2. ``dropped`` are headers, in
-    lower case, that the server's Connection header keeps from being passed on.
+    HTTP/2. ``dropped`` are headers, in lower case, that the server's Connection header keeps from
+    being passed on. ``states_length`` is False for gRPC, whose responses have no Content-Length.
     """
 
     __slots__ = (
@@ -139,6 +140,7 @@ class ResponseTemplate:
         "has_server",
         "headers",
         "reason",
+        "states_length",
         "status",
     )
 
@@ -148,11 +150,13 @@ class ResponseTemplate:
         reason: str,
         headers: HeaderLines,
         dropped: frozenset[str] = frozenset(),
+        states_length: bool = True,
     ) -> None:
         self.status = status
         self.reason = reason
         self.headers = headers
         self.dropped = dropped
+        self.states_length = states_length
         names = {name.lower() for name, _ in headers}
         self.has_date = "date" in names
         self.has_server = "server" in names
@@ -163,12 +167,13 @@ class ResponseTemplate:
 class FastPathClient(Protocol):
     """A client whose request is fully buffered.
 
-    ``added_headers`` and ``record`` are as in ClientRequest and ClientResponse; ``added_lines`` are
-    the lines of these headers.
+    ``added_headers``, ``carries_trailers`` and ``record`` are as in ClientRequest and
+    ClientResponse; ``added_lines`` are the lines of these headers.
     """
 
     added_headers: HeaderLines
     added_lines: bytes
+    carries_trailers: bool
     record: CallRecord
 
     def respond(
@@ -178,10 +183,13 @@ class FastPathClient(Protocol):
         body: bytes | memoryview,
         *,
         last: bool = False,
+        trailers: FieldLines = (),
     ) -> None:
         """Send the whole response; ``last`` closes the connection after it.
 
-        ``lines`` are headers in addition to those of the template. Content-Length is added.
+        ``lines`` are headers in addition to those of the template. Content-Length is added if the
+        template states it. ``trailers`` are for connections that carry them. The status of a gRPC
+        call stands in the record already.
         """
 
     def continue_in_task(

@@ -16,6 +16,9 @@ from gateway.protocol.grpc.status import GrpcStatus, http_status
 HeaderLines = tuple[tuple[str, str], ...]
 """Names and values of headers, in order."""
 
+FieldLines = tuple[tuple[bytes, bytes], ...]
+"""The same as HTTP/2 has them: names in lower case."""
+
 # RFC 9110, section 7.6.1, and those of older proxies; the listener handles Expect.
 HOP_BY_HOP = frozenset(
     (
@@ -185,7 +188,9 @@ class ResponseReceiver(Protocol):
     def passes_untouched(self, head: UpstreamResponseHead) -> bool:
         """Tell whether the body is not converted: then even a large one may be handled at once."""
 
-    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> bool:
+    def on_complete(
+        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
+    ) -> bool:
         """Handle a response that arrived completely; False leaves it to ``on_headers``."""
 
     def on_headers(self, response: UpstreamResponse) -> None:
@@ -264,6 +269,10 @@ class UpstreamEndpoint(ABC):
 
         None if the transport can only stream.
         """
+        return None
+
+    def try_reserve_stream(self) -> ReservedConnection | None:
+        """Take a stream for a gRPC call, over a connection that is there; None if there is none."""
         return None
 
     @abstractmethod

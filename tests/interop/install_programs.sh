@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs the programs that tests/interop runs: by apt, as root, and Envoy by pip into .venv.
+# Installs the programs that tests/interop runs: by apt, as root, Envoy by pip into .venv, and what
+# generates and runs gRPC clients by npm and pip into .cache. Go's programs are built by the tests.
 # It names the programs that it cannot install: their tests are skipped.
 set -euo pipefail
 
@@ -9,6 +10,8 @@ declare -A packages=(
   [nghttp]=nghttp2-client
   [haproxy]=haproxy
   [nginx]=nginx-light
+  [node]=nodejs
+  [npm]=npm
   [prometheus]=prometheus
   [promtool]=prometheus
   [systemd-analyze]=systemd
@@ -46,11 +49,26 @@ if ! command -v envoy > /dev/null && [ ! -e .venv/bin/envoy ]; then
 fi
 
 mapfile -t wanted < <(missing)
-[ ${#wanted[@]} -gt 0 ] || exit 0
-if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+if [ ${#wanted[@]} -gt 0 ] && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
   echo "installing by apt, for the tests: ${wanted[*]} ..."
   install "${wanted[@]}"
 fi
 for program in $(missing); do
   echo "skipped: the tests that need $program (apt install ${packages[$program]})"
 done
+
+# Both have several packages; a folder that is there is complete.
+tools=.cache/grpcio-tools
+if [ ! -e "$tools" ]; then
+  echo "installing grpcio-tools by pip, for the tests ..."
+  rm -rf "$tools.new"
+  "$python" -m pip --quiet --disable-pip-version-check install --target "$tools.new" grpcio-tools==1.85.1 &&
+    mv "$tools.new" "$tools" || echo "skipped: the tests that need grpcio-tools"
+fi
+node_packages=(@grpc/grpc-js@1.14.0 @grpc/proto-loader@0.8.0)
+if [ ! -e .cache/node ] && command -v npm > /dev/null; then
+  echo "installing ${node_packages[*]} by npm, for the tests ..."
+  rm -rf .cache/node.new
+  npm install --silent --no-audit --no-fund --ignore-scripts --prefix .cache/node.new "${node_packages[@]}" > /dev/null &&
+    mv .cache/node.new .cache/node || echo "skipped: the tests that need @grpc/grpc-js"
+fi

@@ -14,6 +14,7 @@ PACKAGES = {
     "curl": "curl",
     "h2load": "nghttp2-client",
     "nghttp": "nghttp2-client",
+    "node": "nodejs",
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "wrk": "wrk",
@@ -29,7 +30,16 @@ def program(name: str) -> str:
     return found
 
 
-_GO_FOLDER = Path(__file__).parents[2] / ".cache" / "go"
+def installed_folder(name: str) -> Path:
+    """Give a folder of .cache that install_programs.sh has made, or skip the test."""
+    folder = _CACHE / name
+    if not folder.exists():
+        pytest.skip(f"there is no {folder} (tests/interop/install_programs.sh)")
+    return folder
+
+
+_CACHE = Path(__file__).parents[2] / ".cache"
+_GO_FOLDER = _CACHE / "go"
 
 
 def go_program(package: str) -> str:

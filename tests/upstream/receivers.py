@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.upstream.transport import (
+    FieldLines,
     HeaderLines,
     RequestTemplate,
     ReservedConnection,
@@ -29,7 +30,9 @@ class RecordingReceiver:
     def passes_untouched(self, head: UpstreamResponseHead) -> bool:
         return self.untouched
 
-    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> bool:
+    def on_complete(
+        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
+    ) -> bool:
         self.complete.append((head, bytes(body)))
         self.then()
         self.done.set()

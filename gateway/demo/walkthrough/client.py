@@ -1,8 +1,9 @@
 """The client of the show: makes calls, measures their time, and records both sides."""
 
+import asyncio
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,6 +16,14 @@ from gateway.demo.server.errors import RequestError
 from gateway.demo.server.recorder import RecordedCall, RecordedMessage
 from gateway.demo.server.server import DemoServer
 from gateway.demo.server.tensors import DTYPES, Array
+from gateway.demo.walkthrough.grpc_client import (
+    INFER,
+    GrpcError,
+    GrpcTensor,
+    call,
+    read_tensors,
+    write_request,
+)
 
 TIMEOUT: Final = 30.0  # seconds for a call
 
@@ -90,6 +99,32 @@ class CallResult:
         return ShowError(f"{self.method} {self.url}: {problem}; the response was {response}")
 
 
+@dataclass(frozen=True, slots=True)
+class GrpcResult:
+    """A gRPC call as the client saw it; `server_call` is what the server saw, None if nothing."""
+
+    url: str
+    request: bytes
+    response: bytes
+    inputs: Sequence[GrpcTensor]
+    tensors: Sequence[GrpcTensor]
+    seconds: float
+    server_call: RecordedCall | None
+
+    @property
+    def outputs(self) -> dict[str, Array]:
+        """Return the output tensors."""
+        return {tensor.name: tensor.array for tensor in self.tensors}
+
+    def error(self, problem: str) -> ShowError:
+        """Make an error that names the call, the problem and the response."""
+        return _grpc_error(self.url, f"{problem}; the response was {self.response!r}")
+
+
+def _grpc_error(url: str, problem: str) -> ShowError:
+    return ShowError(f"{INFER} at {url}: {problem}")
+
+
 def http_session() -> aiohttp.ClientSession:
     """Make an HTTP client with a timeout that asks for uncompressed responses."""
     return aiohttp.ClientSession(
@@ -119,6 +154,29 @@ class DemoClient:
             "Inference-Header-Content-Length": "0",
         }
         return await self._send("POST", url, headers, body)
+
+    async def infer_grpc(self, url: str, model: str, arrays: Mapping[str, Array]) -> GrpcResult:
+        """Send an inference request with FP32 inputs over gRPC."""
+        request = write_request(model, arrays, "FP32")
+        before = self._server.last_call
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                response = await call(url, INFER, request)
+            seconds = time.perf_counter() - started
+            tensors_of_response = read_tensors(response, outputs=True)
+        except (GrpcError, TimeoutError) as error:
+            raise _grpc_error(url, str(error) or "no response in time") from None
+        server_call = self._server.last_call
+        return GrpcResult(
+            url=url,
+            request=request,
+            response=response,
+            inputs=read_tensors(request, outputs=False),
+            tensors=tensors_of_response,
+            seconds=seconds,
+            server_call=None if server_call is before else server_call,
+        )
 
     async def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes

@@ -1,14 +1,17 @@
-"""Makes five calls through the gateway and prints each as the client and the server see it."""
+"""Makes six calls through the gateway and prints each as the client and the server see it."""
 
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any, Final, TextIO
 
 import numpy as np
 
 from gateway.demo.server import documents
+from gateway.demo.server.recorder import RecordedCall
 from gateway.demo.server.server import DemoServer
 from gateway.demo.server.tensors import Array
-from gateway.demo.walkthrough.client import CallResult, DemoClient, http_session
+from gateway.demo.walkthrough import grpc_client
+from gateway.demo.walkthrough.client import CallResult, DemoClient, ShowError, http_session
 from gateway.demo.walkthrough.page import Page, milliseconds, summarize_body, summarize_json
 
 ROUNDS: Final = 5  # calls of each kind in a comparison
@@ -58,6 +61,7 @@ async def run_show(gateway_url: str, server: DemoServer, out: TextIO, color: boo
         await show.show_fp16_json()
         await show.show_raw_binary()
         await show.show_trace()
+        await show.show_grpc()
 
 
 def curl_commands(gateway_url: str) -> str:
@@ -94,7 +98,7 @@ class _Show:
         result = await self._client.post_json(self._gateway + path, body)
         _check(result, SUM=left + right)
         self._print_call(result)
-        self._print_time(result)
+        self._print_time(result.seconds, result.server_call)
 
     async def show_large_json(self) -> None:
         path = "/v2/models/image/infer"
@@ -134,7 +138,7 @@ class _Show:
         result = await self._client.post_json(self._gateway + path, body)
         _check(result, OUTPUT0=numbers * np.float16(0.5))
         self._print_call(result)
-        self._print_time(result)
+        self._print_time(result.seconds, result.server_call)
 
     async def show_raw_binary(self) -> None:
         path = "/v2/models/image/infer"
@@ -143,7 +147,7 @@ class _Show:
         result = await self._client.post_raw(self._gateway + path, image.tobytes())
         _check(result, INVERTED=1 - image)
         self._print_call(result)
-        self._print_time(result)
+        self._print_time(result.seconds, result.server_call)
         as_json = len(_request(_input("INPUT", "FP32", image)))
         self._page.details([f"the same image in JSON is {as_json:,} bytes"])
 
@@ -155,7 +159,7 @@ class _Show:
         result = await self._client.get(self._gateway + _TRACE)
         _check_trace(result, {})
         self._print_call(result)
-        self._print_time(result)
+        self._print_time(result.seconds, result.server_call)
 
         self._page.title("   Change the trace settings", f"POST {_TRACE}")
         settings = {"trace_level": ["TIMESTAMPS"], "trace_rate": "100"}
@@ -163,7 +167,23 @@ class _Show:
         result = await self._client.post_json(self._gateway + _TRACE, body)
         _check_trace(result, settings)
         self._print_call(result)
-        self._print_time(result)
+        self._print_time(result.seconds, result.server_call)
+
+    async def show_grpc(self) -> None:
+        left = np.array([1, 2, 3], np.float32)
+        right = np.array([10, 20, 30], np.float32)
+        page = self._page
+        page.title("6  A gRPC call to a server that speaks HTTP only", grpc_client.INFER)
+        result = await self._client.infer_grpc(
+            self._gateway, "add", {"INPUT0": left, "INPUT1": right}
+        )
+        _check_outputs(result.outputs, {"SUM": left + right}, result.error)
+        page.row("client → gateway", f"gRPC message, {len(result.request):,} bytes")
+        page.details(tensor.summary for tensor in result.inputs)
+        self._print_server_call(result.server_call, "")
+        page.row("gateway → client", f"gRPC message, {len(result.response):,} bytes", "good")
+        page.details(tensor.summary for tensor in result.tensors)
+        self._print_time(result.seconds, result.server_call)
 
     async def _compare(self, path: str, body: bytes) -> tuple[float, float]:
         """Measure a call with and without the gateway; the medians, in seconds."""
@@ -180,27 +200,31 @@ class _Show:
         page = self._page
         page.row("client → gateway", summarize_body(result.request))
         page.details(summarize_json(result.request_text))
-        call = result.server_call
-        if call is None:
-            page.row("gateway → server", "nothing", "bad")
-        else:
-            path = "" if call.path == result.path else f", at {call.path}"
-            page.row("gateway → server", summarize_body(call.request) + path)
-            page.details(summarize_json(call.request.text))
-            page.row("server → gateway", f"{call.status}, {summarize_body(call.response)}")
-            page.details(summarize_json(call.response.text))
+        self._print_server_call(result.server_call, result.path)
         page.row("gateway → client", f"{result.status}, {summarize_body(result.response)}", "good")
         page.details(summarize_json(result.response_text))
+
+    def _print_server_call(self, call: RecordedCall | None, path: str) -> None:
+        """Print what the server saw, with its path unless the client's was the same."""
+        page = self._page
+        if call is None:
+            page.row("gateway → server", "nothing", "bad")
+            return
+        other_path = "" if call.path == path else f", at {call.path}"
+        page.row("gateway → server", summarize_body(call.request) + other_path)
+        page.details(summarize_json(call.request.text))
+        page.row("server → gateway", f"{call.status}, {summarize_body(call.response)}")
+        page.details(summarize_json(call.response.text))
 
     def _print_rejection(self, result: CallResult) -> None:
         self._page.row(
             "without gateway", f"{result.status}, {result.response_document().get('error')}", "bad"
         )
 
-    def _print_time(self, result: CallResult) -> None:
-        text = milliseconds(result.seconds)
-        if result.server_call is not None:
-            text += f", {milliseconds(result.server_call.seconds)} of it in the server"
+    def _print_time(self, seconds: float, call: RecordedCall | None) -> None:
+        text = milliseconds(seconds)
+        if call is not None:
+            text += f", {milliseconds(call.seconds)} of it in the server"
         self._page.row("time", text)
 
 
@@ -223,10 +247,17 @@ def _image() -> Array:
 
 def _check(result: CallResult, **expected: Array) -> None:
     result.expect_status(200)
-    outputs = result.outputs()
+    _check_outputs(result.outputs(), expected, result.error)
+
+
+def _check_outputs(
+    outputs: Mapping[str, Array],
+    expected: Mapping[str, Array],
+    error: Callable[[str], ShowError],
+) -> None:
     for name, array in expected.items():
         if name not in outputs or not np.array_equal(outputs[name], array):
-            raise result.error(f"output {name} has wrong values")
+            raise error(f"output {name} has wrong values")
 
 
 def _check_trace(result: CallResult, settings: dict[str, Any]) -> None:

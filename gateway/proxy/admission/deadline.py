@@ -173,13 +173,7 @@ class Deadline:
         if self._ending is not None:
             return self._ending
         if self._passed_of_client:
-            server = self._server
-            waited = "" if server is None else f"waiting for {server.url}: "
-            return GatewayError(
-                ErrorKind.DEADLINE,
-                f"{waited}the client's deadline of {self._request_timeout:g} s is over",
-                server=server,
-            )
+            return client_deadline_error(self._request_timeout, self._server)
         if self._server is None:
             return GatewayError(ErrorKind.CLIENT_TIMEOUT, f"waiting for the client: {expired}")
         return server_timeout(self._server, expired)
@@ -201,6 +195,13 @@ class Deadline:
     def _start_timer(self) -> None:
         due = min(self._last_progress + self._idle_timeout, self._hard_end)
         self._timer = self._loop.call_at(due, self._check)
+
+
+def client_deadline_error(timeout: float, server: ServerName | None) -> GatewayError:
+    """Return the error of a call whose client waits no longer; ``server`` was to move next."""
+    waited = "" if server is None else f"waiting for {server.url}: "
+    message = f"{waited}the client's deadline of {timeout:g} s is over"
+    return GatewayError(ErrorKind.DEADLINE, message, server=server)
 
 
 def server_timeout(server: ServerName, expired: str) -> GatewayError:

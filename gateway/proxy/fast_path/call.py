@@ -15,18 +15,27 @@ from gateway.errors import GatewayError, ServerName, strip_tracebacks
 from gateway.http1.head import parse_lines
 from gateway.observe.call_record import NO_LABELS, CallLabels
 from gateway.protocol.dialects import Dialect
+from gateway.protocol.grpc.headers import GRPC_TYPE
+from gateway.protocol.grpc.status import http_status
 from gateway.protocol.messages import ALL_BINARY
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import release_all
 from gateway.proxy.admission.deadline import (
     Deadline,
+    client_deadline_error,
     idle_timeout_text,
     request_timeout_text,
     server_timeout,
 )
 from gateway.proxy.destination import Destination
-from gateway.proxy.dispatch import INTERNAL_ERROR, error_response, run_with_deadline
+from gateway.proxy.dispatch import (
+    INTERNAL_ERROR,
+    error_response,
+    record_error,
+    run_with_deadline,
+)
 from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
+from gateway.proxy.grpc.response import record_status, status_lines, status_of
 from gateway.proxy.infer.convert_response import ResponseRelay
 from gateway.proxy.interfaces import ClientHead, ClientResponse, FastPathClient, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
@@ -38,6 +47,7 @@ from gateway.upstream.pool.lease import Lease, outcome_of
 from gateway.upstream.pool.member import Outcome
 from gateway.upstream.pool.outlier_detection import FIRST_ERROR_STATUS
 from gateway.upstream.transport import (
+    FieldLines,
     HeaderLines,
     ReservedConnection,
     UpstreamRequest,
@@ -47,6 +57,8 @@ from gateway.upstream.transport import (
 
 BODY_COPIES = 2
 """Copies of a request's body during the call: as received, and as sent."""
+
+_GRPC_HEADERS: HeaderLines = (("Content-Type", GRPC_TYPE),)
 
 _log = logging.getLogger("tensorgate.proxy")
 
@@ -128,6 +140,7 @@ class FastPathCall:
         # A pipelined call may follow on the connection before this one has ended.
         self._record = client.record
         self._connection: ReservedConnection | None = connection
+        self._client_timer: asyncio.TimerHandle | None = None
         self.waits_for_chunks = plan.converts
 
     def start(self) -> None:
@@ -136,6 +149,10 @@ class FastPathCall:
         assert connection is not None
         self._lease.acquire()
         self._timeouts.add(self)
+        client_timeout = self._request.client_timeout
+        if client_timeout is not None:
+            loop = asyncio.get_running_loop()
+            self._client_timer = loop.call_later(client_timeout, self._on_client_timeout)
         self._destination.memory_budget.buffers.reserved += self._reserved
         record = self._record
         record.set_endpoint(self._destination.upstream.name, self._lease.endpoint.url)
@@ -160,47 +177,52 @@ class FastPathCall:
         """Tell whether the client gets the response as it is."""
         return self._plan.handler.passes_untouched(self._request, head, self._destination)
 
-    def on_complete(self, head: UpstreamResponseHead, body: bytes | memoryview) -> bool:
+    def on_complete(
+        self, head: UpstreamResponseHead, body: bytes | memoryview, trailers: FieldLines = ()
+    ) -> bool:
         """Send a complete response to the client; False if it takes several time slices."""
         record = self._record
         assert self._connection is not None
         record.server_seconds = time.perf_counter() - record.sent_at
         record.first_byte_seconds = record.server_seconds - self._connection.head_delay
-        if self._retry_status(head.status):
+        handler = self._plan.handler
+        status = handler.outcome(head, trailers)
+        if self._retry_status(status):
             return True
         record.received_bytes = len(body)
         server = self._lease.endpoint.name
         try:
-            message = self._plan.handler.to_client(
+            message = handler.to_client(
                 self._request, head, body, self._destination, server, self._plan.header_policy
             )
+            ending = handler.end(record, head, trailers)
         except Exception as error:
             outcome, why = outcome_of(error)
             # If the response does not fit the client's encoding, the server has succeeded.
             self._end(Outcome.SUCCEEDED if outcome is Outcome.UNKNOWN else outcome, why)
             self._send_failure(error)
             return True
-        if message is None:
+        if message is None or ending is None:
             return False
-        if head.status < FIRST_ERROR_STATUS:
+        if status < FIRST_ERROR_STATUS:
             self._end(Outcome.SUCCEEDED)
         else:
-            self._end(*self._lease.classify_status(head.status))
+            self._end(*self._lease.classify_status(status))
         record.response_elements = self._request.response_elements
         template, lines, content = message
         if self._plan.adds_server_timing:
             lines += self._timing_line(time.perf_counter() - record.sent_at - record.server_seconds)
-        self._client.respond(template, lines, content)
+        self._client.respond(template, lines, content, trailers=ending)
         return True
 
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
         record = self._record
         record.first_byte_seconds = time.perf_counter() - record.sent_at - response.head_delay
-        if self._retry_status(response.status):
+        if self._retry_status(response.outcome):
             return
-        spent = self._timeouts.remove(self)
-        on_done = partial(self._end, *self._lease.classify_status(response.status))
+        spent = self._stop_timers()
+        on_done = partial(self._end, *self._lease.classify_status(response.outcome))
         self._client.continue_in_task(partial(self._relay, response, spent), on_done)
 
     def on_error(self, error: Exception) -> None:
@@ -248,6 +270,14 @@ class FastPathCall:
         self._end(Outcome.TIMED_OUT, str(error))
         self._send_failure(error)
 
+    def _on_client_timeout(self) -> None:
+        """Tell the client of a gRPC call that its deadline is over; the server is told, too."""
+        error = client_deadline_error(
+            self._request.client_timeout or 0.0, self._lease.endpoint.name
+        )
+        self._end(*outcome_of(error))
+        self._send_failure(error)
+
     def cancel(self) -> None:
         """End the call, as its client has disconnected."""
         self._end(Outcome.UNKNOWN)
@@ -266,13 +296,20 @@ class FastPathCall:
         """Release the endpoint; return the seconds that it has taken."""
         assert self._connection is not None
         connection, self._connection = self._connection, None
-        spent = self._timeouts.remove(self)
+        spent = self._stop_timers()
         connection.close()
         self._lease.release(outcome, why)
         record = self._record
         if record.sent_at and not record.server_seconds:
             record.server_seconds = time.perf_counter() - record.sent_at
         return spent
+
+    def _stop_timers(self) -> float:
+        """Stop the timers until the response; return the seconds that the call has taken."""
+        if self._client_timer is not None:
+            self._client_timer.cancel()
+            self._client_timer = None
+        return self._timeouts.remove(self)
 
     def _send_failure(self, error: Exception) -> None:
         is_internal = not isinstance(error, GatewayError)
@@ -283,10 +320,17 @@ class FastPathCall:
             _log.error("request %s: %s %s failed", *where, exc_info=error)
         strip_tracebacks(error)
         reported = error if isinstance(error, GatewayError) else INTERNAL_ERROR
-        headers, body = error_response(reported, record)
+        status, is_grpc = reported.kind.value.status, self._plan.handler.is_grpc
+        if is_grpc:
+            code, text = status_of(reported)
+            record_error(reported, record, http_status(code))
+            record_status(record, code)
+            status, headers, body = 200, (*_GRPC_HEADERS, *status_lines(code, text)), b""
+        else:
+            headers, body = error_response(reported, record)
         if (policy := self._plan.header_policy) is not None:
             headers = policy.apply_to_lines(headers)
-        template = ResponseTemplate(reported.kind.value.status, "", headers)
+        template = ResponseTemplate(status, "", headers, states_length=not is_grpc)
         lines = self._timing_line() if self._plan.adds_server_timing else b""
         self._client.respond(template, lines, body, last=is_internal)
 
@@ -303,6 +347,8 @@ class FastPathCall:
             deadline.expect_server(server)
             try:
                 await self._pass_on(upstream_response, server, response, deadline)
+                # The status of a gRPC call came in its trailers.
+                self._end(*self._lease.classify_status(upstream_response.outcome))
             except BaseException as error:
                 self._end(*outcome_of(deadline.translate(error)))
                 raise
@@ -322,6 +368,7 @@ class FastPathCall:
             headers,
             body if has_body else None,
             self.waits_for_chunks,
+            self._plan.handler.is_grpc,
         )
         # The call has its slots already.
         destination = replace(self._destination, concurrency_limits=())
@@ -343,7 +390,9 @@ class FastPathCall:
     ) -> None:
         """Run the rest of the call in a task, as the streaming path does."""
         response.header_policy = self._plan.header_policy
-        await run_with_deadline(run, response, self._destination.limits.new_deadline(spent))
+        response.is_grpc = self._plan.handler.is_grpc
+        limits, client_timeout = self._destination.limits, self._request.client_timeout
+        await run_with_deadline(run, response, limits.new_deadline(spent, client_timeout))
 
     async def _pass_on(
         self,

@@ -18,6 +18,7 @@ from gateway.codec.v2.buffered_response import (
 )
 from gateway.errors import GatewayError, ServerName
 from gateway.http1.head import STATUSES_WITHOUT_BODY
+from gateway.observe.call_record import CallRecord
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.messages import InferRequestHead, OutputEncoding
 from gateway.protocol.operations import Operation
@@ -40,7 +41,7 @@ from gateway.proxy.passthrough import relay_response
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.sizes import CACHED_HEADS, CONVERT_CHUNK, MAX_FAST_RESPONSE, MAX_UNSCHEDULED
 from gateway.system.bounded_cache import BoundedCache
-from gateway.upstream.transport import RequestTemplate, UpstreamResponseHead
+from gateway.upstream.transport import FieldLines, RequestTemplate, UpstreamResponseHead
 
 ClientMessage = tuple[ResponseTemplate, bytes, bytes | memoryview]
 """A response for a client: its template, the lines of further headers, and its body."""
@@ -69,6 +70,7 @@ class ServerRequest:
         layout: V1ResponseLayout | None = None,
         form: str = "",
         elements: int = 0,
+        client_timeout: float | None = None,
     ) -> None:
         self.template: Final = template
         self.lines: Final = lines
@@ -79,6 +81,8 @@ class ServerRequest:
         """json or binary; empty if it is the client's own."""
         self.elements: Final = elements
         """Elements that were converted for the server."""
+        self.client_timeout: Final = client_timeout
+        """Seconds that the client of a gRPC call waits; None if it does not say."""
         self.response_elements = 0
         """Elements that were converted for the client."""
 
@@ -88,6 +92,8 @@ class FastPathHandler(ABC):
 
     max_size: int = CONVERT_CHUNK
     """Bytes of the largest request; larger ones take the streaming path."""
+    is_grpc: bool = False
+    """Whether the calls are gRPC calls."""
 
     @abstractmethod
     def to_server(
@@ -101,6 +107,10 @@ class FastPathHandler(ABC):
     ) -> bool:
         """Tell by its head whether the client gets a response as it is."""
 
+    def outcome(self, head: UpstreamResponseHead, trailers: FieldLines) -> int:
+        """Return the HTTP status that says how a call went; see UpstreamResponse."""
+        return head.status
+
     @abstractmethod
     def to_client(
         self,
@@ -112,6 +122,15 @@ class FastPathHandler(ABC):
         policy: ResponseHeaderPolicy | None,
     ) -> ClientMessage | None:
         """Return a complete response, None if it takes several time slices; raises GatewayError."""
+
+    def end(
+        self, record: CallRecord, head: UpstreamResponseHead, trailers: FieldLines
+    ) -> FieldLines | None:
+        """Record the status of a gRPC call, and return the trailers for its client.
+
+        None leaves a response without a status to the streaming path.
+        """
+        return ()
 
     @abstractmethod
     async def relay(self, request: ServerRequest, relay: ResponseRelay) -> None:
@@ -274,7 +293,7 @@ class InferHandler(FastPathHandler):
             return _untouched(head, body, policy)
         request.response_elements = converted.elements
         template = _template(head, policy, converted.content_type, has_new_body=True)
-        lines = _passed_lines(head, template)
+        lines = passed_lines(head, template)
         if converted.header_size is not None:
             lines += _header_length_line(converted.header_size)
         return template, lines, converted.body
@@ -384,14 +403,14 @@ def _untouched(
 ) -> ClientMessage:
     """Return a server's response as it is."""
     template = _template(head, policy)
-    lines = _passed_lines(head, template)
+    lines = passed_lines(head, template)
     if head.status in STATUSES_WITHOUT_BODY and "Content-Length" in head.headers:
         # It is that of a body that is not sent: RFC 9110, section 8.6.
         lines += b"Content-Length: %s\r\n" % head.headers["Content-Length"].encode()
     return template, lines, body
 
 
-def _passed_lines(head: UpstreamResponseHead, template: ResponseTemplate) -> bytes:
+def passed_lines(head: UpstreamResponseHead, template: ResponseTemplate) -> bytes:
     """Return the lines that pass to the client as they came."""
     if not template.dropped:
         return head.passed

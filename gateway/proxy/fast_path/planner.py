@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.codec.v2.fast_request import MAX_FAST_REQUEST
 from gateway.errors import GatewayError
-from gateway.protocol.grpc.headers import is_grpc_type
+from gateway.observe.call_record import NO_LABELS
+from gateway.protocol.grpc.headers import TIMEOUT, is_grpc_type
+from gateway.protocol.grpc.methods import GrpcMethod, find_method, operation_of
+from gateway.protocol.grpc.model_scanner import ScannedModel
 from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.protocol.request_header import header_length
 from gateway.proxy.admission.concurrency_limit import release_all, try_acquire_all
-from gateway.proxy.destination import Destination, Limits
+from gateway.proxy.destination import Destination, Limits, Upstream
 from gateway.proxy.dispatch import OPERATOR_KINDS
 from gateway.proxy.fast_path.call import BODY_COPIES, CallPlan, FastPathCall
+from gateway.proxy.fast_path.grpc_handler import MAX_REQUEST, GrpcHandler, scan_message
 from gateway.proxy.fast_path.handlers import (
     FastPathHandler,
     InferHandler,
@@ -51,6 +56,20 @@ _CONNECTION_OPTIONS = frozenset(("", "close", "keep-alive"))
 """Options that are no names of headers, and an empty one."""
 
 
+class GrpcPlan:
+    """How gRPC calls with the same head are served: by the model that their message names."""
+
+    max_size = MAX_REQUEST
+    labels = NO_LABELS
+
+    def __init__(self, rpc: GrpcMethod, target: str) -> None:
+        self.rpc: Final = rpc
+        self.target: Final = target
+
+
+Plan = CallPlan | GrpcPlan
+
+
 class FastPath:
     """Plans and starts calls of the fast path."""
 
@@ -60,10 +79,13 @@ class FastPath:
         """Headers, in lower case, that decide how requests are served: the key of their heads."""
         timeouts = {_server_timeout(route.limits) for route in router.routes}
         self._timeouts = {timeout: TimeoutQueue(timeout) for timeout in timeouts}
-        self._plans: BoundedCache[tuple[bytes, ...], CallPlan | None] = BoundedCache(CACHED_HEADS)
+        self._plans: BoundedCache[tuple[bytes, ...], Plan | None] = BoundedCache(CACHED_HEADS)
+        self._grpc_plans: BoundedCache[tuple[object, ...], CallPlan | None] = BoundedCache(
+            CACHED_HEADS
+        )
         self._response_plans: ResponsePlans = BoundedCache(CACHED_HEADS)
 
-    def plan(self, head: ClientHead, target: str) -> CallPlan | None:
+    def plan(self, head: ClientHead, target: str) -> Plan | None:
         """Return the plan for requests with this key; None if they take the streaming path.
 
         ``target`` is the request target in origin form.
@@ -73,12 +95,14 @@ class FastPath:
             return self._plans[key]
         return self._plans.put(key, self._make_plan(head, target))
 
-    def _make_plan(self, head: ClientHead, target: str) -> CallPlan | None:
+    def _make_plan(self, head: ClientHead, target: str) -> Plan | None:
         method, headers = head.method, head.headers
         if method == "HEAD" or "Expect" in headers:
             return None
         if is_grpc_type(headers.get("Content-Type", "")):
-            return None  # its route depends on the model in its first message
+            rpc = find_method(target)
+            is_unary = not (rpc.request_streams or rpc.response_streams)
+            return GrpcPlan(rpc, target) if is_unary and method == "POST" else None
         if not connection_options(headers) <= _CONNECTION_OPTIONS:
             return None  # the streaming path drops the headers that they name
         try:
@@ -114,6 +138,51 @@ class FastPath:
             adds_server_timing=policy is not None and policy.adds_server_timing,
         )
 
+    def _plan_grpc(self, plan: GrpcPlan, head: ClientHead, body: bytes) -> CallPlan | None:
+        """Return the plan for gRPC calls with this key and the same model."""
+        found = scan_message(plan.rpc, body)
+        if found is None:
+            return None
+        key = (head.key, *found)
+        if key in self._grpc_plans:
+            made = self._grpc_plans[key]
+        else:
+            made = self._grpc_plans.put(key, self._make_grpc_plan(plan, head, *found))
+        return None if made is None or len(body) > made.max_size else made
+
+    def _make_grpc_plan(
+        self, plan: GrpcPlan, head: ClientHead, model: ScannedModel, names: tuple[str, ...]
+    ) -> CallPlan | None:
+        rpc, target = plan.rpc, plan.target
+        rpcs = tuple(operation_of(rpc, name, model.version) for name in names or ("",))
+        try:
+            route_match = self._router.find(head.method, target, head.headers, rpcs)
+        except GatewayError:
+            return None  # the streaming path sends the error
+        operation = route_match.operation
+        if operation.kind is not OperationKind.INFER:
+            return None  # the others are rare
+        if route_match.rewrite is not None or route_match.mirror is not None:
+            return None
+        limits = route_match.choice.next.limits
+        policy = route_match.header_policy
+        keyed = CIMultiDictProxy(CIMultiDict(head.keyed_headers))
+        passed = to_server(keyed, route_match.dropped_headers)
+        handler = GrpcHandler(target, to_server(passed, NOTED_HEADERS))
+        return CallPlan(
+            handler,
+            passed,
+            route_match.choice,
+            self._timeouts[_server_timeout(limits)],
+            min(handler.max_size, limits.max_request_bytes),
+            False,
+            model_name_of(operation),
+            header_policy=policy,
+            passed_noted=NOTED_HEADERS - route_match.dropped_headers - {"content-length", TIMEOUT},
+            labels=route_match.labels,
+            adds_server_timing=policy is not None and policy.adds_server_timing,
+        )
+
     def _make_handler(
         self, route_match: RouteMatch, method: str, headers: CIMultiDictProxy[str], limits: Limits
     ) -> FastPathHandler | None:
@@ -139,17 +208,19 @@ class FastPath:
         )
 
     def start(
-        self, plan: CallPlan, head: ClientHead, body: bytes, client: FastPathClient
+        self, plan: Plan, head: ClientHead, body: bytes, client: FastPathClient
     ) -> FastPathCall | None:
         """Send a request to a server; None if it takes the streaming path.
 
         Nothing is converted before there are slots, memory and an endpoint.
         """
+        if isinstance(plan, GrpcPlan):
+            found = self._plan_grpc(plan, head, body) if client.carries_trailers else None
+            if found is None:
+                return None
+            plan = found
         destination = plan.choice.next
-        upstream = destination.upstream
-        if not plan.fits(upstream.dialect_state.dialect, has_body=bool(body)):
-            return None
-        if plan.converts and upstream.infers_over_grpc:
+        if not _fits(plan, destination.upstream, has_body=bool(body)):
             return None
         if not _try_admit(destination, BODY_COPIES * len(body)):
             return None
@@ -173,6 +244,7 @@ class FastPath:
     def clear_plans(self) -> None:
         """Forget the cached plans, because API keys have changed."""
         self._plans.clear()
+        self._grpc_plans.clear()
 
     @property
     def in_flight(self) -> int:
@@ -196,7 +268,9 @@ def _make_call(
     pool = destination.upstream.pool
     hash_key = pool.hash_key_of(plan.headers, client.added_headers)
     lease = pool.lease((), plan.model, hash_key)
-    connection = lease.endpoint.try_reserve()
+    endpoint = lease.endpoint
+    is_grpc = plan.handler.is_grpc
+    connection = endpoint.try_reserve_stream() if is_grpc else endpoint.try_reserve()
     if connection is None:
         return None
     try:
@@ -210,6 +284,15 @@ def _make_call(
         raise
     connection.close()
     return None
+
+
+def _fits(plan: CallPlan, upstream: Upstream, *, has_body: bool) -> bool:
+    """Tell whether requests may go to the servers of an upstream on the fast path."""
+    if plan.handler.is_grpc:
+        return upstream.speaks_grpc
+    if not plan.fits(upstream.dialect_state.dialect, has_body=has_body):
+        return False
+    return not (plan.converts and upstream.infers_over_grpc)
 
 
 def _try_admit(destination: Destination, size: int) -> bool:

@@ -25,9 +25,6 @@ from gateway.proxy.infer.convert_request import model_metadata
 from gateway.proxy.interfaces import Call
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
-MARK: Final = b"classification"
-"""The parameter of a requested output; a message without these bytes has none."""
-
 _TURN: Final = 1024
 """Fields that are scanned before other calls have their turn: about a millisecond."""
 _MESSAGE_WORK: Final = 16
@@ -40,7 +37,7 @@ _UNKNOWN_MODEL: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND)
 
 async def check_body(call: Call, body: bytes) -> None:
     """Check the one message of a buffered body; see ``check_chunks``."""
-    if body[:1] == b"\1" or MARK in body:
+    if body[:1] == b"\1" or fields.CLASSIFICATION in body:
 
         async def chunks() -> Chunks:
             yield body
@@ -133,7 +130,9 @@ class _MessageScanner:
 
 
 def _new_scanner() -> ModelScanner:
-    return ModelScanner((fields.MODEL_NAME,), fields.MODEL_VERSION, fields.REQUESTED_OUTPUTS, MARK)
+    return ModelScanner(
+        (fields.MODEL_NAME,), fields.MODEL_VERSION, fields.REQUESTED_OUTPUTS, fields.CLASSIFICATION
+    )
 
 
 def _classified(outputs: Sequence[bytes]) -> tuple[str, ...]:
@@ -171,4 +170,4 @@ def _has_key(entry: memoryview) -> bool:
             key = reader.read_view()
         else:
             reader.skip(tag)
-    return key == MARK
+    return key == fields.CLASSIFICATION

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.errors import bad_response
+from gateway.errors import ServerName, bad_response
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader, frame
@@ -13,6 +13,7 @@ from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
 from gateway.protocol.operations import OperationKind, model_name_of
+from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import Chunks, ClientBody, response_chunks, write
 from gateway.proxy.grpc.classification import check_body, check_chunks
@@ -24,9 +25,9 @@ from gateway.proxy.grpc.stream_errors import (
     wants_status,
 )
 from gateway.proxy.headers import end_to_end
-from gateway.proxy.interfaces import Call
+from gateway.proxy.interfaces import Call, ClientResponse
 from gateway.proxy.retry import UpstreamCall
-from gateway.upstream.transport import Body, UpstreamRequest
+from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
 _ANY_SIZE = 2**62
 
@@ -69,31 +70,51 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
     async with UpstreamCall(
         call.destination, upstream_request, call.deadline, record, model=model
     ) as upstream_call:
-        upstream_response, response = upstream_call.response, call.response
-        await response.start(
-            upstream_response.status,
-            upstream_response.reason,
-            _with_valid_message(end_to_end(upstream_response.headers)),
+        await relay_messages(
+            upstream_call.response,
+            call.response,
+            upstream_call.server,
+            call.deadline,
+            is_wrapped,
+            ends_at_error,
         )
-        chunks = response_chunks(upstream_response, upstream_call.server, call.deadline)
-        if is_wrapped:
-            chunks = wrap_streamed(chunks)
-        if ends_at_error:
-            chunks = end_at_first_error(chunks)
-        try:
-            async for chunk in chunks:
-                await write(response, chunk, call.deadline)
-        except StreamError as error:
-            call.deadline.expect_client()
-            await send_status(response, error.code, error.text)
-            return
-        status = upstream_response.grpc_status
-        if status is None and upstream_response.status == 200:
-            server = upstream_call.server
-            raise bad_response(f"{server.url} ended its response without grpc-status", server)
-        await response.finish(tuple(_valid_message(*field) for field in upstream_response.trailers))
-        if status is not None:
-            record_status(response, status, upstream_response.grpc_message)
+
+
+async def relay_messages(
+    upstream_response: UpstreamResponse,
+    response: ClientResponse,
+    server: ServerName,
+    deadline: Deadline,
+    is_wrapped: bool = False,
+    ends_at_error: bool = False,
+) -> None:
+    """Pass on the response to a gRPC call.
+
+    See ``wrap_streamed`` for ``is_wrapped``, and ``end_at_first_error`` for ``ends_at_error``.
+    """
+    await response.start(
+        upstream_response.status,
+        upstream_response.reason,
+        _with_valid_message(end_to_end(upstream_response.headers)),
+    )
+    chunks = response_chunks(upstream_response, server, deadline)
+    if is_wrapped:
+        chunks = wrap_streamed(chunks)
+    if ends_at_error:
+        chunks = end_at_first_error(chunks)
+    try:
+        async for chunk in chunks:
+            await write(response, chunk, deadline)
+    except StreamError as error:
+        deadline.expect_client()
+        await send_status(response, error.code, error.text)
+        return
+    status = upstream_response.grpc_status
+    if status is None and upstream_response.status == 200:
+        raise bad_response(f"{server.url} ended its response without grpc-status", server)
+    await response.finish(tuple(_valid_message(*field) for field in upstream_response.trailers))
+    if status is not None:
+        record_status(response.record, status, upstream_response.grpc_message)
 
 
 async def _body(call: Call, reservation: Reservation) -> Body:

@@ -62,6 +62,10 @@ class DualEndpoint(UpstreamEndpoint):
         """Take a connection over HTTP; see UpstreamEndpoint."""
         return self._http.try_reserve()
 
+    def try_reserve_stream(self) -> ReservedConnection | None:
+        """Take a stream over gRPC; see UpstreamEndpoint."""
+        return self._grpc.try_reserve_stream()
+
     async def close(self) -> None:
         """Close the connections to both addresses."""
         await asyncio.gather(self._http.close(), self._grpc.close())

@@ -29,6 +29,7 @@ from gateway.sizes import MAX_MODEL_DOCUMENT
 from gateway.upstream.grpc.decompress import MAX_RATIO, decompress_message
 from gateway.upstream.transport import (
     Body,
+    ReservedConnection,
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
@@ -97,6 +98,10 @@ class GrpcEndpoint(UpstreamEndpoint):
             return await _as_http(response, rpc, asked, self.name)
         finally:
             response.close()
+
+    def try_reserve_stream(self) -> ReservedConnection | None:
+        """Take a stream for a gRPC call; see UpstreamEndpoint."""
+        return self._transport.try_reserve_stream()
 
     async def close(self) -> None:
         """Close the connections."""

@@ -75,29 +75,46 @@ class SessionOwner(Protocol):
         """Handle that a connection takes no more streams."""
 
 
-class ServerStream(StreamHandler):
-    """One request on a connection, and its response."""
+class StreamReceiver(Protocol):
+    """Gets what comes on a stream; the stream buffers the body."""
 
-    def __init__(self, session: ServerSession, stream: Stream) -> None:
+    def on_headers(self, headers: HeaderList) -> None:
+        """Handle the headers of the response."""
+
+    def on_data(self) -> None:
+        """Handle that a part of the body has come, which is not the last one."""
+
+    def on_end(self) -> None:
+        """Handle that the response is complete."""
+
+    def on_error(self, error: Exception) -> None:
+        """Handle a failure before the response was complete; reading its body raises it, too."""
+
+
+class ServerStream(StreamHandler):
+    """One request on a connection, and its response, which a ``receiver`` gets."""
+
+    def __init__(self, session: ServerSession, stream: Stream, receiver: StreamReceiver) -> None:
         super().__init__(session, stream)
         self._server_session = session
-        self.head: asyncio.Future[HeaderList] = session.loop.create_future()
-        """The headers of the response."""
+        self._has_head = False
+        self.receiver: StreamReceiver | None = receiver
 
     def receive_headers(self, headers: HeaderList) -> None:
         """Take in the headers of the response."""
-        if not self.head.done():
-            self.head.set_result(headers)
+        self._has_head = True
+        if self.receiver is not None:
+            self.receiver.on_headers(headers)
 
     def fail(self, error: Exception) -> None:
         """End the stream; a response that is complete stays so, whatever becomes of its request."""
-        if self.stream.received_end and self.head.done():
+        if self.stream.received_end and self._has_head:
             self.wake_writer()
             return
         strip_tracebacks(error)  # perhaps nobody ever raises it
-        if not self.head.done():
-            self.head.set_exception(error)
         super().fail(error)
+        if self.receiver is not None:
+            self.receiver.on_error(error)
 
     def try_send(self, body: Sequence[bytes | memoryview], size: int) -> bool:
         """Send a whole body of ``size`` bytes, and end the request; False if it has to wait."""
@@ -119,7 +136,7 @@ class ServerStream(StreamHandler):
 
     def close(self) -> None:
         """Release the stream; the server is told if it is not complete."""
-        _forget(self.head)
+        self.receiver = None
         self.reset(ErrorCode.CANCEL)
         super().close()
         self._server_session.after_stream()
@@ -166,9 +183,9 @@ class ServerSession(Http2Session):
             and not self.transport.is_closing()
         )
 
-    def open_stream(self) -> ServerStream:
+    def open_stream(self, receiver: StreamReceiver) -> ServerStream:
         """Open a stream; only if ``has_capacity``. Its headers must be sent at once."""
-        return ServerStream(self, self.http2.open_stream())
+        return ServerStream(self, self.http2.open_stream(), receiver)
 
     def after_stream(self) -> None:
         """Count that a stream was released by its user."""
@@ -199,7 +216,7 @@ class ServerSession(Http2Session):
 
     def drop(self) -> None:
         """Give up a connection that is not ready."""
-        _forget(self.ready)
+        forget(self.ready)
         if self._is_connected:
             self.transport.abort()
         else:
@@ -246,16 +263,20 @@ class ServerSession(Http2Session):
         handler.receive_headers(event.headers)
         if event.end_stream:
             handler.receive(b"", 0)
-            self._on_end(handler.stream)
+            self._on_end(handler)
 
     def on_data(self, handler: StreamHandler, event: DataReceived) -> None:
-        """Let another request have the stream's slot if it is complete."""
+        """Tell the receiver; let another request have the stream's slot if it is complete."""
+        assert isinstance(handler, ServerStream)
         if event.end_stream:
-            self._on_end(event.stream)
+            self._on_end(handler)
+        elif handler.receiver is not None:
+            handler.receiver.on_data()
 
     def on_trailers(self, handler: StreamHandler) -> None:
-        """Let another request have the stream's slot if it is complete."""
-        self._on_end(handler.stream)
+        """Tell the receiver; let another request have the stream's slot if it is complete."""
+        assert isinstance(handler, ServerStream)
+        self._on_end(handler)
 
     def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
         """Fail a stream that the server has reset, or on which it has broken the protocol."""
@@ -301,8 +322,10 @@ class ServerSession(Http2Session):
         """Say that a server responded in HTTP/1.1 to the preface; empty if it did not."""
         return _ONLY_HTTP_1 if self._first == _HTTP_1 else ""
 
-    def _on_end(self, stream: Stream) -> None:
-        if stream.closed:
+    def _on_end(self, handler: ServerStream) -> None:
+        if handler.receiver is not None:
+            handler.receiver.on_end()
+        if handler.stream.closed:
             self._owner.on_capacity()
 
     def _fail_all(self, error: GatewayError) -> None:
@@ -329,7 +352,7 @@ def _progress(handler: StreamHandler) -> tuple[ErrorKind, str]:
     return ErrorKind.NO_RESPONSE, "before it responded"
 
 
-def _forget(future: asyncio.Future[Any]) -> None:
+def forget(future: asyncio.Future[Any]) -> None:
     """Cancel a future that nobody waits for, or whose error nobody needs to see."""
     if not future.cancel() and not future.cancelled():
         future.exception()

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from functools import lru_cache
 from typing import Final
 
-from multidict import CIMultiDict, CIMultiDictProxy
-
 from gateway.errors import ErrorKind, GatewayError, ServerName, strip_tracebacks
+from gateway.http1.deferrals import DEFER_TIMEOUT
 from gateway.http2.header_table import Header
 from gateway.http2.hpack import HeaderList
-from gateway.sizes import CACHED_LINES
+from gateway.sizes import CACHED_HEADS, CACHED_LINES
+from gateway.system.bounded_cache import BoundedCache
 from gateway.system.buffers import BufferAccount
+from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.address import ServerAddress
 from gateway.upstream.connect_errors import connect_error
-from gateway.upstream.http2.connection import ServerSession, ServerStream
+from gateway.upstream.http2.connection import ServerSession, ServerStream, forget
 from gateway.upstream.http2.connections import MAX_CONNECTIONS, ServerConnections
+from gateway.upstream.http2.reserved_stream import MAX_SENDS, ReservedStream
+from gateway.upstream.http2.response import Http2Response
 from gateway.upstream.transport import (
     HOP_BY_HOP,
     HeaderLines,
+    RequestTemplate,
+    ReservedConnection,
     SentBody,
     UpstreamEndpoint,
     UpstreamRequest,
     UpstreamResponse,
 )
-
-_MAX_SENDS: Final = 3
-"""How often a request is sent that the server refuses without having processed it."""
 
 _WRITE_CHUNK: Final = 256 * 1024
 """Bytes of a buffered body that are sent without a task."""
@@ -55,11 +57,15 @@ class Http2Endpoint(UpstreamEndpoint):
         self._connect_timeout = connect_timeout
         self._buffers = buffers
         self._senders: set[asyncio.Task[None]] = set()
+        self._encoded: BoundedCache[RequestTemplate, tuple[Header, ...]] = BoundedCache(
+            CACHED_HEADS
+        )
+        self.deferrals = TimeoutQueue(DEFER_TIMEOUT)
         self.connections = ServerConnections(self._connect, idle_timeout, max_connections)
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
-        for _ in range(_MAX_SENDS - 1):
+        for _ in range(MAX_SENDS - 1):
             try:
                 return await _Call(self, request).run()
             except GatewayError as error:
@@ -75,11 +81,30 @@ class Http2Endpoint(UpstreamEndpoint):
         if self._senders:
             await asyncio.wait(self._senders)
 
+    def try_reserve_stream(self) -> ReservedConnection | None:
+        """Take a stream of a connection that has one free; see UpstreamEndpoint."""
+        session = self.connections.take()
+        return None if session is None else ReservedStream(session, self)
+
     def request_fields(self, request: UpstreamRequest) -> tuple[Header, ...]:
         """Return the header list of a request."""
+        return self._fields(request.method, request.target, request.headers.items())
+
+    def template_fields(self, template: RequestTemplate, lines: bytes) -> tuple[Header, ...]:
+        """Return the header list of a template, with the lines of further headers."""
+        first = self._encoded.get(template)
+        if first is None:
+            first = self._fields(template.method, template.target, template.headers)
+            self._encoded.put(template, first)
+        more = [_encode_line(line) for line in lines.split(b"\r\n") if line]
+        return (*first, *[field for field in more if field is not None])
+
+    def _fields(
+        self, method: str, target: str, headers: Iterable[tuple[str, str]]
+    ) -> tuple[Header, ...]:
         authority = self._address.authority
         fields: list[Header] = []
-        for name, value in request.headers.items():
+        for name, value in headers:
             field = _encode_field(name, value)
             if field is None:
                 continue
@@ -88,9 +113,9 @@ class Http2Endpoint(UpstreamEndpoint):
             else:
                 fields.append(field)
         return (
-            (b":method", request.method.encode("latin-1")),
+            (b":method", method.encode("latin-1")),
             (b":scheme", self._scheme),
-            (b":path", request.target.encode("latin-1")),
+            (b":path", target.encode("latin-1")),
             (b":authority", authority.encode("latin-1")),
             *fields,
         )
@@ -129,7 +154,9 @@ class _Call:
         self._endpoint = endpoint
         self._body = () if request.body is None else request.body
         self._fields = endpoint.request_fields(request)
+        loop = asyncio.get_running_loop()
         self._sent: asyncio.Future[None] | None = None
+        self._head: asyncio.Future[HeaderList] = loop.create_future()
         self._stream: ServerStream | None = None
         self._sender: asyncio.Task[None] | None = None
 
@@ -144,7 +171,7 @@ class _Call:
                 connections.wait(self)
                 await self._sent
             assert self._stream is not None
-            return _Http2Response(await self._stream.head, self._stream, self)
+            return Http2Response(await self._head, self._stream, self)
         except BaseException:
             connections.stop_waiting(self)
             self.close()
@@ -161,14 +188,27 @@ class _Call:
         if not self._sent.done():
             self._sent.set_result(None)
 
+    def on_headers(self, headers: HeaderList) -> None:
+        """Let ``run`` return; see StreamReceiver."""
+        if not self._head.done():
+            self._head.set_result(headers)
+
+    def on_data(self) -> None:
+        """Do nothing: whoever reads the stream is told by it."""
+
+    def on_end(self) -> None:
+        """Do nothing: whoever reads the stream is told by it."""
+
     def on_error(self, error: Exception) -> None:
-        """Handle that the request could not be sent; see WaitingRequest."""
-        assert self._sent is not None
-        if not self._sent.done():
-            self._sent.set_exception(error)
+        """Let ``run`` raise the error; see WaitingRequest and StreamReceiver."""
+        for waiting in (self._sent, self._head):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(error)
+                return
 
     def close(self) -> None:
         """Release the stream, or reset it if the call is not complete."""
+        forget(self._head)
         # A cancelled task keeps its exception, whose frames may refer back here.
         sender, self._sender = self._sender, None
         if sender is not None:
@@ -180,7 +220,7 @@ class _Call:
     def _send(self, session: ServerSession) -> None:
         """Send the headers, and a small body; start a task for another one."""
         endpoint, fields, body = self._endpoint, self._fields, self._body
-        stream = self._stream = session.open_stream()
+        stream = self._stream = session.open_stream(self)
         if isinstance(body, AsyncIterable):
             stream.send_headers(fields)
             self._sender = endpoint.start_sender(stream, body)
@@ -211,34 +251,6 @@ async def _send_body(stream: ServerStream, body: SentBody) -> None:
         stream.abort(error)
 
 
-class _Http2Response(UpstreamResponse):
-    def __init__(self, headers: HeaderList, stream: ServerStream, call: _Call) -> None:
-        fields = headers.fields
-        self.status = int(fields[0][1])
-        self.reason = ""
-        self.headers = CIMultiDictProxy(CIMultiDict(_decode(fields[1:])))
-        self._stream = stream
-        self._call = call
-        self._received = 0
-
-    @property
-    def received_bytes(self) -> int:
-        return self._received
-
-    @property
-    def trailers(self) -> HeaderLines:
-        trailers = self._stream.trailers
-        return () if trailers is None else tuple(_decode(trailers.fields))
-
-    async def read(self) -> bytes | memoryview:
-        data = await self._stream.read()
-        self._received += len(data)
-        return data
-
-    def close(self) -> None:
-        self._call.close()
-
-
 @lru_cache(maxsize=CACHED_LINES)
 def _encode_field(name: str, value: str) -> Header | None:
     """Encode a header; None if it has no meaning in HTTP/2: RFC 9113, section 8.2.2."""
@@ -248,5 +260,8 @@ def _encode_field(name: str, value: str) -> Header | None:
     return lower.encode("latin-1"), value.strip(" \t").encode("latin-1")
 
 
-def _decode(fields: tuple[Header, ...]) -> list[tuple[str, str]]:
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in fields]
+@lru_cache(maxsize=CACHED_LINES)
+def _encode_line(line: bytes) -> Header | None:
+    """Encode a header line as ``_encode_field`` does; the authority is that of the template."""
+    name, _, value = line.decode("latin-1").partition(":")
+    return _encode_field(name, value)

@@ -1,5 +1,7 @@
 import io
 import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -8,8 +10,8 @@ from gateway.demo.server.server import DemoServer
 from gateway.demo.walkthrough.client import ShowError
 from gateway.demo.walkthrough.page import WIDTH
 from gateway.demo.walkthrough.walkthrough import curl_commands, next_steps, run_show
-from tests.demo.walkthrough.fake_gateway import fake_gateway, serve
 from tests.support.addresses import free_address
+from tests.support.gateway import running_gateway
 
 
 async def show(gateway: str, server: DemoServer) -> str:
@@ -18,10 +20,27 @@ async def show(gateway: str, server: DemoServer) -> str:
     return out.getvalue()
 
 
-async def test_show_prints_all_five_calls(server: DemoServer) -> None:
-    async with fake_gateway(server.url) as gateway:
-        text = await show(gateway, server)
-    assert re.findall(r"^([1-5])  ", text, re.MULTILINE) == list("12345")
+@asynccontextmanager
+async def serve(
+    handle: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[str]:
+    """Run a server with one handler for all requests; yield its URL."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_show_prints_all_six_calls(server: DemoServer) -> None:
+    async with running_gateway(server.url) as gateway:
+        text = await show(gateway.url, server)
+    assert re.findall(r"^([1-6])  ", text, re.MULTILINE) == list("123456")
     for told in (
         "SUM  FP32 [3]  data [11, 22, 33]",
         "times",
@@ -32,6 +51,11 @@ async def test_show_prints_all_five_calls(server: DemoServer) -> None:
         "404, Not Found",
         "at /v2/models/add/trace/setting",
         '"trace_rate": "100"',
+        "gRPC message, 71 bytes",
+        "INPUT1  FP32 [3]  raw contents 12",
+        "INPUT1  FP32 [3]  binary_data_size 12",
+        "at /v2/models/add/infer",
+        "SUM  FP32 [3]  raw contents 12",
     ):
         assert told in text
     assert max(map(len, text.splitlines())) <= WIDTH

@@ -18,20 +18,22 @@ _FLOATS = np.array([0.1, -2, 3e38, 0], np.float32)
 _LONGS = np.array([2**53 + 1, -(2**63)], np.int64)
 _TEXTS = np.array(["é", "", "a\0b"], np.object_)
 _FLAGS = np.array([True, False])
-_HALVES = np.array([0.1, -2, 65504], np.float16)
+HALVES = np.array([0.1, -2, 65504], np.float16)
 
 
-def _input(name: str, datatype: str, array: Any, *, binary: bool) -> InferInput:
+def make_input(name: str, datatype: str, array: Any, *, binary: bool) -> InferInput:
+    """Make an input of a request; ``binary`` are raw contents over gRPC."""
     tensor = InferInput(name, list(array.shape), datatype)
     tensor.set_data_from_numpy(array, binary_data=binary)
     return tensor
 
 
-def _mixed(*binary: bool) -> list[InferInput]:
+def mixed_inputs(*binary: bool) -> list[InferInput]:
+    """Make the inputs of the model mixed: FP32, INT64, BYTES and BOOL."""
     datatypes = ("FP32", "INT64", "BYTES", "BOOL")
     arrays = (_FLOATS, _LONGS, _TEXTS, _FLAGS)
     each = zip(datatypes, arrays, binary, strict=True)
-    return [_input(f"IN_{name}", name, array, binary=form) for name, array, form in each]
+    return [make_input(f"IN_{name}", name, array, binary=form) for name, array, form in each]
 
 
 def _requests() -> dict[str, InferRequest]:
@@ -40,22 +42,23 @@ def _requests() -> dict[str, InferRequest]:
         RequestedOutput("OUT_BOOL", {"binary_data": True}),
         RequestedOutput("OUT_FP32", {"binary_data": False}),
     ]
-    both = _mixed(True, False, True, False)
+    both = mixed_inputs(True, False, True, False)
     return {
-        "binary to binary": InferRequest("mixed", _mixed(*[True] * 4), parameters=all_binary),
-        "json to json": InferRequest("mixed", _mixed(*[False] * 4)),
-        "json to binary": InferRequest("mixed", _mixed(*[False] * 4), parameters=all_binary),
+        "binary to binary": InferRequest("mixed", mixed_inputs(*[True] * 4), parameters=all_binary),
+        "json to json": InferRequest("mixed", mixed_inputs(*[False] * 4)),
+        "json to binary": InferRequest("mixed", mixed_inputs(*[False] * 4), parameters=all_binary),
         "both to json": InferRequest("mixed", both, request_id="7"),
         "both to both": InferRequest("mixed", both, request_outputs=wanted),
         "halves": InferRequest(
             "identity_fp16",
-            [_input("INPUT0", "FP16", _HALVES, binary=True)],
+            [make_input("INPUT0", "FP16", HALVES, binary=True)],
             parameters=all_binary,
         ),
     }
 
 
-def _described(response: InferResponse) -> dict[str, Any]:
+def described(response: InferResponse) -> dict[str, Any]:
+    """Give what a response has, as JSON can have it."""
     outputs = {
         output.name: {
             "datatype": output.datatype,
@@ -69,7 +72,7 @@ def _described(response: InferResponse) -> dict[str, Any]:
 
 async def _asked(client: InferenceRESTClient, url: str, request: InferRequest) -> dict[str, Any]:
     try:
-        return _described(await client.infer(url, request, request.model_name))
+        return described(await client.infer(url, request, request.model_name))
     except HTTPStatusError as error:
         return {"status": error.response.status_code, "error": str(error)}
 

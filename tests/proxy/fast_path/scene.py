@@ -50,8 +50,10 @@ def plan_of(
     target: str,
     headers: Mapping[str, str] | list[tuple[str, str]],
 ) -> CallPlan | None:
-    """Return the plan for a head."""
-    return fast_path.plan(client_head(method, target, headers, fast_path.keyed_headers), target)
+    """Return the plan for a head that is not one of gRPC."""
+    plan = fast_path.plan(client_head(method, target, headers, fast_path.keyed_headers), target)
+    assert plan is None or isinstance(plan, CallPlan)
+    return plan
 
 
 def make_plan(

@@ -227,9 +227,11 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     times: list[float] = []
     make = Limits.new_deadline
 
-    def deadline(limits: Limits, so_far: float = 0.0) -> Deadline:
+    def deadline(
+        limits: Limits, so_far: float = 0.0, client_timeout: float | None = None
+    ) -> Deadline:
         times.append(so_far)
-        return make(limits, so_far)
+        return make(limits, so_far, client_timeout)
 
     monkeypatch.setattr(Limits, "new_deadline", deadline)
     return times

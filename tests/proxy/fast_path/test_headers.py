@@ -9,7 +9,7 @@ import pytest
 from gateway.proxy.destination import Destination
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.authentication import KeyGroup
-from gateway.proxy.interfaces import ResponseTemplate
+from gateway.proxy.interfaces import FieldLines, ResponseTemplate
 from gateway.proxy.response_headers import ResponseHeaderPolicy
 from gateway.proxy.router import Route, Router
 from gateway.routing.balancer import LoadBalancingPolicy
@@ -215,6 +215,7 @@ async def test_responses_with_the_same_key_share_their_template() -> None:
             body: bytes | memoryview,
             *,
             last: bool = False,
+            trailers: FieldLines = (),
         ) -> None:
             templates.append(template)
             super().respond(template, lines, body, last=last)

@@ -473,8 +473,8 @@ async def test_nothing_is_converted_before_a_connection_is_reserved() -> None:
     scene.endpoint.ready = False
     head = client_head("POST", INFER, {}, scene.fast_path.keyed_headers)
     plan = scene.fast_path.plan(head, INFER)
-    assert plan is not None
-    handler = mock.Mock()
+    assert isinstance(plan, CallPlan)
+    handler = mock.Mock(is_grpc=False)
     plan = replace(plan, handler=handler)
     assert scene.fast_path.start(plan, head, JSON, scene.client) is None
     handler.to_server.assert_not_called()

@@ -18,6 +18,7 @@ from gateway.proxy.filters.forwarded_headers import NOTED_HEADERS
 from gateway.proxy.interfaces import ClientResponse, ResponseTemplate
 from gateway.upstream.transport import (
     KEYED_RESPONSE_HEADERS,
+    FieldLines,
     HeaderLines,
     RequestTemplate,
     ReservedConnection,
@@ -130,6 +131,7 @@ class ScriptedClient:
     def __init__(self, log: EventLog | None = None) -> None:
         self.added_headers: HeaderLines = ()
         self.added_lines = b""
+        self.carries_trailers = False
         self.record = CallRecord("POST", "/")
         self.responses: list[DeliveredResponse] = []
         self.rest: Callable[[ClientResponse], Awaitable[None]] | None = None
@@ -143,6 +145,7 @@ class ScriptedClient:
         body: bytes | memoryview,
         *,
         last: bool = False,
+        trailers: FieldLines = (),
     ) -> None:
         """Note a response."""
         self.log.append(f"client gets {template.status}")

@@ -1,0 +1,95 @@
+"""gRPC clients that others wrote, each on its own implementation of HTTP/2 and of gRPC."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from gateway.demo.server.server import DemoServer
+from tests.interop.grpc import calls
+from tests.interop.grpc.peer_server import calls_by_grpcio, peer_server
+from tests.interop.programs import go_program, installed_folder, program
+from tests.support.gateway import running_gateway
+from tests.support.gateway_process import run
+from tests.support.grpc.proto_file import FOLDER
+
+GHZ = "github.com/bojand/ghz/cmd/ghz@v0.121.0"
+_ROOT = Path(__file__).parents[3]
+
+
+async def _report(*command: str, **environ: str) -> Any:
+    status, out, err = await run(*command, **environ)
+    assert status == 0, out + err
+    return json.loads(out)
+
+
+async def test_grpcio() -> None:
+    async with peer_server() as server, running_gateway(server.url) as gateway:
+        await server.check(await calls_by_grpcio(gateway.url))
+
+
+async def test_grpc_js() -> None:
+    node, packages = program("node"), installed_folder("node/node_modules")
+    script = str(Path(__file__).with_name("client.js"))
+    async with peer_server() as server, running_gateway(server.url) as gateway:
+        address = urlsplit(gateway.url).netloc
+        command = (node, script, address, str(FOLDER))
+        await server.check(await _report(*command, NODE_PATH=str(packages)))
+
+
+async def test_stubs_of_grpcio_tools(tmp_path: Path) -> None:
+    packages = installed_folder("grpcio-tools")
+    path = os.pathsep.join(map(str, (packages, tmp_path, _ROOT)))
+    proto = (f"--proto_path={FOLDER}", f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}")
+    compiler = (sys.executable, "-m", "grpc_tools.protoc", *proto, "inference.proto")
+    status, out, err = await run(*compiler, PYTHONPATH=path)
+    assert status == 0, out + err
+    async with peer_server() as server, running_gateway(server.url) as gateway:
+        address = urlsplit(gateway.url).netloc
+        command = (sys.executable, "-m", calls.__name__, address)
+        await server.check(await _report(*command, PYTHONPATH=path))
+
+
+def _typed(model: str, *values: float) -> dict[str, Any]:
+    contents = {"fp32_contents": values}
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [len(values)], "contents": contents}
+    return {"model_name": model, "inputs": [tensor]}
+
+
+@pytest.mark.parametrize(
+    ("method", "data", "limit", "statuses"),
+    [
+        ("ModelInfer", _typed("identity", 0.5), "20s", {"OK": 64}),
+        ("ModelStreamInfer", [_typed("identity", 0.5)] * 3, "20s", {"OK": 64}),
+        ("ModelInfer", _typed("missing", 0.5), "20s", {"NotFound": 64}),
+        ("ModelInfer", _typed("slow", 0.5), "300ms", {"DeadlineExceeded": 64}),
+    ],
+    ids=["unary", "stream", "error", "deadline"],
+)
+async def test_each_call_of_ghz_ends_as_it_should(
+    method: str, data: object, limit: str, statuses: dict[str, int]
+) -> None:
+    async with peer_server() as server, running_gateway(server.url) as gateway:
+        assert await _ghz(gateway.url, method, data, limit) == statuses
+
+
+async def test_each_call_of_ghz_to_a_server_over_http_succeeds() -> None:
+    async with DemoServer() as server, running_gateway(server.url) as gateway:
+        data = _typed("identity_fp32", 0.5)
+        assert await _ghz(gateway.url, "ModelInfer", data) == {"OK": 64}
+        assert await _ghz(gateway.url, "ModelStreamInfer", [data] * 3) == {"OK": 64}
+
+
+async def _ghz(url: str, method: str, data: object, limit: str = "20s") -> Any:
+    """Make 64 calls, and return how many had which status; ghz learns messages by reflection."""
+    load = ("--total=64", "--concurrency=16", "--connections=4", f"--timeout={limit}")
+    call = (f"--call=inference.GRPCInferenceService.{method}", f"--data={json.dumps(data)}")
+    command = (go_program(GHZ), "--insecure", "--format=json", *load, *call)
+    report = await _report(*command, urlsplit(url).netloc)
+    return report["statusCodeDistribution"]
