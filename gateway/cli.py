@@ -251,7 +251,9 @@ def _log_stopping(settings: Settings) -> None:
 
 def _log_stopped(dropped: int) -> None:
     if dropped:
-        _log.warning("%d calls did not finish in time and were aborted", dropped)
+        _log.warning(
+            "%d calls did not finish in time and were aborted (limits.drain_timeout)", dropped
+        )
     _log.info("stopped")
 
 

@@ -63,7 +63,9 @@ PROXY: Rooms = {
         " headers admission"
     ),
     "router": _imports("cluster filters destination response_headers admission"),
-    "grpc": _imports("cluster infer destination retry body_io interfaces headers admission"),
+    "grpc": _imports(
+        "cluster filters infer destination retry body_io interfaces headers admission"
+    ),
     "cluster": _imports(
         "passthrough server_dialect destination retry body_io interfaces headers admission"
     ),

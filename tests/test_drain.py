@@ -3,16 +3,22 @@
 import asyncio
 import os
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from tests.support.addresses import free_address
 from tests.support.gateway import until
 from tests.support.gateway_process import TIMEOUT, Process, gateway_process, write_settings
+from tests.support.grpc.client import grpc_client
 from tests.support.http_messages import request
 from tests.support.raw_client import connect
 from tests.support.servers.gated_response import GatedResponse
+from tests.support.servers.grpc_server import grpc_server
 from tests.support.servers.scripted_server import ScriptedServer
 
 DRAINING = "not ready: draining"
@@ -101,3 +107,38 @@ async def test_worker_that_gets_sigterm_drains_while_others_serve_operators(
                     assert (await client.call("GET", "/ready")).status == 200
             process.signal(signal.SIGTERM)
             assert (await process.end())[0] == 0
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+async def test_grpc_call_that_outlasts_the_drain_learns_why(tmp_path: Path, method: str) -> None:
+    more = "limits: {drain_grace: 50ms, drain_timeout: 300ms}\n"
+    may_end = threading.Event()
+    has_begun = threading.Event()
+
+    def wait(*_: Any) -> Any:
+        has_begun.set()
+        may_end.wait(TIMEOUT)
+        return b""
+
+    def wait_after_one(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        yield b""
+        yield wait()
+
+    with grpc_server(
+        unary={"ModelInfer": wait}, streams={"ModelStreamInfer": wait_after_one}
+    ) as server:
+        config = write_settings(tmp_path / "gateway.yaml", server.url, more=more)
+        async with gateway_process(config) as (process, url), grpc_client(url) as client:
+            call = asyncio.create_task(client.call(method, b"\n\1m"))
+            await until(has_begun.is_set)
+            process.signal(signal.SIGTERM)
+            response = await call
+            assert response.code is grpc.StatusCode.UNAVAILABLE
+            assert response.text == (
+                "the gateway stopped before the call ended (limits.drain_timeout)"
+            )
+            assert len(response.messages) == (method == "ModelStreamInfer")
+            status, _, err = await process.end()
+        may_end.set()
+    assert status == 0
+    assert "1 calls did not finish in time and were aborted (limits.drain_timeout)" in err

@@ -1,11 +1,12 @@
-"""Decompresses gzip and deflate request bodies piece by piece."""
+"""Decompresses gzip and deflate bodies piece by piece."""
 
 from __future__ import annotations
 
 import zlib
 from typing import TYPE_CHECKING
 
-from gateway.errors import ErrorKind, GatewayError, bad_request
+from gateway.errors import GatewayError
+from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.sizes import CONVERT_CHUNK
 
 if TYPE_CHECKING:
@@ -45,10 +46,16 @@ class Decompressor:
     input so far.
 
     The input is read in windows counted from its start. So errors do not depend on how the body was
-    split.
+    split. They are those of ``message``, and name it by ``body``.
     """
 
-    def __init__(self, coding: str, max_ratio: int) -> None:
+    def __init__(
+        self,
+        coding: str,
+        max_ratio: int,
+        message: ErrorVocabulary = REQUEST,
+        body: str = "the request's body",
+    ) -> None:
         self.consumed = 0
         """Compressed bytes read so far."""
         self.produced = 0
@@ -57,6 +64,8 @@ class Decompressor:
         """Whether the whole body was fed."""
         self._coding = coding
         self._max_ratio = max_ratio
+        self._message = message
+        self._body = body
         self._input = bytearray()
         self._window = b""
         self._stream: _Decompress | None = None
@@ -78,7 +87,7 @@ class Decompressor:
         """Decompress one piece, possibly an empty one; return None if more input is needed.
 
         Raises GatewayError: 400 for a body that is invalid, truncated, followed by other bytes or
-        made of tiny members; 413 for one that exceeds the ratio.
+        made of tiny members; 413 for one that exceeds the ratio; 502 for a response.
         """
         if not self._has_more_output and not self._fill_window():
             return None
@@ -102,7 +111,7 @@ class Decompressor:
             piece = stream.decompress(self._window, room)
         except zlib.error as error:
             why = str(error).rpartition(": ")[2]
-            raise bad_request(f"the request's body is not valid {self._coding}: {why}") from None
+            raise self._malformed(f"is not valid {self._coding}: {why}") from None
         rest = stream.unused_data if stream.eof else stream.unconsumed_tail
         self.consumed += len(self._window) - len(rest)
         self.produced += len(piece)
@@ -122,13 +131,13 @@ class Decompressor:
         if len(self._window) >= least:
             return True
         if self.last and not self._window and (self._stream or not self._stream_count):
-            raise bad_request(f"the request's body ends before its {self._coding} data does")
+            raise self._malformed(f"ends before its {self._coding} data does")
         return self.last and bool(self._window)
 
     def _open_stream(self) -> _Decompress:
         is_gzip = self._coding == "gzip"
         if self._stream_count and not (is_gzip and self._window.startswith(_GZIP_MAGIC)):
-            raise bad_request(f"the request's body has data after its {self._coding} data")
+            raise self._malformed(f"has data after its {self._coding} data")
         self._stream_count += 1
         self._check_members()
         if is_gzip:
@@ -140,8 +149,8 @@ class Decompressor:
     def _check_members(self) -> None:
         size = self.consumed + self.produced
         if self._stream_count > FREE_MEMBERS + size // MIN_MEMBER_BYTES:
-            raise bad_request(
-                "the request's gzip body has too many tiny members: "
+            raise self._malformed(
+                "has too many tiny members: "
                 f"{self._stream_count} in {size} bytes, compressed and decompressed; "
                 f"at most {FREE_MEMBERS} are taken, and one more for each {MIN_MEMBER_BYTES} bytes"
             )
@@ -149,7 +158,10 @@ class Decompressor:
     def _check_growth(self) -> None:
         if self.produced > max(FREE_OUTPUT_BYTES, self._max_ratio * self.consumed):
             raise GatewayError(
-                ErrorKind.TOO_LARGE,
-                f"the request's {self._coding} body grows to more than {self._max_ratio} times "
+                self._message.too_large,
+                f"{self._body} is {self._coding}, and grows to more than {self._max_ratio} times "
                 "its size (limits.max_decompression_ratio)",
             )
+
+    def _malformed(self, what: str) -> GatewayError:
+        return self._message.malformed(f"{self._body} {what}")

@@ -42,6 +42,7 @@ from gateway.listener.connection_host import (
 from gateway.listener.http2_messages import (
     Http2Request,
     Http2Response,
+    encode_fields,
     encode_request_head,
     method_and_target,
     response_fields,
@@ -52,6 +53,7 @@ from gateway.proxy.body_io import split
 from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
+from gateway.proxy.grpc.dropped_call import end_dropped_call, is_grpc_content
 from gateway.proxy.interfaces import (
     ClientResponse,
     FieldLines,
@@ -203,8 +205,15 @@ class Http2Call(StreamHandler):
         self._end_call()
 
     def drop_call(self) -> None:
-        """Reset the stream, and cancel the call."""
-        self.reset(ErrorCode.INTERNAL_ERROR)
+        """End the stream with an error, and cancel the call.
+
+        A gRPC client gets the status UNAVAILABLE with the error of the record.
+        """
+        if self._is_grpc:
+            lines = end_dropped_call(self.record, self.stream.sent_headers)
+            self.send_headers(tuple(encode_fields(lines)), end_stream=True)
+        else:
+            self.reset(ErrorCode.INTERNAL_ERROR)
         self.cancel("")
 
     def cancel(self, why: str) -> None:
@@ -221,6 +230,11 @@ class Http2Call(StreamHandler):
             call.cancel()
         if not isinstance(call, asyncio.Task):
             self._end_call()
+
+    @property
+    def _is_grpc(self) -> bool:
+        fields = self._headers.fields
+        return any(name == b"content-type" and is_grpc_content(value) for name, value in fields)
 
     @property
     def _is_client_slow(self) -> bool:

@@ -28,6 +28,8 @@ _MAX_IDLE_CHECK_INTERVAL = 5.0
 """Maximum seconds between two checks for idle connections."""
 _CANCEL_TIMEOUT = 0.05
 """Seconds for cancelled calls to end."""
+_CLOSE_TIMEOUT = 1.0
+"""Seconds for HTTP/2 clients to read how their calls ended, and to close."""
 _DRAIN_TIMEOUT = "the gateway stopped before the call ended (limits.drain_timeout)"
 _DRAIN_POLL_INTERVAL = 0.01
 """Seconds between two checks while draining."""
@@ -169,9 +171,11 @@ class HttpListener(RequestDispatcher):
         for client in late:
             client.record.error = _DRAIN_TIMEOUT
             client.drop_call()
-        until = self._loop.time() + _CANCEL_TIMEOUT
-        while self._active_calls and self._loop.time() < until:  # noqa: ASYNC110  # no event
-            await asyncio.sleep(_DRAIN_POLL_INTERVAL)
+        await self._wait_while(lambda: bool(self._active_calls), _CANCEL_TIMEOUT)
+        if late:
+            for connection in tuple(self._connections):
+                connection.close_for_drain(_CLOSE_TIMEOUT)
+            await self._wait_while(lambda: bool(self._connections), _CLOSE_TIMEOUT)
         open_connections = [connection.transport for connection in self._connections]
         for transport in (*self._handshaking, *open_connections):
             transport.abort()
@@ -179,6 +183,12 @@ class HttpListener(RequestDispatcher):
         self.hangups.close()
         self.deferrals.close()
         return len(late)
+
+    async def _wait_while(self, condition: Callable[[], bool], max_seconds: float) -> None:
+        """Wait as long as a condition holds."""
+        until = self._loop.time() + max_seconds
+        while condition() and self._loop.time() < until:  # noqa: ASYNC110  # no event
+            await asyncio.sleep(_DRAIN_POLL_INTERVAL)
 
     async def _stop_accepting(self, max_wait: float) -> None:
         """Close all listening sockets; clients that have connected are served."""

@@ -41,8 +41,11 @@ class FailureLog:
         self._logged: set[str] = set()
         self._suppressed = 0
 
-    def write(self, error: GatewayError, request_id: str = "") -> None:
-        """Log a failed call, if its upstream or a limit of the gateway is the reason."""
+    def write(self, error: GatewayError, request_id: str = "", status: int = 0) -> None:
+        """Log a failed call, if its upstream or a limit of the gateway is the reason.
+
+        ``status`` is that of the access log; 0 is the one that the error has over HTTP.
+        """
         if error.kind not in _FAILURES:
             return
         now = self._clock()
@@ -56,7 +59,8 @@ class FailureLog:
             self._suppressed += 1
             return
         self._logged.add(error.message)
-        status, message = error.kind.value.status, escape_for_log(error.message)
+        status = status or error.kind.value.status
+        message = escape_for_log(error.message)
         _log.warning("request %s failed with %d: %s", request_id or "-", status, message)
 
 

@@ -10,6 +10,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from urllib.parse import quote, unquote
 
+from gateway.errors import bad_request
+from gateway.protocol.json_errors import quote_value
 from gateway.sizes import CACHED_HEADS
 
 
@@ -214,6 +216,20 @@ def parse_operation_variants(method: str, target: str) -> tuple[Operation, ...]:
 def decode_names(operation: Operation) -> Operation:
     """Return an operation with model and version decoded, as routes match them."""
     return Operation(operation.kind, _decode(operation.model), _decode(operation.version))
+
+
+def decode_utf8_name(quoted: str, what: str) -> str:
+    """Decode a name of a path for protobuf, which has text in UTF-8 alone.
+
+    Raises GatewayError (400), which calls the name ``what``.
+    """
+    try:
+        return unquote(quoted, errors="strict")
+    except UnicodeDecodeError:
+        raise bad_request(
+            f"the path has the {what} {quote_value(quoted)}, which is not UTF-8 when it is "
+            "decoded; a server over gRPC can have no such name"
+        ) from None
 
 
 def quote_name(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from urllib.parse import unquote
 
@@ -30,6 +31,7 @@ from gateway.protocol.grpc.methods import (
     operation_of,
 )
 from gateway.protocol.grpc.model_scanner import ScannedModel
+from gateway.protocol.grpc.status import http_status
 from gateway.protocol.json_errors import quote_value
 from gateway.protocol.operations import OPERATION_KINDS, OperationKind, model_name_of
 from gateway.proxy.admission.concurrency_limit import check_room
@@ -41,11 +43,12 @@ from gateway.proxy.cluster.health import Readiness, live, ready
 from gateway.proxy.cluster.server_metadata import server_metadata
 from gateway.proxy.cluster.server_settings import log_settings, trace_settings
 from gateway.proxy.cluster.v1_models import v1_models
-from gateway.proxy.destination import Upstream
+from gateway.proxy.destination import Limits, Upstream
 from gateway.proxy.filters.authentication import UnauthenticatedError
 from gateway.proxy.filters.chain import filter_call, filter_response
 from gateway.proxy.filters.mirror import tee
 from gateway.proxy.grpc.health import serve_health
+from gateway.proxy.grpc.idle_streams import IdleStreamCheck
 from gateway.proxy.grpc.infer import grpc_as_http, grpc_infer, grpc_model_config
 from gateway.proxy.grpc.passthrough import client_timeout, grpc_passthrough
 from gateway.proxy.grpc.reflection import serve_reflection
@@ -121,9 +124,7 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
     """Serve one gRPC call, whose route depends on the model that its first message names."""
     response.is_grpc = True
     rpc = _rpc_of(request)
-    limits = router.widest_limits
-    if rpc.request_streams:
-        limits = replace(limits, min_body_rate=0)  # the client may have nothing to say for a while
+    limits = _limits_of(rpc, router.widest_limits)
     caps = (
         limits.max_request_bytes,
         limits.max_buffered_body_bytes,
@@ -155,7 +156,7 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
             caps = route_limits.max_buffered_body_bytes, route_limits.max_decompression_ratio
             names = unquote(rewrite.model), unquote(rewrite.version or "")
             rewriter = ModelRewriter(rpc, *names, request.headers, *caps, reservation)
-        grpc_request.route(route_limits.max_request_bytes, check, rewriter)
+        await grpc_request.route(route_limits.max_request_bytes, check, rewriter)
         route_match = found
 
     with router.memory_budget.reserve() as reservation:
@@ -165,14 +166,27 @@ async def _handle_grpc(request: ClientRequest, response: ClientResponse, router:
         except GatewayError as error:
             await send_error(response, strip_tracebacks(error))
             return
-        await run_with_deadline(find_route, response, deadline)
-        if route_match is not None:
+        idle_check: IdleStreamCheck | None = None
+        if rpc.request_streams:
+            idle_check = IdleStreamCheck(grpc_request, response, router.readiness)
+            idle_check.deadline = deadline
+        with idle_check or nullcontext():
+            await run_with_deadline(find_route, idle_check or response, deadline)
+            if route_match is None:
+                return
             response.header_policy = route_match.header_policy
-            limits = route_match.choice.next.limits
-            if rpc.request_streams:
-                limits = replace(limits, min_body_rate=0)
+            limits = _limits_of(rpc, route_match.choice.next.limits)
             deadline = limits.new_deadline(deadline.busy_seconds, timeout)
-            await _serve(grpc_request, response, route_match, router.readiness, deadline)
+            if idle_check is not None:
+                idle_check.deadline = deadline
+            await _serve(
+                grpc_request, idle_check or response, route_match, router.readiness, deadline
+            )
+
+
+def _limits_of(rpc: GrpcMethod, limits: Limits) -> Limits:
+    """Return limits for a call: the client of a stream may have nothing to say for a while."""
+    return replace(limits, min_body_rate=0) if rpc.request_streams else limits
 
 
 async def _serve(
@@ -349,10 +363,11 @@ async def send_error(
     response: ClientResponse, error: GatewayError, audience: Audience = Audience.CLIENTS
 ) -> None:
     """Send an error in the protocol's format."""
-    headers, body = error_response(error, response.record, audience)
     if response.is_grpc:
+        record_error(error, response.record, http_status(error.kind.value.grpc_code))
         await send_grpc_error(response, error, audience)
         return
+    headers, body = error_response(error, response.record, audience)
     await response.send(error.kind.value.status, "", CIMultiDict(headers), body)
 
 
@@ -360,8 +375,7 @@ def error_response(
     error: GatewayError, record: CallRecord, audience: Audience = Audience.CLIENTS
 ) -> tuple[HeaderLines, bytes]:
     """Record and log an error; return headers and body of its response."""
-    record.set_error(error)
-    FAILURE_LOG.write(error, record.request_id)
+    record_error(error, record, error.kind.value.status)
     headers = _JSON
     if error.retry_after is not None:
         headers += (("Retry-After", str(error.retry_after)),)
@@ -371,6 +385,12 @@ def error_response(
         # RFC 9110, section 15.5.16.
         headers += (("Accept-Encoding", ", ".join(CODINGS)),)
     return headers, error_body(error.message_for(audience))
+
+
+def record_error(error: GatewayError, record: CallRecord, status: int) -> None:
+    """Record and log the error of a call; ``status`` is that of the access log."""
+    record.set_error(error)
+    FAILURE_LOG.write(error, record.request_id, status)
 
 
 def error_body(message: str) -> bytes:

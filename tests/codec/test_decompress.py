@@ -226,7 +226,7 @@ def test_ratio_beyond_the_cap_is_refused() -> None:
     found = outcome("gzip", body)
     assert found == (
         ErrorKind.TOO_LARGE,
-        "the request's gzip body grows to more than 100 times its size "
+        "the request's body is gzip, and grows to more than 100 times its size "
         "(limits.max_decompression_ratio)",
     )
     assert outcome("gzip", *byte_by_byte(body)) == found

@@ -484,6 +484,39 @@ async def test_drain_drops_calls_that_take_too_long() -> None:
     }
 
 
+@pytest.mark.parametrize("has_started", [False, True])
+async def test_drain_ends_grpc_calls_that_take_too_long_with_unavailable(has_started: bool) -> None:
+    records: list[CallRecord] = []
+
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        if has_started:
+            await response.start(200, "", CIMultiDict({"Content-Type": "application/grpc"}))
+            await response.write(b"\0\0\0\0\1a")
+        await asyncio.Event().wait()
+
+    async with running_listener(handle, records.append) as running, client_of(running) as client:
+        headers = [("content-type", "application/grpc"), ("te", "trailers")]
+        streams = [client.send_headers("POST", "/a.b/c", headers, end_stream=True)]
+        streams.append(client.send_headers("POST", "/a.b/c", headers))  # it may send more
+        await until(lambda: running.listener.requests == 2)
+        if has_started:
+            await client.until(lambda: all(client.replies[each].body for each in streams))
+        assert await running.listener.drain(0.02, 0) == 2
+        await client.until_closed()
+        for each in streams:
+            reply = client.replies[each]
+            fields = dict(reply.trailers if has_started else reply.headers)
+            assert fields["grpc-status"] == "14"
+            assert fields["grpc-message"] == records[0].error
+            assert reply.headers[0] == (":status", "200")
+            assert reply.ended
+            assert reply.headers_ended_it is not has_started
+            assert reply.reset in (None, ErrorCode.NO_ERROR)
+    assert [(each.status, each.grpc_status, each.error) for each in records] == 2 * [
+        (503, 14, "the gateway stopped before the call ended (limits.drain_timeout)")
+    ]
+
+
 async def test_idle_connection_is_closed_with_goaway() -> None:
     async with running_listener(echo) as running:
         running.listener.idle_timeouts = IdleTimeouts(keep_alive_timeout=0.05)

@@ -62,6 +62,9 @@ REQUESTED_PARAMETERS: Final = 2
 REQUESTED_NAME_TAG: Final = REQUESTED_NAME << 3 | LENGTH
 REQUESTED_PARAMETERS_TAG: Final = REQUESTED_PARAMETERS << 3 | LENGTH
 
+CLASSIFICATION: Final = b"classification"
+"""The parameter of a requested output that some servers die of."""
+
 # Entries of a map of parameters, and InferParameter.
 KEY: Final = 1
 VALUE: Final = 2

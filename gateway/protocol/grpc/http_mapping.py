@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
 
-from gateway.protocol.operations import model_path, quote_name
+from gateway.protocol.operations import decode_utf8_name, model_path, quote_name
 
 _SERVICES: Final = {
     "SystemSharedMemory": "systemsharedmemory",
@@ -51,6 +50,12 @@ _RPCS_OF_WORDS: Final = {
     "unregister": "Unregister",
 }
 _MODEL: Final = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+_WORDS: Final = {
+    "model_name": "model",
+    "version": "version",
+    "repository_name": "repository",
+}
+"""What errors call a name; ``name`` may be that of a model or of a region."""
 _READ: Final = ("GET", "HEAD")
 _BOTH: Final = ("GET", "POST")
 
@@ -125,12 +130,18 @@ def http_request_of(rpc: str, path: Mapping[str, str], body: Any) -> HttpRequest
 
 
 def rpc_of(method: str, target: str) -> RpcRequest | None:
-    """Return the RPC for a request over HTTP; None if there is none."""
+    """Return the RPC for a request over HTTP; None if there is none.
+
+    Raises GatewayError (400) for a name that is not UTF-8.
+    """
     path = target.partition("?")[0]
     for methods, pattern, rpc in _PATHS:
         match = pattern.fullmatch(path)
         if match is not None and method in methods:
-            found = {name: unquote(value or "") for name, value in match.groupdict().items()}
+            found = {
+                name: decode_utf8_name(value or "", _WORDS.get(name, "name"))
+                for name, value in match.groupdict().items()
+            }
             kind = found.pop("rpc", "")
             return RpcRequest(rpc + _RPCS_OF_WORDS.get(kind, ""), found)
     return None

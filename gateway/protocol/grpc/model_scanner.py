@@ -28,6 +28,9 @@ MAX_NAME: Final = 1024
 """Bytes of a model's name or version; a server's folder for it has at most 255."""
 
 
+MAX_MARKED: Final = 64 * 1024
+"""Bytes of a value that is searched for a mark: a requested output has a name and parameters."""
+
 MAX_FIELDS: Final = 200_000
 """Fields of a message itself, which are inputs, outputs, parameters and raw contents."""
 
@@ -46,15 +49,28 @@ class ModelScanner:
     twice the last counts, so nothing is final before the message has ended. Whoever cannot wait
     calls ``take``. Field numbers, groups and lengths are refused where ``WireReader`` refuses them;
     each error is a GatewayError (400).
+
+    ``marked`` are the values of the field ``marked_field`` that contain ``mark``.
     """
 
-    def __init__(self, name_fields: tuple[int, ...], version_field: int | None) -> None:
+    def __init__(
+        self,
+        name_fields: tuple[int, ...],
+        version_field: int | None,
+        marked_field: int = 0,
+        mark: bytes = b"",
+    ) -> None:
         self.ended = False
         """Whether the message has ended, so that name and version are final."""
         self.fields = 0
         """Fields so far, with those in groups: what the scan has cost."""
         self.is_past_names = False
         """Whether a field has come that protobuf's writers put behind name and version."""
+        self.marked: Final[list[bytes]] = []
+        self._marked_tag: Final = marked_field << 3 | LENGTH if marked_field else 0
+        self._mark: Final = mark
+        self._maybe_marked = bytearray()
+        self._is_collecting = False
         self._name_fields: Final = name_fields
         self._version_field: Final = version_field
         fields = name_fields if version_field is None else (*name_fields, version_field)
@@ -137,6 +153,8 @@ class ModelScanner:
             if self._skip:
                 step = min(self._skip, end - position)
                 self._skip -= step
+                if self._is_collecting:
+                    self._collect_marked(piece, position, step)
                 position += step
             elif self._field:
                 position += self._collect(piece, position)
@@ -211,6 +229,8 @@ class ModelScanner:
         field = 0 if self._groups else self._wanted.get(tag, 0)
         if not field:
             self._skip = size
+            if tag == self._marked_tag and size and not self._groups:
+                self._begin_marked(size)
         elif size > MAX_NAME:
             raise bad_request(
                 f"{self._label(field)} has {size} bytes; at most {MAX_NAME} are allowed"
@@ -220,6 +240,23 @@ class ModelScanner:
             self._missing = size
         else:
             self._set(field, b"")
+
+    def _begin_marked(self, size: int) -> None:
+        if size > MAX_MARKED:
+            raise bad_request(
+                f"field {self._marked_tag >> 3} of the request has {size} bytes; at most "
+                f"{MAX_MARKED} are allowed"
+            )
+        self._is_collecting = True
+
+    def _collect_marked(self, piece: Buffer, position: int, size: int) -> None:
+        self._maybe_marked += piece[position : position + size]
+        if self._skip:
+            return
+        self._is_collecting = False
+        if self._mark in self._maybe_marked:
+            self.marked.append(bytes(self._maybe_marked))
+        self._maybe_marked.clear()
 
     def _collect(self, piece: Buffer, position: int) -> int:
         """Collect the text of a field; returns how many bytes of the piece are its own."""

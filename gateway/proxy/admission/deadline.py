@@ -51,6 +51,7 @@ class Deadline:
         self._loop = asyncio.get_running_loop()
         self._server: ServerName | None = None
         self._expired = ""
+        self._ending: GatewayError | None = None
         self._task: asyncio.Task[object] | None = None
 
     @property
@@ -96,6 +97,13 @@ class Deadline:
         if self._expired and isinstance(error, asyncio.CancelledError):
             return self.timeout_error(self._expired)
         return error
+
+    def end(self, error: GatewayError) -> None:
+        """End the call with an error that has nothing to do with its time."""
+        if self._task is not None and not self._expired:
+            self._timer.cancel()
+            self._expired, self._ending = error.message, error
+            self._task.cancel()
 
     def expect_client(self) -> None:
         """Record progress; from now on the client is expected to move."""
@@ -162,6 +170,8 @@ class Deadline:
 
     def timeout_error(self, expired: str) -> GatewayError:
         """Return the error that names the side that the call was waiting for."""
+        if self._ending is not None:
+            return self._ending
         if self._passed_of_client:
             return client_deadline_error(self._request_timeout, self._server)
         if self._server is None:

@@ -16,6 +16,7 @@ from gateway.http1.head import parse_lines
 from gateway.observe.call_record import NO_LABELS, CallLabels
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.headers import GRPC_TYPE
+from gateway.protocol.grpc.status import http_status
 from gateway.protocol.messages import ALL_BINARY
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import release_all
@@ -27,7 +28,12 @@ from gateway.proxy.admission.deadline import (
     server_timeout,
 )
 from gateway.proxy.destination import Destination
-from gateway.proxy.dispatch import INTERNAL_ERROR, error_response, run_with_deadline
+from gateway.proxy.dispatch import (
+    INTERNAL_ERROR,
+    error_response,
+    record_error,
+    run_with_deadline,
+)
 from gateway.proxy.fast_path.handlers import FastPathHandler, ServerRequest
 from gateway.proxy.grpc.response import record_status, status_lines, status_of
 from gateway.proxy.infer.convert_response import ResponseRelay
@@ -317,12 +323,14 @@ class FastPathCall:
             _log.error("request %s: %s %s failed", *where, exc_info=error)
         strip_tracebacks(error)
         reported = error if isinstance(error, GatewayError) else INTERNAL_ERROR
-        headers, body = error_response(reported, record)
         status, is_grpc = reported.kind.value.status, self._plan.handler.is_grpc
         if is_grpc:
             code, text = status_of(reported)
+            record_error(reported, record, http_status(code))
             record_status(record, code)
             status, headers, body = 200, (*_GRPC_HEADERS, *status_lines(code, text)), b""
+        else:
+            headers, body = error_response(reported, record)
         if (policy := self._plan.header_policy) is not None:
             headers = policy.apply_to_lines(headers)
         template = ResponseTemplate(status, "", headers, states_length=not is_grpc)

@@ -8,6 +8,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import GatewayError, ServerName
 from gateway.observe.call_record import CallRecord
+from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.framing import PREFIX_SIZE
 from gateway.protocol.grpc.headers import TIMEOUT, read_message, read_status
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod
@@ -48,10 +49,10 @@ _templates: BoundedCache[tuple[object, ...], ResponseTemplate] = BoundedCache(CA
 def scan_message(method: GrpcMethod, body: bytes) -> tuple[ScannedModel, tuple[str, ...]] | None:
     """Return the model of a body with one message, and all names that servers may take for it.
 
-    None leaves it to the streaming path: an invalid message, a compressed one, or one of very many
-    fields.
+    None leaves it to the streaming path: an invalid message, a compressed one, one of very many
+    fields, or one that may want outputs to be classified, which has to be checked.
     """
-    if len(body) < PREFIX_SIZE or body[0]:
+    if len(body) < PREFIX_SIZE or body[0] or fields.CLASSIFICATION in body:
         return None
     if int.from_bytes(body[1:PREFIX_SIZE], "big") != len(body) - PREFIX_SIZE:
         return None

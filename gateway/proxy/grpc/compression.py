@@ -38,6 +38,11 @@ class MessageDecompressor:
         self._cap = cap
         self._cap_name = cap_name
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the bytes that wait to be decompressed, and the memory of zlib."""
+        return self._decompressor.buffered_bytes
+
     def feed(self, data: bytes | memoryview, *, last: bool = False) -> Iterator[bytes]:
         """Yield what the next bytes decompress to, in chunks; iterate to the end.
 

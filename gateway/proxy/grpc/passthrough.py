@@ -12,11 +12,18 @@ from gateway.protocol.grpc.headers import ACCEPT_ENCODING, MESSAGE, TIMEOUT
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
-from gateway.protocol.operations import model_name_of
+from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import Chunks, ClientBody, response_chunks, write
-from gateway.proxy.grpc.response import record_status
+from gateway.proxy.grpc.classification import check_body, check_chunks
+from gateway.proxy.grpc.response import record_status, send_status
+from gateway.proxy.grpc.stream_errors import (
+    WANTS_STATUS,
+    StreamError,
+    end_at_first_error,
+    wants_status,
+)
 from gateway.proxy.headers import end_to_end
 from gateway.proxy.interfaces import Call, ClientResponse
 from gateway.proxy.retry import UpstreamCall
@@ -52,8 +59,10 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
     dialect = call.destination.upstream.dialect_state.dialect
     form = GrpcForm() if dialect is None else dialect.grpc
     is_wrapped = request.target == _STREAM_INFER and not form.wraps_streamed
-    if is_wrapped:
-        headers.popall(ACCEPT_ENCODING, None)  # the gateway cannot wrap compressed messages
+    ends_at_error = request.target == _STREAM_INFER and wants_status(request)
+    headers.popall(WANTS_STATUS, None)
+    if is_wrapped or ends_at_error:
+        headers.popall(ACCEPT_ENCODING, None)  # the gateway does not read compressed messages
     target = request.target.replace(f"/{INFERENCE_SERVICE}/", f"/{form.service}/", 1)
     body = await _body(call, reservation)
     upstream_request = UpstreamRequest("POST", target, headers, body, is_grpc=True)
@@ -62,7 +71,12 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
         call.destination, upstream_request, call.deadline, record, model=model
     ) as upstream_call:
         await relay_messages(
-            upstream_call.response, call.response, upstream_call.server, call.deadline, is_wrapped
+            upstream_call.response,
+            call.response,
+            upstream_call.server,
+            call.deadline,
+            is_wrapped,
+            ends_at_error,
         )
 
 
@@ -72,16 +86,27 @@ async def relay_messages(
     server: ServerName,
     deadline: Deadline,
     is_wrapped: bool = False,
+    ends_at_error: bool = False,
 ) -> None:
-    """Pass on the response to a gRPC call; see ``wrap_streamed`` for ``is_wrapped``."""
+    """Pass on the response to a gRPC call.
+
+    See ``wrap_streamed`` for ``is_wrapped``, and ``end_at_first_error`` for ``ends_at_error``.
+    """
     headers = _with_valid_message(end_to_end(upstream_response.headers))
     headers.popall("Content-Length", None)  # the trailers, not its last byte, end the response
     await response.start(upstream_response.status, upstream_response.reason, headers)
     chunks = response_chunks(upstream_response, server, deadline)
     if is_wrapped:
         chunks = wrap_streamed(chunks)
-    async for chunk in chunks:
-        await write(response, chunk, deadline)
+    if ends_at_error:
+        chunks = end_at_first_error(chunks)
+    try:
+        async for chunk in chunks:
+            await write(response, chunk, deadline)
+    except StreamError as error:
+        deadline.expect_client()
+        await send_status(response, error.code, error.text)
+        return
     status = upstream_response.grpc_status
     if status is None and upstream_response.status == 200:
         raise bad_response(f"{server.url} ended its response without grpc-status", server)
@@ -93,9 +118,16 @@ async def relay_messages(
 async def _body(call: Call, reservation: Reservation) -> Body:
     """Return the body to send: buffered if it was read ahead, so that it can be sent again."""
     body = ClientBody(call.request, _ANY_SIZE, call.deadline)  # each message has its cap
+    is_checked = (
+        call.operation.kind is OperationKind.INFER
+        and call.destination.upstream.dialect.triton_extensions
+    )
     if body.size is None:
-        return body.read_rest()
-    return (await body.read_all(reservation),)
+        return check_chunks(call, body.read_rest()) if is_checked else body.read_rest()
+    data = await body.read_all(reservation)
+    if is_checked:
+        await check_body(call, data)
+    return (data,)
 
 
 def _with_valid_message(headers: CIMultiDict[str]) -> CIMultiDict[str]:

@@ -26,6 +26,8 @@ _TURN = 1024
 _MESSAGE_WORK = 16
 _CHUNK_WORK = 256
 """What a message, or a decompressed chunk, costs in fields."""
+_MIN_PIECE = 1024
+"""Bytes of a piece that is kept as it came: an object takes some fifty bytes more."""
 _SCAN_STEP = 4 * 1024
 """Bytes that are scanned at once: at most so many fields as take one or two milliseconds."""
 
@@ -67,6 +69,8 @@ class GrpcRequest(ClientRequest):
         """The bytes of a body that was read ahead to its end; None for any other."""
         self.carries_trailers = True
         self.rpc = method
+        self.has_ended = False
+        """Whether the client has sent its last message."""
         self._is_complete = False
         self._check_model: ModelCheck | None = None
         self._rewriter: ModelRewriter | None = None
@@ -110,11 +114,19 @@ class GrpcRequest(ClientRequest):
                 break
             size += len(piece)
             reservation.grow(len(piece))
-            self._ready.append(bytes(piece))  # a memoryview would pin its whole slab
+            self._keep(piece)
         scanner = self._scanner
         return scanner.model if scanner.ended else scanner.take(), scanner.names
 
-    def route(
+    def _keep(self, piece: bytes | memoryview) -> None:
+        """Keep a piece that was read ahead; small ones are joined, as each object costs memory."""
+        ready = self._ready
+        if ready and len(ready[-1]) < _MIN_PIECE:
+            ready[-1] = b"".join((ready[-1], piece))
+        else:
+            ready.append(bytes(piece))  # a memoryview would pin its whole slab
+
+    async def route(
         self, cap: int, check_model: ModelCheck, rewriter: ModelRewriter | None = None
     ) -> None:
         """Apply what the call's route says: the bytes of a message, and where others may go.
@@ -129,7 +141,7 @@ class GrpcRequest(ClientRequest):
         if rewriter is not None:
             read_ahead, self._ready = self._ready, deque()
             for piece in read_ahead:
-                self._ready.extend(rewriter.feed(piece, self._name_field))
+                self._ready.extend(await rewriter.feed(piece, self._name_field))
             if self._is_complete:
                 self.content_length = sum(map(len, self._ready))
 
@@ -151,7 +163,7 @@ class GrpcRequest(ClientRequest):
             piece = await self._receive(receive())
             if not piece or self._rewriter is None:
                 return piece
-            self._ready.extend(self._rewriter.feed(piece, self._name_field))
+            self._ready.extend(await self._rewriter.feed(piece, self._name_field))
         return self._ready.popleft()
 
     async def _receive(self, receiving: Awaitable[bytes | memoryview]) -> bytes | memoryview:
@@ -161,8 +173,14 @@ class GrpcRequest(ClientRequest):
             for part in self._messages.feed(piece):
                 await self._scan(part)
         else:
+            self.has_ended = True
             self._messages.end()
         return piece
+
+    @property
+    def messages(self) -> int:
+        """Return the number of messages that have begun."""
+        return self._messages.messages
 
     @property
     def _name_field(self) -> int:

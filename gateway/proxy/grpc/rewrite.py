@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from multidict import CIMultiDictProxy
@@ -52,19 +53,19 @@ class ModelRewriter:
         self._text = bytearray()
         self._reserved = 0
 
-    def feed(self, piece: bytes | memoryview, name_field: int) -> list[bytes | memoryview]:
+    async def feed(self, piece: bytes | memoryview, name_field: int) -> list[bytes | memoryview]:
         """Return what to send for the next piece of the body, nothing while that is buffered.
 
         ``name_field`` is the number of the field that has the model's name in the message that
-        ends in this piece. Raises GatewayError: 400 for a broken compressed message, 413, 503.
+        ends in this piece. Other calls have their turn between the chunks of a compressed message.
+        Raises GatewayError: 400 for a broken compressed message, 413, 503.
         """
         if self._decompressor is None:
-            self._reservation.grow(-self._reserved)  # that message was sent
-            self._reserved = 0
+            self._reserve(0)  # that message was sent
         chunks: list[bytes | memoryview] = []
         for part in self._messages.feed(piece):
             if part.is_compressed:
-                self._decompress(part)
+                await self._decompress(part)
                 if part.ends:
                     chunks += (self._prefix(len(self._text)), memoryview(self._text))
                     self._text = bytearray()
@@ -78,18 +79,25 @@ class ModelRewriter:
             return [b"".join(chunks)] if chunks else []
         return chunks
 
-    def _decompress(self, part: MessagePiece) -> None:
+    async def _decompress(self, part: MessagePiece) -> None:
         if part.begins:
             self._decompressor = MessageDecompressor(
                 self._headers, self._cap, _CAP_NAME, self._max_ratio
             )
-        assert self._decompressor is not None
-        for chunk in self._decompressor.feed(part.data, last=part.ends):
-            self._reservation.grow(len(chunk))
-            self._reserved += len(chunk)
-            self._text += chunk
+        decompressor, text = self._decompressor, self._text
+        assert decompressor is not None
+        for chunk in decompressor.feed(part.data, last=part.ends):
+            self._reserve(len(text) + len(chunk) + decompressor.buffered_bytes)
+            text += chunk
+            await asyncio.sleep(0)
+        self._reserve(len(text) + decompressor.buffered_bytes)
         if part.ends:
             self._decompressor = None
+
+    def _reserve(self, size: int) -> None:
+        """Reserve so many bytes for the message; raises GatewayError (503)."""
+        self._reservation.grow(size - self._reserved)
+        self._reserved = size
 
     def _prefix(self, size: int) -> bytes:
         size += self._added

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Final
 
 from multidict import CIMultiDict
 
@@ -14,18 +13,17 @@ from gateway.codec.grpc.stream_response import write_stream_error, write_stream_
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.observe.failure_log import FAILURE_LOG
+from gateway.protocol.grpc.status import http_status
 from gateway.protocol.operations import Operation, quote_name
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.grpc.http_form import CollectedResponse, HttpError, HttpFormRequest
 from gateway.proxy.grpc.infer import infer_converter, infer_target, without_stream_parameter
 from gateway.proxy.grpc.message import read_messages
 from gateway.proxy.grpc.response import finish, send_status, start_response, write_message
+from gateway.proxy.grpc.stream_errors import wants_status
 from gateway.proxy.infer.convert_buffered_request import ReceivedRequest
 from gateway.proxy.infer.handler import send_request
 from gateway.proxy.interfaces import Call, ClientResponse
-
-_WANTS_STATUS: Final = "triton_grpc_error"
-"""The metadata with which a client asks that the first error ends the stream, as its status."""
 
 
 async def grpc_stream_infer(call: Call, reservation: Reservation) -> None:
@@ -35,7 +33,7 @@ async def grpc_stream_infer(call: Call, reservation: Reservation) -> None:
     for what is no message, or with such a client.
     """
     response = call.response
-    wants_status = call.request.headers.get(_WANTS_STATUS, "").lower() == "true"
+    ends_at_error = wants_status(call.request)
     limits = call.destination.limits
     caps = limits.max_inference_header_bytes, limits.max_tensors
     async for data in read_messages(call, reservation):
@@ -45,13 +43,13 @@ async def grpc_stream_infer(call: Call, reservation: Reservation) -> None:
             model, request_id = read.model, read.request.id
             result = await _infer(call, read, reservation)
         except GatewayError as error:
-            if wants_status:
+            if ends_at_error:
                 raise
             _record(call, error)
             message = write_stream_error(error.public_message, model, request_id)
         else:
             if isinstance(result, HttpError):
-                if wants_status:
+                if ends_at_error:
                     await send_status(response, result.code, result.text)
                     return
                 message = write_stream_error(result.text, model, request_id)
@@ -121,4 +119,4 @@ def _add(main: CallRecord, part: CallRecord) -> None:
 def _record(call: Call, error: GatewayError) -> None:
     record = call.response.record
     record.set_abort(strip_tracebacks(error))
-    FAILURE_LOG.write(error, record.request_id)
+    FAILURE_LOG.write(error, record.request_id, http_status(error.kind.value.grpc_code))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
-from urllib.parse import unquote
 
 from multidict import CIMultiDict
 
@@ -27,13 +26,13 @@ from gateway.codec.grpc.response import ReadResponse
 from gateway.codec.grpc.stream_response import FINAL_RESPONSE, read_stream_response
 from gateway.codec.v2.buffered_request import read_buffered_json
 from gateway.codec.v2.request import InferRequestReader
-from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request, bad_response
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request
 from gateway.observe.failure_log import FAILURE_LOG
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader
 from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.messages import InferRequest, InferRequestHead
-from gateway.protocol.operations import model_name_of
+from gateway.protocol.operations import decode_utf8_name, model_name_of
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import Chunks, ClientBody, buffer_chunks, response_chunks, split, write
 from gateway.proxy.headers import with_body
@@ -46,6 +45,7 @@ from gateway.proxy.infer.server_form import check_metadata
 from gateway.proxy.interfaces import Call
 from gateway.proxy.retry import UpstreamCall
 from gateway.sizes import CONVERT_CHUNK
+from gateway.upstream.grpc.decompress import decompress_message
 from gateway.upstream.grpc.endpoint import error_of_rpc
 from gateway.upstream.transport import UpstreamRequest, UpstreamResponse
 
@@ -168,7 +168,8 @@ async def _read_inputs(call: Call, text: bytes) -> InferRequest:
 
 def _write_request(call: Call, request: InferRequest) -> UpstreamRequest:
     operation = call.operation
-    model, version = unquote(operation.model or ""), unquote(operation.version or "")
+    model = decode_utf8_name(operation.model or "", "model")
+    version = decode_utf8_name(operation.version or "", "version")
     message = write_infer_request(request, model, version)
     return one_message_request(_RPC, message, with_body(call.request.headers, {}))
 
@@ -203,21 +204,25 @@ async def _results(
 async def _messages(
     call: Call, response: UpstreamResponse, server: ServerName, reservation: Reservation
 ) -> AsyncIterator[bytes]:
-    """Yield the messages of a stream; raises GatewayError (502) for a broken one."""
-    cap = call.destination.limits.max_buffered_body_bytes
+    """Yield the messages of a stream, decompressed; raises GatewayError (502) for a broken one."""
+    limits = call.destination.limits
+    cap = limits.max_buffered_body_bytes
     reader = MessageReader(cap, "limits.max_buffered_body_bytes", RESPONSE)
     message = bytearray()
     async for chunk in response_chunks(response, server, call.deadline):
         for piece in reader.feed(chunk):
-            if piece.is_compressed:
-                raise bad_response(
-                    f"{server.url} compressed its response, which was not asked for", server
-                )
             message += piece.data
             reservation.resize(2 * len(message))
-            if piece.ends:
-                yield bytes(message)
-                message.clear()
+            if not piece.ends:
+                continue
+            data = bytes(message)
+            message.clear()
+            if piece.is_compressed:
+                ratio = limits.max_decompression_ratio
+                data = await decompress_message(
+                    data, response, server, cap, ratio, reservation.grow
+                )
+            yield data
     reader.end()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
-from urllib.parse import unquote
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -17,7 +16,7 @@ from gateway.protocol.grpc.framing import frame
 from gateway.protocol.grpc.headers import GRPC_TYPE, is_grpc_field
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.messages import InferRequest, InferResponse, OutputTensor
-from gateway.protocol.operations import Operation
+from gateway.protocol.operations import Operation, decode_utf8_name
 from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import buffer_chunks, convert_message
@@ -42,7 +41,8 @@ async def grpc_infer_request(
     A message begins with its size. Raises GatewayError: 400 for what protobuf cannot hold, 413.
     """
     request = await _complete(received, destination, reservation)
-    model, version = unquote(operation.model or ""), unquote(operation.version or "")
+    model = decode_utf8_name(operation.model or "", "model")
+    version = decode_utf8_name(operation.version or "", "version")
     form = destination.upstream.dialect.grpc
     message = write_infer_request(request, model, version, form.takes_raw)
     return one_message_request("ModelInfer", message, headers, form.service)
@@ -103,7 +103,13 @@ async def in_binary_form(
     that names the server for an invalid one, 400 for a listed output that the model does not have.
     """
     limits = destination.limits
-    message = await read_message(response, limits.max_buffered_body_bytes, server, reservation.grow)
+    message = await read_message(
+        response,
+        limits.max_buffered_body_bytes,
+        server,
+        reservation.grow,
+        limits.max_decompression_ratio,
+    )
     if message is None:
         return DocumentResponse(*error_of(response, server))
     reservation.grow(len(message))

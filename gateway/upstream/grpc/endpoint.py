@@ -26,6 +26,7 @@ from gateway.protocol.grpc.http_mapping import RpcRequest, rpc_of
 from gateway.protocol.grpc.rpcs import KSERVE_RPCS, RPCS, Rpc
 from gateway.protocol.grpc.status import GrpcStatus, http_status
 from gateway.sizes import MAX_MODEL_DOCUMENT
+from gateway.upstream.grpc.decompress import MAX_RATIO, decompress_message
 from gateway.upstream.transport import (
     Body,
     ReservedConnection,
@@ -140,11 +141,13 @@ async def read_message(
     cap: int,
     server: ServerName,
     reserve: Callable[[int], None] = lambda size: None,
+    max_ratio: int = MAX_RATIO,
 ) -> bytes | None:
-    """Read the one message of a unary response; None if it is an error.
+    """Read the one message of a unary response, decompressed; None if it is an error.
 
     ``reserve`` gets the size of each piece before it is kept. Raises GatewayError (502) for
-    anything else, and above ``cap`` bytes; and what ``reserve`` raises.
+    anything else, and above ``cap`` bytes or the ratio of ``decompress_message``; and what
+    ``reserve`` raises.
     """
     body = bytearray()
     while chunk := await response.read():
@@ -157,9 +160,10 @@ async def read_message(
     size = int.from_bytes(body[1:PREFIX_SIZE], "big")
     if len(body) < PREFIX_SIZE or len(body) != PREFIX_SIZE + size:
         raise bad_response(f"{server.url} did not respond with one gRPC message", server)
+    message = memoryview(body)[PREFIX_SIZE:]
     if body[0]:
-        raise bad_response(f"{server.url} compressed its response, which was not asked for", server)
-    return bytes(memoryview(body)[PREFIX_SIZE:])
+        return await decompress_message(message, response, server, cap, max_ratio, reserve)
+    return bytes(message)
 
 
 def error_of_rpc(rpc: str, response: UpstreamResponse, server: ServerName) -> tuple[int, bytes]:

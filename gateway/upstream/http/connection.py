@@ -32,6 +32,10 @@ _STALE_WINDOW = 1.0
 """Seconds after a request in which a close is taken for one that crossed the request."""
 
 
+_FRAME_HEADER = 9
+_SETTINGS = 4
+"""RFC 9113, section 4.1 and 6.5: an HTTP/2 server begins with a frame of this type."""
+
 _HEAD_PARSER = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 
 
@@ -95,6 +99,7 @@ class ServerConnection(Connection):
         self._started_at = 0.0
         self._silent = True
         self._interim = 0
+        self._speaks_http2 = False
         self._decoder: BodyDecoder | None = None
         self.body: BodyStream | None = None
         """The response's body, once the head is there."""
@@ -198,6 +203,9 @@ class ServerConnection(Connection):
             self.fail(error)
         except MalformedError as error:
             server = self._server
+            if _begins_http2(self._reader.received or data):
+                self.fail(self._no_http1())
+                return
             self.fail(bad_response(f"{server.url} sent an invalid HTTP response: {error}", server))
 
     def eof_received(self) -> None:
@@ -222,6 +230,7 @@ class ServerConnection(Connection):
     def _read_head(self, data: bytes | memoryview) -> None:
         if self._receiver is None:
             # An unexpected response would be taken for the response to the next request.
+            self._speaks_http2 = _begins_http2(data)
             self.drop()
             return
         while (result := self._reader.feed(data)) is not None:
@@ -336,7 +345,16 @@ class ServerConnection(Connection):
             self.buffer_body(body)
             receiver.on_headers(head)
 
+    def _no_http1(self) -> GatewayError:
+        return bad_response(
+            f"{self._server.url} responded in HTTP/2 to a request in HTTP/1.1; the address of a "
+            "gRPC server begins with grpc://",
+            self._server,
+        )
+
     def _closed_too_early(self) -> GatewayError:
+        if self._speaks_http2:
+            return self._no_http1()
         if self._silent and self._is_reused and self.loop.time() - self._started_at < _STALE_WINDOW:
             message = f"{self._server.url} closed an idle connection as it was used again"
             return StaleConnectionError(ErrorKind.BAD_RESPONSE, message, server=self._server)
@@ -344,6 +362,12 @@ class ServerConnection(Connection):
         kind = ErrorKind.NO_RESPONSE if self._silent else ErrorKind.BAD_RESPONSE
         message = f"{self._server.url} closed the connection {when}"
         return GatewayError(kind, message, server=self._server)
+
+
+def _begins_http2(data: bytes | memoryview) -> bool:
+    """Tell whether a server's first bytes are the SETTINGS of HTTP/2."""
+    header = bytes(data[:_FRAME_HEADER])
+    return len(header) == _FRAME_HEADER and header[3] == _SETTINGS and not any(header[5:])
 
 
 def _is_worth_waiting(head: ResponseHead, receiver: HeadReceiver) -> bool:

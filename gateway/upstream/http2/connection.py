@@ -55,6 +55,10 @@ _KEEPALIVE_INTERVAL = 10
 _KEEPALIVE_PROBES = 3
 """If nothing was received for 30 s, the kernel probes three times, 10 s apart."""
 
+_HTTP_1: Final = b"HTTP/1."
+_ONLY_HTTP_1: Final = "it responded in HTTP/1.1, so this is not the address of its gRPC server"
+_NO_SETTINGS: Final = "it closed the connection before it sent its HTTP/2 settings"
+
 _ERROR_NAMES: Final = {int(code): code.name for code in ErrorCode}
 
 
@@ -155,6 +159,7 @@ class ServerSession(Http2Session):
         self._owner = owner
         self._is_connected = False
         self._goaway = ""
+        self._first = b""
         self.ready: asyncio.Future[None] = self.loop.create_future()
         """Done once the settings of the server are there; only then its limits are known."""
 
@@ -227,12 +232,18 @@ class ServerSession(Http2Session):
             _watch_for_death(sock)
         super().connection_made(transport)
 
+    def data_received(self, data: bytes | memoryview) -> None:
+        """Process frames of the server; its first bytes tell whether they are some."""
+        if not self.ready.done():
+            self._first += data[: len(_HTTP_1) - len(self._first)]
+        super().data_received(data)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all streams that are not complete."""
         super().connection_lost(exc)
         refused = describe_certificate_refusal(exc)
         if not self.ready.done() or refused:
-            why = refused or "it closed the connection before it sent its HTTP/2 settings"
+            why = refused or self._no_http2() or _NO_SETTINGS
             self._fail_all(self._error(ErrorKind.UNREACHABLE, "cannot connect to", why))
         else:
             for handler in tuple(self.handlers):
@@ -301,11 +312,15 @@ class ServerSession(Http2Session):
         """Fail all streams, as the server does not speak HTTP/2 as it should."""
         self._owner.on_leaving(self)
         if not self.ready.done():
-            why = f"it does not speak HTTP/2: {error.reason}"
+            why = self._no_http2() or f"it does not speak HTTP/2: {error.reason}"
             self._fail_all(self._error(ErrorKind.UNREACHABLE, "cannot connect to", why))
         else:
             why = f"broke the HTTP/2 protocol: {error.reason}"
             self._fail_all(self._error(ErrorKind.BAD_RESPONSE, "", why))
+
+    def _no_http2(self) -> str:
+        """Say that a server responded in HTTP/1.1 to the preface; empty if it did not."""
+        return _ONLY_HTTP_1 if self._first == _HTTP_1 else ""
 
     def _on_end(self, handler: ServerStream) -> None:
         if handler.receiver is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,6 +26,8 @@ from tests.support.inference_messages import (
 )
 from tests.support.raw_client import RawClient, ReceivedResponse
 from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
+from tests.support.servers.http2_server import Http2Peer, http2_script
+from tests.support.servers.scripted_server import ScriptedServer
 
 
 @asynccontextmanager
@@ -163,6 +168,57 @@ async def test_error_of_the_server_becomes_a_status_and_its_text(
     assert _json(response) == {"error": "größer als 5 %"}
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_response_that_is_compressed_unasked_is_read(encoding: str) -> None:
+    """Servers on Go compress if they are set to, whatever the client says that it reads."""
+    response = message_class("ModelInferResponse")(model_name="m")
+    response.outputs.add(name="OUT", datatype="FP32", shape=FLOATS.shape)
+    response.raw_output_contents.append(FLOATS.tobytes())
+    in_stream = message_class("ModelStreamInferResponse")(infer_response=response)
+    tensor = message_class("ModelMetadataResponse").TensorMetadata(
+        name="IN", datatype="FP32", shape=[-1]
+    )
+    documents = {
+        "ModelInfer": response.SerializeToString(),
+        "ModelMetadata": message_class("ModelMetadataResponse")(
+            name="m", inputs=[tensor], outputs=[tensor]
+        ).SerializeToString(),
+        "ModelConfig": b"",
+        "ModelStreamInfer": in_stream.SerializeToString(),
+    }
+
+    async def play(peer: Http2Peer) -> None:
+        for number in range(9):
+            try:
+                stream = await peer.request(number)
+            except asyncio.IncompleteReadError:
+                return
+            assert "grpc-accept-encoding" not in dict(stream.headers)
+            message = documents[stream.path.rpartition("/")[2]]
+            message = gzip.compress(message) if encoding == "gzip" else zlib.compress(message)
+            await peer.respond(
+                stream,
+                b"\1" + len(message).to_bytes(4) + message,
+                [("content-type", "application/grpc"), ("grpc-encoding", encoding)],
+                [("grpc-status", "0")],
+            )
+
+    async with (
+        ScriptedServer(http2_script(play)) as server,
+        running_gateway(server.url.replace("http:", "grpc:")) as gateway,
+        gateway.client() as client,
+    ):
+        inferred = await client.ask(infer_json())
+        metadata = await client.ask(request("GET", "/v2/models/m"))
+        generated = await client.ask(request("POST", "/v2/models/m/generate", b'{"IN": [1]}'))
+    assert inferred.status == 200, inferred.body
+    numbers = pytest.approx(FLOATS.ravel().tolist())
+    assert _json(inferred)["outputs"][0]["data"] == numbers
+    assert _json(metadata)["name"] == "m"
+    assert generated.status == 200, generated.body
+    assert _json(generated)["OUT"] == numbers
+
+
 async def test_dialect_is_detected_over_grpc(server: GrpcServer) -> None:
     async with running_gateway(server.url, upstream={"dialect": "auto"}) as gateway:
         async with gateway.client() as client:
@@ -219,3 +275,31 @@ async def test_server_that_is_gone_is_named(gone: str) -> None:
         response = await client.ask(infer_json())
     assert response.status == 503
     assert "upstream 'servers'" in _json(response)["error"]
+
+
+NAMELESS = [
+    infer_json().replace(b"/models/m/", b"/models/a%FFb/"),
+    infer_raw(FLOATS.tobytes()).replace(b"/models/m/", b"/models/a%FFb/"),
+    infer_json().replace(b"/models/m/", b"/models/m/versions/a%FFb/"),
+    request("GET", "/v2/models/a%FFb"),
+    request("POST", "/v2/models/a%FFb/generate", b"{}"),
+    request("POST", "/v1/models/a%FFb:predict", b'{"instances": [1]}'),
+    request("POST", "/v2/repository/models/a%FFb/load", b"{}"),
+]
+
+
+@pytest.mark.parametrize("data", NAMELESS, ids=range(len(NAMELESS)))
+async def test_name_that_protobuf_cannot_have_is_refused(data: bytes, server: GrpcServer) -> None:
+    """It must not become that of another model."""
+    async with _client(server) as client:
+        response = await client.ask(data)
+    assert response.status == 400, response.body
+    assert '"a%FFb", which is not UTF-8 when it is decoded' in response.error
+    assert server.requests == []
+
+
+async def test_replacement_character_is_a_name(server: GrpcServer) -> None:
+    async with _client(server) as client:
+        data = infer_json().replace(b"/models/m/", b"/models/%EF%BF%BD/")
+        assert (await client.ask(data)).status == 200
+    assert message_class("ModelInferRequest").FromString(server.requests[-1]).model_name == "\ufffd"

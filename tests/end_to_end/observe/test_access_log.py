@@ -7,15 +7,20 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from gateway.app.gateway import Gateway
+from gateway.observe.failure_log import FailureLog
+from gateway.proxy import dispatch
 from gateway.settings.schema import Settings
 from tests.support.addresses import free_address
 from tests.support.gateway import RunningGateway, split_limits, until
+from tests.support.grpc.client import grpc_client
 from tests.support.http_messages import chunk, chunked, http_response, message, request
 from tests.support.inference_messages import INFER, binary_response, infer_json
 from tests.support.raw_client import RawClient
+from tests.support.servers.http2_server import Http2Peer, http2_script
 from tests.support.servers.scripted_server import Connection, ScriptedServer, never_respond
 
 WARM = "/v2/warm"
@@ -183,6 +188,58 @@ async def test_line_of_a_call_that_gets_no_slot(log: _Log) -> None:
         assert (await second.read_response()).status == 503
     (line,) = (line for line in log.lines if "/v2/x" in line)
     assert line.startswith('"POST /v2/x" 503 servers - "')
+
+
+async def test_failure_log_has_the_status_of_the_line_of_a_grpc_call(
+    log: _Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RESOURCE_EXHAUSTED is 429 there, although the same error is a 503 over HTTP."""
+    monkeypatch.setattr(dispatch, "FAILURE_LOG", FailureLog())  # another test logs the same
+
+    async def script(connection: Connection) -> None:
+        while (await connection.request()).head.target == WARM:
+            await connection.send(http_response())
+        await never_respond(connection)
+
+    async with (
+        ScriptedServer(script) as server,
+        _gateway(log.path, server.url, max_requests=1) as gateway,
+        gateway.client() as first,
+        grpc_client(gateway.url) as second,
+    ):
+        await _on_the_fast_path(first, request("GET", "/v2/first"))
+        await until(lambda: gateway.outstanding)
+        response = await second.call("ModelInfer", b"\n\1m")  # the model is m
+        assert response.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    (line,) = (line for line in log.lines if "ModelInfer" in line)
+    assert 'ModelInfer" 429 servers - "' in line
+    (failure,) = (each for each in caplog.messages if "failed with" in each)
+    assert "failed with 429: " in failure
+
+
+async def test_failure_log_has_the_status_of_the_line_of_a_grpc_call_on_the_fast_path(
+    log: _Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UNAVAILABLE is 503 there, although the same error is a 502 over HTTP."""
+    monkeypatch.setattr(dispatch, "FAILURE_LOG", FailureLog())
+
+    async def play(peer: Http2Peer) -> None:
+        warm = await peer.request()
+        await peer.respond(warm, trailers=[("grpc-status", "0")])
+        await peer.request(1)
+
+    async with (
+        ScriptedServer(http2_script(play)) as server,
+        _gateway(log.path, server.url.replace("http:", "grpc:")) as gateway,
+        grpc_client(gateway.url) as client,
+    ):
+        await client.call("ModelInfer", b"\n\4warm")
+        response = await client.call("ModelInfer", b"\n\1m")
+    assert response.code is grpc.StatusCode.UNAVAILABLE
+    line = log.path.read_text().splitlines()[-1]
+    assert 'ModelInfer" 503 ' in line
+    (failure,) = (each for each in caplog.messages if "failed with" in each)
+    assert "failed with 503: " in failure
 
 
 async def test_line_of_an_unreachable_server(send: Send, log: _Log) -> None:

@@ -5,6 +5,7 @@ where it refuses a request before the inference. The model may name its error in
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -66,3 +67,58 @@ def test_messages_are_those_of_triton(triton: TritonServer, over_http: str) -> N
         assert bool(mine.error_message) == bool(own.error_message)
         if not own.error_message:
             assert mine.infer_response == own.infer_response
+
+
+def _decoupled(**parameters: int) -> service_pb2.ModelInferRequest:
+    request = service_pb2.ModelInferRequest(model_name="decoupled", id="7")
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    request.raw_input_contents.append(b"\2\0\0\0hi")
+    for name, value in parameters.items():
+        request.parameters[name].int64_param = value
+    return request
+
+
+def _until_error(
+    address: str, request: service_pb2.ModelInferRequest
+) -> tuple[list[service_pb2.ModelStreamInferResponse], grpc.StatusCode, str]:
+    """Send a request of a client that wants the first error as the status."""
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(
+            METHOD,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )(iter([request]), timeout=60, metadata=[("triton_grpc_error", "true")])
+        messages = []
+        with suppress(grpc.RpcError):
+            messages.extend(call)
+        return messages, call.code(), call.details()
+
+
+@pytest.fixture(scope="module")
+def over_grpc(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a gateway that reaches the Triton server over gRPC."""
+    url = f"grpc://{HOST}:{triton.grpc_port}"
+    with running_gateway(tmp_path_factory.mktemp("gateway"), url) as gateway:
+        yield f"{gateway.host}:{gateway.port}"
+
+
+@pytest.mark.parametrize("request_alone", REQUESTS, ids=lambda request: request.model_name)
+def test_status_of_a_stream_is_that_of_triton(
+    request_alone: service_pb2.ModelInferRequest, triton: TritonServer, over_grpc: str
+) -> None:
+    found = _until_error(over_grpc, request_alone)
+    assert found == _until_error(f"{HOST}:{triton.grpc_port}", request_alone)
+
+
+def test_stream_that_would_kill_triton_ends_with_the_first_error(
+    triton: TritonServer, over_grpc: str
+) -> None:
+    """Triton 2.51 dies if its model goes on after the error, were it only to say that it ends.
+
+    The model ends here: Triton also dies at times if a stream is cancelled whose model goes on.
+    """
+    for _ in range(10):
+        messages, code, text = _until_error(over_grpc, _decoupled(count=2, fail_at=1))
+        assert len(messages) == 1
+        assert (code, text) == (grpc.StatusCode.INTERNAL, "no response 1")
+    assert len(_stream(f"{HOST}:{triton.grpc_port}", REQUESTS[0])) == 1  # it is alive

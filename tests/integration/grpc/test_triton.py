@@ -468,3 +468,27 @@ def test_tensors_in_shared_memory(client: Any) -> None:
     finally:
         for region in regions:
             shared_memory.destroy_shared_memory_region(region)
+
+
+def _classified(model: str, datatype: str, raw: bytes) -> Any:
+    request = request_of("ModelInfer", model_name=model)
+    request.inputs.add(name="INPUT0", datatype=datatype, shape=[2])
+    request.raw_input_contents.append(raw)
+    request.outputs.add(name="OUTPUT0").parameters["classification"].int64_param = 1
+    return request
+
+
+def test_classification_of_strings_kills_no_triton(direct: Any, via_gateway: Any) -> None:
+    """Triton 2.51 dies as it compares them."""
+    request = _classified("identity_bytes", "BYTES", b"\1\0\0\0a\1\0\0\0b")
+    code, text = outcome(via_gateway, "ModelInfer", request)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert text == "output 'OUTPUT0' of model 'identity_bytes' is BYTES, which cannot be classified"
+    assert outcome(direct, "ServerLive", request_of("ServerLive")).live
+
+
+def test_classification_of_numbers_is_that_of_triton(direct: Any, via_gateway: Any) -> None:
+    request = _classified("identity_fp32", "FP32", np.array([1, 2], "<f4").tobytes())
+    found = outcome(via_gateway, "ModelInfer", request)
+    assert found == outcome(direct, "ModelInfer", request)
+    assert found.raw_output_contents

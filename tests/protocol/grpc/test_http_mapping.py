@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.grpc.http_mapping import HttpRequest, RpcRequest, http_request_of, rpc_of
 from gateway.protocol.grpc.rpcs import RPCS
 
@@ -131,3 +132,18 @@ def test_any_name_survives_the_way_through_a_path(name: str, version: str) -> No
     request = http_request_of("ModelReady", path, {})
     assert request.target.isascii()
     assert rpc_of(request.method, request.target) == RpcRequest("ModelReady", path)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v2/models/a%FFb", "name"),
+        ("/v2/models/m/versions/a%FFb/ready", "version"),
+        ("/v2/models/a%FFb/trace/setting", "model"),
+        ("/v2/repository/a%FFb/index", "repository"),
+    ],
+)
+def test_name_that_is_not_utf8_is_invalid(path: str, name: str) -> None:
+    with pytest.raises(GatewayError, match=f'the {name} "a%FFb", which is not UTF-8') as caught:
+        rpc_of("GET", path)
+    assert caught.value.kind is ErrorKind.BAD_REQUEST

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.grpc.model_scanner import MAX_FIELDS, MAX_NAME, ModelScanner
+from gateway.protocol.grpc.model_scanner import MAX_FIELDS, MAX_MARKED, MAX_NAME, ModelScanner
 from gateway.protocol.grpc.wire import MAX_GROUP_DEPTH, MAX_GROUP_SIZE, WireError, WireReader
 from tests.support.grpc.proto_file import ModelInferRequest
 from tests.support.grpc.wire_bytes import encode, field, fields_of, messages, mutated
@@ -378,3 +378,23 @@ def test_message_of_too_many_fields_is_refused() -> None:
     scanner.feed(b"\x20\x01" * MAX_FIELDS)
     with pytest.raises(GatewayError, match=f"more than {MAX_FIELDS} fields"):
         scanner.feed(b"\x20\x01")
+
+
+@given(cuts=st.lists(st.integers(0, 200), max_size=6))
+def test_marked_values_are_found_wherever_a_message_is_cut(cuts: list[int]) -> None:
+    marked = [b"a mark b", b"mark", b"x" * 20 + b"mark"]
+    message = field(1, b"m") + field(6, b"mar") + field(5, b"mark") + field(6, b"")
+    message += b"".join(field(6, each) for each in marked) + field(7, b"mark")
+    scanner = ModelScanner((1,), 2, 6, b"mark")
+    ends = sorted(min(cut, len(message)) for cut in cuts)
+    for start, end in zip([0, *ends], [*ends, len(message)], strict=True):
+        scanner.feed(message[start:end])
+    scanner.end()
+    assert (scanner.marked, scanner.model.name) == (marked, "m")
+
+
+def test_searched_value_has_a_cap() -> None:
+    scanner = ModelScanner((1,), 2, 6, b"mark")
+    scanner.feed(field(6, bytes(MAX_MARKED)))
+    with pytest.raises(GatewayError, match="field 6 of the request has 65537 bytes"):
+        scanner.feed(field(6, bytes(MAX_MARKED + 1)))

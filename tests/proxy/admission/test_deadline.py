@@ -307,3 +307,22 @@ async def test_cancellation_during_the_parts_is_not_a_timeout() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_call_can_be_ended_with_an_error_of_its_own() -> None:
+    ending = GatewayError(ErrorKind.NOT_READY, "the gateway is stopping")
+
+    def end(deadline: Deadline) -> None:
+        deadline.expect_server(SERVER)
+        deadline.end(ending)
+        deadline.end(GatewayError(ErrorKind.INTERNAL, "too late"))
+        assert deadline.translate(asyncio.CancelledError()) is ending
+
+    assert await _waiting(end) is ending
+
+
+async def test_call_that_is_over_is_not_ended() -> None:
+    with Deadline(LONG, LONG) as deadline:
+        pass
+    deadline.end(GatewayError(ErrorKind.INTERNAL, "too late"))
+    await asyncio.sleep(0)

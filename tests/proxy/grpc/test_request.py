@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
@@ -119,7 +120,7 @@ async def test_each_further_message_of_a_stream_is_checked() -> None:
     seen: list[ScannedModel] = []
     request = _grpc(*map(_message, ["one", "two", "three"]), method="ModelStreamInfer")
     await _find(request)
-    request.route(2**30, lambda model, _: seen.append(model))
+    await request.route(2**30, lambda model, _: seen.append(model))
     await _rest(request)
     assert [model.name for model in seen] == ["two", "three"]
 
@@ -243,7 +244,7 @@ async def test_smaller_cap_of_the_route_applies() -> None:
     request = _grpc(_message(data=bytes(1000)))
     await _find(request)
     with pytest.raises(GatewayError, match="larger than 100 bytes"):
-        request.route(100, lambda model, names: None)
+        await request.route(100, lambda model, names: None)
 
 
 @pytest.mark.parametrize(
@@ -263,3 +264,12 @@ def test_grpc_is_told_by_its_content_type(content_type: str, expected: bool) -> 
     assert is_grpc(request) is expected
     request.carries_trailers = False
     assert not is_grpc(request)
+
+
+async def test_tiny_pieces_that_are_read_ahead_take_little_more_than_their_bytes() -> None:
+    """An object for each of them would take twenty times as much as is reserved for them."""
+    message = _message("m", data=bytes(50_000))
+    request = _grpc(*[message[start : start + 2] for start in range(0, len(message), 2)])
+    await _find(request)
+    assert sum(map(sys.getsizeof, request._ready)) < 1.1 * len(message)
+    assert await _rest(request) == message

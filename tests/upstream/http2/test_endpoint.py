@@ -305,19 +305,40 @@ async def test_tls_chooses_http2_by_alpn(http2_at: Http2EndpointAt) -> None:
         assert (await call(endpoint)).body == b"ok"
 
 
-async def test_server_that_speaks_http1_alone_is_unreachable(http2_at: Http2EndpointAt) -> None:
+@pytest.mark.parametrize("size", [1, 100])
+async def test_server_that_speaks_http1_alone_is_unreachable(
+    size: int, http2_at: Http2EndpointAt
+) -> None:
+    response = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+
     async def play(connection: Connection) -> None:
-        await connection.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-        await connection.wait_for_close()
+        for start in range(0, len(response), size):
+            await connection.send(response[start : start + size])
+            await asyncio.sleep(0)
 
     async with ScriptedServer(play) as server:
         endpoint = http2_at(server.url, public_name="upstream 'u'")
         with pytest.raises(GatewayError) as raised:
             await call(endpoint)
     error = raised.value
+    why = "it responded in HTTP/1.1, so this is not the address of its gRPC server"
+    assert error.kind is ErrorKind.UNREACHABLE
+    assert error.message == f"cannot connect to {endpoint.url}: {why}"
+    assert error.public_message == f"cannot connect to upstream 'u': {why}"
+
+
+async def test_server_that_speaks_no_http_is_unreachable(http2_at: Http2EndpointAt) -> None:
+    async def play(connection: Connection) -> None:
+        await connection.send(b"220 mail.example.org ESMTP\r\n")
+        await connection.wait_for_close()
+
+    async with ScriptedServer(play) as server:
+        endpoint = http2_at(server.url)
+        with pytest.raises(GatewayError) as raised:
+            await call(endpoint)
+    error = raised.value
     assert error.kind is ErrorKind.UNREACHABLE
     assert error.message.startswith(f"cannot connect to {endpoint.url}: it does not speak HTTP/2: ")
-    assert error.public_message.startswith("cannot connect to upstream 'u': it does not speak")
 
 
 async def test_closed_port_is_unreachable(http2_at: Http2EndpointAt) -> None:

@@ -1,0 +1,90 @@
+"""Ends idle streams when the gateway stops or has new settings: a client may keep one for days."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Final, Self
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.grpc.framing import MessageReader
+from gateway.protocol.grpc.wire import MAX_MESSAGE
+from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.cluster.health import CACHE_SECONDS, Readiness
+from gateway.proxy.filters.body_filter import WrappedResponse
+from gateway.proxy.grpc.request import GrpcRequest
+from gateway.proxy.interfaces import ClientResponse
+
+IDLE_SECONDS: Final = 10.0
+"""Seconds in which a client may still use its stream, once that has to end."""
+
+
+class IdleStreamCheck(WrappedResponse):
+    """Passes the response of a stream on, and ends the call if it is idle for ``IDLE_SECONDS``.
+
+    That counts from the moment when the gateway stops, or has new settings. A stream is idle while
+    nothing moves, the client may send more messages, and the server has responded with as many as
+    it got, or more. The call ends with UNAVAILABLE, which clients try again elsewhere.
+    """
+
+    def __init__(
+        self, request: GrpcRequest, response: ClientResponse, readiness: Readiness
+    ) -> None:
+        super().__init__(response)
+        self.is_grpc = True
+        self.deadline: Deadline | None = None
+        """That of the call as it is now."""
+        self._request = request
+        self._readiness = readiness
+        self._reader: MessageReader | None = MessageReader(MAX_MESSAGE, "protobuf", RESPONSE)
+        self._responses = 0
+        self._loop = asyncio.get_running_loop()
+        self._moved = 0
+        self._idle_since = 0.0
+
+    def __enter__(self) -> Self:
+        """Start to check the stream."""
+        self._check()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the checks."""
+        self._timer.cancel()
+        self.deadline = None
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Write a part of the body, and count the messages that end in it."""
+        if self._reader is not None:
+            try:
+                self._responses += sum([part.ends for part in self._reader.feed(data)])
+            except GatewayError:
+                self._reader = None  # no messages, so it is not known what is in flight
+        await super().write(data)
+
+    @property
+    def _is_idle(self) -> bool:
+        request = self._request
+        return (
+            self._reader is not None
+            and not request.has_ended
+            and self._responses >= request.messages
+        )
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        moved = self.record.request_bytes + self.record.response_bytes
+        reason = self._readiness.end_of_streams
+        if not reason or moved != self._moved or not self._is_idle:
+            self._moved, self._idle_since = moved, now
+        elif now - self._idle_since >= IDLE_SECONDS and self.deadline is not None:
+            self.deadline.end(
+                GatewayError(ErrorKind.NOT_READY, f"{reason}, and nothing moved on this stream")
+            )
+            return
+        self._timer = self._loop.call_later(min(CACHE_SECONDS, IDLE_SECONDS), self._check)

@@ -1,0 +1,63 @@
+"""Decompresses messages of servers that compress them, although the gateway asks for none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gateway.codec.decompress import Decompressor
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_response
+from gateway.protocol.error_vocabulary import RESPONSE
+from gateway.protocol.grpc.headers import ENCODING
+from gateway.protocol.json_errors import quote_value
+from gateway.upstream.transport import UpstreamResponse
+
+MAX_RATIO: Final = 100
+"""``limits.max_decompression_ratio``, unless another is set."""
+
+_ENCODINGS: Final = ("gzip", "deflate")
+
+
+async def decompress_message(
+    message: bytes | memoryview,
+    response: UpstreamResponse,
+    server: ServerName,
+    cap: int,
+    max_ratio: int = MAX_RATIO,
+    reserve: Callable[[int], None] = lambda size: None,
+) -> bytes:
+    """Decompress a message of a response, which may become ``cap`` bytes.
+
+    Beyond the first MiB it may grow to ``max_ratio`` times its size. ``reserve`` gets the size of
+    each piece before it is kept. Other calls have their turn between the pieces. Raises
+    GatewayError (502) that names the server, and what ``reserve`` raises.
+    """
+    encoding = response.headers.get(ENCODING, "identity")
+    if encoding not in _ENCODINGS:
+        raise bad_response(
+            f"{server.url} sent a compressed message with grpc-encoding {quote_value(encoding)}; "
+            f"the gateway reads {' and '.join(_ENCODINGS)}",
+            server,
+        )
+    decompressor = Decompressor(encoding, max_ratio, RESPONSE, f"the response of {server.url}")
+    reserve(len(message))  # the decompressor has a copy
+    decompressor.feed(message, last=True)
+    text = bytearray()
+    try:
+        while (piece := decompressor.step()) is not None:
+            reserve(len(piece))
+            text += piece
+            if len(text) > cap:
+                break
+            await asyncio.sleep(0)
+    except GatewayError as error:
+        if error.kind is not ErrorKind.BAD_RESPONSE:
+            raise
+        raise bad_response(error.message, server) from None
+    if len(text) > cap:
+        raise bad_response(
+            f"the response of {server.url} becomes larger than {cap} bytes when it is decompressed",
+            server,
+        )
+    return bytes(text)
