@@ -86,6 +86,10 @@ class MalformedError(ValueError):
     """The received bytes are not valid HTTP/1.1; the message says why."""
 
 
+class AnotherProtocolError(MalformedError):
+    """A whole first line that has neither a method nor a version: its sender speaks no HTTP."""
+
+
 class HeadTooLargeError(MalformedError):
     """A head of more than ``MAX_HEAD`` bytes."""
 
@@ -335,6 +339,8 @@ def parse_request_line(line: bytes) -> RequestLine:
     """Parse the first line of a request, with its CR; raises MalformedError."""
     match = _REQUEST_LINE.fullmatch(line)
     if match is None or match[1] not in METHODS or match[1] == b"CONNECT":
+        if _is_another_protocol(line):
+            raise AnotherProtocolError("this is not HTTP")
         raise _request_line_error(line)
     target = match[2].decode("latin-1")
     host = ""
@@ -476,6 +482,11 @@ def _meaning_of(lower: str, value: str) -> int:
     if "close" in options:
         return _CLOSE
     return _KEEP_ALIVE if "keep-alive" in options else _NOTHING
+
+
+def _is_another_protocol(line: bytes) -> bool:
+    method = line.removesuffix(b"\r").partition(b" ")[0]
+    return b"HTTP/" not in line and method not in METHODS and bool(_TOKEN.fullmatch(method))
 
 
 def _request_line_error(line: bytes) -> MalformedError:

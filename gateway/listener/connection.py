@@ -12,6 +12,7 @@ from gateway.http1.connection import HEAD_COPIES, BodyStream, Connection
 from gateway.http1.head import (
     MAX_CACHED_HEAD,
     STATUSES_WITHOUT_BODY,
+    AnotherProtocolError,
     MalformedError,
     RequestHead,
 )
@@ -249,7 +250,10 @@ class ClientConnection(Connection):
             if self._may_be_http2 and _is_http2(received):
                 self._hand_over(received)
             else:
-                self._reject(bad_request(f"malformed HTTP request: {error}"))
+                self._reject(
+                    bad_request(f"malformed HTTP request: {error}"),
+                    responds=not isinstance(error, AnotherProtocolError),
+                )
             return
         size = len(found[0])
         is_small = size <= MAX_CACHED_HEAD
@@ -408,17 +412,22 @@ class ClientConnection(Connection):
         if self._read_ahead:
             self.process_read_ahead()
 
-    def _reject(self, error: GatewayError) -> None:
-        """Respond to a request without a valid head, and close the connection."""
+    def _reject(self, error: GatewayError, responds: bool = True) -> None:
+        """Respond to a request without a valid head, and close the connection.
+
+        A client that speaks no HTTP could not read a response. If it meant HTTP/2, it would take
+        one for a frame: RFC 9113, section 3.4.
+        """
         record = CallRecord("-", "-")
         record.seconds = self.loop.time() - self._idle_since if self._reader.started else 0.0
         record.client = self._peer.address or ""
-        record.status = error.kind.value.status
         record.set_error(error)
-        body = error_body(error.message)
-        record.response_bytes = len(body)
+        if responds:
+            record.status = error.kind.value.status
+            body = error_body(error.message)
+            record.response_bytes = len(body)
+            self.transport.write(encode_error(record.status, body))
         self._host.observe_call(record)
-        self.transport.write(encode_error(record.status, body))
         self._framing_lost = True
         self._reader.reset()
         self._count_head(0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.http1.head import (
     MAX_HEAD,
+    AnotherProtocolError,
     HeadParser,
     HeadTooLargeError,
     MalformedError,
@@ -23,7 +24,10 @@ Reader = type[RequestHeadReader | ResponseHeadReader]
 def _read(
     reader_type: Reader, pieces: list[bytes]
 ) -> tuple[bytes, bytes] | type[MalformedError] | None:
-    """Return a valid head and the rest; the type of the error; or None if the head is partial."""
+    """Return a valid head and the rest; the type of the error; or None if the head is partial.
+
+    Only a whole line shows that its sender speaks another protocol.
+    """
     reader = reader_type()
     try:
         for number, piece in enumerate(pieces):
@@ -34,6 +38,8 @@ def _read(
                 else:
                     HeadParser().parse_response(text, "POST")
                 return text, bytes(rest) + b"".join(pieces[number + 1 :])
+    except AnotherProtocolError:
+        return MalformedError
     except MalformedError as error:
         return type(error)
     return None

@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from gateway.observe.call_record import CallRecord
+from tests.support.checks.call_records import call_records as call_records
 from tests.support.gateway import gateway_client
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import HEADER_LENGTH, INFER, infer_json
@@ -23,7 +25,6 @@ def _post(headers: str, body: bytes = b"") -> bytes:
 MALFORMED = {
     "noise": bytes(range(256)) + b"\r\n\r\n",
     "TLS": bytes.fromhex("16030102000100 01fc0303".replace(" ", "")) + bytes(200),
-    "another protocol": b"SSH-2.0-OpenSSH_9.6\r\n",
     "an answer": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
     "no version": _get("GET /v2"),
     "version 0.9": _get("GET /v2 HTTP/0.9"),
@@ -133,6 +134,19 @@ async def test_unusual_target_gets_a_response(target: str) -> None:
         reply = await client.read_response()
         assert 400 <= reply.status < 500
         assert reply.error
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["SSH-2.0-OpenSSH_9.6", "hello", "DESCRIBE / RTSP/1.0", "INVALID CONNECTION PREFACE\r\n"],
+)
+async def test_other_protocols_get_no_response(line: str, call_records: list[CallRecord]) -> None:
+    """RFC 9113, section 3.4: a wrong preface is no request of HTTP/1.1."""
+    async with ScriptedServer() as server, gateway_client(server.url) as client:
+        client.send_nowait(f"{line}\r\n".encode())
+        assert await client.rest() == b""
+    (record,) = call_records
+    assert (record.status, record.error) == (0, "malformed HTTP request: this is not HTTP")
 
 
 async def test_connect_is_refused() -> None:
