@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from gateway.codec.grpc.request import read_infer_request
 from gateway.errors import ServerName, bad_response
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader, frame
-from gateway.protocol.grpc.headers import ACCEPT_ENCODING, MESSAGE, TIMEOUT
+from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, MESSAGE, TIMEOUT
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
 from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
-from gateway.proxy.body_io import Chunks, ClientBody, response_chunks, write
+from gateway.proxy.body_io import Chunks, ClientBody, convert_message, response_chunks, write
 from gateway.proxy.grpc.classification import check_body, check_chunks
+from gateway.proxy.grpc.message import read_messages
 from gateway.proxy.grpc.response import record_status, send_status
 from gateway.proxy.grpc.stream_errors import (
     WANTS_STATUS,
@@ -64,7 +66,11 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
     if is_wrapped or ends_at_error:
         headers.popall(ACCEPT_ENCODING, None)  # the gateway does not read compressed messages
     target = request.target.replace(f"/{INFERENCE_SERVICE}/", f"/{form.service}/", 1)
-    body = await _body(call, reservation)
+    if request.target == _STREAM_INFER and not form.checks_tensors:
+        headers.popall(ENCODING, None)  # they are read, and sent as they are then
+        body: Body = _checked_messages(call, reservation)
+    else:
+        body = await _body(call, reservation)
     upstream_request = UpstreamRequest("POST", target, headers, body, is_grpc=True)
     model = model_name_of(call.operation)
     async with UpstreamCall(
@@ -128,6 +134,16 @@ async def _body(call: Call, reservation: Reservation) -> Body:
     if is_checked:
         await check_body(call, data)
     return (data,)
+
+
+async def _checked_messages(call: Call, reservation: Reservation) -> Chunks:
+    """Yield infer requests whose tensors fit their data; raises GatewayError (400) for another."""
+    limits = call.destination.limits
+    caps = limits.max_inference_header_bytes, limits.max_tensors
+    async for message in read_messages(call, reservation):
+        await convert_message(len(message), read_infer_request, message, *caps)
+        yield frame(len(message))
+        yield message
 
 
 def _with_valid_message(headers: CIMultiDict[str]) -> CIMultiDict[str]:

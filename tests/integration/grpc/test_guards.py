@@ -51,3 +51,15 @@ def test_shape_that_does_not_fit_the_data(stub: Any, raw: bool) -> None:
 
 def test_raw_and_typed_contents_of_one_tensor(stub: Any) -> None:
     check_refused(stub, infer_request(2, raw=True, typed=True))
+
+
+def test_stream_with_tensors_that_do_not_fit_their_data(stub: Any, real_server: RealServer) -> None:
+    """KServe serves no streams."""
+    if real_server.name != "mlserver":
+        pytest.skip("the server checks them itself, or serves no streams")
+    good, bad = (infer_request(size, raw=True, typed=False) for size in (2, 3))
+    responses = stub.ModelStreamInfer(iter([good, bad]), timeout=PATIENCE)
+    with pytest.raises(grpc.RpcError) as raised:
+        list(responses)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "INPUT0" in raised.value.details()
