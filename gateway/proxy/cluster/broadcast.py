@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Sequence
+from contextlib import suppress
 
 from gateway.errors import ErrorKind, GatewayError
 from gateway.proxy.admission.memory_budget import Reservation
@@ -16,6 +17,7 @@ from gateway.proxy.cluster.scatter_gather import (
 from gateway.proxy.destination import Upstream
 from gateway.proxy.interfaces import Call
 from gateway.proxy.passthrough import checked_body, passthrough
+from gateway.proxy.server_dialect import wait_for_dialects
 
 TargetFor = Callable[[Upstream], str]
 """Returns the raw target of an operation at the servers of an upstream."""
@@ -48,6 +50,10 @@ async def load(call: Call, upstreams: Sequence[Upstream]) -> None:
     """Load or unload a model everywhere, and drop its cached metadata, whatever comes of it."""
     request, model = call.request, call.operation.model
     is_unload = request.target.partition("?")[0].endswith("/unload")
+    for upstream in upstreams:
+        if upstream.speaks_grpc:  # servers differ in which field of the message has the model
+            with suppress(GatewayError):  # the load itself tells that a server is unreachable
+                await wait_for_dialects([upstream], call.deadline)
     try:
         # An unload needs the model; a load goes where it is not yet.
         await broadcast(call, upstreams, lambda _: request.target, model if is_unload else None)

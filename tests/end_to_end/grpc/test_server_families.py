@@ -76,7 +76,6 @@ async def test_kserve_gets_the_model_to_load_in_its_own_field(rpc: str) -> None:
             grpc_client(gateway.url) as client,
             gateway.client() as http_client,
         ):
-            await http_client.ask(request("GET", "/v2/models/m/config"))
             loading = message_class(f"{rpc}Request")(model_name="m").SerializeToString()
             response = await client.call(rpc, loading)
             action = rpc.removeprefix("RepositoryModel").lower()
