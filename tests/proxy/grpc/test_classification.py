@@ -98,7 +98,10 @@ async def test_model_without_metadata(metadata: Unary, code: grpc.StatusCode) ->
 
 
 async def test_server_without_the_extension_is_not_asked() -> None:
-    async with _client(model_metadata("BYTES"), upstream={"dialect": "kserve"}) as (server, client):
+    async with _client(model_metadata("BYTES"), upstream={"dialect": "openvino"}) as (
+        server,
+        client,
+    ):
         assert (await client.call("ModelInfer", _request())).code is grpc.StatusCode.OK
         assert not [path for path in server.paths if "Metadata" in path]
 
