@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -465,3 +466,32 @@ async def test_status_that_a_client_did_not_wait_for_is_not_recorded(
         assert (await client.response(stream)).trailers == OK
         await gateway.until_idle()
         assert call_records[-1].grpc_status == 0
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+@pytest.mark.parametrize("more", [[], _LONG], ids=[_FAST, _STREAMING])
+async def test_key_is_asked_for_and_withheld(
+    name: str, more: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("secret-of-the-team\n")
+    served = _Server(respond(trailers=OK))
+    shown = {} if name == "authorization" else {"header": name}
+    keys = {"team": {"file": str(tmp_path / "keys"), **shown}}
+    async with (
+        ScriptedServer(http2_script(served)) as server,
+        running_gateway(
+            server.url.replace("http://", "grpc://"),
+            route={"auth": ["team"]},
+            general={"api_keys": keys},
+        ) as gateway,
+        connect_http2(gateway.url) as client,
+    ):
+        codes = []
+        scheme = "Bearer " if name == "authorization" else ""
+        for key in ("secret-of-the-team", "another", "secret-of-the-team"):
+            headers = [*GRPC, *more, (name, scheme + key)]
+            reply = await client.call("POST", INFER, message(), headers)
+            codes.append(dict([*reply.headers, *reply.trailers])["grpc-status"])
+    assert codes == ["0", "16", "0"]
+    assert len(served.calls) == 2
+    assert not [line for each in served.calls for line in each.headers if line[0] == name]
