@@ -486,7 +486,9 @@ def _meaning_of(lower: str, value: str) -> int:
 
 def _is_another_protocol(line: bytes) -> bool:
     method = line.removesuffix(b"\r").partition(b" ")[0]
-    return b"HTTP/" not in line and method not in METHODS and bool(_TOKEN.fullmatch(method))
+    if b"HTTP/" in line.upper() or method in METHODS:
+        return False
+    return bool(_TOKEN.fullmatch(method))
 
 
 def _request_line_error(line: bytes) -> MalformedError:

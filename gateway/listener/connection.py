@@ -252,7 +252,7 @@ class ClientConnection(Connection):
             else:
                 self._reject(
                     bad_request(f"malformed HTTP request: {error}"),
-                    responds=not isinstance(error, AnotherProtocolError),
+                    responds=not (self._may_be_http2 and isinstance(error, AnotherProtocolError)),
                 )
             return
         size = len(found[0])
@@ -415,8 +415,8 @@ class ClientConnection(Connection):
     def _reject(self, error: GatewayError, responds: bool = True) -> None:
         """Respond to a request without a valid head, and close the connection.
 
-        A client that speaks no HTTP could not read a response. If it meant HTTP/2, it would take
-        one for a frame: RFC 9113, section 3.4.
+        A client that has shown nothing of HTTP could not read a response. If it meant HTTP/2, it
+        would take one for a frame: RFC 9113, section 3.4.
         """
         record = CallRecord("-", "-")
         record.seconds = self.loop.time() - self._idle_since if self._reader.started else 0.0
