@@ -31,6 +31,9 @@ MAX_NAME: Final = 1024
 MAX_MARKED: Final = 64 * 1024
 """Bytes of a value that is searched for a mark: a requested output has a name and parameters."""
 
+MAX_ALL_MARKED: Final = 1024 * 1024
+"""Bytes of all values of a message that have the mark, which are kept until its end."""
+
 MAX_FIELDS: Final = 200_000
 """Fields of a message itself, which are inputs, outputs, parameters and raw contents."""
 
@@ -71,6 +74,7 @@ class ModelScanner:
         self._mark: Final = mark
         self._maybe_marked = bytearray()
         self._is_collecting = False
+        self._marked_size = 0
         self._name_fields: Final = name_fields
         self._version_field: Final = version_field
         fields = name_fields if version_field is None else (*name_fields, version_field)
@@ -255,6 +259,12 @@ class ModelScanner:
             return
         self._is_collecting = False
         if self._mark in self._maybe_marked:
+            self._marked_size += len(self._maybe_marked)
+            if self._marked_size > MAX_ALL_MARKED:
+                raise bad_request(
+                    f"fields {self._marked_tag >> 3} of the request with "
+                    f"'{self._mark.decode()}' have more than {MAX_ALL_MARKED} bytes"
+                )
             self.marked.append(bytes(self._maybe_marked))
         self._maybe_marked.clear()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from http import HTTPStatus
@@ -10,129 +9,77 @@ from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
-from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc import fields
-from gateway.protocol.grpc.framing import MessagePiece, MessageReader
-from gateway.protocol.grpc.model_scanner import ModelScanner
-from gateway.protocol.grpc.wire import MAX_MESSAGE, WireError, WireReader
+from gateway.protocol.grpc.methods import find_method
+from gateway.protocol.grpc.wire import WireError, WireReader
 from gateway.protocol.messages import RequestFeatures
 from gateway.protocol.operations import quote_name
 from gateway.protocol.request_features import check_classified_outputs
 from gateway.proxy.body_io import Chunks
 from gateway.proxy.filters.mirror import DiscardResponse
-from gateway.proxy.grpc.compression import MessageDecompressor
+from gateway.proxy.grpc.request import GrpcRequest
 from gateway.proxy.infer.convert_request import model_metadata
 from gateway.proxy.interfaces import Call
 from gateway.upstream.metadata_cache import UpstreamResponseError
 
-_TURN: Final = 1024
-"""Fields that are scanned before other calls have their turn: about a millisecond."""
-_MESSAGE_WORK: Final = 16
-"""What a message costs in fields."""
-_SCAN_STEP: Final = 4 * 1024
-"""Bytes that are scanned at once."""
-
 _UNKNOWN_MODEL: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND)
 
 
-async def check_body(call: Call, body: bytes) -> None:
-    """Check the one message of a buffered body; see ``check_chunks``."""
-    if body[:1] == b"\1" or fields.CLASSIFICATION in body:
+def marking_request(call: Call) -> GrpcRequest:
+    """Return the request of a call, which marks outputs that may want classification.
 
-        async def chunks() -> Chunks:
-            yield body
-
-        async for _ in check_chunks(call, chunks()):
-            pass
-
-
-async def check_chunks(call: Call, chunks: Chunks) -> Chunks:
-    """Yield a body of ModelInferRequest messages, none of which wants strings to be classified.
-
-    The end of such a message is not passed on. Raises GatewayError (400) that names the output, or
-    501 if the server does not say what outputs its model has.
+    Requests that copy a body for a mirror, and their copies, are scanned once more.
     """
-    messages = _MessageScanner(call)
+    request = call.request
+    if not isinstance(request, GrpcRequest):
+        limits = call.destination.limits
+        caps = limits.max_request_bytes, limits.max_buffered_body_bytes
+        method = find_method(request.target.partition("?")[0])
+        request = GrpcRequest(request, method, *caps, limits.max_decompression_ratio)
+        request.content_length = call.request.content_length
+    request.marks_outputs = True
+    return request
+
+
+async def check_outputs(call: Call, request: GrpcRequest) -> None:
+    """Check the messages that were read since the last check.
+
+    Raises GatewayError (400) that names an output of strings that are to be classified, or 501 if
+    the server does not say what outputs its model has.
+    """
+    for model, outputs in request.take_marked():
+        await _check_message(call, *model, outputs)
+
+
+async def check_chunks(call: Call, request: GrpcRequest, chunks: Chunks) -> Chunks:
+    """Yield a request's body, without the end of a message that ``check_outputs`` refuses."""
     async for chunk in chunks:
-        for piece in messages.reader.feed(chunk):
-            await messages.scan(piece)
+        await check_outputs(call, request)
         yield chunk
 
 
-class _MessageScanner:
-    def __init__(self, call: Call) -> None:
-        self.reader = MessageReader(MAX_MESSAGE, "protobuf's limit", REQUEST)
-        self._call = call
-        self._scanner = _new_scanner()
-        self._decompressor: MessageDecompressor | None = None
-        self._work = 0
-
-    async def scan(self, piece: MessagePiece) -> None:
-        """Scan a piece of a message, and check the outputs at its end."""
-        if piece.begins:
-            self._work += _MESSAGE_WORK
-            self._scanner = _new_scanner()
-            self._decompressor = self._new_decompressor() if piece.is_compressed else None
-        if self._decompressor is None:
-            await self._scan(piece.data)
-        else:
-            for chunk in self._decompressor.feed(piece.data, last=piece.ends):
-                self._work = _TURN
-                await self._scan(memoryview(chunk))
-        if piece.ends and self._scanner.marked:
-            await self._check(self._scanner)
-
-    async def _scan(self, data: memoryview) -> None:
-        """Scan data; other calls have their turn after about a millisecond."""
-        scanner = self._scanner
-        while data:
-            before = scanner.fields
-            size = max(_SCAN_STEP, scanner.skip_size)
-            scanner.feed(data[:size])
-            data = data[size:]
-            self._work += scanner.fields - before
-            if self._work >= _TURN:
-                self._work = 0
-                await asyncio.sleep(0)
-
-    def _new_decompressor(self) -> MessageDecompressor:
-        limits = self._call.destination.limits
-        return MessageDecompressor(
-            self._call.request.headers,
-            limits.max_request_bytes,
-            "limits.max_request_bytes",
-            limits.max_decompression_ratio,
-        )
-
-    async def _check(self, scanner: ModelScanner) -> None:
-        names = _classified(scanner.marked)
-        if not names:
-            return
-        model, version = scanner.model
-        operation = replace(
-            self._call.operation, model=quote_name(model), version=quote_name(version) or None
-        )
-        # The record of the call is that of the attempt in progress.
-        response = DiscardResponse(CallRecord("", ""))
-        call = replace(self._call, operation=operation, response=response)
-        try:
-            outputs = (await model_metadata(call)).outputs
-        except UpstreamResponseError as error:
-            strip_tracebacks(error)
-            if error.status in _UNKNOWN_MODEL:
-                return  # so it says to the call itself
-            raise GatewayError(
-                ErrorKind.UNSUPPORTED,
-                f"classification of output '{names[0]}': the server does not say what outputs "
-                f"model '{model}' has",
-            ) from None
-        check_classified_outputs(RequestFeatures(names), outputs, model)
-
-
-def _new_scanner() -> ModelScanner:
-    return ModelScanner(
-        (fields.MODEL_NAME,), fields.MODEL_VERSION, fields.REQUESTED_OUTPUTS, fields.CLASSIFICATION
+async def _check_message(call: Call, model: str, version: str, outputs: list[bytes]) -> None:
+    names = _classified(outputs)
+    if not names:
+        return
+    operation = replace(
+        call.operation, model=quote_name(model), version=quote_name(version) or None
     )
+    # The record of the call is that of the attempt in progress.
+    response = DiscardResponse(CallRecord("", ""))
+    call = replace(call, operation=operation, response=response)
+    try:
+        known = (await model_metadata(call)).outputs
+    except UpstreamResponseError as error:
+        strip_tracebacks(error)
+        if error.status in _UNKNOWN_MODEL:
+            return  # so it says to the call itself
+        raise GatewayError(
+            ErrorKind.UNSUPPORTED,
+            f"classification of output '{names[0]}': the server does not say what outputs "
+            f"model '{model}' has",
+        ) from None
+    check_classified_outputs(RequestFeatures(names), known, model)
 
 
 def _classified(outputs: Sequence[bytes]) -> tuple[str, ...]:

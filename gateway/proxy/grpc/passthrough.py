@@ -17,7 +17,7 @@ from gateway.protocol.operations import OperationKind, model_name_of
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import Chunks, ClientBody, convert_message, response_chunks, write
-from gateway.proxy.grpc.classification import check_body, check_chunks
+from gateway.proxy.grpc.classification import check_chunks, check_outputs, marking_request
 from gateway.proxy.grpc.message import read_messages
 from gateway.proxy.grpc.response import record_status, send_status
 from gateway.proxy.grpc.stream_errors import (
@@ -123,16 +123,19 @@ async def relay_messages(
 
 async def _body(call: Call, reservation: Reservation) -> Body:
     """Return the body to send: buffered if it was read ahead, so that it can be sent again."""
-    body = ClientBody(call.request, _ANY_SIZE, call.deadline)  # each message has its cap
     is_checked = (
         call.operation.kind is OperationKind.INFER
         and call.destination.upstream.dialect.triton_extensions
     )
+    if not is_checked:
+        body = ClientBody(call.request, _ANY_SIZE, call.deadline)  # each message has its cap
+        return body.read_rest() if body.size is None else (await body.read_all(reservation),)
+    request = marking_request(call)
+    body = ClientBody(request, _ANY_SIZE, call.deadline)
     if body.size is None:
-        return check_chunks(call, body.read_rest()) if is_checked else body.read_rest()
+        return check_chunks(call, request, body.read_rest())
     data = await body.read_all(reservation)
-    if is_checked:
-        await check_body(call, data)
+    await check_outputs(call, request)
     return (data,)
 
 

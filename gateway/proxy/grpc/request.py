@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable
 
 from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.error_vocabulary import REQUEST
+from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.framing import MessagePiece, MessageReader
 from gateway.protocol.grpc.headers import is_grpc_type
 from gateway.protocol.grpc.methods import GrpcMethod
 from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
+from gateway.protocol.operations import OperationKind
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.grpc.compression import MessageDecompressor
@@ -36,6 +38,9 @@ ModelCheck = Callable[[ScannedModel, tuple[str, ...]], None]
 
 It gets the model, and all names that servers may take for the model's.
 """
+
+MarkedOutputs = tuple[ScannedModel, list[bytes]]
+"""A message's model, and its requested outputs that may want classification."""
 
 
 def is_grpc(request: ClientRequest) -> bool:
@@ -71,13 +76,16 @@ class GrpcRequest(ClientRequest):
         self.rpc = method
         self.has_ended = False
         """Whether the client has sent its last message."""
+        self.marks_outputs = True
+        """Whether ``take_marked`` will be called; it is told of what was read ahead anyhow."""
+        self._marked: list[MarkedOutputs] = []
         self._is_complete = False
         self._check_model: ModelCheck | None = None
         self._rewriter: ModelRewriter | None = None
         self._message_size = 0
         self._request = request
         self._messages = MessageReader(cap, _CAP_NAME, REQUEST)
-        self._scanner = ModelScanner(method.name_fields, method.version_field)
+        self._scanner = self._new_scanner()
         self._decompressor: MessageDecompressor | None = None
         self._cap = cap
         self._ahead_cap = ahead_cap
@@ -115,6 +123,7 @@ class GrpcRequest(ClientRequest):
             size += len(piece)
             reservation.grow(len(piece))
             self._keep(piece)
+        self.marks_outputs = False
         scanner = self._scanner
         return scanner.model if scanner.ended else scanner.take(), scanner.names
 
@@ -177,6 +186,16 @@ class GrpcRequest(ClientRequest):
             self._messages.end()
         return piece
 
+    def take_marked(self) -> list[MarkedOutputs]:
+        """Return what messages that ended since the last call may want to be classified.
+
+        The model is the one that the server gets.
+        """
+        marked, self._marked = self._marked, []
+        if self._rewriter is None:
+            return marked
+        return [(self._rewriter.rewrite(model), outputs) for model, outputs in marked]
+
     @property
     def messages(self) -> int:
         """Return the number of messages that have begun."""
@@ -224,6 +243,8 @@ class GrpcRequest(ClientRequest):
             scanner = self._scanner
             scanner.end()
             found = scanner.model, scanner.names
+            if scanner.marked and self.marks_outputs:
+                self._marked.append((scanner.model, scanner.marked))
             if self._messages.messages > 1 and self._check_model and found != self._checked:
                 self._check_model(*found)
                 self._checked = found
@@ -251,9 +272,17 @@ class GrpcRequest(ClientRequest):
         if self._messages.messages > 1:
             if not rpc.request_streams:
                 raise bad_request(f"{rpc.name} takes one message, and the request has more")
-            self._scanner = ModelScanner(rpc.name_fields, rpc.version_field)
+            self._scanner = self._new_scanner()
         self._decompressor = None
         if part.is_compressed and rpc.name_fields:
             self._decompressor = MessageDecompressor(
                 self.headers, self._cap, _CAP_NAME, self._max_decompression_ratio
             )
+
+    def _new_scanner(self) -> ModelScanner:
+        rpc = self.rpc
+        if rpc.kind is not OperationKind.INFER:
+            return ModelScanner(rpc.name_fields, rpc.version_field)
+        return ModelScanner(
+            rpc.name_fields, rpc.version_field, fields.REQUESTED_OUTPUTS, fields.CLASSIFICATION
+        )

@@ -11,6 +11,7 @@ from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.framing import MessagePiece, MessageReader, frame
 from gateway.protocol.grpc.methods import GrpcMethod
+from gateway.protocol.grpc.model_scanner import ScannedModel
 from gateway.protocol.grpc.wire import MAX_MESSAGE, bytes_field
 from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.grpc.compression import MessageDecompressor
@@ -38,6 +39,7 @@ class ModelRewriter:
         max_ratio: int,
         reservation: Reservation,
     ) -> None:
+        self._renamed: Final = ScannedModel(model, version)
         self._model: Final = model.encode()
         number = method.version_field
         self._version: Final = bytes_field(number, version.encode()) if number and version else b""
@@ -52,6 +54,10 @@ class ModelRewriter:
         self._decompressor: MessageDecompressor | None = None
         self._text = bytearray()
         self._reserved = 0
+
+    def rewrite(self, model: ScannedModel) -> ScannedModel:
+        """Return the model that the server gets for a client's."""
+        return ScannedModel(self._renamed.name, self._renamed.version or model.version)
 
     async def feed(self, piece: bytes | memoryview, name_field: int) -> list[bytes | memoryview]:
         """Return what to send for the next piece of the body, nothing while that is buffered.

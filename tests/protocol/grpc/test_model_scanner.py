@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorKind, GatewayError
-from gateway.protocol.grpc.model_scanner import MAX_FIELDS, MAX_MARKED, MAX_NAME, ModelScanner
+from gateway.protocol.grpc.model_scanner import (
+    MAX_ALL_MARKED,
+    MAX_FIELDS,
+    MAX_MARKED,
+    MAX_NAME,
+    ModelScanner,
+)
 from gateway.protocol.grpc.wire import MAX_GROUP_DEPTH, MAX_GROUP_SIZE, WireError, WireReader
 from tests.support.grpc.proto_file import ModelInferRequest
 from tests.support.grpc.wire_bytes import encode, field, fields_of, messages, mutated
@@ -398,3 +404,13 @@ def test_searched_value_has_a_cap() -> None:
     scanner.feed(field(6, bytes(MAX_MARKED)))
     with pytest.raises(GatewayError, match="field 6 of the request has 65537 bytes"):
         scanner.feed(field(6, bytes(MAX_MARKED + 1)))
+
+
+def test_all_values_with_the_mark_have_a_cap() -> None:
+    scanner = ModelScanner((1,), 2, 6, b"mark")
+    value = field(6, b"mark" + bytes(MAX_MARKED - 4))
+    for _ in range(MAX_ALL_MARKED // MAX_MARKED):
+        scanner.feed(value)
+        scanner.feed(field(6, bytes(MAX_MARKED)))
+    with pytest.raises(GatewayError, match="with 'mark' have more than 1048576 bytes"):
+        scanner.feed(value)

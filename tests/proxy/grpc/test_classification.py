@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.support.gateway import running_gateway
+from tests.support.gateway import running_gateway, until
 from tests.support.grpc.client import GrpcClient, grpc_client
 from tests.support.grpc.proto_file import message_class
 from tests.support.servers.grpc_server import GrpcServer, Unary, fail, grpc_server, model_metadata
@@ -113,3 +113,32 @@ async def test_huge_output_is_refused() -> None:
         response = await client.call("ModelInfer", _request() + request.SerializeToString())
     assert response.code is grpc.StatusCode.INVALID_ARGUMENT
     assert "at most 65536 are allowed" in response.text
+
+
+@pytest.mark.parametrize("size", [4, LARGE])
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+async def test_outputs_are_those_of_the_model_that_the_server_gets(method: str, size: int) -> None:
+    route = {"rewrite": {"model": "other"}}
+    async with _client(model_metadata("BYTES"), route=route) as (_, client):
+        response = await client.call(method, _request(size))
+    assert response.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert response.text == REFUSED.replace("'m'", "'other'")
+
+
+@pytest.mark.parametrize("size", [4, LARGE])
+@pytest.mark.parametrize("first", ["triton", "openvino"])
+async def test_call_and_its_mirror_are_checked_each_for_its_own_server(
+    first: str, size: int
+) -> None:
+    with grpc_server(unary={"ModelMetadata": model_metadata("BYTES")}) as copies:
+        mirror: dict[str, Any] = {
+            "upstream": {"dialect": first},
+            "route": {"mirror": {"upstream": "copies", "percent": 100}},
+            "others": {"copies": {"endpoints": [copies.url], "dialect": "triton"}},
+        }
+        async with _client(model_metadata("BYTES"), **mirror) as (_, client):
+            response = await client.call("ModelInfer", _request(size))
+            assert (response.code is grpc.StatusCode.OK) == (first == "openvino")
+            assert (await client.call("ModelInfer", PLAIN)).code is grpc.StatusCode.OK
+            await until(lambda: PLAIN in copies.requests)
+        assert [each for each in copies.requests if len(each) > len(PLAIN)] == []
