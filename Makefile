@@ -13,7 +13,7 @@ COMPILED := $(if $(CAN_COMPILE),.cache/compiled/.ready)
 AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/compiled/site)
 # The tests of compiled modules, and those that see the whole gateway from outside.
 TESTS_OF_COMPILED := tests/http1 tests/http2 tests/listener tests/upstream tests/offload tests/codec/v2/test_fast_*.py tests/codec/v1/test_fast_*.py \
-  tests/codec/elements/test_floats.py tests/codec/elements/test_rounding.py \
+  tests/codec/native tests/codec/elements/test_rounding.py \
   tests/codec/elements/test_fast_decode.py tests/codec/elements/test_decode.py \
   tests/codec/v2/test_request*.py tests/codec/v2/test_binary_request.py tests/observe tests/proxy tests/end_to_end/connections/test_fast_path.py tests/end_to_end/grpc/test_fast_path.py \
   tests/end_to_end/limits/test_resource_release.py tests/end_to_end/limits/test_client_disconnects.py \

@@ -1,27 +1,29 @@
-"""Builds what is written in C, where a build is asked to compile: pyproject.toml, "hooks"."""
+"""Builds the C module ``_native``, where a build is asked to compile: pyproject.toml, "hooks"."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
+_PACKAGE = ("gateway", "codec", "native")
+"""The package of the module, with its sources."""
+
 _LEAST, _MOST = -300, 288
 """Exponents of the powers of ten: times 64 bits of digits, each gives normal doubles."""
 
 
 class BuildHook(BuildHookInterface[Any]):
-    """Compiles the module that reads floats, and puts it beside its sources in the wheel."""
+    """Compiles the module, and puts it beside its sources in the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; raises what the compiler has to say."""
         self._folder = TemporaryDirectory(prefix="tensorgate-build-")
-        built = _compiled(
-            "gateway.codec.elements._floats", Path(self.root), Path(self._folder.name)
-        )
-        build_data["force_include"][str(built)] = f"gateway/codec/elements/{built.name}"
+        built = _compiled(Path(self.root, *_PACKAGE), Path(self._folder.name))
+        build_data["force_include"][str(built)] = "/".join((*_PACKAGE, built.name))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 
@@ -30,17 +32,17 @@ class BuildHook(BuildHookInterface[Any]):
         self._folder.cleanup()
 
 
-def _compiled(module: str, root: Path, folder: Path) -> Path:
+def _compiled(package: Path, folder: Path) -> Path:
     # Not at the top: an install that compiles nothing has no setuptools.
     from setuptools import Distribution, Extension
     from setuptools.command.build_ext import build_ext
 
     (folder / "powers_of_ten.h").write_text(powers_of_ten())
-    source = root.joinpath(*module.split(".")).with_suffix(".c")
+    module = ".".join((*_PACKAGE, "_native"))
+    sources = sorted(map(str, package.glob("*.c")))
     # With -O3, gcc 12 needs a fifth more time for most numbers.
-    extension = Extension(
-        module, [str(source)], include_dirs=[str(folder)], extra_compile_args=["-O2", "-std=c11"]
-    )
+    flags = ["-O2", "-std=c11"]
+    extension = Extension(module, sources, include_dirs=[str(folder)], extra_compile_args=flags)
     command = build_ext(Distribution({"ext_modules": [extension]}))
     command.build_lib = command.build_temp = str(folder)
     command.ensure_finalized()
@@ -70,3 +72,10 @@ def _first_bits(exponent: int) -> int:
     if exponent < 0:
         return (1 << (127 + size)) // five + 1
     return five << (128 - size) if size <= 128 else five >> (size - 128)
+
+
+if __name__ == "__main__":
+    # For development: compile the module beside its sources, in seconds.
+    with TemporaryDirectory(prefix="tensorgate-build-") as build_folder:
+        package_folder = Path(__file__).parent.joinpath(*_PACKAGE)
+        shutil.copy(_compiled(package_folder, Path(build_folder)), package_folder)

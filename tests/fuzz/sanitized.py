@@ -11,7 +11,7 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "gateway" / "codec" / "elements" / "_floats.c"
+SOURCES = ROOT / "gateway" / "codec" / "native"
 
 _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
@@ -20,22 +20,22 @@ class NoSanitizerError(Exception):
     """This machine lacks a compiler, Python's headers or the sanitizers; the text says which."""
 
 
-def build(source: str, folder: Path) -> Path:
-    """Compile the text of the C module; raises NoSanitizerError.
-
-    Its name is what Python expects of ``_floats``, whatever the source was changed to.
-    """
+def build(folder: Path, right: str = "", wrong: str = "") -> Path:
+    """Compile the C module, with one part of its sources changed; raises NoSanitizerError."""
     compiler = _compiler()
     header = runpy.run_path(str(ROOT / "hatch_build.py"))["powers_of_ten"]()
     (folder / "powers_of_ten.h").write_text(header)
-    (folder / "_floats.c").write_text(source)
-    module = folder / f"_floats{sysconfig.get_config_var('EXT_SUFFIX')}"
+    sources = {path.name: path.read_text() for path in SOURCES.glob("*.[ch]")}
+    assert not right or sum(text.count(right) for text in sources.values()) == 1
+    for name, text in sources.items():
+        (folder / name).write_text(text.replace(right, wrong) if right else text)
+    module = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
     include = ["-I", str(folder), "-I", sysconfig.get_path("include")]
     flags = ["-std=c11", "-O1", "-g", "-fno-omit-frame-pointer", *_SANITIZERS]
-    sources = ["-shared", "-fPIC", str(folder / "_floats.c"), "-o", str(module)]
-    done = _run([compiler, *flags, *include, *sources])
+    units = [str(folder / name) for name in sources if name.endswith(".c")]
+    done = _run([compiler, *flags, *include, "-shared", "-fPIC", *units, "-o", str(module)])
     if done.returncode:
-        raise AssertionError(f"{SOURCE} does not compile with the sanitizers:\n{done.stderr}")
+        raise AssertionError(f"{SOURCES} does not compile with the sanitizers:\n{done.stderr}")
     return module
 
 

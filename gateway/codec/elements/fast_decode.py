@@ -1,12 +1,11 @@
 """Decodes JSON arrays of numbers into binary elements, without a Python object for each.
 
-pysimdjson parses into a buffer, and numpy rounds. In a compiled gateway, the C module ``_floats``
+pysimdjson parses into a buffer, and numpy rounds. In a compiled gateway, the C module ``_native``
 does both in one pass for most floats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -15,14 +14,8 @@ import numpy as np
 import simdjson
 
 from gateway.codec.elements.rounding import Values, round_text
+from gateway.codec.native import DATATYPE_CODES, decode_numbers
 from gateway.protocol.datatypes import Datatype
-
-read_floats: Callable[[bytes | memoryview, int], bytes | None] | None
-try:
-    from gateway.codec.elements._floats import read_floats
-except ImportError:  # not compiled
-    read_floats = None
-"""Decodes an array of floats of so many bytes each; None for what needs a closer look."""
 
 PARSE_ERRORS = (ValueError, TypeError, RuntimeError)
 """What simdjson and orjson raise for invalid text."""
@@ -41,10 +34,10 @@ def fast_decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes |
     are not JSON. The C module also reads the bare NaN, Infinity and -Infinity that clients write.
     """
     form = _parse_format(datatype)
-    if read_floats is not None and form.dtype in _C_DTYPES:
-        floats = read_floats(text, form.dtype.itemsize)
-        if floats is not None:
-            return floats
+    if decode_numbers is not None and form.native_code is not None:
+        elements = decode_numbers(text, form.native_code)
+        if elements is not None:
+            return elements
     try:
         values = parse_numbers(text, form.parsed_type)
     except PARSE_ERRORS:
@@ -58,11 +51,9 @@ def fast_decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes |
     return narrow.tobytes() if b"\0" not in (narrow == values).tobytes() else None
 
 
-def c_float_size(datatype: Datatype) -> int:
-    """Return the bytes of a float that the C module decodes, fast for a few too; 0 for others."""
-    if read_floats is None or datatype.dtype is None or datatype.dtype not in _C_DTYPES:
-        return 0
-    return datatype.dtype.itemsize
+def native_code(datatype: Datatype) -> int | None:
+    """Return the code of a datatype that the C module decodes, fast for a few too; else None."""
+    return DATATYPE_CODES.get(datatype.name) if datatype.name in _NATIVE else None
 
 
 def parse_numbers(text: bytes | memoryview, parsed_type: Literal["d", "i", "u"]) -> Values:
@@ -83,7 +74,7 @@ def simd_parse(text: bytes | memoryview) -> object:
     return parser.parse(text)
 
 
-_C_DTYPES = frozenset((np.dtype("<f4"), np.dtype("<f8")))
+_NATIVE = frozenset(("FP32", "FP64"))
 _PARSED_DTYPES = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
 
 
@@ -94,6 +85,7 @@ class _ParseFormat:
     parsed_type: Literal["d", "i", "u"]
     dtype: np.dtype[Any]
     is_parsed_dtype: bool
+    native_code: int | None
 
 
 @cache
@@ -102,4 +94,6 @@ def _parse_format(datatype: Datatype) -> _ParseFormat:
     parsed_type: Literal["d", "i", "u"] = "d"
     if datatype.integers is not None:
         parsed_type = "u" if datatype.integers.least == 0 else "i"
-    return _ParseFormat(parsed_type, datatype.dtype, datatype.dtype == _PARSED_DTYPES[parsed_type])
+    dtype = datatype.dtype
+    is_parsed_dtype = dtype == _PARSED_DTYPES[parsed_type]
+    return _ParseFormat(parsed_type, dtype, is_parsed_dtype, native_code(datatype))

@@ -15,12 +15,13 @@ from typing import Any
 
 import orjson
 
-from gateway.codec.elements.fast_decode import c_float_size, read_floats
+from gateway.codec.elements.fast_decode import native_code
 from gateway.codec.elements.rounding import may_decide_ties, needs_rounding
 from gateway.codec.elements.run_job import run_job
 from gateway.codec.json.array_scanner import WINDOW, max_depth
 from gateway.codec.json.data_extractor import placeholder
 from gateway.codec.json.text_search import end_of_numbers, split_id
+from gateway.codec.native import decode_numbers
 from gateway.codec.offload_interface import ConversionJob
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Datatype
@@ -101,10 +102,10 @@ def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
         return tensor.layout.pack(*_parse_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and max_depth(array) > depth_cap:
         raise ValueError("nested too deep")
-    if read_floats is not None and tensor.float_size:
-        floats = read_floats(array, tensor.float_size)
-        if floats is not None and len(floats) == tensor.size:
-            return floats
+    if decode_numbers is not None and tensor.native_code is not None:
+        elements = decode_numbers(array, tensor.native_code)
+        if elements is not None and len(elements) == tensor.size:
+            return elements
     data = run_job(tensor.job, array)
     if data is None or len(data) != tensor.size:
         raise ValueError("something to be said about the numbers")
@@ -129,12 +130,12 @@ def _parse_numbers(array: bytes, depth_cap: int) -> list[Any]:
 class _Tensor:
     """How an input is converted: by struct below ``struct_max_bytes``, by C, or by the job.
 
-    ``size`` is in bytes; ``float_size`` is that of an element which C reads, else 0.
+    ``size`` is in bytes; ``native_code`` is that of a datatype which C reads, else None.
     """
 
     layout: struct.Struct
     size: int
-    float_size: int
+    native_code: int | None
     job: ConversionJob
     struct_max_bytes: int
     needs_rounding: bool
@@ -184,9 +185,9 @@ def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
 
 def _make_tensor(datatype: Datatype, layout: struct.Struct) -> _Tensor:
     job = ConversionJob(to_json=False, datatype=datatype)
-    float_size = c_float_size(datatype)
-    struct_max_bytes = 0 if float_size else _STRUCT_MAX_BYTES
-    return _Tensor(layout, layout.size, float_size, job, struct_max_bytes, needs_rounding(datatype))
+    code = native_code(datatype)
+    struct_max_bytes = _STRUCT_MAX_BYTES if code is None else 0
+    return _Tensor(layout, layout.size, code, job, struct_max_bytes, needs_rounding(datatype))
 
 
 def _struct_layout(declared: InputTensor) -> struct.Struct | None:

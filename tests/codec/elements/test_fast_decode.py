@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.build_info import COMPILED
+from gateway.build_info import NATIVE
 from gateway.codec.elements.fast_decode import PARSE_ERRORS, fast_decode_numbers, parse_numbers
 from gateway.protocol.datatypes import DATATYPES, Family
 from tests.codec.exact_rounding import nearest
@@ -67,7 +67,7 @@ def test_nan_and_infinity_are_left_to_the_slow_path_unless_compiled(
     datatype: str, text: bytes, value: float
 ) -> None:
     read = np.array([1, value], DATATYPES[datatype].dtype)
-    is_decoded_in_c = COMPILED and read.itemsize >= 4
+    is_decoded_in_c = NATIVE and read.itemsize >= 4
     assert converted(b"[1, %b]" % text, datatype) == (read.tobytes() if is_decoded_in_c else None)
 
 

@@ -42,7 +42,7 @@ class _Token(str):
 
 
 def _load(path: str) -> Any:
-    spec = spec_from_file_location("_floats", path, loader=ExtensionFileLoader("_floats", path))
+    spec = spec_from_file_location("_native", path, loader=ExtensionFileLoader("_native", path))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -50,14 +50,15 @@ def _load(path: str) -> Any:
     return module
 
 
-def _read(floats: Any, text: bytes, size: int) -> bytes | None:
+def _read(native: Any, text: bytes, size: int) -> bytes | None:
     """Have a text read that ends where its memory ends: each byte read beyond it is found."""
     address = _libc.malloc(len(text))
     try:
         buffer = (ctypes.c_char * len(text)).from_address(address)
         ctypes.memmove(address, text, len(text))
         view = memoryview(buffer).cast("B")
-        result: bytes | None = floats.read_floats(view, size)
+        code = native.DATATYPES.index(_DATATYPES[size])
+        result: bytes | None = native.decode_numbers(view, code)
         view.release()
     finally:
         _libc.free(address)
@@ -110,7 +111,7 @@ def _check(text: bytes, size: int, found: bytes) -> None:
 
 def main(module: str, seconds: float, seed: str, last: Path) -> None:
     """Feed texts for so many seconds."""
-    floats, rng = _load(module), Random(seed)
+    native, rng = _load(module), Random(seed)
     counts = {"read": 0, "left": 0}
     end = time.monotonic() + seconds
     with last.open("wb", buffering=0) as file:
@@ -121,7 +122,7 @@ def main(module: str, seconds: float, seed: str, last: Path) -> None:
             file.write(text)
             file.truncate()
             for size in _DATATYPES:
-                found = _read(floats, text, size)
+                found = _read(native, text, size)
                 counts["left" if found is None else "read"] += 1
                 if found is not None:
                     _check(text, size, found)

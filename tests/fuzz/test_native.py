@@ -1,4 +1,4 @@
-"""Fuzzing the C module that reads floats: no out-of-bounds access, no wrong value."""
+"""Fuzzing the C module: no access out of bounds, no wrong value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.fuzz import sanitized
 from tests.support.scale import fuzz_seconds
 
-PROGRAM = Path(__file__).with_name("float_reader.py")
+PROGRAM = Path(__file__).with_name("number_reader.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,18 +24,18 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(f"the C module is not fuzzed: {error}")
 
 
-def fuzz(source: str, folder: Path, budget: float, seed: str) -> tuple[CompletedProcess[str], str]:
+def fuzz(
+    folder: Path, budget: float, seed: str, right: str = "", wrong: str = ""
+) -> tuple[CompletedProcess[str], str]:
     """Fuzz a module for ``budget`` seconds; return the outcome, and the text that was read last."""
-    module, last = sanitized.build(source, folder), folder / "last.txt"
+    module, last = sanitized.build(folder, right, wrong), folder / "last.txt"
     done = sanitized.run(PROGRAM, str(module), str(budget), seed, str(last), timeout=budget + 120)
     text = last.read_bytes() if last.exists() else None
     return done, f"seed {seed}, last text: {text!r}\n{done.stderr}"
 
 
 def test_generated_texts_are_read_right_and_within_bounds(tmp_path: Path) -> None:
-    done, expected = fuzz(
-        sanitized.SOURCE.read_text(), tmp_path, fuzz_seconds(20), os.urandom(8).hex()
-    )
+    done, expected = fuzz(tmp_path, fuzz_seconds(20), os.urandom(8).hex())
     assert done.returncode == 0, expected
     counts = json.loads(done.stdout)
     assert min(counts.values()) > 0.1 * sum(counts.values()) > 0, counts
@@ -48,8 +48,8 @@ DEFECTS = {
         "AddressSanitizer: heap-buffer-overflow",
     ),
     "write beyond the end": (
-        "text.len / 2 * size",
-        "text.len / 3 * size",
+        "return size / 2 + 1;",
+        "return size / 4;",
         "AddressSanitizer: heap-buffer-overflow",
     ),
     "exponent that overflows": (
@@ -59,10 +59,10 @@ DEFECTS = {
     ),
     "tie rounded up": ("up &= mantissa >> 1;", "up = 1;", "was read as"),
     "comma before the end": (
-        "if (at == end || *at++ != ',')",
+        "if (depth == 0 || *at++ != ',')",
         "if (at < end - 1 && at[0] == ',' && at[1] == ']')\n"
         "            return count;\n"
-        "        if (at == end || *at++ != ',')",
+        "        if (depth == 0 || *at++ != ',')",
         "is no JSON",
     ),
 }
@@ -71,8 +71,6 @@ DEFECTS = {
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_planted_defect_is_found(defect: str, tmp_path: Path) -> None:
     right, wrong, expected = DEFECTS[defect]
-    source = sanitized.SOURCE.read_text()
-    assert source.count(right) == 1
-    done, output = fuzz(source.replace(right, wrong), tmp_path, 60, "planted")
+    done, output = fuzz(tmp_path, 60, "planted", right, wrong)
     assert done.returncode != 0
     assert expected in output

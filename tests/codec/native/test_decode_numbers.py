@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.build_info import COMPILED
+from gateway.build_info import NATIVE
 from gateway.codec.elements import fast_decode
 from gateway.codec.elements.run_job import run_job
 from gateway.codec.offload_interface import ConversionJob
@@ -18,9 +18,11 @@ from tests.codec.exact_rounding import nearest
 from tests.codec.near_ties import near_ties
 from tests.support.scale import scaled
 
-if not COMPILED:
-    pytest.skip("the gateway is not compiled", allow_module_level=True)
-floats = import_module("gateway.codec.elements._floats")
+if not NATIVE:
+    pytest.skip("the C module is not compiled", allow_module_level=True)
+native = import_module("gateway.codec.native")
+
+CODES = {4: native.DATATYPE_CODES["FP32"], 8: native.DATATYPE_CODES["FP64"]} if NATIVE else {}
 
 FP32, FP64 = DATATYPES["FP32"], DATATYPES["FP64"]
 MIDDLE = 1 + 2**-24
@@ -30,7 +32,7 @@ MIDDLE = 1 + 2**-24
 def without_c(text: bytes, size: int) -> bytes | None:
     """Convert text as a gateway does that is not compiled."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fast_decode, "read_floats", None)
+        patched.setattr(fast_decode, "decode_numbers", None)
         result = run_job(ConversionJob(to_json=False, datatype=FP32 if size == 4 else FP64), text)
     return None if result is None else bytes(result)
 
@@ -58,8 +60,8 @@ READ = [
 @pytest.mark.parametrize(("text", "values"), READ)
 def test_c_reader_reads_floats(text: bytes, values: list[float], size: int) -> None:
     expected = np.array(values, np.float64).astype(f"<f{size}").tobytes()
-    assert floats.read_floats(text, size) == expected
-    assert floats.read_floats(memoryview(b"1" + text + b"1")[1:-1], size) == expected
+    assert native.decode_numbers(text, CODES[size]) == expected
+    assert native.decode_numbers(memoryview(b"1" + text + b"1")[1:-1], CODES[size]) == expected
     assert without_c(text, size) == expected
 
 
@@ -77,21 +79,45 @@ LEFT = [
 @pytest.mark.parametrize("size", [4, 8])
 @pytest.mark.parametrize("text", LEFT)
 def test_c_reader_leaves_unusual_text_to_python(text: bytes, size: int) -> None:
-    assert floats.read_floats(text, size) is None
+    assert native.decode_numbers(text, CODES[size]) is None
 
 
 def test_c_reader_leaves_numbers_that_do_not_fit_to_python() -> None:
     largest = np.float32(3.4028235e38).tobytes()
     # Halfway to infinity is 3.40282356779733661637...e38.
-    assert floats.read_floats(b"[3.402823567797336617e38]", 4) is None
-    assert floats.read_floats(b"[3.402823567797336616e38]", 4) == largest
-    assert floats.read_floats(b"[3.402823567797336617e38]", 8) is not None
+    assert native.decode_numbers(b"[3.402823567797336617e38]", CODES[4]) is None
+    assert native.decode_numbers(b"[3.402823567797336616e38]", CODES[4]) == largest
+    assert native.decode_numbers(b"[3.402823567797336617e38]", CODES[8]) is not None
 
 
-@pytest.mark.parametrize("size", [0, 2, -4, 16])
-def test_c_reader_refuses_other_float_sizes(size: int) -> None:
-    with pytest.raises(ValueError, match=f"no floats of {size} bytes"):
-        floats.read_floats(b"[1]", size)
+@pytest.mark.parametrize("code", [-1, 13, 2**31 - 1])
+def test_c_reader_refuses_unknown_datatypes(code: int) -> None:
+    with pytest.raises(ValueError, match=f"there is no datatype {code}"):
+        native.decode_numbers(b"[1]", code)
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after", "values"),
+    [
+        (b"1,2", 1, 1, [1, 2]),
+        (b"[[1],[2", 0, 2, [1, 2]),
+        (b" 1 ],[ 2 ", 2, 2, [1, 2]),
+        (b"1]]", 2, 0, [1]),
+        (b"1]] ", 2, 0, [1]),
+        (b"[[]", 0, 1, []),
+        *((text, 1, 1, None) for text in (b"", b",1", b"1,", b"]", b"[", b"1]", b"1],[2", b" ")),
+        (b"1]", 1, 1, None),
+        (b"1", 0, 0, None),
+        (b"1]", 0, 0, None),
+        (b"1", 65, 65, None),
+        (b"1", -1, -1, None),
+    ],
+)
+def test_c_reader_reads_parts_of_arrays(
+    text: bytes, before: int, after: int, values: list[float] | None
+) -> None:
+    expected = None if values is None else np.array(values, "<f4").tobytes()
+    assert native.decode_numbers(text, CODES[4], before, after) == expected
 
 
 DIGITS = st.text("0123456789", min_size=1, max_size=24)
@@ -122,7 +148,7 @@ def test_c_reader_agrees_with_python(array: list[object], comma: str, data: st.D
         at = data.draw(st.integers(0, len(text)), label="at")
         text = text[:at] + data.draw(st.binary(max_size=2), label="with") + text[at + 1 :]
     for size in (4, 8):
-        read = floats.read_floats(text, size)
+        read = native.decode_numbers(text, CODES[size])
         assert read is None or read == without_c(text, size)
 
 
@@ -131,18 +157,21 @@ def test_c_reader_agrees_with_python(array: list[object], comma: str, data: st.D
 def test_c_reader_rounds_numbers_near_a_tie_once(case: tuple[str, str]) -> None:
     _, text = case
     for size, datatype in ((4, "FP32"), (8, "FP64")):
-        read = floats.read_floats(f"[{text}]".encode(), size)
+        read = native.decode_numbers(f"[{text}]".encode(), CODES[size])
         assert read is None or read == nearest(text, datatype)
 
 
 def test_c_reader_does_not_round_by_way_of_double() -> None:
-    assert floats.read_floats(b"[2785021513700485228e-19]", 4) == np.float32(0.27850214).tobytes()
+    assert (
+        native.decode_numbers(b"[2785021513700485228e-19]", CODES[4])
+        == np.float32(0.27850214).tobytes()
+    )
     # Halfway to the least subnormal float is 7.00649232162408535...e-46.
-    assert floats.read_floats(b"[7.006492321624085e-46]", 4) == bytes(4)
-    assert floats.read_floats(b"[-7.006492321624086e-46]", 4) == b"\1\0\0\x80"
+    assert native.decode_numbers(b"[7.006492321624085e-46]", CODES[4]) == bytes(4)
+    assert native.decode_numbers(b"[-7.006492321624086e-46]", CODES[4]) == b"\1\0\0\x80"
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1))
 def test_c_reader_reads_what_clients_send(values: list[float]) -> None:
     text = json.dumps([float(np.float32(value)) for value in values]).encode()
-    assert floats.read_floats(text, 4) == np.array(values, "<f4").tobytes()
+    assert native.decode_numbers(text, CODES[4]) == np.array(values, "<f4").tobytes()

@@ -1,5 +1,5 @@
 /*
- * Decodes the text of a JSON array of numbers into FP32 or FP64 in one pass.
+ * Decodes the text of a JSON array of numbers in one pass.
  *
  * simdjson parses any JSON, and numpy rounds its doubles. This module handles the one case that
  * large requests consist of, without the steps between. Text that it does not decode with
@@ -9,8 +9,7 @@
  * by the first 128 bits of the power of ten (powers_of_ten.h, made by the build). The product gives
  * the nearest float of either size. FP32 is not rounded from a double, as that would round twice.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "decode_numbers.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -206,7 +205,7 @@ read_float(cursor at, cursor end, int size, char *to)
             return NULL;
         at = read_digits(at, end, &digits);
     }
-    Py_ssize_t count = at - start;
+    ptrdiff_t count = at - start;
     if (at < end && *at == '.') {
         cursor fraction = at + 1;
         at = read_digits(fraction, end, &digits);
@@ -245,12 +244,14 @@ behind_space(cursor at, cursor end)
     return at;
 }
 
-/* Read the numbers of an array, nested or flat; return their number, or -1. */
-INLINE Py_ssize_t
-read_array(cursor at, cursor end, int size, char *to)
+/* Read the numbers of a part of an array, nested or flat; return their number, or -1. */
+INLINE ptrdiff_t
+read_array(cursor at, cursor end, int size, int open_before, int open_after, char *to)
 {
-    int depth = 0;
-    Py_ssize_t count = 0;
+    int depth = open_before;
+    ptrdiff_t count = 0;
+    if (depth < 0 || depth > MAX_DEPTH)
+        return -1;
     for (;;) {
         /* An element must follow. */
         at = behind_space(at, end);
@@ -271,60 +272,20 @@ read_array(cursor at, cursor end, int size, char *to)
             at = behind_space(at + 1, end);
             depth--;
         }
-        if (depth == 0)
-            return at == end ? count : -1;
-        if (at == end || *at++ != ',')
+        if (at == end)
+            return depth == open_after ? count : -1;
+        if (depth == 0 || *at++ != ',')
             return -1;
     }
 }
 
-/* ---- The module ---- */
-
-PyDoc_STRVAR(read_floats_doc,
-"read_floats(text: bytes | memoryview, size: int) -> bytes | None\n\n"
-"Return the numbers of a JSON array, nested or flat, as floats of 4 or 8 bytes.\n\n"
-"Bare NaN, Infinity and -Infinity count as numbers.\n"
-"Returns None if the text is no such array, or if any number does not fit or is in doubt.\n"
-"Raises ValueError for another size.");
-
-static PyObject *
-read_floats(PyObject *Py_UNUSED(module), PyObject *arguments)
+ptrdiff_t
+decode_numbers(
+    const char *text, size_t size, enum datatype datatype, int open_before, int open_after, char *to)
 {
-    Py_buffer text;
-    int size;
-    if (!PyArg_ParseTuple(arguments, "y*i", &text, &size))
-        return NULL;
-    PyObject *floats = NULL;
-    if (size != 4 && size != 8)
-        PyErr_Format(PyExc_ValueError, "there are no floats of %d bytes", size);
-    else /* A number takes at least two bytes, with the comma or bracket before it. */
-        floats = PyBytes_FromStringAndSize(NULL, text.len / 2 * size);
-    if (floats != NULL) {
-        cursor at = text.buf, end = at + text.len;
-        char *to = PyBytes_AS_STRING(floats);
-        Py_ssize_t count = size == 4 ? read_array(at, end, 4, to) : read_array(at, end, 8, to);
-        if (count >= 0)
-            _PyBytes_Resize(&floats, count * size); /* sets the error if it fails */
-        else
-            Py_SETREF(floats, Py_NewRef(Py_None));
-    }
-    PyBuffer_Release(&text);
-    return floats;
-}
-
-static PyMethodDef methods[] = {
-    {"read_floats", read_floats, METH_VARARGS, read_floats_doc},
-    {NULL, NULL, 0, NULL},
-};
-
-static struct PyModuleDef definition = {
-    .m_base = PyModuleDef_HEAD_INIT,
-    .m_name = "_floats",
-    .m_methods = methods,
-};
-
-PyMODINIT_FUNC
-PyInit__floats(void)
-{
-    return PyModuleDef_Init(&definition);
+    if (datatype == FP32)
+        return read_array(text, text + size, 4, open_before, open_after, to);
+    if (datatype == FP64)
+        return read_array(text, text + size, 8, open_before, open_after, to);
+    return -1;
 }
