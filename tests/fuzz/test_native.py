@@ -49,7 +49,7 @@ DEFECTS = {
     ),
     "write beyond the end": (
         "return size / 2 + 1;",
-        "return size / 4;",
+        "return size / 3;",
         "AddressSanitizer: heap-buffer-overflow",
     ),
     "exponent that overflows": (
