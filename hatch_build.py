@@ -15,6 +15,9 @@ _PACKAGE = ("gateway", "codec", "native")
 _LEAST, _MOST = -300, 288
 """Exponents of the powers of ten: times 64 bits of digits, each gives normal doubles."""
 
+_LEAST_UNIT, _MOST_UNIT = -1074, 971
+"""Exponents of the powers of two that doubles are multiples of."""
+
 
 class BuildHook(BuildHookInterface[Any]):
     """Compiles the module, and puts it beside its sources in the wheel."""
@@ -51,15 +54,34 @@ def _compiled(package: Path, folder: Path) -> Path:
 
 
 def powers_of_ten() -> str:
-    """Give a C header with the first 128 bits of the powers of ten, as two words each."""
-    words = [divmod(_first_bits(exponent), 2**64) for exponent in range(_LEAST, _MOST + 1)]
-    rows = "\n".join(f"    {{{high:#x}, {low:#x}}}," for high, low in words)
+    """Give a C header with the powers of ten by which text is read, and those to write it."""
+    powers = [_first_bits(exponent) for exponent in range(_LEAST, _MOST + 1)]
+    units = [_scaled_unit(exponent) for exponent in range(_LEAST_UNIT, _MOST_UNIT + 1)]
     return f"""\
 enum {{ LEAST_POWER = {_LEAST}, MOST_POWER = {_MOST} }};
 static const uint64_t POWERS_OF_TEN[][2] = {{
-{rows}
+{_rows(powers)}
+}};
+enum {{ LEAST_UNIT = {_LEAST_UNIT} }};
+static const uint64_t UNITS[][2] = {{
+{_rows(units)}
 }};
 """
+
+
+def _rows(numbers: list[int]) -> str:
+    """Give C initializers for numbers of 128 bits, as two words each."""
+    return "\n".join(f"    {{{n >> 64:#x}, {n % 2**64:#x}}}," for n in numbers)
+
+
+def _scaled_unit(exponent: int) -> int:
+    """Give 2**exponent, divided by the largest power of ten that is not above it, cut off.
+
+    This is at least 1 and below 10: 4 bits for the integer and 124 for the fraction.
+    """
+    power = exponent * 78913 >> 18  # floor(log10(2**exponent)), as C computes it
+    scaled = (2**124 << max(exponent, 0)) * 10 ** max(-power, 0)
+    return (scaled >> max(-exponent, 0)) // 10 ** max(power, 0)
 
 
 def _first_bits(exponent: int) -> int:
