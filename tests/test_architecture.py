@@ -31,13 +31,13 @@ GATEWAY: Rooms = {
     "__main__": _imports("cli"),
     "cli": _imports("app settings workers build_info observe system demo"),
     "app": _imports(
-        "admin listener proxy offload upstream codec routing "
+        "admin listener proxy offload upstream build_info codec routing "
         "protocol settings workers observe system errors sizes"
     ),
     "admin": _imports("listener proxy observe build_info errors"),
     "listener": _imports("proxy observe http2 http1 system errors"),
     "proxy": _imports("upstream codec routing protocol observe http1 system errors sizes"),
-    "offload": _imports("codec protocol system"),
+    "offload": _imports("codec"),
     "upstream": _imports("codec routing protocol http1 http2 system errors sizes"),
     "build_info": _imports("codec http1"),
     "codec": _imports("protocol errors sizes"),
@@ -160,7 +160,6 @@ TESTED_BY = {
     "listener/connection_host.py": "listener/test_connection.py",
     "observe/call_record.py": "listener/test_dispatcher.py",
     "observe/metric_cells.py": "observe/test_metric_store.py",
-    "offload/__main__.py": "offload/test_process.py",
     "protocol/grpc/model_config.py": "protocol/grpc/test_rpcs.py",
     "protocol/grpc/schema.py": "protocol/grpc/test_rpcs.py",
     "protocol/json_errors.py": "protocol/test_request_header.py",

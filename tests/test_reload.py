@@ -89,7 +89,7 @@ def _write(file: Path, text: str) -> None:
 def _settings(workers: int, *urls: str, more: str = "", listen: str = f"{HOST}:0") -> str:
     care = "dialect: triton, outlier_detection: {base_ejection_time: 5m}"
     return (
-        f"listen: {listen}\nworkers: {workers}\noffload: never\n{more}"
+        f"listen: {listen}\nworkers: {workers}\noffload: 0\n{more}"
         f"upstreams: {{u: {{endpoints: [{', '.join(urls)}], {care}}}}}\n"
     )
 

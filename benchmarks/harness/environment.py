@@ -6,7 +6,6 @@ import gc
 import http.client
 import json
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
@@ -21,7 +20,6 @@ from benchmarks.harness.rounds import run_rounds
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
 
-_OFFLOAD_STARTS_WITHIN = 2.0  # seconds
 _MODELS = ("identity_fp32", "identity_fp16", "image")
 
 Job = Callable[[], object]
@@ -62,7 +60,7 @@ class Environment:
 
     @cached_property
     def gateway(self) -> Gateway:
-        """A gateway in front of Triton, with its offload process running."""
+        """A gateway in front of Triton, with its offload threads running."""
         gateway = self._open.enter_context(running_gateway(self.triton_port))
         start_offload(gateway)
         return gateway
@@ -84,10 +82,9 @@ class Environment:
 
 
 def start_offload(gateway: Gateway, request: Request | None = None) -> None:
-    """Have the gateway start its offload process by a large request, and wait for it."""
+    """Have the gateway start its offload threads by a large request."""
     with Connection(gateway.port) as connection:
         connection.fetch(request or json_of_doubles("identity_fp32", normal(100_000)))
-    time.sleep(_OFFLOAD_STARTS_WITHIN)
 
 
 def time_jobs(rounds: int, jobs: Mapping[str, Job], repeats: int = 1) -> dict[str, list[float]]:

@@ -127,7 +127,7 @@ def running_gateway(
     command: Sequence[str] = TENSORGATE,
     cores: Cores | None = None,
     workers: int = 1,
-    offload: str = "auto",
+    offload: int | str = "auto",
     dialect: str = "triton",
     access_log: bool = False,
     from_sources: bool = False,

@@ -39,10 +39,10 @@ _SIZES = (
 def cost(env: Environment) -> list[Row]:
     """Measure the time per number, less what a request of one number takes.
 
-    The bound is for one process alone: offloading makes large requests cheaper, and only those.
+    The bound is for one thread alone: offloading makes large requests cheaper, and only those.
     """
-    alone, alone_each = _per_number(env, "never")
-    _, helped_each = _per_number(env, "always")
+    alone, alone_each = _per_number(env, 0)
+    _, helped_each = _per_number(env, 1)
     sizes = ", ".join(size.name for size in _SIZES)
     ratio = max(alone_each) / min(alone_each)
     return [
@@ -53,11 +53,11 @@ def cost(env: Environment) -> list[Row]:
             f"{ratio:.2f} × from least to most, {alone * 1e3:.2f} ms per request aside",
             below(ratio, _MAX_UNEVEN, f"{_MAX_UNEVEN} ×"),
         ),
-        Row("… with an offload process", "", _shown(helped_each), ""),
+        Row("… with an offload thread", "", _shown(helped_each), ""),
     ]
 
 
-def _per_number(env: Environment, offload: str) -> tuple[float, list[float]]:
+def _per_number(env: Environment, offload: int) -> tuple[float, list[float]]:
     """Return the seconds of a request of one number, and the seconds per number of each size."""
     one = _to_and_fro(1)
     requests = {size: _to_and_fro(size.count) for size in _SIZES}

@@ -26,7 +26,7 @@ from gateway.app.build.listen import (
 )
 from gateway.app.build.routes import build_routes
 from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstreams_by_name
-from gateway.app.build.worker_count import uses_offload
+from gateway.app.build.worker_count import offload_threads
 from gateway.app.ejection_sync import EjectionSync
 from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
@@ -47,7 +47,7 @@ from gateway.observe.call_metrics import CallMetrics
 from gateway.observe.call_record import CallObserver
 from gateway.observe.gateway_metrics import GatewayMetrics, ReloadMetrics
 from gateway.observe.log_writer import LogWriter
-from gateway.offload.process import OffloadProcess
+from gateway.offload.threads import OffloadThreads
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
@@ -98,7 +98,7 @@ class Gateway:
         self._status_publisher = StatusPublisher(
             shared.statuses, slot, partial(worker_status, self), self._metrics
         )
-        self._offload: OffloadProcess | None = None
+        self._offload: OffloadThreads | None = None
         self._access_log_writer: LogWriter | None = None
         self._bound: tuple[BoundAddress, ...] = ()
         self._watches: list[asyncio.Task[None]] = []
@@ -162,7 +162,7 @@ class Gateway:
             log_warnings(settings)
         self._resources = resources
         self._bound = self._bind(settings)
-        self._offload = self._offload_process() if uses_offload(settings) else None
+        self._offload = self._offload_for(settings)
         limits = build_shared_limits(settings, self._metrics)
         buffers = limits.memory_budget.buffers
         upstreams = build_upstreams(
@@ -218,7 +218,7 @@ class Gateway:
         settings = keep_startup_settings(settings, self._settings)
         before = self._resources
         resources = await asyncio.to_thread(load_resources, settings, before)
-        offload = (self._offload or self._offload_process()) if uses_offload(settings) else None
+        offload = self._offload_for(settings)
         limits = build_shared_limits(settings, self._metrics, self.active_config.limits)
         upstreams = build_upstreams(
             resources.upstream_specs,
@@ -244,7 +244,7 @@ class Gateway:
         resources: LoadedResources,
         bound: tuple[BoundAddress, ...],
         active_config: ActiveConfig,
-        offload: OffloadProcess | None,
+        offload: OffloadThreads | None,
     ) -> None:
         """Switch to the new parts without awaiting anything, then close the old ones."""
         opened = difference(bound, self._bound)
@@ -272,7 +272,7 @@ class Gateway:
             else:
                 await listener.stop_listening(each.sockets)
         if old_offload is not None and old_offload is not offload:
-            await old_offload.close()  # the gateway does the rest of its work
+            old_offload.close()
         if old_writer is not None and old_writer is not self._access_log_writer:
             await asyncio.to_thread(old_writer.close)
 
@@ -296,7 +296,7 @@ class Gateway:
         await self._retired.close()
         await self.active_config.close()
         if self._offload is not None:
-            await self._offload.close()
+            self._offload.close()
         if self._access_log_writer is not None:
             await asyncio.to_thread(self._access_log_writer.close)
 
@@ -317,13 +317,19 @@ class Gateway:
         dropped = self._metrics.dropped_log_lines
         return LogWriter(log.path, lambda lines: dropped.add(float(lines)))
 
-    def _offload_process(self) -> OffloadProcess:
+    def _offload_for(self, settings: Settings) -> OffloadThreads | None:
+        """Return the threads of the settings: the current ones if that is their number."""
+        count = offload_threads(settings)
+        if not count:
+            return None
+        if self._offload is not None and self._offload.count == count:
+            return self._offload
         metrics = self._metrics.offload()
 
         def on_job(offloaded: bool) -> None:
             (metrics.offloaded if offloaded else metrics.local).add(1.0)
 
-        return OffloadProcess(on_job)
+        return OffloadThreads(count, on_job)
 
     def _pools(self) -> dict[str, Pool]:
         return {name: each.pool for name, each in self.upstreams.items()}
@@ -365,7 +371,7 @@ def _build_router(
     resources: LoadedResources,
     upstreams: Mapping[str, SharedUpstream],
     limits: SharedLimits,
-    offload: OffloadProcess | None,
+    offload: OffloadThreads | None,
     metrics: GatewayMetrics,
 ) -> Router:
     return build_routes(

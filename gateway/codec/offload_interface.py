@@ -1,4 +1,4 @@
-"""The interface by which codecs have numbers converted in another process.
+"""The interface by which codecs have numbers converted on other cores.
 
 A codec submits jobs, goes on with its next work, and collects the results in order. If a result is
 None, the codec converts the data itself, and so finds the error.
@@ -16,8 +16,8 @@ from gateway.protocol.datatypes import Datatype, Family
 class ConversionJob:
     """How to convert elements of a datatype.
 
-    With ``to_json``, binary elements become the text between an array's brackets. Otherwise a JSON
-    array becomes binary elements.
+    With ``to_json``, binary elements become the text between an array's brackets. Otherwise a part
+    of a JSON array becomes binary elements.
     """
 
     to_json: bool
@@ -32,28 +32,42 @@ class ConversionJob:
 class OffloadFuture(ABC):
     """The result of a submitted job, once it is done."""
 
-    done: bool = False
-    result: bytes | memoryview | None = None
-    """The converted data; None until it is done, and None if it could not be converted."""
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Tell whether the result is known."""
+
+    @property
+    @abstractmethod
+    def result(self) -> bytes | None:
+        """Return the converted data; None until it is done, and if it could not be converted."""
 
     @abstractmethod
     async def wait(self) -> None:
-        """Wait until it is done; it may run in this process, one time slice per piece."""
+        """Wait until it is done; the caller's thread may convert, one time slice per piece."""
 
 
 class Offloader(ABC):
     """Runs conversion jobs elsewhere."""
 
     @abstractmethod
-    def submit(self, job: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
+    def submit(
+        self,
+        job: ConversionJob,
+        data: bytes | memoryview,
+        open_before: int = 0,
+        open_after: int = 0,
+    ) -> OffloadFuture | None:
         """Submit a job; return None if converting here is faster.
 
-        ``data`` is concatenated and copied.
+        ``data`` must not change. A text may lack ``open_before`` opening brackets and
+        ``open_after`` closing ones.
         """
 
 
 class _FailedFuture(OffloadFuture):
     done = True
+    result = None
 
     async def wait(self) -> None:
         pass

@@ -50,7 +50,7 @@ MIRROR_REQUESTS = CounterFamily(
 )
 OFFLOAD_JOBS = CounterFamily(
     "tensorgate_offload_jobs",
-    "Conversions of 16 KiB and more: offloaded to the offload process, or local as it was busy.",
+    "Conversions of 16 KiB and more: offloaded to threads, or local as these were busy.",
     ("result",),
 )
 EVENT_LOOP_LAG = HistogramFamily(
@@ -108,7 +108,7 @@ class MirrorMetrics:
 
 @dataclass(frozen=True, slots=True)
 class OffloadMetrics:
-    """What the user of an offload process counts."""
+    """What the user of offload threads counts."""
 
     offloaded: Counter
     local: Counter
@@ -152,7 +152,7 @@ class GatewayMetrics:
         return MirrorMetrics(*(find((upstream, result)) for result in results))
 
     def offload(self) -> OffloadMetrics:
-        """Return the counters of the offload process."""
+        """Return the counters of the offload threads."""
         find = partial(self._writer.counter, OFFLOAD_JOBS)
         return OffloadMetrics(find(("offloaded",)), find(("local",)))
 

@@ -1,1 +1,1 @@
-"""The offload process: converts parts of large tensors for a worker."""
+"""Threads that convert parts of large tensors on other cores."""

@@ -95,11 +95,13 @@ class Settings(Section):
         default=1,
         description="Number of worker processes. auto is one for each usable core.",
     )
-    offload: Literal["auto", "always", "never"] = Field(
+    offload: Annotated[
+        int | Literal["auto"], count_or("auto", "0", "64", int | Literal["auto"])
+    ] = Field(
         default="auto",
-        description="Whether each worker has an offload process, which converts half of the"
-        " numbers of large JSON bodies. With auto, it has one if there are more cores than"
-        " workers.",
+        description="Number of threads with which each worker converts large JSON bodies on other"
+        " cores. auto is its share of the cores beyond those of the workers, at most 4. It takes"
+        " the compiled gateway.",
     )
     watch: StrictBool = Field(
         default=True,

@@ -22,7 +22,7 @@ def settings_for(*urls: str, **more: Any) -> Settings:
     return Settings.model_validate(
         {
             "listen": f"{HOST}:0",
-            "offload": "never",
+            "offload": 0,
             "upstreams": {"u": {"endpoints": list(urls) or [NOWHERE], "dialect": "triton"}},
             "limits": limits,
             **more,

@@ -45,7 +45,7 @@ def _settings(*servers: ScriptedServer, time: str, connect_timeout: str = "1s") 
     return Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "offload": "never",
+            "offload": 0,
             "upstreams": {
                 "u": {
                     "endpoints": endpoints,

@@ -393,15 +393,16 @@ async def test_reload_changes_access_log_and_request_limits(
             assert bool(call_records) is access
 
 
-async def test_reload_adds_and_removes_the_offload_process() -> None:
+async def test_reload_adds_and_removes_offload_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.app.build.worker_count.NATIVE", True)
     async with running_gateway(settings_for()) as (gateway, _):
-        for offload in ("always", "never", "always"):
+        for offload in (1, 0, 2, 1):
             await gateway.reload(settings_for(offload=offload))
             route = gateway.active_config.router.routes[0]
             assert route.destinations[0].offloader is gateway._offload
-            assert (gateway._offload is not None) is (offload == "always")
+            assert (gateway._offload is not None) is (offload > 0)
         before = gateway._offload
-        await gateway.reload(settings_for(offload="always"))
+        await gateway.reload(settings_for(offload=1))
         assert gateway._offload is before
 
 

@@ -36,7 +36,7 @@ def _write(file: Path, text: str) -> None:
 
 def _write_settings(file: Path, url: str, more: str = "") -> None:
     upstreams = f"{{u: {{endpoints: [{url}], dialect: triton}}}}"
-    _write(file, f"listen: 127.0.0.1:0\noffload: never\nupstreams: {upstreams}\n{more}")
+    _write(file, f"listen: 127.0.0.1:0\noffload: 0\nupstreams: {upstreams}\n{more}")
 
 
 @asynccontextmanager

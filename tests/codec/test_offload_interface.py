@@ -29,13 +29,17 @@ WINDOWS = (24, 64, array_scanner.WINDOW)
 
 
 class _RandomFuture(OffloadFuture):
+    done = False
+    result: bytes | None = None
+
     def __init__(self, job: ConversionJob, data: bytes) -> None:
         self._job = job
         self._data = data
 
-    def end(self, failure_rate: bool) -> None:
+    def end(self, has_failed: bool) -> None:
         self.done = True
-        self.result = None if failure_rate else run_job(self._job, self._data)
+        result = None if has_failed else run_job(self._job, self._data)
+        self.result = None if result is None else bytes(result)
 
     async def wait(self) -> None:
         raise AssertionError("nobody waits here")
@@ -51,12 +55,18 @@ class _RandomOffloader(Offloader):
         self._pending: list[_RandomFuture] = []
         self.count = 0
 
-    def submit(self, job: ConversionJob, *data: bytes | memoryview) -> OffloadFuture | None:
+    def submit(
+        self,
+        job: ConversionJob,
+        data: bytes | memoryview,
+        open_before: int = 0,
+        open_after: int = 0,
+    ) -> OffloadFuture | None:
         assert job.can_be_offloaded
         if self._rng.random() >= self._accept_rate:
             return None
         self.count += 1
-        future = _RandomFuture(job, b"".join(data))
+        future = _RandomFuture(job, b"[" * open_before + data + b"]" * open_after)
         self._pending.append(future)
         while self._pending and self._rng.random() < 0.5:
             self.run_one()

@@ -215,7 +215,7 @@ async def test_the_image_serves_and_changes_no_file(image: Built) -> None:
             url = (await process.wait_for_output(r"listening on (\S+)"))[1]
             async with connect(url) as client:
                 target = "/v2/models/identity_fp32/infer"
-                for count in (1, 200_000):  # of which the latter is worth the offload process
+                for count in (1, 200_000):  # of which the latter is worth other threads
                     reply = await client.call("POST", target, infer_body(count))
                     assert reply.json["outputs"][0]["data"] == [0.5] * count
             assert await health(image, url) == 0

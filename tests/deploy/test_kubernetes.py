@@ -32,7 +32,7 @@ every_file = pytest.mark.parametrize(
 )
 OLDEST = "1.30"
 OF_ITS_OWN = 256 * 2**20
-"""Bytes that gateway and offload process take beyond `limits.max_buffered_bytes`, and some more."""
+"""Bytes that the gateway takes beyond `limits.max_buffered_bytes`, and some more."""
 
 
 # What Kubernetes says

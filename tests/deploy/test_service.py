@@ -66,7 +66,7 @@ async def test_a_reload_does_not_end_the_service(tmp_path: Path) -> None:
 def test_running_calls_may_finish() -> None:
     drain_timeout = Settings.model_fields["limits"].get_default().drain_timeout
     assert int(UNIT.value("Service", "TimeoutStopSec")) >= drain_timeout + LAST_MOMENT
-    # Else the offload process would be told to end too.
+    # Else the workers would be told to end too.
     assert UNIT.value("Service", "KillMode") == "mixed"
 
 

@@ -22,7 +22,7 @@ DELAY, LONG_DELAY = 0.003, 0.16
 SLOW_CALLS = 20
 """Each call of so many to the model ``mixed`` is a slow one."""
 LARGE = 200_000
-"""Elements of a body that is worth the offload process."""
+"""Elements of a body that is worth other threads."""
 
 _SMALL_RESPONSE = binary_response(np.full(4, 0.5, "<f4").tobytes())
 _LARGE_RESPONSE = binary_response(np.full(LARGE, 0.5, "<f4").tobytes())

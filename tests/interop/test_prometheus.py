@@ -47,7 +47,7 @@ def settings(admin: str, folder: Path, first: str, second: str, more: str = "") 
 listen: {HOST}:0
 admin: {admin}
 workers: 2
-offload: always
+offload: 1
 watch: false
 log: {{access: {{path: {folder / "access.log"}}}}}
 upstreams:

@@ -89,7 +89,7 @@ async def running_gateway(script: Script, folder: Path) -> AsyncIterator[ProbedG
     async with ScriptedServer(script) as server:
         file = folder / "gateway.yaml"
         file.write_text(
-            f"listen: {HOST}:0\nadmin: {HOST}:{admin}\noffload: never\nlog: {{access: false}}\n"
+            f"listen: {HOST}:0\nadmin: {HOST}:{admin}\noffload: 0\nlog: {{access: false}}\n"
             f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
             f"limits: {{max_buffered_bytes: {BUFFERED}, max_buffered_body_bytes: {BUFFERED}}}\n"
         )

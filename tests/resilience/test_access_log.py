@@ -121,7 +121,7 @@ async def _gateway(
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(ScriptedServer())
         file.write_text(
-            f"listen: {address}\nadmin: {admin}\nworkers: {workers}\noffload: never\n"
+            f"listen: {address}\nadmin: {admin}\nworkers: {workers}\noffload: 0\n"
             f"log: {{access: {{format: {_FORMAT}{where}}}}}\n"
             f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
         )

@@ -65,7 +65,7 @@ async def _site(folder: Path, more: str = "", upstream: str = "") -> AsyncIterat
     admin, file, log = free_address(), folder / "gateway.yaml", folder / "access.log"
     async with fleet(1) as (server,):
         file.write_text(
-            f"listen: {HOST}:0\nadmin: {admin}\noffload: never\nlog: {{access: {{path: {log}}}}}\n"
+            f"listen: {HOST}:0\nadmin: {admin}\noffload: 0\nlog: {{access: {{path: {log}}}}}\n"
             f"upstreams: {{triton: {{endpoints: [{server.url}], dialect: triton, {upstream}}}}}\n"
             f"{more}\n"
         )

@@ -152,7 +152,7 @@ async def _site(folder: Path, upstreams: str, access: str) -> AsyncIterator[_Sit
     admin, log, file = free_address(), folder / "access.log", folder / "gateway.yaml"
     async with fleet(2) as (good, bad):
         file.write_text(
-            f"listen: {HOST}:0\nadmin: {admin}\noffload: never\nlimits: {{idle_timeout: 1s}}\n"
+            f"listen: {HOST}:0\nadmin: {admin}\noffload: 0\nlimits: {{idle_timeout: 1s}}\n"
             f"log: {{access: {{path: {log}, {access}}}}}\n"
             + upstreams.format(good=good.url, bad=bad.url)
         )

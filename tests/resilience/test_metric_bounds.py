@@ -48,7 +48,7 @@ async def _gateway(folder: Path) -> AsyncIterator[ProbedGateway]:
     admin, file = free_address(), folder / "gateway.yaml"
     async with ScriptedServer(_models) as server:
         file.write_text(
-            f"listen: {HOST}:0\nadmin: {admin}\noffload: never\n"
+            f"listen: {HOST}:0\nadmin: {admin}\noffload: 0\n"
             f"log: {{access: {{path: {folder / 'access.log'}}}}}\n"
             f"upstreams: {{one: {{endpoints: [{server.url}], dialect: triton}}}}\n"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gateway.build_info import NATIVE
 from gateway.settings.schema import Settings
 
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -16,11 +17,18 @@ def worker_count(settings: Settings) -> int:
     return usable_cores() if settings.workers == "auto" else settings.workers
 
 
-def uses_offload(settings: Settings) -> bool:
-    """Tell whether a worker has an offload process: with ``auto``, if a core is left for it."""
+_MAX_AUTO_THREADS = 4
+"""More threads wait for the one that reads and writes: two thirds of the time are conversion."""
+
+
+def offload_threads(settings: Settings) -> int:
+    """Return how many threads of a worker convert: with ``auto``, its share of the spare cores."""
+    if not NATIVE:
+        return 0
     if settings.offload != "auto":
-        return settings.offload == "always"
-    return settings.workers != "auto" and usable_cores() > settings.workers
+        return settings.offload
+    workers = worker_count(settings)
+    return max(0, min((usable_cores() - workers) // workers, _MAX_AUTO_THREADS))
 
 
 def share_per_worker(number: int, workers: int) -> int:

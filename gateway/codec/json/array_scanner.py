@@ -70,10 +70,11 @@ class ElementRun:
     @property
     def pieces(self) -> tuple[bytes, memoryview, bytes]:
         """Return the parts of the run as a JSON array, to be joined."""
-        return b"[" * self.depth_before, self._view, b"]" * self.depth_after
+        return b"[" * self.depth_before, self.view, b"]" * self.depth_after
 
     @property
-    def _view(self) -> memoryview:
+    def view(self) -> memoryview:
+        """Return the text of the run, not copied."""
         return memoryview(self.window)[: self.size]
 
     @property
@@ -82,8 +83,8 @@ class ElementRun:
 
         Such a run, balanced, would look like a valid array.
         """
-        begins = not self.first and _first_byte(self._view) in (b"", b"]")
-        return begins or (self.depth_after > 0 and _last_byte(self._view) in (b"", b"["))
+        begins = not self.first and _first_byte(self.view) in (b"", b"]")
+        return begins or (self.depth_after > 0 and _last_byte(self.view) in (b"", b"["))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,10 @@ It gives up on what it is not sure of: callers then go the pure way, which words
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from gateway.codec.native import _native
 
 
 class _DecodeNumbers(Protocol):
@@ -19,12 +22,20 @@ class _DecodeNumbers(Protocol):
     ) -> bytes | None: ...
 
 
+class _EncodeNumbers(Protocol):
+    def __call__(
+        self, data: bytes | memoryview, datatype: int, nonfinite: int = 0, /
+    ) -> bytes | None: ...
+
+
 decode_numbers: _DecodeNumbers | None
+encode_numbers: _EncodeNumbers | None
+ThreadPool: type[_native.ThreadPool] | None
 try:
-    from gateway.codec.native._native import DATATYPES, decode_numbers
+    from gateway.codec.native._native import DATATYPES, ThreadPool, decode_numbers, encode_numbers
 except ImportError:
     DATATYPES = ()
-    decode_numbers = None
+    decode_numbers = encode_numbers = ThreadPool = None
 
 DATATYPE_CODES = {name: code for code, name in enumerate(DATATYPES)}
 """The code of each datatype that the module knows, by name."""

@@ -4,11 +4,13 @@
  * Each conversion is a plain C function, which allocates nothing and knows nothing of Python.
  * Here, arguments become pointers and sizes, and the interpreter's lock is released meanwhile.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "python.h"
+
+#include <stdbool.h>
 
 #include "datatypes.h"
 #include "decode_numbers.h"
+#include "encode_numbers.h"
 
 const char *const DATATYPE_NAMES[DATATYPE_COUNT] = {
     [BOOL] = "BOOL",     [UINT8] = "UINT8", [UINT16] = "UINT16", [UINT32] = "UINT32",
@@ -22,38 +24,44 @@ const unsigned char ELEMENT_SIZES[DATATYPE_COUNT] = {
     [INT32] = 4, [INT64] = 8, [FP16] = 2, [FP32] = 4, [FP64] = 8, [BF16] = 2,
 };
 
-enum { MIN_UNLOCKED = 4096 /* bytes: less is converted sooner than the lock changes hands */ };
-
-/* Run a statement; without the interpreter's lock if it has much to do. */
-#define RUN_UNLOCKED(size, statement)            \
-    do {                                         \
-        PyThreadState *thread = NULL;            \
-        if ((size) >= MIN_UNLOCKED)              \
-            thread = PyEval_SaveThread();        \
-        statement;                               \
-        if (thread != NULL)                      \
-            PyEval_RestoreThread(thread);        \
-    } while (0)
-
 /* Tell whether a code is that of a datatype; sets ValueError if not. */
-static int
+static bool
 is_datatype(int code)
 {
     if (code >= 0 && code < DATATYPE_COUNT)
-        return 1;
+        return true;
     PyErr_Format(PyExc_ValueError, "there is no datatype %d", code);
-    return 0;
+    return false;
 }
 
-/* Return a new bytes object cut to its size, or None if that is below 0; NULL is an error. */
+/* Return bytes for so many parts of the same size, and some more. */
 static PyObject *
-resized_or_none(PyObject *bytes, Py_ssize_t size)
+new_bytes(size_t count, size_t size, size_t more)
 {
-    if (size >= 0)
-        _PyBytes_Resize(&bytes, size); /* sets the error if it fails */
-    else
-        Py_SETREF(bytes, Py_NewRef(Py_None));
-    return bytes;
+    if (count > (PY_SSIZE_T_MAX - more) / size)
+        return PyErr_NoMemory();
+    return PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * size + more));
+}
+
+PyObject *
+new_elements(const Py_buffer *text, int datatype)
+{
+    if (!is_datatype(datatype))
+        return NULL;
+    return new_bytes(most_elements((size_t)text->len), ELEMENT_SIZES[datatype], 0);
+}
+
+PyObject *
+new_text(const Py_buffer *data, int datatype, int nonfinite)
+{
+    if (!is_datatype(datatype))
+        return NULL;
+    if (nonfinite < NONFINITE_ERROR || nonfinite > NONFINITE_STRING)
+        return PyErr_Format(PyExc_ValueError, "there is no way %d to write a NaN", nonfinite);
+    size_t size = ELEMENT_SIZES[datatype], count = (size_t)data->len / size;
+    if ((size_t)data->len % size != 0)
+        return PyErr_Format(PyExc_ValueError, "the data end inside an element");
+    return new_bytes(count, most_text((enum datatype)datatype), ENCODE_SLACK);
 }
 
 PyDoc_STRVAR(decode_numbers_doc,
@@ -71,10 +79,7 @@ decode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
     int datatype, open_before = 0, open_after = 0;
     if (!PyArg_ParseTuple(arguments, "y*i|ii", &text, &datatype, &open_before, &open_after))
         return NULL;
-    PyObject *elements = NULL;
-    if (is_datatype(datatype))
-        elements = PyBytes_FromStringAndSize(
-            NULL, (Py_ssize_t)most_elements((size_t)text.len) * ELEMENT_SIZES[datatype]);
+    PyObject *elements = new_elements(&text, datatype);
     if (elements != NULL) {
         char *to = PyBytes_AS_STRING(elements);
         Py_ssize_t count;
@@ -88,8 +93,39 @@ decode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
     return elements;
 }
 
+PyDoc_STRVAR(encode_numbers_doc,
+"encode_numbers(data, datatype, nonfinite=0, /) -> bytes | None\n\n"
+"Return the text of binary elements as JSON, with commas between them but no brackets.\n\n"
+"NaN and infinities become null if nonfinite is 1, NaN, Infinity and -Infinity if it is 2, and\n"
+"these in quotes if it is 3.\n"
+"Returns None if it is 0 and there are any, or for a BOOL other than 0 and 1.\n"
+"Raises ValueError if the data end inside an element, and for an unknown datatype or nonfinite.");
+
+static PyObject *
+encode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Py_buffer data;
+    int datatype, nonfinite = NONFINITE_ERROR;
+    if (!PyArg_ParseTuple(arguments, "y*i|i", &data, &datatype, &nonfinite))
+        return NULL;
+    PyObject *text = new_text(&data, datatype, nonfinite);
+    if (text != NULL) {
+        size_t count = (size_t)data.len / ELEMENT_SIZES[datatype];
+        char *to = PyBytes_AS_STRING(text);
+        Py_ssize_t size;
+        RUN_UNLOCKED(
+            data.len,
+            size = encode_numbers(
+                data.buf, count, (enum datatype)datatype, (enum nonfinite)nonfinite, to));
+        text = resized_or_none(text, size);
+    }
+    PyBuffer_Release(&data);
+    return text;
+}
+
 static PyMethodDef methods[] = {
     {"decode_numbers", decode_numbers_in_python, METH_VARARGS, decode_numbers_doc},
+    {"encode_numbers", encode_numbers_in_python, METH_VARARGS, encode_numbers_doc},
     {NULL, NULL, 0, NULL},
 };
 
@@ -114,6 +150,7 @@ add_datatypes(PyObject *module)
 
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, add_datatypes},
+    {Py_mod_exec, add_thread_pool},
     {0, NULL},
 };
 

@@ -280,7 +280,7 @@ class JsonMessageReader(ABC):
     def _offload(self, job: ConversionJob, run: ElementRun) -> OffloadFuture | None:
         if self._offloader is None or run.lacks_element:
             return None
-        return self._offloader.submit(job, *run.pieces)
+        return self._offloader.submit(job, run.view, run.depth_before, run.depth_after)
 
     def _collect_offloaded(self) -> None:
         """Collect offloaded results in order."""

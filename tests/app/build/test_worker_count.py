@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from gateway.app.build.worker_count import (
+    offload_threads,
     share_per_worker,
     usable_cores,
-    uses_offload,
     worker_count,
 )
 from gateway.settings.schema import Settings
@@ -27,20 +27,33 @@ def test_worker_count_is_the_setting_or_the_cores(workers: int | str, count: int
     assert worker_count(_settings(workers=workers)) == count
 
 
-@pytest.mark.usefixtures("four_cores")
 @pytest.mark.parametrize(
-    ("workers", "offload", "used"),
+    ("cores", "workers", "offload", "threads"),
     [
-        (1, "auto", True),
-        (3, "auto", True),
-        (4, "auto", False),
-        ("auto", "auto", False),
-        ("auto", "always", True),
-        (1, "never", False),
+        (1, 1, "auto", 0),
+        (2, 1, "auto", 1),
+        (4, 1, "auto", 3),
+        (64, 1, "auto", 4),
+        (4, 2, "auto", 1),
+        (4, 3, "auto", 0),
+        (4, 5, "auto", 0),
+        (4, "auto", "auto", 0),
+        (4, "auto", 2, 2),
+        (1, 1, 64, 64),
+        (64, 1, 0, 0),
     ],
 )
-def test_offload_is_used_if_cores_are_left(workers: int | str, offload: str, used: bool) -> None:
-    assert uses_offload(_settings(workers=workers, offload=offload)) is used
+def test_threads_are_a_worker_s_share_of_spare_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, workers: int | str, offload: object, threads: int
+) -> None:
+    monkeypatch.setattr("gateway.app.build.worker_count.usable_cores", lambda: cores)
+    monkeypatch.setattr("gateway.app.build.worker_count.NATIVE", True)
+    assert offload_threads(_settings(workers=workers, offload=offload)) == threads
+
+
+def test_there_are_no_threads_without_the_c_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.app.build.worker_count.NATIVE", False)
+    assert offload_threads(_settings(offload=4)) == 0
 
 
 @pytest.mark.usefixtures("four_cores")

@@ -38,7 +38,7 @@ async def _client(url: str, **tls: object) -> AsyncIterator[RawClient]:
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "offload": "never",
+            "offload": 0,
             "upstreams": {"u": upstream},
             "limits": LIMITS,
         }

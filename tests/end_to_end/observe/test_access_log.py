@@ -74,7 +74,7 @@ async def _gateway(
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "offload": "never",
+            "offload": 0,
             "upstreams": {"servers": servers, **(upstreams or {})},
             "routes": [{"upstream": "servers", **(route or {})}],
             "log": {"access": {"path": str(log)}},

@@ -94,7 +94,7 @@ async def _gateway(log: Path, *urls: str, **settings: Any) -> AsyncIterator[_See
     validated = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "offload": "never",
+            "offload": 0,
             "upstreams": {
                 "u": {
                     "endpoints": list(urls),

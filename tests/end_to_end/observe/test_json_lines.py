@@ -51,7 +51,7 @@ async def _line(
         validated = Settings.model_validate(
             {
                 "listen": "127.0.0.1:0",
-                "offload": "never",
+                "offload": 0,
                 "upstreams": {"servers": {"endpoints": [server.url], "dialect": "triton"}},
                 "routes": [{"upstream": "servers", **(route or {})}],
                 "log": {"access": {"path": str(log), "format": "json"}},

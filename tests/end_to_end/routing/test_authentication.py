@@ -67,7 +67,7 @@ async def _gateway(
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "offload": "never",
+            "offload": 0,
             "log": {"access": {"path": str(folder / "access.log")}},
             "upstreams": {"servers": {"endpoints": [server.url], "dialect": "triton"}},
             "api_keys": keys,

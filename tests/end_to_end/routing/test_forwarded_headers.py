@@ -68,7 +68,7 @@ async def _gateway(
     made = Settings.model_validate(
         {
             "listen": listen,
-            "offload": "never",
+            "offload": 0,
             "upstreams": {"servers": {"endpoints": [server], "dialect": "triton"}},
             "limits": LIMITS,
             **settings,

@@ -32,7 +32,7 @@ def _settings(listen: str, server: str, **more: Any) -> Settings:
     return Settings.model_validate(
         {
             "listen": listen,
-            "offload": "never",
+            "offload": 0,
             "upstreams": {"servers": {"endpoints": [f"http://{server}"], "dialect": "triton"}},
             "limits": LIMITS,
             **more,

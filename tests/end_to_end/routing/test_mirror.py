@@ -91,7 +91,7 @@ async def mirrored(
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "offload": "never",
+            "offload": 0,
             "upstreams": {
                 "server": {"endpoints": [server], "dialect": "triton"},
                 "shadow": {"endpoints": [shadow or NOWHERE], "dialect": "triton"},

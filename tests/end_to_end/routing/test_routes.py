@@ -75,7 +75,7 @@ async def _gateway(
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "offload": "never",
+            "offload": 0,
             "upstreams": {
                 name: {"endpoints": [server.url], "dialect": "triton"}
                 for name, server in servers.items()

@@ -42,7 +42,7 @@ async def gateway_to(
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
-            "offload": "never",
+            "offload": 0,
             "upstreams": {
                 name: {"endpoints": list(urls), "dialect": "triton"}
                 for name, urls in upstreams.items()

@@ -1,0 +1,147 @@
+"""Has threads convert parts of large tensors; they run C code without the interpreter's lock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from gateway.codec.native import DATATYPE_CODES, ThreadPool
+from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
+
+if TYPE_CHECKING:
+    from gateway.codec.native import _native
+
+_MIN_JOB_SIZE = 16 * 1024
+"""Bytes that are worth another thread, which takes up to 0.05 ms to wake up."""
+_MAX_JOB_SIZE = 512 * 1024
+"""Bytes of the largest job: others must not wait for long."""
+_QUEUED_PER_THREAD = 2
+"""Jobs that wait for a thread: the caller converts more itself."""
+_READ_SIZE = 4096
+_POLL_INTERVAL = 0.001
+"""Seconds between looks at a conversion that goes on after ``close``."""
+
+_log = logging.getLogger("tensorgate.offload")
+
+
+class OffloadThreads(Offloader):
+    """Has ``count`` threads convert; they start with the first job.
+
+    ``submit`` returns None if the threads are busy. ``on_job`` is called for each job that is large
+    enough: whether a thread gets it. Waiting calls do what no thread has begun.
+    """
+
+    def __init__(self, count: int, on_job: Callable[[bool], None] = lambda _: None) -> None:
+        self.count = count
+        self._on_job = on_job
+        self._loop = asyncio.get_running_loop()
+        self._pool: _native.ThreadPool | None = None
+        self._notified = -1
+        self._waiters: dict[_native.Conversion, asyncio.Future[None]] = {}
+        self._is_closed = False
+
+    def submit(
+        self,
+        job: ConversionJob,
+        data: bytes | memoryview,
+        open_before: int = 0,
+        open_after: int = 0,
+    ) -> OffloadFuture | None:
+        """Submit a job; None if it is done sooner in this thread."""
+        if not _MIN_JOB_SIZE <= len(data) <= _MAX_JOB_SIZE:
+            return None
+        pool = self._pool or self._start()
+        if pool is None:
+            return None
+        is_busy = pool.queued >= _QUEUED_PER_THREAD * self.count
+        self._on_job(not is_busy)
+        if is_busy:
+            return None
+        code = DATATYPE_CODES[job.datatype.name]
+        if job.to_json:
+            return _OffloadedJob(self, pool.encode_numbers(data, code))
+        return _OffloadedJob(self, pool.decode_numbers(data, code, open_before, open_after))
+
+    def close(self) -> None:
+        """End the threads; they finish what they are doing."""
+        self._is_closed = True
+        if self._pool is not None:
+            self._loop.remove_reader(self._notified)
+            os.close(self._notified)
+            self._pool = None
+            self._wake(list(self._waiters.values()))
+
+    async def wait_for(self, conversion: _native.Conversion) -> None:
+        """Wait for a conversion, and do others meanwhile."""
+        while not conversion.done:
+            if self._pool is not None and self._pool.run_newest():
+                await asyncio.sleep(0)
+            elif self._pool is None:
+                await asyncio.sleep(_POLL_INTERVAL)
+            elif conversion.notify():
+                waiter = self._waiters[conversion] = self._loop.create_future()
+                try:
+                    await waiter
+                finally:
+                    del self._waiters[conversion]
+
+    def _start(self) -> _native.ThreadPool | None:
+        if self._is_closed or ThreadPool is None:
+            return None
+        ours, theirs = os.pipe()
+        os.set_blocking(ours, False)
+        os.set_blocking(theirs, False)
+        try:
+            self._pool = ThreadPool(self.count, theirs)
+        except OSError as error:
+            _log.warning("no threads for large tensors: %s", error)
+            self._is_closed = True
+            os.close(ours)
+            return None
+        finally:
+            os.close(theirs)
+        self._notified = ours
+        self._loop.add_reader(ours, self._on_done)
+        return self._pool
+
+    def _on_done(self) -> None:
+        """Wake the calls whose conversions are done."""
+        with suppress(BlockingIOError):
+            os.read(self._notified, _READ_SIZE)
+        self._wake([waiter for each, waiter in self._waiters.items() if each.done])
+
+    def _wake(self, waiters: list[asyncio.Future[None]]) -> None:
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class _OffloadedJob(OffloadFuture):
+    """A job that waits for a thread, is in progress, or is done."""
+
+    def __init__(self, threads: OffloadThreads, conversion: _native.Conversion) -> None:
+        self._threads = threads
+        self._conversion: _native.Conversion | None = conversion
+        self._result: bytes | None = None
+
+    @property
+    def done(self) -> bool:
+        """Tell whether the result is known."""
+        return self._conversion is None or self._conversion.done
+
+    @property
+    def result(self) -> bytes | None:
+        """Return the converted data; see OffloadFuture."""
+        if self._conversion is not None and self._conversion.done:
+            self._result = self._conversion.take_result()
+            self._conversion = None
+        return self._result
+
+    async def wait(self) -> None:
+        """Wait until it is done."""
+        if self._conversion is not None:
+            await self._threads.wait_for(self._conversion)

@@ -1,0 +1,306 @@
+"""Real threads convert: exactly, whatever becomes of the calls and of the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gateway.build_info import NATIVE
+from gateway.codec.elements.run_job import run_job
+from gateway.codec.offload_interface import ConversionJob, OffloadFuture
+from gateway.offload import threads as threads_module
+from gateway.offload.threads import OffloadThreads
+from gateway.protocol.datatypes import DATATYPES
+from tests.support.gateway import gateway_client, no_leaks, until
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+if not NATIVE:
+    pytest.skip("the C module is not compiled", allow_module_level=True)
+
+TO_JSON = ConversionJob(True, DATATYPES["FP32"])
+TO_BINARY = ConversionJob(False, DATATYPES["FP32"])
+DATA = np.random.default_rng(0).normal(size=10_000).astype(np.float32).tobytes()
+TEXT = b"[" + bytes(run_job(TO_JSON, DATA) or b"") + b"]"
+LARGE = np.random.default_rng(1).normal(size=4_000_000).tobytes()
+"""A thread takes some 80 ms for it."""
+LARGE_JOB = ConversionJob(True, DATATYPES["FP64"])
+
+
+def _threads() -> set[Path]:
+    """Return the threads of pools in this process."""
+    found = set()
+    for entry in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            if (entry / "comm").read_text() == "offload\n":
+                found.add(entry)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def thread_check() -> Iterator[None]:
+    """Check that no thread of a pool is left, once a test has dropped its futures."""
+    assert _threads() == set()
+    yield
+    gc.collect()
+    assert _threads() == set()
+
+
+@asynccontextmanager
+async def _offload(count: int = 1) -> AsyncIterator[OffloadThreads]:
+    async with no_leaks():
+        offload = OffloadThreads(count)
+        try:
+            yield offload
+        finally:
+            offload.close()
+
+
+async def _submit(
+    offload: OffloadThreads, job: ConversionJob = TO_JSON, data: bytes = DATA
+) -> OffloadFuture:
+    """Submit a job as soon as a thread takes it."""
+    futures: list[OffloadFuture] = []
+
+    def submit() -> bool:
+        future = offload.submit(job, data)
+        futures.extend([future] if future is not None else [])
+        return bool(futures)
+
+    await until(submit, 30)
+    return futures[0]
+
+
+async def _result(future: OffloadFuture) -> bytes | None:
+    """Return the result without ``wait``, so that only the threads work on it."""
+    await until(lambda: future.done, 30)
+    return future.result
+
+
+async def _keep_busy(offload: OffloadThreads, monkeypatch: pytest.MonkeyPatch) -> OffloadFuture:
+    """Give the only thread something to do for a while."""
+    monkeypatch.setattr(threads_module, "_MAX_JOB_SIZE", len(LARGE))
+    future = offload.submit(LARGE_JOB, LARGE)
+    assert future is not None
+    assert offload._pool is not None
+    await until(lambda: offload._pool is not None and offload._pool.queued == 0)
+    return future
+
+
+async def test_threads_start_with_the_first_job() -> None:
+    async with _offload(2) as offload:
+        assert offload.submit(TO_JSON, b"") is None
+        assert _threads() == set()
+        assert await _result(await _submit(offload)) == TEXT[1:-1]
+        assert len(_threads()) == 2
+
+
+async def test_threads_convert_in_both_directions() -> None:
+    async with _offload() as offload:
+        assert await _result(await _submit(offload, TO_BINARY, TEXT)) == DATA
+        assert await _result(await _submit(offload, TO_JSON, DATA)) == TEXT[1:-1]
+        assert await _result(await _submit(offload, TO_BINARY, b"[1," * 9000)) is None
+
+
+async def test_result_stays() -> None:
+    async with _offload() as offload:
+        future = await _submit(offload)
+        await future.wait()
+        assert future.done
+        assert future.result == future.result == TEXT[1:-1]
+        await future.wait()
+
+
+async def test_text_may_lack_its_brackets() -> None:
+    async with _offload() as offload:
+        future = offload.submit(TO_BINARY, memoryview(TEXT)[1:-1], 1, 1)
+        assert future is not None
+        assert await _result(future) == DATA
+
+
+@pytest.mark.parametrize("size", [0, 64, 16 * 1024 - 4, 512 * 1024 + 4])
+async def test_small_and_large_jobs_are_not_offloaded(size: int) -> None:
+    async with _offload() as offload:
+        assert offload.submit(TO_JSON, bytes(size)) is None
+
+
+async def test_threads_have_a_limited_number_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    async with _offload() as offload:
+        offload._on_job = seen.append
+        busy = await _keep_busy(offload, monkeypatch)
+        futures = [offload.submit(TO_JSON, DATA) for _ in range(4)]
+        assert [future is not None for future in futures] == [True, True, False, False]
+        assert seen == [True, True, True, False, False]
+        assert [await _result(future) for future in futures if future] == [TEXT[1:-1]] * 2
+        await busy.wait()
+
+
+async def test_waiting_call_does_what_no_thread_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _offload() as offload:
+        busy = await _keep_busy(offload, monkeypatch)
+        first, second = await _submit(offload), await _submit(offload, TO_BINARY, TEXT)
+        await first.wait()
+        assert (first.result, second.result, busy.done) == (TEXT[1:-1], DATA, False)
+        await busy.wait()
+        assert busy.result is not None
+
+
+async def test_other_tasks_run_between_jobs_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _offload() as offload:
+        busy = await _keep_busy(offload, monkeypatch)
+        futures = [await _submit(offload), await _submit(offload)]
+        counts = []
+        waiting = asyncio.create_task(futures[0].wait())
+        while not waiting.done():
+            await asyncio.sleep(0)
+            counts.append(sum(future.done for future in futures))
+        assert {1, 2} <= set(counts)
+        await busy.wait()
+
+
+async def test_many_calls_may_wait() -> None:
+    async with _offload(3) as offload:
+
+        async def convert(job: ConversionJob, data: bytes) -> bytes | None:
+            future = await _submit(offload, job, data)
+            await future.wait()
+            return future.result
+
+        async with asyncio.timeout(30):
+            jobs = [(TO_JSON, DATA), (TO_BINARY, TEXT), (TO_BINARY, b"[1," * 9000)] * 50
+            results = await asyncio.gather(*(convert(*job) for job in jobs))
+        assert results == [TEXT[1:-1], DATA, None] * 50
+
+
+async def test_wait_may_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _offload() as offload:
+        busy = await _keep_busy(offload, monkeypatch)
+        waiting = asyncio.create_task(busy.wait())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not busy.done
+        assert offload._waiters == {}
+        await busy.wait()
+
+
+async def test_dropped_jobs_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has begun is waited for; one that waits is forgotten."""
+    async with _offload() as offload:
+        busy = await _keep_busy(offload, monkeypatch)
+        data = bytearray(DATA)
+        waiting = offload.submit(TO_JSON, data)  # type: ignore[arg-type]
+        assert offload._pool is not None
+        assert offload._pool.queued == 1
+        del waiting
+        assert offload._pool.queued == 0
+        data.clear()  # this takes that no buffer of it is in use
+        del busy
+        assert await _result(await _submit(offload)) == TEXT[1:-1]
+
+
+async def test_jobs_end_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _offload() as offload:
+        busy = await _keep_busy(offload, monkeypatch)
+        queued = await _submit(offload)
+        waiting = asyncio.create_task(busy.wait())
+        await asyncio.sleep(0.01)
+        offload.close()
+        assert offload.submit(TO_JSON, DATA) is None
+        async with asyncio.timeout(30):
+            await asyncio.gather(waiting, queued.wait())
+        assert (busy.result is not None, queued.result) == (True, TEXT[1:-1])
+
+
+async def test_without_a_thread_nothing_is_offloaded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(threads: int, notified: int) -> None:
+        raise OSError("no more threads")
+
+    monkeypatch.setattr(threads_module, "ThreadPool", fail)
+    async with _offload() as offload:
+        assert [offload.submit(TO_JSON, DATA) for _ in range(2)] == [None, None]
+    assert caplog.text.count("no threads for large tensors: no more threads") == 1
+
+
+async def test_threads_leave_signals_to_python() -> None:
+    async with _offload() as offload:
+        await _result(await _submit(offload))
+        (status,) = [(thread / "status").read_text() for thread in _threads()]
+    blocked = int(status.partition("SigBlk:")[2].split()[0], 16)
+    assert blocked & 1 << 14  # SIGTERM is number 15
+
+
+COUNT = 300_000
+VALUES = np.random.default_rng(1).normal(size=COUNT).astype(np.float32)
+
+
+def _request(numbers: bytes) -> bytes:
+    fields = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%d],"data":[%b]}]}'
+    body = fields % (COUNT, numbers)
+    head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+async def _echo(connection: Connection) -> None:
+    """Respond to each request with its tensor."""
+    while True:
+        received = await connection.request()
+        size = int(received.head.get("Inference-Header-Content-Length") or 0)
+        tensor = received.body[size:]
+        shown = {"name": "y", "datatype": "FP32", "shape": [COUNT]}
+        sized = shown | {"parameters": {"binary_data_size": len(tensor)}}
+        header = json.dumps({"model_name": "m", "outputs": [sized]}).encode()
+        length = {"Inference-Header-Content-Length": str(len(header))}
+        await connection.send(http_response(header + tensor, length))
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+async def test_large_bodies_are_converted_exactly(threads: int) -> None:
+    numbers = bytes(run_job(TO_JSON, VALUES.tobytes()) or b"")
+    async with (
+        ScriptedServer(_echo) as server,
+        gateway_client(server.url, offload=threads) as client,
+    ):
+        for _ in range(3):
+            async with asyncio.timeout(30):
+                client.send_nowait(_request(numbers))
+                reply = await client.read_response()
+            assert reply.status == 200
+            data = json.loads(reply.body)["outputs"][0]["data"]
+            assert np.array_equal(np.array(data, np.float32), VALUES)
+        assert len(_threads()) == threads
+
+
+async def test_invalid_element_is_named() -> None:
+    numbers = (bytes(run_job(TO_JSON, VALUES.tobytes()) or b"")).split(b",")
+    numbers[200_000] = b"true"
+    async with (
+        ScriptedServer(_echo) as server,
+        gateway_client(server.url, offload=2) as client,
+    ):
+        for _ in range(4):
+            client.send_nowait(_request(b",".join(numbers)))
+            reply = await client.read_response()
+            assert reply.status == 400
+            assert "element 200000" in reply.error
+        assert server.requests == []
+
+
+async def test_calls_that_are_cut_off_leave_no_job() -> None:
+    request = _request(bytes(run_job(TO_JSON, VALUES.tobytes()) or b""))
+    async with ScriptedServer(_echo) as server:
+        for part in (0.3, 0.6, 0.9, 1.0):
+            async with no_leaks(), gateway_client(server.url, offload=2) as client:
+                client.send_nowait(request[: int(len(request) * part)])
+                await asyncio.sleep(0.005)
