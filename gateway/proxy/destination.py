@@ -119,7 +119,7 @@ class Destination:
     policies: JsonPolicies
     limits: Limits
     offloader: Offloader | None = None
-    """Converts numbers on another core, if there is one."""
+    """Converts numbers on other cores, if there are any."""
     scheduler: ConversionScheduler = field(default_factory=ConversionScheduler)
     memory_budget: MemoryBudget = field(default_factory=lambda: MemoryBudget(_UNBOUNDED))
     retry_policy: RetryPolicy = SAFE_RETRIES_ONLY

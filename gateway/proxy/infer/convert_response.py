@@ -266,7 +266,7 @@ async def _write_text(
     chunks: Chunks,
     reservation: Reservation,
 ) -> Chunks:
-    """Yield the text of a response; it may be partly written by the offload process.
+    """Yield the text of a response; parts may be written by threads.
 
     Time slices are taken by the bytes converted, not by the text: buffered rows give no text for a
     long time, and a server's data may all be there without a pause.
