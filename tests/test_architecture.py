@@ -90,9 +90,9 @@ CODEC: Rooms = {
     "v1": _imports("v2 elements native json offload_interface policies"),
     "v2": _imports("elements native json offload_interface policies"),
     "elements": _imports("json native offload_interface policies"),
-    "native": _imports(""),
     "decompress": _imports(""),
-    "json": _imports(""),
+    "json": _imports("native"),
+    "native": _imports(""),
     "offload_interface": _imports(""),
     "policies": _imports(""),
 }

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gateway.codec.json.number_scan import scan_numbers
 from gateway.codec.json.structure_scan import StringScan, scan_strings
-from gateway.codec.json.text_search import end_of_numbers
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
@@ -28,10 +28,6 @@ _FIRST_WINDOWS = (2 * 1024, 8 * 1024)
 """Bytes of strings scanned before a whole window: most arrays are short."""
 
 _PEEK_BYTES = 16
-
-_MAX_SINGLE_FINDS = 6
-"""Up to this count, ``find`` is faster than numpy: brackets at both ends of an array, for example.
-"""
 
 _QUOTED_SUFFIX = 64
 """Bytes behind an invalid character that stay in the run, so that errors can quote them."""
@@ -235,31 +231,28 @@ class ArrayScanner:
     def _number_run(self, buffer: bytes, start: int, end: int, last: bool) -> _Step | None:
         size = end - start
         full = size == self._window
-        stop = end_of_numbers(buffer, start + self._searched, end) - start
-        stopped = stop < size
+        scan = scan_numbers(buffer, start + self._searched, end)
+        stopped = self._searched + scan[0] < size
         if not stopped and not full:
             self._searched = size
             return None
+        if self._searched:
+            scan = scan_numbers(buffer, start, end)
+        stop, close, opened, closed, cut, opened_before_cut, closed_before_cut = scan
         window = buffer[start : min(start + stop + _QUOTED_SUFFIX, end)]
-        close = window.rfind(b"]", 0, stop) + 1
         is_end = close > 0 and window[close:stop].strip(_SPACE) in (b"", b",")
-        if is_end and self._depth_at(close, window, may_close=True) == 0:
+        if is_end and self._depth_behind(opened, closed, window, close) == 0:
             return self._run(window, close, 0, close)
         if stopped:
             return self._invalid_run(window, stop, full or last)
-        cut = window.rfind(b",")
-        depth = self._depth_at(cut if cut >= 0 else len(window), window, may_close=close > 0)
         if cut < 0:
+            self._check_depth(self._depth + max_depth(window))
             raise self._no_comma_error()
+        depth = self._depth_behind(opened_before_cut, closed_before_cut, window, cut)
         return self._run(window, cut, depth, cut + 1)
 
-    def _depth_at(self, end: int, window: bytes, may_close: bool) -> int:
-        """Return the depth at ``end`` in text of numbers; checks the nesting before it.
-
-        ``may_close``: whether the text may contain closing brackets.
-        """
-        opened = _count(b"[", window, end)
-        closed = _count(b"]", window, end) if may_close else 0
+    def _depth_behind(self, opened: int, closed: int, window: bytes, end: int) -> int:
+        """Return the depth behind so many brackets; checks the nesting up to ``end``."""
         if self._depth + opened > self._depth_cap:
             self._check_depth(self._depth + max_depth(window[:end]))
         return self._depth + opened - closed
@@ -334,16 +327,6 @@ class ArrayScanner:
             raise self._message.malformed(
                 f"{self._label}: data is nested deeper than {self._depth_cap}"
             )
-
-
-def _count(mark: bytes, text: bytes, end: int) -> int:
-    """Count a mark; a few are found faster by ``find`` than by numpy."""
-    at = -1
-    for count in range(_MAX_SINGLE_FINDS):
-        at = text.find(mark, at + 1, end)
-        if at < 0:
-            return count
-    return int(np.count_nonzero(np.frombuffer(text, np.uint8, end) == ord(mark)))
 
 
 def max_depth(text: bytes) -> int:

@@ -28,14 +28,27 @@ class _EncodeNumbers(Protocol):
     ) -> bytes | None: ...
 
 
+class _ScanNumbers(Protocol):
+    def __call__(
+        self, buffer: bytes, start: int, end: int, /
+    ) -> tuple[int, int, int, int, int, int, int]: ...
+
+
 decode_numbers: _DecodeNumbers | None
 encode_numbers: _EncodeNumbers | None
+scan_numbers: _ScanNumbers | None
 ThreadPool: type[_native.ThreadPool] | None
 try:
-    from gateway.codec.native._native import DATATYPES, ThreadPool, decode_numbers, encode_numbers
+    from gateway.codec.native._native import (
+        DATATYPES,
+        ThreadPool,
+        decode_numbers,
+        encode_numbers,
+        scan_numbers,
+    )
 except ImportError:
     DATATYPES = ()
-    decode_numbers = encode_numbers = ThreadPool = None
+    decode_numbers = encode_numbers = scan_numbers = ThreadPool = None
 
 DATATYPE_CODES = {name: code for code, name in enumerate(DATATYPES)}
 """The code of each datatype that the module knows, by name."""

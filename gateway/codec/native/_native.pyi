@@ -6,6 +6,9 @@ def decode_numbers(
 def encode_numbers(
     data: bytes | memoryview, datatype: int, nonfinite: int = 0, /
 ) -> bytes | None: ...
+def scan_numbers(
+    buffer: bytes, start: int, end: int, /
+) -> tuple[int, int, int, int, int, int, int]: ...
 
 class ThreadPool:
     def __init__(self, threads: int, notified: int) -> None: ...

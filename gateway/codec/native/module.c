@@ -11,6 +11,7 @@
 #include "datatypes.h"
 #include "decode_numbers.h"
 #include "encode_numbers.h"
+#include "scan_numbers.h"
 
 const char *const DATATYPE_NAMES[DATATYPE_COUNT] = {
     [BOOL] = "BOOL",     [UINT8] = "UINT8", [UINT16] = "UINT16", [UINT32] = "UINT32",
@@ -123,9 +124,36 @@ encode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
     return text;
 }
 
+PyDoc_STRVAR(scan_numbers_doc,
+"scan_numbers(buffer, start, end, /) -> tuple[int, int, int, int, int, int, int]\n\n"
+"Scan the text of a buffer from start to end, which begins among the numbers of an array.\n\n"
+"Returns, counted from start: where it stops being numbers and brackets for certain, or its\n"
+"size; the end of the last closing bracket before that, 0 without one, and how many brackets\n"
+"were opened and closed up to there; the last comma before that, -1 without one, and the same.\n"
+"Raises ValueError for an end outside of the buffer.");
+
+static PyObject *
+scan_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Py_buffer buffer;
+    Py_ssize_t start, end;
+    if (!PyArg_ParseTuple(arguments, "y*nn", &buffer, &start, &end))
+        return NULL;
+    if (start < 0 || end < start || end > buffer.len) {
+        PyBuffer_Release(&buffer);
+        return PyErr_Format(PyExc_ValueError, "%zd to %zd is outside of the buffer", start, end);
+    }
+    struct number_scan scan = scan_numbers((char *)buffer.buf + start, (size_t)(end - start));
+    PyBuffer_Release(&buffer);
+    return Py_BuildValue(
+        "nnnnnnn", scan.stop, scan.close, scan.before_close.opened, scan.before_close.closed,
+        scan.cut, scan.before_cut.opened, scan.before_cut.closed);
+}
+
 static PyMethodDef methods[] = {
     {"decode_numbers", decode_numbers_in_python, METH_VARARGS, decode_numbers_doc},
     {"encode_numbers", encode_numbers_in_python, METH_VARARGS, encode_numbers_doc},
+    {"scan_numbers", scan_numbers_in_python, METH_VARARGS, scan_numbers_doc},
     {NULL, NULL, 0, NULL},
 };
 
