@@ -26,13 +26,14 @@ from benchmarks.harness.requests import (
     json_of_shortest,
     normal,
 )
-from benchmarks.harness.rounds import difference
+from benchmarks.harness.rounds import Ratio, difference
 from benchmarks.measurements.json_speed import IMAGE_COUNT
-from benchmarks.report import Bound, Row, at_most
+from benchmarks.report import Bound, Row, at_least, at_most
 
 _MODEL = "identity_fp32"
 _PATH = f"/v2/models/{_MODEL}/infer"
 _JSON, _DECIMALS, _BINARY = "JSON", "JSON of 5 decimals", "binary"
+_SHORTEST = "JSON of the shortest digits"
 _TIMEOUT = 120.0
 _IN_A_ROW = 5
 """Calls in a row on each path, as a client makes them; each path evicts the other's caches."""
@@ -53,6 +54,8 @@ _BREAK_EVEN = 500
 _MAX_ADDED_BELOW = 0.15e-3  # seconds
 _MAX_ADDED_BINARY = 0.2e-3
 _MAX_STEP = 0.1e-3
+_MIN_GAIN = 6.0
+"""How many times sooner an image must be there than without the gateway."""
 
 _Times = Mapping[str, Sequence[float]]
 
@@ -69,6 +72,25 @@ def rows(env: Environment) -> list[Row]:
             _measured(plain, _AROUND_BREAK_EVEN, env),
             *(_step(_Client(plain.library, form, ports), env) for form in (_DECIMALS, _BINARY)),
         ]
+
+
+def image(env: Environment) -> list[Row]:
+    """Measure as many FP32 values as an image has, by how much sooner the response is there."""
+    with running_gateway(env.triton_port, access_log=True) as gateway:
+        start_offload(gateway)
+        ports = {"direct": env.triton_port, "gateway": gateway.port}
+        return [
+            _sooner(_Client(library, form, ports), minimum, env)
+            for library, minimum in (("http.client", _MIN_GAIN), ("aiohttp", None))
+            for form in (_JSON, _SHORTEST)
+        ]
+
+
+def _sooner(client: _Client, minimum: float | None, env: Environment) -> Row:
+    times = client.times([IMAGE_COUNT], env)
+    ratio = Ratio.of(times[IMAGE_COUNT]["direct"], times[IMAGE_COUNT]["gateway"])
+    bound = None if minimum is None else at_least(ratio.median, minimum, f"{minimum:g} ×")
+    return _row(client, times, ratio.shown(1, "sooner"), bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +147,7 @@ def _max_added(form: str, count: int) -> float:
     return 0.0 if count >= _BREAK_EVEN else _MAX_ADDED_BELOW
 
 
-def _row(client: _Client, times: Mapping[int, _Times], result: str, bound: Bound) -> Row:
+def _row(client: _Client, times: Mapping[int, _Times], result: str, bound: Bound | None) -> Row:
     took = [medians(each) for each in times.values()]
     directly, through = (_shown([each[path] for each in took]) for path in client.ports)
     return Row(_what(client, list(times)), directly, through, result, bound)
@@ -229,7 +251,12 @@ def _json_of_decimals(model: str, values: Values) -> Request:
     return json_of_shortest(model, values.round(5))
 
 
-_REQUESTS = {_JSON: json_of_doubles, _DECIMALS: _json_of_decimals, _BINARY: binary}
+_REQUESTS = {
+    _JSON: json_of_doubles,
+    _DECIMALS: _json_of_decimals,
+    _SHORTEST: json_of_shortest,
+    _BINARY: binary,
+}
 
 
 def _content(values: Values, form: str) -> tuple[dict[str, str], bytes]:

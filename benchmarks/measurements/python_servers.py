@@ -23,7 +23,7 @@ _DIRECT = "direct"
 
 def kserve(env: Environment) -> list[Row]:
     """Measure KServe, which uses Python lists: in front of its HTTP port, and of its gRPC port."""
-    return _rows(env, "KServe", KServe(), {"http": 2.5, "grpc": 10.0})
+    return _rows(env, "KServe", KServe(), {"http": 3.5, "grpc": 10.0})
 
 
 def mlserver(env: Environment) -> list[Row]:
