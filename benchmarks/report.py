@@ -21,10 +21,10 @@ nothing meanwhile. Ratios are medians of the ratios of each round, with their qu
 parentheses. A round of 0.1 s or more with a CPU steal above 2 % is repeated, up to twice the number
 of rounds; the rounds with the least steal count. In each round, large JSON is sent five times in a
 row on each path. *17 digits*: `json.dumps` of a float32 array's `tolist()`, as most clients send
-it. *Shortest digits*: `orjson.dumps` of the array. The gateway converts parts of large bodies by threads on other
-cores. The raw server, which sends and discards bytes as fast as it
-can, serves large bodies, the event loop, the p99 beside large requests, the time per number and
-idle connections. A server with one small prepared response serves the JSON comparison with Envoy,
+it. *Shortest digits*: `orjson.dumps` of the array. The gateway converts parts of large bodies by
+threads on other cores. The raw server, which sends and discards bytes as fast as it can, serves
+large bodies, the event loop, the p99 beside large requests, the time per number and idle
+connections. A server with one small prepared response serves the JSON comparison with Envoy,
 the workers and the added latency. KServe and MLServer serve the rows that name them. A server with
 prepared messages serves the other gRPC rows, Triton all others. *One core*: the proxy has it to
 itself, server and client (wrk for JSON, h2load for gRPC calls) share the others; the gateway

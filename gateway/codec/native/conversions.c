@@ -56,7 +56,7 @@ conversion_dealloc(PyObject *object)
 {
     struct conversion *self = (struct conversion *)object;
     /* A thread that has begun is done in less than a millisecond, and does not need the lock. */
-    if (self->task.state != TASK_IDLE && !pool_take(self->owner->pool, &self->task))
+    if (!pool_take(self->owner->pool, &self->task))
         pool_wait(self->owner->pool, &self->task);
     PyBuffer_Release(&self->input);
     Py_XDECREF(self->output);

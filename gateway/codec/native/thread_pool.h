@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-enum task_state { TASK_IDLE, TASK_QUEUED, TASK_RUNNING, TASK_DONE };
+enum task_state { TASK_QUEUED, TASK_RUNNING, TASK_DONE };
 
 /* What a thread runs. The pool uses all fields but ``run``; its owner zeroes them. */
 struct task {
