@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gateway.codec import native
 from gateway.codec.elements.bytes_elements import (
     PREFIX_SIZE,
     Codes,
@@ -84,11 +85,7 @@ class Base64ElementDecoder:
             position = self._continue_element(self._long, data)
         # An incomplete group of four characters is shorter than a length prefix.
         data = data[position:]
-        short = find_short_lengths(data) if len(data) >= _MANY * PREFIX_SIZE else None
-        lengths, position = short or read_lengths(data, 0)
-        if len(lengths):
-            self._append(self._decode_complete(data[:position], lengths))
-        self._partial = data[position:]
+        self._partial = data[self._decode_complete(data) :]
         if self._long is None and len(self._partial) >= PREFIX_SIZE:
             self._begin_element(self._partial)
 
@@ -96,7 +93,23 @@ class Base64ElementDecoder:
         self._decoded.append(data)
         self.tensor.size += len(data)
 
-    def _decode_complete(self, data: bytes, lengths: Lengths | list[int]) -> bytes:
+    def _decode_complete(self, data: bytes) -> int:
+        """Decode the complete elements that data begin with; return where they end."""
+        if native.decode_base64_elements is not None:
+            found = native.decode_base64_elements(data)
+            if found is not None:
+                count, end, decoded = found
+                self._count += count
+                if count:
+                    self._append(decoded)
+                return end
+        short = find_short_lengths(data) if len(data) >= _MANY * PREFIX_SIZE else None
+        lengths, end = short or read_lengths(data, 0)
+        if len(lengths):
+            self._append(self._decode_elements(data[:end], lengths))
+        return end
+
+    def _decode_elements(self, data: bytes, lengths: Lengths | list[int]) -> bytes:
         """Decode complete elements into binary form."""
         if len(lengths) >= _MANY and len(data) <= _SHORT * len(lengths):
             sizes = np.asarray(lengths)
@@ -130,11 +143,8 @@ class Base64ElementDecoder:
         used = missing if missing <= len(data) else len(data) - len(data) % 4
         text = data[:used]
         last = used == missing
-        try:
-            part = a2b_base64(text)
-        except Error:
-            part = b""
-        if encode_base64(part) != text or (text.endswith(b"=") and not last):
+        part = _decode_canonical(text)
+        if part is None or (text.endswith(b"=") and not last):
             raise self._error(self._count, text, long.done, long.length)
         long.done += used
         long.element.append(part)
@@ -161,6 +171,17 @@ class Base64ElementDecoder:
         return self._message.malformed(
             f"{self._label}: element {index} is not base64, as its content_type says: {reason}"
         )
+
+
+def _decode_canonical(text: bytes) -> bytes | None:
+    """Decode what encoding gives; return None for any other text."""
+    if native.decode_base64 is not None:
+        return native.decode_base64(text, True)
+    try:
+        data = a2b_base64(text)
+    except Error:
+        return None
+    return data if encode_base64(data) == text else None
 
 
 class _LongText:
@@ -213,7 +234,16 @@ class Base64Decoder:
             whole = len(text) - len(text) % 4
             text, self._partial = text[:whole], text[whole:] + self._partial
         self._padded = text.endswith(b"=")
-        return a2b_base64(text, strict_mode=True) if text else b""
+        return _decode_strictly(text) if text else b""
+
+
+def _decode_strictly(text: bytes) -> bytes:
+    """Decode a text with its padding; raises ValueError that says what is wrong."""
+    if native.decode_base64 is not None and len(text) % 4 == 0:
+        data = native.decode_base64(text, False)
+        if data is not None:
+            return data
+    return a2b_base64(text, strict_mode=True)
 
 
 def decode_base64(text: bytes) -> bytes:

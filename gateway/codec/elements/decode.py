@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import orjson
 
+from gateway.codec import native
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, PartialElement, pack_strings
 from gateway.codec.elements.diagnose import diagnose_run, invalid_array_error, split_run
 from gateway.codec.elements.fast_decode import PARSE_ERRORS, fast_decode_numbers, parse_numbers
@@ -196,26 +197,23 @@ class TensorDecoder:
         return _insert_nonfinite(values.copy(), text) if has_words else values
 
     def _decode_strings(self, run: ElementRun) -> tuple[int, bytes] | None:
-        fast = fast_decode_strings(run.balanced()) if self._partial_element is None else None
-        if fast is not None:
-            return fast
-        values = parse_strings(run)
-        if values is None:
-            return None
-        count = len(values)
-        if self._partial_element is not None:
-            # The first string is the placeholder of the long one.
-            self.end_element()
-            values = values[1:]
-        return count, pack_strings(values)
+        decoded = fast_decode_strings(run)
+        if decoded is None:
+            values = parse_strings(run)
+            if values is None:
+                return None
+            decoded = len(values), pack_strings(values)
+        if self._partial_element is None:
+            return decoded
+        # The first string is the placeholder of the long one.
+        self.end_element()
+        count, data = decoded
+        return count, data[PREFIX_SIZE:]
 
     def _feed_string_part(self, part: StringPart) -> None:
-        try:
-            text = orjson.loads(b'"' + part.text + b'"').encode()
-        except orjson.JSONDecodeError as error:
-            raise self._message.malformed(
-                f"{self._label}: element {self.count} is not a valid JSON string ({error.msg})"
-            ) from None
+        text = native.decode_text(part.text) if native.decode_text is not None else None
+        if text is None:
+            text = self._parse_string_part(part)
         if self.datatype.family is not Family.TEXT:
             # The error quotes this: split no escape and no character.
             start = part.text[:QUOTED_NAME]
@@ -224,6 +222,15 @@ class TensorDecoder:
             run = ElementRun(b'["' + start[:end] + b'"]', 0, 0, first=True)
             raise self._error_in_run(run)
         self.append_to_element(text)
+
+    def _parse_string_part(self, part: StringPart) -> bytes:
+        try:
+            text: str = orjson.loads(b'"' + part.text + b'"')
+        except orjson.JSONDecodeError as error:
+            raise self._message.malformed(
+                f"{self._label}: element {self.count} is not a valid JSON string ({error.msg})"
+            ) from None
+        return text.encode()
 
     def append_to_element(self, data: bytes) -> None:
         """Take the next bytes of a BYTES element that arrives in pieces."""

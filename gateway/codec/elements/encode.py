@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.codec import native
 from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
 from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
@@ -217,10 +218,8 @@ class _BytesEncoder:
         if self._element is not None:
             position = min(self._missing, len(data))
             out.append(self._continue_element(self._element, data[:position]))
-        complete, position = split_elements(data, position)
-        if complete:
-            out.append(self._separator() + b",".join(self._encode_elements(complete)))
-            self.count += len(complete)
+        text, position = self._encode_complete(data, position)
+        out.append(text)
         self._partial = data[position:]
         if self._element is None and len(self._partial) >= PREFIX_SIZE:
             out.append(self._begin_element(self._partial))
@@ -239,15 +238,31 @@ class _BytesEncoder:
     def _separator(self) -> bytes:
         return b"," if self.count else b""
 
-    def _encode_elements(self, elements: list[bytes]) -> list[bytes]:
+    def _encode_complete(self, data: bytes, position: int) -> tuple[bytes, int]:
+        """Encode the complete elements from a position on; return the text, and where they end."""
+        if native.encode_strings is not None:
+            form = native.BASE64 if self._encoding is BytesEncoding.BASE64 else native.TEXT
+            encoded = native.encode_strings(memoryview(data)[position:], form, self.count)
+            if encoded is not None:
+                count, size, text = encoded
+                self.count += count
+                return text, position + size
+        complete, end = split_elements(data, position)
+        if not complete:
+            return b"", end
+        text = self._separator() + self._encode_elements(complete)
+        self.count += len(complete)
+        return text, end
+
+    def _encode_elements(self, elements: list[bytes]) -> bytes:
         if self._encoding is BytesEncoding.BASE64:
-            return [b'"' + b'","'.join(map(encode_base64, elements)) + b'"']
+            return b'"' + b'","'.join(map(encode_base64, elements)) + b'"'
         try:
             texts = list(map(bytes.decode, elements))
         except UnicodeDecodeError as error:
             index = self.count + elements.index(error.object)
             raise _not_utf8_error(self._label, index, self._message) from None
-        return [orjson.dumps(texts)[1:-1]]
+        return orjson.dumps(texts)[1:-1]
 
     def _begin_element(self, data: bytes) -> bytes:
         self._missing = read_length(data)
@@ -292,15 +307,20 @@ class Utf8ElementWriter:
         self._label = label
         self._message = message
         self._index = index
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._partial = b""
 
     def feed(self, data: bytes, last: bool) -> bytes:
         """Encode the next bytes."""
+        data = self._partial + data
+        encoded = native.encode_text(data) if native.encode_text is not None else None
+        used, text = encoded or (0, b"")
         try:
-            text = self._decoder.decode(data, last)
+            # Mostly nothing is left, or a character that is incomplete.
+            rest, decoded = utf_8_decode(data[used:], "strict", last)
         except UnicodeDecodeError:
             raise _not_utf8_error(self._label, self._index, self._message) from None
-        return orjson.dumps(text)[1:-1]
+        self._partial = data[used + decoded :]
+        return text + orjson.dumps(rest)[1:-1] if rest else text
 
 
 class Base64ElementWriter:

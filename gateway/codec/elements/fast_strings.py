@@ -1,4 +1,8 @@
-"""Decodes many short JSON strings into BYTES elements, without a Python object for each."""
+"""Decodes JSON strings into BYTES elements, without a Python object for each.
+
+The C module ``_native`` decodes all of them in one pass. Where it is not compiled, numpy decodes
+many short ones.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gateway.codec import native
 from gateway.codec.elements.base64_elements import decode_texts, pad_texts
 from gateway.codec.elements.bytes_elements import Codes, Lengths, pack_texts, place_bytes
 from gateway.codec.elements.fast_decode import PARSE_ERRORS, simd_parse
+from gateway.codec.json.array_scanner import ElementRun
 from gateway.codec.json.structure_scan import mask_strings
 
 _SHORT = 16
@@ -34,12 +40,15 @@ class DecodedElements:
     has_base64: bool
 
 
-def fast_decode_strings(text: bytes) -> tuple[int, bytes] | None:
-    """Decode a JSON array of strings, nested or flat; return their number and their bytes.
+def fast_decode_strings(run: ElementRun) -> tuple[int, bytes] | None:
+    """Decode a run of strings; return their number and their bytes.
 
-    Returns None if the text has escapes, is no such array, or has only few or long strings: then
-    the slow path is right or faster.
+    Returns None if the slow path is needed: if anything else is in the run, or, where the C module
+    is not compiled, escapes, or only few or long strings.
     """
+    if native.decode_strings is not None:
+        return native.decode_strings(run.view, run.depth_before, run.depth_after)
+    text = run.balanced()
     if not _are_many_and_short(text):
         return None
     codes, inside = mask_strings(text)
@@ -52,10 +61,15 @@ def fast_decode_strings(text: bytes) -> tuple[int, bytes] | None:
 
 
 def fast_decode_elements(text: bytes) -> DecodedElements | None:
-    """Decode a JSON array of strings and of V1's base64 objects, as ``fast_decode_strings`` does.
+    """Decode what stands between the brackets of an array: strings, and V1's base64 objects.
 
-    Objects with spaces in them are left to the slow path.
+    Returns None if the slow path is needed, as ``fast_decode_strings`` does. Where the C module is
+    not compiled, it is needed for objects with spaces in them too.
     """
+    if native.decode_elements is not None:
+        decoded_here = native.decode_elements(text, 1, 1)
+        return None if decoded_here is None else DecodedElements(*decoded_here)
+    text = b"[%b]" % text
     if not _are_many_and_short(text):
         return None
     codes, inside = mask_strings(text)
@@ -82,7 +96,7 @@ def fast_decode_elements(text: bytes) -> DecodedElements | None:
         lengths, texts = decoded
     marks = np.compress(np.frombuffer(text.translate(_IS_MARK), np.uint8) > inside, codes).tobytes()
     data = pack_texts(lengths, texts)
-    return DecodedElements(lengths.size, data, marks, has_base64=keys.size > 0)
+    return DecodedElements(lengths.size, data, marks[1:-1], has_base64=keys.size > 0)
 
 
 def _are_many_and_short(text: bytes) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gateway.codec import native
 from gateway.codec.json.number_scan import scan_numbers
 from gateway.codec.json.structure_scan import StringScan, scan_strings
 from gateway.errors import GatewayError
@@ -341,8 +342,7 @@ def find_string_cut(window: bytes, full: bool, last: bool) -> tuple[int, bool] |
     ``full``: the window is full. ``last``: no more text will come. Returns None if
     more text is needed.
     """
-    match = _WHOLE_CHARACTERS.match(window)
-    end = match.end() if match else 0
+    end = _end_of_characters(window)
     if window[end : end + 1] == b'"':
         return end, True
     if not full and not (last and end < len(window)):
@@ -351,6 +351,14 @@ def find_string_cut(window: bytes, full: bool, last: bool) -> tuple[int, bool] |
         # This is no valid escape: the decoder gets it and reports it.
         return min(end + _MAX_ESCAPE, len(window)), False
     return _character_end(window, end), False
+
+
+def _end_of_characters(text: bytes) -> int:
+    """Return where text within a string ends, or stops being complete characters and escapes."""
+    if native.find_string_end is not None:
+        return native.find_string_end(text)
+    match = _WHOLE_CHARACTERS.match(text)
+    return match.end() if match else 0
 
 
 def _first_byte(text: memoryview) -> bytes:

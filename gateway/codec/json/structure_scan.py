@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from gateway.codec import native
 
 _SPACE, _OTHER, _OPENING, _CLOSING, _COMMA = range(5)
 
@@ -27,13 +29,13 @@ _NESTING_STEP_OF = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", 0xFF)}  # 
 _NESTING_STEPS = bytes(_NESTING_STEP_OF.get(code, 0) for code in range(256))
 
 
-@dataclass(frozen=True, slots=True)
-class StringScan:
+class StringScan(NamedTuple):
     """How far the text of an array of strings consists of complete elements.
 
     ``position``: where the array ends (then ``ended``), an incomplete string begins, or something
-    other than a string stands. ``cut``: the end of the last comma, 0 if there is none, and
-    ``depth_at_cut``. ``last_string``: the start of the last string, None if there is none.
+    other than a string stands. ``cut``: the end of the last comma before it, 0 if there is none,
+    and ``depth_at_cut``. ``last_string``: the start of the last string up to there, None if there
+    is none.
     """
 
     position: int
@@ -71,6 +73,8 @@ def scan_strings(text: bytes, depth: int) -> StringScan:
 
     ``depth`` counts the brackets open before it.
     """
+    if native.scan_strings is not None:
+        return StringScan(*native.scan_strings(text, depth))
     text = _without_escapes(text)
     is_quote = np.frombuffer(text, np.uint8) == ord('"')
     kinds = np.frombuffer(text.translate(_KINDS), np.uint8) * (_inside(is_quote) ^ 1)
@@ -82,7 +86,7 @@ def scan_strings(text: bytes, depth: int) -> StringScan:
     stop = int(ends.argmax()) if ends.any() else len(offsets)
     commas = np.flatnonzero(kinds[:stop] == _COMMA)
     last_comma = int(commas[-1]) if commas.size else None
-    quotes = np.flatnonzero(is_quote)
+    quotes = np.flatnonzero(is_quote[: int(offsets[stop]) if stop < len(offsets) else None])
     is_open = len(quotes) % 2 == 1
     last_string = int(quotes[-1 if is_open else -2]) if quotes.size else None
     ended = stop < len(offsets) and int(kinds[stop]) == _CLOSING
@@ -131,6 +135,8 @@ def scan_array_values(text: bytes) -> tuple[int, bool, int]:
     within the array, before a value. The offset is 0 if there is no such comma. The grammar is not
     checked.
     """
+    if native.scan_array_values is not None:
+        return native.scan_array_values(text)
     codes, inside = mask_strings(text)
     outside = (inside ^ 1).view(np.int8)
     depths = np.cumsum(

@@ -1,54 +1,51 @@
 """What is written in C, and runs without the interpreter's lock; None where it is not compiled.
 
 It gives up on what it is not sure of: callers then go the pure way, which words all errors.
+``_native.pyi`` has the signatures.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from gateway.codec.native import _native
-
-
-class _DecodeNumbers(Protocol):
-    def __call__(
-        self,
-        text: bytes | memoryview,
-        datatype: int,
-        open_before: int = 0,
-        open_after: int = 0,
-        /,
-    ) -> bytes | None: ...
+T = TypeVar("T")
 
 
-class _EncodeNumbers(Protocol):
-    def __call__(
-        self, data: bytes | memoryview, datatype: int, nonfinite: int = 0, /
-    ) -> bytes | None: ...
-
-
-class _ScanNumbers(Protocol):
-    def __call__(
-        self, buffer: bytes, start: int, end: int, /
-    ) -> tuple[int, int, int, int, int, int, int]: ...
-
-
-decode_numbers: _DecodeNumbers | None
-encode_numbers: _EncodeNumbers | None
-scan_numbers: _ScanNumbers | None
-ThreadPool: type[_native.ThreadPool] | None
-try:
-    from gateway.codec.native._native import (
-        DATATYPES,
-        ThreadPool,
-        decode_numbers,
-        encode_numbers,
-        scan_numbers,
-    )
-except ImportError:
+class _NotCompiled:
     DATATYPES = ()
-    decode_numbers = encode_numbers = scan_numbers = ThreadPool = None
 
-DATATYPE_CODES = {name: code for code, name in enumerate(DATATYPES)}
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+try:
+    from gateway.codec.native import _native
+except ImportError:
+    _native = _NotCompiled()  # type: ignore[assignment]
+
+
+def _optional(member: T) -> T | None:
+    return member
+
+
+DATATYPE_CODES = {name: code for code, name in enumerate(_native.DATATYPES)}
 """The code of each datatype that the module knows, by name."""
+
+decode_numbers = _optional(_native.decode_numbers)
+encode_numbers = _optional(_native.encode_numbers)
+scan_numbers = _optional(_native.scan_numbers)
+decode_strings = _optional(_native.decode_strings)
+decode_elements = _optional(_native.decode_elements)
+decode_text = _optional(_native.decode_text)
+decode_base64 = _optional(_native.decode_base64)
+decode_base64_elements = _optional(_native.decode_base64_elements)
+encode_strings = _optional(_native.encode_strings)
+encode_text = _optional(_native.encode_text)
+scan_strings = _optional(_native.scan_strings)
+find_string_end = _optional(_native.find_string_end)
+scan_array_values = _optional(_native.scan_array_values)
+collect_marks = _optional(_native.collect_marks)
+TEXT, BASE64, BASE64_OBJECT = range(3)
+"""How ``encode_strings`` writes an element: as text, as base64, or as V1's ``{"b64": ...}``."""
+
+ThreadPool = _optional(_native.ThreadPool)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.codec import native
 from gateway.codec.elements.base64_elements import decode_base64
 from gateway.codec.elements.bytes_elements import pack_elements, pack_strings
 from gateway.codec.elements.decode import TensorDecoder
@@ -161,10 +162,10 @@ class NestedTensorBuilder:
 
     def convert_elements(self, text: bytes) -> ConvertedRows | None:
         """Convert text between the brackets of an array of BYTES; None if anything is invalid."""
-        plain = fast_decode_elements(b"[%b]" % text)
+        plain = fast_decode_elements(text)
         if plain is not None:
             self.has_base64 |= plain.has_base64
-            return ConvertedRows([plain.data], plain.count, plain.marks[1:-1])
+            return ConvertedRows([plain.data], plain.count, plain.marks)
         objects, members = count_objects_and_members(text)
         if objects != members:
             return None  # an object is not base64, or has a duplicate key
@@ -273,6 +274,8 @@ _IS_MARK = bytes(code in b"[]," for code in range(256))
 
 def structural_marks(text: bytes) -> bytes:
     """Return the brackets and commas of a text outside of its strings, which are complete."""
+    if native.collect_marks is not None:
+        return native.collect_marks(text)
     if len(text) >= NUMPY_MIN_TEXT and b'"' in text:
         codes, inside = mask_strings(text)
         is_mark = np.frombuffer(text.translate(_IS_MARK), np.uint8) > inside

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from functools import cached_property
+from struct import pack
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
+from gateway.codec import native
 from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
 from gateway.codec.elements.encode import (
@@ -30,6 +33,8 @@ MAX_NESTED_RANK = 32
 
 _MAX_EMPTY_ARRAYS = 64 * 1024
 """The most empty arrays that a tensor without elements may become."""
+
+_MAX_UINT64 = 2**64 - 1
 
 _BASE64_OPENING, _BASE64_CLOSING = b'{"%b":"' % BASE64_KEY.encode(), b'"}'
 
@@ -67,6 +72,16 @@ class BracketWriter:
                 self._levels.pop()
             self._levels.append((self.sizes[level], level))
         self._open = 0
+
+    @cached_property
+    def packed_sizes(self) -> bytes:
+        """Return ``sizes`` as encode_strings takes them."""
+        # No tensor has so many elements that the largest size matters.
+        return pack(f"<{self.rank}Q", *(min(size, _MAX_UINT64) for size in reversed(self.sizes)))
+
+    def open_rows(self) -> None:
+        """Take note that elements were written elsewhere, with the brackets before them."""
+        self._open = self.rank
 
     def level_at(self, index: int) -> int:
         """Return the highest level, from 1, of which a row begins at an element; else the rank."""
@@ -221,10 +236,7 @@ class BytesElementEncoder(ABC):
         if self._open is not None:
             position = min(self._missing, len(data))
             yield from self._continue_element(self._open, data[:position])
-        complete, position = split_elements(data, position)
-        for element in complete:
-            yield self._begin_next()
-            yield b"".join((self._quotes[0], self._encode_element(element), self._quotes[1]))
+        position = yield from self._encode_complete(data, position)
         rest = data[position:]
         if self._open is None and len(rest) >= PREFIX_SIZE:
             yield self._begin_next()
@@ -242,12 +254,23 @@ class BytesElementEncoder(ABC):
     def _lead(self) -> bytes:
         """Return the text before the next element."""
 
+    def _encode_complete(self, data: bytes, position: int) -> Generator[bytes, None, int]:
+        """Yield the text of the complete elements from a position on; return where they end."""
+        complete, end = split_elements(data, position)
+        for element in complete:
+            yield self._begin_next()
+            yield b"".join((self._quotes[0], self._encode_element(element), self._quotes[1]))
+        return end
+
     def _begin_next(self) -> bytes:
-        if self.count == self._expected_count:
-            check_count(self._label, self._shape, self.count + 1)
         lead = self._lead()
-        self.count += 1
+        self._add_count(1)
         return lead
+
+    def _add_count(self, count: int) -> None:
+        if self.count + count > self._expected_count:
+            check_count(self._label, self._shape, self._expected_count + 1)
+        self.count += count
 
     def _encode_element(self, element: bytes) -> bytes:
         """Encode a complete element; fast, as there may be many small ones."""
@@ -284,10 +307,26 @@ class NestedBytesEncoder(BytesElementEncoder):
     def __init__(self, label: str, shape: tuple[int, ...], as_base64: bool) -> None:
         super().__init__(label, shape, as_base64)
         self._brackets = BracketWriter(shape)
+        self._form = native.BASE64_OBJECT if as_base64 else native.TEXT
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Encode the next bytes."""
         return b"".join(self.parts(data))
+
+    def _encode_complete(self, data: bytes, position: int) -> Generator[bytes, None, int]:
+        encoded = None
+        if native.encode_strings is not None:
+            rows = self._brackets.packed_sizes
+            rest = memoryview(data)[position:]
+            encoded = native.encode_strings(rest, self._form, self.count, rows)
+        if encoded is None:
+            return (yield from super()._encode_complete(data, position))
+        count, size, text = encoded
+        if count:
+            self._add_count(count)
+            self._brackets.open_rows()
+            yield text
+        return position + size
 
     def end(self) -> bytes:
         """Return the closing brackets."""

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 
 import orjson
 
+from gateway.codec import native
 from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.decode import TensorDecoder, parse_strings
 from gateway.codec.elements.encode import make_tensor_encoder
@@ -360,7 +361,9 @@ class _Base64Text:
         """Take the next run or piece of a long string; raises GatewayError (502) if invalid."""
         strings = self._strings
         before_size = strings.size
-        if isinstance(item, ElementRun) and not strings.size:
+        # The C module takes less time for each of the two steps than Python for both at once.
+        in_one_step = native.decode_strings is None and not strings.size
+        if isinstance(item, ElementRun) and in_one_step:
             values = None if item.lacks_element else parse_strings(item)
             if values is not None:
                 self._encode(values)

@@ -1,0 +1,141 @@
+/* The functions of the module for numbers: see module.c. */
+#include "python.h"
+
+#include <stdbool.h>
+
+#include "datatypes.h"
+#include "decode_numbers.h"
+#include "encode_numbers.h"
+#include "scan_numbers.h"
+
+/* Tell whether a code is that of a datatype; sets ValueError if not. */
+static bool
+is_datatype(int code)
+{
+    if (code >= 0 && code < DATATYPE_COUNT)
+        return true;
+    PyErr_Format(PyExc_ValueError, "there is no datatype %d", code);
+    return false;
+}
+
+/* Return bytes for so many parts of the same size, and some more. */
+static PyObject *
+new_bytes(size_t count, size_t size, size_t more)
+{
+    if (count > (PY_SSIZE_T_MAX - more) / size)
+        return PyErr_NoMemory();
+    return PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * size + more));
+}
+
+PyObject *
+new_elements(const Py_buffer *text, int datatype)
+{
+    if (!is_datatype(datatype))
+        return NULL;
+    return new_bytes(most_elements((size_t)text->len), ELEMENT_SIZES[datatype], 0);
+}
+
+PyObject *
+new_text(const Py_buffer *data, int datatype, int nonfinite)
+{
+    if (!is_datatype(datatype))
+        return NULL;
+    if (nonfinite < NONFINITE_ERROR || nonfinite > NONFINITE_STRING)
+        return PyErr_Format(PyExc_ValueError, "there is no way %d to write a NaN", nonfinite);
+    size_t size = ELEMENT_SIZES[datatype], count = (size_t)data->len / size;
+    if ((size_t)data->len % size != 0)
+        return PyErr_Format(PyExc_ValueError, "the data end inside an element");
+    return new_bytes(count, most_text((enum datatype)datatype), ENCODE_SLACK);
+}
+
+PyDoc_STRVAR(decode_numbers_doc,
+"decode_numbers(text, datatype, open_before=0, open_after=0, /) -> bytes | None\n\n"
+"Return the elements of a JSON array of numbers, nested or flat, in their binary form.\n\n"
+"The text may lack open_before opening and open_after closing brackets. Bare NaN, Infinity\n"
+"and -Infinity count as numbers of floats.\n"
+"Returns None if the text is no such array, or if any number does not fit or is in doubt.\n"
+"Raises ValueError for a datatype that is not the number of one in DATATYPES.");
+
+static PyObject *
+decode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Py_buffer text;
+    int datatype, open_before = 0, open_after = 0;
+    if (!PyArg_ParseTuple(arguments, "y*i|ii", &text, &datatype, &open_before, &open_after))
+        return NULL;
+    PyObject *elements = new_elements(&text, datatype);
+    if (elements != NULL) {
+        char *to = PyBytes_AS_STRING(elements);
+        Py_ssize_t count;
+        RUN_UNLOCKED(
+            text.len,
+            count = decode_numbers(
+                text.buf, (size_t)text.len, (enum datatype)datatype, open_before, open_after, to));
+        elements = resized_or_none(elements, count * ELEMENT_SIZES[datatype]);
+    }
+    PyBuffer_Release(&text);
+    return elements;
+}
+
+PyDoc_STRVAR(encode_numbers_doc,
+"encode_numbers(data, datatype, nonfinite=0, /) -> bytes | None\n\n"
+"Return the text of binary elements as JSON, with commas between them but no brackets.\n\n"
+"NaN and infinities become null if nonfinite is 1, NaN, Infinity and -Infinity if it is 2, and\n"
+"these in quotes if it is 3.\n"
+"Returns None if it is 0 and there are any, or for a BOOL other than 0 and 1.\n"
+"Raises ValueError if the data end inside an element, and for an unknown datatype or nonfinite.");
+
+static PyObject *
+encode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Py_buffer data;
+    int datatype, nonfinite = NONFINITE_ERROR;
+    if (!PyArg_ParseTuple(arguments, "y*i|i", &data, &datatype, &nonfinite))
+        return NULL;
+    PyObject *text = new_text(&data, datatype, nonfinite);
+    if (text != NULL) {
+        size_t count = (size_t)data.len / ELEMENT_SIZES[datatype];
+        char *to = PyBytes_AS_STRING(text);
+        Py_ssize_t size;
+        RUN_UNLOCKED(
+            data.len,
+            size = encode_numbers(
+                data.buf, count, (enum datatype)datatype, (enum nonfinite)nonfinite, to));
+        text = resized_or_none(text, size);
+    }
+    PyBuffer_Release(&data);
+    return text;
+}
+
+PyDoc_STRVAR(scan_numbers_doc,
+"scan_numbers(buffer, start, end, /) -> tuple[int, int, int, int, int, int, int]\n\n"
+"Scan the text of a buffer from start to end, which begins among the numbers of an array.\n\n"
+"Returns, counted from start: where it stops being numbers and brackets for certain, or its\n"
+"size; the end of the last closing bracket before that, 0 without one, and how many brackets\n"
+"were opened and closed up to there; the last comma before that, -1 without one, and the same.\n"
+"Raises ValueError for an end outside of the buffer.");
+
+static PyObject *
+scan_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Py_buffer buffer;
+    Py_ssize_t start, end;
+    if (!PyArg_ParseTuple(arguments, "y*nn", &buffer, &start, &end))
+        return NULL;
+    if (start < 0 || end < start || end > buffer.len) {
+        PyBuffer_Release(&buffer);
+        return PyErr_Format(PyExc_ValueError, "%zd to %zd is outside of the buffer", start, end);
+    }
+    struct number_scan scan = scan_numbers((char *)buffer.buf + start, (size_t)(end - start));
+    PyBuffer_Release(&buffer);
+    return Py_BuildValue(
+        "nnnnnnn", scan.stop, scan.close, scan.before_close.opened, scan.before_close.closed,
+        scan.cut, scan.before_cut.opened, scan.before_cut.closed);
+}
+
+PyMethodDef number_functions[] = {
+    {"decode_numbers", decode_numbers_in_python, METH_VARARGS, decode_numbers_doc},
+    {"encode_numbers", encode_numbers_in_python, METH_VARARGS, encode_numbers_doc},
+    {"scan_numbers", scan_numbers_in_python, METH_VARARGS, scan_numbers_doc},
+    {NULL, NULL, 0, NULL},
+};
