@@ -5,9 +5,9 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 SERVERS := .cache/triton/.ready .cache/kserve/.ready .cache/mlserver/.ready
 
-# With a C compiler and Python's headers, the gateway is tested and measured compiled too.
-CAN_COMPILE := $(shell $(PYTHON) -c 'import os, shutil, sysconfig as s; \
-  print("yes" * (shutil.which("cc") is not None and os.path.exists(s.get_path("include") + "/Python.h")))')
+# With a C compiler and Python's headers, the gateway is shown, tested and measured compiled. TENSORGATE_PURE=1 prevents it.
+CAN_COMPILE := $(if $(filter-out 0,$(TENSORGATE_PURE)),,$(shell $(PYTHON) -c 'import os, shutil, sysconfig as s; \
+  print("yes" * (shutil.which("cc") is not None and os.path.exists(s.get_path("include") + "/Python.h")))'))
 COMPILED := $(if $(CAN_COMPILE),.cache/compiled/.ready)
 # Compiled modules come before this checkout on Python's path; `python -m` would put the checkout first.
 AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/compiled/site)
@@ -25,13 +25,13 @@ PROCESSES ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled test-system fuzz soak lint format schema descriptors docs bench triton clean
+.PHONY: help demo test test-compiled test-system wheels test-wheels fuzz soak lint format schema descriptors docs bench triton clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.demo-ready ## Start a demo server with the gateway in front and show six example calls
-	@$(BIN)/tensorgate demo $(ARGS)
+demo: .venv/.demo-ready $(COMPILED) ## Start a demo server with the gateway in front and show six example calls
+	@$(AS_COMPILED) $(BIN)/tensorgate demo $(ARGS)
 
 # TENSORGATE_TEST_SCALE=1 tries all generated examples, and both event loops everywhere: it takes twice as long.
 test: .venv/.test-ready $(SERVERS) .cache/perf_analyzer/.ready ## Run all tests but test-system, those against real servers too (ARGS= for pytest)
@@ -45,6 +45,17 @@ test-compiled: .venv/.test-ready $(SERVERS) $(COMPILED) ## Run the tests of the 
 test-system: .venv/.test-ready ## Run the tests with programs of the system: curl, proxies, load generators (root: installs them)
 	@tests/interop/install_programs.sh
 	@$(BIN)/python -m pytest $(or $(ARGS),tests/interop tests/deploy/test_service.py)
+
+# Those of an installed wheel. FULL=1 runs all that need no programs of the system, in ten minutes for each wheel.
+TESTS_OF_WHEELS = $(if $(FULL),--ignore tests/interop,$(filter-out tests/integration/%,$(TESTS_OF_COMPILED)) \
+  tests/test_cli.py tests/end_to_end/connections tests/end_to_end/routing)
+wheels: .venv/.wheels-ready ## Build an sdist and wheels into dist, and test each wheel as installed (FULL=1, ARGS= for pytest, VERSIONS=)
+	@$(BIN)/python -m tests.deploy.wheels build $(VERSIONS)
+	@$(MAKE) --no-print-directory test-wheels
+
+test-wheels: .venv/.test-ready $(if $(FULL),$(SERVERS) .cache/perf_analyzer/.ready) ## Test wheels of dist as installed (WHEELS= for some of them)
+	@$(if $(FULL),,TENSORGATE_FUZZ_SECONDS=2 TENSORGATE_TEST_SCALE=0.2) \
+	  $(BIN)/python -m tests.deploy.wheels test $(or $(WHEELS),dist/*.whl) -- $(or $(ARGS),$(TESTS_OF_WHEELS))
 
 # The seconds of each fuzz test; in `make test` each test has its own time.
 SECONDS ?= 120
@@ -82,7 +93,7 @@ triton: .venv/.test-ready .cache/triton/.ready ## Start the tests' real Triton b
 	@$(BIN)/python -m tests.integration.triton $(ARGS)
 
 clean: ## Remove all that the targets above have set up, and what a compiler left
-	rm -rf .venv .cache build *__mypyc*.so
+	rm -rf .venv .cache build dist *__mypyc*.so
 	find gateway -name '*.so' -delete
 
 .venv/bin/python:
@@ -106,13 +117,17 @@ clean: ## Remove all that the targets above have set up, and what a compiler lef
 	@$(PIP) install --editable '.[bench]'
 	@touch $@
 
-# From a copy, as a compiler leaves what it made beside the sources, where it would hide them.
-.cache/compiled/.ready: pyproject.toml hatch_build.py $(shell find gateway -name '*.py' -o -name '*.c') | .venv/.test-ready
-	@echo "compiling the gateway into .cache/compiled (a minute or two) ..."
-	@rm -rf .cache/compiled && mkdir -p .cache/compiled/source
-	@cp -R pyproject.toml hatch_build.py README.md LICENSE gateway .cache/compiled/source
-	@HATCH_BUILD_HOOKS_ENABLE=1 $(PIP) install --no-deps --target .cache/compiled/site .cache/compiled/source
+.venv/.wheels-ready: pyproject.toml | .venv/.test-ready
+	@echo "installing what repairs wheels ..."
+	@$(PIP) install --editable '.[wheels]'
 	@touch $@
+
+# Into a folder of its own, which then takes its place: another make may do the same, or run from there.
+.cache/compiled/.ready: pyproject.toml hatch_build.py $(shell find gateway -name '*.py' -o -name '*.[ch]') | .venv/.demo-ready
+	@echo "compiling the gateway into .cache/compiled (two minutes; with TENSORGATE_PURE=1, make does without) ..."
+	@mkdir -p .cache && built=$$(mktemp -d .cache/compiling.XXXXXX) && trap "rm -rf $$built" EXIT && \
+	  TENSORGATE_PURE=0 $(PIP) install --no-deps --target $$built/site . && touch $$built/.ready && \
+	  if [ ! -e $@ ] || [ -n "$$(find $^ -newer $@)" ]; then rm -rf .cache/compiled && mv $$built .cache/compiled; fi
 
 .cache/triton/.ready: tests/integration/triton/requirements.txt tests/integration/triton/install.py
 	@echo "setting up a Triton server for the tests in .cache/triton (some 75 MB to fetch) ..."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gateway.codec.native import decode_numbers
 from gateway.http1 import connection
 
@@ -10,3 +12,15 @@ COMPILED = not connection.__file__.endswith(".py")
 
 NATIVE = decode_numbers is not None
 """Whether the C module is there."""
+
+
+def describe_build() -> str:
+    """Say which form of the gateway runs, and if it is not compiled, why as far as is known."""
+    if COMPILED:
+        return "compiled" if NATIVE else "compiled, without the C module"
+    form = "pure Python with the C module" if NATIVE else "pure Python"
+    try:
+        reason = Path(__file__).with_name("not_compiled.txt").read_text().strip()
+    except OSError:  # a checkout, or an editable install
+        return form
+    return f"{form}: {reason}"

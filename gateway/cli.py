@@ -32,7 +32,7 @@ from gateway.app.preflight.self_reference import find_self_references
 from gateway.app.reload.revision import Revision, log_addresses
 from gateway.app.reload.source import SettingsSource
 from gateway.app.single_process_reloader import SingleProcessReloader
-from gateway.build_info import COMPILED
+from gateway.build_info import COMPILED, describe_build
 from gateway.observe.stderr_handler import StderrHandler
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
@@ -51,9 +51,7 @@ _log = logging.getLogger("tensorgate")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(
-    f"{__version__} (compiled)" if COMPILED else __version__, prog_name="tensorgate"
-)
+@click.version_option(f"{__version__} ({describe_build()})", prog_name="tensorgate")
 def main() -> None:
     """Run a reverse proxy for the Open Inference Protocol (KServe V2).
 
@@ -197,7 +195,7 @@ async def _serve(settings: Settings, source: SettingsSource) -> None:
     async with Gateway(settings, revision=revision) as gateway:
         async with SingleProcessReloader(gateway, source, _set_log_level) as reloader, MallocTrim():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.request_reload)
-            log_addresses(gateway.addresses)
+            _log_started(gateway.addresses)
             tune_garbage_collector()
             await stop.wait()
         _log_stopping(gateway.settings)
@@ -239,10 +237,15 @@ class _LogEvents:
 
     def on_started(self, workers: Sequence[int]) -> None:
         _log.info("%d workers: %s", len(workers), ", ".join(map(str, workers)))
-        log_addresses(self._reloader.addresses)
+        _log_started(self._reloader.addresses)
 
     def on_stopping(self) -> None:
         _log_stopping(self._reloader.settings)
+
+
+def _log_started(addresses: Sequence[str]) -> None:
+    _log.info("Tensorgate %s, %s", __version__, describe_build())
+    log_addresses(addresses)
 
 
 def _log_stopping(settings: Settings) -> None:
@@ -265,6 +268,9 @@ async def _demo(once: bool, port: int) -> None:
     _call_on_stop_signal(stop.set)
     async with DemoServer() as server, Gateway(_demo_settings(server.url, port)) as gateway:
         url = gateway.addresses[0]
+        click.echo(f"Tensorgate {__version__}, {describe_build()}")
+        if not COMPILED:
+            click.echo('Compiled, it is faster: docs/guide/install.md, "Compiled".')
         await run_show(url, server, sys.stdout, sys.stdout.isatty())
         if once:
             return

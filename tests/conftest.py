@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.compiled import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.support.scale import scaled
 
 # Each run tries the same examples, however slow the machine: only a change can fail a test.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway import __version__
+from gateway.build_info import describe_build
 from tests.support.addresses import HOST, free_address
 from tests.support.certificates import ca_file, certificate_files, server_certificate
 from tests.support.gateway_process import (
@@ -39,8 +40,9 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "gateway.yaml"
 
 
-async def test_version_prints_the_version() -> None:
-    assert await run(TENSORGATE, "--version") == (0, f"tensorgate, version {__version__}\n", "")
+async def test_version_prints_the_version_and_the_form() -> None:
+    out = f"tensorgate, version {__version__} ({describe_build()})\n"
+    assert await run(TENSORGATE, "--version") == (0, out, "")
 
 
 @pytest.mark.parametrize("command", [(TENSORGATE,), MODULE], ids=["script", "module"])
@@ -340,6 +342,7 @@ async def test_the_access_log_can_be_turned_off(file: Path) -> None:
 async def test_the_demo_shows_six_calls() -> None:
     status, out, err = await run(TENSORGATE, "demo", "--once", "--port", "0")
     assert (status, err) == (0, "")
+    assert out.startswith(f"Tensorgate {__version__}, {describe_build()}\n")
     assert re.findall(r"^([1-9])  \S", out, re.MULTILINE) == list("123456")
     assert "Ctrl-C" not in out
     assert "\x1b" not in out  # no colours where nobody sees them

@@ -1,27 +1,31 @@
-"""What a wheel of the gateway holds."""
+"""What a wheel of the gateway holds, and when it is compiled. `make wheels` tests compiled ones."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
+from tests.support.compiled import needs_source
+
 ROOT = Path(__file__).parents[1]
+NOTE = "gateway/not_compiled.txt"
+
+pytestmark = needs_source
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
-    """Build a wheel without a compiler; give the names of its files."""
-    folder = tmp_path_factory.mktemp("wheel")
-    environment = os.environ | {"HATCH_BUILD_HOOKS_ENABLE": "", "HATCH_BUILD_NO_HOOKS": "1"}
+def build(folder: Path, **environ: str) -> tuple[str, str]:
+    """Build a wheel; return its name, and what was printed beside it."""
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
         cwd=ROOT,
-        env=environment,
+        env={**os.environ, "TENSORGATE_PURE": "", **environ},
         capture_output=True,
         text=True,
         timeout=120,
@@ -29,8 +33,78 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
     )
     assert done.returncode == 0, done.stderr
     (path,) = folder.glob("*.whl")
+    printed = (done.stdout + done.stderr).replace(f"{path}\n", "")
+    return path.name, printed
+
+
+def note(folder: Path) -> str:
+    """Return the reason that a wheel holds for not being compiled."""
+    (path,) = folder.glob("*.whl")
     with ZipFile(path) as archive:
+        return archive.read(NOTE).decode()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
+    """Build a pure wheel; give the names of its files."""
+    folder = tmp_path_factory.mktemp("wheel")
+    name, printed = build(folder, TENSORGATE_PURE="1")
+    assert name.endswith("-py3-none-any.whl")
+    assert printed == "tensorgate: not compiled, pure Python: TENSORGATE_PURE is set\n"
+    with ZipFile(folder / name) as archive:
         return frozenset(archive.namelist())
+
+
+def test_a_wheel_without_a_compiler_is_pure_and_says_why_in_one_line(tmp_path: Path) -> None:
+    name, printed = build(tmp_path / "dist", PATH=str(tmp_path), CC="no-such-compiler")
+    assert name.endswith("-py3-none-any.whl")
+    assert printed == "tensorgate: not compiled, pure Python: there is no C compiler\n"
+    assert note(tmp_path / "dist") == "there is no C compiler\n"
+
+
+def test_a_wheel_is_pure_if_compiling_fails(tmp_path: Path) -> None:
+    package = tmp_path / "mypyc"
+    package.mkdir()
+    (package / "__init__.py").write_text("print('...')\nraise ImportError('it is broken')\n")
+    # A program that exists, and is not run.
+    name, printed = build(tmp_path / "dist", PYTHONPATH=str(tmp_path), CC=sys.executable)
+    assert name.endswith("-py3-none-any.whl")
+    reason = "compiling failed: ImportError: it is broken\n"
+    assert printed == f"tensorgate: not compiled, pure Python: {reason}"
+    assert note(tmp_path / "dist") == reason
+
+
+def requirements(kind: str, monkeypatch: pytest.MonkeyPatch, pure: str) -> set[str]:
+    """Return the names of what a build requires, where there is a compiler."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("CC", sys.executable)
+    monkeypatch.setenv("TENSORGATE_PURE", pure)
+    module = runpy.run_path(str(ROOT / "hatch_build.py"))
+    required: Callable[[], list[str]] = module[f"get_requires_for_build_{kind}"]
+    return {each.partition(">")[0] for each in required()}
+
+
+COMPILING = {"mypy", "setuptools", "multidict", "numpy", "orjson"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "pure", "expected"),
+    [
+        ("wheel", "0", COMPILING),
+        ("wheel", "1", set()),
+        ("editable", "", {"editables~=0.3"}),
+        ("editable", "0", COMPILING | {"editables~=0.3"}),
+    ],
+)
+def test_only_a_build_that_compiles_requires_a_compiler_of_python(
+    kind: str, pure: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert requirements(kind, monkeypatch, pure) == expected
+
+
+def test_a_wheel_that_is_not_compiled_says_nothing_of_it_in_vain(wheel: frozenset[str]) -> None:
+    """Whoever forces the pure form knows why."""
+    assert NOTE not in wheel
 
 
 def test_the_wheel_has_the_marker_of_typed_packages(wheel: frozenset[str]) -> None:

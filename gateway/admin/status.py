@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from prometheus_client import ProcessCollector
 
 from gateway import __version__
-from gateway.build_info import COMPILED
+from gateway.build_info import COMPILED, NATIVE
 from gateway.listener.server import HttpListener
 from gateway.observe.call_metrics import SERVER_DURATION, CallMetrics
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
@@ -105,6 +105,7 @@ def merge_statuses(statuses: Sequence[Status], store: MetricStore) -> dict[str, 
     merged: dict[str, Any] = {
         "version": __version__,
         "compiled": COMPILED,
+        "native": NATIVE,
         "draining": any(each["draining"] for each in statuses),
         "settings": _worst_settings([each["settings"] for each in statuses]),
     }

@@ -1,4 +1,4 @@
-"""Skips tests that cannot run with a compiled gateway."""
+"""Skips tests that need the sources of the gateway, where it is compiled."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import pytest
 
 from gateway.build_info import COMPILED
 
-_REASON = "replaces or extends what cannot be where it is compiled"
+_REASON = "needs the sources: the gateway is compiled"
 
-needs_source = pytest.mark.skipif(COMPILED, reason=_REASON)
+needs_source = pytest.mark.needs_source
+"""Marks a test that replaces or extends what is compiled, or reads files of the sources."""
+
+
+@pytest.hookimpl
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the marked tests; the conftest of all tests imports it."""
+    if COMPILED:
+        for item in items:
+            if item.get_closest_marker(needs_source.name):
+                item.add_marker(pytest.mark.skip(reason=_REASON))
 
 
 def skip_if_compiled() -> None:
