@@ -15,23 +15,25 @@ from benchmarks.harness.environment import Environment
 from benchmarks.harness.machine_speed import MachineSpeed
 from benchmarks.measurements import (
     clients,
-    cost_per_number,
-    datatypes,
-    elements,
     event_loop,
     fairness,
     grpc_calls,
     hostile_traffic,
     idle_connections,
-    json_speed,
     large_bodies,
     latency,
     many_connections,
     other_proxies,
-    python_servers,
     request_rate,
     traffic,
     workers,
+)
+from benchmarks.measurements.conversion import (
+    cost_per_number,
+    datatypes,
+    elements,
+    json_speed,
+    python_servers,
 )
 from tests.integration.environment import MissingServerError
 from tests.integration.support.real_server import ServerError

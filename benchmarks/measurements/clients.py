@@ -27,7 +27,7 @@ from benchmarks.harness.requests import (
     normal,
 )
 from benchmarks.harness.rounds import Ratio, difference
-from benchmarks.measurements.json_speed import IMAGE_COUNT
+from benchmarks.measurements.conversion.json_speed import IMAGE_COUNT
 from benchmarks.report import Bound, Row, at_least, at_most
 
 _MODEL = "identity_fp32"

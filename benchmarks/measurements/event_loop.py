@@ -15,7 +15,7 @@ from benchmarks.harness.environment import Environment
 from benchmarks.harness.processes import running_gateway
 from benchmarks.harness.requests import Request, json_of_doubles, json_of_shortest, normal, with_nan
 from benchmarks.harness.rounds import repeat
-from benchmarks.measurements.json_speed import NAN_SHARE
+from benchmarks.measurements.conversion.json_speed import NAN_SHARE
 from benchmarks.report import Row, below
 from benchmarks.servers.raw_server import model_responding
 from benchmarks.servers.timed_gateway import RESULT_MARK

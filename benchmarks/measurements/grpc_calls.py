@@ -22,7 +22,7 @@ from benchmarks.harness.load import wrk_load
 from benchmarks.harness.processes import running_gateway, server
 from benchmarks.harness.requests import Request, Values, json_of_doubles, normal
 from benchmarks.harness.rounds import Ratio
-from benchmarks.measurements.json_speed import check
+from benchmarks.measurements.conversion.json_speed import check
 from benchmarks.measurements.other_proxies import LoadProfile, Result, Target, compare
 from benchmarks.report import Bound, Row, at_least, at_most, milliseconds
 from benchmarks.servers.proxies import envoy_before

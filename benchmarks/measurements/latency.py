@@ -17,7 +17,7 @@ from benchmarks.harness.environment import Environment, medians, time_jobs
 from benchmarks.harness.processes import running_gateway, server
 from benchmarks.harness.requests import Request, binary, json_of_doubles, normal
 from benchmarks.harness.rounds import difference
-from benchmarks.measurements.json_speed import IMAGE_COUNT
+from benchmarks.measurements.conversion.json_speed import IMAGE_COUNT
 from benchmarks.report import Bound, Row, at_most, below, milliseconds
 from benchmarks.servers.proxies import envoy_before
 from tests.integration.triton.models import named

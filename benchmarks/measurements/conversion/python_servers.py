@@ -11,7 +11,7 @@ from benchmarks.harness.environment import Environment, Job, medians, start_offl
 from benchmarks.harness.processes import running_gateway
 from benchmarks.harness.requests import normal
 from benchmarks.harness.rounds import Ratio
-from benchmarks.measurements.json_speed import DIGITS, IMAGE_COUNT, check
+from benchmarks.measurements.conversion.json_speed import DIGITS, IMAGE_COUNT, check
 from benchmarks.report import Row, at_least, milliseconds
 from tests.integration.kserve.server import KServe
 from tests.integration.mlserver.server import MLServer
