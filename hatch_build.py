@@ -158,6 +158,7 @@ class BuildHook(BuildHookInterface[Any]):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             check=False,
         )
         if done.returncode != 0:

@@ -140,7 +140,6 @@ TESTED_BY = {
     "app/loaded_resources.py": "app/test_gateway_reload.py",
     "app/shared_memory.py": "app/test_status_publisher.py",
     "app/active_config.py": "app/test_gateway.py",
-    "build_info.py": "codec/native/test_decode_numbers.py",
     "codec/elements/run_job.py": "codec/test_offload_interface.py",
     "codec/json/parsed_size.py": "codec/test_memory_accounting.py",
     "codec/json/text_reader.py": "codec/v1/test_request.py",
