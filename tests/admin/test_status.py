@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.admin.status import merge_statuses
+from gateway.build_info import COMPILED, NATIVE
 from gateway.observe.call_metrics import CALL_FAMILIES, SERVER_DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
@@ -80,6 +81,11 @@ def test_numbers_are_sums() -> None:
     assert endpoint["requests_in_progress"] == 2
     assert [worker["pid"] for worker in merged["workers"]] == [1, 2]
     assert all(worker["seconds_since_update"] > 1e9 for worker in merged["workers"])
+
+
+def test_the_form_of_the_gateway_is_shown() -> None:
+    merged = merge_statuses([_status(1)], _store())
+    assert (merged["compiled"], merged["native"]) == (COMPILED, NATIVE)
 
 
 def test_the_worse_settings_are_shown() -> None:

