@@ -1,12 +1,14 @@
 """Reads small, fully buffered JSON requests in a few calls.
 
-Requests for a model look alike but for their numbers and their id. The JSON around those is parsed
+Requests for a model look alike but for their data and their id. The JSON around those is parsed
 once, and the plan made of it is cached. Unusual and invalid requests are left to
-InferRequestReader; for all others both give the same result.
+InferRequestReader, and so are strings where the C module is not compiled; for all others both give
+the same result.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from gateway.codec import native
 from gateway.codec.elements.fast_decode import native_code
 from gateway.codec.elements.rounding import may_decide_ties, needs_rounding
 from gateway.codec.elements.run_job import run_job
@@ -24,14 +27,14 @@ from gateway.codec.json.text_search import end_of_numbers, split_id
 from gateway.codec.native import decode_numbers
 from gateway.codec.offload_interface import ConversionJob
 from gateway.errors import GatewayError
-from gateway.protocol.datatypes import Datatype
+from gateway.protocol.datatypes import Datatype, Family
 from gateway.protocol.messages import InferRequest, InferRequestHead, InputTensor, TensorData
 from gateway.protocol.request_header import parse_request_header, read_head, read_inputs
 from gateway.protocol.tensors import MAX_TENSORS, element_count
 from gateway.sizes import CACHED_DOCUMENTS, MAX_CACHED_DOCUMENT
 
 MAX_FAST_REQUEST = 2 * WINDOW
-"""The most bytes of a request on the fast path: its numbers take about a millisecond."""
+"""The most bytes of a request on the fast path: its data take about a millisecond."""
 
 
 _STRUCT_MAX_BYTES = 2 * 1024
@@ -43,6 +46,9 @@ _KEY = b'"data"'
 _PLACEHOLDERS = [
     _KEY + b":" + orjson.dumps(placeholder(number)) for number in range(_MAX_ARRAYS + 1)
 ]
+
+_STRINGS = re.compile(rb'[\[ \t\r\n]++"')
+"""How an array of strings begins."""
 
 _SPACE = b" \t\r\n"
 _NUMERIC_BYTES = b"0123456789+-.eE, \t\r\n[]"
@@ -68,10 +74,14 @@ def read_buffered_request(
     tensors: list[TensorData] = []
     try:
         for tensor, array in zip(plan.tensors, arrays, strict=True):
-            tensors.append((_pack(tensor, array, depth_cap),))
+            if isinstance(tensor, _StringTensor):
+                tensors.append((_pack_strings(tensor, array, depth_cap),))
+            else:
+                tensors.append((_pack(tensor, array, depth_cap),))
     except (ValueError, TypeError, OverflowError, struct.error):
         return None  # an invalid element, or a number of elements that does not match the shape
-    return InferRequest(plan.head, plan.id if request_id is None else request_id, tuple(tensors))
+    head = plan.head if plan.size_is_known else _with_sizes(plan, tensors)
+    return InferRequest(head, plan.id if request_id is None else request_id, tuple(tensors))
 
 
 def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
@@ -84,7 +94,7 @@ def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
         between = text[at + len(_KEY) : opening]
         if opening < 0 or (between != b":" and between.strip(_SPACE) != b":"):
             break
-        close = text.rfind(b"]", opening, end_of_numbers(text, opening, len(text))) + 1
+        close = _end_of_array(text, opening)
         if not close:
             break
         surroundings += text[position:at], _PLACEHOLDERS[len(arrays)]
@@ -92,6 +102,37 @@ def _extract_arrays(text: bytes) -> tuple[bytes, list[bytes]]:
         position = close
     surroundings.append(text[position:])
     return b"".join(surroundings), arrays
+
+
+def _end_of_array(text: bytes, start: int) -> int:
+    """Return where an array of numbers or strings ends; 0 if that is not clear."""
+    if native.scan_strings is not None and _STRINGS.match(text, start):
+        position, *_, has_ended = native.scan_strings(memoryview(text)[start:], 0)
+        return start + position if has_ended else 0
+    return text.rfind(b"]", start, end_of_numbers(text, start, len(text))) + 1
+
+
+def _pack_strings(tensor: _StringTensor, array: bytes, depth_cap: int) -> bytes:
+    """Return the bytes of an array of strings; raises ValueError for anything else."""
+    if native.decode_strings is None or native.scan_strings is None:
+        raise ValueError("the C module is not compiled")
+    if array.find(b"[", 1) > 0 and native.scan_strings(array, 0)[3] > depth_cap:
+        raise ValueError("nested too deep")
+    decoded = native.decode_strings(array)
+    if decoded is None or decoded[0] != tensor.count:
+        raise ValueError("something to be said about the strings")
+    return decoded[1]
+
+
+def _with_sizes(plan: _Plan, tensors: list[TensorData]) -> InferRequestHead:
+    """Return the head of a plan with the sizes of its strings."""
+    inputs = list(plan.head.inputs)
+    for tensor, data in zip(plan.tensors, tensors, strict=True):
+        if isinstance(tensor, _StringTensor):
+            assert not isinstance(data, int)
+            size = sum(map(len, data))
+            inputs[tensor.index] = replace(inputs[tensor.index], binary_size=size)
+    return replace(plan.head, inputs=tuple(inputs), written={})
 
 
 def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
@@ -142,17 +183,30 @@ class _Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class _StringTensor:
+    """An input of BYTES: number ``index`` of all inputs, with so many elements.
+
+    Its size in bytes is another in each request.
+    """
+
+    index: int
+    count: int
+    size: None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a request becomes, apart from its numbers."""
+    """What a request becomes, apart from its data; strings lack their size in the head."""
 
     head: InferRequestHead
     id: str | None
-    tensors: tuple[_Tensor, ...]
+    tensors: tuple[_Tensor | _StringTensor, ...]
+    size_is_known: bool
 
 
 @lru_cache(maxsize=CACHED_DOCUMENTS)
 def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int) -> _Plan | None:
-    # Escapes could hide a second key of the same name. Arrays contain no quotes, so no keys.
+    # Escapes could hide a second key of the same name. Arrays hold numbers or strings, so no keys.
     if b"\\" in surroundings or surroundings.count(_KEY) != arrays:
         return None
     try:
@@ -168,19 +222,29 @@ def _make_plan(surroundings: bytes, arrays: int, depth_cap: int, tensor_cap: int
         return None
     if surroundings.count(b'"datatype"') != len(inputs):
         return None
-    tensors: list[_Tensor] = []
+    tensors: list[_Tensor | _StringTensor] = []
     sized: list[InputTensor] = []
-    for tensor in inputs:
+    for index, tensor in enumerate(inputs):
         if tensor.base64 is not None:  # it has JSON data
-            layout = _struct_layout(tensor)
-            if layout is None:
+            planned = _plan_tensor(index, tensor)
+            if planned is None:
                 return None
-            tensors.append(_make_tensor(tensor.datatype, layout))
-            tensor = replace(tensor, binary_size=layout.size)
+            tensors.append(planned)
+            tensor = replace(tensor, binary_size=planned.size)
         elif tensor.binary_size is not None:
             return None
         sized.append(tensor)
-    return _Plan(replace(head, inputs=tuple(sized)), fields.get("id"), tuple(tensors))
+    size_is_known = all(tensor.size is not None for tensor in tensors)
+    head = replace(head, inputs=tuple(sized))
+    return _Plan(head, fields.get("id"), tuple(tensors), size_is_known)
+
+
+def _plan_tensor(index: int, declared: InputTensor) -> _Tensor | _StringTensor | None:
+    """Plan the conversion of input number ``index``; None if the streaming path is needed."""
+    if declared.datatype.family is Family.TEXT:
+        return None if declared.base64 else _StringTensor(index, element_count(declared.shape))
+    layout = _struct_layout(declared)
+    return None if layout is None else _make_tensor(declared.datatype, layout)
 
 
 def _make_tensor(datatype: Datatype, layout: struct.Struct) -> _Tensor:

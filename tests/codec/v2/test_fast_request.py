@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.build_info import NATIVE
 from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.fast_request import read_buffered_request
 from gateway.codec.v2.request import InferRequestReader
@@ -111,7 +112,6 @@ def test_fast_path_converts_plain_requests(body: bytes) -> None:
         b"{}",
         b"[1]",
         request(entry("FP32", [1.0]), outputs=[{"name": "data"}]),
-        request(entry("BYTES", ["a"])),
         request(entry("BYTES", ["YQ=="]) | {"parameters": {"content_type": "base64"}}),
         request(entry("FP32", [1]) | {"parameters": {"content_type": "base64"}}),
         request(entry("BOOL", [True])),
@@ -242,3 +242,61 @@ def test_fast_path_leaves_very_many_inputs(count: int, is_taken: bool) -> None:
     entry = b'{"name":"%d","datatype":"INT8","shape":[1],"data":[1]}'
     body = b'{"inputs":[' + b",".join(entry % number for number in range(count)) + b"]}"
     assert (read_buffered_request(body, DEPTH_CAP) is not None) is is_taken
+
+
+STRING_REQUESTS = [
+    request(entry("BYTES", ["a"])),
+    request(entry("BYTES", ['a\n"\\é😀', "", "x" * 999]), id="7"),
+    request(entry("BYTES", [["[", "]"], ["{", "\\"]], [2, 2])),
+    request(entry("BYTES", ['"data":["x"]', ',"data":[1]'])),
+    request(entry("BYTES", ["text"]), entry("INT32", [5]) | {"name": "max_tokens"}),
+    request(entry("INT32", [5]), entry("BYTES", ["a", "b"]) | {"name": "y"}),
+    request(entry("BYTES", ["a"]), outputs=[{"name": "y", "parameters": {"binary_data": True}}]),
+    json.dumps({"inputs": [entry("BYTES", ["a", "b"])]}, indent=2).encode(),
+]
+UNUSUAL_STRINGS = [
+    request(entry("BYTES", ["a"], [2])),
+    request(entry("BYTES", ["a", 1])),
+    request(entry("BYTES", ["a", None])),
+    request(entry("BYTES", ["a", {"b64": "QQ=="}])),
+    request(entry("BYTES", ["YQ=="]) | {"parameters": {"content_type": "base64"}}),
+    request(entry("FP32", ["1"])),
+    request(entry("BYTES", [[[[[[[[[[[[["a"]]]]]]]]]]]]], [1])),
+    request(entry("BYTES", ["a"])).replace(b'"a"]', b'"a"],"data":["b"]'),
+    *(request(entry("BYTES", ["@"])).replace(b"@", bad) for bad in (b"\xff", b"\\ud800", b"\n")),
+    *(
+        request(entry("BYTES", ["@"])).replace(b'"@"', bad)
+        for bad in (b'"a",', b',"a"', b'"a" "b"')
+    ),
+    *(request(entry("BYTES", ["@"])).replace(b"]", bad) for bad in (b"]]", b'],["b"]', b"")),
+]
+
+
+@pytest.mark.parametrize("body", STRING_REQUESTS)
+def test_fast_path_converts_strings_where_the_c_module_is_compiled(body: bytes) -> None:
+    assert (fast_result(body) is not None) is NATIVE
+    assert streaming_result(body) is not None
+    assert fast_path_agrees(body)
+
+
+@pytest.mark.parametrize("body", UNUSUAL_STRINGS)
+def test_unusual_strings_are_left_to_the_streaming_path(body: bytes) -> None:
+    assert fast_result(body) is None
+
+
+@given(st.lists(st.text(max_size=9), min_size=1, max_size=5), st.data())
+def test_fast_path_agrees_on_strings_with_the_streaming_path(
+    strings: list[str], data: st.DataObject
+) -> None:
+    body = request(entry("BYTES", strings), entry("FP32", [1.5]) | {"name": "y"}, id="é")
+    if data.draw(st.booleans()):
+        body = body.replace(b"\\u", b"\\")
+    at = data.draw(st.integers(0, len(body)))
+    body = body[:at] + data.draw(st.sampled_from([b"", b'"', b"\\", b"]", b"[", b","])) + body[at:]
+    assert fast_path_agrees(body)
+
+
+def test_each_request_of_strings_tells_their_size() -> None:
+    for text in ("a", "abc", "a"):
+        body = request(entry("BYTES", [text]))
+        assert fast_result(body) == (streaming_result(body) if NATIVE else None)
