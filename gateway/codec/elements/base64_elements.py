@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from binascii import Error, a2b_base64, b2a_base64
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -36,7 +37,7 @@ _ALPHABET = re.compile(rb"[A-Za-z0-9+/]*")
 _PADDING = (b"", b"===", b"==", b"=")
 """What a text lacks, by its length modulo 4."""
 
-encode_base64 = partial(b2a_base64, newline=False)
+encode_base64: Callable[[bytes], bytes] = native.encode_base64 or partial(b2a_base64, newline=False)
 """Encodes bytes as base64 with padding, without a line break."""
 
 

@@ -162,7 +162,7 @@ twice_as_large(PyObject *bytes)
 static Py_ssize_t
 first_room(Py_ssize_t size, enum string_form form)
 {
-    return size + (form == TEXT ? size / 4 : form == BASE64 ? size / 2 : size + size / 2) + 128;
+    return size + (form == TEXT ? size / 16 : form == BASE64 ? size / 2 : size + size / 2) + 128;
 }
 
 PyDoc_STRVAR(encode_strings_doc,
@@ -227,6 +227,25 @@ encode_strings_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
     if (text == NULL || size < 0)
         return text;
     return Py_BuildValue("KnN", (unsigned long long)count, (Py_ssize_t)used, text);
+}
+
+PyDoc_STRVAR(encode_base64_doc,
+"encode_base64(data, /) -> bytes\n\n"
+"Encode bytes as base64 with padding: RFC 4648, section 4.");
+
+static PyObject *
+encode_base64_in_python(PyObject *Py_UNUSED(module), PyObject *argument)
+{
+    Py_buffer data;
+    if (PyObject_GetBuffer(argument, &data, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *text = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)base64_size((size_t)data.len));
+    if (text != NULL) {
+        char *to = PyBytes_AS_STRING(text);
+        RUN_UNLOCKED(data.len, encode_base64(data.buf, (size_t)data.len, to));
+    }
+    PyBuffer_Release(&data);
+    return text;
 }
 
 PyDoc_STRVAR(encode_text_doc,
@@ -345,6 +364,7 @@ PyMethodDef string_functions[] = {
     {"decode_base64_elements", decode_base64_elements_in_python, METH_O,
      decode_base64_elements_doc},
     {"encode_strings", encode_strings_in_python, METH_VARARGS, encode_strings_doc},
+    {"encode_base64", encode_base64_in_python, METH_O, encode_base64_doc},
     {"encode_text", encode_text_in_python, METH_O, encode_text_doc},
     {"scan_strings", scan_strings_in_python, METH_VARARGS, scan_strings_doc},
     {"find_string_end", find_string_end_in_python, METH_O, find_string_end_doc},

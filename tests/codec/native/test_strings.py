@@ -402,6 +402,8 @@ def test_c_decodes_what_it_encodes_as_base64(data: bytes) -> None:
     elements = pack_bytes([data])
     text = base64.b64encode(data)
     assert encode_strings(elements, native.BASE64) == (1, len(elements), b'"' + text + b'"')
+    assert native.encode_base64 is not None
+    assert native.encode_base64(data) == text
     assert native.decode_base64 is not None
     assert native.decode_base64(text, True) == data
     assert native.decode_base64(text.rstrip(b"="), False) == data

@@ -167,6 +167,8 @@ def _check_encoding(native: Any, rng: Random) -> bool:
     except UnicodeDecodeError:
         written = None
     texts = [base64.b64encode(each).decode() for each in elements]
+    for each, encoded in zip(elements, texts, strict=True):
+        _expect("encode_base64", _call(native.encode_base64, each), encoded.encode())
     forms = written, [f'"{each}"' for each in texts], [f'{{"b64":"{each}"}}' for each in texts]
     row = rng.choice((1, 2, 3))
     for form, strings in enumerate(forms):
@@ -178,10 +180,10 @@ def _check_encoding(native: Any, rng: Random) -> bool:
             count = len(elements), len(data)
             _expect("encode_strings", found, None if strings is None else (*count, text))
     joined = b"".join(elements)
-    encoded = _call(native.encode_text, joined)
+    found = _call(native.encode_text, joined)
     if written is not None:
         text = json.dumps(joined.decode(), ensure_ascii=False)[1:-1].encode()
-        _expect("encode_text", encoded, (len(joined), text))
+        _expect("encode_text", found, (len(joined), text))
     return written is not None
 
 
