@@ -14,6 +14,8 @@ import orjson
 from gateway.codec import native
 from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
+from gateway.codec.json.text_search import contains
+from gateway.codec.native import DATATYPE_CODES, encode_numbers
 from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import GatewayError
@@ -22,6 +24,14 @@ from gateway.protocol.error_vocabulary import RESPONSE, ErrorVocabulary
 
 TextChunk = bytes | memoryview
 """A part of the JSON; a view where brackets were cut off."""
+
+_NONFINITE_CODES = {
+    Nonfinite.ERROR: 0,
+    Nonfinite.NULL: 1,
+    Nonfinite.LITERAL: 2,
+    Nonfinite.STRING: 3,
+}
+"""The codes that the C module knows: encode_numbers.h."""
 
 
 class TensorEncoder(Protocol):
@@ -82,6 +92,33 @@ def json_dtype(datatype: Datatype) -> np.dtype[Any]:
     return np.dtype("<f4" if datatype.family is Family.FLOAT else "<i8")
 
 
+def can_encode_fast(datatype: Datatype) -> bool:
+    """Tell whether fast_encode_numbers takes elements of a datatype."""
+    if encode_numbers is not None and datatype.name in DATATYPE_CODES:
+        return True
+    # orjson would write any BOOL.
+    is_number = datatype.family in (Family.INTEGER, Family.FLOAT)
+    return is_number and json_dtype(datatype) == datatype.dtype
+
+
+def fast_encode_numbers(
+    data: bytes | memoryview, datatype: Datatype, shape: tuple[int, ...] = ()
+) -> TextChunk | None:
+    """Encode complete elements, nested by their shape, without the outermost brackets.
+
+    Returns None for elements that NumberEncoder must check: a policy decides on NaN and infinities.
+    """
+    code = DATATYPE_CODES.get(datatype.name)
+    if encode_numbers is not None and code is not None:
+        return encode_numbers(data, code, 0, shape)
+    values = np.frombuffer(data, datatype.dtype)
+    if len(shape) > 1:
+        values = values.reshape(shape)
+    text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+    # null for NaN or an infinity
+    return None if contains(text, b"n") else memoryview(text)[1:-1]
+
+
 class NumberEncoder:
     """Encodes numbers and booleans: elements of one size."""
 
@@ -98,50 +135,52 @@ class NumberEncoder:
         self._message = message
         self._job = ConversionJob(to_json=True, datatype=datatype)
         self._dtype = datatype.dtype
-        self._json_dtype = json_dtype(datatype)
-        self._is_float = datatype.family is Family.FLOAT
+        self._size = datatype.dtype.itemsize
         self._nonfinite = nonfinite
         self._partial = b""
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Encode the next bytes; see TensorEncoder."""
-        values = self._complete_values(data)
-        return b"".join(self._encode_values(values)) if values.size else b""
+        complete = self._complete_elements(data)
+        return b"".join(self._encode_elements(complete)) if complete else b""
 
     def parts(
         self, data: bytes | memoryview, offloader: Offloader
     ) -> list[TextChunk | OffloadedText]:
         """Encode the next bytes, and offload them where that is faster."""
-        values = self._complete_values(data)
-        if not values.size:
+        complete = self._complete_elements(data)
+        if not complete:
             return []
         future = None
         if self._job.can_be_offloaded:
-            future = offloader.submit(self._job, values.view(np.uint8).data)
+            future = offloader.submit(self._job, complete)
         if future is None:
-            return [*self._encode_values(values)]
+            return [*self._encode_elements(complete)]
         first = self.count
-        self.count += values.size
-        offloaded = OffloadedText(future, lambda: self._encode_checked(values, first))
+        self.count += len(complete) // self._size
+        offloaded = OffloadedText(future, lambda: self._encode_checked(complete, first))
         return [b",", offloaded] if first else [offloaded]
 
-    def encode_all(self, data: bytes | memoryview) -> memoryview:
+    def encode_all(self, data: bytes | memoryview) -> TextChunk:
         """Encode a complete tensor; raises GatewayError as ``feed`` does."""
-        return self._encode_checked(np.frombuffer(data, self._dtype), 0)
+        return self._encode_checked(data, 0)
 
-    def _complete_values(self, data: bytes | memoryview) -> npt.NDArray[Any]:
-        """Return the complete elements, and buffer the rest."""
+    def _complete_elements(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Return the bytes of the complete elements, and buffer the rest."""
         if self._partial:
             data = self._partial + data
-        complete = len(data) - len(data) % self._dtype.itemsize
-        self._partial = bytes(data[complete:])
-        return np.frombuffer(data, self._dtype, complete // self._dtype.itemsize)
+        rest = len(data) % self._size
+        if not rest:
+            self._partial = b""
+            return data
+        self._partial = bytes(data[-rest:])
+        return memoryview(data)[:-rest]
 
-    def _encode_values(self, values: npt.NDArray[Any]) -> list[TextChunk]:
+    def _encode_elements(self, data: bytes | memoryview) -> list[TextChunk]:
         # Joining the text here would copy it.
-        text = self._encode_checked(values, self.count)
+        text = self._encode_checked(data, self.count)
         separator: list[TextChunk] = [b","] if self.count else []
-        self.count += values.size
+        self.count += len(data) // self._size
         return [*separator, text]
 
     def finish(self) -> None:
@@ -149,21 +188,37 @@ class NumberEncoder:
         if self._partial:
             raise self._message.malformed(f"{self._label} ends inside an element")
 
-    def _encode_checked(self, values: npt.NDArray[Any], first: int) -> memoryview:
-        """Encode values after checks; the first is the tensor's element number ``first``."""
+    def _encode_checked(
+        self, data: bytes | memoryview, first: int, shape: tuple[int, ...] = ()
+    ) -> TextChunk:
+        """Encode elements after checks; the first is the tensor's element number ``first``.
+
+        A shape nests them; the outermost array has no brackets.
+        """
+        datatype = self._job.datatype
+        code = DATATYPE_CODES.get(datatype.name)
+        if encode_numbers is not None and code is not None:
+            text = encode_numbers(data, code, _NONFINITE_CODES[self._nonfinite], shape)
+            if text is not None:
+                return text
+        values = np.frombuffer(data, self._dtype)
         if self._dtype.kind == "b" and values.view(np.uint8).max() > 1:
             raise self._message.malformed(
                 f"{self._label} is BOOL, but holds bytes other than 0 and 1"
             )
-        values = values.astype(self._json_dtype, copy=False)
-        if self._is_float:
+        values = values.astype(json_dtype(datatype), copy=False)
+        if datatype.family is Family.FLOAT:
             finite = np.isfinite(values)
             if not finite.all():
-                return self._with_nonfinite(values, np.flatnonzero(~finite), first)
-        return self._dump(values)
+                return self._with_nonfinite(values, np.flatnonzero(~finite), first, shape)
+        return _dump(values, shape)
 
     def _with_nonfinite(
-        self, values: npt.NDArray[Any], offsets: npt.NDArray[np.intp], first: int
+        self,
+        values: npt.NDArray[Any],
+        offsets: npt.NDArray[np.intp],
+        first: int,
+        shape: tuple[int, ...],
     ) -> memoryview:
         if self._nonfinite is Nonfinite.ERROR:
             raise GatewayError(
@@ -172,7 +227,7 @@ class NumberEncoder:
                 f"which JSON does not have (policy nonfinite: error); "
                 f"{self._message.instead_of_number}set another policy",
             )
-        text = self._dump(values)  # orjson writes null for each
+        text = _dump(values, shape)  # orjson writes null for each
         if self._nonfinite is Nonfinite.NULL:
             return text
         tokens = _NONFINITE_TOKENS[self._nonfinite]
@@ -185,9 +240,12 @@ class NumberEncoder:
         written = zip(pieces, [tokens[kind] for kind in kinds], strict=True)
         return memoryview(b"".join((*chain.from_iterable(written), last)))
 
-    def _dump(self, values: npt.NDArray[Any]) -> memoryview:
-        # A view, as the text is three times as large as the values.
-        return memoryview(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))[1:-1]
+
+def _dump(values: npt.NDArray[Any], shape: tuple[int, ...]) -> memoryview:
+    if shape:
+        values = np.ascontiguousarray(values).reshape(shape)
+    # A view, as the text is three times as large as the values.
+    return memoryview(orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY))[1:-1]
 
 
 _NONFINITE_TOKENS = {

@@ -4,7 +4,11 @@ def decode_numbers(
     text: bytes | memoryview, datatype: int, open_before: int = 0, open_after: int = 0, /
 ) -> bytes | None: ...
 def encode_numbers(
-    data: bytes | memoryview, datatype: int, nonfinite: int = 0, /
+    data: bytes | memoryview,
+    datatype: int,
+    nonfinite: int = 0,
+    shape: tuple[int, ...] = (),
+    /,
 ) -> bytes | None: ...
 def scan_numbers(
     buffer: bytes, start: int, end: int, /

@@ -177,7 +177,9 @@ pool_encode_numbers(PyObject *object, PyObject *arguments)
     int datatype, nonfinite = NONFINITE_ERROR;
     if (!PyArg_ParseTuple(arguments, "y*i|i", &data, &datatype, &nonfinite))
         return NULL;
-    PyObject *text = new_text(&data, datatype, nonfinite);
+    PyObject *text = NULL;
+    if (are_elements(&data, datatype, nonfinite))
+        text = new_text(&data, datatype, 0);
     struct conversion_kind kind = {.run = run_encoding, .nonfinite = (enum nonfinite)nonfinite};
     return submitted((struct thread_pool_object *)object, &data, text, datatype, kind);
 }

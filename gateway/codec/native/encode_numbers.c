@@ -37,45 +37,65 @@ store_word(char *to, uint64_t word)
     memcpy(to, &word, sizeof word);
 }
 
-/* ---- Digits as bytes: the first in the lowest byte of a word ---- */
+/* ---- Digits as bytes: the last in the lowest byte of a word ---- */
 
 /* Split a number below 10^8 into its eight digits: into fours, then pairs, then digits. */
 INLINE uint64_t
 eight_digits(uint64_t value)
 {
-    uint64_t fours = value / 10000;
-    fours += (value - fours * 10000) << 32;
+    uint64_t fours = value + value / 10000 * ((1ULL << 32) - 10000);
     /* Quotients by 100 below 10^4, and by 10 below 100, are exact with these multipliers. */
-    uint64_t hundreds = (fours * 5243 >> 19) & 0x0000007F0000007F;
-    uint64_t pairs = (fours << 16) - hundreds * ((100 << 16) - 1);
-    uint64_t tens = (pairs * 103 >> 10) & 0x000F000F000F000F;
-    return (pairs << 8) - tens * ((10 << 8) - 1);
+    uint64_t pairs = fours + (fours * 5243 >> 19 & 0x0000007F0000007F) * ((1 << 16) - 100);
+    return pairs + (pairs * 103 >> 10 & 0x000F000F000F000F) * ((1 << 8) - 10);
 }
 
-/* Count the digits without the zeros at their end. */
-INLINE int
-without_zeros(uint64_t digits)
+/* Turn digits into text, whose first character is the lowest byte. */
+INLINE uint64_t
+as_text(uint64_t digits)
 {
-    /* The upper half of each byte is 0, so that no bit is lost. */
-    return (70 - __builtin_clzll(digits << 1 | 1)) / 8;
+    return __builtin_bswap64(digits) | EIGHT_ZEROS;
+}
+
+/* Count the zeros at the end of eight digits. */
+INLINE int
+zeros_at_end(uint64_t digits)
+{
+    /* A digit has its bits in the lower half of its byte: the bit set below is behind the first. */
+    return (__builtin_ctzll(digits | 1ULL << 63) + 4) / 8;
 }
 
 /* ---- Integers ---- */
+
+/* Write a number below 1000. */
+INLINE char *
+write_three(uint64_t value, char *to)
+{
+    uint32_t text = SHORT_NUMBERS[value][0];
+    memcpy(to, &text, sizeof text);
+    return to + (text >> 24);
+}
 
 /* Write a number below 10^8 without zeros before it. */
 INLINE char *
 write_short(uint64_t value, char *to)
 {
+    if (value < 1000)
+        return write_three(value, to);
+    if (value < 1000000) {
+        to = write_three(value / 1000, to);
+        memcpy(to, &SHORT_NUMBERS[value % 1000][1], 4);
+        return to + 3;
+    }
     uint64_t digits = eight_digits(value);
-    int zeros = __builtin_ctzll(digits | 1ULL << 56) / 8;
-    store_word(to, (digits | EIGHT_ZEROS) >> 8 * zeros);
+    int zeros = __builtin_clzll(digits) / 8;
+    store_word(to, as_text(digits << 8 * zeros));
     return to + 8 - zeros;
 }
 
 INLINE char *
 write_eight(uint64_t value, char *to)
 {
-    store_word(to, eight_digits(value) | EIGHT_ZEROS);
+    store_word(to, as_text(eight_digits(value)));
     return to + 8;
 }
 
@@ -84,10 +104,14 @@ INLINE char *
 write_unsigned(uint64_t value, int size, char *to)
 {
     const uint64_t e8 = 100000000;
-    if (size < 4 || value < e8)
+    if (size == 1)
+        return write_three(value, to);
+    if (size == 2 || value < e8)
         return write_short(value, to);
     uint64_t upper = value / e8;
-    if (size == 4 || upper < e8)
+    if (size == 4)
+        to = write_three(upper, to);
+    else if (upper < e8)
         to = write_short(upper, to);
     else
         to = write_eight(upper % e8, write_short(upper / e8, to));
@@ -120,9 +144,9 @@ most_digits(int size)
     return size == 4 ? 9 : 17;
 }
 
-/* A number that is digits * 10^power. */
+/* A number that is (10 * tens + last) * 10^power. */
 struct decimal {
-    uint64_t digits;
+    uint64_t tens, last;
     int power;
 };
 
@@ -172,22 +196,44 @@ compare_exactly(uint64_t a, int exponent, uint64_t b, int power)
     return 0;
 }
 
+/* Choose the digits of c * 2^q, where the lower half of the unit is 0: the product is exact. */
+static struct decimal
+choose_from_product(uint64_t c, int q, uint64_t unit)
+{
+    const uint128_t one = (uint128_t)1 << 64;
+    uint128_t product = (uint128_t)c * unit, rest = product % one;
+    uint64_t tens = (uint64_t)(product / one), last = (uint64_t)(rest * 10 / one);
+    uint64_t fraction = (uint64_t)(rest * 10 % one);
+    bool is_even = !(c & 1);
+    int k = power_below(q);
+    if (2 * rest < (uint128_t)unit + is_even)
+        return (struct decimal){tens, 0, k};
+    if (2 * rest + unit + is_even > 2 * one)
+        return (struct decimal){tens + 1, 0, k};
+    last += fraction > (1ULL << 63) - (last & 1);
+    return (struct decimal){tens + last / 10, last % 10, k};
+}
+
 /*
- * Choose the digits of c * 2^q = whole.something * 10^k where the product is not exact enough to
- * tell on which side of a border it is.
+ * Choose the digits of c * 2^q, about ``whole`` * 10^k, where the product is too near to a border
+ * to tell on which side it is. Of all doubles, this is some dozens, and those exactly on a border.
  */
-__attribute__((noinline, cold)) static uint64_t
+__attribute__((noinline, cold)) static struct decimal
 choose_exactly(uint64_t c, int q, uint64_t whole, int k)
 {
-    uint64_t tens = whole / 10 * 10;
+    const uint64_t *unit = UNITS[q - LEAST_UNIT];
+    if (unit[1] == 0)
+        return choose_from_product(c, q, unit[0]);
+    uint64_t tens = whole / 10, last = whole % 10;
     bool is_even = !(c & 1);
     /* Twice the interval is 2c-1 to 2c+1, with its ends if c is even. */
-    if (compare_exactly(2 * c - 1, q - 1, tens, k) < is_even)
-        return tens;
-    if (compare_exactly(2 * c + 1, q - 1, tens + 10, k) > -is_even)
-        return tens + 10;
+    if (compare_exactly(2 * c - 1, q - 1, tens * 10, k) < is_even)
+        return (struct decimal){tens, 0, k};
+    if (compare_exactly(2 * c + 1, q - 1, tens * 10 + 10, k) > -is_even)
+        return (struct decimal){tens + 1, 0, k};
     int beyond_half = compare_exactly(4 * c, q - 1, 2 * whole + 1, k);
-    return whole + (beyond_half > 0 || (beyond_half == 0 && whole & 1));
+    last += beyond_half > 0 || (beyond_half == 0 && last & 1);
+    return (struct decimal){tens + last / 10, last % 10, k};
 }
 
 /* Compute the digits of c * 2^q, where c is no power of two, or q the least. */
@@ -197,35 +243,33 @@ shortest(uint64_t c, int q, int size)
     const uint64_t half = 1ULL << 63;
     const uint64_t *unit = UNITS[q - LEAST_UNIT];
     int k = power_below(q);
-    /* The integer is the upper word of the product, the fraction the lower one. */
-    uint128_t product = (uint128_t)(c << 4) * unit[0];
+    /* The upper word is the integer, the lower one the fraction; both lack the last digit. */
+    uint128_t product = (uint128_t)c * unit[0];
     if (size == 8)
-        product += (uint64_t)((uint128_t)(c << 4) * unit[1] >> 64);
-    uint64_t whole = (uint64_t)(product >> 64), fraction = (uint64_t)product;
-    uint64_t without_last = whole / 10;
-    /* The last digit and the fraction, with 4 bits for the digit, as half a unit has. */
-    uint64_t rest = (whole - without_last * 10) << 60 | fraction >> 4, half_unit = unit[0] >> 1;
-    const uint64_t ten = 10ULL << 60;
-    uint64_t up;
+        product += (uint64_t)((uint128_t)c * unit[1] >> 64);
+    uint64_t tens = (uint64_t)(product >> 64), rest = (uint64_t)product, half_unit = unit[0] >> 1;
+    product = (uint128_t)rest * 10;
+    uint64_t last = (uint64_t)(product >> 64), fraction = (uint64_t)product;
     if (size == 4) {
         /*
-         * No end of an interval comes nearer to a multiple of ten than 2^-32, unless it is one.
-         * The ends belong to the interval if c is even.
+         * No end of an interval comes nearer to a multiple of ten than this, unless it is one. The
+         * ends belong to the interval if c is even.
          */
         const uint64_t margin = 1ULL << 27;
-        half_unit += c & 1 ? -margin : margin;
-        up = fraction > half - (whole & 1);
+        half_unit += margin - (c & 1) * 2 * margin;
+        last += fraction > half - (last & 1);
     } else {
-        const uint64_t margin = 16;
+        /* The product, and half a unit, are each cut off by less than 1. */
+        const uint64_t margin = 4;
         if (UNLIKELY(
-                rest + half_unit - ten + margin <= 2 * margin ||
-                rest - half_unit + margin <= 2 * margin || fraction - half + margin <= 2 * margin))
-            return (struct decimal){choose_exactly(c, q, whole, k), k};
-        up = fraction >> 63;
+                rest + half_unit + margin <= 2 * margin ||
+                rest - half_unit + margin <= 2 * margin ||
+                fraction - half + 10 * margin <= 20 * margin))
+            return choose_exactly(c, q, tens * 10 + last, k);
+        last += fraction >> 63;
     }
-    bool is_above = rest + half_unit > ten, is_below = rest < half_unit;
-    uint64_t tens = (without_last + is_above) * 10;
-    return (struct decimal){is_above | is_below ? tens : whole + up, k};
+    bool is_above = rest + half_unit < rest, is_below = rest < half_unit;
+    return (struct decimal){tens + is_above, last & ((uint64_t)(is_above | is_below) - 1), k};
 }
 
 /*
@@ -236,15 +280,14 @@ static struct decimal
 shortest_of_power(int q, int stored)
 {
     const uint64_t *unit = UNITS[q - LEAST_UNIT];
-    uint128_t scaled = (uint128_t)unit[0] << 64 | unit[1];
-    int k = power_below(q), bits = 124;
-    if (unit[0] < (1ULL << 62) / 3) {
+    uint128_t scaled = ((uint128_t)unit[0] << 64 | unit[1]) >> 4;
+    int k = power_below(q), bits = 124 - stored;
+    scaled *= 10;
+    if (unit[0] < UINT64_MAX / 15 * 2) {
         /* The interval, 3/4 of a unit, is below 1. */
-        scaled = (scaled >> 4) * 10;
-        bits -= 4;
+        scaled *= 10;
         k--;
     }
-    bits -= stored;
     uint128_t one = (uint128_t)1 << bits, fraction = scaled & (one - 1);
     uint128_t above = scaled >> (stored + 1), below = above >> 1;
     uint64_t whole = (uint64_t)(scaled >> bits);
@@ -255,7 +298,7 @@ shortest_of_power(int q, int stored)
         whole += 10 - whole % 10;
     else if (fraction > below || fraction > one / 2 || (fraction == one / 2 && whole & 1))
         whole++;
-    return (struct decimal){whole, k};
+    return (struct decimal){whole / 10, whole % 10, k};
 }
 
 /* ---- The text of a float ---- */
@@ -273,7 +316,7 @@ most_before_point(int size)
     return size == 4 ? 13 : 16;
 }
 
-/* The digits of a float: one, and eight or sixteen as bytes. */
+/* The digits of a float: one, and eight or sixteen as text. */
 struct digits {
     uint64_t first, next, last;
     int count; /* without zeros at the end */
@@ -286,80 +329,121 @@ split(uint64_t value, int size)
     const uint64_t e8 = 100000000, e16 = e8 * e8;
     if (size == 4) {
         digits.first = value / e8;
-        digits.next = eight_digits(value - digits.first * e8);
-        digits.last = 0;
-        digits.count = 1 + without_zeros(digits.next);
+        uint64_t next = eight_digits(value - digits.first * e8);
+        digits.next = as_text(next);
+        digits.last = EIGHT_ZEROS;
+        digits.count = 9 - zeros_at_end(next);
         return digits;
     }
     digits.first = value / e16;
     value -= digits.first * e16;
     uint64_t upper = value / e8;
-    digits.next = eight_digits(upper);
-    digits.last = eight_digits(value - upper * e8);
-    int upper_count = without_zeros(digits.next), lower_count = without_zeros(digits.last);
-    digits.count = 1 + (lower_count ? 8 + lower_count : upper_count);
+    uint64_t next = eight_digits(upper), last = eight_digits(value - upper * e8);
+    digits.next = as_text(next);
+    digits.last = as_text(last);
+    int zeros = zeros_at_end(last);
+    digits.count = 17 - zeros - (zeros_at_end(next) & -(zeros >> 3));
     return digits;
 }
 
 INLINE void
-store_digits(char *to, uint64_t next, uint64_t last, int size)
+store_digits(char *to, struct digits digits, int size)
 {
-    store_word(to, next | EIGHT_ZEROS);
+    *to = (char)('0' + digits.first);
+    store_word(to + 1, digits.next);
     if (size == 8)
-        store_word(to + 8, last | EIGHT_ZEROS);
+        store_word(to + 9, digits.last);
+}
+
+INLINE char *
+write_exponent(int exponent, char *to)
+{
+    *to++ = 'e';
+    *to++ = exponent < 0 ? '-' : '+';
+    return write_three((uint64_t)(exponent < 0 ? -exponent : exponent), to);
 }
 
 /* Write digits with the point behind the first, and an exponent. */
 static char *
-write_scientific(const struct digits *digits, int exponent, int size, char *to)
+write_scientific(struct digits digits, int exponent, int size, char *to)
 {
-    to[0] = (char)('0' + digits->first);
+    store_digits(to + 1, digits, size);
+    to[0] = to[1];
     to[1] = '.';
-    store_digits(to + 2, digits->next, digits->last, size);
-    to += digits->count > 1 ? digits->count + 1 : 1;
-    *to++ = 'e';
-    *to++ = exponent < 0 ? '-' : '+';
-    return write_short((uint64_t)(exponent < 0 ? -exponent : exponent), to);
+    return write_exponent(exponent, to + (digits.count > 1 ? digits.count + 1 : 1));
 }
 
-/* Write digits with more than eight of them before the point. */
+/* Write digits, more than eight of them before the point. */
 static char *
-write_large(const struct digits *digits, int before, int size, char *to)
+write_large(struct digits digits, int before, int size, char *to)
 {
-    *to = (char)('0' + digits->first);
-    store_digits(to + 1, digits->next, digits->last, size);
+    store_digits(to, digits, size);
     if (size == 4)
         store_word(to + 9, EIGHT_ZEROS);
-    int behind = digits->count > before ? digits->count - before : 1;
-    memmove(to + before + 1, to + before, 9);
-    to[before] = '.';
-    return to + before + 1 + behind;
+    to += before;
+    memmove(to + 1, to, 9);
+    *to = '.';
+    return to + 1 + (digits.count > before ? digits.count - before : 1);
 }
 
-/* Write digits as orjson does; ``before`` of them stand before the point. */
+/*
+ * Where the parts of a float stand. Below 1, zeros come before the digits. Above, the digits behind
+ * the point are stored a second time, without those before it.
+ */
+struct position {
+    unsigned char first;  /* digit */
+    unsigned char second; /* digit, or the first behind the point */
+    unsigned char shift;  /* bits of the digits that stand before the point, but for one */
+    unsigned char point;
+    unsigned char others; /* characters that are not digits */
+    unsigned char least;  /* characters */
+};
+
+/* By the digits before the point, from -5 on: a table, as branches would be unpredictable. */
+static const struct position POSITIONS[] = {
+    {7, 8, 0, 1, 7, 0},  {6, 7, 0, 1, 6, 0},  {5, 6, 0, 1, 5, 0},  {4, 5, 0, 1, 4, 0},
+    {3, 4, 0, 1, 3, 0},  {2, 3, 0, 1, 2, 0},  {0, 2, 0, 1, 1, 3},  {0, 3, 8, 2, 1, 4},
+    {0, 4, 16, 3, 1, 5}, {0, 5, 24, 4, 1, 6}, {0, 6, 32, 5, 1, 7}, {0, 7, 40, 6, 1, 8},
+    {0, 8, 48, 7, 1, 9}, {0, 9, 56, 8, 1, 10},
+};
+
+/* Write digits, at most eight of them before the point. */
 INLINE char *
-write_decimal(const struct digits *digits, int before, int size, char *to)
+write_plain(struct digits digits, int before, int size, char *to)
 {
-    if (UNLIKELY(before < least_before_point(size) || before > 8)) {
-        if (before < least_before_point(size) || before > most_before_point(size))
-            return write_scientific(digits, before - 1, size, to);
-        return write_large(digits, before, size, to);
-    }
-    /* Below 1, zeros come first. Above, the digits behind the point are stored a second time. */
-    bool is_below_one = before <= 0;
+    const struct position *position = &POSITIONS[before + 5];
     store_word(to, 0x3030303030302E30); /* "0.000000" */
-    char *first = is_below_one ? to + 2 - before : to;
-    *first = (char)('0' + digits->first);
-    store_digits(first + 1, digits->next, digits->last, size);
-    int shift = is_below_one ? 0 : 8 * (before - 1);
-    char *second = is_below_one ? first + 1 : to + before + 1;
-    uint64_t next = digits->next >> shift;
-    if (size == 8)
-        next |= digits->last << 1 << (63 - shift);
-    store_digits(second, next, digits->last >> shift, size);
-    to[is_below_one ? 1 : before] = '.';
-    int behind = digits->count - before;
-    return second + (is_below_one ? digits->count - 1 : behind > 1 ? behind : 1);
+    store_digits(to + position->first, digits, size);
+    /* Shifted as digits: what follows the last one is zeros, and becomes text with them. */
+    uint64_t next = digits.next ^ EIGHT_ZEROS, last = digits.last ^ EIGHT_ZEROS;
+    next >>= position->shift;
+    if (size == 8) {
+        next |= last << 1 << (63 - position->shift);
+        store_word(to + position->second + 8, last >> position->shift | EIGHT_ZEROS);
+    }
+    store_word(to + position->second, next | EIGHT_ZEROS);
+    to[position->point] = '.';
+    int end = digits.count + position->others;
+    return to + (end > position->least ? end : position->least);
+}
+
+/* Write a number as orjson does. */
+INLINE char *
+write_decimal(struct decimal decimal, int size, char *to)
+{
+    const uint64_t full = size == 4 ? 100000000 : 10000000000000000;
+    uint64_t value = decimal.tens * 10 + decimal.last;
+    /* As many digits as any float has: mostly, they are all or one less. */
+    int missing = value < full;
+    value += value * 9 & -(uint64_t)missing;
+    for (; UNLIKELY(value < full); value *= 10)
+        missing++;
+    struct digits digits = split(value, size);
+    int before = decimal.power + most_digits(size) - missing;
+    if (UNLIKELY(before < least_before_point(size) || before > most_before_point(size)))
+        return write_scientific(digits, before - 1, size, to);
+    return before <= 8 ? write_plain(digits, before, size, to)
+                       : write_large(digits, before, size, to);
 }
 
 /* Write a NaN or an infinity; NULL if it is refused. */
@@ -379,41 +463,171 @@ write_nonfinite(bool negative, bool is_nan, enum nonfinite nonfinite, char *to)
     return to + size + 2 * is_quoted;
 }
 
-/* Write a float with ``size`` bytes, given its bits; NULL if it is refused. */
+/* A float with ``size`` bytes, taken apart. */
+struct parts {
+    bool negative;
+    int exponent;
+    uint64_t mantissa;
+};
+
+INLINE struct parts
+take_apart(uint64_t bits, int size)
+{
+    const int stored = mantissa_bits(size), largest = size == 4 ? 255 : 2047;
+    return (struct parts){
+        bits >> (8 * size - 1),
+        (int)(bits >> stored & (uint64_t)largest),
+        bits & ((1ULL << stored) - 1),
+    };
+}
+
+/* Tell whether a float is 0, a power of two, subnormal, infinite or NaN. */
+INLINE bool
+is_special(struct parts parts, int size)
+{
+    const unsigned largest = size == 4 ? 255 : 2047;
+    return UNLIKELY(parts.mantissa == 0) || UNLIKELY((unsigned)parts.exponent - 1 >= largest - 1);
+}
+
+INLINE struct decimal
+shortest_of_normal(struct parts parts, int size)
+{
+    const int stored = mantissa_bits(size), bias = size == 4 ? 150 : 1075;
+    return shortest(parts.mantissa | 1ULL << stored, parts.exponent - bias, size);
+}
+
+/* Write a special float; NULL if it is refused. */
+INLINE char *
+write_special(struct parts parts, int size, enum nonfinite nonfinite, char *to)
+{
+    const int stored = mantissa_bits(size), bias = size == 4 ? 150 : 1075;
+    *to = '-';
+    if (parts.exponent == (size == 4 ? 255 : 2047))
+        return write_nonfinite(parts.negative, parts.mantissa != 0, nonfinite, to);
+    to += parts.negative;
+    if (parts.mantissa == 0 && parts.exponent == 0) {
+        memcpy(to, "0.0", 3);
+        return to + 3;
+    }
+    if (parts.mantissa == 0 && parts.exponent > 1)
+        return write_decimal(shortest_of_power(parts.exponent - bias, stored), size, to);
+    uint64_t c = parts.exponent ? 1ULL << stored : parts.mantissa;
+    return write_decimal(shortest(c, 1 - bias, size), size, to);
+}
+
+static char *
+write_special_fp32(struct parts parts, enum nonfinite nonfinite, char *to)
+{
+    return write_special(parts, 4, nonfinite, to);
+}
+
+static char *
+write_special_fp64(struct parts parts, enum nonfinite nonfinite, char *to)
+{
+    return write_special(parts, 8, nonfinite, to);
+}
+
+/* Write a float, given its bits; NULL if it is refused. */
 INLINE char *
 write_float(uint64_t bits, int size, enum nonfinite nonfinite, char *to)
 {
-    const int stored = mantissa_bits(size), bias = size == 4 ? 150 : 1075;
-    const int largest = size == 4 ? 255 : 2047;
-    bool negative = bits >> (8 * size - 1);
-    int exponent = (int)(bits >> stored & (uint64_t)largest);
-    uint64_t c = bits & ((1ULL << stored) - 1);
+    struct parts parts = take_apart(bits, size);
+    if (is_special(parts, size))
+        return size == 4 ? write_special_fp32(parts, nonfinite, to)
+                         : write_special_fp64(parts, nonfinite, to);
     *to = '-';
-    struct decimal decimal;
-    if (UNLIKELY(exponent == largest))
-        return write_nonfinite(negative, c != 0, nonfinite, to);
-    to += negative;
-    if (UNLIKELY(c == 0 || exponent == 0)) {
-        if ((c | (uint64_t)exponent) == 0) {
-            memcpy(to, "0.0", 3);
-            return to + 3;
-        }
-        decimal = c == 0 && exponent > 1 ? shortest_of_power(exponent - bias, stored)
-                                         : shortest(exponent ? 1ULL << stored : c, 1 - bias, size);
-    } else {
-        decimal = shortest(c | 1ULL << stored, exponent - bias, size);
-    }
-    /* As many digits as any float has. */
-    uint64_t full = size == 4 ? 100000000 : 10000000000000000;
-    int missing = decimal.digits < full;
-    decimal.digits = missing ? decimal.digits * 10 : decimal.digits;
-    while (UNLIKELY(decimal.digits < full)) {
-        decimal.digits *= 10;
-        missing++;
-    }
-    struct digits digits = split(decimal.digits, size);
-    return write_decimal(&digits, decimal.power - missing + most_digits(size), size, to);
+    return write_decimal(shortest_of_normal(parts, size), size, to + parts.negative);
 }
+
+/*
+ * ---- The same with AVX2 ----
+ *
+ * All digits but the last are made and put in their places at once, by a table of the build: this
+ * takes 0.6 of the time for FP32, half for FP64.
+ */
+
+#ifdef __x86_64__
+
+#include <immintrin.h>
+
+#define AVX2 __attribute__((target("avx2,bmi,bmi2")))
+#define INLINE_AVX2 AVX2 INLINE
+
+/* Split two numbers below 10^8 into their digits, as eight_digits does. */
+INLINE_AVX2 __m128i
+sixteen_digits(__m128i values)
+{
+    __m128i fours = _mm_srli_epi64(_mm_mul_epu32(values, _mm_set1_epi64x(3518437209)), 45);
+    values = _mm_add_epi64(values, _mm_mul_epu32(fours, _mm_set1_epi64x((1LL << 32) - 10000)));
+    __m128i hundreds = _mm_srli_epi16(_mm_mulhi_epu16(values, _mm_set1_epi32(5243)), 3);
+    values = _mm_add_epi32(values, _mm_mullo_epi32(hundreds, _mm_set1_epi32((1 << 16) - 100)));
+    __m128i tens = _mm_mulhi_epu16(values, _mm_set1_epi16(6554));
+    __m128i factor = _mm_set1_epi16((1 << 8) - 10);
+    /* Hidden from gcc, which would multiply by five shifts and subtractions. */
+    __asm__("" : "+x"(factor));
+    return _mm_add_epi16(values, _mm_mullo_epi16(tens, factor));
+}
+
+INLINE_AVX2 void
+store_layout(char *to, __m128i digits, const struct layout *layout, int at)
+{
+    __m128i places = _mm_loadu_si128((const __m128i *)(layout->places + at));
+    __m128i characters = _mm_loadu_si128((const __m128i *)(layout->characters + at));
+    digits = _mm_or_si128(_mm_shuffle_epi8(digits, places), characters);
+    _mm_storeu_si128((__m128i *)(to + at), digits);
+}
+
+INLINE const struct layout *
+find_layout(int before, int zeros, int size)
+{
+    int row = before - least_before_point(size);
+    return size == 4 ? &LAYOUTS_4[row * 3 + zeros] : &LAYOUTS_8[row * 2 + zeros];
+}
+
+/* Write the digits of a normal float. */
+INLINE_AVX2 char *
+write_decimal_avx2(struct decimal decimal, int size, char *to)
+{
+    const uint64_t e8 = 100000000;
+    const int least = least_before_point(size), most = most_before_point(size);
+    int zeros; /* before the other digits */
+    __m128i digits;
+    if (size == 4) {
+        zeros = (decimal.tens < 10000000) + (decimal.tens < 1000000);
+        digits = sixteen_digits(_mm_cvtsi64_si128((int64_t)decimal.tens));
+    } else {
+        zeros = decimal.tens < 1000000000000000;
+        uint64_t upper = decimal.tens / e8, lower = decimal.tens - upper * e8;
+        digits = sixteen_digits(_mm_set_epi64x((int64_t)upper, (int64_t)lower));
+    }
+    /* A bit per digit that is not 0, the last one lowest. */
+    unsigned bits = (unsigned)_mm_movemask_epi8(_mm_cmpgt_epi8(digits, _mm_setzero_si128())) << 1;
+    int zeros_behind = __builtin_ctz(bits | (decimal.last != 0));
+    int before = decimal.power + most_digits(size) - zeros;
+    bool is_scientific = before < least || before > most;
+    const struct layout *layout = find_layout(UNLIKELY(is_scientific) ? 1 : before, zeros, size);
+    store_layout(to, digits, layout, 0);
+    if (size == 8)
+        store_layout(to, digits, layout, 16);
+    to[layout->last] = (char)('0' + decimal.last);
+    int end = layout->longest - zeros_behind;
+    if (UNLIKELY(is_scientific))
+        return write_exponent(before - 1, to + (end > 2 ? end : 1));
+    return to + (end > layout->least ? end : layout->least);
+}
+
+INLINE_AVX2 char *
+write_float_avx2(uint64_t bits, int size, enum nonfinite nonfinite, char *to)
+{
+    struct parts parts = take_apart(bits, size);
+    if (is_special(parts, size))
+        return size == 4 ? write_special_fp32(parts, nonfinite, to)
+                         : write_special_fp64(parts, nonfinite, to);
+    *to = '-';
+    return write_decimal_avx2(shortest_of_normal(parts, size), size, to + parts.negative);
+}
+
+#endif
 
 /* ---- Elements of one datatype ---- */
 
@@ -439,29 +653,68 @@ load(const char *data, size_t index, int size)
     return bits;
 }
 
-/* Write elements, each with a comma behind it. */
+/* Write elements, each with a comma behind it; as all functions for elements. */
 INLINE char *
-write_all(
-    const char *data, size_t count, enum datatype datatype, int size, enum nonfinite nonfinite,
-    char *to)
+write_integers(const char *data, size_t count, int size, bool is_signed, char *to)
 {
-    bool is_signed = datatype >= INT8 && datatype <= INT64;
-    for (size_t i = 0; i < count && to != NULL; i++) {
-        uint64_t bits = load(data, i, size);
-        if (datatype == FP64)
-            to = write_float(bits, 8, nonfinite, to);
-        else if (datatype == FP32)
-            to = write_float(bits, 4, nonfinite, to);
-        else if (datatype == BF16)
-            to = write_float(bits << 16, 4, nonfinite, to);
-        else if (datatype == FP16)
-            to = write_float(widen_fp16(bits), 4, nonfinite, to);
-        else
-            to = write_integer(bits, size, is_signed, to);
-        if (to != NULL)
-            *to++ = ',';
+    for (size_t i = 0; i < count; i++) {
+        to = write_integer(load(data, i, size), size, is_signed, to);
+        *to++ = ',';
     }
     return to;
+}
+
+typedef char *write_float_function(uint64_t bits, int size, enum nonfinite nonfinite, char *to);
+
+INLINE char *
+write_floats(
+    const char *data, size_t count, enum datatype datatype, enum nonfinite nonfinite,
+    write_float_function write, char *to)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (datatype == FP64)
+            to = write(load(data, i, 8), 8, nonfinite, to);
+        else if (datatype == FP32)
+            to = write(load(data, i, 4), 4, nonfinite, to);
+        else if (datatype == BF16)
+            to = write(load(data, i, 2) << 16, 4, nonfinite, to);
+        else
+            to = write(widen_fp16(load(data, i, 2)), 4, nonfinite, to);
+        if (UNLIKELY(to == NULL))
+            return NULL;
+        *to++ = ',';
+    }
+    return to;
+}
+
+INLINE char *
+write_any_floats(
+    const char *data, size_t count, enum datatype datatype, enum nonfinite nonfinite,
+    write_float_function write, char *to)
+{
+    if (datatype == FP64)
+        return write_floats(data, count, FP64, nonfinite, write, to);
+    if (datatype == FP32)
+        return write_floats(data, count, FP32, nonfinite, write, to);
+    if (datatype == BF16)
+        return write_floats(data, count, BF16, nonfinite, write, to);
+    return write_floats(data, count, FP16, nonfinite, write, to);
+}
+
+#ifdef __x86_64__
+AVX2 static char *
+write_floats_avx2(
+    const char *data, size_t count, enum datatype datatype, enum nonfinite nonfinite, char *to)
+{
+    return write_any_floats(data, count, datatype, nonfinite, write_float_avx2, to);
+}
+#endif
+
+static char *
+write_floats_plainly(
+    const char *data, size_t count, enum datatype datatype, enum nonfinite nonfinite, char *to)
+{
+    return write_any_floats(data, count, datatype, nonfinite, write_float, to);
 }
 
 static char *
@@ -495,32 +748,94 @@ ptrdiff_t
 encode_numbers(
     const char *data, size_t count, enum datatype datatype, enum nonfinite nonfinite, char *to)
 {
-    char *end = to;
+    char *(*write)(const char *, size_t, enum datatype, enum nonfinite, char *);
+    write = write_floats_plainly;
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+        write = write_floats_avx2;
+#endif
+    char *end = NULL;
     switch (datatype) {
-#define CASE(datatype, size) \
-    case datatype: \
-        end = write_all(data, count, datatype, size, nonfinite, to); \
-        break
-    CASE(UINT8, 1);
-    CASE(UINT16, 2);
-    CASE(UINT32, 4);
-    CASE(UINT64, 8);
-    CASE(INT8, 1);
-    CASE(INT16, 2);
-    CASE(INT32, 4);
-    CASE(INT64, 8);
-    CASE(FP16, 2);
-    CASE(FP32, 4);
-    CASE(FP64, 8);
-    CASE(BF16, 2);
-#undef CASE
     case BOOL:
         end = write_booleans(data, count, to);
         break;
-    default:
-        return -1;
+    case UINT8:
+        end = write_integers(data, count, 1, false, to);
+        break;
+    case UINT16:
+        end = write_integers(data, count, 2, false, to);
+        break;
+    case UINT32:
+        end = write_integers(data, count, 4, false, to);
+        break;
+    case UINT64:
+        end = write_integers(data, count, 8, false, to);
+        break;
+    case INT8:
+        end = write_integers(data, count, 1, true, to);
+        break;
+    case INT16:
+        end = write_integers(data, count, 2, true, to);
+        break;
+    case INT32:
+        end = write_integers(data, count, 4, true, to);
+        break;
+    case INT64:
+        end = write_integers(data, count, 8, true, to);
+        break;
+    case FP16:
+    case FP32:
+    case FP64:
+    case BF16:
+        end = write(data, count, datatype, nonfinite, to);
+        break;
+    case DATATYPE_COUNT:
+        break;
     }
-    if (end == NULL)
-        return -1;
-    return end - to - (count != 0);
+    return end == NULL ? -1 : end - to - (count != 0);
+}
+
+size_t
+nested_text(size_t count, const size_t *sizes, int levels)
+{
+    size_t brackets = 0;
+    for (int level = 0; level < levels; level++)
+        brackets += 2 * (count / sizes[level]);
+    return brackets;
+}
+
+/* Count the levels of which an array begins or ends behind so many elements. */
+static size_t
+borders_at(size_t done, const size_t *sizes, int levels)
+{
+    int level = 0;
+    while (level < levels && done % sizes[level] == 0)
+        level++;
+    return (size_t)level;
+}
+
+ptrdiff_t
+encode_nested(
+    const char *data, size_t count, enum datatype datatype, enum nonfinite nonfinite,
+    const size_t *sizes, int levels, char *to)
+{
+    if (levels == 0)
+        return encode_numbers(data, count, datatype, nonfinite, to);
+    char *start = to;
+    for (size_t done = 0; done < count;) {
+        size_t borders = borders_at(done, sizes, levels);
+        if (done)
+            *to++ = ',';
+        memset(to, '[', borders);
+        to += borders;
+        ptrdiff_t size = encode_numbers(
+            data + done * ELEMENT_SIZES[datatype], sizes[0], datatype, nonfinite, to);
+        if (size < 0)
+            return -1;
+        done += sizes[0];
+        borders = borders_at(done, sizes, levels);
+        memset(to + size, ']', borders);
+        to += size + (ptrdiff_t)borders;
+    }
+    return to - start;
 }

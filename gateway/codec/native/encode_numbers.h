@@ -29,4 +29,17 @@ size_t most_text(enum datatype datatype);
 ptrdiff_t encode_numbers(
     const char *data, size_t count, enum datatype datatype, enum nonfinite nonfinite, char *to);
 
+/*
+ * Encode elements as above, as nested arrays; the outermost has no brackets. ``sizes`` are the
+ * numbers of elements in the arrays of each of ``levels`` levels, from the innermost outwards: each
+ * is a multiple of the one before, and ``count`` is one of all. ``to`` needs nested_text(...) more
+ * bytes.
+ */
+ptrdiff_t encode_nested(
+    const char *data, size_t count, enum datatype datatype, enum nonfinite nonfinite,
+    const size_t *sizes, int levels, char *to);
+
+/* The bytes of the brackets. */
+size_t nested_text(size_t count, const size_t *sizes, int levels);
+
 #endif

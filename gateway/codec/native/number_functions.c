@@ -35,17 +35,25 @@ new_elements(const Py_buffer *text, int datatype)
     return new_bytes(most_elements((size_t)text->len), ELEMENT_SIZES[datatype], 0);
 }
 
-PyObject *
-new_text(const Py_buffer *data, int datatype, int nonfinite)
+bool
+are_elements(const Py_buffer *data, int datatype, int nonfinite)
 {
     if (!is_datatype(datatype))
-        return NULL;
+        return false;
     if (nonfinite < NONFINITE_ERROR || nonfinite > NONFINITE_STRING)
-        return PyErr_Format(PyExc_ValueError, "there is no way %d to write a NaN", nonfinite);
-    size_t size = ELEMENT_SIZES[datatype], count = (size_t)data->len / size;
-    if ((size_t)data->len % size != 0)
-        return PyErr_Format(PyExc_ValueError, "the data end inside an element");
-    return new_bytes(count, most_text((enum datatype)datatype), ENCODE_SLACK);
+        PyErr_Format(PyExc_ValueError, "there is no way %d to write a NaN", nonfinite);
+    else if (data->len % ELEMENT_SIZES[datatype] != 0)
+        PyErr_SetString(PyExc_ValueError, "the data end inside an element");
+    else
+        return true;
+    return false;
+}
+
+PyObject *
+new_text(const Py_buffer *data, int datatype, size_t more)
+{
+    size_t count = (size_t)data->len / ELEMENT_SIZES[datatype];
+    return new_bytes(count, most_text((enum datatype)datatype), more + ENCODE_SLACK);
 }
 
 PyDoc_STRVAR(decode_numbers_doc,
@@ -77,30 +85,67 @@ decode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
     return elements;
 }
 
+enum { MAX_RANK = 64 };
+
+/*
+ * Read the shape of ``count`` elements: the sizes of its arrays, but for the outermost, from the
+ * innermost outwards. Return how many these are; -1 with ValueError if it is not their shape.
+ */
+static int
+read_shape(PyObject *shape, size_t count, size_t *sizes)
+{
+    Py_ssize_t rank = shape == NULL ? 0 : PyTuple_GET_SIZE(shape);
+    size_t size = 1;
+    if (rank == 0)
+        return 0;
+    for (Py_ssize_t level = 0; level < rank && rank <= MAX_RANK; level++) {
+        size_t length = PyLong_AsSize_t(PyTuple_GET_ITEM(shape, rank - 1 - level));
+        if (length == (size_t)-1 && PyErr_Occurred())
+            return -1;
+        if (length == 0 || size > count / length)
+            break;
+        size *= length;
+        if (level == rank - 1 && size == count)
+            return (int)rank - 1;
+        sizes[level] = size;
+    }
+    PyErr_SetString(PyExc_ValueError, "this is not the shape of the elements");
+    return -1;
+}
+
 PyDoc_STRVAR(encode_numbers_doc,
-"encode_numbers(data, datatype, nonfinite=0, /) -> bytes | None\n\n"
+"encode_numbers(data, datatype, nonfinite=0, shape=(), /) -> bytes | None\n\n"
 "Return the text of binary elements as JSON, with commas between them but no brackets.\n\n"
 "NaN and infinities become null if nonfinite is 1, NaN, Infinity and -Infinity if it is 2, and\n"
-"these in quotes if it is 3.\n"
+"these in quotes if it is 3. A shape makes nested arrays; the outermost has no brackets.\n"
 "Returns None if it is 0 and there are any, or for a BOOL other than 0 and 1.\n"
-"Raises ValueError if the data end inside an element, and for an unknown datatype or nonfinite.");
+"Raises ValueError if the data end inside an element, if there are not as many as the shape\n"
+"takes, or none, and for an unknown datatype or nonfinite.");
 
 static PyObject *
 encode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     Py_buffer data;
-    int datatype, nonfinite = NONFINITE_ERROR;
-    if (!PyArg_ParseTuple(arguments, "y*i|i", &data, &datatype, &nonfinite))
+    int datatype, nonfinite = NONFINITE_ERROR, levels = -1;
+    size_t count = 0, sizes[MAX_RANK];
+    PyObject *shape = NULL, *text = NULL;
+    if (!PyArg_ParseTuple(
+            arguments, "y*i|iO!", &data, &datatype, &nonfinite, &PyTuple_Type, &shape))
         return NULL;
-    PyObject *text = new_text(&data, datatype, nonfinite);
+    if (are_elements(&data, datatype, nonfinite)) {
+        count = (size_t)data.len / ELEMENT_SIZES[datatype];
+        levels = read_shape(shape, count, sizes);
+    }
+    if (levels >= 0)
+        text = new_text(&data, datatype, nested_text(count, sizes, levels));
     if (text != NULL) {
-        size_t count = (size_t)data.len / ELEMENT_SIZES[datatype];
         char *to = PyBytes_AS_STRING(text);
         Py_ssize_t size;
         RUN_UNLOCKED(
             data.len,
-            size = encode_numbers(
-                data.buf, count, (enum datatype)datatype, (enum nonfinite)nonfinite, to));
+            size = encode_nested(
+                data.buf, count, (enum datatype)datatype, (enum nonfinite)nonfinite, sizes, levels,
+                to));
         text = resized_or_none(text, size);
     }
     PyBuffer_Release(&data);

@@ -5,6 +5,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdbool.h>
+
 enum { MIN_UNLOCKED = 4096 /* bytes: less is converted sooner than the lock changes hands */ };
 
 /* Run a statement; without the interpreter's lock if it has much to do. */
@@ -21,8 +23,11 @@ enum { MIN_UNLOCKED = 4096 /* bytes: less is converted sooner than the lock chan
 /* Return bytes with room for the elements of a text; NULL with an error set if that fails. */
 PyObject *new_elements(const Py_buffer *text, int datatype);
 
-/* Return bytes with room for the text of elements; NULL with an error set if that fails. */
-PyObject *new_text(const Py_buffer *data, int datatype, int nonfinite);
+/* Tell whether data are whole elements that can be written; sets ValueError if not. */
+bool are_elements(const Py_buffer *data, int datatype, int nonfinite);
+
+/* Return bytes with room for the text of elements, and more; NULL with an error set if it fails. */
+PyObject *new_text(const Py_buffer *data, int datatype, size_t more);
 
 /* Return a new bytes object cut to its size, or None if that is below 0; NULL is an error. */
 static inline PyObject *

@@ -7,16 +7,12 @@ result.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import orjson
-
-from gateway.codec.json.text_search import contains
+from gateway.codec.elements.encode import can_encode_fast, fast_encode_numbers
 from gateway.codec.v1.nested_writer import MAX_NESTED_RANK
-from gateway.codec.v2.fast_response import is_written_as_is
 from gateway.codec.v2.response_reader import read_without_data
 from gateway.errors import GatewayError
+from gateway.protocol.datatypes import Datatype
 from gateway.protocol.messages import InferResponseHead
 from gateway.protocol.v1 import V1ResponseLayout
 from gateway.sizes import MAX_CACHED_DOCUMENT
@@ -48,13 +44,11 @@ def write_buffered_prediction(
     shape = plan.single_shape if layout.single else plan.shape
     if not shape:
         return None
-    values = np.frombuffer(body, plan.dtype, -1, header_size)
-    if len(shape) > 1:
-        values = values.reshape(shape)
-    text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
-    if contains(text, b"n"):
-        return None  # null for NaN or an infinity: a policy decides
-    return b'{"%b":%b}' % (layout.form.response_key.encode(), text), values.size
+    text = fast_encode_numbers(memoryview(body)[header_size:], plan.datatype, shape)
+    if text is None:
+        return None
+    key = layout.form.response_key.encode()
+    return b"".join((b'{"', key, b'":[', text, b"]}")), plan.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +58,9 @@ class _Plan:
     ``single_shape`` is that of a single instance. Shapes of too many dimensions are empty.
     """
 
-    dtype: np.dtype[Any]
+    datatype: Datatype
     size: int
+    count: int
     shape: tuple[int, ...]
     single_shape: tuple[int, ...]
 
@@ -74,10 +69,11 @@ def _make_plan(head: InferResponseHead) -> _Plan | None:
     if len(head.outputs) != 1:
         return None
     (output,) = head.outputs
-    dtype, size = output.datatype.dtype, output.binary_size
-    if not is_written_as_is(output) or dtype is None or size is None:
+    datatype, size = output.datatype, output.binary_size
+    if not size or not can_encode_fast(datatype) or datatype.size is None:
         return None
-    return _Plan(dtype, size, _nested(output.shape), _nested((1, *output.shape)))
+    count = size // datatype.size
+    return _Plan(datatype, size, count, _nested(output.shape), _nested((1, *output.shape)))
 
 
 def _nested(shape: tuple[int, ...]) -> tuple[int, ...]:

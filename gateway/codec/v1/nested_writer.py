@@ -6,10 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from functools import cached_property
 from struct import pack
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 
 from gateway.codec import native
@@ -149,7 +147,7 @@ def _not_nested_error(what: str) -> GatewayError:
 class NestedNumberEncoder(NumberEncoder):
     """Encodes numbers and booleans of a shape that has elements.
 
-    Complete rows are written together, as numpy and orjson can nest them. For rows out of a larger
+    Complete rows are written together. For rows out of a larger
     tensor, ``before`` counts the elements before them.
     """
 
@@ -165,7 +163,6 @@ class NestedNumberEncoder(NumberEncoder):
         self._shape = shape
         self._before = before
         self._brackets = BracketWriter(shape)
-        self._block: tuple[int, ...] = (-1,)
 
     def end(self) -> bytes:
         """Return the closing brackets."""
@@ -173,18 +170,18 @@ class NestedNumberEncoder(NumberEncoder):
         check_count(self._label, self._shape, self.count)
         return self._brackets.end()
 
-    def _encode_values(self, values: npt.NDArray[Any]) -> list[TextChunk]:
+    def _encode_elements(self, data: bytes | memoryview) -> list[TextChunk]:
         parts: list[TextChunk] = []
-        brackets, first = self._brackets, self.count
-        while (remaining := first + values.size - self.count) > 0:
+        brackets, data = self._brackets, memoryview(data)
+        while data:
+            remaining = len(data) // self._size
             level = self._find_level(remaining)
-            size = self._choose_block(level, remaining)
+            count, block = self._choose_block(level, remaining)
             parts.append(brackets.lead(self.count, level))
-            start = self.count - first
-            parts.append(
-                self._encode_checked(values[start : start + size], self._before + self.count)
-            )
-            self.count += size
+            size = count * self._size
+            parts.append(self._encode_checked(data[:size], self._before + self.count, block))
+            self.count += count
+            data = data[size:]
         return parts
 
     def _find_level(self, remaining: int) -> int:
@@ -195,20 +192,18 @@ class NestedNumberEncoder(NumberEncoder):
                 return level
         return brackets.rank
 
-    def _choose_block(self, level: int, remaining: int) -> int:
-        """Choose the next elements: complete rows of a level, or a part of the last one."""
+    def _choose_block(self, level: int, remaining: int) -> tuple[int, tuple[int, ...]]:
+        """Choose the next elements: complete rows of a level, or a part of the last one.
+
+        Returns how many they are and, for complete rows, their shape.
+        """
         brackets = self._brackets
         row_size = brackets.sizes[level - 1] if level else 1
         size = min(remaining, row_size - self.count % row_size)
         if level == brackets.rank:
-            self._block = (-1,)
-            return size
+            return size, ()
         rows = size // brackets.sizes[level]
-        self._block = (rows, *self._shape[level:])
-        return rows * brackets.sizes[level]
-
-    def _dump(self, values: npt.NDArray[Any]) -> memoryview:
-        return super()._dump(np.ascontiguousarray(values).reshape(self._block))
+        return rows * brackets.sizes[level], (rows, *self._shape[level:])
 
 
 class BytesElementEncoder(ABC):

@@ -8,21 +8,18 @@ and JsonResponseWriter; for all others both give the same result.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import orjson
 
-from gateway.codec.elements.encode import json_dtype
-from gateway.codec.json.text_search import contains
+from gateway.codec.elements.encode import TextChunk, can_encode_fast, fast_encode_numbers
 from gateway.codec.policies import JsonPolicies
 from gateway.codec.v2.json_writer import split_around_data
 from gateway.codec.v2.response import response_fields
 from gateway.codec.v2.response_reader import read_without_data
 from gateway.errors import GatewayError
-from gateway.protocol.datatypes import Family
+from gateway.protocol.datatypes import Datatype
 from gateway.protocol.error_vocabulary import RESPONSE
-from gateway.protocol.messages import InferResponse, InferResponseHead, OutputTensor
+from gateway.protocol.messages import InferResponse, InferResponseHead
 from gateway.sizes import MAX_CACHED_DOCUMENT
 
 _KEY = "json"
@@ -54,26 +51,28 @@ def write_buffered(response: InferResponse, data: bytes, start: int) -> tuple[by
     plan: _Plan | None = written[_KEY]
     if plan is None or start + plan.size != len(data):
         return None
-    text, count = [plan.split_around_data[0]], 0
+    text: list[TextChunk] = [plan.split_around_data[0]]
+    count = 0
     if response.id is not None:
         text = [b'{"id":', orjson.dumps(response.id), b",", plan.split_around_data[0][1:]]
+    tensors = memoryview(data)[start:]
     for number, tensor in enumerate(plan.tensors, 1):
-        values = np.frombuffer(data, tensor.dtype, tensor.count, start + tensor.start)
-        elements = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
-        if contains(elements, b"n"):
-            return None  # null for NaN or an infinity: a policy decides
-        text += elements[1:-1], plan.split_around_data[number]
+        elements = fast_encode_numbers(tensors[tensor.start : tensor.end], tensor.datatype)
+        if elements is None:
+            return None
+        text += elements, plan.split_around_data[number]
         count += tensor.count
     return b"".join(text), count
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """The offset of a tensor in the data, its number of elements, and their type."""
+    """Where a tensor begins and ends in the data, its number of elements, and their type."""
 
     start: int
+    end: int
     count: int
-    dtype: np.dtype[Any]
+    datatype: Datatype
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +92,11 @@ def _make_plan(head: InferResponseHead) -> _Plan | None:
     for output in head.outputs:
         if output.binary_size is None:
             continue  # it is in shared memory
-        if not is_written_as_is(output):
+        datatype, start = output.datatype, size
+        if not output.binary_size or not can_encode_fast(datatype) or datatype.size is None:
             return None
-        dtype = output.datatype.dtype
-        assert dtype is not None
-        tensors.append(_Tensor(size, output.binary_size // dtype.itemsize, dtype))
         size += output.binary_size
+        tensors.append(_Tensor(start, size, output.binary_size // datatype.size, datatype))
     follows = [output.binary_size is not None for output in head.outputs]
     fields = response_fields(InferResponse(head), _POLICIES)
     return _Plan(tuple(split_around_data(fields, RESPONSE.tensors, follows)), tuple(tensors), size)
-
-
-def is_written_as_is(output: OutputTensor) -> bool:
-    """Tell whether orjson writes the elements as the protocol requires."""
-    datatype = output.datatype
-    if datatype.family not in (Family.INTEGER, Family.FLOAT) or not output.binary_size:
-        return False
-    return json_dtype(datatype) == datatype.dtype
