@@ -37,8 +37,8 @@ _NEWEST = (3, 14)
 _MACHINES = ("aarch64", "arm64", "x86_64")
 """What mypy has wheels for. Elsewhere its installation could fail, and the gateway's with it."""
 
-_LEAST, _MOST = -300, 288
-"""Exponents of the powers of ten: times 64 bits of digits, each gives normal doubles."""
+_LEAST, _MOST = -342, 308
+"""Exponents of the powers of ten: times 64 bits of digits, lesser ones give 0, others infinity."""
 
 _LEAST_UNIT, _MOST_UNIT = -1074, 971
 """Exponents of the powers of two that doubles are multiples of."""

@@ -1,4 +1,4 @@
-"""Generates the text of arrays of numbers: well-formed ones, near ties, and broken ones."""
+"""Generates the text of arrays of a datatype: well-formed ones, near ties, and broken ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import struct
 from fractions import Fraction
 from random import Random
 
+from gateway.protocol.datatypes import Datatype, Family
 from tests.codec.exact_rounding import FORMATS, tie, written
 
-_FORMATS = (FORMATS["FP32"], (53, -1022, 1023))
+_FORMATS = (*FORMATS.values(), (53, -1022, 1023))
 _WORDS = ("NaN", "Infinity", "-Infinity")
 _PIECES = (
     *("NaN", "Infinity", "-", "+", ".", "e", "E", "e+", "0", "00", "1e", "[", "]", ",", "[]", " "),
     *("\n", "\t", "\r", "\0", "\x0b", "null", "true", '"1"', "{}", "Na", "aN", "Infinit", "e99999"),
+    *("false", "tru", "fals", "truefalse", "255", "256", "-129", "18446744073709551616"),
     *(
         "12345678",
         "00000000",
@@ -29,50 +31,71 @@ _PIECES = (
 _SPACES = ("", "", "", " ", "\n", "\t\r ")
 
 
-def well_formed(rng: Random) -> bytes:
-    """Generate an array of numbers that every reader takes."""
-    return _array(rng, lambda: _common(rng)).encode()
+def well_formed(rng: Random, datatype: Datatype) -> bytes:
+    """Generate an array that every reader takes as one of the datatype."""
+    return _array(rng, lambda: _common(rng, datatype)).encode()
 
 
-def any_numbers(rng: Random) -> bytes:
-    """Generate an array of numbers as JSON has them, or clients write them."""
-    return _array(rng, lambda: _number(rng)).encode()
+def any_numbers(rng: Random, datatype: Datatype) -> bytes:
+    """Generate an array as JSON has it, or clients write it; some elements may not fit."""
+    return _array(rng, lambda: _number(rng, datatype)).encode()
 
 
-def pieces(rng: Random) -> bytes:
+def pieces(rng: Random, datatype: Datatype) -> bytes:
     """Generate a short text of what arrays are made of, in any order."""
-    inner = rng.choices(
-        ("0", "1", "9", ",", ",", "[", "]", rng.choice(_PIECES)), k=rng.randint(0, 9)
-    )
+    digits = ("true", "false") if datatype.family is Family.BOOLEAN else ("0", "1", "9")
+    inner = rng.choices((*digits, ",", ",", "[", "]", rng.choice(_PIECES)), k=rng.randint(0, 9))
     return f"[{''.join(inner)}{rng.choice((']', ']', ''))}".encode("latin-1")
 
 
-def broken(rng: Random) -> bytes:
+def broken(rng: Random, datatype: Datatype) -> bytes:
     """Generate an array, and change it at a few places."""
-    text = bytearray(rng.choice((well_formed, any_numbers))(rng))
+    text = bytearray(rng.choice((well_formed, any_numbers))(rng, datatype))
     for _ in range(rng.randint(1, 4)):
         _change(text, rng)
     return bytes(text)
 
 
-def _common(rng: Random) -> str:
-    """Write a number as clients do, of a size that fits FP32."""
+def cut(rng: Random, text: bytes) -> tuple[bytes, int, int]:
+    """Take brackets off both ends of a text; return it, and how many are open around it."""
+    before, after = rng.randint(0, 2), rng.randint(0, 2)
+    for _ in range(before):
+        text = text.lstrip().removeprefix(b"[")
+    for _ in range(after):
+        text = text.rstrip().removesuffix(b"]")
+    return text, before, after
+
+
+def _common(rng: Random, datatype: Datatype) -> str:
+    """Write an element as clients do, of a size that fits."""
+    if datatype.family is Family.BOOLEAN:
+        return rng.choice(("true", "false"))
+    if datatype.integers is not None:
+        limits = datatype.integers
+        size = 10 ** rng.randint(0, 20)
+        return str(max(limits.least, min(limits.most, rng.randint(-size, size))))
+    most = 4 if datatype.name == "FP16" else 30
     kind = rng.randrange(5)
     if kind == 0:
-        return str(rng.randint(-(10 ** rng.randint(0, 18)), 10 ** rng.randint(0, 18)))
+        size = 10 ** rng.randint(0, min(most, 18))
+        return str(rng.randint(-size, size))
     if kind == 1:
-        return repr(rng.uniform(-1, 1) * 10.0 ** rng.randint(-30, 30))
+        return repr(rng.uniform(-1, 1) * 10.0 ** rng.randint(-30, most))
     if kind == 2:
         return repr(struct.unpack("<f", struct.pack("<f", rng.gauss(0, 1)))[0])
     if kind == 3:
-        return f"{rng.uniform(-999, 999):.{rng.randint(0, 12)}f}"
-    return rng.choice((*_WORDS, "0", "-0", "-0.0", "1", "255", "1e5", "1E-5", "2.5e+3"))
+        return f"{rng.uniform(-999, 999):.{rng.randint(0, 15)}f}"
+    return rng.choice((*_WORDS, "0", "-0", "-0.0", "1", "255", "1e4", "1E-5", "2.5e+3"))
 
 
-def _number(rng: Random) -> str:
+def _number(rng: Random, datatype: Datatype) -> str:
+    """Write a number of any size, mostly of the datatype's family."""
     kind = rng.randrange(5)
     if kind == 0:
-        return _common(rng)
+        return _common(rng, datatype)
+    if datatype.integers is not None and rng.random() < 0.9:
+        edge = rng.choice((datatype.integers.least, datatype.integers.most, 0, 2**64, 10**19))
+        return str(edge + rng.randint(-2, 2) if kind < 4 else rng.getrandbits(rng.randint(1, 80)))
     if kind == 1:
         return (
             repr(struct.unpack("<d", rng.randbytes(8))[0])
@@ -87,7 +110,7 @@ def _number(rng: Random) -> str:
 
 
 def _near_tie(rng: Random) -> str:
-    """Write a number at, or a hair beside, the middle of two floats of 4 or 8 bytes."""
+    """Write a number at, or a hair beside, the middle of two floats."""
     of = rng.choice(_FORMATS)
     precision, least, most = of
     if rng.random() < 0.1:
@@ -121,7 +144,7 @@ def _array(rng: Random, number: object, depth: int = 1) -> str:
     assert callable(number)
     space = rng.choice(_SPACES)
     elements = []
-    for _ in range(rng.choice((0, 1, 2, 3, 5, rng.randint(0, 30)))):
+    for _ in range(rng.choice((0, 1, 2, 5, rng.randint(0, 30), rng.randint(8, 30)))):
         nests = depth < 5 and rng.random() < 0.1
         elements.append(_array(rng, number, depth + 1) if nests else number())
     text = f"{space}[{space}{f',{space}'.join(elements)}{space}]{space}"

@@ -20,7 +20,7 @@ class NoSanitizerError(Exception):
     """This machine lacks a compiler, Python's headers or the sanitizers; the text says which."""
 
 
-def build(folder: Path, right: str = "", wrong: str = "") -> Path:
+def build(folder: Path, *options: str, right: str = "", wrong: str = "") -> Path:
     """Compile the C module, with one part of its sources changed; raises NoSanitizerError."""
     compiler = _compiler()
     header = runpy.run_path(str(ROOT / "hatch_build.py"))["powers_of_ten"]()
@@ -31,7 +31,7 @@ def build(folder: Path, right: str = "", wrong: str = "") -> Path:
         (folder / name).write_text(text.replace(right, wrong) if right else text)
     module = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
     include = ["-I", str(folder), "-I", sysconfig.get_path("include")]
-    flags = ["-std=c11", "-O1", "-g", "-fno-omit-frame-pointer", *_SANITIZERS]
+    flags = ["-std=c11", "-O1", "-g", "-fno-omit-frame-pointer", *_SANITIZERS, *options]
     units = [str(folder / name) for name in sources if name.endswith(".c")]
     done = _run([compiler, *flags, *include, "-shared", "-fPIC", *units, "-o", str(module)])
     if done.returncode:

@@ -14,7 +14,12 @@ import orjson
 from gateway.codec import native
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, PartialElement, pack_strings
 from gateway.codec.elements.diagnose import diagnose_run, invalid_array_error, split_run
-from gateway.codec.elements.fast_decode import PARSE_ERRORS, fast_decode_numbers, parse_numbers
+from gateway.codec.elements.fast_decode import (
+    PARSE_ERRORS,
+    native_decode,
+    parse_numbers,
+    pure_decode_numbers,
+)
 from gateway.codec.elements.fast_strings import fast_decode_strings
 from gateway.codec.elements.rounding import (
     Values,
@@ -100,6 +105,10 @@ class TensorDecoder:
 
     def try_decode(self, run: ElementRun) -> tuple[int, bytes] | None:
         """Return the number of a run's elements, and their bytes; None if one is invalid."""
+        text = memoryview(run.window)[: run.size]
+        data = native_decode(text, self.datatype, run.depth_before, run.depth_after)
+        if data is not None:
+            return self._with_count(data)
         return None if run.lacks_element else self._convert(self, run)
 
     def _append(self, data: bytes) -> None:
@@ -135,23 +144,23 @@ class TensorDecoder:
         if text.translate(None, _BOOLEAN_BYTES):
             return None
         ones = text.replace(b"true", b" 1 ").replace(b"false", b" 0 ")
-        data = fast_decode_numbers(ones, DATATYPES["UINT8"])
+        data = pure_decode_numbers(ones, DATATYPES["UINT8"])
         return None if data is None else self._with_count(data)
 
     def _decode_integers(self, run: ElementRun) -> tuple[int, bytes] | None:
-        data = fast_decode_numbers(run.balanced(), self.datatype)
+        data = pure_decode_numbers(run.balanced(), self.datatype)
         return None if data is None else self._with_count(data)
 
     def _decode_floats(self, run: ElementRun) -> tuple[int, bytes] | None:
         text = run.balanced()
         if not (self._expects_nonfinite and self._may_be_nonfinite(text)):
-            data = fast_decode_numbers(text, self.datatype)
+            data = pure_decode_numbers(text, self.datatype)
             if data is not None:
                 return self._with_count(data)
         return self.decode_unusual_floats(text)
 
     def decode_unusual_floats(self, text: bytes) -> tuple[int, bytes] | None:
-        """Decode floats that ``fast_decode_numbers`` does not; returns what ``try_decode`` does."""
+        """Decode floats that ``fast_decode_numbers`` leaves; returns what ``try_decode`` does."""
         values = self._parse_doubles(text)
         if values is None:
             return None

@@ -1,7 +1,7 @@
 """Decodes JSON arrays of numbers into binary elements, without a Python object for each.
 
-pysimdjson parses into a buffer, and numpy rounds. In a compiled gateway, the C module ``_native``
-does both in one pass for most floats.
+In a compiled gateway, the C module ``_native`` does it in one pass. Otherwise, and for what C
+leaves, pysimdjson parses into a buffer, and numpy rounds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,32 @@ def fast_decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes |
     Returns None if anything needs a closer look: elements that are no such numbers, do not fit, or
     are not JSON. The C module also reads the bare NaN, Infinity and -Infinity that clients write.
     """
+    elements = native_decode(text, datatype)
+    return pure_decode_numbers(text, datatype) if elements is None else elements
+
+
+def native_decode(
+    text: bytes | memoryview, datatype: Datatype, open_before: int = 0, open_after: int = 0
+) -> bytes | None:
+    """Decode a JSON array, or a part of one, with the C module; also booleans.
+
+    The text may lack so many opening and closing brackets. Returns None if nothing is compiled, or
+    if C is not sure of anything in the text.
+    """
+    code = native_code(datatype)
+    if decode_numbers is None or code is None:
+        return None
+    return decode_numbers(text, code, open_before, open_after)
+
+
+def native_code(datatype: Datatype) -> int | None:
+    """Return the C module's code of a datatype; None for BYTES, or if nothing is compiled."""
+    return DATATYPE_CODES.get(datatype.name)
+
+
+def pure_decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
+    """Do what ``fast_decode_numbers`` does, without the C module."""
     form = _parse_format(datatype)
-    if decode_numbers is not None and form.native_code is not None:
-        elements = decode_numbers(text, form.native_code)
-        if elements is not None:
-            return elements
     try:
         values = parse_numbers(text, form.parsed_type)
     except PARSE_ERRORS:
@@ -49,11 +70,6 @@ def fast_decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes |
         return None if rounded is None else rounded.tobytes()
     narrow = values.astype(form.dtype)
     return narrow.tobytes() if b"\0" not in (narrow == values).tobytes() else None
-
-
-def native_code(datatype: Datatype) -> int | None:
-    """Return the code of a datatype that the C module decodes, fast for a few too; else None."""
-    return DATATYPE_CODES.get(datatype.name) if datatype.name in _NATIVE else None
 
 
 def parse_numbers(text: bytes | memoryview, parsed_type: Literal["d", "i", "u"]) -> Values:
@@ -74,7 +90,6 @@ def simd_parse(text: bytes | memoryview) -> object:
     return parser.parse(text)
 
 
-_NATIVE = frozenset(("FP32", "FP64"))
 _PARSED_DTYPES = {"d": np.dtype("<f8"), "i": np.dtype("<i8"), "u": np.dtype("<u8")}
 
 
@@ -85,7 +100,6 @@ class _ParseFormat:
     parsed_type: Literal["d", "i", "u"]
     dtype: np.dtype[Any]
     is_parsed_dtype: bool
-    native_code: int | None
 
 
 @cache
@@ -95,5 +109,4 @@ def _parse_format(datatype: Datatype) -> _ParseFormat:
     if datatype.integers is not None:
         parsed_type = "u" if datatype.integers.least == 0 else "i"
     dtype = datatype.dtype
-    is_parsed_dtype = dtype == _PARSED_DTYPES[parsed_type]
-    return _ParseFormat(parsed_type, dtype, is_parsed_dtype, native_code(datatype))
+    return _ParseFormat(parsed_type, dtype, dtype == _PARSED_DTYPES[parsed_type])

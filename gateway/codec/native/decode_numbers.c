@@ -7,18 +7,23 @@
  *
  * After Daniel Lemire, "Number Parsing at a Gigabyte per Second" (2021). The digits are multiplied
  * by the first 128 bits of the power of ten (powers_of_ten.h, made by the build). The product gives
- * the nearest float of either size. FP32 is not rounded from a double, as that would round twice.
+ * the nearest float of any size. No float is rounded from a double, as that would round twice.
  */
 #include "decode_numbers.h"
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "powers_of_ten.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "eight digits are loaded, and floats are stored, as a little-endian word"
+#error "digits are loaded, and elements are stored, as little-endian words"
 #endif
 
 typedef unsigned __int128 uint128_t;
@@ -31,7 +36,7 @@ enum {
 /* A position in the text; NULL if the text is left to the caller. */
 typedef const char *cursor;
 
-/* Everything for a number is inlined, once per size of float: calls would cost a fifth. */
+/* Everything for a number is inlined, once per format of elements: calls would cost a fifth. */
 #define INLINE __attribute__((always_inline)) static inline
 
 INLINE bool
@@ -40,93 +45,154 @@ is_digit(char c)
     return (unsigned char)(c - '0') < 10;
 }
 
-/* ---- Eight digits at a time ---- */
+/* ---- Many digits at a time ---- */
 
-static const uint64_t EIGHT_ZEROS = 0x3030303030303030; /* "00000000" */
-static const uint64_t TENS[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
+enum {
+    LOOK_AHEAD = 32, /* characters that are classified together */
+    LOOK_BACK = 32,  /* characters that may be converted together */
+    AT_ONCE = 16,    /* characters that are converted in one step */
+};
 
-/* Count the digits among eight characters, up to the first other one. */
-INLINE int
-leading_digits(uint64_t word)
+static const uint64_t TEN_TO_8 = 100000000, TEN_TO_16 = 10000000000000000;
+
+/* Return a bit for each of LOOK_AHEAD characters, the first one least: whether it is a digit. */
+INLINE uint32_t
+find_digits(cursor at)
 {
-    /* The upper half of a digit is 3, even with 6 added. A carry affects later bytes only. */
-    const uint64_t upper = 0xF0F0F0F0F0F0F0F0;
-    uint64_t others = ((word ^ EIGHT_ZEROS) | ((word + 0x0606060606060606) ^ EIGHT_ZEROS)) & upper;
-    return others ? __builtin_ctzll(others) / 8 : 8;
+    uint32_t digits = 0;
+#ifdef __SSE2__
+    for (int part = 0; part < LOOK_AHEAD; part += 16) {
+        __m128i characters = _mm_loadu_si128((const __m128i *)(at + part));
+        /* '0' becomes the least signed byte: digits are the ten least ones. */
+        __m128i ordered = _mm_add_epi8(characters, _mm_set1_epi8(128 - '0'));
+        __m128i is_digit = _mm_cmplt_epi8(ordered, _mm_set1_epi8(10 - 128));
+        digits |= (uint32_t)_mm_movemask_epi8(is_digit) << part;
+    }
+#else
+    for (int part = 0; part < LOOK_AHEAD; part += 8) {
+        uint64_t word;
+        memcpy(&word, at + part, sizeof word);
+        /* The highest bit of each byte tells, without a carry between them. */
+        const uint64_t lower = 0x7F7F7F7F7F7F7F7F, ones = 0x0101010101010101;
+        uint64_t above = ((word & lower) + ones * (127 - '9')) | word;
+        uint64_t not_below = (word & lower) + ones * (128 - '0');
+        uint64_t is_digit = ~above & not_below & ~lower;
+        /* Join the highest bits of all bytes. */
+        digits |= (uint32_t)((is_digit >> 7) * 0x0102040810204080 >> 56) << part;
+    }
+#endif
+    return digits;
 }
 
-/* Return the value of eight digits: join them to pairs, then to fours, then to eight. */
+/* For each number of digits: masks of which so many bytes at the end keep the value of a digit. */
+#define FIFTEENS 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15
+static const unsigned char KEPT_BITS[2 * LOOK_BACK] = {[LOOK_BACK] = FIFTEENS, FIFTEENS};
+
+/*
+ * Return the value of the digits among the AT_ONCE characters that end ``offset`` characters before
+ * a position. There are ``count`` digits before it, the last ``fraction`` ones behind a point.
+ */
 INLINE uint64_t
-value_of_eight(uint64_t digits)
+value_of_sixteen(cursor behind, ptrdiff_t offset, ptrdiff_t count, ptrdiff_t fraction)
 {
-    digits = digits * 10 + (digits >> 8);
-    uint64_t first = (digits & 0x000000FF000000FF) * (100 + (1000000ULL << 32));
-    uint64_t second = (digits >> 16 & 0x000000FF000000FF) * (1 + (10000ULL << 32));
-    return (first + second) >> 32;
+    cursor at = behind - offset - AT_ONCE;
+    const unsigned char *kept = KEPT_BITS + LOOK_BACK - AT_ONCE - offset;
+#ifdef __SSE2__
+    __m128i last = _mm_loadu_si128((const __m128i *)(kept + fraction));
+    __m128i all = _mm_loadu_si128((const __m128i *)(kept + count));
+    /* Those before the point move by one, onto it. */
+    __m128i moved = _mm_loadu_si128((const __m128i *)(at - 1));
+    __m128i digits = _mm_loadu_si128((const __m128i *)at);
+    digits = _mm_or_si128(
+        _mm_and_si128(digits, last), _mm_and_si128(moved, _mm_xor_si128(all, last)));
+    /* Join them to pairs, to fours, and to eights. */
+    digits = _mm_srli_epi16(_mm_mullo_epi16(digits, _mm_set1_epi16(10 * 256 + 1)), 8);
+    digits = _mm_madd_epi16(digits, _mm_set1_epi32(1 << 16 | 100));
+    digits = _mm_packs_epi32(digits, digits);
+    digits = _mm_madd_epi16(digits, _mm_set1_epi32(1 << 16 | 10000));
+    uint64_t eights = (uint64_t)_mm_cvtsi128_si64(digits);
+    return (uint32_t)eights * TEN_TO_8 + (eights >> 32);
+#else
+    uint64_t value = 0;
+    for (int part = 0; part < AT_ONCE; part += 8) {
+        uint64_t last, all, moved, digits;
+        memcpy(&last, kept + fraction + part, sizeof last);
+        memcpy(&all, kept + count + part, sizeof all);
+        memcpy(&moved, at - 1 + part, sizeof moved);
+        memcpy(&digits, at + part, sizeof digits);
+        digits = (digits & last) | (moved & (all ^ last));
+        digits = digits * 10 + (digits >> 8);
+        uint64_t first = (digits & 0x000000FF000000FF) * (100 + (1000000ULL << 32));
+        uint64_t second = (digits >> 16 & 0x000000FF000000FF) * (1 + (10000ULL << 32));
+        value = value * TEN_TO_8 + ((first + second) >> 32);
+    }
+    return value;
+#endif
+}
+
+/*
+ * Return the value of up to AT_ONCE + 7 digits before a position, modulo 2^64; of these, the last
+ * ``fraction`` ones are behind a point. LOOK_BACK characters are read, whatever they are: how many
+ * digits there are costs no branch.
+ */
+INLINE uint64_t
+value_before(cursor behind, ptrdiff_t count, ptrdiff_t fraction)
+{
+    uint64_t value = value_of_sixteen(behind, 0, count, fraction);
+    /* Shortest floats have fewer digits, doubles more: this is predictable. */
+    if (count > 12)
+        value += value_of_sixteen(behind, AT_ONCE, count, fraction) * TEN_TO_16;
+    return value;
 }
 
 /* Append digits to a value; bits beyond 64 are lost. */
 INLINE cursor
 read_digits(cursor at, cursor end, uint64_t *value)
 {
-    while (end - at >= 8) {
-        uint64_t word;
-        memcpy(&word, at, sizeof word);
-        int count = leading_digits(word);
-        if (count == 0)
-            return at;
-        /* Shift them to the last of the eight characters, with zeros before them. */
-        word = (word ^ EIGHT_ZEROS) << (64 - 8 * count);
-        *value = *value * TENS[count] + value_of_eight(word);
-        at += count;
-        if (count < 8)
-            return at;
-    }
     for (; at < end && is_digit(*at); at++)
         *value = *value * 10 + (uint64_t)(*at - '0');
     return at;
 }
 
-/* ---- One number ---- */
-
-/* The formats of IEEE 754 for floats of 4 and 8 bytes. */
-INLINE int
-mantissa_bits(int size)
+/* Tell whether so many characters can be read around a position. */
+INLINE bool
+is_amid(cursor at, cursor begin, cursor end)
 {
-    return size == 4 ? 23 : 52;
+    return at - begin > LOOK_BACK && end - at >= LOOK_AHEAD;
 }
+
+/* ---- A float ---- */
+
+/* A format of IEEE 754, or BF16. */
+struct format {
+    int size;   /* bytes */
+    int stored; /* bits of the mantissa */
+    int bias;   /* of the exponent */
+};
+
+static const struct format HALF = {2, 10, 15}, BRAIN = {2, 7, 127}, SINGLE = {4, 23, 127},
+                           DOUBLE = {8, 52, 1023};
 
 INLINE uint64_t
-infinity(int size)
+infinity(struct format form)
 {
-    return size == 4 ? 0x7F800000 : 0x7FF0000000000000;
-}
-
-/* Tell whether digits of 64 bits, times this power of ten, can be halfway between two floats. */
-INLINE bool
-may_be_half(int64_t exponent, int size)
-{
-    return size == 4 ? exponent >= -17 && exponent <= 10 : exponent >= -4 && exponent <= 23;
+    return (uint64_t)(2 * form.bias + 1) << form.stored;
 }
 
 /* Compute the bits of the float nearest to digits * 10^exponent; false if they are in doubt. */
 INLINE bool
-nearest(uint64_t digits, int64_t exponent, int size, uint64_t *bits)
+nearest(uint64_t digits, int64_t exponent, struct format form, uint64_t *bits)
 {
-    const int stored = mantissa_bits(size), bias = size == 4 ? 127 : 1023;
-    if (digits == 0) {
+    if (digits == 0 || (uint64_t)(exponent - LEAST_POWER) > MOST_POWER - LEAST_POWER) {
         *bits = 0;
-        return true;
+        return digits == 0 || exponent < LEAST_POWER;
     }
-    /* Within these bounds, all results are normal doubles. */
-    if (exponent < LEAST_POWER || exponent > MOST_POWER)
-        return false;
     const uint64_t *power = POWERS_OF_TEN[exponent - LEAST_POWER];
     int zeros = __builtin_clzll(digits);
     digits <<= zeros;
     uint128_t product = (uint128_t)digits * power[0];
     uint64_t high = (uint64_t)(product >> 64), low = (uint64_t)product;
-    const uint64_t beyond = UINT64_MAX >> (stored + 3);
+    const uint64_t beyond = UINT64_MAX >> (form.stored + 3);
     if ((high & beyond) == beyond) {
         /* The power's lower half may carry into the significant bits. */
         uint64_t more = (uint64_t)((uint128_t)digits * power[1] >> 64);
@@ -135,22 +201,105 @@ nearest(uint64_t digits, int64_t exponent, int size, uint64_t *bits)
         if (low == UINT64_MAX && (exponent < -27 || exponent > 55))
             return false;
     }
-    int top = (int)(high >> 63), shift = top + 61 - stored;
+    int top = (int)(high >> 63), shift = top + 61 - form.stored;
+    /* floor(log2(10^exponent)) and the bias, less 1: the leading bit, or a carry, adds that. */
+    int binary = ((217706 * (int)exponent) >> 16) + 63 + top - zeros + form.bias - 1;
+    if (binary < 0) {
+        /* A subnormal float, which has fewer bits. */
+        shift -= binary;
+        binary = 0;
+        if (shift > 63) {
+            *bits = 0;
+            return true;
+        }
+    }
     uint64_t mantissa = high >> shift; /* with one bit more, for rounding */
     /* To nearest, ties to even. The direction is unpredictable: a branch would cost a fifth. */
     uint64_t up = mantissa & 1;
-    if (low <= 1 && may_be_half(exponent, size) && mantissa << shift == high)
+    /*
+     * Halfway between two floats, 5^-exponent divides the digits, or 5^exponent the mantissa: at
+     * most 5^27 fits into 64 bits. Up to it, low is 0 in this case, and in no other: the power is
+     * exact, or what it lacks is less than a unit of low, and the least distance is more than that.
+     * Where the lower half was not needed, only a power of even more twos would give 0.
+     */
+    if (low == 0 && exponent >= -27 && exponent <= 27 && mantissa << shift == high)
         up &= mantissa >> 1;
-    /* floor(log2(10^exponent)) and the bias, less 1: the leading bit, or a carry, adds that. */
-    int binary = ((217706 * (int)exponent) >> 16) + 63 + top - zeros + bias - 1;
-    if (size == 4 && binary < 0) {
-        /* A subnormal float: no number with such a power is halfway between two of them. */
-        mantissa = binary > -stored - 2 ? mantissa >> -binary : 0;
-        up = mantissa & 1;
-        binary = 0;
+    *bits = ((uint64_t)binary << form.stored) + ((mantissa + up) >> 1);
+    return *bits < infinity(form);
+}
+
+/*
+ * Do the same for floats of fewer bits than doubles, by way of a double, in a quarter of the time.
+ * False also means that they may be rounded wrongly, or are subnormal.
+ */
+INLINE bool
+nearest_by_double(uint64_t digits, int64_t exponent, struct format form, uint64_t *bits)
+{
+    static const double TENTHS[] = {
+        1e-0,  1e-1,  1e-2,  1e-3,  1e-4,  1e-5,  1e-6,  1e-7,  1e-8,  1e-9,
+        1e-10, 1e-11, 1e-12, 1e-13, 1e-14, 1e-15, 1e-16, 1e-17, 1e-18, 1e-19,
+    };
+    if (exponent > 0 || exponent < -MAX_DIGITS || digits > INT64_MAX)
+        return false;
+    double product = (double)(int64_t)digits * TENTHS[-exponent];
+    uint64_t wide;
+    memcpy(&wide, &product, sizeof wide);
+    /* Three roundings move it by three units at most: not past the middle of two floats. */
+    const int cut = 52 - form.stored;
+    const uint64_t middle = 1ULL << (cut - 1), rest = wide & (2 * middle - 1);
+    wide -= (uint64_t)(1023 - form.bias) << 52;
+    *bits = (wide + middle) >> cut;
+    const uint64_t least_normal = 1ULL << form.stored;
+    return rest - (middle - 4) > 8 && *bits - least_normal < infinity(form) - least_normal;
+}
+
+/* Have the C library round a double, which takes it some hundred times as long. */
+static bool
+nearest_by_library(cursor start, cursor end, uint64_t *bits)
+{
+    char number[128], *behind;
+    size_t size = (size_t)(end - start);
+    if (size >= sizeof number)
+        return false;
+    memcpy(number, start, size);
+    number[size] = 0;
+    double value = strtod(number, &behind);
+    memcpy(bits, &value, sizeof value);
+    /* A process with a locale may have another decimal point. */
+    return behind == number + size && *bits < infinity(DOUBLE);
+}
+
+/*
+ * Do the same for a number of any length without its sign. The digits end at ``stop``; ``exponent``
+ * is written behind them, up to ``end``.
+ */
+__attribute__((noinline)) static bool
+nearest_to_long(
+    cursor start, cursor stop, cursor end, int64_t exponent, struct format form, uint64_t *bits)
+{
+    uint64_t digits = 0, next;
+    int count = 0;
+    bool is_cut = false, is_fraction = false;
+    for (cursor at = start; at < stop; at++) {
+        if (*at == '.') {
+            is_fraction = true;
+            continue;
+        }
+        if (count < MAX_DIGITS) {
+            digits = digits * 10 + (uint64_t)(*at - '0');
+            count += digits != 0;
+            exponent -= is_fraction;
+        } else {
+            is_cut |= *at != '0';
+            exponent += !is_fraction;
+        }
     }
-    *bits = ((uint64_t)binary << stored) + ((mantissa + up) >> 1);
-    return size == 8 || *bits < infinity(size);
+    if (!nearest(digits, exponent, form, bits))
+        return false;
+    /* What is cut off adds less than one to the digits. */
+    if (!is_cut || (nearest(digits + 1, exponent, form, &next) && next == *bits))
+        return true;
+    return form.size == 8 && nearest_by_library(start, end, bits);
 }
 
 INLINE cursor
@@ -172,66 +321,161 @@ starts_with(cursor at, cursor end, const char *word, size_t size)
     return (size_t)(end - at) >= size && memcmp(at, word, size) == 0;
 }
 
-/* Read NaN and infinities, which are not JSON, as clients write them. */
-static cursor
-read_nonfinite(cursor at, cursor end, bool negative, int size, char *to)
+/* Write the bits of a float with its sign. As an integer, -0 has none. */
+INLINE void
+write_float(uint64_t bits, bool negative, bool is_integer, struct format form, char *to)
 {
-    uint64_t bits = (uint64_t)negative << (8 * size - 1) | infinity(size);
+    /* The sign is unpredictable: no branch. */
+    bits |= (uint64_t)(negative & ((bits != 0) | !is_integer)) << (8 * form.size - 1);
+    memcpy(to, &bits, (size_t)form.size);
+}
+
+/* Read NaN and infinities, which are not JSON, as clients write them. */
+__attribute__((noinline)) static cursor
+read_nonfinite(cursor at, cursor end, bool negative, struct format form, char *to)
+{
+    uint64_t bits = (uint64_t)negative << (8 * form.size - 1) | infinity(form);
     bool is_nan = !negative && starts_with(at, end, "NaN", 3);
     if (is_nan)
-        bits |= 1ULL << (mantissa_bits(size) - 1);
+        bits |= 1ULL << (form.stored - 1);
     else if (!starts_with(at, end, "Infinity", 8))
         return NULL;
-    memcpy(to, &bits, (size_t)size);
+    memcpy(to, &bits, (size_t)form.size);
     return at + (is_nan ? 3 : 8);
 }
 
 /*
- * Read a number of RFC 8259, section 6, or a bare NaN, Infinity or -Infinity; write the float of
- * ``size`` bytes if it fits.
+ * Read a number of up to MAX_DIGITS digits amid a text, and write the float nearest to it. Return
+ * NULL for all others. The branches are those that mostly go one way in an array.
  */
 INLINE cursor
-read_float(cursor at, cursor end, int size, char *to)
+read_float_amid(cursor start, cursor end, struct format form, char *to)
+{
+    bool negative = *start == '-', is_integer = true;
+    uint32_t others = ~(find_digits(start) | negative);
+    if (others == 0)
+        return NULL;
+    cursor at = start + negative, stop = start + __builtin_ctz(others);
+    ptrdiff_t whole = stop - at, fraction = 0;
+    if (whole < 1 || (whole > 1 && *at == '0'))
+        return NULL;
+    if (*stop == '.') {
+        others &= others - 1;
+        if (others == 0)
+            return NULL;
+        stop = start + __builtin_ctz(others);
+        fraction = stop - at - whole - 1;
+        if (fraction == 0)
+            return NULL;
+        is_integer = false;
+    }
+    ptrdiff_t count = whole + fraction;
+    if (count > MAX_DIGITS)
+        return NULL;
+    uint64_t digits = value_before(stop, count, is_integer ? count : fraction), bits;
+    int64_t exponent = -fraction;
+    if ((*stop | 0x20) == 'e') {
+        stop = read_exponent(stop + 1, end, &exponent);
+        is_integer = false;
+    }
+    if ((form.size == 8 || !nearest_by_double(digits, exponent, form, &bits))
+        && !nearest(digits, exponent, form, &bits))
+        return NULL;
+    write_float(bits, negative, is_integer, form, to);
+    return stop;
+}
+
+/* Read a number of RFC 8259, section 6, or a bare NaN, Infinity or -Infinity, if it fits. */
+__attribute__((noinline)) static cursor
+read_any_float(cursor at, cursor end, struct format form, char *to)
 {
     bool negative = at < end && *at == '-', is_integer = true;
     at += negative;
     cursor start = at;
-    if (at == end || !is_digit(*at))
-        return read_nonfinite(at, end, negative, size, to);
-    uint64_t digits = (uint64_t)(*at++ - '0'); /* mostly all digits before the point */
-    int64_t exponent = 0;
-    if (at < end && is_digit(*at)) {
-        if (digits == 0)
-            return NULL;
-        at = read_digits(at, end, &digits);
-    }
-    ptrdiff_t count = at - start;
+    uint64_t bits = 0;
+    at = read_digits(start, end, &bits);
+    if (at == start)
+        return read_nonfinite(at, end, negative, form, to);
+    if (at - start > 1 && *start == '0')
+        return NULL;
     if (at < end && *at == '.') {
-        cursor fraction = at + 1;
-        at = read_digits(fraction, end, &digits);
-        if (at == fraction)
+        cursor point = at;
+        at = read_digits(point + 1, end, &bits);
+        if (at == point + 1)
             return NULL;
-        exponent = fraction - at;
-        count += at - fraction;
         is_integer = false;
     }
-    if (count > MAX_DIGITS) {
-        for (; start < at && (*start == '0' || *start == '.'); start++)
-            count -= *start == '0';
-        if (count > MAX_DIGITS)
-            return NULL;
-    }
+    cursor stop = at;
+    int64_t exponent = 0;
     if (at < end && (*at | 0x20) == 'e') {
         at = read_exponent(at + 1, end, &exponent);
         is_integer = false;
     }
-    uint64_t bits;
-    if (at == NULL || !nearest(digits, exponent, size, &bits))
+    if (at == NULL || !nearest_to_long(start, stop, at, exponent, form, &bits))
         return NULL;
-    /* As an integer, -0 has no sign. */
-    bits |= (uint64_t)(negative && (digits || !is_integer)) << (8 * size - 1);
-    memcpy(to, &bits, (size_t)size);
+    write_float(bits, negative, is_integer, form, to);
     return at;
+}
+
+INLINE cursor
+read_float(cursor at, cursor begin, cursor end, struct format form, char *to)
+{
+    cursor behind = is_amid(at, begin, end) ? read_float_amid(at, end, form, to) : NULL;
+    return behind == NULL ? read_any_float(at, end, form, to) : behind;
+}
+
+/* ---- Other elements ---- */
+
+/* Read the digits of an integer amid a text; return NULL for too many. */
+INLINE cursor
+read_digits_amid(cursor start, bool negative, uint64_t *value)
+{
+    uint32_t others = ~(find_digits(start) | negative);
+    if (others == 0)
+        return NULL;
+    cursor behind = start + __builtin_ctz(others);
+    ptrdiff_t count = behind - start - negative;
+    if (count > AT_ONCE + 7)
+        return NULL;
+    *value = value_before(behind, count, count);
+    return behind;
+}
+
+/* Read an integer without fraction and exponent, if it fits. */
+INLINE cursor
+read_integer(cursor at, cursor begin, cursor end, int size, bool is_signed, char *to)
+{
+    const uint64_t most = UINT64_MAX >> (64 - 8 * size + is_signed);
+    bool negative = at < end && *at == '-';
+    cursor start = at + negative, behind = NULL;
+    uint64_t value = 0;
+    if (is_amid(at, begin, end))
+        behind = read_digits_amid(at, negative, &value);
+    if (behind == NULL)
+        behind = read_digits(start, end, &value);
+    ptrdiff_t count = behind - start;
+    if (count == 0 || (count > 1 && *start == '0'))
+        return NULL;
+    /* Of more digits, 2^64 and up to twice as much would become less than 10^19. */
+    if (count > MAX_DIGITS
+        && (count > MAX_DIGITS + 1 || *start != '1' || value < 1000 * TEN_TO_16))
+        return NULL;
+    /* The sign is unpredictable: no branch. */
+    uint64_t sign = -(uint64_t)negative, limit = is_signed ? most + negative : most & ~sign;
+    if (value > limit)
+        return NULL;
+    value = (value ^ sign) - sign;
+    memcpy(to, &value, (size_t)size);
+    return behind;
+}
+
+INLINE cursor
+read_boolean(cursor at, cursor end, char *to)
+{
+    /* Which of both is unpredictable: they differ by a byte in length, not by a branch. */
+    bool is_true = starts_with(at, end, "true", 4), is_false = starts_with(at, end, "false", 5);
+    *to = (char)is_true;
+    return is_true | is_false ? at + 5 - is_true : NULL;
 }
 
 /* ---- The array ---- */
@@ -244,12 +488,54 @@ behind_space(cursor at, cursor end)
     return at;
 }
 
-/* Read the numbers of a part of an array, nested or flat; return their number, or -1. */
+/* Move behind a comma, or a comma and a space, if an element follows there; else stay. */
+INLINE bool
+skip_comma(cursor *at, cursor end)
+{
+    if (*at == end || **at != ',')
+        return false;
+    cursor next = *at + 1;
+    /* A branch, as it is predictable: the position of the next one does not wait for it. */
+    if (next < end && *next == ' ')
+        next++;
+    if (next == end || *next <= ' ' || *next == '[')
+        return false;
+    *at = next;
+    return true;
+}
+
+/*
+ * Read an element, and those that follow with nothing but a comma, or a comma and a space, between.
+ * Move ``to`` behind what is written.
+ */
+INLINE cursor
+read_elements(cursor at, cursor begin, cursor end, enum datatype datatype, int size, char **to)
+{
+    do {
+        switch (datatype) {
+        case BOOL: at = read_boolean(at, end, *to); break;
+        case FP16: at = read_float(at, begin, end, HALF, *to); break;
+        case BF16: at = read_float(at, begin, end, BRAIN, *to); break;
+        case FP32: at = read_float(at, begin, end, SINGLE, *to); break;
+        case FP64: at = read_float(at, begin, end, DOUBLE, *to); break;
+        default: at = read_integer(at, begin, end, size, datatype >= INT8, *to);
+        }
+        if (at == NULL)
+            return NULL;
+        *to += size;
+    } while (skip_comma(&at, end));
+    return at;
+}
+
+/* Read the elements of a part of an array, nested or flat; return their number, or -1. */
 INLINE ptrdiff_t
-read_array(cursor at, cursor end, int size, int open_before, int open_after, char *to)
+read_array(
+    cursor begin, cursor end, enum datatype datatype, int size, int open_before, int open_after,
+    char *to)
 {
     int depth = open_before;
-    ptrdiff_t count = 0;
+    cursor at = begin;
+    char *const start = to;
     if (depth < 0 || depth > MAX_DEPTH)
         return -1;
     for (;;) {
@@ -262,10 +548,9 @@ read_array(cursor at, cursor end, int size, int open_before, int open_after, cha
             if (at == end || *at != ']')
                 continue;
         } else {
-            at = depth ? read_float(at, end, size, to + count * size) : NULL;
+            at = depth ? read_elements(at, begin, end, datatype, size, &to) : NULL;
             if (at == NULL)
                 return -1;
-            count++;
             at = behind_space(at, end);
         }
         while (depth > 0 && at < end && *at == ']') {
@@ -273,7 +558,7 @@ read_array(cursor at, cursor end, int size, int open_before, int open_after, cha
             depth--;
         }
         if (at == end)
-            return depth == open_after ? count : -1;
+            return depth == open_after ? (to - start) / size : -1;
         if (depth == 0 || *at++ != ',')
             return -1;
     }
@@ -281,11 +566,29 @@ read_array(cursor at, cursor end, int size, int open_before, int open_after, cha
 
 ptrdiff_t
 decode_numbers(
-    const char *text, size_t size, enum datatype datatype, int open_before, int open_after, char *to)
+    const char *text, size_t size, enum datatype datatype, int open_before, int open_after,
+    char *to)
 {
-    if (datatype == FP32)
-        return read_array(text, text + size, 4, open_before, open_after, to);
-    if (datatype == FP64)
-        return read_array(text, text + size, 8, open_before, open_after, to);
+    cursor end = text + size;
+    /* The functions above become one for each: the datatype and its size are constants there. */
+#define CASE(datatype, element_size) \
+    case datatype: return read_array(text, end, datatype, element_size, open_before, open_after, to)
+    switch (datatype) {
+        CASE(BOOL, 1);
+        CASE(UINT8, 1);
+        CASE(UINT16, 2);
+        CASE(UINT32, 4);
+        CASE(UINT64, 8);
+        CASE(INT8, 1);
+        CASE(INT16, 2);
+        CASE(INT32, 4);
+        CASE(INT64, 8);
+        CASE(FP16, 2);
+        CASE(BF16, 2);
+        CASE(FP32, 4);
+        CASE(FP64, 8);
+    case DATATYPE_COUNT: break;
+    }
+#undef CASE
     return -1;
 }

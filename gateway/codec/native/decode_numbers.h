@@ -20,6 +20,7 @@ most_elements(size_t size)
  * the text is no such array, or if any number does not fit or is in doubt.
  */
 ptrdiff_t decode_numbers(
-    const char *text, size_t size, enum datatype datatype, int open_before, int open_after, char *to);
+    const char *text, size_t size, enum datatype datatype, int open_before, int open_after,
+    char *to);
 
 #endif

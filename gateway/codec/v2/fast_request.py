@@ -38,7 +38,7 @@ MAX_FAST_REQUEST = 2 * WINDOW
 
 
 _STRUCT_MAX_BYTES = 2 * 1024
-"""From this size of an array on, simdjson and numpy are faster than struct; C always is."""
+"""Without C: from this size of an array on, simdjson and numpy are faster than struct."""
 
 _MAX_ARRAYS = 256
 _KEY = b'"data"'
@@ -137,9 +137,8 @@ def _with_sizes(plan: _Plan, tensors: list[TensorData]) -> InferRequestHead:
 
 def _pack(tensor: _Tensor, array: bytes, depth_cap: int) -> bytes:
     """Return the bytes of an array; raises what struct, orjson and ``_parse_numbers`` raise."""
-    if len(array) < tensor.struct_max_bytes and not (
-        tensor.needs_rounding and may_decide_ties(array)
-    ):
+    is_small = tensor.native_code is None and len(array) < _STRUCT_MAX_BYTES
+    if is_small and not (tensor.needs_rounding and may_decide_ties(array)):
         return tensor.layout.pack(*_parse_numbers(array, depth_cap))
     if array.find(b"[", 1) > 0 and max_depth(array) > depth_cap:
         raise ValueError("nested too deep")
@@ -169,16 +168,15 @@ def _parse_numbers(array: bytes, depth_cap: int) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """How an input is converted: by struct below ``struct_max_bytes``, by C, or by the job.
+    """How an input is converted: by C, or, if that is not compiled, by struct or the job.
 
-    ``size`` is in bytes; ``native_code`` is that of a datatype which C reads, else None.
+    ``size`` is in bytes; ``native_code`` is the C module's code of the datatype, if compiled.
     """
 
     layout: struct.Struct
     size: int
     native_code: int | None
     job: ConversionJob
-    struct_max_bytes: int
     needs_rounding: bool
 
 
@@ -249,9 +247,7 @@ def _plan_tensor(index: int, declared: InputTensor) -> _Tensor | _StringTensor |
 
 def _make_tensor(datatype: Datatype, layout: struct.Struct) -> _Tensor:
     job = ConversionJob(to_json=False, datatype=datatype)
-    code = native_code(datatype)
-    struct_max_bytes = _STRUCT_MAX_BYTES if code is None else 0
-    return _Tensor(layout, layout.size, code, job, struct_max_bytes, needs_rounding(datatype))
+    return _Tensor(layout, layout.size, native_code(datatype), job, needs_rounding(datatype))
 
 
 def _struct_layout(declared: InputTensor) -> struct.Struct | None:

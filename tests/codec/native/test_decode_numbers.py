@@ -1,19 +1,23 @@
-"""The C reader of floats agrees with Python, or leaves the text to it."""
+"""The C reader of numbers agrees with Python, or leaves the text to it."""
 
 import json
 import math
+from decimal import Decimal
 from importlib import import_module
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.build_info import NATIVE
 from gateway.codec.elements import fast_decode
-from gateway.codec.elements.run_job import run_job
-from gateway.codec.offload_interface import ConversionJob
-from gateway.protocol.datatypes import DATATYPES
+from gateway.codec.elements.decode import TensorDecoder
+from gateway.codec.json.array_scanner import ElementRun
+from gateway.errors import GatewayError
+from gateway.protocol.datatypes import DATATYPES, Family
 from tests.codec.exact_rounding import nearest
 from tests.codec.near_ties import near_ties
 from tests.support.scale import scaled
@@ -22,19 +26,48 @@ if not NATIVE:
     pytest.skip("the C module is not compiled", allow_module_level=True)
 native = import_module("gateway.codec.native")
 
-CODES = {4: native.DATATYPE_CODES["FP32"], 8: native.DATATYPE_CODES["FP64"]} if NATIVE else {}
+FLOATS = [name for name, each in DATATYPES.items() if each.family is Family.FLOAT]
+INTEGERS = [name for name, each in DATATYPES.items() if each.family is Family.INTEGER]
+NUMBERS = [*INTEGERS, *FLOATS]
+ALL = [*NUMBERS, "BOOL"]
 
-FP32, FP64 = DATATYPES["FP32"], DATATYPES["FP64"]
 MIDDLE = 1 + 2**-24
 """Halfway between two FP32 numbers; the even one is 1."""
 
 
-def without_c(text: bytes, size: int) -> bytes | None:
+def read(text: bytes, datatype: str, before: int = 0, after: int = 0) -> bytes | None:
+    result: bytes | None = native.decode_numbers(
+        text, native.DATATYPE_CODES[datatype], before, after
+    )
+    return result
+
+
+def without_c(text: bytes, datatype: str, before: int = 0, after: int = 0) -> bytes | None:
     """Convert text as a gateway does that is not compiled."""
+    decoder = TensorDecoder("x", DATATYPES[datatype])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fast_decode, "decode_numbers", None)
-        result = run_job(ConversionJob(to_json=False, datatype=FP32 if size == 4 else FP64), text)
-    return None if result is None else bytes(result)
+        try:
+            decoder.feed(ElementRun(text, before, after, first=not before))
+        except GatewayError:
+            return None
+    return b"".join(decoder.chunks)
+
+
+def read_one(element: str, datatype: str) -> bytes | None:
+    """Read an element alone and among others, where many characters are read at a time."""
+    size = DATATYPES[datatype].size
+    assert size is not None
+    others = ",".join(["false" if datatype == "BOOL" else "0"] * 20)
+    alone = read(f"[{element}]".encode(), datatype)
+    among = read(f"[{others},{element},{others}]".encode(), datatype)
+    assert alone == (None if among is None else among[20 * size : -20 * size])
+    return alone
+
+
+def binary(values: Any, datatype: str) -> bytes:
+    """Convert values with numpy."""
+    return np.array(values).astype(DATATYPES[datatype].dtype).tobytes()
 
 
 READ = [
@@ -46,48 +79,106 @@ READ = [
     (b"[1,2.5,-3e2,4E-1,5e+0]", [1, 2.5, -300, 0.4, 5]),
     (b" [ [ 1 ,\t2 ]\r,\n[ [ 3 ] ] ] ", [1, 2, 3]),
     (b"[0.1,0.10000000149011612]", [0.1, 0.10000000149011612]),
-    (b"[1234567890123456789,0.1234567890123456789]", [1234567890123456789, 0.1234567890123456789]),
+    (b"[0.1234567890123456789,12.0000000000000000000000000]", [0.1234567890123456789, 12]),
     (b"[0.0000000000000000000000000123]", [1.23e-26]),
-    (b"[-9223372036854775809]", [-9223372036854775809.0]),
-    (b"[16777217,16777219]", [2**24 + 1, 2**24 + 3]),
+    (b"[1e-400,-1e-400,1e-342,-5e-324]", [0.0, -0.0, 0.0, -5e-324]),
     (b"[%r]" % math.nextafter(MIDDLE, 2), [math.nextafter(MIDDLE, 2)]),
     (b"[" * 64 + b"7" + b"]" * 64, [7]),
     (b"[NaN,Infinity , -Infinity,[NaN]]", [math.nan, math.inf, -math.inf, math.nan]),
 ]
 
 
-@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("datatype", FLOATS)
 @pytest.mark.parametrize(("text", "values"), READ)
-def test_c_reader_reads_floats(text: bytes, values: list[float], size: int) -> None:
-    expected = np.array(values, np.float64).astype(f"<f{size}").tobytes()
-    assert native.decode_numbers(text, CODES[size]) == expected
-    assert native.decode_numbers(memoryview(b"1" + text + b"1")[1:-1], CODES[size]) == expected
-    assert without_c(text, size) == expected
+def test_c_reader_reads_floats(text: bytes, values: list[float], datatype: str) -> None:
+    expected = binary(np.array(values, np.float64), datatype)
+    assert read(text, datatype) == expected
+    view = memoryview(b"1" + text + b"1")[1:-1]
+    assert native.decode_numbers(view, native.DATATYPE_CODES[datatype]) == expected
+    assert without_c(text, datatype) == expected
 
 
-LEFT = [
+@pytest.mark.parametrize("datatype", ["FP32", "FP64", "BF16"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1234567890123456789",
+        "-9223372036854775809",
+        "12345678901234567890",
+        "18446744073709551616",
+        "123456789012345678901234567890.5",
+        "16777217",
+        "16777219",
+        "9007199254740993",
+        "3.000000000000000000000000000000000000000000000000000001",
+        "0.000000000000000000000000000000000000000123456789012345678901234567890",
+    ],
+)
+def test_c_reader_reads_long_floats(text: str, datatype: str) -> None:
+    assert read_one(text, datatype) == nearest(text, datatype)
+
+
+@pytest.mark.parametrize("datatype", INTEGERS)
+def test_c_reader_reads_integers_up_to_their_limits(datatype: str) -> None:
+    integers = DATATYPES[datatype].integers
+    assert integers is not None
+    least, most = integers.least, integers.most
+    for value in (least, least + 1, 0, 1, 9, 10, 99, 100, 127, most - 1, most):
+        assert read_one(str(value), datatype) == binary([value], datatype)
+    assert read_one("-0", datatype) == binary([0], datatype)
+    beyond = [least - 1, most + 1, 10 * most, 100 * most, -(2**63) - 1, 2**64, 2**64 + 1, 10**20]
+    for value in (*beyond, 10**30, 10**60, 2 * 10**19 - 1):
+        assert read_one(str(value), datatype) is None
+
+
+def test_c_reader_reads_booleans() -> None:
+    text = b"[true,[false, [true]],[],\n[ true ]]"
+    assert read(text, "BOOL") == without_c(text, "BOOL") == b"\1\0\1\1"
+
+
+BROKEN = [
     *(b"", b" ", b"1", b"]", b"[", b"[1", b"[1,", b"[1,]", b"[,1]", b"[1]]", b"[[1]", b"[1][2]"),
-    *(b"[1] 2", b"[1 2]", b"[[1][2]]", b"[1,,2]", b"[1]\0", b"{}", b"[{}]"),
+    *(b"[1] 2", b"[1 2]", b"[[1][2]]", b"[1,,2]", b"[1]\0", b"{}", b"[{}]", b"[1, ]", b"[1,[2],]"),
     *(b"[01]", b"[-]", b"[+1]", b"[.5]", b"[1.]", b"[1.e5]", b"[1e]", b"[1e+]", b"[0x1]", b"[1_0]"),
     *(b"[-NaN]", b"[+Infinity]", b"[NaN1]", b"[1NaN]", b"[NaNNaN]", b"[Na", b"[NaN", b"[nan]"),
-    *(b"[Infinit]", b"[Infinity", b"[--Infinity]", b"[Inf]", b"[null]", b"[true]", b'["1"]'),
-    *(b"[1e400]", b"[1e-400]", b"[1e99999999999999999999]", b"[12345678901234567890]"),
-    b"[" * 65 + b"7" + b"]" * 65,
+    *(b"[Infinit]", b"[Infinity", b"[--Infinity]", b"[Inf]", b"[null]", b'["1"]', b"[-01]", b"[/]"),
+    *(b"[tru]", b"[true1]", b"[truefalse]", b"[True]", b"[true,1]", b"[falsee]", b"[fals", b"[:]"),
+    *(b"[1e99999999999999999999]", b"[1e-99999999999999999999]", b"[1\xb0]", b"[\xb1]"),
 ]
 
 
-@pytest.mark.parametrize("size", [4, 8])
-@pytest.mark.parametrize("text", LEFT)
-def test_c_reader_leaves_unusual_text_to_python(text: bytes, size: int) -> None:
-    assert native.decode_numbers(text, CODES[size]) is None
+@pytest.mark.parametrize("datatype", ALL)
+@pytest.mark.parametrize(
+    "text", [*BROKEN, b"[1e400]", b"[" * 65 + b"7" + b"]" * 65, b"[" * 65 + b"true" + b"]" * 65]
+)
+def test_c_reader_leaves_unusual_text_to_python(text: bytes, datatype: str) -> None:
+    assert read(text, datatype) is None
+    spaced = b"[" + b" [0.5]," * 20 + text[1:]
+    assert read(spaced, datatype) is None
 
 
-def test_c_reader_leaves_numbers_that_do_not_fit_to_python() -> None:
-    largest = np.float32(3.4028235e38).tobytes()
-    # Halfway to infinity is 3.40282356779733661637...e38.
-    assert native.decode_numbers(b"[3.402823567797336617e38]", CODES[4]) is None
-    assert native.decode_numbers(b"[3.402823567797336616e38]", CODES[4]) == largest
-    assert native.decode_numbers(b"[3.402823567797336617e38]", CODES[8]) is not None
+@pytest.mark.parametrize("element", ["1.0", "1e2", "0.5", "true", "NaN", "1E0", "-0.0"])
+@pytest.mark.parametrize("datatype", INTEGERS)
+def test_c_reader_leaves_other_numbers_than_integers_to_python(datatype: str, element: str) -> None:
+    assert read_one(element, datatype) is None
+
+
+@pytest.mark.parametrize(
+    ("datatype", "largest", "beyond"),
+    [
+        # Halfway to infinity are 65520, 3.3961775292304957...e38 and 3.40282356779733661637...e38.
+        ("FP16", "65519.99999999999", "65520"),
+        ("BF16", "3.39617752923049567e38", "3.39617752923049568e38"),
+        ("FP32", "3.402823567797336616e38", "3.402823567797336617e38"),
+        ("FP64", "1.797693134862315807e308", "1.797693134862315808e308"),
+    ],
+)
+def test_c_reader_leaves_floats_that_do_not_fit_to_python(
+    datatype: str, largest: str, beyond: str
+) -> None:
+    assert read_one(largest, datatype) == nearest(largest, datatype)
+    assert read_one(beyond, datatype) is None
+    assert read_one("-" + beyond, datatype) is None
 
 
 @pytest.mark.parametrize("code", [-1, 13, 2**31 - 1])
@@ -96,43 +187,55 @@ def test_c_reader_refuses_unknown_datatypes(code: int) -> None:
         native.decode_numbers(b"[1]", code)
 
 
-@pytest.mark.parametrize(
-    ("text", "before", "after", "values"),
-    [
-        (b"1,2", 1, 1, [1, 2]),
-        (b"[[1],[2", 0, 2, [1, 2]),
-        (b" 1 ],[ 2 ", 2, 2, [1, 2]),
-        (b"1]]", 2, 0, [1]),
-        (b"1]] ", 2, 0, [1]),
-        (b"[[]", 0, 1, []),
-        *((text, 1, 1, None) for text in (b"", b",1", b"1,", b"]", b"[", b"1]", b"1],[2", b" ")),
-        (b"1]", 1, 1, None),
-        (b"1", 0, 0, None),
-        (b"1]", 0, 0, None),
-        (b"1", 65, 65, None),
-        (b"1", -1, -1, None),
-    ],
-)
+PARTS = [
+    (b"1,0", 1, 1, [1, 0]),
+    (b"[[1],[0", 0, 2, [1, 0]),
+    (b" 1 ],[ 0 ", 2, 2, [1, 0]),
+    (b"1]]", 2, 0, [1]),
+    (b"1]] ", 2, 0, [1]),
+    (b"[[]", 0, 1, []),
+    (b"0,1,0,1,1,0,1,1,0,1, 0, 0, 1],[1,0,[1,1,1]", 2, 1, None),
+    (b"0,1,0,1,1,0,1,1,0,1, 0, 0, 1],[1,0],[1,1,1", 2, 2, [int(c) for c in "010110110100110111"]),
+    *((text, 1, 1, None) for text in (b"", b",1", b"1,", b"]", b"[", b"1]", b"1],[0", b" ", b"[1")),
+    (b"1]", 1, 1, None),
+    (b"1", 0, 0, None),
+    (b"1]", 0, 0, None),
+    (b"1", 65, 65, None),
+    (b"1", -1, -1, None),
+]
+
+
+@pytest.mark.parametrize("datatype", ALL)
+@pytest.mark.parametrize(("text", "before", "after", "values"), PARTS)
 def test_c_reader_reads_parts_of_arrays(
-    text: bytes, before: int, after: int, values: list[float] | None
+    text: bytes, before: int, after: int, values: list[int] | None, datatype: str
 ) -> None:
-    expected = None if values is None else np.array(values, "<f4").tobytes()
-    assert native.decode_numbers(text, CODES[4], before, after) == expected
+    if datatype == "BOOL":
+        text = text.replace(b"1", b"true").replace(b"0", b"false")
+    expected = None if values is None else binary(values, datatype)
+    assert read(text, datatype, before, after) == expected
 
 
 DIGITS = st.text("0123456789", min_size=1, max_size=24)
-NUMBERS = st.one_of(
-    st.floats(allow_nan=False, allow_infinity=False).map(repr),
-    st.floats(allow_nan=False, allow_infinity=False, width=32).map(repr),
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+ELEMENTS = st.one_of(
+    FINITE.map(repr),
     st.floats(allow_nan=False, allow_infinity=False, width=32).map(lambda x: str(np.float32(x))),
+    st.floats(allow_nan=False, allow_infinity=False, width=16).map(repr),
     st.integers(-(2**70), 2**70).map(str),
-    st.sampled_from(["NaN", "Infinity", "-Infinity"]),
+    st.integers(-200, 300).map(str),
+    st.sampled_from(["NaN", "Infinity", "-Infinity", "true", "false"]),
     st.tuples(DIGITS, DIGITS, st.integers(-330, 310)).map(lambda of: f"-{of[0]}.{of[1]}e{of[2]}"),
     st.text("0123456789.eE+-", min_size=1, max_size=12),
 )
-ARRAYS = st.recursive(
-    st.lists(NUMBERS, max_size=6), lambda inner: st.lists(st.one_of(NUMBERS, inner), max_size=6)
-)
+BOOLEANS = st.sampled_from(["true", "false"])
+
+
+def arrays(elements: st.SearchStrategy[str]) -> st.SearchStrategy[list[Any]]:
+    return st.recursive(
+        st.lists(elements, max_size=12),
+        lambda inner: st.lists(st.one_of(elements, inner), max_size=6),
+    )
 
 
 def written(array: object, comma: str) -> str:
@@ -141,37 +244,106 @@ def written(array: object, comma: str) -> str:
     return f"[{comma.join(written(element, comma) for element in array)}]"
 
 
-@given(ARRAYS, st.sampled_from([",", ", ", "\n,\t"]), st.data())
+@given(
+    arrays(ELEMENTS) | arrays(st.integers(0, 99).map(str)) | arrays(BOOLEANS),
+    st.sampled_from([",", ", ", "\n,\t"]),
+    st.data(),
+)
 def test_c_reader_agrees_with_python(array: list[object], comma: str, data: st.DataObject) -> None:
     text = written(array, comma).encode()
+    before = data.draw(st.sampled_from([0, 0, 1, 2]), label="before")
+    after = data.draw(st.sampled_from([0, 0, 1, 2]), label="after")
+    text = text[min(before, len(text)) : max(before, len(text) - after)]
     if data.draw(st.booleans(), label="cut"):
         at = data.draw(st.integers(0, len(text)), label="at")
         text = text[:at] + data.draw(st.binary(max_size=2), label="with") + text[at + 1 :]
-    for size in (4, 8):
-        read = native.decode_numbers(text, CODES[size])
-        assert read is None or read == without_c(text, size)
+    for datatype in ALL:
+        found = read(text, datatype, before, after)
+        assert found is None or found == without_c(text, datatype, before, after)
+
+
+@given(st.sampled_from(NUMBERS), st.data())
+def test_c_reader_leaves_no_usual_number_to_python(datatype: str, data: st.DataObject) -> None:
+    integers = DATATYPES[datatype].integers
+    if integers is not None:
+        each = st.integers(integers.least, integers.most).map(str)
+    else:
+        largest = 65504.0 if datatype == "FP16" else 1e38
+        each = st.one_of(
+            st.floats(-largest, largest).map(repr), st.floats(-999, 999).map("{:.15f}".format)
+        )
+    elements = data.draw(st.lists(each, min_size=1, max_size=40))
+    text = f"[{data.draw(st.sampled_from([',', ', ']), label='comma').join(elements)}]".encode()
+    assert read(text, datatype) == without_c(text, datatype) != b""
 
 
 @settings(max_examples=scaled(1000))
 @given(near_ties())
+@example(("FP32", "2785021513700485228e-19"))
+@example(("FP32", "7.006492321624085e-46"))  # the least subnormal one is 7.0064923216240853...e-46
+@example(("FP32", "-7.006492321624086e-46"))
+@example(("FP16", "2.98023223876953125e-08"))  # half of the least subnormal one
+@example(("FP16", "8.94069671630859375e-08"))
+@example(("FP16", "2.980232238769531251e-08"))
+@example(("BF16", "1.00390625"))
+@example(("BF16", "1.01171875"))
 def test_c_reader_rounds_numbers_near_a_tie_once(case: tuple[str, str]) -> None:
     _, text = case
-    for size, datatype in ((4, "FP32"), (8, "FP64")):
-        read = native.decode_numbers(f"[{text}]".encode(), CODES[size])
-        assert read is None or read == nearest(text, datatype)
-
-
-def test_c_reader_does_not_round_by_way_of_double() -> None:
-    assert (
-        native.decode_numbers(b"[2785021513700485228e-19]", CODES[4])
-        == np.float32(0.27850214).tobytes()
-    )
-    # Halfway to the least subnormal float is 7.00649232162408535...e-46.
-    assert native.decode_numbers(b"[7.006492321624085e-46]", CODES[4]) == bytes(4)
-    assert native.decode_numbers(b"[-7.006492321624086e-46]", CODES[4]) == b"\1\0\0\x80"
+    for datatype in FLOATS:
+        found = read_one(text, datatype)
+        assert found is None or found == nearest(text, datatype)
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1))
 def test_c_reader_reads_what_clients_send(values: list[float]) -> None:
     text = json.dumps([float(np.float32(value)) for value in values]).encode()
-    assert native.decode_numbers(text, CODES[4]) == np.array(values, "<f4").tobytes()
+    assert read(text, "FP32") == np.array(values, "<f4").tobytes()
+
+
+@given(st.lists(FINITE, min_size=1), st.integers(17, 30))
+def test_c_reader_reads_doubles_of_many_digits(values: list[float], digits: int) -> None:
+    text = ",".join(f"{value:.{digits}e}" for value in values)
+    assert read(f"[{text}]".encode(), "FP64") == np.array(values, "<f8").tobytes()
+
+
+def finite_floats(datatype: str) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.float64]]:
+    """Return the bits and the values of all finite floats of two bytes."""
+    dtype = DATATYPES[datatype].dtype
+    assert dtype is not None
+    infinity = int.from_bytes(binary([math.inf], datatype), "little")
+    bits = np.arange(2**16, dtype=np.uint16)
+    bits = bits[bits & infinity != infinity]
+    return bits, bits.view(dtype).astype(np.float64)
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+@pytest.mark.parametrize("written", ["%.4e", "%.16e", "%.24e", "%.17f", "%.29f"])
+def test_every_float_of_two_bytes_is_read_as_it_was_written(datatype: str, written: str) -> None:
+    bits, values = finite_floats(datatype)
+    if written.endswith("f"):
+        is_shown = (np.abs(values) > 1e-9) | (values == 0)
+        bits, values = bits[is_shown], values[is_shown]
+    text = ",".join(map(written.__mod__, values.tolist()))
+    assert read(f"[{text}]".encode(), datatype) == bits.tobytes()
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_every_middle_of_two_floats_is_rounded_to_the_even_one(datatype: str) -> None:
+    bits, values = finite_floats(datatype)
+    count = len(bits) // 2 - 1  # of those above 0 and below the largest one
+    middles = ((values[:count] + values[1 : count + 1]) / 2).tolist()
+    evens = (bits[:count] + (bits[:count] & 1)).tolist()
+    pairs = zip(map("{:.18e}".format, middles), middles, evens, strict=True)
+    exact = [(text, even) for text, middle, even in pairs if Decimal(text) == Decimal(middle)]
+    texts, expected = zip(*exact, strict=True)
+    assert len(texts) > 2000
+    assert read(f"[{','.join(texts)}]".encode(), datatype) == np.array(expected, "<u2").tobytes()
+
+
+@pytest.mark.parametrize("datatype", ["UINT8", "INT8", "UINT16", "INT16"])
+def test_every_integer_of_a_byte_or_two_is_read(datatype: str) -> None:
+    integers = DATATYPES[datatype].integers
+    assert integers is not None
+    values = range(integers.least, integers.most + 1)
+    text = f"[{', '.join(map(str, values))}]".encode()
+    assert read(text, datatype) == binary(values, datatype)
