@@ -392,16 +392,16 @@ read_any_float(cursor at, cursor end, struct format form, char *to)
     bool negative = at < end && *at == '-', is_integer = true;
     at += negative;
     cursor start = at;
-    uint64_t bits = 0;
-    at = read_digits(start, end, &bits);
+    uint64_t digits = 0, bits; /* the digits may be too many, and are read again */
+    at = read_digits(start, end, &digits);
     if (at == start)
         return read_nonfinite(at, end, negative, form, to);
     if (at - start > 1 && *start == '0')
         return NULL;
     if (at < end && *at == '.') {
-        cursor point = at;
-        at = read_digits(point + 1, end, &bits);
-        if (at == point + 1)
+        cursor fraction = at + 1;
+        at = read_digits(fraction, end, &digits);
+        if (at == fraction)
             return NULL;
         is_integer = false;
     }
@@ -417,6 +417,7 @@ read_any_float(cursor at, cursor end, struct format form, char *to)
     return at;
 }
 
+/* Read a number as above, the usual way if possible. */
 INLINE cursor
 read_float(cursor at, cursor begin, cursor end, struct format form, char *to)
 {
@@ -424,7 +425,7 @@ read_float(cursor at, cursor begin, cursor end, struct format form, char *to)
     return behind == NULL ? read_any_float(at, end, form, to) : behind;
 }
 
-/* ---- Other elements ---- */
+/* ---- Integers and booleans ---- */
 
 /* Read the digits of an integer amid a text; return NULL for too many. */
 INLINE cursor
