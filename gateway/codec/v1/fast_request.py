@@ -14,9 +14,10 @@ from typing import Any
 
 import orjson
 
-from gateway.codec.elements.fast_decode import native_decode
+from gateway.codec.elements.fast_decode import native_code
 from gateway.codec.elements.rounding import may_decide_ties, needs_rounding
 from gateway.codec.elements.run_job import run_job
+from gateway.codec.native import decode_numbers
 from gateway.codec.offload_interface import ConversionJob
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES, Datatype
@@ -64,10 +65,12 @@ def _read_array(array: bytes, datatype: Datatype) -> tuple[tuple[int, ...], byte
     """Return the shape and the bytes of an array of numbers; raises as ``_pack`` does."""
     if array.translate(None, _NUMERIC_BYTES):
         raise ValueError("other things than numbers")
-    elements = native_decode(array, datatype) if array.find(b"[", 1) < 0 else None
-    if elements:
-        assert datatype.size is not None
-        return (len(elements) // datatype.size,), elements
+    code = native_code(datatype)
+    if decode_numbers is not None and code is not None and array.find(b"[", 1) < 0:
+        elements = decode_numbers(array, code)
+        if elements:
+            assert datatype.size is not None
+            return (len(elements) // datatype.size,), elements
     shape, numbers = _flatten(orjson.loads(array))
     return shape, _pack(datatype, array, numbers)
 
