@@ -25,7 +25,7 @@ import numpy as np
 
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from tests.codec.exact_rounding import nearest
-from tests.fuzz.number_texts import any_numbers, broken, cut, pieces, well_formed
+from tests.fuzz.native.number_texts import any_numbers, broken, cut, pieces, well_formed
 
 _WORDS = ("NaN", "Infinity", "-Infinity")
 _INTEGER = re.compile("-?[0-9]+")

@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
-from tests.fuzz import sanitized
+from tests.fuzz.native import sanitized
 from tests.support.scale import fuzz_seconds
 
 PROGRAM = Path(__file__).with_name("number_reader.py")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def machine(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skip these tests if nothing can be built with sanitizers."""
-    try:
-        sanitized.check_machine(tmp_path_factory.mktemp("machine"))
-    except sanitized.NoSanitizerError as error:
-        pytest.skip(f"the C module is not fuzzed: {error}")
-
-
-def fuzz(module: Path, budget: float, seed: str) -> tuple[CompletedProcess[str], str]:
-    """Fuzz a module for ``budget`` seconds; return the outcome, and the text that was read last."""
-    last = module.with_name("last.txt")
-    done = sanitized.run(PROGRAM, str(module), str(budget), seed, str(last), timeout=budget + 120)
-    text = last.read_bytes() if last.exists() else None
-    return done, f"seed {seed}, last text: {text!r}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("options", [[], ["-U__SSE2__"]], ids=["as built", "without SIMD"])
@@ -37,7 +18,7 @@ def test_generated_texts_are_read_right_and_within_bounds(
     options: list[str], tmp_path: Path
 ) -> None:
     module = sanitized.build(tmp_path, *options)
-    done, expected = fuzz(module, fuzz_seconds(10), os.urandom(8).hex())
+    done, expected = sanitized.fuzz(PROGRAM, module, fuzz_seconds(10))
     assert done.returncode == 0, expected
     counts = json.loads(done.stdout)
     assert min(counts.values()) > 0.1 * sum(counts.values()) > 0, counts
@@ -81,6 +62,7 @@ DEFECTS = {
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_planted_defect_is_found(defect: str, tmp_path: Path) -> None:
     right, wrong, expected = DEFECTS[defect]
-    done, output = fuzz(sanitized.build(tmp_path, right=right, wrong=wrong), 60, "planted")
+    module = sanitized.build(tmp_path, right=right, wrong=wrong)
+    done, output = sanitized.fuzz(PROGRAM, module, 60, "planted")
     assert done.returncode != 0
     assert expected in output

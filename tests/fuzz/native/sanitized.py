@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "gateway" / "codec" / "native"
 
 _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -54,6 +54,16 @@ def run(program: Path, *arguments: str, timeout: float) -> subprocess.CompletedP
         "PYTHONPATH": str(ROOT),
     }
     return _run([sys.executable, str(program), *arguments], environment, timeout)
+
+
+def fuzz(
+    program: Path, module: Path, budget: float, seed: str = ""
+) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Fuzz a module for ``budget`` seconds; return the outcome, and what to tell of a failure."""
+    last, seed = module.with_name("last"), seed or os.urandom(8).hex()
+    done = run(program, str(module), str(budget), seed, str(last), timeout=budget + 120)
+    data = last.read_bytes() if last.exists() else None
+    return done, f"seed {seed}, last input: {data!r}\n{done.stderr}"
 
 
 def check_machine(folder: Path) -> None:
