@@ -4,7 +4,7 @@
     python -m tests.deploy.wheels test dist/*.whl [-- ARGUMENTS OF PYTEST]
 
 A wheel is tested in an environment of its own, without a compiler on PATH. The tests come from the
-sdist, without its package, so they can only import what is installed.
+sdist, and import what is installed.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test(wheel: Path, arguments: Sequence[str]) -> None:
         _check_version(wheel, folder, environ)
         if arguments:
             # Tests build images with the pip of their environment.
-            _run(*pip, "install", "pip", f"{wheel}[dev]", environ=environ)
+            _run(*pip, "install", "pip", f"{wheel}[dev,docs]", environ=environ)
             _run_tests(folder, environ, arguments)
 
 
@@ -158,12 +158,14 @@ def _check_version(wheel: Path, folder: Path, environ: Mapping[str, str]) -> Non
 
 def _run_tests(folder: Path, environ: Mapping[str, str], arguments: Sequence[str]) -> None:
     checkout, python = unpack_sdist(folder), folder / "venv/bin/python"
-    shutil.rmtree(checkout / "gateway")
-    command = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages = Path(_run(python, "-c", command, environ=environ, quiet=True).strip())
-    # Behind the installed packages. The tests read the sources of the package that they test.
+    command = "import pathlib, gateway; print(pathlib.Path(gateway.__file__).parents[1])"
+    packages = Path(_run(python, "-c", command, environ=environ, cwd=folder, quiet=True).strip())
+    # Tests that read the sources read those that are installed.
+    for source in (checkout / "gateway").rglob("*.py"):
+        source.unlink()
+        source.symlink_to(packages / source.relative_to(checkout))
+    # Last on Python's path, so that the gateway is imported from what is installed.
     (packages / "checkout.pth").write_text(f"{checkout}\n")
-    (checkout / "gateway").symlink_to(packages / "gateway")
     if (ROOT / ".cache").exists():  # the tests' servers
         (checkout / ".cache").symlink_to(ROOT / ".cache")
     pytest = ("-m", "pytest", "--override-ini", "pythonpath=", "--numprocesses", "auto")
