@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.compiled import pytest_collection_modifyitems as pytest_collection_modifyitems
+from tests.support.compiled import pytest_configure as pytest_configure
 from tests.support.scale import scaled
 
 # Each run tries the same examples, however slow the machine: only a change can fail a test.

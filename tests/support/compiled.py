@@ -1,4 +1,7 @@
-"""Skips tests that need the sources of the gateway, where it is compiled."""
+"""Skips tests that need the sources of the gateway, where it is compiled.
+
+The conftest of all tests imports the hooks.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,16 @@ needs_source = pytest.mark.needs_source
 
 
 @pytest.hookimpl
+def pytest_configure(config: pytest.Config) -> None:
+    """Allow what mypyc's ``await`` does with an exception, which Python 3.12 and newer deprecate."""
+    if COMPILED:
+        warning = r"the \(type, exc, tb\) signature of throw\(\) is deprecated"
+        config.addinivalue_line("filterwarnings", f"ignore:{warning}:DeprecationWarning")
+
+
+@pytest.hookimpl
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the marked tests; the conftest of all tests imports it."""
+    """Skip the marked tests."""
     if COMPILED:
         for item in items:
             if item.get_closest_marker(needs_source.name):
