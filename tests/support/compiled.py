@@ -17,7 +17,7 @@ needs_source = pytest.mark.needs_source
 
 @pytest.hookimpl
 def pytest_configure(config: pytest.Config) -> None:
-    """Allow what mypyc's ``await`` does with an exception, which Python 3.12 and newer deprecate."""
+    """Allow mypyc's ``await`` to throw in a way that Python 3.12 and newer deprecate."""
     if COMPILED:
         warning = r"the \(type, exc, tb\) signature of throw\(\) is deprecated"
         config.addinivalue_line("filterwarnings", f"ignore:{warning}:DeprecationWarning")
