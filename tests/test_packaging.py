@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -120,3 +121,31 @@ def test_the_wheel_holds_all_of_the_package_and_nothing_to_compile(wheel: frozen
     sources = [path for path in (ROOT / "gateway").rglob("*") if path.suffix in (".py", ".pyi")]
     assert {path.relative_to(ROOT).as_posix() for path in sources} <= wheel
     assert not [name for name in wheel if name.endswith((".c", ".so"))]
+
+
+@pytest.mark.parametrize("version", ["standard", "editable"])
+def test_compiled_files_go_into_the_wheel_or_beside_the_sources(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the compiler, whose place a file takes."""
+    monkeypatch.setenv("TENSORGATE_PURE", "0")
+    root, built = tmp_path / "root", tmp_path / "module.so"
+    (root / "gateway").mkdir(parents=True)
+    built.write_bytes(b"compiled")
+    hook_class: Any = runpy.run_path(str(ROOT / "hatch_build.py"))["BuildHook"]
+    hook = hook_class(str(root), {}, None, None, "", "wheel")
+    monkeypatch.setattr(hook, "_compile", lambda folder: {str(built): "gateway/module.so"})
+    build_data: dict[str, Any] = {"force_include": {}}
+    hook.initialize(version, build_data)
+    hook.finalize(version, build_data, "")
+    is_beside = (root / "gateway" / "module.so").exists()
+    in_wheel = {
+        "force_include": {str(built): "gateway/module.so"},
+        "pure_python": False,
+        "infer_tag": True,
+    }
+    expected = {
+        "standard": (False, in_wheel),
+        "editable": (True, {"force_include": {}}),
+    }
+    assert (is_beside, build_data) == expected[version]
