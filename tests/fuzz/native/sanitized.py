@@ -15,6 +15,9 @@ SOURCES = ROOT / "gateway" / "codec" / "native"
 
 _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
+_OBJECTS: dict[str, Path] = {}
+"""What was compiled, by its text: a changed module shares most with the others."""
+
 
 class NoSanitizerError(Exception):
     """This machine lacks a compiler, Python's headers or the sanitizers; the text says which."""
@@ -27,16 +30,32 @@ def build(folder: Path, *options: str, right: str = "", wrong: str = "") -> Path
     (folder / "powers_of_ten.h").write_text(header)
     sources = {path.name: path.read_text() for path in SOURCES.glob("*.[ch]")}
     assert not right or sum(text.count(right) for text in sources.values()) == 1
+    if right:
+        sources = {name: text.replace(right, wrong) for name, text in sources.items()}
     for name, text in sources.items():
-        (folder / name).write_text(text.replace(right, wrong) if right else text)
+        (folder / name).write_text(text)
+    headers = [text for name, text in sources.items() if name.endswith(".h")]
     module = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
     include = ["-I", str(folder), "-I", sysconfig.get_path("include")]
     flags = ["-std=c11", "-O1", "-g", "-fno-omit-frame-pointer", *_SANITIZERS, *options]
-    units = [str(folder / name) for name in sources if name.endswith(".c")]
-    done = _run([compiler, *flags, *include, "-shared", "-fPIC", *units, "-o", str(module)])
+    objects = []
+    for name, text in sources.items():
+        if not name.endswith(".c"):
+            continue
+        key = "\0".join((*options, *headers, text))
+        if key not in _OBJECTS:
+            compiled = folder / f"{name}.o"
+            _compile([compiler, *flags, "-fPIC", *include, "-c", str(folder / name)], compiled)
+            _OBJECTS[key] = compiled
+        objects.append(str(_OBJECTS[key]))
+    _compile([compiler, *flags, "-shared", *objects], module)
+    return module
+
+
+def _compile(command: list[str], target: Path) -> None:
+    done = _run([*command, "-o", str(target)])
     if done.returncode:
         raise AssertionError(f"{SOURCES} does not compile with the sanitizers:\n{done.stderr}")
-    return module
 
 
 def run(program: Path, *arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
