@@ -19,8 +19,8 @@ from gateway.codec.json.structure_scan import StringScan, scan_strings
 from gateway.errors import GatewayError
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 
-WINDOW = 128 * 1024
-"""Bytes of numbers scanned and converted at once: about 0.2 ms of work."""
+WINDOW = 256 * 1024
+"""Bytes of numbers scanned and converted at once: about 0.3 ms of work in C."""
 
 STRING_WINDOW = 32 * 1024
 """Bytes of strings scanned and converted at once: tiny ones cost ten times as much per byte."""

@@ -9,7 +9,6 @@ from typing import NoReturn, TypeVar
 
 import orjson
 
-from gateway.codec.json.array_scanner import WINDOW
 from gateway.codec.json.parsed_size import estimate_parsed_size
 from gateway.codec.json.structure_scan import scan_values
 from gateway.errors import ErrorKind, GatewayError, bad_request
@@ -22,6 +21,8 @@ _T = TypeVar("_T")
 _SPACE = re.compile(rb"[ \t\n\r]*+")
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SCALAR = re.compile(rb'[^ \t\n\r,:"\[\]{}]++')
+WINDOW = 128 * 1024
+"""Bytes of text that are looked at at once."""
 _FIRST_WINDOW = 2 * 1024
 """Bytes first searched for the end of a value: most are short."""
 

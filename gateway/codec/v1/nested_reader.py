@@ -7,14 +7,13 @@ from collections.abc import Mapping
 
 from gateway.codec.elements.base64_elements import Base64Decoder
 from gateway.codec.json.array_scanner import (
-    WINDOW,
     ArrayScanner,
     ElementRun,
     StringPart,
     find_string_cut,
 )
 from gateway.codec.json.structure_scan import scan_array_values
-from gateway.codec.json.text_reader import JsonTextReader, PauseReason, Steps
+from gateway.codec.json.text_reader import WINDOW, JsonTextReader, PauseReason, Steps
 from gateway.codec.v1.nested_tensor import NestedTensorBuilder
 from gateway.errors import bad_request
 from gateway.protocol.json_errors import quote_bytes
@@ -129,21 +128,31 @@ def _read_array(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None
     start = text.offset
     scanner = ArrayScanner(tensor.label, text.depth_cap)
     while True:
-        buffer, at = text.take_all()
-        for item in scanner.scan(buffer, text.ended, at):
-            tensor.feed(item)
-            if tensor.is_text:
-                yield PauseReason.TIME_SLICE
+        yield from _feed_runs(scanner, text, tensor)
         if scanner.invalid_text is not None:
             raise bad_request(
                 f"{tensor.label} is not an array of plain values, at byte "
                 f"{start + scanner.invalid_at}, near: {quote_bytes(scanner.invalid_text)}"
             )
-        del buffer  # keep one reference to the text while waiting
         text.put_back(*scanner.take_rest())
         if scanner.ended:
             return
         yield from text.wait_for_more()
+
+
+def _feed_runs(
+    scanner: ArrayScanner, text: JsonTextReader, tensor: NestedTensorBuilder
+) -> Steps[None]:
+    """Convert the runs at hand; this frame, and so the text, is gone while more is awaited."""
+    for item in scanner.scan(*_taken(text)):
+        tensor.feed(item)
+        if tensor.is_text:
+            yield PauseReason.TIME_SLICE
+
+
+def _taken(text: JsonTextReader) -> tuple[bytes, bool, int]:
+    buffer, at = text.take_all()
+    return buffer, text.ended, at
 
 
 def _read_elements(text: JsonTextReader, tensor: NestedTensorBuilder) -> Steps[None]:

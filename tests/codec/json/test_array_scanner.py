@@ -275,7 +275,7 @@ def test_a_window_of_strings_without_a_comma_is_refused(text: bytes) -> None:
 def test_runs_of_strings_are_shorter_than_runs_of_numbers() -> None:
     """Tiny strings cost ten times as much per byte as numbers."""
     for element, size in ((b"1", WINDOW), (b'""', STRING_WINDOW), (b'[["a"]]', STRING_WINDOW)):
-        texts = scan([b"[" + b",".join([element] * 100_000) + b"]" + BEHIND]).texts
+        texts = scan([b"[" + b",".join([element] * 200_000) + b"]" + BEHIND]).texts
         assert {len(text) > size - 16 for text in texts[:-1]} == {True}
         assert max(map(len, texts)) <= size
 

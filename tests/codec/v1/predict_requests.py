@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.codec.json import array_scanner
+from gateway.codec.json import text_reader
 from gateway.codec.v1.request import PredictRequestReader
 from gateway.errors import GatewayError
 from gateway.protocol.messages import InferRequest
@@ -16,7 +16,7 @@ from tests.codec import strategies
 from tests.codec.reference_v1 import Declared, PlainPredict
 from tests.codec.strategies_v1 import model
 
-WINDOW = array_scanner.WINDOW
+WINDOW = text_reader.WINDOW
 PredictRequest = tuple[InferRequest, V1ResponseLayout]
 X: Declared = {"x": ("FP32", [-1])}
 TEXT: Declared = {"t": ("BYTES", [-1])}

@@ -154,10 +154,10 @@ def test_first_of_two_errors_is_reported(behind: str) -> None:
 
 def test_data_before_its_datatype_is_converted_in_steps() -> None:
     # Sorted keys, as many clients write them.
-    numbers = json.dumps(list(range(100_000)))
+    numbers = json.dumps(list(range(200_000)))
     codec = InferRequestReader(HEADER_CAP, DEPTH_CAP)
     codec.feed(b'{"inputs":[{"data":' + numbers.encode())
-    codec.feed(b',"datatype":"INT32","name":"a","shape":[100000]}]}')
+    codec.feed(b',"datatype":"INT32","name":"a","shape":[200000]}]}')
     assert not codec.step()
     codec.feed(b"", last=True)
     rounds = 0
@@ -166,7 +166,7 @@ def test_data_before_its_datatype_is_converted_in_steps() -> None:
     assert rounds > 3
     (tensor,) = codec.finish().tensors
     assert not isinstance(tensor, int)
-    assert b"".join(tensor) == np.arange(100_000, dtype="<i4").tobytes()
+    assert b"".join(tensor) == np.arange(200_000, dtype="<i4").tobytes()
 
 
 @pytest.mark.parametrize(
@@ -200,11 +200,11 @@ def test_many_arrays_are_converted_in_steps() -> None:
 
 
 def test_queued_data_is_converted_in_steps() -> None:
-    numbers = json.dumps(list(range(100_000)))
+    numbers = json.dumps(list(range(200_000)))
     codec = InferRequestReader(HEADER_CAP, DEPTH_CAP)
     codec.feed(b'{"inputs":[{"name":"a","data":' + numbers.encode())
     assert not codec.step()
-    codec.feed(b',"datatype":"INT32","shape":[100000]},{"name":"b","data":[1],')
+    codec.feed(b',"datatype":"INT32","shape":[200000]},{"name":"b","data":[1],')
     rounds = 0
     while codec.step():
         rounds += 1
@@ -212,7 +212,7 @@ def test_queued_data_is_converted_in_steps() -> None:
     codec.feed(b'"datatype":"INT8","shape":[1]}]}', last=True)
     first, second = codec.finish().tensors
     assert not isinstance(first, int)
-    assert b"".join(first) == np.arange(100_000, dtype="<i4").tobytes()
+    assert b"".join(first) == np.arange(200_000, dtype="<i4").tobytes()
     assert second == [b"\1"]
 
 

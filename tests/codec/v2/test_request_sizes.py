@@ -105,6 +105,6 @@ def test_large_strings_in_small_reads_are_converted() -> None:
 
 
 def test_more_than_a_window_byte_by_byte_is_converted() -> None:
-    body = request_body("INT16", "[22000]", json.dumps(list(range(22_000))))
+    body = request_body("INT32", "[40000]", json.dumps(list(range(40_000))))
     assert len(body) > WINDOW
     assert outcome(strategies.bytewise(body)) == converted(body)
