@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_network
 
@@ -15,7 +16,7 @@ from gateway.app.build.tls import (
     upstream_tls_files,
 )
 from gateway.app.build.upstreams import UpstreamSpec
-from gateway.app.build.worker_count import worker_count
+from gateway.app.build.worker_count import offload_warnings, worker_count
 from gateway.listener.tls import ReloadingTlsContext
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy, new_identity
 from gateway.settings.schema import Settings
@@ -76,10 +77,15 @@ def unwatched_files(settings: Settings) -> tuple[str, ...]:
 
 def log_warnings(settings: Settings, before: Settings | None = None) -> None:
     """Log what is allowed but unwise, unless it was so ``before``."""
-    known = set() if before is None else set(tls_warnings(before))
-    for warning in tls_warnings(settings):
+    known = set() if before is None else set(_warnings(before))
+    for warning in _warnings(settings):
         if warning not in known:
             _log.warning("%s", warning)
+
+
+def _warnings(settings: Settings) -> Iterator[str]:
+    yield from tls_warnings(settings)
+    yield from offload_warnings(settings)
 
 
 def _forwarded_policy(settings: Settings, identity: str) -> ForwardedPolicy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.build_info import NATIVE
@@ -29,6 +30,12 @@ def offload_threads(settings: Settings) -> int:
         return settings.offload
     workers = worker_count(settings)
     return max(0, min((usable_cores() - workers) // workers, _MAX_AUTO_THREADS))
+
+
+def offload_warnings(settings: Settings) -> Iterator[str]:
+    """Yield why the threads that the settings ask for are not there."""
+    if settings.offload not in ("auto", 0) and not NATIVE:
+        yield "offload: there are no threads, as this gateway is not compiled"
 
 
 def share_per_worker(number: int, workers: int) -> int:

@@ -5,6 +5,7 @@ import pytest
 
 from gateway.app.build.worker_count import (
     offload_threads,
+    offload_warnings,
     share_per_worker,
     usable_cores,
     worker_count,
@@ -51,9 +52,16 @@ def test_threads_are_a_worker_s_share_of_spare_cores(
     assert offload_threads(_settings(workers=workers, offload=offload)) == threads
 
 
-def test_there_are_no_threads_without_the_c_module(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("offload", "warns"), [("auto", False), (0, False), (4, True)])
+def test_there_are_no_threads_without_the_c_module(
+    monkeypatch: pytest.MonkeyPatch, offload: object, warns: bool
+) -> None:
     monkeypatch.setattr("gateway.app.build.worker_count.NATIVE", False)
-    assert offload_threads(_settings(offload=4)) == 0
+    assert offload_threads(_settings(offload=offload)) == 0
+    assert (
+        any("not compiled" in each for each in offload_warnings(_settings(offload=offload)))
+        is warns
+    )
 
 
 @pytest.mark.usefixtures("four_cores")
