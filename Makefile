@@ -12,7 +12,8 @@ COMPILED := $(if $(CAN_COMPILE),.cache/compiled/.ready)
 # Compiled modules come before this checkout on Python's path; `python -m` would put the checkout first.
 AS_COMPILED := $(if $(CAN_COMPILE),PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/.cache/compiled/site)
 # The tests of compiled modules, and those that see the whole gateway from outside.
-TESTS_OF_COMPILED := tests/http1 tests/http2 tests/listener tests/upstream tests/offload tests/codec tests/observe tests/proxy tests/end_to_end/connections/test_fast_path.py tests/end_to_end/grpc/test_fast_path.py \
+TESTS_OF_COMPILED := tests/http1 tests/http2 tests/listener tests/upstream tests/offload tests/codec/native tests/codec/elements tests/codec/json/test_number_scan.py \
+  tests/codec/v1/test_fast_*.py tests/codec/v2/test_fast_*.py tests/codec/v2/test_request*.py tests/codec/v2/test_binary_request.py tests/observe tests/proxy tests/end_to_end/connections/test_fast_path.py tests/end_to_end/grpc/test_fast_path.py \
   tests/end_to_end/limits/test_resource_release.py tests/end_to_end/limits/test_client_disconnects.py \
   tests/resilience/test_memory.py tests/fuzz/test_http1.py tests/fuzz/http2 tests/fuzz/grpc tests/fuzz/test_malicious_server.py \
   tests/integration/proxying/test_model_lists.py tests/integration/conversion/test_every_client.py

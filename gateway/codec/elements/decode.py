@@ -105,8 +105,7 @@ class TensorDecoder:
 
     def try_decode(self, run: ElementRun) -> tuple[int, bytes] | None:
         """Return the number of a run's elements, and their bytes; None if one is invalid."""
-        text = memoryview(run.window)[: run.size]
-        data = native_decode(text, self.datatype, run.depth_before, run.depth_after)
+        data = native_decode(run.view, self.datatype, run.depth_before, run.depth_after)
         if data is not None:
             return self._with_count(data)
         return None if run.lacks_element else self._convert(self, run)
