@@ -259,7 +259,7 @@ def test_deeply_nested_data_does_not_kill_the_server(
     triton: TritonServer, tapped: Client, tap: Tap, datatype: str, closed: bool
 ) -> None:
     element = PLAIN.get(datatype, "1")
-    data = "[" * 200_000 + element + "]" * 200_000 * closed
+    data = "[" * 300_000 + element + "]" * 300_000 * closed
     body = one_input(datatype, "[1]", data).encode()
     model = f"identity_{datatype.lower()}"
     message = check_refused(tapped, tap, lambda: tapped.infer(model, body))
