@@ -24,8 +24,8 @@ _PARSER = simdjson.Parser()
 """Reused, as its memory is a dozen times the text: a new parser takes five times as long."""
 
 _MAX_REUSED = 272 * 1024
-"""A window of numbers with its brackets. Larger texts get a parser of their own: the reused one would
-keep too much memory."""
+"""A window of numbers with its brackets. Larger texts get a parser of their own: the reused one
+would keep too much memory."""
 
 
 def fast_decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes | None:
