@@ -95,7 +95,11 @@ def _obstacle() -> str:
 
 def _missing_tool() -> str:
     compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
-    if shutil.which(shlex.split(compiler)[0]) is None:
+    try:
+        (program, *_) = shlex.split(compiler)
+    except ValueError:  # nothing, or a quote that never ends
+        program = ""
+    if shutil.which(program) is None:
         return "there is no C compiler"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python.h is missing"

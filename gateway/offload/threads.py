@@ -22,6 +22,8 @@ _MAX_JOB_SIZE = 512 * 1024
 _QUEUED_PER_THREAD = 2
 """Jobs that wait for a thread: the caller converts more itself."""
 _READ_SIZE = 4096
+_RESTART_DELAY = 10.0
+"""Seconds until threads that could not be started are tried again."""
 _POLL_INTERVAL = 0.001
 """Seconds between looks at a conversion that goes on after ``close``."""
 
@@ -43,6 +45,7 @@ class OffloadThreads(Offloader):
         self._notified = -1
         self._waiters: dict[_native.Conversion, asyncio.Future[None]] = {}
         self._is_closed = False
+        self._next_start = 0.0
 
     def submit(
         self,
@@ -92,20 +95,16 @@ class OffloadThreads(Offloader):
     def _start(self) -> _native.ThreadPool | None:
         if self._is_closed or ThreadPool is None:
             return None
-        ours, theirs = os.pipe()
-        os.set_blocking(ours, False)
-        os.set_blocking(theirs, False)
-        try:
-            self._pool = ThreadPool(self.count, theirs)
-        except OSError as error:
-            _log.warning("no threads for large tensors: %s", error)
-            self._is_closed = True
-            os.close(ours)
+        now = self._loop.time()
+        if now < self._next_start:
             return None
-        finally:
-            os.close(theirs)
-        self._notified = ours
-        self._loop.add_reader(ours, self._on_done)
+        try:
+            self._notified, self._pool = _start_pool(ThreadPool, self.count)
+        except OSError as error:
+            _log.warning("no threads for large tensors, for %g s: %s", _RESTART_DELAY, error)
+            self._next_start = now + _RESTART_DELAY
+            return None
+        self._loop.add_reader(self._notified, self._on_done)
         return self._pool
 
     def _on_done(self) -> None:
@@ -118,6 +117,22 @@ class OffloadThreads(Offloader):
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _start_pool(
+    make: Callable[[int, int], _native.ThreadPool], count: int
+) -> tuple[int, _native.ThreadPool]:
+    """Return a descriptor that is readable after each notification, and a pool; raises OSError."""
+    ours, theirs = os.pipe()
+    try:
+        os.set_blocking(ours, False)
+        os.set_blocking(theirs, False)
+        return ours, make(count, theirs)
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
 
 
 class _OffloadedJob(OffloadFuture):

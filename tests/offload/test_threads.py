@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -221,16 +222,24 @@ async def test_jobs_end_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (busy.result is not None, queued.result) == (True, TEXT[1:-1])
 
 
-async def test_without_a_thread_nothing_is_offloaded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("missing", ["threads", "descriptors"])
+async def test_threads_that_cannot_start_are_tried_again(
+    missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(threads: int, notified: int) -> None:
-        raise OSError("no more threads")
+    def fail(*_: object) -> None:
+        raise OSError("no more of them")
 
-    monkeypatch.setattr(threads_module, "ThreadPool", fail)
     async with _offload() as offload:
-        assert [offload.submit(TO_JSON, DATA) for _ in range(2)] == [None, None]
-    assert caplog.text.count("no threads for large tensors: no more threads") == 1
+        with monkeypatch.context() as patched:
+            if missing == "threads":
+                patched.setattr(threads_module, "ThreadPool", fail)
+            else:
+                patched.setattr(os, "pipe", fail)
+            assert [offload.submit(TO_JSON, DATA) for _ in range(2)] == [None, None]
+        assert caplog.text.count("no threads for large tensors, for 10 s: no more of them") == 1
+        assert offload.submit(TO_JSON, DATA) is None
+        offload._next_start = 0.0
+        assert await _result(await _submit(offload)) == TEXT[1:-1]
 
 
 async def test_threads_leave_signals_to_python() -> None:

@@ -202,10 +202,12 @@ class ArrayScanner:
     def _detect_kind(self, buffer: bytes, start: int, last: bool) -> bool:
         """Look whether the first value is a string; return whether that can be told yet."""
         end = min(start + self._window, len(buffer))
-        before = _BEFORE_FIRST_VALUE.match(buffer, start, end)
+        before = _BEFORE_FIRST_VALUE.match(buffer, start + self._searched, end)
         value = before.end() if before else start
         if value == end:
+            self._searched = end - start
             return last or end - start == self._window
+        self._searched = 0
         self._is_strings = buffer[value] == ord('"')
         if self._is_strings:
             self._window = STRING_WINDOW

@@ -18,8 +18,14 @@ class _NotCompiled:
         return None
 
 
+VERSION = 1
+"""Counts changes of what the C module offers: an older one may lie beside newer sources."""
+
 try:
     from gateway.codec.native import _native
+
+    if getattr(_native, "VERSION", 0) != VERSION:
+        raise ImportError("the C module is of other sources")
 except ImportError:
     _native = _NotCompiled()  # type: ignore[assignment]
 

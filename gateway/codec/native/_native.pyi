@@ -1,4 +1,5 @@
 DATATYPES: tuple[str, ...]
+VERSION: int
 
 def decode_numbers(
     text: bytes | memoryview, datatype: int, open_before: int = 0, open_after: int = 0, /

@@ -42,6 +42,9 @@ add_datatypes(PyObject *module)
 static int
 add_functions(PyObject *module)
 {
+    /* Of gateway/codec/native/__init__.py, which has this too. */
+    if (PyModule_AddIntConstant(module, "VERSION", 1) < 0)
+        return -1;
     if (PyModule_AddFunctions(module, number_functions) < 0)
         return -1;
     return PyModule_AddFunctions(module, string_functions);

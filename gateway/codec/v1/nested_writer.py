@@ -258,14 +258,18 @@ class BytesElementEncoder(ABC):
         return end
 
     def _begin_next(self) -> bytes:
+        self._check_more(1)
         lead = self._lead()
-        self._add_count(1)
+        self.count += 1
         return lead
 
     def _add_count(self, count: int) -> None:
+        self._check_more(count)
+        self.count += count
+
+    def _check_more(self, count: int) -> None:
         if self.count + count > self._expected_count:
             check_count(self._label, self._shape, self._expected_count + 1)
-        self.count += count
 
     def _encode_element(self, element: bytes) -> bytes:
         """Encode a complete element; fast, as there may be many small ones."""

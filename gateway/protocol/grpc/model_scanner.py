@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from gateway.errors import bad_request, shorten
+from gateway.errors import GatewayError, bad_request, shorten
 from gateway.protocol.error_vocabulary import REQUEST
 from gateway.protocol.grpc.wire import (
     END_GROUP,
@@ -31,7 +31,7 @@ MAX_NAME: Final = 1024
 MAX_MARKED: Final = 64 * 1024
 """Bytes of a value that is searched for a mark: a requested output has a name and parameters."""
 
-MAX_ALL_MARKED: Final = 1024 * 1024
+MAX_ALL_MARKED: Final = 256 * 1024
 """Bytes of all values of a message that have the mark, which are kept until its end."""
 
 MAX_FIELDS: Final = 200_000
@@ -70,6 +70,8 @@ class ModelScanner:
         self.is_past_names = False
         """Whether a field has come that protobuf's writers put behind name and version."""
         self.marked: Final[list[bytes]] = []
+        self.marked_error: GatewayError | None = None
+        """Why not all such values are there, for callers that must know them: they are too large."""
         self._marked_tag: Final = marked_field << 3 | LENGTH if marked_field else 0
         self._mark: Final = mark
         self._maybe_marked = bytearray()
@@ -247,11 +249,11 @@ class ModelScanner:
 
     def _begin_marked(self, size: int) -> None:
         if size > MAX_MARKED:
-            raise bad_request(
+            self.marked_error = bad_request(
                 f"field {self._marked_tag >> 3} of the request has {size} bytes; at most "
                 f"{MAX_MARKED} are allowed"
             )
-        self._is_collecting = True
+        self._is_collecting = self.marked_error is None
 
     def _collect_marked(self, piece: Buffer, position: int, size: int) -> None:
         self._maybe_marked += piece[position : position + size]
@@ -261,7 +263,7 @@ class ModelScanner:
         if self._mark in self._maybe_marked:
             self._marked_size += len(self._maybe_marked)
             if self._marked_size > MAX_ALL_MARKED:
-                raise bad_request(
+                self.marked_error = bad_request(
                     f"fields {self._marked_tag >> 3} of the request with "
                     f"'{self._mark.decode()}' have more than {MAX_ALL_MARKED} bytes"
                 )

@@ -11,7 +11,7 @@ from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.methods import find_method
-from gateway.protocol.grpc.wire import WireError, WireReader
+from gateway.protocol.grpc.wire import MAX_MESSAGE, WireError, WireReader
 from gateway.protocol.messages import RequestFeatures
 from gateway.protocol.operations import quote_name
 from gateway.protocol.request_features import check_classified_outputs
@@ -33,7 +33,8 @@ def marking_request(call: Call) -> GrpcRequest:
     request = call.request
     if not isinstance(request, GrpcRequest):
         limits = call.destination.limits
-        caps = limits.max_request_bytes, limits.max_buffered_body_bytes
+        # The sizes were checked before a rewrite may have added to them.
+        caps = MAX_MESSAGE, limits.max_buffered_body_bytes
         method = find_method(request.target.partition("?")[0])
         request = GrpcRequest(request, method, *caps, limits.max_decompression_ratio)
         request.content_length = call.request.content_length

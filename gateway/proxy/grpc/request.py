@@ -79,6 +79,7 @@ class GrpcRequest(ClientRequest):
         self.marks_outputs = True
         """Whether ``take_marked`` will be called; it is told of what was read ahead anyhow."""
         self._marked: list[MarkedOutputs] = []
+        self._marked_error: GatewayError | None = None
         self._is_complete = False
         self._check_model: ModelCheck | None = None
         self._rewriter: ModelRewriter | None = None
@@ -189,8 +190,10 @@ class GrpcRequest(ClientRequest):
     def take_marked(self) -> list[MarkedOutputs]:
         """Return what messages that ended since the last call may want to be classified.
 
-        The model is the one that the server gets.
+        The model is the one that the server gets. Raises GatewayError (400) if that is too much.
         """
+        if self._marked_error is not None:
+            raise self._marked_error
         marked, self._marked = self._marked, []
         if self._rewriter is None:
             return marked
@@ -245,6 +248,8 @@ class GrpcRequest(ClientRequest):
             found = scanner.model, scanner.names
             if scanner.marked and self.marks_outputs:
                 self._marked.append((scanner.model, scanner.marked))
+            if self.marks_outputs:
+                self._marked_error = self._marked_error or scanner.marked_error
             if self._messages.messages > 1 and self._check_model and found != self._checked:
                 self._check_model(*found)
                 self._checked = found

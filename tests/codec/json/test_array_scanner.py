@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway.codec.json import array_scanner
 from gateway.codec.json.array_scanner import (
     STRING_WINDOW,
     WINDOW,
@@ -367,3 +370,16 @@ def test_runs_and_errors_do_not_depend_on_how_the_text_arrives(
         found = scanned_or_refused([text, b""])
         assert scanned_or_refused([*strategies.cut(text, seed), b""]) == found
         assert scanned_or_refused([*strategies.bytewise(text), b""]) == found
+
+
+def test_space_before_the_first_value_is_looked_at_once() -> None:
+    """Else one byte after the other would cost as much as the square of their number."""
+    scanner = ArrayScanner("input 'x'", 64)
+    buffer = b"["
+    with mock.patch.object(array_scanner, "_BEFORE_FIRST_VALUE") as pattern:
+        pattern.match.side_effect = re.compile(rb"[\[\], \t\n\r]*+").match
+        for _ in range(100):
+            assert list(scanner.scan(buffer, last=False)) == []
+            buffer = scanner.rest + b" "
+        starts = [call.args[1] for call in pattern.match.call_args_list]
+    assert starts == list(range(100))
