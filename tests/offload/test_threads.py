@@ -313,3 +313,29 @@ async def test_calls_that_are_cut_off_leave_no_job() -> None:
             async with no_leaks(), gateway_client(server.url, offload=2) as client:
                 client.send_nowait(request[: int(len(request) * part)])
                 await asyncio.sleep(0.005)
+
+
+async def test_first_invalid_element_of_a_response_is_named() -> None:
+    """A later piece is encoded here while the thread is busy: its error is found first."""
+    values = VALUES.copy()
+    values[[5, *range(16_385, COUNT, 16_384)]] = np.nan
+
+    async def respond(connection: Connection) -> None:
+        while True:
+            await connection.request()
+            tensor = values.tobytes()
+            output = {"name": "y", "datatype": "FP32", "shape": [COUNT]}
+            sized = output | {"parameters": {"binary_data_size": len(tensor)}}
+            header = json.dumps({"model_name": "m", "outputs": [sized]}).encode()
+            length = {"Inference-Header-Content-Length": str(len(header))}
+            await connection.send(http_response(header + tensor, length))
+
+    request = _request(bytes(run_job(TO_JSON, VALUES.tobytes()) or b""))
+    async with ScriptedServer(respond) as server:
+        route = {"nonfinite": "error"}
+        async with gateway_client(server.url, offload=1, route=route) as client:
+            for _ in range(5):
+                client.send_nowait(request)
+                reply = await client.read_response()
+                assert reply.status == 406
+                assert "element 5 is nan" in reply.error

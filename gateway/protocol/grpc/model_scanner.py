@@ -71,7 +71,7 @@ class ModelScanner:
         """Whether a field has come that protobuf's writers put behind name and version."""
         self.marked: Final[list[bytes]] = []
         self.marked_error: GatewayError | None = None
-        """Why not all such values are there, for callers that must know them: they are too large."""
+        """Why not all of them are there, for callers that must know them: they are too large."""
         self._marked_tag: Final = marked_field << 3 | LENGTH if marked_field else 0
         self._mark: Final = mark
         self._maybe_marked = bytearray()

@@ -276,7 +276,11 @@ async def _write_text(
     size = CONVERT_CHUNK if relay.layout is None else ENCODE_CHUNK
     parts: deque[TextChunk | OffloadedText] = deque()
     async for piece in slices(chunks, size, scheduler):
-        parts.extend(converter.parts(piece, offloader))
+        try:
+            parts.extend(converter.parts(piece, offloader))
+        except GatewayError:
+            await _raise_first_error(parts)
+            raise
         # The text of up to one chunk waits for more.
         buffered = CONVERT_CHUNK + converter.buffered_bytes + sum(map(_size_of, parts))
         if relay.response.started:
@@ -285,7 +289,11 @@ async def _write_text(
             reservation.resize(buffered)
         async for text in _finished(parts, _MAX_QUEUED_PARTS):
             yield text
-    rest = converter.finish() or ()
+    try:
+        rest = converter.finish() or ()
+    except GatewayError:
+        await _raise_first_error(parts)
+        raise
     async for text in _finished(parts, 0):
         yield text
     unscheduled = 0
@@ -300,6 +308,14 @@ async def _write_text(
 def _size_of(part: TextChunk | OffloadedText) -> int:
     """Estimate the bytes of a part; those of an offloaded part become up to four times as many."""
     return 5 * CONVERT_CHUNK if isinstance(part, OffloadedText) else len(part)
+
+
+async def _raise_first_error(parts: deque[TextChunk | OffloadedText]) -> None:
+    """Raise the error of the first part that has one: it stands before that of a later part."""
+    for part in parts:
+        if isinstance(part, OffloadedText):
+            await part.future.wait()
+            part.text()
 
 
 async def _finished(parts: deque[TextChunk | OffloadedText], max_left: int) -> Chunks:
