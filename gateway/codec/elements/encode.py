@@ -14,8 +14,9 @@ import orjson
 from gateway.codec import native
 from gateway.codec.elements.base64_elements import encode_base64
 from gateway.codec.elements.bytes_elements import PREFIX_SIZE, read_length, split_elements
+from gateway.codec.elements.fast_decode import native_code
 from gateway.codec.json.text_search import contains
-from gateway.codec.native import DATATYPE_CODES, encode_numbers
+from gateway.codec.native import encode_numbers
 from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import BytesEncoding, JsonPolicies, Nonfinite
 from gateway.errors import GatewayError
@@ -94,7 +95,7 @@ def json_dtype(datatype: Datatype) -> np.dtype[Any]:
 
 def can_encode_fast(datatype: Datatype) -> bool:
     """Tell whether fast_encode_numbers takes elements of a datatype."""
-    if encode_numbers is not None and datatype.name in DATATYPE_CODES:
+    if encode_numbers is not None and native_code(datatype) is not None:
         return True
     # orjson would write any BOOL.
     is_number = datatype.family in (Family.INTEGER, Family.FLOAT)
@@ -108,7 +109,7 @@ def fast_encode_numbers(
 
     Returns None for elements that NumberEncoder must check: a policy decides on NaN and infinities.
     """
-    code = DATATYPE_CODES.get(datatype.name)
+    code = native_code(datatype)
     if encode_numbers is not None and code is not None:
         return encode_numbers(data, code, 0, shape)
     values = np.frombuffer(data, datatype.dtype)
@@ -196,7 +197,7 @@ class NumberEncoder:
         A shape nests them; the outermost array has no brackets.
         """
         datatype = self._job.datatype
-        code = DATATYPE_CODES.get(datatype.name)
+        code = native_code(datatype)
         if encode_numbers is not None and code is not None:
             text = encode_numbers(data, code, _NONFINITE_CODES[self._nonfinite], shape)
             if text is not None:

@@ -62,12 +62,7 @@ class ElementRun:
         """Return the run as a JSON array, with the brackets that it lacks."""
         if not (self.depth_before or self.depth_after):
             return self.text
-        return b"".join(self.pieces)
-
-    @property
-    def pieces(self) -> tuple[bytes, memoryview, bytes]:
-        """Return the parts of the run as a JSON array, to be joined."""
-        return b"[" * self.depth_before, self.view, b"]" * self.depth_after
+        return b"".join((b"[" * self.depth_before, self.view, b"]" * self.depth_after))
 
     @property
     def view(self) -> memoryview:

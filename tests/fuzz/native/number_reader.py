@@ -2,21 +2,15 @@
 
 Each text is read as an array of the datatype that it was made for, and of another one.
 
-Arguments: the module built with sanitizers, seconds, seed, and a file that holds the last text for
-whoever looks into a crash. Prints how many texts were read and left; ends with 1 and the text in
-question where something was read wrongly.
+harness.py tells its arguments.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import re
 import struct
-import sys
 import time
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,20 +19,12 @@ import numpy as np
 
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from tests.codec.exact_rounding import nearest
+from tests.fuzz.native.harness import LastInput, WrongError, call, load, run
 from tests.fuzz.native.number_texts import any_numbers, broken, cut, pieces, well_formed
 
 _WORDS = ("NaN", "Infinity", "-Infinity")
 _INTEGER = re.compile("-?[0-9]+")
 _DEEPEST = 64
-
-_libc = ctypes.CDLL(None)
-_libc.malloc.restype = ctypes.c_void_p
-_libc.malloc.argtypes = [ctypes.c_size_t]
-_libc.free.argtypes = [ctypes.c_void_p]
-
-
-class WrongError(Exception):
-    """The module read something that it should not have, or read it wrongly."""
 
 
 class _Token(str):
@@ -47,27 +33,9 @@ class _Token(str):
     __slots__ = ()
 
 
-def _load(path: str) -> Any:
-    spec = spec_from_file_location("_native", path, loader=ExtensionFileLoader("_native", path))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def _read(native: Any, text: bytes, datatype: Datatype, before: int, after: int) -> bytes | None:
-    """Have a text read that fills its memory: each byte read around it is found."""
-    address = _libc.malloc(len(text))
-    try:
-        buffer = (ctypes.c_char * len(text)).from_address(address)
-        ctypes.memmove(address, text, len(text))
-        view = memoryview(buffer).cast("B")
-        code = native.DATATYPES.index(datatype.name)
-        result: bytes | None = native.decode_numbers(view, code, before, after)
-        view.release()
-    finally:
-        _libc.free(address)
+    code = native.DATATYPES.index(datatype.name)
+    result: bytes | None = call(native.decode_numbers, text, code, before, after)
     return result
 
 
@@ -133,33 +101,28 @@ def _check(elements: list[str], datatype: Datatype, found: bytes) -> None:
 
 def main(module: str, seconds: float, seed: str, last: Path) -> None:
     """Feed texts for so many seconds."""
-    native, rng = _load(module), Random(seed)
+    native, rng = load(module), Random(seed)
     datatypes = [DATATYPES[name] for name in native.DATATYPES]
     counts = {"read": 0, "left": 0}
+    last_input = LastInput(last)
     end = time.monotonic() + seconds
-    with last.open("wb", buffering=0) as file:
-        while time.monotonic() < end:
-            make = rng.choice((well_formed, any_numbers, broken, pieces))
-            made_for = rng.choice(datatypes)
-            text, before, after = make(rng, made_for), 0, 0
-            if rng.random() < 0.3:
-                text, before, after = cut(rng, text)
-            is_whole = make is well_formed and not before and not after
-            file.seek(0)
-            file.write(text)
-            file.truncate()
-            for datatype in (made_for, rng.choice(datatypes)):
-                found = _read(native, text, datatype, before, after)
-                counts["left" if found is None else "read"] += 1
-                if found is not None:
-                    _check(_elements(text, before, after), datatype, found)
-                elif is_whole and datatype is made_for and text.count(b"[") < _DEEPEST / 2:
-                    raise WrongError(f"this is well-formed {datatype.name}, but was left")
+    while time.monotonic() < end:
+        make = rng.choice((well_formed, any_numbers, broken, pieces))
+        made_for = rng.choice(datatypes)
+        text, before, after = make(rng, made_for), 0, 0
+        if rng.random() < 0.3:
+            text, before, after = cut(rng, text)
+        is_whole = make is well_formed and not before and not after
+        last_input.write(text)
+        for datatype in (made_for, rng.choice(datatypes)):
+            found = _read(native, text, datatype, before, after)
+            counts["left" if found is None else "read"] += 1
+            if found is not None:
+                _check(_elements(text, before, after), datatype, found)
+            elif is_whole and datatype is made_for and text.count(b"[") < _DEEPEST / 2:
+                raise WrongError(f"this is well-formed {datatype.name}, but was left")
     print(json.dumps(counts))
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1], float(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
-    except WrongError as wrong:
-        sys.exit(f"{wrong}:\n{Path(sys.argv[4]).read_bytes()!r}")
+    run(main)

@@ -1,25 +1,20 @@
 """A program that feeds generated elements to the C module, and checks the text that it writes.
 
-Arguments: the module built with sanitizers, seconds, seed, and a file that holds the last elements
-for whoever looks into a crash. Prints how many arrays were written and refused; ends with 1 and the
-elements in question where something was written wrongly.
+harness.py tells its arguments.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import struct
-import sys
 import time
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from tests.codec.exact_rounding import nearest
+from tests.fuzz.native.harness import LastInput, WrongError, call, load, run
 
 _CODES = {
     "UINT8": "B",
@@ -45,36 +40,11 @@ _WORDS = (*_NONFINITE, ('"NaN"', '"Infinity"', '"-Infinity"'))
 _POSITIONAL = {4: range(-6, 13), 8: range(-5, 16)}
 """The exponents of floats that are written without one."""
 
-_libc = ctypes.CDLL(None)
-_libc.malloc.restype = ctypes.c_void_p
-_libc.malloc.argtypes = [ctypes.c_size_t]
-_libc.free.argtypes = [ctypes.c_void_p]
-
-
-class WrongError(Exception):
-    """The module wrote something wrongly."""
-
-
-def _load(path: str) -> Any:
-    spec = spec_from_file_location("_native", path, loader=ExtensionFileLoader("_native", path))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 def _write(native: Any, data: bytes, datatype: str, *more: Any) -> bytes | None:
-    """Have elements written that end where their memory ends, and are mostly unaligned."""
-    address = _libc.malloc(len(data) + 1)
-    try:
-        buffer = (ctypes.c_char * (len(data) + 1)).from_address(address)
-        ctypes.memmove(address + 1, data, len(data))
-        view = memoryview(buffer).cast("B")[1:]
-        result: bytes | None = native.encode_numbers(view, native.DATATYPES.index(datatype), *more)
-        view.release()
-    finally:
-        _libc.free(address)
+    """Have elements written that are mostly unaligned."""
+    code = native.DATATYPES.index(datatype)
+    result: bytes | None = call(native.encode_numbers, data, code, *more, offset=1)
     return result
 
 
@@ -183,30 +153,25 @@ def _element(rng: Random, datatype: str) -> bytes:
 
 def main(module: str, seconds: float, seed: str, last: Path) -> None:
     """Feed elements for so many seconds."""
-    native, rng = _load(module), Random(seed)
+    native, rng = load(module), Random(seed)
     counts = {"written": 0, "refused": 0}
+    last_input = LastInput(last)
     end = time.monotonic() + seconds
-    with last.open("wb", buffering=0) as file:
-        while time.monotonic() < end:
-            datatype, policy = rng.choice([*_CODES]), rng.randrange(4)
-            elements = [_element(rng, datatype) for _ in range(rng.choice((0, 1, 2, 5, 60)))]
-            data = b"".join(elements)
-            file.seek(0)
-            file.write(f"{datatype} {policy} {data.hex()}".encode())
-            file.truncate()
-            found = _write(native, data, datatype, policy)
-            counts["refused" if found is None else "written"] += 1
-            _check(found, elements, datatype, policy)
-            if found:
-                rows = _write(native, data, datatype, policy, (len(elements), 1, 1))
-                expected = "],[[".join(f"{each}]" for each in found.decode().split(","))
-                if rows != f"[[{expected}]".encode():
-                    raise WrongError(f"{found!r} was nested as {rows!r}")
+    while time.monotonic() < end:
+        datatype, policy = rng.choice([*_CODES]), rng.randrange(4)
+        elements = [_element(rng, datatype) for _ in range(rng.choice((0, 1, 2, 5, 60)))]
+        data = b"".join(elements)
+        last_input.write(f"{datatype} {policy} {data.hex()}".encode())
+        found = _write(native, data, datatype, policy)
+        counts["refused" if found is None else "written"] += 1
+        _check(found, elements, datatype, policy)
+        if found:
+            rows = _write(native, data, datatype, policy, (len(elements), 1, 1))
+            expected = "],[[".join(f"{each}]" for each in found.decode().split(","))
+            if rows != f"[[{expected}]".encode():
+                raise WrongError(f"{found!r} was nested as {rows!r}")
     print(json.dumps(counts))
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1], float(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
-    except WrongError as wrong:
-        sys.exit(f"{wrong}:\n{Path(sys.argv[4]).read_text()}")
+    run(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import shutil
@@ -83,6 +84,23 @@ def fuzz(
     done = run(program, str(module), str(budget), seed, str(last), timeout=budget + 120)
     data = last.read_bytes() if last.exists() else None
     return done, f"seed {seed}, last input: {data!r}\n{done.stderr}"
+
+
+def check_generated(program: Path, module: Path, budget: float, least_share: float) -> None:
+    """Check that nothing is found in ``budget`` seconds, and that each count has its share."""
+    done, failure = fuzz(program, module, budget)
+    assert done.returncode == 0, failure
+    counts = json.loads(done.stdout)
+    assert min(counts.values()) > least_share * sum(counts.values()) > 0, counts
+
+
+def check_defect_is_found(
+    program: Path, folder: Path, right: str, wrong: str, expected: str
+) -> None:
+    """Check that the program ends as expected where a part of the sources was changed."""
+    done, output = fuzz(program, build(folder, right=right, wrong=wrong), 60, "planted")
+    assert done.returncode != 0
+    assert expected in output
 
 
 def check_machine(folder: Path) -> None:

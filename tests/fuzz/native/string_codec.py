@@ -1,26 +1,22 @@
 """A program that feeds generated strings to the C module, and checks what it makes of them.
 
-Arguments: the module built with sanitizers, seconds, seed, and a file that holds the last input for
-whoever looks into a crash. Prints how many inputs were converted and left; ends with 1 and the
-input in question where something was converted wrongly.
+harness.py tells its arguments.
 """
 
 from __future__ import annotations
 
 import base64
-import ctypes
 import json
 import re
 import struct
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from tests.fuzz.native.harness import LastInput, WrongError, call, load, run
 
 _DEEPEST = 64
 _PARTS = (
@@ -30,40 +26,6 @@ _PARTS = (
 )
 _BROKEN = (b"\xc3", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xff", b'"')
 _BASE64 = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
-
-_libc = ctypes.CDLL(None)
-_libc.malloc.restype = ctypes.c_void_p
-_libc.malloc.argtypes = [ctypes.c_size_t]
-_libc.free.argtypes = [ctypes.c_void_p]
-
-Call = Callable[..., Any]
-
-
-class WrongError(Exception):
-    """The module converted something that it should not have, or converted it wrongly."""
-
-
-def _load(path: str) -> Any:
-    spec = spec_from_file_location("_native", path, loader=ExtensionFileLoader("_native", path))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _call(function: Call, data: bytes, *arguments: object) -> Any:
-    """Call with data that end where their memory ends: each byte read beyond it is found."""
-    address = _libc.malloc(len(data))
-    try:
-        buffer = (ctypes.c_char * len(data)).from_address(address)
-        ctypes.memmove(address, data, len(data))
-        view = memoryview(buffer).cast("B")
-        result = function(view, *arguments)
-        view.release()
-    finally:
-        _libc.free(address)
-    return result
 
 
 def _expect(what: str, found: object, expected: object) -> None:
@@ -136,21 +98,21 @@ def _check_decoding(native: Any, rng: Random) -> bool:
     _last.write(text)
     strings = _strings_of(text)
     expected = None if strings is None else (len(strings), _pack(strings))
-    _expect("decode_strings", _call(native.decode_strings, text), expected)
-    elements = _call(native.decode_elements, text)
+    _expect("decode_strings", call(native.decode_strings, text), expected)
+    elements = call(native.decode_elements, text)
     if expected is not None:
         _expect("decode_elements", elements and elements[:2], expected)
-        _expect("collect_marks", _call(native.collect_marks, text), elements[2])
-        _expect("scan_strings", _call(native.scan_strings, text, 0)[5], True)
+        _expect("collect_marks", call(native.collect_marks, text), elements[2])
+        _expect("scan_strings", call(native.scan_strings, text, 0)[5], True)
     parts = _strings_of(b'["%b"]' % text)
     inner = parts[0] if parts is not None and len(parts) == 1 else None
     if b'"' not in text.replace(b"\\\\", b"").replace(b'\\"', b""):
-        _expect("decode_text", _call(native.decode_text, text), inner)
+        _expect("decode_text", call(native.decode_text, text), inner)
     # Whatever they find, they stay within the text.
     for scan in (native.collect_marks, native.scan_array_values, native.find_string_end):
-        _call(scan, text)
-    _call(native.scan_strings, text, rng.randrange(3))
-    _call(native.decode_elements, text, 1, 1)
+        call(scan, text)
+    call(native.scan_strings, text, rng.randrange(3))
+    call(native.decode_elements, text, 1, 1)
     return expected is not None
 
 
@@ -168,19 +130,19 @@ def _check_encoding(native: Any, rng: Random) -> bool:
         written = None
     texts = [base64.b64encode(each).decode() for each in elements]
     for each, encoded in zip(elements, texts, strict=True):
-        _expect("encode_base64", _call(native.encode_base64, each), encoded.encode())
+        _expect("encode_base64", call(native.encode_base64, each), encoded.encode())
     forms = written, [f'"{each}"' for each in texts], [f'{{"b64":"{each}"}}' for each in texts]
     row = rng.choice((1, 2, 3))
     for form, strings in enumerate(forms):
         for sizes in (b"", struct.pack("<2Q", row, 2**63)):
-            found = _call(native.encode_strings, data + rest, form, first, sizes)
+            found = call(native.encode_strings, data + rest, form, first, sizes)
             leads = [_lead(index, row if sizes else 0) for index in range(first, first + 40)]
             pairs = zip(leads, strings or [], strict=False)
             text = "".join(lead + string for lead, string in pairs).encode()
             count = len(elements), len(data)
             _expect("encode_strings", found, None if strings is None else (*count, text))
     joined = b"".join(elements)
-    found = _call(native.encode_text, joined)
+    found = call(native.encode_text, joined)
     if written is not None:
         text = json.dumps(joined.decode(), ensure_ascii=False)[1:-1].encode()
         _expect("encode_text", found, (len(joined), text))
@@ -202,16 +164,16 @@ def _check_base64(native: Any, rng: Random) -> bool:
     _last.write(data)
     decoded = [_decode(each) for each in texts]
     for text, expected in zip(texts, decoded, strict=True):
-        _expect("decode_base64", _call(native.decode_base64, text, True), expected)
-        lenient = _call(native.decode_base64, text, False)
+        _expect("decode_base64", call(native.decode_base64, text, True), expected)
+        lenient = call(native.decode_base64, text, False)
         if expected is not None:
             _expect("decode_base64", lenient, expected)
             _expect(
-                "without padding", _call(native.decode_base64, text.rstrip(b"="), False), expected
+                "without padding", call(native.decode_base64, text.rstrip(b"="), False), expected
             )
     rest = rng.choice((b"", b"\4", b"\4\0\0\0QQ=", b"\xff\xff\xff\xffQQ=="))
     complete = [each for each in decoded if each is not None]
-    found = _call(native.decode_base64_elements, data + rest)
+    found = call(native.decode_base64_elements, data + rest)
     is_valid = len(complete) == len(decoded)
     _expect(
         "decode_base64_elements",
@@ -229,26 +191,14 @@ def _decode(text: bytes) -> bytes | None:
     return data if base64.b64encode(data) == text else None
 
 
-class _LastInput:
-    """The file that holds the last input."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
-
-    def write(self, data: bytes) -> None:
-        self._file.seek(0)
-        self._file.write(data)
-        self._file.truncate()
-
-
-_last: _LastInput
+_last: LastInput
 
 
 def main(module: str, seconds: float, seed: str, last: Path) -> None:
     """Feed inputs for so many seconds."""
     global _last
-    _last = _LastInput(last)
-    native, rng = _load(module), Random(seed)
+    _last = LastInput(last)
+    native, rng = load(module), Random(seed)
     counts = Counter[str](converted=0, left=0)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -258,7 +208,4 @@ def main(module: str, seconds: float, seed: str, last: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1], float(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
-    except WrongError as wrong:
-        sys.exit(f"{wrong}:\n{Path(sys.argv[4]).read_bytes()!r}")
+    run(main)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,7 @@ def test_generated_texts_are_read_right_and_within_bounds(
     options: list[str], tmp_path: Path
 ) -> None:
     module = sanitized.build(tmp_path, *options)
-    done, expected = sanitized.fuzz(PROGRAM, module, fuzz_seconds(5))
-    assert done.returncode == 0, expected
-    counts = json.loads(done.stdout)
-    assert min(counts.values()) > 0.1 * sum(counts.values()) > 0, counts
+    sanitized.check_generated(PROGRAM, module, fuzz_seconds(5), 0.1)
 
 
 DEFECTS = {
@@ -61,8 +57,4 @@ DEFECTS = {
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_planted_defect_is_found(defect: str, tmp_path: Path) -> None:
-    right, wrong, expected = DEFECTS[defect]
-    module = sanitized.build(tmp_path, right=right, wrong=wrong)
-    done, output = sanitized.fuzz(PROGRAM, module, 60, "planted")
-    assert done.returncode != 0
-    assert expected in output
+    sanitized.check_defect_is_found(PROGRAM, tmp_path, *DEFECTS[defect])

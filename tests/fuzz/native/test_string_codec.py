@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,7 @@ PROGRAM = Path(__file__).with_name("string_codec.py")
 
 def test_generated_strings_are_converted_right_and_within_bounds(tmp_path: Path) -> None:
     module = sanitized.build(tmp_path)
-    done, expected = sanitized.fuzz(PROGRAM, module, fuzz_seconds(6))
-    assert done.returncode == 0, expected
-    counts = json.loads(done.stdout)
-    assert min(counts.values()) > 0.1 * sum(counts.values()) > 0, counts
+    sanitized.check_generated(PROGRAM, module, fuzz_seconds(6), 0.1)
 
 
 DEFECTS = {
@@ -47,9 +43,4 @@ DEFECTS = {
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_planted_defect_is_found(defect: str, tmp_path: Path) -> None:
-    right, wrong, expected = DEFECTS[defect]
-    done, output = sanitized.fuzz(
-        PROGRAM, sanitized.build(tmp_path, right=right, wrong=wrong), 60, "planted"
-    )
-    assert done.returncode != 0
-    assert expected in output
+    sanitized.check_defect_is_found(PROGRAM, tmp_path, *DEFECTS[defect])
