@@ -23,6 +23,9 @@ from gateway.upstream.transport import UpstreamResponse
 
 Chunks = AsyncIterator[bytes | memoryview]
 
+_MIN_PIECE = 4 * 1024
+"""Bytes of a body that a reader gets at least, but for the last."""
+
 _Converted = TypeVar("_Converted")
 _Data = TypeVar("_Data", bytes, memoryview, bytes | memoryview)
 
@@ -51,6 +54,21 @@ class ClientBody:
         piece = self._chunk[self._position : self._position + max_size]
         self._position += len(piece)
         return piece
+
+    async def read_joined(self, max_size: int) -> bytes | memoryview:
+        """Return the next bytes as ``read`` does, but join pieces of less than 4 KiB.
+
+        A client may send a byte at a time. Readers that wait for the end of something would copy
+        what they have for each.
+        """
+        piece = await self.read(max_size)
+        least = min(max_size, _MIN_PIECE)
+        if not piece or len(piece) >= least:
+            return piece
+        joined = bytearray(piece)
+        while len(joined) < least and (piece := await self.read(max_size - len(joined))):
+            joined += piece
+        return bytes(joined)
 
     async def read_all(self, reservation: Reservation) -> bytes:
         """Return the whole body, which must have a size; it can be read again afterwards.

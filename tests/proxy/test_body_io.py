@@ -61,6 +61,17 @@ async def test_client_body_is_read_in_chunks_by_default() -> None:
         assert len(await body.read()) == 1
 
 
+async def test_small_pieces_of_a_client_body_are_joined() -> None:
+    with Deadline(9, 9) as deadline:
+        small = [b"%d" % (number % 10) for number in range(5000)]
+        body = ClientBody(_request(*small, bytes(9000)), 10**6, deadline)
+        assert await body.read_joined(10**6) == b"".join(small[:4096])
+        assert await body.read_joined(10) == b"".join(small[4096:4106])
+        assert len(await body.read_joined(5000)) == 5000
+        assert len(await body.read_joined(10**6)) == 9000 - 5000 + 904 - 10
+        assert await body.read_joined(10**6) == b""
+
+
 async def _one(piece: memoryview) -> AsyncIterator[memoryview]:
     yield piece
 

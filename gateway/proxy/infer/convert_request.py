@@ -134,7 +134,7 @@ async def feed_body(
     size = body.size if length is None else length
     may_skip_slice = size is not None and size <= MAX_UNSCHEDULED
     unscheduled = 0
-    text = text or await body.read(min(reader.preferred_read_size, missing))
+    text = text or await body.read_joined(min(reader.preferred_read_size, missing))
     while text:
         reader.feed(text)
         missing -= len(text)
@@ -145,7 +145,7 @@ async def feed_body(
                 reservation.resize(reader.buffered_bytes)
                 await scheduler.next_slice()
             may_skip_slice = False  # even a small request gets no second step for free
-        text = await body.read(min(reader.preferred_read_size, missing)) if missing else b""
+        text = await body.read_joined(min(reader.preferred_read_size, missing)) if missing else b""
     if missing and length is not None:
         raise bad_request(f"the body is {missing} bytes shorter than {HEADER_LENGTH} declares")
     reader.feed(b"", last=True)
