@@ -30,14 +30,15 @@ from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import (
     Chunks,
-    coalesce,
     prepend,
     read_first,
     read_response,
     relay_chunks,
     response_chunks,
     slices,
+    split,
     stream,
+    write,
 )
 from gateway.proxy.destination import Destination
 from gateway.proxy.headers import end_to_end, with_body
@@ -245,87 +246,122 @@ async def _relay_text(
     converter: ResponseConverter[Iterator[bytes]] | ResponseConverter[None],
     chunks: Chunks,
 ) -> None:
-    """Send the text of a response while it arrives; text of less than a chunk is sent at once."""
-    received = relay.upstream_response
-    with relay.destination.memory_budget.reserve() as reservation:
-        texts = coalesce(_write_text(relay, converter, chunks, reservation))
-        first = await anext(texts, b"")
-        # Its head is read by now, unless there is not even text before the first output.
-        elements = relay.response.record.response_elements = converter.element_count
-        if len(first) < CONVERT_CHUNK:
-            await relay.send(ConvertedResponse(bytes(first), elements=elements))
-            return
-        headers = with_body(received.headers, {"Content-Type": "application/json"})
-        await relay.response.start(200, received.reason, headers)
-        await relay_chunks(prepend([first], texts), relay.response, relay.deadline)
-
-
-async def _write_text(
-    relay: ResponseRelay,
-    converter: ResponseConverter[Iterator[bytes]] | ResponseConverter[None],
-    chunks: Chunks,
-    reservation: Reservation,
-) -> Chunks:
-    """Yield the text of a response; parts may be written by threads.
+    """Send the text of a response while it arrives; text of less than a chunk is sent at once.
 
     Time slices are taken by the bytes converted, not by the text: buffered rows give no text for a
     long time, and a server's data may all be there without a pause.
     """
     scheduler = relay.destination.scheduler
-    offloader = relay.destination.offloader_for(relay.upstream_response.content_length)
     size = CONVERT_CHUNK if relay.layout is None else ENCODE_CHUNK
-    parts: deque[TextChunk | OffloadedText] = deque()
-    async for piece in slices(chunks, size, scheduler):
+    with relay.destination.memory_budget.reserve() as reservation:
+        sender = _TextSender(relay, converter, reservation)
+        async for chunk in chunks:
+            for piece in split(chunk, size):
+                await sender.convert(piece)
+                await scheduler.next_slice()
+        await sender.finish()
+
+
+class _TextSender:
+    """Sends the text of a response as it is converted; parts may be written by threads.
+
+    Text of less than a chunk waits for more.
+    """
+
+    def __init__(
+        self,
+        relay: ResponseRelay,
+        converter: ResponseConverter[Iterator[bytes]] | ResponseConverter[None],
+        reservation: Reservation,
+    ) -> None:
+        self._relay = relay
+        self._converter = converter
+        self._reservation = reservation
+        self._offloader = relay.destination.offloader_for(relay.upstream_response.content_length)
+        self._parts: deque[TextChunk | OffloadedText] = deque()
+        self._waiting = bytearray()
+
+    async def convert(self, data: bytes | memoryview) -> None:
+        """Convert data, and send what text there is; raises GatewayError (502, 406)."""
         try:
-            parts.extend(converter.parts(piece, offloader))
+            self._parts.extend(self._converter.parts(data, self._offloader))
         except GatewayError:
-            await _raise_first_error(parts)
+            await self._raise_first_error()
             raise
         # The text of up to one chunk waits for more.
-        buffered = CONVERT_CHUNK + converter.buffered_bytes + sum(map(_size_of, parts))
-        if relay.response.started:
-            reservation.resize_unchecked(buffered)
+        buffered = CONVERT_CHUNK + self._converter.buffered_bytes + sum(map(_size_of, self._parts))
+        if self._relay.response.started:
+            self._reservation.resize_unchecked(buffered)
         else:
-            reservation.resize(buffered)
-        async for text in _finished(parts, _MAX_QUEUED_PARTS):
-            yield text
-    try:
-        rest = converter.finish() or ()
-    except GatewayError:
-        await _raise_first_error(parts)
-        raise
-    async for text in _finished(parts, 0):
-        yield text
-    unscheduled = 0
-    for text in rest:
-        yield text
-        unscheduled += len(text)
-        if unscheduled >= ENCODE_CHUNK:
-            unscheduled = 0
-            await scheduler.next_slice()
+            self._reservation.resize(buffered)
+        await self._send_finished(_MAX_QUEUED_PARTS)
+
+    async def finish(self) -> None:
+        """Send the rest of the text, and end the response; raises GatewayError as ``convert``."""
+        try:
+            rest = self._converter.finish() or ()
+        except GatewayError:
+            await self._raise_first_error()
+            raise
+        await self._send_finished(0)
+        unscheduled = 0
+        for text in rest:
+            await self._send(text)
+            unscheduled += len(text)
+            if unscheduled >= ENCODE_CHUNK:
+                unscheduled = 0
+                await self._relay.destination.scheduler.next_slice()
+        text = bytes(self._waiting)
+        if self._relay.response.started:
+            if text:
+                await self._write(text)
+            await self._relay.response.finish()
+        else:
+            elements = self._converter.element_count
+            await self._relay.send(ConvertedResponse(text, elements=elements))
+
+    async def _raise_first_error(self) -> None:
+        """Raise the error of the first part that has one: it stands before that of a later part."""
+        for part in self._parts:
+            if isinstance(part, OffloadedText):
+                await part.future.wait()
+                part.text()
+
+    async def _send_finished(self, max_left: int) -> None:
+        """Send the finished parts in order, and wait for parts beyond ``max_left``."""
+        while self._parts:
+            part = self._parts[0]
+            if isinstance(part, OffloadedText):
+                if not part.future.done and len(self._parts) <= max_left:
+                    return
+                await part.future.wait()
+                part = part.text()
+            self._parts.popleft()
+            await self._send(part)
+
+    async def _send(self, text: TextChunk) -> None:
+        """Send text with what waits, if that is at least a chunk."""
+        if self._waiting or len(text) < CONVERT_CHUNK:
+            self._waiting += text
+            if len(self._waiting) < CONVERT_CHUNK:
+                return
+            text = bytes(self._waiting)
+            self._waiting.clear()
+        if not self._relay.response.started:
+            await self._start()
+        await self._write(text)
+
+    async def _start(self) -> None:
+        received, response = self._relay.upstream_response, self._relay.response
+        # The response's head is read by now, unless there is not even text before the first output.
+        response.record.response_elements = self._converter.element_count
+        headers = with_body(received.headers, {"Content-Type": "application/json"})
+        await response.start(200, received.reason, headers)
+
+    async def _write(self, text: bytes | memoryview) -> None:
+        await write(self._relay.response, text, self._relay.deadline)
 
 
 def _size_of(part: TextChunk | OffloadedText) -> int:
     """Estimate the bytes of a part; those of an offloaded part become up to four times as many."""
     return 5 * CONVERT_CHUNK if isinstance(part, OffloadedText) else len(part)
-
-
-async def _raise_first_error(parts: deque[TextChunk | OffloadedText]) -> None:
-    """Raise the error of the first part that has one: it stands before that of a later part."""
-    for part in parts:
-        if isinstance(part, OffloadedText):
-            await part.future.wait()
-            part.text()
-
-
-async def _finished(parts: deque[TextChunk | OffloadedText], max_left: int) -> Chunks:
-    """Yield the finished parts in order, and wait for parts beyond ``max_left``."""
-    while parts:
-        part = parts[0]
-        if isinstance(part, OffloadedText):
-            if not part.future.done and len(parts) <= max_left:
-                return
-            await part.future.wait()
-            part = part.text()
-        parts.popleft()
-        yield part
