@@ -7,26 +7,32 @@ None, the codec converts the data itself, and so finds the error.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
+from gateway.codec.policies import Nonfinite
 from gateway.protocol.datatypes import Datatype, Family
 
 
-@dataclass(frozen=True, slots=True)
 class ConversionJob:
     """How to convert elements of a datatype.
 
-    With ``to_json``, binary elements become the text between an array's brackets. Otherwise a part
-    of a JSON array becomes binary elements.
+    With ``to_json``, binary elements become the text between an array's brackets, with a comma in
+    front if they are ``continued``; ``nonfinite`` says what becomes of NaN and infinities.
+    Otherwise a part of a JSON array becomes binary elements.
     """
 
-    to_json: bool
-    datatype: Datatype
-
-    @property
-    def can_be_offloaded(self) -> bool:
-        """Tell whether elements have one size, so that pieces can be converted independently."""
-        return self.datatype.family in (Family.INTEGER, Family.FLOAT)
+    def __init__(
+        self,
+        to_json: bool,
+        datatype: Datatype,
+        nonfinite: Nonfinite = Nonfinite.ERROR,
+        continued: bool = False,
+    ) -> None:
+        self.to_json = to_json
+        self.datatype = datatype
+        self.nonfinite = nonfinite
+        self.continued = continued
+        self.can_be_offloaded = datatype.family in (Family.INTEGER, Family.FLOAT)
+        """Whether elements have one size, so that pieces can be converted independently."""
 
 
 class OffloadFuture(ABC):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from gateway.codec.elements.encode import NONFINITE_CODES
 from gateway.codec.native import DATATYPE_CODES, ThreadPool
 from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
 
@@ -66,7 +67,8 @@ class OffloadThreads(Offloader):
             return None
         code = DATATYPE_CODES[job.datatype.name]
         if job.to_json:
-            return _OffloadedJob(self, pool.encode_numbers(data, code))
+            nonfinite = NONFINITE_CODES[job.nonfinite]
+            return _OffloadedJob(self, pool.encode_numbers(data, code, nonfinite, job.continued))
         return _OffloadedJob(self, pool.decode_numbers(data, code, open_before, open_after))
 
     def close(self) -> None:

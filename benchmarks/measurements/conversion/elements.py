@@ -143,7 +143,7 @@ def _read_strings(text: bytes) -> bytes:
 
 
 def _print_strings(data: bytes) -> bytes:
-    return make_tensor_encoder("", DATATYPES["BYTES"], JsonPolicies()).feed(data)
+    return bytes(make_tensor_encoder("", DATATYPES["BYTES"], JsonPolicies()).feed(data))
 
 
 def _cpu_time(job: Job) -> float:

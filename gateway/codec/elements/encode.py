@@ -26,7 +26,7 @@ from gateway.protocol.error_vocabulary import RESPONSE, ErrorVocabulary
 TextChunk = bytes | memoryview
 """A part of the JSON; a view where brackets were cut off."""
 
-_NONFINITE_CODES = {
+NONFINITE_CODES = {
     Nonfinite.ERROR: 0,
     Nonfinite.NULL: 1,
     Nonfinite.LITERAL: 2,
@@ -41,7 +41,7 @@ class TensorEncoder(Protocol):
     count: int
     """Elements encoded so far."""
 
-    def feed(self, data: bytes | memoryview) -> bytes:
+    def feed(self, data: bytes | memoryview) -> TextChunk:
         """Encode the next bytes as far as they form complete elements.
 
         Raises GatewayError: 406 for a value that the policy refuses, 502 for invalid elements; 400
@@ -134,16 +134,17 @@ class NumberEncoder:
         self.count = 0
         self._label = label
         self._message = message
-        self._job = ConversionJob(to_json=True, datatype=datatype)
+        self._datatype = datatype
+        self._code = native_code(datatype)
         self._dtype = datatype.dtype
         self._size = datatype.dtype.itemsize
         self._nonfinite = nonfinite
         self._partial = b""
 
-    def feed(self, data: bytes | memoryview) -> bytes:
+    def feed(self, data: bytes | memoryview) -> TextChunk:
         """Encode the next bytes; see TensorEncoder."""
         complete = self._complete_elements(data)
-        return b"".join(self._encode_elements(complete)) if complete else b""
+        return self._encode_next(complete) if complete else b""
 
     def parts(
         self, data: bytes | memoryview, offloader: Offloader
@@ -152,19 +153,13 @@ class NumberEncoder:
         complete = self._complete_elements(data)
         if not complete:
             return []
-        future = None
-        if self._job.can_be_offloaded:
-            future = offloader.submit(self._job, complete)
-        if future is None:
-            return [*self._encode_elements(complete)]
         first = self.count
+        job = ConversionJob(True, self._datatype, self._nonfinite, continued=first > 0)
+        future = offloader.submit(job, complete) if job.can_be_offloaded else None
+        if future is None:
+            return [self._encode_next(complete)]
         self.count += len(complete) // self._size
-        offloaded = OffloadedText(future, lambda: self._encode_checked(complete, first))
-        return [b",", offloaded] if first else [offloaded]
-
-    def encode_all(self, data: bytes | memoryview) -> TextChunk:
-        """Encode a complete tensor; raises GatewayError as ``feed`` does."""
-        return self._encode_checked(data, 0)
+        return [OffloadedText(future, lambda: self.encode(complete, first, (), first > 0))]
 
     def _complete_elements(self, data: bytes | memoryview) -> bytes | memoryview:
         """Return the bytes of the complete elements, and buffer the rest."""
@@ -177,38 +172,46 @@ class NumberEncoder:
         self._partial = bytes(data[-rest:])
         return memoryview(data)[:-rest]
 
-    def _encode_elements(self, data: bytes | memoryview) -> list[TextChunk]:
-        # Joining the text here would copy it.
-        text = self._encode_checked(data, self.count)
-        separator: list[TextChunk] = [b","] if self.count else []
+    def _encode_next(self, data: bytes | memoryview) -> TextChunk:
+        text = self.encode(data, self.count, (), self.count > 0)
         self.count += len(data) // self._size
-        return [*separator, text]
+        return text
 
     def finish(self) -> None:
         """Raise GatewayError (502, 400) if the bytes ended inside an element."""
         if self._partial:
             raise self._message.malformed(f"{self._label} ends inside an element")
 
-    def _encode_checked(
-        self, data: bytes | memoryview, first: int, shape: tuple[int, ...] = ()
+    def encode(
+        self,
+        data: bytes | memoryview,
+        first: int = 0,
+        shape: tuple[int, ...] = (),
+        continued: bool = False,
     ) -> TextChunk:
-        """Encode elements after checks; the first is the tensor's element number ``first``.
+        """Encode complete elements; the first is the tensor's element number ``first``.
 
-        A shape nests them; the outermost array has no brackets.
+        A shape nests them; the outermost array has no brackets. If they are ``continued``, a comma
+        comes before them. Raises GatewayError as ``feed`` does.
         """
-        datatype = self._job.datatype
-        code = native_code(datatype)
-        if encode_numbers is not None and code is not None:
-            text = encode_numbers(data, code, _NONFINITE_CODES[self._nonfinite], shape)
+        if encode_numbers is not None and self._code is not None:
+            nonfinite = NONFINITE_CODES[self._nonfinite]
+            text = encode_numbers(data, self._code, nonfinite, shape, continued)
             if text is not None:
                 return text
+        view = self._pure_encode(data, first, shape)
+        return b"".join((b",", view)) if continued else view
+
+    def _pure_encode(
+        self, data: bytes | memoryview, first: int, shape: tuple[int, ...]
+    ) -> memoryview:
         values = np.frombuffer(data, self._dtype)
         if self._dtype.kind == "b" and values.view(np.uint8).max() > 1:
             raise self._message.malformed(
                 f"{self._label} is BOOL, but holds bytes other than 0 and 1"
             )
-        values = values.astype(json_dtype(datatype), copy=False)
-        if datatype.family is Family.FLOAT:
+        values = values.astype(json_dtype(self._datatype), copy=False)
+        if self._datatype.family is Family.FLOAT:
             finite = np.isfinite(values)
             if not finite.all():
                 return self._with_nonfinite(values, np.flatnonzero(~finite), first, shape)

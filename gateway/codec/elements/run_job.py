@@ -6,7 +6,6 @@ from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.elements.encode import NumberEncoder
 from gateway.codec.elements.fast_decode import fast_decode_numbers
 from gateway.codec.offload_interface import ConversionJob
-from gateway.codec.policies import Nonfinite
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import Family
 
@@ -15,7 +14,8 @@ def run_job(job: ConversionJob, data: bytes | memoryview) -> bytes | memoryview 
     """Run a job; return None if the data is invalid."""
     if job.to_json:
         try:
-            return NumberEncoder("", job.datatype, Nonfinite.ERROR).encode_all(data)
+            encoder = NumberEncoder("", job.datatype, job.nonfinite)
+            return encoder.encode(data, continued=job.continued)
         except GatewayError:
             return None
     plain = fast_decode_numbers(data, job.datatype)

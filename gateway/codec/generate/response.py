@@ -9,7 +9,7 @@ from typing import Final
 
 import orjson
 
-from gateway.codec.elements.encode import make_tensor_encoder
+from gateway.codec.elements.encode import TextChunk, make_tensor_encoder
 from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_writer import check_element_count
 from gateway.protocol.error_vocabulary import RESPONSE
@@ -28,7 +28,7 @@ def write_generate_response(
     tensors: Sequence[Data],
     policies: JsonPolicies,
     hidden: Mapping[str, object],
-) -> Iterator[bytes]:
+) -> Iterator[TextChunk]:
     """Yield the JSON of a response, whose members are in the order of their names.
 
     They are the id, model and version, the parameters but for ``hidden`` ones, and the outputs. Of
@@ -39,7 +39,7 @@ def write_generate_response(
     """
     head = response.head
     names: Fields = {"id": response.id, "model_name": head.model, "model_version": head.version}
-    members: dict[str, Iterator[bytes]] = {
+    members: dict[str, Iterator[TextChunk]] = {
         name: iter((orjson.dumps(value),)) for name, value in names.items() if value is not None
     }
     for name, value in head.parameters.items():
@@ -67,7 +67,7 @@ def write_event(pieces: Sequence[bytes]) -> bytes:
     return b"".join(chain((EVENT_START,), pieces, (EVENT_END,)))
 
 
-def _write_output(output: OutputTensor, data: Data, policies: JsonPolicies) -> Iterator[bytes]:
+def _write_output(output: OutputTensor, data: Data, policies: JsonPolicies) -> Iterator[TextChunk]:
     if policies.wants_base64(output.name):
         policies = replace(policies, bytes_encoding=BytesEncoding.BASE64)
     encoder = make_tensor_encoder(RESPONSE.label(output.name), output.datatype, policies)

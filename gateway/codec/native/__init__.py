@@ -18,7 +18,7 @@ class _NotCompiled:
         return None
 
 
-VERSION = 1
+VERSION = 2
 """Counts changes of what the C module offers: an older one may lie beside newer sources."""
 
 try:

@@ -9,6 +9,7 @@ def encode_numbers(
     datatype: int,
     nonfinite: int = 0,
     shape: tuple[int, ...] = (),
+    continued: bool = False,
     /,
 ) -> bytes | None: ...
 def scan_numbers(
@@ -48,7 +49,12 @@ class ThreadPool:
         /,
     ) -> Conversion: ...
     def encode_numbers(
-        self, data: bytes | memoryview, datatype: int, nonfinite: int = 0, /
+        self,
+        data: bytes | memoryview,
+        datatype: int,
+        nonfinite: int = 0,
+        continued: bool = False,
+        /,
     ) -> Conversion: ...
     def run_newest(self) -> bool: ...
 

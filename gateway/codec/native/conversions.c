@@ -15,6 +15,7 @@ struct conversion_kind {
     void (*run)(struct task *);
     int open_before, open_after;
     enum nonfinite nonfinite;
+    int continued;
 };
 
 struct conversion {
@@ -47,8 +48,10 @@ run_encoding(struct task *task)
 {
     struct conversion *self = (struct conversion *)((char *)task - offsetof(struct conversion, task));
     size_t count = (size_t)self->input.len / ELEMENT_SIZES[self->datatype];
-    self->result_size = encode_numbers(
-        self->input.buf, count, self->datatype, self->kind.nonfinite, PyBytes_AS_STRING(self->output));
+    char *to = after_comma(PyBytes_AS_STRING(self->output), self->kind.continued);
+    ptrdiff_t size =
+        encode_numbers(self->input.buf, count, self->datatype, self->kind.nonfinite, to);
+    self->result_size = size < 0 ? size : size + self->kind.continued;
 }
 
 static void
@@ -167,7 +170,7 @@ pool_decode_numbers(PyObject *object, PyObject *arguments)
 }
 
 PyDoc_STRVAR(pool_encode_doc,
-"encode_numbers(data, datatype, nonfinite=0, /) -> Conversion\n\n"
+"encode_numbers(data, datatype, nonfinite=0, continued=False, /) -> Conversion\n\n"
 "Have a thread do what the function of this name does.");
 
 static PyObject *
@@ -175,12 +178,14 @@ pool_encode_numbers(PyObject *object, PyObject *arguments)
 {
     Py_buffer data;
     int datatype, nonfinite = NONFINITE_ERROR;
-    if (!PyArg_ParseTuple(arguments, "y*i|i", &data, &datatype, &nonfinite))
+    struct conversion_kind kind = {.run = run_encoding};
+    if (!PyArg_ParseTuple(
+            arguments, "y*i|ip", &data, &datatype, &nonfinite, &kind.continued))
         return NULL;
     PyObject *text = NULL;
     if (are_elements(&data, datatype, nonfinite))
         text = new_text(&data, datatype, 0);
-    struct conversion_kind kind = {.run = run_encoding, .nonfinite = (enum nonfinite)nonfinite};
+    kind.nonfinite = (enum nonfinite)nonfinite;
     return submitted((struct thread_pool_object *)object, &data, text, datatype, kind);
 }
 

@@ -53,7 +53,7 @@ PyObject *
 new_text(const Py_buffer *data, int datatype, size_t more)
 {
     size_t count = (size_t)data->len / ELEMENT_SIZES[datatype];
-    return new_bytes(count, most_text((enum datatype)datatype), more + ENCODE_SLACK);
+    return new_bytes(count, most_text((enum datatype)datatype), 1 + more + ENCODE_SLACK);
 }
 
 PyDoc_STRVAR(decode_numbers_doc,
@@ -114,8 +114,9 @@ read_shape(PyObject *shape, size_t count, size_t *sizes)
 }
 
 PyDoc_STRVAR(encode_numbers_doc,
-"encode_numbers(data, datatype, nonfinite=0, shape=(), /) -> bytes | None\n\n"
-"Return the text of binary elements as JSON, with commas between them but no brackets.\n\n"
+"encode_numbers(data, datatype, nonfinite=0, shape=(), continued=False, /) -> bytes | None\n\n"
+"Return the text of binary elements as JSON, with commas between them but no brackets; with a\n"
+"comma in front of the first if they are continued.\n\n"
 "NaN and infinities become null if nonfinite is 1, NaN, Infinity and -Infinity if it is 2, and\n"
 "these in quotes if it is 3. A shape makes nested arrays; the outermost has no brackets.\n"
 "Returns None if it is 0 and there are any, or for a BOOL other than 0 and 1.\n"
@@ -126,11 +127,12 @@ static PyObject *
 encode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     Py_buffer data;
-    int datatype, nonfinite = NONFINITE_ERROR, levels = -1;
+    int datatype, nonfinite = NONFINITE_ERROR, continued = 0, levels = -1;
     size_t count = 0, sizes[MAX_RANK];
     PyObject *shape = NULL, *text = NULL;
     if (!PyArg_ParseTuple(
-            arguments, "y*i|iO!", &data, &datatype, &nonfinite, &PyTuple_Type, &shape))
+            arguments, "y*i|iO!p", &data, &datatype, &nonfinite, &PyTuple_Type, &shape,
+            &continued))
         return NULL;
     if (are_elements(&data, datatype, nonfinite)) {
         count = (size_t)data.len / ELEMENT_SIZES[datatype];
@@ -139,14 +141,14 @@ encode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
     if (levels >= 0)
         text = new_text(&data, datatype, nested_text(count, sizes, levels));
     if (text != NULL) {
-        char *to = PyBytes_AS_STRING(text);
+        char *to = after_comma(PyBytes_AS_STRING(text), continued);
         Py_ssize_t size;
         RUN_UNLOCKED(
             data.len,
             size = encode_nested(
                 data.buf, count, (enum datatype)datatype, (enum nonfinite)nonfinite, sizes, levels,
                 to));
-        text = resized_or_none(text, size);
+        text = resized_or_none(text, size < 0 ? size : size + continued);
     }
     PyBuffer_Release(&data);
     return text;

@@ -26,8 +26,20 @@ PyObject *new_elements(const Py_buffer *text, int datatype);
 /* Tell whether data are whole elements that can be written; sets ValueError if not. */
 bool are_elements(const Py_buffer *data, int datatype, int nonfinite);
 
-/* Return bytes with room for the text of elements, and more; NULL with an error set if it fails. */
+/*
+ * Return bytes with room for a comma, the text of elements, and more; NULL with an error set if it
+ * fails.
+ */
 PyObject *new_text(const Py_buffer *data, int datatype, size_t more);
+
+/* Write a comma if others come before; return where to go on. */
+static inline char *
+after_comma(char *to, bool continued)
+{
+    if (continued)
+        *to++ = ',';
+    return to;
+}
 
 /* Return a new bytes object cut to its size, or None if that is below 0; NULL is an error. */
 static inline PyObject *

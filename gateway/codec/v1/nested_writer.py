@@ -170,7 +170,11 @@ class NestedNumberEncoder(NumberEncoder):
         check_count(self._label, self._shape, self.count)
         return self._brackets.end()
 
-    def _encode_elements(self, data: bytes | memoryview) -> list[TextChunk]:
+    def feed(self, data: bytes | memoryview) -> bytes:
+        """Encode the next bytes; see TensorEncoder."""
+        return b"".join(self._encode_rows(self._complete_elements(data)))
+
+    def _encode_rows(self, data: bytes | memoryview) -> list[TextChunk]:
         parts: list[TextChunk] = []
         brackets, data = self._brackets, memoryview(data)
         while data:
@@ -179,7 +183,7 @@ class NestedNumberEncoder(NumberEncoder):
             count, block = self._choose_block(level, remaining)
             parts.append(brackets.lead(self.count, level))
             size = count * self._size
-            parts.append(self._encode_checked(data[:size], self._before + self.count, block))
+            parts.append(self.encode(data[:size], self._before + self.count, block))
             self.count += count
             data = data[size:]
         return parts

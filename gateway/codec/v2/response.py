@@ -217,7 +217,7 @@ class EncodedResponseWriter:
         tensors = [chunk for _, chunks in sorted(self._tensors.items()) for chunk in chunks]
         return b"".join(header), tensors
 
-    def _encode_text(self, output: Tensor, piece: TensorPiece) -> bytes:
+    def _encode_text(self, output: Tensor, piece: TensorPiece) -> TextChunk:
         if piece.index not in self._encoders:
             self._encoders[piece.index] = _make_encoder(output, self._policies)
         encoder = self._encoders[piece.index]

@@ -350,7 +350,7 @@ class _Base64Text:
         self.size = 0
         self._strings = TensorDecoder(label, DATATYPES["BYTES"], RESPONSE)
         self._writer = make_tensor_encoder(label, DATATYPES["BYTES"], _BASE64_POLICIES)
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | memoryview] = []
 
     @property
     def text(self) -> bytes:

@@ -236,7 +236,7 @@ async def _write_json(call: Call, read: ReadResponse, reservation: Reservation) 
     """Write a response as JSON, a time slice for each piece but the first ones."""
     destination = call.destination
     call.response.record.response_elements += read.response.head.element_count
-    pieces: list[bytes] = []
+    pieces: list[bytes | memoryview] = []
     size = sliced = 0
     for piece in write_generate_response(*read, destination.policies, _HIDDEN_PARAMETERS):
         pieces.append(piece)

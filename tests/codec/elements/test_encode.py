@@ -232,7 +232,7 @@ def test_truncated_bytes_element_is_a_bad_response(
 
 def test_large_element_is_not_buffered() -> None:
     converter = make_tensor_encoder("output 'y'", DATATYPES["BYTES"], JsonPolicies())
-    text = converter.feed((3_000_000).to_bytes(4, "little"))
+    text = bytes(converter.feed((3_000_000).to_bytes(4, "little")))
     for _ in range(300):
         piece = converter.feed(b"x" * 10_000)
         assert len(piece) >= 10_000
