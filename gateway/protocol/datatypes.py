@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -56,11 +56,11 @@ class Datatype:
     struct_code: str | None = None
     integers: IntegerRange | None = None
     floats: FloatFormat | None = None
+    size: int | None = field(init=False)
+    """Bytes of an element; None if elements differ in size."""
 
-    @property
-    def size(self) -> int | None:
-        """Return the bytes of an element; None if elements differ in size."""
-        return None if self.dtype is None else self.dtype.itemsize
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", None if self.dtype is None else self.dtype.itemsize)
 
 
 def integer_datatype(name: str, dtype: Any, struct_code: str | None = None) -> Datatype:

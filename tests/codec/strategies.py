@@ -7,8 +7,8 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -16,11 +16,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from gateway.codec.json import array_scanner
-from gateway.codec.json.array_scanner import ElementRun
+from gateway.codec.json.array_scanner import ElementRun, StringPart
+from gateway.codec.json.data_extractor import Event
 from tests.codec.reference import DATATYPES, DTYPES, FLOATS, INTEGERS, LARGEST, Fields, pack_bytes
 from tests.support.scale import scaled
-
-T = TypeVar("T")
 
 LAW = settings(max_examples=scaled(150))
 
@@ -55,9 +54,11 @@ def windows_of(size: int) -> Iterator[None]:
         yield
 
 
-def alone(item: T) -> T:
-    """Copy a run out of its window: the rest of the window depends on how the text arrived."""
-    return replace(item, window=item.text, size=None) if isinstance(item, ElementRun) else item
+def describe(event: Event) -> object:
+    """Return what can be compared: a run's buffer depends on how the text arrived."""
+    if isinstance(event, ElementRun):
+        return event.text, event.depth_before, event.depth_after, event.first
+    return event.text if isinstance(event, StringPart) else event
 
 
 # ---------------------------------------------------------------------------------- JSON text

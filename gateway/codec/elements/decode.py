@@ -29,6 +29,7 @@ from gateway.codec.elements.rounding import (
     round_text,
 )
 from gateway.codec.json.array_scanner import ElementRun, StringPart, find_string_cut
+from gateway.codec.offload_interface import ConversionJob
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.error_vocabulary import REQUEST, ErrorVocabulary
 from gateway.sizes import NUMPY_MIN_TEXT, QUOTED_NAME
@@ -60,6 +61,7 @@ class TensorDecoder:
         self._label = label
         self._message = message
         self.datatype = datatype
+        self.job = ConversionJob(to_json=False, datatype=datatype)
         # Not a bound method: a reference cycle would keep the chunks until the garbage collector
         # runs.
         self._convert = self._method_for(datatype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,29 +33,38 @@ _QUOTED_SUFFIX = 64
 """Bytes behind an invalid character that stay in the run, so that errors can quote them."""
 
 
-@dataclass(frozen=True, slots=True)
 class ElementRun:
     """Complete elements of an array: the text between two of its commas.
 
-    The text is the first ``size`` bytes of ``window``, or all of it: cutting it out would copy it.
+    The text is a part of ``buffer``, or all of it: cutting it out would copy it.
     ``depth_before`` and ``depth_after`` count the brackets open around it; ``balanced()`` adds
     them.
     """
 
-    window: bytes
-    depth_before: int
-    depth_after: int
-    first: bool
-    size: int | None = None
+    def __init__(
+        self,
+        buffer: bytes,
+        depth_before: int,
+        depth_after: int,
+        first: bool,
+        start: int = 0,
+        size: int | None = None,
+    ) -> None:
+        self.buffer = buffer
+        self.depth_before = depth_before
+        self.depth_after = depth_after
+        self.first = first
+        self.start = start
+        self.size = len(buffer) - start if size is None else size
 
     @property
     def text(self) -> bytes:
         """Return the text of the run."""
-        return self.window[: self.size]
+        return self.buffer[self.start : self.start + self.size]
 
     def __len__(self) -> int:
         """Return the size of the text in bytes."""
-        return len(self.window) if self.size is None else self.size
+        return self.size
 
     def balanced(self) -> bytes:
         """Return the run as a JSON array, with the brackets that it lacks."""
@@ -67,7 +75,7 @@ class ElementRun:
     @property
     def view(self) -> memoryview:
         """Return the text of the run, not copied."""
-        return memoryview(self.window)[: self.size]
+        return memoryview(self.buffer)[self.start : self.start + self.size]
 
     @property
     def lacks_element(self) -> bool:
@@ -79,27 +87,29 @@ class ElementRun:
         return begins or (self.depth_after > 0 and _last_byte(self.view) in (b"", b"["))
 
 
-@dataclass(frozen=True, slots=True)
 class StringPart:
     """A piece of a string longer than a window; no escape and no character is split.
 
     The string is the first element of the next run, where ``""`` is its placeholder.
     """
 
-    text: bytes
+    def __init__(self, text: bytes) -> None:
+        self.text = text
 
     def __len__(self) -> int:
         """Return the size of the text in bytes."""
         return len(self.text)
 
 
-@dataclass(frozen=True, slots=True)
 class _Step:
     """One step of the scan: the item, the bytes it used, and the placeholder to leave."""
 
-    item: ElementRun | StringPart | None
-    used: int
-    placeholder: bytes = b""
+    def __init__(
+        self, item: ElementRun | StringPart | None, used: int, placeholder: bytes = b""
+    ) -> None:
+        self.item = item
+        self.used = used
+        self.placeholder = placeholder
 
 
 _SPACE = b" \t\n\r"
@@ -217,7 +227,7 @@ class ArrayScanner:
             return None
         flat = _FLAT_STRINGS.match(buffer, start, start + _FIRST_WINDOWS[0])
         if flat is not None:
-            return self._run(flat[0], len(flat[0]), 0, len(flat[0]))
+            return self._run(flat[0], 0, len(flat[0]), 0, len(flat[0]))
         for size in _FIRST_WINDOWS:
             if self._looked_bytes < size <= len(buffer) - start:
                 self._looked_bytes = size
@@ -229,46 +239,46 @@ class ArrayScanner:
     def _number_run(self, buffer: bytes, start: int, end: int, last: bool) -> _Step | None:
         size = end - start
         full = size == self._window
-        scan = scan_numbers(buffer, start + self._searched, end)
-        stopped = self._searched + scan[0] < size
+        searched = 0 if full else self._searched
+        scan = scan_numbers(buffer, start + searched, end)
+        stopped = searched + scan[0] < size
         if not stopped and not full:
-            self._searched = size
-            return None
-        if self._searched:
+            return self._wait(size)
+        if searched:
             scan = scan_numbers(buffer, start, end)
         stop, close, opened, closed, cut, opened_before_cut, closed_before_cut = scan
-        window = buffer[start : min(start + stop + _QUOTED_SUFFIX, end)]
-        is_end = close > 0 and window[close:stop].strip(_SPACE) in (b"", b",")
-        if is_end and self._depth_behind(opened, closed, window, close) == 0:
-            return self._run(window, close, 0, close)
+        quoted_end = min(start + stop + _QUOTED_SUFFIX, end)
+        is_end = close > 0 and buffer[start + close : start + stop].strip(_SPACE) in (b"", b",")
+        if is_end and self._depth_behind(opened, closed, buffer, start, close) == 0:
+            return self._run(buffer, start, close, 0, close)
         if stopped:
-            return self._invalid_run(window, stop, full or last)
+            return self._invalid_run(buffer[start:quoted_end], stop, full or last)
         if cut < 0:
-            self._check_depth(self._depth + max_depth(window))
+            self._check_depth(self._depth + max_depth(buffer[start:quoted_end]))
             raise self._no_comma_error()
-        depth = self._depth_behind(opened_before_cut, closed_before_cut, window, cut)
-        return self._run(window, cut, depth, cut + 1)
+        depth = self._depth_behind(opened_before_cut, closed_before_cut, buffer, start, cut)
+        return self._run(buffer, start, cut, depth, cut + 1)
 
-    def _depth_behind(self, opened: int, closed: int, window: bytes, end: int) -> int:
-        """Return the depth behind so many brackets; checks the nesting up to ``end``."""
+    def _depth_behind(self, opened: int, closed: int, buffer: bytes, start: int, size: int) -> int:
+        """Return the depth behind so many brackets; checks the nesting of the text from start."""
         if self._depth + opened > self._depth_cap:
-            self._check_depth(self._depth + max_depth(window[:end]))
+            self._check_depth(self._depth + max_depth(buffer[start : start + size]))
         return self._depth + opened - closed
 
     def _string_run(self, window: bytes, full: bool, last: bool) -> _Step | None:
         if not full and not last and window.find(b"]", self._searched) < 0:
-            return self._wait(window)
+            return self._wait(len(window))
         walk = scan_strings(window, self._depth)
         self._check_depth(walk.max_depth)
         if walk.ended:
-            return self._run(window, walk.position, 0, walk.position)
+            return self._run(window, 0, walk.position, 0, walk.position)
         tail = window[walk.position :].lstrip(_SPACE)
         if tail and not tail.startswith(b'"'):
             return self._invalid_run(window, walk.position, full or last)
         if not full:
-            return self._wait(window)
+            return self._wait(len(window))
         if walk.cut:
-            return self._run(window, walk.cut - 1, walk.depth_at_cut, walk.cut)
+            return self._run(window, 0, walk.cut - 1, walk.depth_at_cut, walk.cut)
         return self._open_long_string(window, walk)
 
     def _open_long_string(self, window: bytes, walk: StringScan) -> _Step:
@@ -282,27 +292,26 @@ class ArrayScanner:
 
     def _long_string(self, window: bytes, before: bytes, full: bool, last: bool) -> _Step | None:
         if not full and not last and window.find(b'"', self._searched) < 0:
-            return self._wait(window)
+            return self._wait(len(window))
         cut = find_string_cut(window, full, last)
         if cut is None:
-            return self._wait(window)
+            return self._wait(len(window))
         end, closed = cut
         if not closed:
             return _Step(StringPart(window[:end]), end)
         self._before_long_string = None
         return _Step(StringPart(window[:end]), end + 1, before + b'""')
 
-    def _wait(self, window: bytes) -> _Step | None:
+    def _wait(self, size: int) -> _Step | None:
         # Text that arrives in small reads must not be searched from its start each time.
-        self._searched = len(window)
+        self._searched = size
         return None
 
-    def _run(self, window: bytes, size: int, depth_after: int, used: int) -> _Step:
-        if len(window) - size > len(window) // 16:
-            window = window[
-                :size
-            ]  # do not pin much more memory than the text that is accounted for
-        run = ElementRun(window, self._depth, depth_after, self._first, size)
+    def _run(self, buffer: bytes, start: int, size: int, depth_after: int, used: int) -> _Step:
+        if len(buffer) - size > len(buffer) // 16:
+            # Do not pin much more memory than the text that is accounted for.
+            buffer, start = buffer[start : start + size], 0
+        run = ElementRun(buffer, self._depth, depth_after, self._first, start, size)
         self._depth, self._first = depth_after, False
         self.ended = depth_after == 0
         return _Step(run, used)
@@ -314,7 +323,7 @@ class ArrayScanner:
         self.invalid_text = window[stop : stop + _QUOTED_SUFFIX]
         self.invalid_at = self._consumed + stop
         size = min(stop + _QUOTED_SUFFIX, len(window))
-        return self._run(window, size, max(1, self._depth), len(window))
+        return self._run(window, 0, size, max(1, self._depth), len(window))
 
     def _no_comma_error(self) -> GatewayError:
         size = self._window

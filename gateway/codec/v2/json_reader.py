@@ -13,7 +13,7 @@ from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.codec.json.data_extractor import ArrayStart, DataExtractor, Event, placeholder
 from gateway.codec.json.parsed_size import estimate_parsed_size
-from gateway.codec.offload_interface import FAILED_FUTURE, ConversionJob, Offloader, OffloadFuture
+from gateway.codec.offload_interface import FAILED_FUTURE, Offloader, OffloadFuture
 from gateway.errors import GatewayError, strip_tracebacks
 from gateway.protocol.datatypes import Family
 from gateway.protocol.error_vocabulary import ErrorVocabulary, Tensor
@@ -241,11 +241,14 @@ class JsonMessageReader(ABC):
 
     def _convert(self, sink: ElementSink, item: ElementRun | StringPart) -> None:
         """Convert an item here or elsewhere; its error waits for the items before it."""
-        if isinstance(sink, TensorDecoder) and isinstance(item, ElementRun):
-            job = ConversionJob(to_json=False, datatype=sink.datatype)
-            if job.can_be_offloaded:
-                self._convert_or_offload(sink, item, job)
-                return
+        if (
+            self._offloader is not None
+            and isinstance(sink, TensorDecoder)
+            and sink.job.can_be_offloaded
+            and isinstance(item, ElementRun)
+        ):
+            self._convert_or_offload(sink, item, self._offloader)
+            return
         try:
             self._feed(sink, item)
         except GatewayError as error:
@@ -262,9 +265,11 @@ class JsonMessageReader(ABC):
         self._converted_count += 1
 
     def _convert_or_offload(
-        self, tensor: TensorDecoder, run: ElementRun, job: ConversionJob
+        self, tensor: TensorDecoder, run: ElementRun, offloader: Offloader
     ) -> None:
-        future = self._offload(job, run)
+        future: OffloadFuture | None = None
+        if not run.lacks_element:
+            future = offloader.submit(tensor.job, run.view, run.depth_before, run.depth_after)
         if future is None:
             try:
                 self._feed(tensor, run)
@@ -276,11 +281,6 @@ class JsonMessageReader(ABC):
         if future is not None:
             self._offloaded.append(_OffloadedRun(tensor, tensor.reserve_chunk(), run, future))
             self._offloaded_bytes += len(run)
-
-    def _offload(self, job: ConversionJob, run: ElementRun) -> OffloadFuture | None:
-        if self._offloader is None or run.lacks_element:
-            return None
-        return self._offloader.submit(job, run.view, run.depth_before, run.depth_after)
 
     def _collect_offloaded(self) -> None:
         """Collect offloaded results in order."""

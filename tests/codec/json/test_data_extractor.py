@@ -16,8 +16,8 @@ def cut_out(pieces: list[bytes], header_cap: int = 10_000) -> tuple[list[Event],
     cutter = DataExtractor(header_cap, 64)
     events: list[Event] = []
     for piece in pieces:
-        events += map(strategies.alone, cutter.feed(piece))
-    events += map(strategies.alone, cutter.feed(b"", last=True))
+        events += cutter.feed(piece)
+    events += cutter.feed(b"", last=True)
     return events, cutter.finish()
 
 
@@ -246,7 +246,8 @@ def test_strings_are_copied_to_the_header_in_few_moves(
 
 def _outcome(pieces: list[bytes]) -> object:
     try:
-        return cut_out(pieces, header_cap=60)
+        events, header = cut_out(pieces, header_cap=60)
+        return [strategies.describe(event) for event in events], header
     except GatewayError as error:
         return error.kind, error.message
 
