@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,8 +35,18 @@ def test_every_file_and_folder_that_a_page_names_exists(page: Path) -> None:
     assert not missing
     # A file of Python without a folder is one of this project.
     alone = {path for path in named if "/" not in path and path.endswith((".py", ".c"))}
-    here = {each.name for each in ROOT.rglob("*") if each.suffix in (".py", ".c")}
-    assert alone <= here
+    assert alone <= _sources()
+
+
+@cache
+def _sources() -> set[str]:
+    """Return the names of the project's own files of source code."""
+    names: set[str] = set()
+    for _, folders, files in os.walk(ROOT):
+        # Hidden folders hold the files of others: .venv and .cache.
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        names.update(each for each in files if each.endswith((".py", ".c")))
+    return names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -52,6 +64,7 @@ def _is_defined(span: str) -> bool:
     return all(re.search(pattern, text, re.MULTILINE) for pattern in patterns)
 
 
+@cache
 def _known_settings() -> set[str]:
     known = set()
     for section in sections():
