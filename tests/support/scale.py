@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-SCALE = float(os.environ.get("TENSORGATE_TEST_SCALE", "0.4"))
+SCALE = float(os.environ.get("TENSORGATE_TEST_SCALE", "0.25"))
 
 
 def scaled(count: int) -> int:
@@ -19,3 +19,8 @@ def scaled(count: int) -> int:
 def fuzz_seconds(full: float) -> float:
     """Return the seconds that a fuzz test may take, of those that it takes in a full run."""
     return float(os.environ.get("TENSORGATE_FUZZ_SECONDS", full * SCALE))
+
+
+def all_defects() -> bool:
+    """Return whether to plant every defect that a fuzz test should find, not one of each sort."""
+    return fuzz_seconds(5) >= 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import runpy
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -16,41 +18,46 @@ SOURCES = ROOT / "gateway" / "codec" / "native"
 
 _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
-_OBJECTS: dict[str, Path] = {}
-"""What was compiled, by its text: a changed module shares most with the others."""
+# Only as much for the debugger as names the lines of a report.
+_FLAGS = ["-std=c11", "-O1", "-g1", "-fno-omit-frame-pointer", *_SANITIZERS]
 
 
 class NoSanitizerError(Exception):
     """This machine lacks a compiler, Python's headers or the sanitizers; the text says which."""
 
 
-def build(folder: Path, *options: str, right: str = "", wrong: str = "") -> Path:
-    """Compile the C module, with one part of its sources changed; raises NoSanitizerError."""
-    compiler = _compiler()
-    header = runpy.run_path(str(ROOT / "hatch_build.py"))["powers_of_ten"]()
-    (folder / "powers_of_ten.h").write_text(header)
+def build(folder: Path, objects: Path, right: str = "", wrong: str = "") -> Path:
+    """Compile the C module, with one part of its sources changed; raises NoSanitizerError.
+
+    What was compiled is kept in ``objects``, by its preprocessed text: a changed module shares
+    most with the others.
+    """
     sources = {path.name: path.read_text() for path in SOURCES.glob("*.[ch]")}
     assert not right or sum(text.count(right) for text in sources.values()) == 1
     if right:
         sources = {name: text.replace(right, wrong) for name, text in sources.items()}
-    for name, text in sources.items():
+    for name, text in {**sources, "powers_of_ten.h": _powers_of_ten()}.items():
         (folder / name).write_text(text)
-    headers = [text for name, text in sources.items() if name.endswith(".h")]
     module = folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+    command = [_compiler(), *_FLAGS, "-fPIC"]
     include = ["-I", str(folder), "-I", sysconfig.get_path("include")]
-    flags = ["-std=c11", "-O1", "-g", "-fno-omit-frame-pointer", *_SANITIZERS, *options]
-    objects = []
-    for name, text in sources.items():
-        if not name.endswith(".c"):
-            continue
-        key = "\0".join((*options, *headers, text))
-        if key not in _OBJECTS:
-            compiled = folder / f"{name}.o"
-            _compile([compiler, *flags, "-fPIC", *include, "-c", str(folder / name)], compiled)
-            _OBJECTS[key] = compiled
-        objects.append(str(_OBJECTS[key]))
-    _compile([compiler, *flags, "-shared", *objects], module)
+    built = []
+    for source in sorted(folder.glob("*.c")):
+        text = _run([*command, *include, "-E", "-P", str(source)]).stdout
+        target = objects / f"{hashlib.sha256(text.encode()).hexdigest()}.o"
+        if not target.exists():
+            compiled = source.with_suffix(".o")
+            _compile([*command, *include, "-c", str(source)], compiled)
+            compiled.rename(target)
+        built.append(str(target))
+    _compile([*command, "-shared", *built], module)
     return module
+
+
+@cache
+def _powers_of_ten() -> str:
+    header: str = runpy.run_path(str(ROOT / "hatch_build.py"))["powers_of_ten"]()
+    return header
 
 
 def _compile(command: list[str], target: Path) -> None:
@@ -95,10 +102,11 @@ def check_generated(program: Path, module: Path, budget: float, least_share: flo
 
 
 def check_defect_is_found(
-    program: Path, folder: Path, right: str, wrong: str, expected: str
+    program: Path, folder: Path, objects: Path, right: str, wrong: str, expected: str
 ) -> None:
     """Check that the program ends as expected where a part of the sources was changed."""
-    done, output = fuzz(program, build(folder, right=right, wrong=wrong), 60, "planted")
+    module = build(folder, objects, right, wrong)
+    done, output = fuzz(program, module, 60, "planted")
     assert done.returncode != 0
     assert expected in output
 

@@ -15,9 +15,9 @@ CHECKS_AVX2 = '__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")'
 
 @pytest.mark.parametrize(("right", "wrong"), [("", ""), (CHECKS_AVX2, "0")], ids=["avx2", "plain"])
 def test_elements_are_written_right_and_within_bounds(
-    right: str, wrong: str, tmp_path: Path
+    right: str, wrong: str, tmp_path: Path, objects: Path
 ) -> None:
-    module = sanitized.build(tmp_path, right=right, wrong=wrong)
+    module = sanitized.build(tmp_path, objects, right, wrong)
     sanitized.check_generated(PROGRAM, module, fuzz_seconds(5), 0.02)
 
 
@@ -32,5 +32,5 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_planted_defect_is_found(defect: str, tmp_path: Path) -> None:
-    sanitized.check_defect_is_found(PROGRAM, tmp_path, *DEFECTS[defect])
+def test_a_planted_defect_is_found(defect: str, tmp_path: Path, objects: Path) -> None:
+    sanitized.check_defect_is_found(PROGRAM, tmp_path, objects, *DEFECTS[defect])
