@@ -35,25 +35,25 @@ WINDOWS = (24, 32, 64, WINDOW)
 # ----------------------------------------------------------------------- independence of splits
 
 
-@pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
 @given(body=strategies.request_bodies(), seed=strategies.SEEDS)
-def test_request_is_the_same_however_split(window: int, body: bytes, seed: int) -> None:
-    check_law(body, seed, window)
+def test_request_is_the_same_however_split(body: bytes, seed: int) -> None:
+    for window in WINDOWS:
+        check_law(body, seed, window)
 
 
-@pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
 @given(body=strategies.request_bodies(faulty=True), seed=strategies.SEEDS)
-def test_faulty_elements_are_refused_however_split(window: int, body: bytes, seed: int) -> None:
-    check_law(body, seed, window)
+def test_faulty_elements_are_refused_however_split(body: bytes, seed: int) -> None:
+    for window in WINDOWS:
+        check_law(body, seed, window)
 
 
-@pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
 @given(body=strategies.request_bodies(), seed=strategies.SEEDS)
-def test_broken_text_is_refused_however_split(window: int, body: bytes, seed: int) -> None:
-    check_law(strategies.mutated(body, seed), seed, window)
+def test_broken_text_is_refused_however_split(body: bytes, seed: int) -> None:
+    for window in WINDOWS:
+        check_law(strategies.mutated(body, seed), seed, window)
 
 
 @pytest.mark.parametrize("window", WINDOWS)

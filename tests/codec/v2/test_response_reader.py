@@ -111,12 +111,14 @@ def check_splits(body: bytes, form: OutputEncoding, seed: int, window: int) -> C
     return found
 
 
-@pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
 @given(responses(), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
-def test_response_is_the_same_however_split(
-    window: int, body: bytes, binary: set[str], seed: int
-) -> None:
+def test_response_is_the_same_however_split(body: bytes, binary: set[str], seed: int) -> None:
+    for window in WINDOWS:
+        check_response(body, binary, seed, window)
+
+
+def check_response(body: bytes, binary: set[str], seed: int, window: int) -> None:
     form = OutputEncoding(False, dict.fromkeys(binary, True))
     found = check_splits(body, form, seed, window)
     try:
@@ -142,12 +144,16 @@ def normal(value: Any) -> Any:
     return "NaN" if value != value else value
 
 
-@pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
 @given(responses(faulty=True), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
 def test_invalid_elements_are_refused_however_split(
-    window: int, body: bytes, binary: set[str], seed: int
+    body: bytes, binary: set[str], seed: int
 ) -> None:
+    for window in WINDOWS:
+        check_invalid_elements(body, binary, seed, window)
+
+
+def check_invalid_elements(body: bytes, binary: set[str], seed: int, window: int) -> None:
     check_splits(body, OutputEncoding(False, dict.fromkeys(binary, True)), seed, window)
     found = check_splits(body, ALL, seed, window)
     try:
@@ -158,14 +164,13 @@ def test_invalid_elements_are_refused_however_split(
         assert isinstance(found, Failed) or found.tensors == tail
 
 
-@pytest.mark.parametrize("window", WINDOWS)
 @strategies.LAW
 @given(responses(), st.sets(st.sampled_from(NAMES)), strategies.SEEDS)
-def test_broken_text_is_refused_however_split(
-    window: int, body: bytes, binary: set[str], seed: int
-) -> None:
+def test_broken_text_is_refused_however_split(body: bytes, binary: set[str], seed: int) -> None:
     body = strategies.mutated(body, seed)
-    check_splits(body, OutputEncoding(False, dict.fromkeys(binary, True)), seed, window)
+    form = OutputEncoding(False, dict.fromkeys(binary, True))
+    for window in WINDOWS:
+        check_splits(body, form, seed, window)
 
 
 # ---------------------------------------------------------------------------------- binary
