@@ -29,17 +29,18 @@ from tests.support.servers.scripted_server import ScriptedServer
 CONNECTIONS = 8
 LONG = 1800
 """Characters of a long target, so that few calls fill the memory for lines that wait."""
-MANY = 6000
-"""Calls with long targets, whose lines two workers cannot buffer."""
+MANY = CONNECTIONS * 200
+"""Calls with long targets: two workers cannot buffer the lines of twice as many."""
 FEW = 400
 
 _COMMAND = (
     sys.executable,
     "-c",
     "from gateway.observe import log_writer; log_writer._REPORT_INTERVAL = 0.5;"
+    " log_writer.MAX_BUFFERED = 2**20;"
     " from gateway.cli import main; main()",
 )
-"""The command, which reports dropped lines twice a second."""
+"""The command, which reports dropped lines twice a second, and buffers fewer lines."""
 _LINE = re.compile(r"(call-\d+) 200 GET /v2/(x*) 127\.0\.0\.1 end")
 _FORMAT = "'{request_id} {status} {method} {target} {client} end'"
 _DROPPED = re.compile(r"access log \S+(?: \S+)* (\d+) lines were dropped")

@@ -21,9 +21,10 @@ from tests.support.addresses import HOST, free_address
 from tests.support.gateway_process import gateway_process
 from tests.support.http_messages import http_response, message
 from tests.support.raw_client import connect
+from tests.support.scale import scaled
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
-MANY = 10_000
+MANY = scaled(10_000)
 CONNECTIONS = 10
 UNKNOWN = "no-such-model"
 MAX_GROWTH = 64 * MIB
@@ -99,8 +100,11 @@ async def _metrics(gateway: ProbedGateway) -> _Metrics:
     return _Metrics(len(body), calls, values)
 
 
+_PRINTABLE = [chr(code) for code in range(33, 127)]
+
+
 def _text(length: int, source: random.Random) -> str:
-    return "".join(chr(source.randrange(33, 127)) for _ in range(length))
+    return "".join(source.choices(_PRINTABLE, k=length))
 
 
 def _known_models(number: int, source: random.Random) -> bytes:
