@@ -16,8 +16,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.support.http_messages import Head, http_response, read_body, read_head
-from tests.support.inference_messages import HEADER_LENGTH
+from tests.support.http_messages import (
+    HEADER_LENGTH,
+    Head,
+    http_response,
+    read_body,
+    read_head,
+)
 
 
 @dataclass(frozen=True, slots=True)

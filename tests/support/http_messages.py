@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+HEADER_LENGTH = "Inference-Header-Content-Length"
+
 
 @dataclass(frozen=True, slots=True)
 class Head:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.http_messages import HEADER_LENGTH as HEADER_LENGTH
 from tests.support.http_messages import http_response, request
 
 INFER = "/v2/models/m/infer"
-HEADER_LENGTH = "Inference-Header-Content-Length"
 
 FLOATS = np.array([1.5, -2, 3e30], "<f4")
 
