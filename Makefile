@@ -22,6 +22,9 @@ TESTS_OF_COMPILED := tests/http1 tests/http2 tests/listener tests/upstream tests
 PROCESSES ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES)
 
+# Without bytecode, each of the hundreds of processes that tests start would compile the gateway again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-compiled test-system wheels test-wheels fuzz soak lint format schema descriptors docs bench triton clean
 
