@@ -5,10 +5,10 @@ import pytest
 
 from gateway.app import loaded_resources
 from tests.support.checks.fast_path import fast_path_requests as fast_path_requests
-from tests.support.event_loops import both_loops
+from tests.support.event_loops import product_loop
 from tests.support.gateway import no_errors_logged, no_leaks
 
-pytest_asyncio_loop_factories = both_loops
+pytest_asyncio_loop_factories = product_loop
 
 
 @pytest.fixture(autouse=True)
