@@ -14,6 +14,7 @@ from tests.integration.support.fixtures import (
     triton,
 )
 from tests.integration.support.gateway import Gateway, running_gateway
+from tests.integration.support.python_server import Script, running_script
 from tests.integration.support.tap import Tap
 from tests.integration.triton.server import HOST, TritonServer
 
@@ -34,6 +35,20 @@ def gateway(triton: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> I
     """A gateway with default settings in front of the Triton server."""
     with running_gateway(tmp_path_factory.mktemp("gateway"), triton.http_url) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def kserve_client() -> Iterator[Script]:
+    """KServe's own client: what tests/integration/kserve/client.py asks of a URL."""
+    with running_script("kserve", "client") as script:
+        yield script
+
+
+@pytest.fixture(scope="session")
+def kserve_grpc_client() -> Iterator[Script]:
+    """KServe's gRPC client: what tests/integration/kserve/grpc_client.py asks of an address."""
+    with running_script("kserve", "grpc_client") as script:
+        yield script
 
 
 @pytest.fixture(scope="module")

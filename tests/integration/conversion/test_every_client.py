@@ -13,7 +13,7 @@ from tests.integration.support.client import Client, Response
 from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
 from tests.integration.support.infer_messages import Array
-from tests.integration.support.python_server import run_script
+from tests.integration.support.python_server import Script
 
 ARRAYS: dict[str, Array] = {
     "FP32": np.array([0.1, -2, 3e38], np.float32),
@@ -115,8 +115,8 @@ OF_KSERVE: dict[str, tuple[str, list[Any]]] = {
 CALLS = ("binary to binary", "json to json", "json to binary", "both to json", "both to both")
 
 
-def test_kserve_client(any_gateway: Gateway, any_upstream: Reached) -> None:
-    asked = json.loads(run_script("kserve", "client", any_gateway.url))
+def test_kserve_client(any_gateway: Gateway, any_upstream: Reached, kserve_client: Script) -> None:
+    asked = json.loads(kserve_client.ask(any_gateway.url))
     for call in CALLS:
         outputs = asked[call]["outputs"]
         listed = {"OUT_BOOL", "OUT_FP32"} if call == "both to both" else set(OF_KSERVE)

@@ -22,7 +22,7 @@ from tests.integration.support.infer_messages import (
     read_outputs,
     tensor,
 )
-from tests.integration.support.python_server import run_script
+from tests.integration.support.python_server import Script
 from tests.integration.support.real_server import HOST
 from tests.integration.support.round_trip import check_echo, send
 from tests.integration.support.strategies import SIZES, elements, generated, rearranged, requests
@@ -239,10 +239,10 @@ def test_response_of_many_chunks(via_gateway: Client, direct: Client) -> None:
 
 
 @pytest.fixture(scope="module")
-def asked(gateway: Gateway, kserve: KServe) -> dict[str, dict[str, Any]]:
+def asked(gateway: Gateway, kserve: KServe, kserve_client: Script) -> dict[str, dict[str, Any]]:
     """What KServe's own client got, from the gateway and from the server."""
     return {
-        name: json.loads(run_script("kserve", "client", url))
+        name: json.loads(kserve_client.ask(url))
         for name, url in (("gateway", gateway.url), ("server", kserve.http_url))
     }
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.integration.support.fixtures import Reached
 from tests.integration.support.gateway import Gateway
-from tests.integration.support.python_server import run_script
+from tests.integration.support.python_server import Script
 
 # What tests/integration/kserve/grpc_client.py sends.
 MIXED = {
@@ -20,9 +20,10 @@ MIXED = {
 HALVES = np.array([0.1, -2, 65504], np.float16).tolist()
 
 
-def test_each_call_ends_as_it_should(any_gateway: Gateway, any_upstream: Reached) -> None:
-    address = f"{any_gateway.host}:{any_gateway.port}"
-    asked = json.loads(run_script("kserve", "grpc_client", address))
+def test_each_call_ends_as_it_should(
+    any_gateway: Gateway, any_upstream: Reached, kserve_grpc_client: Script
+) -> None:
+    asked = json.loads(kserve_grpc_client.ask(any_gateway.address))
     assert [asked[call] for call in ("live", "ready", "model ready")] == [True] * 3
     for call in ("raw", "typed", "after"):
         outputs = asked[call]["outputs"]

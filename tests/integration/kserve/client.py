@@ -1,12 +1,12 @@
-"""Ask a server by KServe's own client, as its documentation shows, and print what came back.
+"""Ask servers by KServe's own client, as its documentation shows, and print what came back.
 
-Usage, in KServe's environment: python -m tests.integration.kserve.client URL
+Usage, in KServe's environment: python -m tests.integration.kserve.client
+It reads the URLs of servers, one in each line, and answers each with a line of JSON.
 """
 
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -90,10 +90,11 @@ async def _ask(url: str) -> dict[str, Any]:
         return responses
 
 
-def main(words: Sequence[str]) -> None:
-    """Ask the server that the command line names."""
-    print(json.dumps(asyncio.run(_ask(words[0]))))
+def main() -> None:
+    """Ask each server that a line names."""
+    for line in sys.stdin:
+        print(json.dumps(asyncio.run(_ask(line.strip()))), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,6 +1,7 @@
-"""Call a server by KServe's own gRPC client, and print what came back.
+"""Call servers by KServe's own gRPC client, and print what came back.
 
-Usage, in KServe's environment: python -m tests.integration.kserve.grpc_client ADDRESS
+Usage, in KServe's environment: python -m tests.integration.kserve.grpc_client
+It reads the addresses of servers, one in each line, and answers each with a line of JSON.
 """
 
 import asyncio
@@ -54,10 +55,16 @@ async def _ask(address: str) -> dict[str, Any]:
         return responses
 
 
+async def _answer() -> None:
+    # In one event loop: gRPC's threads stay with the first.
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(await _ask(line.strip()), default=bytes.decode), flush=True)
+
+
 def main() -> None:
-    """Call the server that the command line names."""
+    """Call each server that a line names."""
     logging.disable()
-    print(json.dumps(asyncio.run(_ask(sys.argv[1])), default=bytes.decode))
+    asyncio.run(_answer())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 import os
 import socket
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.environment import CACHE, ROOT, python_in
@@ -23,14 +26,39 @@ class PythonServer(RealServer):
             return connection.connect_ex((HOST, self.grpc_port)) == 0
 
 
-def run_script(name: str, script: str, *arguments: str, seconds: float = 60) -> str:
-    """Run a script of NAME in the environment of NAME, and give what it prints."""
-    program = _program(name, script, *arguments)
-    run = subprocess.run(
-        program.command, env=program.environment, capture_output=True, text=True, timeout=seconds
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+class Script:
+    """A running script of NAME in the environment of NAME, which answers each line with a line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def ask(self, line: str, seconds: float = 60) -> str:
+        """Send a line, and return the answer; fails where the script ends, or takes too long."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(line, file=self._process.stdin, flush=True)
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.start()
+        try:
+            answer = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+        assert answer, f"the script ended with {self._process.wait()}"
+        return answer
+
+
+@contextmanager
+def running_script(name: str, script: str) -> Iterator[Script]:
+    """Run a script that answers lines: what it imports takes seconds."""
+    program = _program(name, script)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        program.command, env=program.environment, stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        try:
+            yield Script(process)
+        finally:
+            process.kill()
 
 
 def _program(name: str, script: str, *arguments: str) -> Program:
