@@ -25,11 +25,15 @@ settings.register_profile(
 settings.load_profile("steady")
 
 
+_TOGETHER = ("tests/integration/", "tests/deploy/test_dockerfile.py")
+"""Tests that share what takes long to start or to build: one process runs them."""
+
+
 class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """Runs all tests against real servers in one process, which starts each server once."""
+    """Runs those tests in one process each, and every other test wherever there is time."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "integration" if nodeid.startswith("tests/integration/") else nodeid
+        return next((each for each in _TOGETHER if nodeid.startswith(each)), nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)

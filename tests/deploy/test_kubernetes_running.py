@@ -5,8 +5,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from gateway.demo.server.server import DemoServer
 from tests.deploy.files import Document, replace_folders
 from tests.deploy.manifest import PROBES, Manifest
@@ -73,16 +71,11 @@ async def test_the_gateway_serves_and_answers_its_probes(
             assert reply.json["name"] == "identity_fp32"
 
 
-async def test_a_gateway_without_triton_is_not_ready(manifest: Manifest, tmp_path: Path) -> None:
-    gateway = moved(manifest, tmp_path, "http://127.0.0.1:1")
-    async with started(gateway):
-        assert await probe(manifest.gateway, "readinessProbe", gateway.admin) == 503
-
-
-@pytest.mark.parametrize("name", ["startupProbe", "livenessProbe"])
-async def test_a_gateway_without_triton_is_alive(
-    manifest: Manifest, tmp_path: Path, name: str
+async def test_a_gateway_without_triton_is_alive_and_not_ready(
+    manifest: Manifest, tmp_path: Path
 ) -> None:
     gateway = moved(manifest, tmp_path, "http://127.0.0.1:1")
     async with started(gateway):
-        assert await probe(manifest.gateway, name, gateway.admin) == 200
+        assert await probe(manifest.gateway, "readinessProbe", gateway.admin) == 503
+        for name in ("startupProbe", "livenessProbe"):
+            assert await probe(manifest.gateway, name, gateway.admin) == 200
