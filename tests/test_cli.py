@@ -6,12 +6,14 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gateway import __version__
 from gateway.build_info import describe_build
+from gateway.cli import main
 from tests.support.addresses import HOST, free_address
 from tests.support.certificates import ca_file, certificate_files, server_certificate
 from tests.support.gateway_process import (
@@ -33,11 +35,26 @@ from tests.support.servers.scripted_server import (
 
 MODULE = (sys.executable, "-m", "gateway")
 
+Call = Callable[..., tuple[int | str | None, str, str]]
+"""What ends the command, and what it prints; as ``run``."""
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """A settings file that is yet to be written."""
     return tmp_path / "gateway.yaml"
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Call the command in this process, where it does not serve: a process takes a second."""
+
+    def call(*arguments: str) -> tuple[int | str | None, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments, prog_name="tensorgate")
+        return ended.value.code, *capsys.readouterr()
+
+    return call
 
 
 async def test_version_prints_the_version_and_the_form() -> None:
@@ -63,16 +80,16 @@ async def test_the_package_can_be_run_as_a_module(file: Path) -> None:
     "arguments",
     [("serve",), ("check",), ("unknown",), ("serve", "--config"), ("demo", "--port", "x")],
 )
-async def test_wrong_arguments_give_status_2(arguments: tuple[str, ...]) -> None:
-    status, out, err = await run(TENSORGATE, *arguments)
+def test_wrong_arguments_give_status_2(call: Call, arguments: tuple[str, ...]) -> None:
+    status, out, err = call(*arguments)
     assert (status, out) == (2, "")
     assert re.search(r"^(Usage|Error): ", err, re.MULTILINE)
     assert "Traceback" not in err
 
 
-async def test_check_prints_what_would_be_served(file: Path) -> None:
+def test_check_prints_what_would_be_served(call: Call, file: Path) -> None:
     config = write_settings(file, "http://127.0.0.1:8000", "'[::1]:8080'")
-    assert await run(TENSORGATE, "check", config) == (
+    assert call("check", config) == (
         0,
         "listen on [::1]:8080\nevery request → upstream demo (triton): http://127.0.0.1:8000\n",
         "",
@@ -102,8 +119,8 @@ routes:
     return str(file)
 
 
-async def test_check_prints_the_requests_and_upstreams_of_routes(file: Path) -> None:
-    status, out, _ = await run(TENSORGATE, "check", _several_routes(file))
+def test_check_prints_the_requests_and_upstreams_of_routes(call: Call, file: Path) -> None:
+    status, out, _ = call("check", _several_routes(file))
     assert status == 0
     assert out.splitlines()[1:] == [
         "model alias, version 2, x-a: b*, infer or health → upstream green (auto): http://c:3"
@@ -127,12 +144,12 @@ async def test_check_prints_the_requests_and_upstreams_of_routes(file: Path) -> 
         ),
     ],
 )
-async def test_check_prints_how_endpoints_are_found_and_checked(
-    file: Path, care: str, told: str
+def test_check_prints_how_endpoints_are_found_and_checked(
+    call: Call, file: Path, care: str, told: str
 ) -> None:
     upstreams = f"upstreams: {{u: {{endpoints: ['http://triton:8000'], {care}}}}}"
-    await asyncio.to_thread(file.write_text, upstreams)
-    _, out, _ = await run(TENSORGATE, "check", str(file))
+    file.write_text(upstreams)
+    _, out, _ = call("check", str(file))
     assert out.splitlines()[1] == (
         f"every request → upstream u (auto): http://triton:8000 ({told})"
     )
@@ -149,40 +166,42 @@ models:
     return str(file)
 
 
-async def _probed(config: str) -> tuple[int, list[str]]:
+async def _probed(call: Call, config: str) -> tuple[int, list[str]]:
     """Ask servers; give the status, and what is printed beyond what would be served."""
-    _, summary, _ = await run(TENSORGATE, "check", config)
+    _, summary, _ = call("check", config)
     status, out, err = await run(TENSORGATE, "check", "--probe", config)
     assert err == ""
     assert out.startswith(summary)
     return status, out.removeprefix(summary).splitlines()
 
 
-async def test_check_with_probe_prints_what_servers_are(file: Path) -> None:
+async def test_check_with_probe_prints_what_servers_are(call: Call, file: Path) -> None:
     async with ScriptedServer(
         always_respond(http_response(b'{"name":"kserve","version":"0.15.0"}'))
     ) as server:
         url, itself = server.url, "it names itself 'kserve', version '0.15.0'"
         config = write_settings(file, url)
-        assert (await run(TENSORGATE, "check", config))[0] == 0
+        assert call("check", config)[0] == 0
         assert not server.requests
         said = f"  {url}: ready; dialect kserve, but triton is declared: {itself}"
-        assert await _probed(config) == (3, ["upstream demo:", said])
+        assert await _probed(call, config) == (3, ["upstream demo:", said])
         text = await asyncio.to_thread(file.read_text)
         await asyncio.to_thread(file.write_text, text.replace("triton", "auto"))
         said = f"  {url}: ready; dialect kserve: {itself}"
-        assert await _probed(config) == (0, ["upstream demo:", said])
+        assert await _probed(call, config) == (0, ["upstream demo:", said])
     said = f"  {url}: cannot connect to {url}: Connection refused"
-    assert await _probed(config) == (4, ["upstream demo:", said])
+    assert await _probed(call, config) == (4, ["upstream demo:", said])
 
 
-async def test_check_with_probe_compares_declared_models_with_servers(file: Path) -> None:
+async def test_check_with_probe_compares_declared_models_with_servers(
+    call: Call, file: Path
+) -> None:
     metadata = b'{"name":"m","inputs":[{"name":"x","datatype":"INT8","shape":[-1]}]}'
     async with ScriptedServer(always_respond(http_response(metadata))) as server:
         url = server.url
-        status, lines = await _probed(_declaring(file, url, "INT8"))
+        status, lines = await _probed(call, _declaring(file, url, "INT8"))
         assert (status, lines[2:]) == (0, ["model m:", f"  {url} (upstream u): as declared"])
-        status, lines = await _probed(_declaring(file, url, "BOOL"))
+        status, lines = await _probed(call, _declaring(file, url, "BOOL"))
         assert (status, lines[3:]) == (
             3,
             [f"  {url} (upstream u): input 'x' is INT8 [-1], declared BOOL [-1]"],
@@ -374,8 +393,8 @@ async def test_the_demo_reports_a_port_in_use() -> None:
 
 
 @pytest.mark.parametrize("port", ["65536", "-1"])
-async def test_the_demo_refuses_an_invalid_port(port: str) -> None:
-    status, out, err = await run(TENSORGATE, "demo", "--once", "--port", port)
+def test_the_demo_refuses_an_invalid_port(call: Call, port: str) -> None:
+    status, out, err = call("demo", "--once", "--port", port)
     assert (status, out) == (2, "")
     assert "--port" in err
     assert "Traceback" not in err
