@@ -6,7 +6,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,7 @@ MODULE = (sys.executable, "-m", "gateway")
 
 Call = Callable[..., tuple[int | str | None, str, str]]
 """What ends the command, and what it prints; as ``run``."""
+Ended = Callable[..., Awaitable[tuple[int | str | None, str, str]]]
 
 
 @pytest.fixture
@@ -55,6 +56,16 @@ def call(capsys: pytest.CaptureFixture[str]) -> Call:
         return ended.value.code, *capsys.readouterr()
 
     return call
+
+
+@pytest.fixture
+def ended(call: Call) -> Ended:
+    """Run the command to its end: in a process if it is to serve."""
+
+    async def ended(*arguments: str) -> tuple[int | str | None, str, str]:
+        return await run(TENSORGATE, *arguments) if arguments[0] == "serve" else call(*arguments)
+
+    return ended
 
 
 async def test_version_prints_the_version_and_the_form() -> None:
@@ -216,10 +227,10 @@ async def test_check_replaces_references_to_the_environment(file: Path) -> None:
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
 async def test_invalid_settings_are_printed_with_file_and_line(
-    file: Path, command: tuple[str, ...]
+    ended: Ended, file: Path, command: tuple[str, ...]
 ) -> None:
     config = write_settings(file, "ftp://127.0.0.1", more="limits:\n  idle_tiem: 3\n")
-    status, out, err = await run(TENSORGATE, *command, config)
+    status, out, err = await ended(*command, config)
     assert (status, out) == (2, "")
     lines = err.splitlines()
     assert lines[0].startswith(f"{file}:2: upstreams.demo.endpoints[0]: ")
@@ -229,10 +240,10 @@ async def test_invalid_settings_are_printed_with_file_and_line(
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
 async def test_a_missing_settings_file_is_an_error(
-    tmp_path: Path, command: tuple[str, ...]
+    ended: Ended, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     path = tmp_path / "none.yaml"
-    status, _, err = await run(TENSORGATE, *command, str(path))
+    status, _, err = await ended(*command, str(path))
     assert (status, err) == (2, f"{path}: cannot be read: No such file or directory\n")
 
 
@@ -442,24 +453,22 @@ async def test_the_gateway_serves_with_tls(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
 async def test_unusable_tls_files_are_an_error(
-    file: Path, tmp_path: Path, command: tuple[str, ...], workers: int
+    ended: Ended, file: Path, tmp_path: Path, command: tuple[str, ...], workers: int
 ) -> None:
     more, key = _tls(tmp_path)
     key.write_text("no key")
     config = write_settings(file, "http://127.0.0.1:1", more=f"{more}workers: {workers}\n")
-    assert await run(TENSORGATE, *command, config) == (
+    assert await ended(*command, config) == (
         1,
         "",
         f"tensorgate: tls.key: {key} holds no private key in PEM form\n",
     )
 
 
-async def test_check_prints_the_tls_files(file: Path, tmp_path: Path) -> None:
+def test_check_prints_the_tls_files(call: Call, file: Path, tmp_path: Path) -> None:
     ca = ca_file(tmp_path)
     more, key = _tls(tmp_path, f", client_ca: {ca}")
-    _, out, err = await run(
-        TENSORGATE, "check", write_settings(file, "http://127.0.0.1:1", more=more)
-    )
+    _, out, err = call("check", write_settings(file, "http://127.0.0.1:1", more=more))
     assert err == ""
     assert (
         f"TLS on TCP addresses, with the certificate in {key.with_name('certificate.pem')}"
@@ -470,7 +479,7 @@ async def test_check_prints_the_tls_files(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_a_missing_file_of_upstream_tls_is_an_error(
-    file: Path, command: tuple[str, ...], workers: str
+    ended: Ended, file: Path, command: tuple[str, ...], workers: str
 ) -> None:
     upstream = "endpoints: ['https://triton:8000'], tls: {ca: /none.pem}"
     await asyncio.to_thread(
@@ -478,12 +487,12 @@ async def test_a_missing_file_of_upstream_tls_is_an_error(
         f"workers: {workers}\nlisten: 127.0.0.1:0\nupstreams: {{triton: {{{upstream}}}}}\n",
     )
     why = "upstreams.triton.tls.ca: /none.pem cannot be read: No such file or directory"
-    assert await run(TENSORGATE, *command, str(file)) == (1, "", f"{file}:3: {why}\n")
+    assert await ended(*command, str(file)) == (1, "", f"{file}:3: {why}\n")
 
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
 async def test_missing_files_are_printed_with_all_other_errors(
-    file: Path, command: tuple[str, ...]
+    ended: Ended, file: Path, command: tuple[str, ...]
 ) -> None:
     await asyncio.to_thread(
         file.write_text,
@@ -491,7 +500,7 @@ async def test_missing_files_are_printed_with_all_other_errors(
         "upstreams: {triton: {endpoints: http://triton:8000, dialect: Triton}}\n",
     )
     gone = "cannot be read: No such file or directory"
-    assert await run(TENSORGATE, *command, str(file)) == (
+    assert await ended(*command, str(file)) == (
         2,
         "",
         f"{file}:1: tls.certificate: /none.crt {gone}\n"
