@@ -136,11 +136,11 @@ async def sends_large_responses(connection: Connection) -> None:
         await connection.send(bytes(1_000_000))
 
 
-async def _send_all(client: RawClient, data: bytes) -> None:
+async def _send_all(client: RawClient, data: bytes, patience: float = _NO_PROGRESS) -> None:
     """Send data as long as the gateway takes any."""
     with suppress(ConnectionError, TimeoutError):
         for start in range(0, len(data), MIB):
-            async with asyncio.timeout(_NO_PROGRESS):
+            async with asyncio.timeout(patience):
                 await client.send(data[start : start + MIB])
 
 
@@ -151,7 +151,7 @@ async def abort_uploads(gateway: ProbedGateway, count: int = 12, size: int = 20_
         round_, form = divmod(number, len(forms))
         data = forms[form]
         async with clients(gateway.url, 1) as (client,):
-            await _send_all(client, data if round_ % 2 else data[:-MIB])
+            await _send_all(client, data if round_ % 2 else data[:-MIB], _NO_PROGRESS / 4)
         await gateway.until_idle()
 
 
