@@ -61,7 +61,7 @@ PyDoc_STRVAR(decode_numbers_doc,
 "Return the elements of a JSON array of numbers, nested or flat, in their binary form.\n\n"
 "The text may lack open_before opening and open_after closing brackets. Bare NaN, Infinity\n"
 "and -Infinity count as numbers of floats.\n"
-"Returns None if the text is no such array, or if any number does not fit or is in doubt.\n"
+"Returns None if the text is no such array, or if any number does not fit.\n"
 "Raises ValueError for a datatype that is not the number of one in DATATYPES.");
 
 static PyObject *

@@ -9,7 +9,7 @@ from random import Random
 from gateway.protocol.datatypes import Datatype, Family
 from tests.codec.exact_rounding import FORMATS, tie, written
 
-_FORMATS = (*FORMATS.values(), (53, -1022, 1023))
+_FORMATS = FORMATS | {"FP64": (53, -1022, 1023)}
 _WORDS = ("NaN", "Infinity", "-Infinity")
 _PIECES = (
     *("NaN", "Infinity", "-", "+", ".", "e", "E", "e+", "0", "00", "1e", "[", "]", ",", "[]", " "),
@@ -67,7 +67,7 @@ def cut(rng: Random, text: bytes) -> tuple[bytes, int, int]:
 
 
 def _common(rng: Random, datatype: Datatype) -> str:
-    """Write an element as clients do, of a size that fits."""
+    """Write an element of a size that fits, mostly as clients do."""
     if datatype.family is Family.BOOLEAN:
         return rng.choice(("true", "false"))
     if datatype.integers is not None:
@@ -75,7 +75,7 @@ def _common(rng: Random, datatype: Datatype) -> str:
         size = 10 ** rng.randint(0, 20)
         return str(max(limits.least, min(limits.most, rng.randint(-size, size))))
     most = 4 if datatype.name == "FP16" else 30
-    kind = rng.randrange(5)
+    kind = rng.randrange(6)
     if kind == 0:
         size = 10 ** rng.randint(0, min(most, 18))
         return str(rng.randint(-size, size))
@@ -85,6 +85,9 @@ def _common(rng: Random, datatype: Datatype) -> str:
         return repr(struct.unpack("<f", struct.pack("<f", rng.gauss(0, 1)))[0])
     if kind == 3:
         return f"{rng.uniform(-999, 999):.{rng.randint(0, 15)}f}"
+    if kind == 4:
+        precision, least, _ = _FORMATS[datatype.name]
+        return _near_tie(rng, (precision, least, 3))
     return rng.choice((*_WORDS, "0", "-0", "-0.0", "1", "255", "1e4", "1E-5", "2.5e+3"))
 
 
@@ -103,15 +106,14 @@ def _number(rng: Random, datatype: Datatype) -> str:
             .replace("nan", "NaN")
         )
     if kind == 2:
-        return _near_tie(rng)
+        return _near_tie(rng, rng.choice(list(_FORMATS.values())))
     if kind == 3:
         return _digits(rng, 24) + rng.choice(("", "." + _any_digits(rng, 24))) + _exponent(rng)
     return rng.choice(("-", "")) + "0." + "0" * rng.randint(0, 330) + _any_digits(rng, 20)
 
 
-def _near_tie(rng: Random) -> str:
-    """Write a number at, or a hair beside, the middle of two floats."""
-    of = rng.choice(_FORMATS)
+def _near_tie(rng: Random, of: tuple[int, int, int]) -> str:
+    """Write a number at, or a hair beside, the middle of two floats of a format."""
     precision, least, most = of
     if rng.random() < 0.1:
         significand, exponent = 2**precision - 1, most  # between the largest float and infinity
@@ -119,8 +121,11 @@ def _near_tie(rng: Random) -> str:
         significand = rng.getrandbits(precision) | rng.choice((0, 1 << (precision - 1)))
         exponent = rng.randint(least - precision - 2, most)
     value = tie(significand, exponent, of)
-    value *= 1 + Fraction(rng.randint(-9, 9), 10 ** rng.choice((rng.randint(7, 20), 40)))
-    digits = rng.choice((rng.randint(7, 19), 17, 18, 19, rng.randint(20, 60)))
+    hair = rng.choice((rng.randint(7, 20), 40, rng.randint(700, 900)))
+    value *= 1 + Fraction(rng.randint(-9, 9), 10**hair)
+    digits = rng.choice(
+        (rng.randint(7, 19), 17, 18, 19, rng.randint(20, 60), rng.randint(700, 999))
+    )
     return rng.choice(("", "-")) + written(value, digits, rng.randrange(4))
 
 

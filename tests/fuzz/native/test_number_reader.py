@@ -50,8 +50,14 @@ DEFECTS = {
     ),
     "tie rounded up": ("up &= mantissa >> 1;", "up = 1;", "was read as"),
     "rounded twice": ("return rest - (middle - 4) > 8 && ", "return ", "was read as"),
-    "digits cut off": ("next == *bits)", "next)", "was read as"),
-    "range of one more": ("if (value > limit)", "if (value > limit + 1)", "does not fit"),
+    "digits cut off": ("next == *bits)", "next >= *bits)", "was read as"),
+    "digits not looked at": ("*has_more |= *at != '0';", "", "was read as"),
+    "too few words": ("2666 / 64 + 1,", "2666 / 64 - 1,", "stack-buffer-overflow"),
+    "range of one more": (
+        "if (value > limit)",
+        "if (value > limit && value != limit + 1)",
+        "does not fit",
+    ),
     "comma before the end": (
         "if (next == end || *next <= ' ' || *next == '[')",
         "if (next < end && *next == ']')\n"
