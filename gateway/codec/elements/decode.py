@@ -107,7 +107,9 @@ class TensorDecoder:
 
     def try_decode(self, run: ElementRun) -> tuple[int, bytes] | None:
         """Return the number of a run's elements, and their bytes; None if one is invalid."""
-        data = native_decode(run.view, self.datatype, run.depth_before, run.depth_after)
+        data = native_decode(
+            run.view, self.datatype, run.depth_before, run.depth_after, self._message.null_is_nan
+        )
         if data is not None:
             return self._with_count(data)
         return None if run.lacks_element else self._convert(self, run)

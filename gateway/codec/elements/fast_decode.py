@@ -39,17 +39,21 @@ def fast_decode_numbers(text: bytes | memoryview, datatype: Datatype) -> bytes |
 
 
 def native_decode(
-    text: bytes | memoryview, datatype: Datatype, open_before: int = 0, open_after: int = 0
+    text: bytes | memoryview,
+    datatype: Datatype,
+    open_before: int = 0,
+    open_after: int = 0,
+    null_is_nan: bool = False,
 ) -> bytes | None:
     """Decode a JSON array, or a part of one, with the C module; also booleans.
 
-    The text may lack so many opening and closing brackets. Returns None if nothing is compiled, or
-    if C is not sure of anything in the text.
+    The text may lack so many opening and closing brackets. With ``null_is_nan``, null is NaN among
+    floats. Returns None if nothing is compiled, or if C is not sure of anything in the text.
     """
     code = native_code(datatype)
     if decode_numbers is None or code is None:
         return None
-    return decode_numbers(text, code, open_before, open_after)
+    return decode_numbers(text, code, open_before, open_after, null_is_nan)
 
 
 def native_code(datatype: Datatype) -> int | None:

@@ -2,7 +2,12 @@ DATATYPES: tuple[str, ...]
 VERSION: int
 
 def decode_numbers(
-    text: bytes | memoryview, datatype: int, open_before: int = 0, open_after: int = 0, /
+    text: bytes | memoryview,
+    datatype: int,
+    open_before: int = 0,
+    open_after: int = 0,
+    null_is_nan: bool = False,
+    /,
 ) -> bytes | None: ...
 def encode_numbers(
     data: bytes | memoryview,
@@ -46,6 +51,7 @@ class ThreadPool:
         datatype: int,
         open_before: int = 0,
         open_after: int = 0,
+        null_is_nan: bool = False,
         /,
     ) -> Conversion: ...
     def encode_numbers(

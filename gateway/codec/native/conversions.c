@@ -13,7 +13,7 @@ struct thread_pool_object {
 /* What is converted into what, and how. */
 struct conversion_kind {
     void (*run)(struct task *);
-    int open_before, open_after;
+    int open_before, open_after, null_is_nan;
     enum nonfinite nonfinite;
     int continued;
 };
@@ -39,7 +39,7 @@ run_decoding(struct task *task)
     struct conversion *self = (struct conversion *)((char *)task - offsetof(struct conversion, task));
     ptrdiff_t count = decode_numbers(
         self->input.buf, (size_t)self->input.len, self->datatype, self->kind.open_before,
-        self->kind.open_after, PyBytes_AS_STRING(self->output));
+        self->kind.open_after, self->kind.null_is_nan, PyBytes_AS_STRING(self->output));
     self->result_size = count * ELEMENT_SIZES[self->datatype];
 }
 
@@ -153,7 +153,8 @@ submitted(
 }
 
 PyDoc_STRVAR(pool_decode_doc,
-"decode_numbers(text, datatype, open_before=0, open_after=0, /) -> Conversion\n\n"
+"decode_numbers(text, datatype, open_before=0, open_after=0, null_is_nan=False, /)\n"
+"-> Conversion\n\n"
 "Have a thread do what the function of this name does.");
 
 static PyObject *
@@ -163,7 +164,8 @@ pool_decode_numbers(PyObject *object, PyObject *arguments)
     int datatype;
     struct conversion_kind kind = {.run = run_decoding};
     if (!PyArg_ParseTuple(
-            arguments, "y*i|ii", &text, &datatype, &kind.open_before, &kind.open_after))
+            arguments, "y*i|iip", &text, &datatype, &kind.open_before, &kind.open_after,
+            &kind.null_is_nan))
         return NULL;
     PyObject *elements = new_elements(&text, datatype);
     return submitted((struct thread_pool_object *)object, &text, elements, datatype, kind);

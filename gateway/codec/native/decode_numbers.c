@@ -339,18 +339,29 @@ write_float(uint64_t bits, bool negative, bool is_integer, struct format form, c
     memcpy(to, &bits, (size_t)form.size);
 }
 
-/* Read NaN and infinities, which are not JSON, as clients write them. */
+/*
+ * Read NaN and infinities, which are not JSON, as clients write them. Servers may write null for
+ * NaN.
+ */
 __attribute__((noinline)) static cursor
-read_nonfinite(cursor at, cursor end, bool negative, struct format form, char *to)
+read_nonfinite(
+    cursor at, cursor end, bool negative, bool null_is_nan, struct format form, char *to)
 {
     uint64_t bits = (uint64_t)negative << (8 * form.size - 1) | infinity(form);
-    bool is_nan = !negative && starts_with(at, end, "NaN", 3);
-    if (is_nan)
+    ptrdiff_t size = 0;
+    if (starts_with(at, end, "Infinity", 8))
+        size = 8;
+    else if (!negative) {
         bits |= 1ULL << (form.stored - 1);
-    else if (!starts_with(at, end, "Infinity", 8))
+        if (starts_with(at, end, "NaN", 3))
+            size = 3;
+        else if (null_is_nan && starts_with(at, end, "null", 4))
+            size = 4;
+    }
+    if (size == 0)
         return NULL;
     memcpy(to, &bits, (size_t)form.size);
-    return at + (is_nan ? 3 : 8);
+    return at + size;
 }
 
 /*
@@ -394,9 +405,9 @@ read_float_amid(cursor start, cursor end, struct format form, char *to)
     return stop;
 }
 
-/* Read a number of RFC 8259, section 6, or a bare NaN, Infinity or -Infinity, if it fits. */
+/* Read a number of RFC 8259, section 6, or a word for NaN or an infinity, if it fits. */
 __attribute__((noinline)) static cursor
-read_any_float(cursor at, cursor end, struct format form, char *to)
+read_any_float(cursor at, cursor end, bool null_is_nan, struct format form, char *to)
 {
     bool negative = at < end && *at == '-', is_integer = true;
     at += negative;
@@ -404,7 +415,7 @@ read_any_float(cursor at, cursor end, struct format form, char *to)
     uint64_t digits = 0, bits; /* the digits may be too many, and are read again */
     at = read_digits(start, end, &digits);
     if (at == start)
-        return read_nonfinite(at, end, negative, form, to);
+        return read_nonfinite(at, end, negative, null_is_nan, form, to);
     if (at - start > 1 && *start == '0')
         return NULL;
     if (at < end && *at == '.') {
@@ -428,10 +439,11 @@ read_any_float(cursor at, cursor end, struct format form, char *to)
 
 /* Read a number as above, the usual way if possible. */
 INLINE cursor
-read_float(cursor at, cursor begin, cursor end, struct format form, char *to)
+read_float(
+    cursor at, cursor begin, cursor end, bool null_is_nan, struct format form, char *to)
 {
     cursor behind = is_amid(at, begin, end) ? read_float_amid(at, end, form, to) : NULL;
-    return behind == NULL ? read_any_float(at, end, form, to) : behind;
+    return behind == NULL ? read_any_float(at, end, null_is_nan, form, to) : behind;
 }
 
 /* ---- Integers and booleans ---- */
@@ -519,15 +531,17 @@ skip_comma(cursor *at, cursor end)
  * Move ``to`` behind what is written.
  */
 INLINE cursor
-read_elements(cursor at, cursor begin, cursor end, enum datatype datatype, int size, char **to)
+read_elements(
+    cursor at, cursor begin, cursor end, enum datatype datatype, int size, bool null_is_nan,
+    char **to)
 {
     do {
         switch (datatype) {
         case BOOL: at = read_boolean(at, end, *to); break;
-        case FP16: at = read_float(at, begin, end, HALF, *to); break;
-        case BF16: at = read_float(at, begin, end, BRAIN, *to); break;
-        case FP32: at = read_float(at, begin, end, SINGLE, *to); break;
-        case FP64: at = read_float(at, begin, end, DOUBLE, *to); break;
+        case FP16: at = read_float(at, begin, end, null_is_nan, HALF, *to); break;
+        case BF16: at = read_float(at, begin, end, null_is_nan, BRAIN, *to); break;
+        case FP32: at = read_float(at, begin, end, null_is_nan, SINGLE, *to); break;
+        case FP64: at = read_float(at, begin, end, null_is_nan, DOUBLE, *to); break;
         default: at = read_integer(at, begin, end, size, datatype >= INT8, *to);
         }
         if (at == NULL)
@@ -541,7 +555,7 @@ read_elements(cursor at, cursor begin, cursor end, enum datatype datatype, int s
 INLINE ptrdiff_t
 read_array(
     cursor begin, cursor end, enum datatype datatype, int size, int open_before, int open_after,
-    char *to)
+    bool null_is_nan, char *to)
 {
     int depth = open_before;
     cursor at = begin;
@@ -558,7 +572,7 @@ read_array(
             if (at == end || *at != ']')
                 continue;
         } else {
-            at = depth ? read_elements(at, begin, end, datatype, size, &to) : NULL;
+            at = depth ? read_elements(at, begin, end, datatype, size, null_is_nan, &to) : NULL;
             if (at == NULL)
                 return -1;
             at = behind_space(at, end);
@@ -577,12 +591,14 @@ read_array(
 ptrdiff_t
 decode_numbers(
     const char *text, size_t size, enum datatype datatype, int open_before, int open_after,
-    char *to)
+    bool null_is_nan, char *to)
 {
     cursor end = text + size;
     /* The functions above become one for each: the datatype and its size are constants there. */
 #define CASE(datatype, element_size) \
-    case datatype: return read_array(text, end, datatype, element_size, open_before, open_after, to)
+    case datatype:                   \
+        return read_array(           \
+            text, end, datatype, element_size, open_before, open_after, null_is_nan, to)
     switch (datatype) {
         CASE(BOOL, 1);
         CASE(UINT8, 1);

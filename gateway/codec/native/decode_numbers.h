@@ -2,6 +2,7 @@
 #ifndef DECODE_NUMBERS_H
 #define DECODE_NUMBERS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "datatypes.h"
@@ -16,11 +17,13 @@ most_elements(size_t size)
 /*
  * Decode the elements of a text that stands between two commas of an array, nested or flat, or is
  * a whole array. ``open_before`` brackets are open before the text, and ``open_after`` behind it.
+ * With ``null_is_nan``, null is NaN among floats.
+ *
  * Return the number of elements written to ``to``, which has room for most_elements(size); -1 if
  * the text is no such array, or if any number does not fit or has an exponent of many digits.
  */
 ptrdiff_t decode_numbers(
     const char *text, size_t size, enum datatype datatype, int open_before, int open_after,
-    char *to);
+    bool null_is_nan, char *to);
 
 #endif

@@ -57,10 +57,11 @@ new_text(const Py_buffer *data, int datatype, size_t more)
 }
 
 PyDoc_STRVAR(decode_numbers_doc,
-"decode_numbers(text, datatype, open_before=0, open_after=0, /) -> bytes | None\n\n"
+"decode_numbers(text, datatype, open_before=0, open_after=0, null_is_nan=False, /)\n"
+"-> bytes | None\n\n"
 "Return the elements of a JSON array of numbers, nested or flat, in their binary form.\n\n"
 "The text may lack open_before opening and open_after closing brackets. Bare NaN, Infinity\n"
-"and -Infinity count as numbers of floats.\n"
+"and -Infinity count as numbers of floats; null is NaN among them if null_is_nan is true.\n"
 "Returns None if the text is no such array, or if any number does not fit.\n"
 "Raises ValueError for a datatype that is not the number of one in DATATYPES.");
 
@@ -68,8 +69,9 @@ static PyObject *
 decode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     Py_buffer text;
-    int datatype, open_before = 0, open_after = 0;
-    if (!PyArg_ParseTuple(arguments, "y*i|ii", &text, &datatype, &open_before, &open_after))
+    int datatype, open_before = 0, open_after = 0, null_is_nan = 0;
+    if (!PyArg_ParseTuple(
+            arguments, "y*i|iip", &text, &datatype, &open_before, &open_after, &null_is_nan))
         return NULL;
     PyObject *elements = new_elements(&text, datatype);
     if (elements != NULL) {
@@ -78,7 +80,8 @@ decode_numbers_in_python(PyObject *Py_UNUSED(module), PyObject *arguments)
         RUN_UNLOCKED(
             text.len,
             count = decode_numbers(
-                text.buf, (size_t)text.len, (enum datatype)datatype, open_before, open_after, to));
+                text.buf, (size_t)text.len, (enum datatype)datatype, open_before, open_after,
+                null_is_nan, to));
         elements = resized_or_none(elements, count * ELEMENT_SIZES[datatype]);
     }
     PyBuffer_Release(&text);

@@ -18,6 +18,7 @@ from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.array_scanner import ElementRun, StringPart
 from gateway.errors import ErrorKind, GatewayError, shorten
 from gateway.protocol.datatypes import DATATYPES
+from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.sizes import QUOTED_NAME
 from tests.codec import reference, strategies
 from tests.codec.exact_rounding import FORMATS, nearest
@@ -135,6 +136,15 @@ def test_digits_decide_whether_a_number_beside_the_largest_double_fits() -> None
 @given(st.sampled_from(list(FORMATS)), st.floats(allow_nan=False, allow_infinity=False))
 def test_any_float_is_decoded(datatype: str, value: float) -> None:
     check_rounding(datatype, repr(value))
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+def test_null_is_nan_in_responses_only(datatype: str) -> None:
+    tensor = TensorDecoder("output 'x'", DATATYPES[datatype], RESPONSE)
+    tensor.feed(ElementRun(b"[null,[-1.5, null ]]", 0, 0, first=True))
+    assert b"".join(tensor.chunks) == convert(datatype, "[NaN,-1.5,NaN]")
+    message = refusal(datatype, "[1,null]")
+    assert message == f"input 'x': element 1 (null) is not a number, as {datatype} needs"
 
 
 # One below and one above where rounding by way of another datatype goes wrong.

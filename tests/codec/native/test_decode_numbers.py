@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import runpy
 from decimal import Decimal
@@ -22,6 +23,7 @@ from gateway.codec.elements.decode import TensorDecoder
 from gateway.codec.json.array_scanner import ElementRun
 from gateway.errors import GatewayError
 from gateway.protocol.datatypes import DATATYPES, Family
+from gateway.protocol.error_vocabulary import REQUEST, RESPONSE
 from tests.codec.exact_rounding import FORMATS, nearest
 from tests.codec.near_ties import near_ties
 from tests.support.scale import scaled
@@ -39,16 +41,20 @@ MIDDLE = 1 + 2**-24
 """Halfway between two FP32 numbers; the even one is 1."""
 
 
-def read(text: bytes, datatype: str, before: int = 0, after: int = 0) -> bytes | None:
+def read(
+    text: bytes, datatype: str, before: int = 0, after: int = 0, null_is_nan: bool = False
+) -> bytes | None:
     result: bytes | None = native.decode_numbers(
-        text, native.DATATYPE_CODES[datatype], before, after
+        text, native.DATATYPE_CODES[datatype], before, after, null_is_nan
     )
     return result
 
 
-def without_c(text: bytes, datatype: str, before: int = 0, after: int = 0) -> bytes | None:
+def without_c(
+    text: bytes, datatype: str, before: int = 0, after: int = 0, null_is_nan: bool = False
+) -> bytes | None:
     """Convert text as a gateway does that is not compiled."""
-    decoder = TensorDecoder("x", DATATYPES[datatype])
+    decoder = TensorDecoder("x", DATATYPES[datatype], RESPONSE if null_is_nan else REQUEST)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fast_decode, "decode_numbers", None)
         try:
@@ -185,6 +191,77 @@ def test_c_reader_leaves_floats_that_do_not_fit_to_python(
     assert read_one("-" + beyond, datatype) is None
 
 
+NULLS = [
+    (b"[null]", [math.nan]),
+    (b"[1,null,-Infinity,[ null ],NaN]", [1, math.nan, -math.inf, math.nan, math.nan]),
+    (b"[" + b"null, " * 40 + b"null\n]", [math.nan] * 41),
+    (b"[[0.5,null],[null,0.5]]", [0.5, math.nan, math.nan, 0.5]),
+]
+
+
+@pytest.mark.parametrize("datatype", FLOATS)
+@pytest.mark.parametrize(("text", "values"), NULLS)
+def test_c_reader_reads_null_as_nan_if_wanted(
+    text: bytes, values: list[float], datatype: str
+) -> None:
+    expected = binary(np.array(values, np.float64), datatype)
+    assert read(text, datatype, null_is_nan=True) == expected
+    assert without_c(text, datatype, null_is_nan=True) == expected
+    assert read(text[1:-1], datatype, 1, 1, null_is_nan=True) == expected
+    assert read(text, datatype) is None
+
+
+def test_decoder_of_a_response_reads_null_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bytes | None] = []
+
+    def decode_numbers(*arguments: Any) -> bytes | None:
+        found.append(native.decode_numbers(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(fast_decode, "decode_numbers", decode_numbers)
+    run = ElementRun(b"1,null", 1, 1, first=False)
+    decoder = TensorDecoder("x", DATATYPES["FP32"], RESPONSE)
+    decoder.feed(run)
+    assert found == decoder.chunks == [binary([1, math.nan], "FP32")]
+    with pytest.raises(GatewayError, match=r"element 1 \(null\) is not a number"):
+        TensorDecoder("x", DATATYPES["FP32"], REQUEST).feed(run)
+
+
+def test_pool_reads_null_as_nan_if_wanted() -> None:
+    reader, writer = os.pipe()
+    pool = native.ThreadPool(1, writer)
+    code = native.DATATYPE_CODES["FP16"]
+    conversions = [pool.decode_numbers(b"1,null", code, 1, 1, wanted) for wanted in (True, False)]
+    conversions.append(pool.decode_numbers(b"1,null", code, 1, 1))
+    for conversion in conversions:
+        if conversion.notify():
+            os.read(reader, 1)
+        assert conversion.done
+    results = [conversion.take_result() for conversion in conversions]
+    assert results == [binary([1, math.nan], "FP16"), None, None]
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("datatype", ALL)
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"[nul]", b"[nulls]", b"[nullnull]", b"[-null]", b"[null1]", b"[1null]", b"[nul", b"[n]"),
+        *(b"[null", b"[null]]", b"[Null]", b"[null,]", b"[,null]", b"[null null]"),
+    ],
+)
+def test_c_reader_leaves_what_only_resembles_null_to_python(text: bytes, datatype: str) -> None:
+    assert read(text, datatype, null_is_nan=True) is None
+    assert read(b"[" + b" [0.5]," * 20 + text[1:], datatype, null_is_nan=True) is None
+    assert without_c(text, datatype, null_is_nan=True) is None
+
+
+@pytest.mark.parametrize("datatype", [*INTEGERS, "BOOL"])
+def test_null_is_no_integer_and_no_boolean(datatype: str) -> None:
+    assert read(b"[null]", datatype, null_is_nan=True) is None
+
+
 @pytest.mark.parametrize("code", [-1, 13, 2**31 - 1])
 def test_c_reader_refuses_unknown_datatypes(code: int) -> None:
     with pytest.raises(ValueError, match=f"there is no datatype {code}"):
@@ -228,7 +305,7 @@ ELEMENTS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False, width=16).map(repr),
     st.integers(-(2**70), 2**70).map(str),
     st.integers(-200, 300).map(str),
-    st.sampled_from(["NaN", "Infinity", "-Infinity", "true", "false"]),
+    st.sampled_from(["NaN", "Infinity", "-Infinity", "true", "false", "null"]),
     st.tuples(DIGITS, DIGITS, st.integers(-330, 310)).map(lambda of: f"-{of[0]}.{of[1]}e{of[2]}"),
     st.text("0123456789.eE+-", min_size=1, max_size=12),
 )
@@ -262,8 +339,9 @@ def test_c_reader_agrees_with_python(array: list[object], comma: str, data: st.D
         at = data.draw(st.integers(0, len(text)), label="at")
         text = text[:at] + data.draw(st.binary(max_size=2), label="with") + text[at + 1 :]
     for datatype in ALL:
-        found = read(text, datatype, before, after)
-        assert found is None or found == without_c(text, datatype, before, after)
+        for null_is_nan in (False, True):
+            found = read(text, datatype, before, after, null_is_nan)
+            assert found in (None, without_c(text, datatype, before, after, null_is_nan))
 
 
 @given(st.sampled_from(NUMBERS), st.data())

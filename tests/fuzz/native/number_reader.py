@@ -33,9 +33,11 @@ class _Token(str):
     __slots__ = ()
 
 
-def _read(native: Any, text: bytes, datatype: Datatype, before: int, after: int) -> bytes | None:
+def _read(
+    native: Any, text: bytes, datatype: Datatype, before: int, after: int, null_is_nan: bool
+) -> bytes | None:
     code = native.DATATYPES.index(datatype.name)
-    result: bytes | None = call(native.decode_numbers, text, code, before, after)
+    result: bytes | None = call(native.decode_numbers, text, code, before, after, null_is_nan)
     return result
 
 
@@ -60,14 +62,16 @@ def _elements(text: bytes, before: int, after: int) -> list[str]:
             if depth == _DEEPEST:
                 raise WrongError(f"nested deeper than {_DEEPEST}, but was read")
             waiting += [(item, depth + 1) for item in reversed(value)]
-        elif isinstance(value, (_Token, bool)) and depth:
-            elements.append(str(value).lower() if isinstance(value, bool) else value)
+        elif isinstance(value, _Token) and depth:
+            elements.append(value)
+        elif (value is None or isinstance(value, bool)) and depth:
+            elements.append(json.dumps(value))
         else:
             raise WrongError(f"{value!r} is no element of an array, but was read")
     return elements
 
 
-def _exact(element: str, datatype: Datatype) -> bytes:
+def _exact(element: str, datatype: Datatype, null_is_nan: bool) -> bytes:
     """Return the binary form of an element; raises WrongError if it has none."""
     expected: bytes | None = None
     if element in ("true", "false") or datatype.family is Family.BOOLEAN:
@@ -77,6 +81,8 @@ def _exact(element: str, datatype: Datatype) -> bytes:
         limits = datatype.integers
         if _INTEGER.fullmatch(element) and limits.least <= int(element) <= limits.most:
             expected = struct.pack(f"<{datatype.struct_code}", int(element))
+    elif element == "null":
+        expected = np.array([np.nan], datatype.dtype).tobytes() if null_is_nan else None
     elif element in _WORDS:
         expected = np.array([float(element)], datatype.dtype).tobytes()
     else:
@@ -86,13 +92,14 @@ def _exact(element: str, datatype: Datatype) -> bytes:
     return expected
 
 
-def _check(elements: list[str], datatype: Datatype, found: bytes) -> None:
+def _check(elements: list[str], datatype: Datatype, null_is_nan: bool, found: bytes) -> None:
     size = datatype.size
     assert size is not None
     if len(found) != len(elements) * size:
         raise WrongError(f"{len(found) // size} elements were read of {len(elements)}")
     for index, element in enumerate(elements):
-        expected, read = _exact(element, datatype), found[index * size : (index + 1) * size]
+        expected = _exact(element, datatype, null_is_nan)
+        read = found[index * size : (index + 1) * size]
         if read != expected:
             raise WrongError(
                 f"{element} was read as {datatype.name} {read.hex()}, not {expected.hex()}"
@@ -112,13 +119,16 @@ def main(module: str, seconds: float, seed: str, last: Path) -> None:
         text, before, after = make(rng, made_for), 0, 0
         if rng.random() < 0.3:
             text, before, after = cut(rng, text)
+        null_is_nan = rng.random() < 0.5
+        if null_is_nan and rng.random() < 0.5:
+            text = text.replace(b"NaN", b"null")
         is_whole = make is well_formed and not before and not after
         last_input.write(text)
         for datatype in (made_for, rng.choice(datatypes)):
-            found = _read(native, text, datatype, before, after)
+            found = _read(native, text, datatype, before, after, null_is_nan)
             counts["left" if found is None else "read"] += 1
             if found is not None:
-                _check(_elements(text, before, after), datatype, found)
+                _check(_elements(text, before, after), datatype, null_is_nan, found)
             elif is_whole and datatype is made_for and text.count(b"[") < _DEEPEST / 2:
                 raise WrongError(f"this is well-formed {datatype.name}, but was left")
     print(json.dumps(counts))

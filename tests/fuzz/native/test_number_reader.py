@@ -53,6 +53,11 @@ DEFECTS = {
     "digits cut off": ("next == *bits)", "next >= *bits)", "was read as"),
     "digits not looked at": ("*has_more |= *at != '0';", "", "was read as"),
     "too few words": ("2666 / 64 + 1,", "2666 / 64 - 1,", "stack-buffer-overflow"),
+    "null without being asked": (
+        "else if (null_is_nan && starts_with(",
+        "else if (starts_with(",
+        "null does not fit",
+    ),
     "range of one more": (
         "if (value > limit)",
         "if (value > limit && value != limit + 1)",
