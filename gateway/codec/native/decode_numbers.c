@@ -311,6 +311,9 @@ nearest_to_long(
     return *bits < infinity(form);
 }
 
+/* More than this makes any text 0 or too large: its other digits are passed over. */
+static const int64_t MOST_EXPONENT = 1000000000000000;
+
 INLINE cursor
 read_exponent(cursor at, cursor end, int64_t *exponent)
 {
@@ -318,10 +321,12 @@ read_exponent(cursor at, cursor end, int64_t *exponent)
     at += negative || (at < end && *at == '+');
     int64_t value = 0;
     cursor start = at;
-    for (; at < end && is_digit(*at) && value < 1000; at++)
-        value = value * 10 + (*at - '0');
+    for (; at < end && is_digit(*at); at++) {
+        if (value < MOST_EXPONENT)
+            value = value * 10 + (*at - '0');
+    }
     *exponent += negative ? -value : value;
-    return at == start || (at < end && is_digit(*at)) ? NULL : at;
+    return at == start ? NULL : at;
 }
 
 INLINE bool

@@ -20,7 +20,7 @@ most_elements(size_t size)
  * With ``null_is_nan``, null is NaN among floats.
  *
  * Return the number of elements written to ``to``, which has room for most_elements(size); -1 if
- * the text is no such array, or if any number does not fit or has an exponent of many digits.
+ * the text is no such array, or if any number does not fit.
  */
 ptrdiff_t decode_numbers(
     const char *text, size_t size, enum datatype datatype, int open_before, int open_after,

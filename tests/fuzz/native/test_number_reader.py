@@ -40,12 +40,12 @@ DEFECTS = {
     ),
     "write beyond the end": (
         "return size / 2 + 1;",
-        "return size / 3;",
+        "return size / 3 + 1;",
         "WRITE of size",
     ),
     "exponent that overflows": (
-        "is_digit(*at) && value < 1000",
-        "is_digit(*at)",
+        "if (value < MOST_EXPONENT)",
+        "if (value >= 0)",
         "runtime error: signed integer overflow",
     ),
     "tie rounded up": ("up &= mantissa >> 1;", "up = 1;", "was read as"),
