@@ -95,7 +95,7 @@ CODEC: Rooms = {
     "decompress": _imports(""),
     "json": _imports("native"),
     "native": _imports(""),
-    "offload_interface": _imports(""),
+    "offload_interface": _imports("policies"),
     "policies": _imports(""),
 }
 
