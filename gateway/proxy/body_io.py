@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from typing import Any, TypeVar
 
-from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request
+from gateway.errors import ErrorKind, GatewayError, ServerName, bad_request, strip_tracebacks
 from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation
@@ -45,10 +45,13 @@ class ClientBody:
         self._chunk: bytes | memoryview = b""
         self._position = 0
         self._received = 0
+        self._failure: GatewayError | None = None
         self._check_size(self.size or 0)
 
     async def read(self, max_size: int = CONVERT_CHUNK) -> bytes | memoryview:
         """Return the next bytes, at most ``max_size``; empty at the end of the body."""
+        if self._failure is not None:
+            raise self._failure
         if self._position == len(self._chunk):
             await self._next_chunk()
         piece = self._chunk[self._position : self._position + max_size]
@@ -59,15 +62,19 @@ class ClientBody:
         """Return the next bytes as ``read`` does, but join pieces of less than 4 KiB.
 
         A client may send a byte at a time. Readers that wait for the end of something would copy
-        what they have for each.
+        what they have for each. An error is raised after the pieces before it, which may be invalid
+        themselves: the error that the client gets does not depend on the size of its pieces.
         """
         piece = await self.read(max_size)
         least = min(max_size, _MIN_PIECE)
         if not piece or len(piece) >= least:
             return piece
         joined = bytearray(piece)
-        while len(joined) < least and (piece := await self.read(max_size - len(joined))):
-            joined += piece
+        try:
+            while len(joined) < least and (piece := await self.read(max_size - len(joined))):
+                joined += piece
+        except GatewayError as error:
+            self._failure = strip_tracebacks(error)
         return bytes(joined)
 
     async def read_all(self, reservation: Reservation) -> bytes:

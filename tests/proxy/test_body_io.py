@@ -72,6 +72,21 @@ async def test_small_pieces_of_a_client_body_are_joined() -> None:
         assert await body.read_joined(10**6) == b""
 
 
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [(bad_request("broken"), ErrorKind.BAD_REQUEST), (bytes(95), ErrorKind.TOO_LARGE)],
+    ids=["broken", "too large"],
+)
+async def test_joined_pieces_come_before_an_error(step: BodyStep, kind: ErrorKind) -> None:
+    with Deadline(9, 9) as deadline:
+        body = ClientBody(_request(b"one", b"two", step, headers=CHUNKED), 100, deadline)
+        assert await body.read_joined(10**6) == b"onetwo"
+        for _ in range(2):
+            with pytest.raises(GatewayError) as caught:
+                await body.read_joined(10**6)
+            assert caught.value.kind is kind
+
+
 async def _one(piece: memoryview) -> AsyncIterator[memoryview]:
     yield piece
 

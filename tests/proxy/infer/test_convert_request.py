@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from gateway.errors import ErrorKind, GatewayError
+from gateway.errors import ErrorKind, GatewayError, bad_request
 from gateway.protocol.dialects import KSERVE, OPENVINO, TRITON, Dialect
 from gateway.protocol.operations import parse_operation
 from gateway.proxy.admission.deadline import Deadline
@@ -130,6 +130,16 @@ async def test_other_dialects_get_no_list(dialect: Dialect) -> None:
     await scene.ask(json_request())
     assert "outputs" not in scene.sent[0]
     assert scene.targets == [INFER]
+
+
+@pytest.mark.parametrize("size", [10, 5000, 10_000])
+async def test_invalid_element_before_a_broken_end_is_named_for_all_sizes_of_pieces(
+    size: int,
+) -> None:
+    text = json_request().partition(b"[1")[0] + b"[" + b"1," * 3000 + b"{}" + b",1" * 300
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    with pytest.raises(GatewayError, match="element 3000 is an object"):
+        await _Scene().ask(*pieces, bad_request("broken"), headers={"Transfer-Encoding": "chunked"})
 
 
 async def test_version_has_its_own_outputs() -> None:
