@@ -48,8 +48,8 @@ from gateway.proxy.passthrough import relay_response, relay_rewritten
 from gateway.sizes import CONVERT_CHUNK, ENCODE_CHUNK, MAX_FAST_RESPONSE
 from gateway.upstream.transport import UpstreamResponse
 
-_MAX_QUEUED_PARTS = 10
-"""Parts of a response, and commas, that wait for an offloaded part before them."""
+_MAX_QUEUED_PARTS = 5
+"""Parts of a response that wait for an offloaded part before them: up to 2 MiB of memory."""
 
 
 @dataclass(frozen=True, slots=True)

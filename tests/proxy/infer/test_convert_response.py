@@ -1,9 +1,12 @@
+import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from gateway.codec.offload_interface import ConversionJob, Offloader, OffloadFuture
 from gateway.codec.policies import JsonPolicies, Nonfinite
 from gateway.errors import ErrorKind, GatewayError, bad_response
 from gateway.protocol.messages import OutputEncoding
@@ -73,6 +76,45 @@ async def test_small_binary_response_becomes_buffered_json() -> None:
         "X": "1",
     }
     assert relay.log.count_of("client gets") == 2  # the head, and the body in one piece
+
+
+class _StuckThreads(Offloader, OffloadFuture):
+    """Takes all jobs, and never finishes any."""
+
+    done = False
+    result = None
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        self.awaited = asyncio.Event()
+
+    def submit(
+        self,
+        job: ConversionJob,
+        data: bytes | memoryview,
+        open_before: int = 0,
+        open_after: int = 0,
+    ) -> OffloadFuture:
+        self.jobs += 1
+        return self
+
+    async def wait(self) -> None:
+        self.awaited.set()
+        await asyncio.Event().wait()
+
+
+async def test_little_of_a_response_waits_for_busy_threads() -> None:
+    relay, threads = _Relay(), _StuckThreads()
+    relay.destination = replace(relay.destination, offloader=threads)
+    values = bytes(4_000_000)
+    header = binary_response_header(len(values))
+    task = asyncio.create_task(relay.run(_response(header, values), ALL_JSON))
+    await threads.awaited.wait()
+    assert threads.jobs == 6
+    assert relay.destination.memory_budget.total < 2 * 2**20
+    task.cancel()
+    await asyncio.wait([task])
+    assert relay.destination.memory_budget.total == 0
 
 
 @pytest.mark.parametrize("sized", [True, False])
