@@ -64,7 +64,6 @@ class End(ABC):
 
     def reset(self, stream_id: int) -> None:
         self.sent_resets.add(stream_id)
-        self.received[stream_id].unused.clear()
         self.send_reset(stream_id)
 
     def acknowledge(self, stream_id: int, count: int) -> None:
@@ -144,6 +143,7 @@ class OurEnd(End):
 
     def send_reset(self, stream_id: int) -> None:
         self.http2.reset(self.streams[stream_id], ErrorCode.CANCEL)
+        self.received[stream_id].unused.clear()  # it has given the connection's window back
 
     def use(self, stream_id: int, size: int) -> None:
         self.http2.acknowledge(self.streams[stream_id], size)
@@ -250,6 +250,7 @@ class PeerEnd(End):
                 return sent
 
     def send_reset(self, stream_id: int) -> None:
+        # What came still counts in the connection's window, until it is used.
         self.h2.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
 
     def use(self, stream_id: int, size: int) -> None:
