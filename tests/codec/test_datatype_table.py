@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 
 import ml_dtypes
@@ -14,6 +15,7 @@ from gateway.codec.offload_interface import ConversionJob
 from gateway.codec.v2.fast_request import read_buffered_request
 from gateway.codec.v2.fast_response import fast_convert_response
 from gateway.codec.v2.request import InferRequestReader
+from gateway.codec.v2.response_reader import read_without_data
 from gateway.errors import ErrorKind, GatewayError
 from gateway.protocol.datatypes import DATATYPES, Datatype, float_datatype, integer_datatype
 from gateway.protocol.raw_binary import read_raw_binary
@@ -41,10 +43,12 @@ def new(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     datatype: Datatype = request.param
     monkeypatch.setitem(DATATYPES, datatype.name, datatype)
     yield datatype
-    read_buffered_request.__globals__["_make_plan"].cache_clear()
-    fast_convert_response.__globals__["read_without_data"].__globals__[
-        "_read_without_data"
-    ].cache_clear()
+    # Compiled functions do not tell their globals.
+    for function, cached in (
+        (read_buffered_request, "_make_plan"),
+        (read_without_data, "_read_without_data"),
+    ):
+        getattr(sys.modules[function.__module__], cached).cache_clear()
 
 
 def packed(datatype: Datatype, values: list[int] = VALUES) -> bytes:
