@@ -217,11 +217,11 @@ class EncodedResponseWriter:
         tensors = [chunk for _, chunks in sorted(self._tensors.items()) for chunk in chunks]
         return b"".join(header), tensors
 
-    def _encode_text(self, output: Tensor, piece: TensorPiece) -> TextChunk:
+    def _encode_text(self, output: Tensor, piece: TensorPiece) -> bytes:
         if piece.index not in self._encoders:
             self._encoders[piece.index] = _make_encoder(output, self._policies)
         encoder = self._encoders[piece.index]
-        text = encoder.feed(piece.data)
+        text = bytes(encoder.feed(piece.data))  # a view would pin orjson's whole buffer
         if piece.last:
             check_element_count(output, encoder, RESPONSE)
         return text
