@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import cache
 from itertools import chain
 from typing import Any, Self
 
@@ -47,6 +48,12 @@ _IN_FRACTION[list(b".eE")] = True
 _BOOLEAN_BYTES = b"truefals[], \t\n\r"
 
 
+@cache
+def _job(datatype: Datatype) -> ConversionJob:
+    """Return the job of a datatype, one for all decoders: there may be many tensors."""
+    return ConversionJob(to_json=False, datatype=datatype)
+
+
 class TensorDecoder:
     """Decodes the runs of one tensor's ``data`` into chunks of its binary form.
 
@@ -61,7 +68,7 @@ class TensorDecoder:
         self._label = label
         self._message = message
         self.datatype = datatype
-        self.job = ConversionJob(to_json=False, datatype=datatype)
+        self.job = _job(datatype)
         # Not a bound method: a reference cycle would keep the chunks until the garbage collector
         # runs.
         self._convert = self._method_for(datatype)
