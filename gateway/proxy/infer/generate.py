@@ -236,10 +236,10 @@ async def _write_json(call: Call, read: ReadResponse, reservation: Reservation) 
     """Write a response as JSON, a time slice for each piece but the first ones."""
     destination = call.destination
     call.response.record.response_elements += read.response.head.element_count
-    pieces: list[bytes | memoryview] = []
+    pieces: list[bytes] = []
     size = sliced = 0
     for piece in write_generate_response(*read, destination.policies, _HIDDEN_PARAMETERS):
-        pieces.append(piece)
+        pieces.append(bytes(piece))  # a view would pin orjson's whole buffer
         size += len(piece)
         if size - sliced >= CONVERT_CHUNK:
             sliced = size
