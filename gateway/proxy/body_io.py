@@ -203,19 +203,34 @@ async def read_first(
     return first
 
 
+class ChunkJoiner:
+    """Joins pieces to chunks of at least ``CONVERT_CHUNK`` bytes; larger pieces are not copied."""
+
+    def __init__(self) -> None:
+        self._waiting = bytearray()
+
+    def add(self, piece: bytes | memoryview) -> bytes | memoryview:
+        """Return the next chunk, with this piece at its end; empty if it waits for more."""
+        if not self._waiting and len(piece) >= CONVERT_CHUNK:
+            return piece
+        self._waiting += piece
+        return self.take_rest() if len(self._waiting) >= CONVERT_CHUNK else b""
+
+    def take_rest(self) -> bytes:
+        """Return what waits for more."""
+        rest = bytes(self._waiting)
+        self._waiting.clear()
+        return rest
+
+
 async def coalesce(chunks: AsyncIterable[bytes | memoryview]) -> Chunks:
     """Yield a body in pieces of at least one chunk, but for the last."""
-    joined = bytearray()
+    joiner = ChunkJoiner()
     async for chunk in chunks:
-        if not joined and len(chunk) >= CONVERT_CHUNK:
-            yield chunk
-            continue
-        joined += chunk
-        if len(joined) >= CONVERT_CHUNK:
-            yield bytes(joined)
-            joined.clear()
-    if joined:
-        yield bytes(joined)
+        if joined := joiner.add(chunk):
+            yield joined
+    if rest := joiner.take_rest():
+        yield rest
 
 
 async def buffer_chunks(

@@ -29,6 +29,7 @@ from gateway.protocol.v1 import V1ResponseLayout
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import Reservation, run_steps
 from gateway.proxy.body_io import (
+    ChunkJoiner,
     Chunks,
     prepend,
     read_first,
@@ -279,7 +280,7 @@ class _TextSender:
         self._reservation = reservation
         self._offloader = relay.destination.offloader_for(relay.upstream_response.content_length)
         self._parts: deque[TextChunk | OffloadedText] = deque()
-        self._waiting = bytearray()
+        self._joiner = ChunkJoiner()
 
     async def convert(self, data: bytes | memoryview) -> None:
         """Convert data, and send what text there is; raises GatewayError (502, 406)."""
@@ -311,7 +312,7 @@ class _TextSender:
             if unscheduled >= ENCODE_CHUNK:
                 unscheduled = 0
                 await self._relay.destination.scheduler.next_slice()
-        text = bytes(self._waiting)
+        text = self._joiner.take_rest()
         if self._relay.response.started:
             if text:
                 await self._write(text)
@@ -341,15 +342,12 @@ class _TextSender:
 
     async def _send(self, text: TextChunk) -> None:
         """Send text with what waits, if that is at least a chunk."""
-        if self._waiting or len(text) < CONVERT_CHUNK:
-            self._waiting += text
-            if len(self._waiting) < CONVERT_CHUNK:
-                return
-            text = bytes(self._waiting)
-            self._waiting.clear()
+        chunk = self._joiner.add(text)
+        if not chunk:
+            return
         if not self._relay.response.started:
             await self._start()
-        await self._write(text)
+        await self._write(chunk)
 
     async def _start(self) -> None:
         received, response = self._relay.upstream_response, self._relay.response
