@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, Protocol
 
@@ -67,6 +67,11 @@ class OffloadedText:
     def text(self) -> TextChunk:
         """Return the text once the future is done; raises GatewayError as ``feed`` does."""
         return self._encode_here() if self.future.result is None else self.future.result
+
+
+def join_text(parts: Iterable[TextChunk | OffloadedText]) -> bytes:
+    """Join text that was encoded without an offloader."""
+    return b"".join([part for part in parts if not isinstance(part, OffloadedText)])
 
 
 def make_tensor_encoder(

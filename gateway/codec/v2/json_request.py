@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.codec.elements.encode import (
-    OffloadedText,
-    TensorEncoder,
-    TextChunk,
-    make_tensor_encoder,
-)
+from gateway.codec.elements.encode import TensorEncoder, join_text, make_tensor_encoder
 from gateway.codec.policies import BytesEncoding, JsonPolicies
 from gateway.codec.v2.json_writer import JsonMessageWriter, TensorSplitter, tensor_fields
 from gateway.protocol.datatypes import Family
@@ -34,10 +29,9 @@ class JsonRequestWriter(JsonMessageWriter):
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """Return the text for the next data of the tensors; raises GatewayError (400)."""
-        text: list[TextChunk] = [] if self._is_started else [*self.start()]
+        text = [] if self._is_started else [*self.start()]
         self._is_started = True
-        for piece in self._splitter.feed(data):
-            text += [part for part in self.encode(piece) if not isinstance(part, OffloadedText)]
+        text += [join_text(self.encode(piece)) for piece in self._splitter.feed(data)]
         return b"".join(text)
 
     def finish(self) -> bytes:

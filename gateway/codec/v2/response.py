@@ -11,6 +11,7 @@ from gateway.codec.elements.encode import (
     OffloadedText,
     TensorEncoder,
     TextChunk,
+    join_text,
     make_tensor_encoder,
 )
 from gateway.codec.offload_interface import Offloader
@@ -112,7 +113,7 @@ class ResponseConverter(Generic[Result]):
 
     def text(self, data: bytes | memoryview) -> bytes:
         """Return the text for the next data; see ``parts``."""
-        return b"".join([part for part in self.parts(data) if not isinstance(part, OffloadedText)])
+        return join_text(self.parts(data))
 
     def finish(self) -> Result:
         """Return what is left, once all data were fed.
