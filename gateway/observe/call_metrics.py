@@ -74,6 +74,16 @@ ELEMENTS = CounterFamily(
     "Elements of tensors that were converted between JSON and binary form.",
     ("direction",),
 )
+MODEL_ELEMENTS = CounterFamily(
+    "tensorgate_model_converted_elements",
+    "Elements of tensors that were converted in calls of a model.",
+    ("model",),
+)
+MODEL_BYTES = CounterFamily(
+    "tensorgate_model_converted_bytes",
+    "Bytes of the bodies of converted calls of a model, on the side of clients and of servers.",
+    ("model", "side"),
+)
 ERRORS = CounterFamily(
     "tensorgate_errors",
     "Calls that the gateway refused, failed or aborted, by the kind of the error.",
@@ -92,6 +102,8 @@ CALL_FAMILIES = (
     RETRIES,
     CONVERSIONS,
     ELEMENTS,
+    MODEL_ELEMENTS,
+    MODEL_BYTES,
     ERRORS,
 )
 """What a store must have for CallMetrics."""
@@ -103,6 +115,7 @@ _MAX_EXEMPLARS = 200
 _EXEMPLAR_INTERVAL = 0.1
 """Seconds between two looks for the trace id of a call in the same bucket."""
 _BOUNDS = DURATION.bounds
+_MODEL = _CALL_LABELS.index("model")
 
 _CACHED_ENDPOINTS = 1024
 _OPERATIONS_OF_MODELS = ("infer", "generate", "metadata")
@@ -143,6 +156,13 @@ class _EndpointCells:
         self.received: Final = received
 
 
+class _ModelCells:
+    def __init__(self, elements: Counter, client_bytes: Counter, server_bytes: Counter) -> None:
+        self.elements: Final = elements
+        self.client_bytes: Final = client_bytes
+        self.server_bytes: Final = server_bytes
+
+
 class CallMetrics:
     """Counts each call that has ended.
 
@@ -166,6 +186,7 @@ class CallMetrics:
         self._calls: dict[tuple[str, str, str, str, str, int], _CallCells] = {}
         self._endpoints: dict[tuple[str, str], _EndpointCells] = {}
         self._conversions: dict[tuple[str, str], Counter] = {}
+        self._converted_models: dict[str, _ModelCells] = {}
         self._last_calls: _CallCells | None = None
         self._last_labels = NO_LABELS
         self._last_status = 0
@@ -199,7 +220,7 @@ class CallMetrics:
         if record.retries:
             self._writer.counter(RETRIES, (upstream,)).add(float(record.retries))
         if record.server_form and form:
-            self._count_conversion(form, record)
+            self._count_conversion(form, calls.labels[_MODEL], record)
         if record.error:
             kind = _ABORTED if record.error_kind is None else record.error_kind.name.lower()
             self._writer.counter(ERRORS, (kind, upstream)).add(1.0)
@@ -306,7 +327,7 @@ class CallMetrics:
             writer.counter(RECEIVED_BYTES, key),
         )
 
-    def _count_conversion(self, client_form: str, record: CallRecord) -> None:
+    def _count_conversion(self, client_form: str, model: str, record: CallRecord) -> None:
         key = client_form, record.server_form
         counter = self._conversions.get(key)
         if counter is None:
@@ -316,3 +337,19 @@ class CallMetrics:
             self._request_elements.add(float(record.request_elements))
         if record.response_elements:
             self._response_elements.add(float(record.response_elements))
+        elements = record.request_elements + record.response_elements
+        if elements:
+            cells = self._converted_models.get(model)
+            if cells is None:
+                cells = self._converted_models[model] = self._model_cells(model)
+            cells.elements.add(float(elements))
+            cells.client_bytes.add(float(record.request_bytes + record.response_bytes))
+            cells.server_bytes.add(float(record.sent_bytes + record.received_bytes))
+
+    def _model_cells(self, model: str) -> _ModelCells:
+        writer = self._writer
+        return _ModelCells(
+            writer.counter(MODEL_ELEMENTS, (model,)),
+            writer.counter(MODEL_BYTES, (model, "client")),
+            writer.counter(MODEL_BYTES, (model, "server")),
+        )

@@ -210,6 +210,17 @@ class MetricStore(Collector):
                 sums[labels] = values if others is None else _add(others, values)
         return sums
 
+    def cells(self, family: Family) -> Iterator[tuple[memoryview[float], dict[Labels, int]]]:
+        """Yield the words of each segment, and which of them is the first of each series.
+
+        Series are added at the end, and none is removed. Raises ValueError if the store does not
+        have the family.
+        """
+        index = self._families.index(family)
+        for segment in self._segments:
+            segment.read_entries()
+            yield segment.words, segment.first_words(index)
+
     def label_values(self, family: Family, label: str) -> set[str]:
         """Return the values of a label in the series of a family, in all processes."""
         index, position = self._families.index(family), family.labels.index(label)
@@ -345,12 +356,15 @@ class _Segment:
             at += _WORD * self._families[index].words
             self._known_end = at
 
+    def first_words(self, index: int) -> dict[Labels, int]:
+        """Return a copy, as the thread that writes may add series meanwhile."""
+        return self._cells[index].copy()
+
     def series(self, index: int) -> Iterator[tuple[Labels, list[float]]]:
         """Yield the known series of a family; the one that others share if it was used."""
         words = self._families[index].words
         shared = self._shared_cells[index]
-        # A copy, as the thread that writes may add series meanwhile.
-        for labels, at in list(self._cells[index].items()):
+        for labels, at in self.first_words(index).items():
             values = list(self.words[at : at + words])
             if at != shared or not labels or any(values):
                 yield labels, values

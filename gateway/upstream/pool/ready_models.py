@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.protocol.operations import ModelName
@@ -18,6 +18,13 @@ class ReadyModels:
     """
 
     versions: Mapping[str, frozenset[str]] | None
+    names: tuple[str, ...] | None = field(init=False)
+    """The sorted names of all models; None if unknown."""
+
+    def __post_init__(self) -> None:
+        # Once, as each publication of the status takes them.
+        names = None if self.versions is None else tuple(sorted(self.versions))
+        object.__setattr__(self, "names", names)
 
     def includes(self, model: ModelName) -> bool:
         """Tell whether a model is ready; without a version, whether any version is."""
@@ -27,11 +34,6 @@ class ReadyModels:
         if versions is None:
             return False
         return model.version is None or not versions or model.version in versions
-
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        """Return the sorted names of all models; None if unknown."""
-        return None if self.versions is None else tuple(sorted(self.versions))
 
 
 ANY_MODEL = ReadyModels(None)

@@ -1,0 +1,160 @@
+"""The last calls of a worker, for the admin address: some of each second, as JSON.
+
+Describing a call takes some 20 µs, so not each one is described. Those that fail, and the slowest
+ones, have a ring of their own: a flood of others does not push them out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from gateway.errors import replace_surrogates
+from gateway.observe.access_log import FIELDS
+from gateway.observe.call_record import CallRecord
+
+MAX_ORDINARY, MAX_FAILED, MAX_SLOW = 40, 40, 5
+"""Calls of each sort that are described in a second: the last ones, and the slowest."""
+_MAX_TEXT = 300
+"""Characters of a text."""
+_MAX_HEAD = 8192
+"""Bytes of a record's texts that are held until it is described."""
+_FIRST_ERROR_STATUS = 400
+
+AppendRecord = Callable[[bytes], object]
+"""Appends a description to a ring."""
+
+
+class RecentCalls:
+    """Observes the calls of a worker, and appends descriptions to rings with each ``flush``.
+
+    ``notable`` gets the calls that failed, or took longest; ``ordinary`` gets others. Memory is
+    bounded by the number of calls that wait for ``flush``.
+    """
+
+    def __init__(self, slot: int, ordinary: AppendRecord, notable: AppendRecord) -> None:
+        self._slot = slot
+        self._append_ordinary = ordinary
+        self._append_notable = notable
+        self._number = 0
+        self._ordinary: deque[tuple[int, CallRecord]] = deque(maxlen=MAX_ORDINARY)
+        self._failed: deque[tuple[int, CallRecord]] = deque(maxlen=MAX_FAILED)
+        self._slowest: list[tuple[float, int, CallRecord]] = []
+        self._started = f"{time.time_ns() // 1_000_000:x}"
+
+    def observe(self, record: CallRecord) -> None:
+        """Note a call that has ended."""
+        self._number = number = self._number + 1
+        if len(record.passed_lines) + len(record.target) > _MAX_HEAD:
+            self._append_notable(self._encode(number, record))  # not held until the next flush
+        elif record.status >= _FIRST_ERROR_STATUS or not record.status or record.error:
+            self._failed.append((number, record))
+        elif len(self._slowest) < MAX_SLOW:
+            heapq.heappush(self._slowest, (record.seconds, number, record))
+        else:
+            if record.seconds > self._slowest[0][0]:
+                slow = (record.seconds, number, record)
+                _, number, record = heapq.heapreplace(self._slowest, slow)
+            self._ordinary.append((number, record))
+
+    def flush(self) -> None:
+        """Describe the calls since the last time; once a second keeps the cost below 0.3 %."""
+        slowest = [(number, record) for _, number, record in self._slowest]
+        for calls, append in (
+            (sorted([*self._failed, *slowest]), self._append_notable),
+            (self._ordinary, self._append_ordinary),
+        ):
+            for number, record in calls:
+                append(self._encode(number, record))
+        self._failed.clear()
+        self._ordinary.clear()
+        self._slowest.clear()
+
+    def _encode(self, number: int, record: CallRecord) -> bytes:
+        ended_at = time.time() - time.perf_counter() + record.started + record.seconds
+        return encode_call(record, f"{self._started}-{self._slot}-{number}", ended_at)
+
+
+def encode_call(record: CallRecord, call_id: str, ended_at: float) -> bytes:
+    """Return a call as JSON; see ``describe_call``."""
+    values = describe_call(record, call_id, ended_at)
+    try:
+        return orjson.dumps(values)
+    except orjson.JSONEncodeError:  # a surrogate: what clients send need not have been UTF-8
+        for name, value in values.items():
+            if isinstance(value, str):
+                values[name] = replace_surrogates(value)
+        return orjson.dumps(values)
+
+
+def describe_call(record: CallRecord, call_id: str, ended_at: float) -> dict[str, Any]:
+    """Return what the admin address tells of a call: the fields of the access log, and more.
+
+    ``ended_at`` is in seconds since 1970. Fields without a value are left out.
+    """
+    values: dict[str, Any] = {"id": call_id, "time": round(ended_at, 3)}
+    for name, read in FIELDS.items():
+        value = read(record, _MAX_TEXT)
+        if value != "":
+            values[name] = value
+    for name in ("retries", "request_elements", "response_elements"):
+        if number := getattr(record, name):
+            values[name] = number
+    values["timeline"] = _timeline(record)
+    values["other_attempts"] = [
+        {
+            "upstream": each.upstream,
+            "endpoint": each.endpoint,
+            "first_byte_ms": _milliseconds(each.first_byte_seconds),
+            "server_ms": _milliseconds(each.server_seconds),
+            "sent_bytes": each.sent_bytes,
+            "received_bytes": each.received_bytes,
+        }
+        for each in record.other_attempts
+    ]
+    return values
+
+
+def _timeline(record: CallRecord) -> list[dict[str, Any]]:
+    """Return the stages of a call, as far as they were measured, in their order."""
+    stages: list[tuple[str, str, float, float]] = []
+    if record.prepare_seconds >= 0:
+        stages.append(("prepare", "Read and convert the request", 0.0, record.prepare_seconds))
+        if record.queue_seconds:
+            stages.append(
+                ("queue", "Wait for a slot", record.prepare_seconds, record.queue_seconds)
+            )
+    if record.sent_at:
+        sent = record.sent_at - record.started
+        first_byte = record.first_byte_seconds or record.server_seconds
+        stages.append(("server", "Send the request and wait for the server", sent, first_byte))
+        if record.server_seconds > first_byte:
+            stages.append(
+                (
+                    "response",
+                    "Receive, convert and send the response",
+                    sent + first_byte,
+                    record.server_seconds - first_byte,
+                )
+            )
+        end = sent + max(record.server_seconds, first_byte)
+        if record.seconds > end:
+            stages.append(("send", "Send the rest to the client", end, record.seconds - end))
+    return [
+        {
+            "name": name,
+            "label": label,
+            "start_ms": _milliseconds(start),
+            "duration_ms": _milliseconds(duration),
+        }
+        for name, label, start, duration in stages
+    ]
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)
