@@ -36,7 +36,7 @@ from gateway.build_info import COMPILED, describe_build
 from gateway.observe.stderr_handler import StderrHandler
 from gateway.settings.load import load_with_positions
 from gateway.settings.problems import SettingsError
-from gateway.settings.routes import Match, Route
+from gateway.settings.routes import Route, describe_match
 from gateway.settings.schema import ClientTls, Settings, settings_schema
 from gateway.settings.upstreams import Upstream
 from gateway.system.descriptors import open_standard_descriptors, raise_descriptor_limit
@@ -210,6 +210,7 @@ def _serve_with_workers(workers: int, settings: Settings, source: SettingsSource
         reloader.sockets,
         workers,
         lambda channel: _run(_serve_as_worker(channel, reloader)),
+        lambda channel: _run(_serve_as_admin(channel, reloader)),
         settings.limits.drain_timeout,
         _LogEvents(reloader),
         reloader,
@@ -220,13 +221,24 @@ def _serve_with_workers(workers: int, settings: Settings, source: SettingsSource
 async def _serve_as_worker(channel: WorkerChannel, supervisor: SupervisorReloader) -> None:
     """Serve the connections that the supervisor accepts."""
     _call_on_stop_signal(channel.send_leaving)
-    gateway = supervisor.gateway(channel.count_closed, channel.slot, channel.drained)
+    gateway = supervisor.gateway(channel.count_closed, channel.slot)
     reloader = WorkerReloader(gateway, _set_log_level, channel.send_reloaded)
     async with gateway, reloader, MallocTrim():
         tune_garbage_collector()
         channel.send_ready()
         await channel.receive(gateway.take, reloader.enqueue, gateway.begin_draining)
     channel.send_dropped(gateway.dropped)
+
+
+async def _serve_as_admin(channel: WorkerChannel, supervisor: SupervisorReloader) -> None:
+    """Serve the admin address for the workers."""
+    _call_on_stop_signal(channel.send_leaving)
+    admin = supervisor.admin_process()
+    reloader = WorkerReloader(admin, _set_log_level, channel.send_reloaded)
+    async with admin, reloader:
+        tune_garbage_collector()
+        channel.send_ready()
+        await channel.receive(admin.take, reloader.enqueue, admin.begin_draining)
 
 
 class _LogEvents:
@@ -320,7 +332,7 @@ def _describe_route(route: Route, settings: Settings) -> str:
         name = f"upstream {weighted.name} ({upstream.dialect}){weight}"
         servers.append(f"{name}: {endpoints}{checks}")
     key = f", with a key of {' or '.join(route.auth)}" if route.auth else ""
-    parts = [f"{_describe_match(route.match)}{key} → {'; '.join(servers)}"]
+    parts = [f"{describe_match(route.match)}{key} → {'; '.join(servers)}"]
     if route.rewrite is not None:
         version = f", version {route.rewrite.version}" if route.rewrite.version else ""
         parts.append(f"as model {route.rewrite.model}{version}")
@@ -351,11 +363,3 @@ def _describe_tls(tls: ClientTls) -> str:
         need = tls.client_certificates or "required"
         line += f"; client certificates {need}, issued by {tls.client_ca}"
     return line
-
-
-def _describe_match(match: Match) -> str:
-    parts = [f"model {match.model}"] if match.model else []
-    parts += [f"version {match.version}"] if match.version else []
-    parts += [f"{name}: {value}" for name, value in match.headers.items()]
-    parts += [" or ".join(match.operations)] if match.operations else []
-    return ", ".join(parts) or "every request"

@@ -1,4 +1,4 @@
-"""The pages of the admin address: liveness, readiness, status, metrics."""
+"""The pages for probes and tools: liveness, readiness, status, metrics."""
 
 from __future__ import annotations
 
@@ -6,62 +6,80 @@ import asyncio
 from collections.abc import Sequence
 
 import orjson
+from aiohttp import web
 
-from gateway.admin.listener import Page, Pages
-from gateway.admin.status import ObservedGateway, Status, merge_statuses, process_numbers
+from gateway.admin.source import GatewaySource, Status
+from gateway.admin.status import merge_statuses, process_numbers
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import render_metrics
-from gateway.proxy.dispatch import error_body
-from gateway.proxy.interfaces import ClientRequest
 
 _JSON = "application/json"
 
 
-def pages(gateway: ObservedGateway) -> Pages:
-    """Build the pages of a gateway.
+class Pages:
+    """The handlers of the pages of a gateway. Each shows all workers as one.
 
     - ``/live`` is 200 while the process runs.
     - ``/ready`` is 200 while all required upstreams can be used, else 503. It is 503 while the
       gateway drains.
     - ``/status`` is JSON. ``/metrics`` is Prometheus' text format, or OpenMetrics on request.
-
-    Both show all workers as one.
     """
-    store = gateway.metric_store
 
-    async def live(_: ClientRequest) -> Page:
-        return Page(b'{"live":true}\n', _JSON)
+    def __init__(self, source: GatewaySource) -> None:
+        self._source = source
 
-    async def ready(_: ClientRequest) -> Page:
-        reason = await gateway.not_ready_reason()
-        return _not_ready(reason) if reason else Page(b'{"ready":true}\n', _JSON)
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of the pages."""
+        return [
+            web.get("/live", self.live),
+            web.get("/ready", self.ready),
+            web.get("/status", self.status),
+            web.get("/metrics", self.metrics),
+        ]
+
+    async def live(self, _: web.Request) -> web.Response:
+        """Respond that the process runs."""
+        return web.Response(body=b'{"live":true}\n', content_type=_JSON)
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """Respond whether the gateway is ready, or why it is not."""
+        if reason := await self._source.not_ready_reason():
+            return error_response(503, f"not ready: {reason}")
+        return web.Response(body=b'{"ready":true}\n', content_type=_JSON)
 
     # In threads: with many series or endpoints they take longer than a time slice.
-    async def status(_: ClientRequest) -> Page:
-        return await asyncio.to_thread(_status_page, await gateway.worker_statuses(), store)
+    async def status(self, _: web.Request) -> web.Response:
+        """Respond with the status of all workers."""
+        statuses = await self._source.worker_statuses()
+        body = await asyncio.to_thread(_encode_status, statuses, self._source.metric_store)
+        return web.Response(body=body, content_type=_JSON)
 
-    async def metrics(request: ClientRequest) -> Page:
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Respond with the metrics of all workers."""
         accept = ",".join(request.headers.getall("Accept", ()))
-        statuses = await gateway.worker_statuses()
-        return await asyncio.to_thread(_metrics_page, statuses, store, accept)
-
-    return {"/live": live, "/ready": ready, "/status": status, "/metrics": metrics}
-
-
-def _status_page(statuses: Sequence[Status], store: MetricStore) -> Page:
-    body = orjson.dumps(_merged(statuses, store), option=orjson.OPT_INDENT_2)
-    return Page(body + b"\n", _JSON)
+        statuses = await self._source.worker_statuses()
+        store = self._source.metric_store
+        body, content_type = await asyncio.to_thread(_render_metrics, statuses, store, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
 
-def _metrics_page(statuses: Sequence[Status], store: MetricStore, accept: str) -> Page:
+def error_response(status: int, message: str) -> web.Response:
+    """Make the response of an error, as the protocol has it."""
+    body = orjson.dumps({"error": message}) + b"\n"
+    return web.Response(status=status, body=body, content_type=_JSON)
+
+
+def _encode_status(statuses: Sequence[Status], store: MetricStore) -> bytes:
+    return orjson.dumps(_merged(statuses, store), option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def _render_metrics(
+    statuses: Sequence[Status], store: MetricStore, accept: str
+) -> tuple[bytes, str]:
     exemplars = [exemplar for each in statuses for exemplar in each["exemplars"]]
-    return Page(*render_metrics(_merged(statuses, store), store, exemplars, accept))
+    return render_metrics(_merged(statuses, store), store, exemplars, accept)
 
 
 def _merged(statuses: Sequence[Status], store: MetricStore) -> Status:
     complete = [{**each, "process": process_numbers(each["pid"])} for each in statuses]
     return merge_statuses(complete, store)
-
-
-def _not_ready(reason: str) -> Page:
-    return Page(error_body(f"not ready: {reason}") + b"\n", _JSON, 503)

@@ -30,14 +30,10 @@ Status = Mapping[str, Any]
 
 
 class ObservedGateway(Protocol):
-    """What the admin pages read of a gateway."""
+    """What the status of a worker is read from."""
 
     draining: bool
     call_metrics: CallMetrics
-
-    @property
-    def metric_store(self) -> MetricStore:
-        """Return the counters and histograms of all workers."""
 
     @property
     def listener(self) -> HttpListener:
@@ -58,12 +54,6 @@ class ObservedGateway(Protocol):
     @property
     def settings_status(self) -> dict[str, Any]:
         """Return which settings are in use, and why newer ones are not."""
-
-    async def worker_statuses(self) -> list[dict[str, Any]]:
-        """Return what ``worker_status`` returns, for each worker."""
-
-    async def not_ready_reason(self) -> str:
-        """Return why the gateway is not ready, or an empty text."""
 
 
 def worker_status(gateway: ObservedGateway, with_models: bool = True) -> dict[str, Any]:
@@ -95,7 +85,7 @@ def process_numbers(pid: int) -> dict[str, float]:
 def merge_statuses(statuses: Sequence[Status], store: MetricStore) -> dict[str, Any]:
     """Return the status of all workers as one; ``statuses`` are those of the living ones.
 
-    Each has its ``process_numbers`` as ``process``.
+    Each may have its ``process_numbers`` as ``process``.
     Numbers are sums. Where workers differ, the worse is shown: an endpoint is healthy or in use
     only if it is so in all of them.
     """
@@ -116,7 +106,7 @@ def merge_statuses(statuses: Sequence[Status], store: MetricStore) -> dict[str, 
         | {"seconds_since_update": round(max(0.0, now - each["time"]), 3)}
         for each in statuses
     ]
-    merged["process"] = _merge_process([each["process"] for each in statuses])
+    merged["process"] = _merge_process([each.get("process", {}) for each in statuses])
     merged["upstreams"] = {
         name: _merge_upstream(
             name,

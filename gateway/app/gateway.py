@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from gateway.admin.listener import Admin
-from gateway.admin.pages import pages
+import orjson
+
 from gateway.admin.status import worker_status
 from gateway.app.active_config import ActiveConfig, RetiredConfigs
 from gateway.app.build.limits import SharedLimits, build_shared_limits
@@ -34,6 +35,7 @@ from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import StatusPublisher
 from gateway.errors import replace_surrogates
+from gateway.listener.accept import AcceptingSockets
 from gateway.listener.connection_host import IdleTimeouts
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import (
@@ -54,9 +56,13 @@ from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
 from gateway.upstream.pool.pool import Pool
+from gateway.workers.control import ControlServer, Question
 
-_ADMIN_DRAIN_TIMEOUT, _ADMIN_DRAIN_GRACE = 0.5, 0.1
-"""Seconds at the end for an operator to get a page, and to request one on an open connection."""
+if TYPE_CHECKING:
+    from gateway.app.admin_site import AdminSite
+
+_ADMIN_DRAIN_GRACE = 0.1
+"""Seconds at the end for operators with an open connection to request a page."""
 
 
 class Gateway:
@@ -78,26 +84,35 @@ class Gateway:
         revision: Revision | None = None,
         shared: SharedMemory | None = None,
         slot: int = 0,
-        drained: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._settings = settings
-        self._drained = drained
         self._on_closed = on_closed
         self._preloaded = resources
         self._ejection_sync = None
         if shared is not None:
             self._ejection_sync = EjectionSync(shared.ejections, slot == 0)
         else:
-            shared = SharedMemory.for_workers(1)
+            shared = SharedMemory.for_one_process()
+        self._shared = shared
+        self._slot = slot
         self.metric_store = shared.metric_store
         """The counters and histograms of all workers."""
+        shared.worker_pids[slot][0] = os.getpid()
         writer = self.metric_store.writer(slot)
         self.call_metrics = CallMetrics(self.metric_store, writer)
         self.reload_metrics = ReloadMetrics(writer)
         self._metrics = GatewayMetrics(writer)
+        self._recent_calls = shared.recent_calls.writer(slot)
         self._status_publisher = StatusPublisher(
-            shared.statuses, slot, partial(worker_status, self), self._metrics
+            shared.statuses,
+            slot,
+            partial(worker_status, self),
+            self._metrics,
+            self._count_calls_in_progress,
+            self._recent_calls.flush,
         )
+        self._control: ControlServer | None = None
+        self._admin: AdminSite | None = None
         self._offload: OffloadThreads | None = None
         self._access_log_writer: LogWriter | None = None
         self._bound: tuple[BoundAddress, ...] = ()
@@ -147,8 +162,21 @@ class Gateway:
         }
 
     async def worker_statuses(self) -> list[dict[str, Any]]:
-        """Return the statuses of all workers."""
-        return await self._status_publisher.statuses()
+        """Return the status of this process, which is the only one, as the admin address reads it.
+
+        The workers of several publish theirs.
+        """
+        self._metrics.count_cpu_time()
+        encoded = orjson.dumps(worker_status(self))
+        return [await asyncio.to_thread(orjson.loads, encoded)]
+
+    def requests_in_progress(self) -> int:
+        """Return the number of calls in progress."""
+        return self._listener.requests
+
+    def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
+        """Return the recent calls after positions, and the next positions."""
+        return self._shared.recent_calls.read(positions)
 
     async def not_ready_reason(self) -> str:
         """Return why the gateway is not ready, or an empty text."""
@@ -187,18 +215,20 @@ class Gateway:
             resources.forwarding,
             buffers,
         )
-        self._admin = HttpListener(Admin(pages(self)), (), self._on_closed)
         self._watch_files(resources)
+        await self._open_admin(settings)
         self._listen(self._bound)
+        if self._shared.control is not None:
+            self._control = ControlServer(self._shared.control, self._slot, self._reply)
+            self._control.__enter__()
         if self._ejection_sync is not None:
             self._ejection_sync.start(self._pools)
         await self._status_publisher.__aenter__()
         return self
 
-    def take(self, connection: socket.socket, is_admin: bool = False) -> None:
+    def take(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
-        listener = self._admin if is_admin else self._listener
-        listener.adopt(connection)
+        self._listener.adopt(connection)
 
     def reopen_logs(self) -> None:
         """Open the file of the access log anew, as after a rotation."""
@@ -236,6 +266,7 @@ class Gateway:
         except BaseException:
             await _close_unused(upstreams)
             raise
+        await self._open_admin(settings)
         await self._swap(resources, bound, ActiveConfig(upstreams, router, limits), offload)
         return describe_changes(resources, before)
 
@@ -248,7 +279,7 @@ class Gateway:
     ) -> None:
         """Switch to the new parts without awaiting anything, then close the old ones."""
         opened = difference(bound, self._bound)
-        closed = [(self._listener_at(each), each) for each in difference(self._bound, bound)]
+        closed = [(self._sockets_at(each), each) for each in difference(self._bound, bound)]
         self._settings, self._bound = resources.settings, bound
         self._watch_files(resources)
         self._resources = resources
@@ -266,11 +297,13 @@ class Gateway:
         old_offload, self._offload = self._offload, offload
         self._listen(opened)
         kept_addresses = {each.address for each in bound}
-        for listener, each in closed:
+        for sockets, each in closed:
             if each.address in kept_addresses:
-                listener.close_sockets(each.sockets)
+                sockets.close_sockets(each.sockets)
             else:
-                await listener.stop_listening(each.sockets)
+                await sockets.stop_listening(each.sockets)
+        if resources.settings.admin is None:
+            await self._close_admin(0.0)
         if old_offload is not None and old_offload is not offload:
             old_offload.close()
         if old_writer is not None and old_writer is not self._access_log_writer:
@@ -285,9 +318,9 @@ class Gateway:
         limits = self._settings.limits
         self.begin_draining()
         self.dropped = await self._listener.drain(limits.drain_timeout, limits.drain_grace)
-        if self._drained is not None:
-            await self._drained()
-        await self._admin.drain(_ADMIN_DRAIN_TIMEOUT, _ADMIN_DRAIN_GRACE)
+        await self._close_admin(_ADMIN_DRAIN_GRACE)
+        if self._control is not None:
+            self._control.__exit__(None, None, None)
         await self._status_publisher.__aexit__(None, None, None)
         close(self._bound)
         self._stop_watching()
@@ -300,12 +333,42 @@ class Gateway:
         if self._access_log_writer is not None:
             await asyncio.to_thread(self._access_log_writer.close)
 
+    async def _open_admin(self, settings: Settings) -> None:
+        """Serve the admin address if there is one; the admin process does it for workers."""
+        if settings.admin is None or self._admin is not None or self._on_closed is not None:
+            return
+        from gateway.app.admin_site import AdminSite  # imports aiohttp, which takes time
+
+        self._admin = AdminSite(self)
+        await self._admin.__aenter__()
+
+    async def _close_admin(self, grace: float) -> None:
+        if self._admin is not None:
+            await self._admin.drain(grace)
+            await self._admin.__aexit__(None, None, None)
+            self._admin = None
+
+    async def _reply(self, question: Question, connection: socket.socket | None) -> str:
+        """Reply to a question of the admin process."""
+        if question == Question.READY:
+            return await self.not_ready_reason()
+        if question == Question.PUBLISH:
+            self._status_publisher.publish()
+        elif question == Question.CONNECT and connection is not None:
+            self._listener.adopt(connection)
+        return ""
+
+    def _count_calls_in_progress(self) -> None:
+        self._shared.calls_in_progress[self._slot][0] = self._listener.requests
+
     def _observers(self, settings: Settings) -> tuple[CallObserver, ...]:
         """Return what gets the record of each call."""
-        writer = self._access_log_writer
-        if writer is None:
-            return (self.call_metrics.observe,)
-        return self.call_metrics.observe, _access_log(settings, writer).write
+        observers: list[CallObserver] = [self.call_metrics.observe]
+        if self._access_log_writer is not None:
+            observers.append(_access_log(settings, self._access_log_writer).write)
+        if settings.admin is not None:
+            observers.append(self._recent_calls.observe)
+        return tuple(observers)
 
     def _log_writer(self, settings: Settings) -> LogWriter | None:
         """Return what writes the access log: the current one if it writes to the right place."""
@@ -345,10 +408,12 @@ class Gateway:
         self.addresses = describe_addresses(self._bound, self._settings)
         for each in opened:
             for sock in each.sockets:
-                self._listener_at(each).listen(sock)
+                self._sockets_at(each).listen(sock)
 
-    def _listener_at(self, each: BoundAddress) -> HttpListener:
-        return self._admin if each.address == self._settings.admin else self._listener
+    def _sockets_at(self, each: BoundAddress) -> AcceptingSockets:
+        if self._admin is not None and each.address == self._settings.admin:
+            return self._admin.sockets
+        return self._listener.sockets
 
     def _watch_files(self, resources: LoadedResources) -> None:
         self._stop_watching()

@@ -8,8 +8,9 @@ import pickle
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.app.background import BackgroundTask
 from gateway.app.build.api_keys import ApiKeysError
@@ -32,6 +33,9 @@ from gateway.observe.gateway_metrics import ReloadMetrics
 from gateway.settings.schema import Settings
 from gateway.workers.ipc import ConnectionKind, ToWorker
 from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate
+
+if TYPE_CHECKING:
+    from gateway.app.admin_process import AdminProcess
 
 _log = logging.getLogger("tensorgate")
 
@@ -89,12 +93,7 @@ class SupervisorReloader(ConfigSource):
         """Return where clients and operators connect."""
         return describe_addresses(self._bound, self.settings)
 
-    def gateway(
-        self,
-        on_closed: Callable[[], None],
-        slot: int = 0,
-        drained: Callable[[], Awaitable[None]] | None = None,
-    ) -> Gateway:
+    def gateway(self, on_closed: Callable[[], None], slot: int = 0) -> Gateway:
         """Build the gateway of a worker that starts now; see Gateway for the parameters."""
         # It gets what is loaded already: the files may have become unusable since then.
         return Gateway(
@@ -104,8 +103,13 @@ class SupervisorReloader(ConfigSource):
             self._reload_log.revision,
             self._shared,
             slot,
-            drained,
         )
+
+    def admin_process(self) -> AdminProcess:
+        """Build what the admin process runs."""
+        from gateway.app.admin_process import AdminProcess  # imports aiohttp, which takes time
+
+        return AdminProcess(self.settings, self._shared, self._reload_log.revision)
 
     def poll(self, requested: bool) -> ConfigUpdate | None:
         """Read the settings if that is requested, or if their files have changed."""
@@ -172,14 +176,27 @@ class SupervisorReloader(ConfigSource):
         return settings
 
 
+class Reloadable(Protocol):
+    """What new settings are applied to, in a worker or in the admin process."""
+
+    revision: Revision
+    reload_metrics: ReloadMetrics
+
+    async def reload(self, settings: Settings) -> str:
+        """Apply settings; raises ListenError, UpstreamTlsError and ApiKeysError."""
+
+    def reopen_logs(self) -> None:
+        """Open the file of the access log anew."""
+
+
 class WorkerReloader(BackgroundTask):
-    """Applies what the supervisor sends to a worker's gateway, one reload after the other.
+    """Applies what the supervisor sends to a worker or the admin process, one after the other.
 
     It does so while its context is open. ``reply`` gets the error of each reload, or an empty text.
     """
 
     def __init__(
-        self, gateway: Gateway, on_applied: OnApplied, reply: Callable[[str], None]
+        self, gateway: Reloadable, on_applied: OnApplied, reply: Callable[[str], None]
     ) -> None:
         self._gateway = gateway
         self._on_applied = on_applied

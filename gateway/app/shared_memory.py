@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from gateway.observe.call_metrics import CALL_FAMILIES
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
+from gateway.observe.recent_calls import RecentCalls
+from gateway.workers.control import ControlSockets
 from gateway.workers.shared_documents import SharedDocuments
-from gateway.workers.shared_state import SharedEjections
+from gateway.workers.shared_rings import SharedRing
+from gateway.workers.shared_state import SharedEjections, shared_counters
+
+_ORDINARY_CALLS, _NOTABLE_CALLS = 512 * 1024, 1024 * 1024
+"""Bytes of the rings of a worker. Memory is used as calls are written."""
+
+
+class SharedCalls:
+    """The recent calls of each worker, as JSON, in two rings: see RecentCalls."""
+
+    def __init__(self, workers: int) -> None:
+        self._ordinary = [SharedRing(_ORDINARY_CALLS) for _ in range(workers)]
+        self._notable = [SharedRing(_NOTABLE_CALLS) for _ in range(workers)]
+
+    def writer(self, slot: int) -> RecentCalls:
+        """Return the observer of a worker's calls."""
+        return RecentCalls(slot, self._ordinary[slot].append, self._notable[slot].append)
+
+    def read(self, positions: Sequence[int] = ()) -> tuple[list[bytes], list[int]]:
+        """Return the calls after positions, and the next positions; without any, all calls."""
+        rings = (*self._ordinary, *self._notable)
+        if len(positions) != len(rings):
+            positions = [0] * len(rings)
+        batches = [ring.read(at) for ring, at in zip(rings, positions, strict=True)]
+        calls = [record for batch in batches for record in batch.records]
+        return calls, [batch.position for batch in batches]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +46,46 @@ class SharedMemory:
 
     ejections: SharedEjections
     metric_store: MetricStore
-    """A segment for each worker, and one more for the supervisor."""
+    """A segment for each worker, one for the admin process and one for the supervisor."""
     statuses: SharedDocuments
     """The status of each worker, as JSON."""
+    worker_pids: list[memoryview]
+    """The process id of each worker, one number; 0 before the first one."""
+    calls_in_progress: list[memoryview]
+    """Of each worker, one number."""
+    recent_calls: SharedCalls
+    """The last calls of each worker."""
+    control: ControlSockets | None
+    """For questions of the admin process to each worker; None if there is but one process."""
+
+    @classmethod
+    def for_one_process(cls) -> Self:
+        """Make the memory of a process that is alone."""
+        return cls._make(1, None)
 
     @classmethod
     def for_workers(cls, workers: int) -> Self:
         """Make the memory for so many workers."""
+        return cls._make(workers, ControlSockets(workers))
+
+    @classmethod
+    def _make(cls, workers: int, control: ControlSockets | None) -> Self:
         families = CALL_FAMILIES + GATEWAY_FAMILIES
-        store = MetricStore(families, workers + 1)
-        return cls(SharedEjections(), store, SharedDocuments(workers))
+        store = MetricStore(families, workers + 2)
+        return cls(
+            SharedEjections(),
+            store,
+            SharedDocuments(workers),
+            shared_counters(workers),
+            shared_counters(workers),
+            SharedCalls(workers),
+            control,
+        )
+
+    @property
+    def admin_segment(self) -> int:
+        """Return the number of the admin process's segment in the metric store."""
+        return self.metric_store.segments - 2
 
     @property
     def supervisor_segment(self) -> int:

@@ -1,4 +1,4 @@
-"""Publishes a worker's status to the other workers, and measures its event loop."""
+"""Publishes a worker's status to the admin process, and measures its event loop."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Status = dict[str, Any]
 class StatusPublisher(BackgroundTask):
     """Publishes what ``status`` returns in a slot of ``documents``, while its context is open.
 
-    A worker that is alone publishes nothing. The status must have the process id as ``pid``.
-    Called with False, it leaves out the models of endpoints, of which there may be too many to be
-    shared.
+    The status must have the process id as ``pid``. Called with False, it leaves out the models of
+    endpoints, of which there may be too many to be shared. ``each_second`` is called once a second,
+    and ``each_tick`` four times.
     """
 
     def __init__(
@@ -38,11 +38,15 @@ class StatusPublisher(BackgroundTask):
         slot: int,
         status: Callable[[bool], Status],
         metrics: GatewayMetrics,
+        each_tick: Callable[[], None],
+        each_second: Callable[[], None],
     ) -> None:
         self._documents = documents
         self._slot = slot
         self._status = status
         self._metrics = metrics
+        self._each_tick = each_tick
+        self._each_second = each_second
         self._shares_models = True
 
     async def run(self) -> None:
@@ -50,35 +54,33 @@ class StatusPublisher(BackgroundTask):
         loop = asyncio.get_running_loop()
         while True:
             try:
-                self._metrics.count_cpu_time()
+                self._each_second()
                 if self._documents.slots > 1:
-                    self._publish()
+                    self.publish()
             except Exception:
                 # An error of our own is logged, and must not end the task.
                 _log.exception("the status could not be published")
             for _ in range(_PUBLISH_EVERY):
+                self._each_tick()
                 due = loop.time() + _LAG_INTERVAL
                 await asyncio.sleep(_LAG_INTERVAL)
                 self._metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
 
-    async def statuses(self) -> list[Status]:
-        """Return the statuses of all living workers: this one's of now, others' of last second."""
+    def publish(self) -> None:
+        """Publish the status of now."""
         self._metrics.count_cpu_time()
-        return await asyncio.to_thread(self._read, orjson.dumps(self._status(True)))
-
-    def _read(self, own: bytes) -> list[Status]:
-        documents = self._documents.read_all()
-        documents[self._slot] = own
-        statuses = [orjson.loads(each) for each in documents if each]
-        return [status for status in statuses if _is_alive(status["pid"])]
-
-    def _publish(self) -> None:
         if self._shares_models:
             if self._documents.publish(self._slot, orjson.dumps(self._status(True))):
                 return
             self._shares_models = False
             _log.info("the lists of models are too long for workers to share them")
         self._documents.publish(self._slot, orjson.dumps(self._status(False)))
+
+
+def read_statuses(documents: SharedDocuments) -> list[Status]:
+    """Return the last statuses of all living workers; in any thread."""
+    statuses = [orjson.loads(each) for each in documents.read_all() if each]
+    return [status for status in statuses if _is_alive(status["pid"])]
 
 
 def _is_alive(pid: int) -> bool:

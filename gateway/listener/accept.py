@@ -1,4 +1,4 @@
-"""Accepts the connections that wait at a listening socket, in bounded batches."""
+"""Accepts the connections that wait at listening sockets, in bounded batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+
+from gateway.system.accept_queue import (
+    HANDSHAKE_POLL_INTERVAL,
+    HANDSHAKE_TIMEOUT,
+    drain_accept_queue,
+    drop_new_connections,
+    has_pending_handshakes,
+)
 
 MAX_BATCH = 256
 """Connections that are accepted in one time slice of the event loop, which takes some 10 ms. Open
@@ -76,3 +84,44 @@ class AcceptingSocket:
                 self._pause = self._loop.call_later(_ERROR_DELAY, self._start)
                 return
             self._on_connection(connection)
+
+
+class AcceptingSockets:
+    """Accepts at several listening sockets, which it owns; each connection goes to ``adopt``."""
+
+    def __init__(self, adopt: Callable[[socket.socket], None]) -> None:
+        self._adopt = adopt
+        self._sockets: dict[socket.socket, AcceptingSocket] = {}
+
+    def listen(self, sock: socket.socket) -> None:
+        """Accept connections on a listening socket, and own it from now on."""
+        self._sockets[sock] = AcceptingSocket(sock, self._adopt)
+
+    async def stop_all(self, max_wait: float) -> None:
+        """Stop accepting on all sockets, as ``stop_listening`` does."""
+        await self.stop_listening(tuple(self._sockets), max_wait)
+
+    async def stop_listening(
+        self, sockets: Collection[socket.socket], max_wait: float = HANDSHAKE_TIMEOUT
+    ) -> None:
+        """Stop accepting on sockets, and close them; connections in their queues are served.
+
+        A TCP handshake in progress has at most ``max_wait`` seconds to complete.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + min(HANDSHAKE_TIMEOUT, max_wait)
+        for sock in sockets:
+            drop_new_connections(sock)
+        while sockets and loop.time() < until:
+            await asyncio.sleep(HANDSHAKE_POLL_INTERVAL)
+            if not any(map(has_pending_handshakes, sockets)):
+                break
+        for sock in sockets:
+            for connection in drain_accept_queue(sock):
+                self._adopt(connection)
+        self.close_sockets(sockets)
+
+    def close_sockets(self, sockets: Collection[socket.socket]) -> None:
+        """Close listening sockets at once; their queues go to duplicates of the sockets, if any."""
+        for sock in self._sockets.keys() & set(sockets):
+            self._sockets.pop(sock).close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-from gateway.listener.accept import AcceptingSocket
+from gateway.listener.accept import AcceptingSockets
 from gateway.listener.connection import ClientConnection
 from gateway.listener.connection_host import IdleTimeouts, ListenerConnection
 from gateway.listener.dispatcher import RequestDispatcher, RequestHandler
@@ -15,13 +15,6 @@ from gateway.listener.tls_transport import TlsTransport
 from gateway.observe.call_record import CallObserver
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
-from gateway.system.accept_queue import (
-    HANDSHAKE_POLL_INTERVAL,
-    HANDSHAKE_TIMEOUT,
-    drain_accept_queue,
-    drop_new_connections,
-    has_pending_handshakes,
-)
 from gateway.system.buffers import BufferAccount
 
 _MAX_IDLE_CHECK_INTERVAL = 5.0
@@ -66,7 +59,8 @@ class HttpListener(RequestDispatcher):
         self._tls = tls
         self._handshaking: set[TlsTransport] = set()
         self._adoptions: set[asyncio.Task[None]] = set()
-        self._sockets: dict[socket.socket, AcceptingSocket] = {}
+        self.sockets = AcceptingSockets(self.adopt)
+        """Where it listens."""
         self._connections: set[ListenerConnection] = set()
         self._idle_check: asyncio.TimerHandle | None = None
 
@@ -74,10 +68,6 @@ class HttpListener(RequestDispatcher):
     def connections(self) -> int:
         """The number of open connections."""
         return len(self._connections)
-
-    def listen(self, sock: socket.socket) -> None:
-        """Accept connections on a listening socket, and own it from now on."""
-        self._sockets[sock] = AcceptingSocket(sock, self.adopt)
 
     @property
     def _idle_check_interval(self) -> float:
@@ -87,30 +77,6 @@ class HttpListener(RequestDispatcher):
             timeouts.request_header_timeout, timeouts.keep_alive_timeout, timeouts.idle_timeout
         )
         return min(_MAX_IDLE_CHECK_INTERVAL, shortest / 2)
-
-    async def stop_listening(
-        self, sockets: Collection[socket.socket], max_wait: float = HANDSHAKE_TIMEOUT
-    ) -> None:
-        """Stop accepting on sockets, and close them; connections in their queues are served.
-
-        A TCP handshake in progress has at most ``max_wait`` seconds to complete.
-        """
-        until = self._loop.time() + min(HANDSHAKE_TIMEOUT, max_wait)
-        for sock in sockets:
-            drop_new_connections(sock)
-        while sockets and self._loop.time() < until:
-            await asyncio.sleep(HANDSHAKE_POLL_INTERVAL)
-            if not any(map(has_pending_handshakes, sockets)):
-                break
-        for sock in sockets:
-            for connection in drain_accept_queue(sock):
-                self.adopt(connection)
-        self.close_sockets(sockets)
-
-    def close_sockets(self, sockets: Collection[socket.socket]) -> None:
-        """Close listening sockets at once; their queues go to duplicates of the sockets, if any."""
-        for sock in self._sockets.keys() & set(sockets):
-            self._sockets.pop(sock).close()
 
     def reconfigure(
         self,
@@ -192,7 +158,7 @@ class HttpListener(RequestDispatcher):
 
     async def _stop_accepting(self, max_wait: float) -> None:
         """Close all listening sockets; clients that have connected are served."""
-        await self.stop_listening(tuple(self._sockets), max_wait)
+        await self.sockets.stop_all(max_wait)
         await asyncio.sleep(0)  # lets the loop read what has come, such as the end of a handshake
         if self._adoptions:
             await asyncio.wait(self._adoptions)

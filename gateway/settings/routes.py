@@ -69,6 +69,15 @@ class Match(Section):
     )
 
 
+def describe_match(match: Match) -> str:
+    """Describe the requests that a route takes."""
+    parts = [f"model {match.model}"] if match.model else []
+    parts += [f"version {match.version}"] if match.version else []
+    parts += [f"{name}: {value}" for name, value in match.headers.items()]
+    parts += [" or ".join(match.operations)] if match.operations else []
+    return ", ".join(parts) or "every request"
+
+
 class WeightedUpstream(Section):
     """One of several upstreams that share the requests of a route."""
 

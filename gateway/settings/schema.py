@@ -4,6 +4,7 @@ Checks raise ValueError with a message for the operator. ``load`` adds the posit
 replaces the messages of pydantic itself.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
@@ -49,6 +50,12 @@ def _fixed_port(address: Address) -> Address:
     return address
 
 
+def _host_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name):
+        raise ValueError(f"expected a host name in lower case, without a port, got {name!r}")
+    return name
+
+
 _Admin = Annotated[_Listen, AfterValidator(_fixed_port)]
 
 
@@ -84,6 +91,11 @@ class Settings(Section):
         default=None,
         description="Address for operators, over plain HTTP: HOST:PORT, [IPv6]:PORT or unix:/PATH."
         " Without it, there is none.",
+    )
+    admin_hosts: OneOrMore[Annotated[str, AfterValidator(_host_name)]] = Field(
+        default=(),
+        description="Host names by which operators open the page of the admin address, beside"
+        " localhost and IP addresses. Others are refused, as web pages of others could use them.",
     )
     tls: ClientTls | None = Field(
         default=None,

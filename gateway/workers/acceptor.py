@@ -19,7 +19,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from gateway.system.accept_queue import (
@@ -33,7 +33,7 @@ from gateway.workers.ipc import ConnectionKind, ToWorker
 from gateway.workers.worker_pool import NEVER, PendingConnection, WorkerPool
 
 _RETRY_DELAY = 0.01
-"""Seconds until the next try to hand out a connection that no worker could take."""
+"""Seconds until the next try to hand out a connection that no process could take."""
 _ERROR_DELAY = 1.0
 """Seconds without accepting after an error, such as too many open files."""
 
@@ -44,17 +44,23 @@ ListeningSockets = Mapping[socket.socket, ConnectionKind]
 
 
 class Acceptor:
-    """Accepts on listening sockets, which it owns, and hands connections to the workers."""
+    """Accepts on listening sockets, which it owns, and hands out the connections.
+
+    Clients go to the workers, and operators to the admin process. Neither waits for the other.
+    """
 
     def __init__(
         self, sockets: ListeningSockets, pool: WorkerPool, selector: selectors.BaseSelector
     ) -> None:
-        self.pending: deque[PendingConnection] = deque()
-        """Connections that no worker could take yet."""
+        self._pending: dict[ConnectionKind, deque[PendingConnection]] = {
+            ToWorker.CLIENT: deque(),
+            ToWorker.ADMIN: deque(),
+        }
+        """Connections that no process could take yet."""
         self._pool = pool
         self._selector = selector
         self._sockets = _nonblocking(sockets)
-        self._is_accepting = False
+        self._accepting: set[socket.socket] = set()
         self._accept_at = 0.0
         self._drain = ListenerDrain()
 
@@ -62,31 +68,44 @@ class Acceptor:
     def next_step(self) -> float:
         """Return when there is something to do, on the clock of ``time.monotonic``."""
         now, due = time.monotonic(), self._drain.next_check
-        if self.pending:
+        if any(self._pending.values()):
             due = min(due, now + _RETRY_DELAY)
         if self._accept_at > now:
             due = min(due, self._accept_at)
         return due
 
+    @property
+    def has_pending_clients(self) -> bool:
+        """Tell whether there are clients that no worker could take yet."""
+        return bool(self._pending[ToWorker.CLIENT])
+
+    @property
+    def has_operators(self) -> bool:
+        """Tell whether operators can connect, or have connected and no process has them yet."""
+        kinds = (*self._sockets.values(), *self._drain.kinds)
+        return ToWorker.ADMIN in kinds or bool(self._pending[ToWorker.ADMIN])
+
     def accept_if_possible(self) -> None:
-        """Accept while a worker can take connections; else they wait in the kernel's queue."""
-        kind: ConnectionKind = ToWorker.ADMIN if self._pool.is_stopping else ToWorker.CLIENT
-        is_possible = (
-            (self._pool.has_started or self._pool.is_stopping)
-            and not self.pending
-            and time.monotonic() >= self._accept_at
-            and any(worker.accepts(kind) for worker in self._pool.workers)
-        )
-        if is_possible and not self._is_accepting:
-            for sock in self._sockets:
+        """Accept while a process can take connections; else they wait in the kernel's queue."""
+        kinds = {kind for kind in self._pending if self._can_accept(kind)}
+        for sock, kind in self._sockets.items():
+            if kind in kinds and sock not in self._accepting:
                 self._selector.register(sock, selectors.EVENT_READ, partial(self._accept, sock))
-            self._is_accepting = True
-        elif not is_possible:
-            self._pause()
+                self._accepting.add(sock)
+            elif kind not in kinds and sock in self._accepting:
+                self._pause(sock)
+
+    def _can_accept(self, kind: ConnectionKind) -> bool:
+        return (
+            (self._pool.has_started or self._pool.is_stopping)
+            and not self._pending[kind]
+            and time.monotonic() >= self._accept_at
+            and any(process.accepts(kind) for process in self._pool.processes)
+        )
 
     def replace_sockets(self, sockets: ListeningSockets) -> None:
         """Accept on other sockets; those that are not among them are drained and closed."""
-        self._pause()
+        self._pause_all()
         before, self._sockets = self._sockets, _nonblocking(sockets)
         self._drain.begin({sock: before[sock] for sock in before if sock not in sockets})
 
@@ -95,7 +114,7 @@ class Acceptor:
 
         The admin address goes on.
         """
-        self._pause()
+        self._pause_all()
         sockets = _nonblocking({**more, **self._sockets})
         clients = {sock: kind for sock, kind in sockets.items() if kind == ToWorker.CLIENT}
         self._sockets = {sock: sockets[sock] for sock in sockets if sock not in clients}
@@ -104,49 +123,60 @@ class Acceptor:
     def drain_admin(self) -> bool:
         """Drain and close the sockets of the admin address; return whether that is done."""
         if self._sockets:
-            self._pause()
+            self._pause_all()
             self._drain.begin(self._sockets)
             self._sockets = {}
-        return self._drain.next_check == NEVER and not self.pending
+        return self._drain.next_check == NEVER and not self._pending[ToWorker.ADMIN]
 
     def finish_drain(self, now: float) -> bool:
         """Close the sockets that have drained, if any; return whether that was done now."""
         if now < self._drain.next_check or not self._drain.is_over(now):
             return False
-        self.pending.extend(self._drain.close())
+        self._add(self._drain.close())
         return True
 
     def hand_out(self) -> None:
-        """Hand each connection to the worker with the fewest; keep those that none can take yet."""
-        self.pending.extend(self._pool.returned)
+        """Hand each client to the worker with the fewest, and each operator to the admin process.
+
+        Connections that none can take yet are kept.
+        """
+        self._add(self._pool.returned)
         self._pool.returned.clear()
-        while self.pending:
-            connection = self.pending[0]
-            workers = self._pool.workers_by_load
-            if not any(worker.send_connection(connection) for worker in workers):
-                if not self._pool.is_stopping or any(
-                    worker.accepts(connection.kind) for worker in workers
-                ):
+        for kind, pending in self._pending.items():
+            self._hand_out(kind, pending)
+
+    def _hand_out(self, kind: ConnectionKind, pending: deque[PendingConnection]) -> None:
+        while pending:
+            processes = [each for each in self._pool.processes_by_load if each.accepts(kind)]
+            if not any(each.send_connection(pending[0]) for each in processes):
+                if processes or not self._pool.is_stopping:
                     return
-                connection.sock.close()  # no worker is left to serve it
-            self.pending.popleft()
+                pending[0].sock.close()  # no process is left to serve it
+            pending.popleft()
 
     def close_in_child(self) -> None:
         """Close, in a child, the sockets of the supervisor."""
         self._drain.close_sockets()
         for sock in self._sockets:
             sock.close()
-        for connection in self.pending:
-            connection.sock.close()
+        for pending in self._pending.values():
+            for connection in pending:
+                connection.sock.close()
 
-    def _pause(self) -> None:
-        if self._is_accepting:
-            for sock in self._sockets:
-                self._selector.unregister(sock)
-        self._is_accepting = False
+    def _add(self, connections: Iterable[PendingConnection]) -> None:
+        for each in connections:
+            self._pending[each.kind].append(each)
+
+    def _pause_all(self) -> None:
+        for sock in tuple(self._accepting):
+            self._pause(sock)
+
+    def _pause(self, sock: socket.socket) -> None:
+        self._selector.unregister(sock)
+        self._accepting.discard(sock)
 
     def _accept(self, sock: socket.socket) -> None:
-        if not self._is_accepting or sock not in self._sockets:
+        if sock not in self._accepting:
             return  # another event of this turn has changed that
         try:
             connection, _ = sock.accept()
@@ -156,7 +186,7 @@ class Acceptor:
             _log.error("cannot accept a connection: %s", error.strerror or error)
             self._accept_at = time.monotonic() + _ERROR_DELAY
             return
-        self.pending.append(PendingConnection(connection, self._sockets[sock]))
+        self._add([PendingConnection(connection, self._sockets[sock])])
 
 
 class ListenerDrain:
@@ -167,6 +197,11 @@ class ListenerDrain:
         self._deadline = NEVER
         self.next_check = NEVER
         """When to look again for handshakes, on the clock of ``time.monotonic``."""
+
+    @property
+    def kinds(self) -> set[ConnectionKind]:
+        """Return who connects to the sockets that are not closed yet."""
+        return set(self._sockets.values())
 
     def begin(self, sockets: ListeningSockets) -> None:
         """Let no client begin to connect any more; this owns the sockets from now on."""

@@ -27,18 +27,18 @@ _log = logging.getLogger("tensorgate.workers")
 
 
 class ToWorker(IntEnum):
-    """The messages to a worker. The end of the stream tells it to exit."""
+    """The messages to a worker, or to the admin process."""
 
     CLIENT = 1
     """With a descriptor: a client's connection. The worker replies RECEIVED."""
     ADMIN = 2
-    """With a descriptor: a connection to the admin address. The worker replies RECEIVED."""
+    """With a descriptor: an operator's connection. The admin process replies RECEIVED."""
     RELOAD = 3
     """With a descriptor: memory that holds new settings. The worker replies RELOADED."""
     STOPPING = 4
     """The gateway is not ready any more, but clients that have begun to connect still come."""
     DRAIN = 5
-    """No client comes any more: finish the calls in progress, then reply DRAINED."""
+    """No connection comes any more: finish the calls in progress, and exit."""
 
 
 class FromWorker(IntEnum):
@@ -52,14 +52,12 @@ class FromWorker(IntEnum):
     """With text: why the settings cannot be used. Without: they are in use."""
     LEAVING = 4
     """It got SIGTERM or SIGINT itself. Another worker takes its place."""
-    DRAINED = 5
-    """No client's call is running any more. It still serves the admin address."""
-    DROPPED = 6
+    DROPPED = 5
     """With a number as text: the calls that it cut at the drain timeout."""
 
 
 ConnectionKind = Literal[ToWorker.CLIENT, ToWorker.ADMIN]
-"""Who connects to a listening socket: the message that hands such a connection to a worker."""
+"""Who connects to a listening socket: the message that hands such a connection to a process."""
 
 
 def send(channel: socket.socket, kind: IntEnum, text: str = "", descriptor: int = -1) -> None:
@@ -111,7 +109,6 @@ class WorkerChannel:
         self._channel = channel
         self._closed_connections = closed_connections
         self._draining = asyncio.Event()
-        self._ended = asyncio.Event()
 
     def send_ready(self) -> None:
         """Tell the supervisor that connections can come."""
@@ -135,14 +132,11 @@ class WorkerChannel:
 
     async def receive(
         self,
-        on_connection: Callable[[socket.socket, bool], None],
+        on_connection: Callable[[socket.socket], None],
         on_reload: Callable[[bytes], None],
         on_stopping: Callable[[], None],
     ) -> None:
-        """Handle messages until DRAIN; connections to the admin address come until ``drained``.
-
-        ``on_connection`` gets each connection, and whether it is to the admin address.
-        """
+        """Handle messages until DRAIN; ``on_connection`` gets each connection."""
         loop = asyncio.get_running_loop()
         self._channel.setblocking(False)
         descriptor = self._channel.fileno()
@@ -158,7 +152,6 @@ class WorkerChannel:
 
         def end() -> None:
             loop.remove_reader(descriptor)
-            self._ended.set()
             if not self._draining.is_set():
                 _log.error("the supervisor has died: this worker drains and stops")
                 self._draining.set()
@@ -166,14 +159,9 @@ class WorkerChannel:
         loop.add_reader(descriptor, handle_messages)
         await self._draining.wait()
 
-    async def drained(self) -> None:
-        """Tell the supervisor that no call is running, and wait until it lets this worker exit."""
-        self._send(FromWorker.DRAINED)
-        await self._ended.wait()
-
     def _handle_next(
         self,
-        on_connection: Callable[[socket.socket, bool], None],
+        on_connection: Callable[[socket.socket], None],
         on_reload: Callable[[bytes], None],
         on_stopping: Callable[[], None],
     ) -> bool:
@@ -192,18 +180,16 @@ class WorkerChannel:
         elif kind == ToWorker.RELOAD:
             self._reload(descriptor, on_reload)
         else:
-            self._accept(descriptor, kind == ToWorker.ADMIN, on_connection)
+            self._accept(descriptor, on_connection)
         return True
 
-    def _accept(
-        self, descriptor: int, is_admin: bool, on_connection: Callable[[socket.socket, bool], None]
-    ) -> None:
+    def _accept(self, descriptor: int, on_connection: Callable[[socket.socket], None]) -> None:
         self._send(FromWorker.RECEIVED)
         if descriptor < 0:
             self.count_closed()
             _log.error("a client connection was dropped: too many open files")
         else:
-            on_connection(socket.socket(fileno=descriptor), is_admin)
+            on_connection(socket.socket(fileno=descriptor))
 
     def _reload(self, descriptor: int, on_reload: Callable[[bytes], None]) -> None:
         if descriptor < 0:

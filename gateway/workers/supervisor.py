@@ -1,16 +1,17 @@
 """The supervisor of the worker processes: what it does, and in which order.
 
-- Start: it forks the workers. It accepts connections once each of them is ready or has failed.
-- Run: it hands each connection to the worker with the fewest. It replaces workers that exit, and
-  broadcasts new settings.
+- Start: it forks the workers, and the admin process if there is an admin address. It accepts
+  connections once each of them is ready or has failed.
+- Run: it hands each client to the worker with the fewest, and each operator to the admin process.
+  It replaces processes that exit, and broadcasts new settings.
 - SIGHUP: it reads the settings again.
 - SIGTERM, SIGINT: it stops.
   1. It closes the sockets of clients, once those who have begun to connect are connected.
-  2. It hands out the last connections, then tells the workers to drain.
-  3. It lets each drained worker exit. The last ones serve the admin address until all have drained.
-  4. It closes the admin address in the same way, and lets the last workers exit.
+  2. It hands out the last clients, then tells the workers to drain.
+  3. Each drained worker exits. The admin process goes on until the last one has.
+  4. It closes the admin address in the same way, and tells the admin process to drain.
 
-  It kills workers that need longer than the drain timeout and a moment.
+  It kills processes that need longer than the drain timeout and a moment.
 
 It has one thread and no event loop, so that it can fork at any time. A turn of its loop waits for
 sockets, workers, signals and timers, and then does what has become possible.
@@ -25,6 +26,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.workers.acceptor import Acceptor, ListeningSockets
+from gateway.workers.ipc import ToWorker
 from gateway.workers.reload_broadcast import ConfigSource, ConfigUpdate, ReloadBroadcaster
 from gateway.workers.signals import STOP_SIGNALS, SignalWatcher
 from gateway.workers.worker_pool import (
@@ -56,8 +58,8 @@ class SupervisorEvents(Protocol):
 class Supervisor:
     """Serves connections to listening sockets, which it owns, with so many worker processes.
 
-    ``main`` runs in each worker. ``drain_timeout`` is in seconds. New settings come from
-    ``config_source``, if there is one.
+    ``main`` runs in each worker, and ``admin_main`` in the admin process. ``drain_timeout`` is in
+    seconds. New settings come from ``config_source``, if there is one.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Supervisor:
         sockets: ListeningSockets,
         workers: int,
         main: WorkerMain,
+        admin_main: WorkerMain,
         drain_timeout: float,
         events: SupervisorEvents,
         config_source: ConfigSource | None = None,
@@ -73,7 +76,8 @@ class Supervisor:
         self._events = events
         # Unlike epoll, poll keeps nothing in the kernel that a fork would share.
         self._selector = selectors.PollSelector()
-        self._pool = WorkerPool(workers, main, self._selector, self._close_in_child)
+        self._pool = WorkerPool(workers, main, admin_main, self._selector, self._close_in_child)
+        self._pool.has_admin = ToWorker.ADMIN in sockets.values()
         self._acceptor = Acceptor(sockets, self._pool, self._selector)
         self._reloads = None if config_source is None else ReloadBroadcaster(config_source)
         self._signals = SignalWatcher()
@@ -88,7 +92,7 @@ class Supervisor:
         self._selector.register(self._signals, selectors.EVENT_READ, self._handle_signals)
         with self._signals.handling():
             self._pool.start_missing(time.monotonic())
-            while self._pool.workers or not self._all_clients_accepted:
+            while self._pool.processes or not self._all_clients_accepted:
                 self._note_start()
                 self._acceptor.accept_if_possible()
                 for key, _ in self._selector.select(self._timeout()):
@@ -104,13 +108,13 @@ class Supervisor:
             self._reloads.close_in_child()
 
     def _note_start(self) -> None:
-        """Serve once each first worker is ready or has failed: else one would get all clients."""
+        """Serve once each first process is ready or has failed: else one would get all clients."""
         if self._pool.has_started or self._pool.is_stopping:
             return
         workers = self._pool.workers
         if not workers:
             raise NoWorkerError("no worker came up")
-        if all(worker.state is WorkerState.READY for worker in workers):
+        if all(process.state is WorkerState.READY for process in self._pool.processes):
             self._pool.has_started = True
             self._events.on_started([worker.pid for worker in workers])
 
@@ -127,7 +131,7 @@ class Supervisor:
         """Do what events and timers have made possible."""
         if self._acceptor.finish_drain(now) and self._pool.is_stopping:
             self._note_last_client(now)
-        leaving = [worker for worker in self._pool.workers if worker.is_leaving]
+        leaving = [process for process in self._pool.processes if process.is_leaving]
         if leaving:
             self._retire(leaving)
         self._acceptor.hand_out()
@@ -135,8 +139,9 @@ class Supervisor:
             self._drain_workers()
         elif self._pool.has_started:
             self._pool.start_missing(now)
+            self._stop_admin_if_unused()
             if self._reloads is not None:
-                self._reloads.step(self._pool.workers, self._apply)
+                self._reloads.step(self._pool.processes, self._apply)
         if now >= self._kill_at:
             self._kill_at = NEVER
             self._pool.kill_all()
@@ -159,8 +164,8 @@ class Supervisor:
             more = self._reloads.pending_sockets
             self._reloads.cancel()
         self._acceptor.drain_clients(more)
-        for worker in self._pool.workers:
-            worker.announce_stop()
+        for process in self._pool.processes:
+            process.announce_stop()
 
     def _note_last_client(self, now: float) -> None:
         if not self._all_clients_accepted:
@@ -169,26 +174,30 @@ class Supervisor:
             self._events.on_stopping()
 
     def _retire(self, leaving: Sequence[WorkerProcess]) -> None:
-        """Drain workers that got a stop signal of their own, and let them exit."""
+        """Drain processes that got a stop signal of their own."""
         # The signal may be one to all processes. Then they still take the last clients.
         self._handle_signals()
         if not self._pool.is_stopping:
             for worker in leaving:
                 worker.drain()
-                worker.exit_if_drained()
 
     def _drain_workers(self) -> None:
-        """Have the workers drain behind the last client, and exit behind the last operator."""
-        workers = self._pool.workers
-        if self._all_clients_accepted and not self._acceptor.pending:
+        """Have the workers drain behind the last client; the admin process exits behind them."""
+        workers, admin = self._pool.workers, self._pool.admin
+        if self._all_clients_accepted and not self._acceptor.has_pending_clients:
             for worker in workers:
                 worker.drain()
-        all_drained = all(worker.state >= WorkerState.DRAINED for worker in workers)
-        if all_drained and not self._acceptor.drain_admin():
-            return  # its last connections come first
-        for worker in workers:
-            worker.exit_if_drained()
+        # The last operators who have connected come first.
+        if not workers and self._acceptor.drain_admin() and admin is not None:
+            admin.drain()
+
+    def _stop_admin_if_unused(self) -> None:
+        """Have the admin process end behind the last operator once there is no admin address."""
+        admin = self._pool.admin
+        if admin is not None and not self._pool.has_admin and not self._acceptor.has_operators:
+            admin.drain()
 
     def _apply(self, update: ConfigUpdate) -> None:
         self._drain_timeout = update.drain_timeout
+        self._pool.has_admin = ToWorker.ADMIN in update.sockets.values()
         self._acceptor.replace_sockets(update.sockets)

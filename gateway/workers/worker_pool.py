@@ -1,4 +1,8 @@
-"""The worker processes as the supervisor sees them: their start, state, load and end."""
+"""The worker processes as the supervisor sees them: their start, state, load and end.
+
+The admin process, which serves the admin address, lives and dies like a worker. There is one while
+there is an admin address.
+"""
 
 from __future__ import annotations
 
@@ -53,20 +57,28 @@ class WorkerState(IntEnum):
     STARTING = 0
     READY = 1
     DRAINING = 2
-    """It was told to drain: it takes no more clients."""
-    DRAINED = 3
-    """It said that no client's call is running any more."""
-    EXITING = 4
-    """It was let exit, or its channel is broken."""
+    """It was told to drain: it takes no more connections, and exits."""
+    EXITING = 3
+    """Its channel is broken."""
 
 
 class WorkerProcess:
-    """A worker, and the supervisor's end of the channel to it."""
+    """A worker or the admin process, and the supervisor's end of the channel to it.
 
-    def __init__(self, pid: int, channel: socket.socket, started_at: float) -> None:
+    ``serves`` is who connects to it.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        channel: socket.socket,
+        started_at: float,
+        serves: ConnectionKind = ToWorker.CLIENT,
+    ) -> None:
         self.pid = pid
         self.channel = channel
         self.started_at = started_at
+        self.serves = serves
         self.state = WorkerState.STARTING
         self.is_leaving = False
         """It got a signal of its own."""
@@ -79,11 +91,14 @@ class WorkerProcess:
         """Its last reply to a reload; empty if it uses the settings."""
         self.dropped_calls = 0
 
+    @property
+    def name(self) -> str:
+        """Return how the log names it."""
+        return f"{'worker' if self.serves == ToWorker.CLIENT else 'admin process'} {self.pid}"
+
     def accepts(self, kind: ConnectionKind) -> bool:
-        """Tell whether it serves such connections: admin ones also while it drains."""
-        if kind == ToWorker.CLIENT:
-            return self.state is WorkerState.READY
-        return WorkerState.READY <= self.state < WorkerState.EXITING
+        """Tell whether it serves such connections now."""
+        return kind == self.serves and self.state is WorkerState.READY
 
     def send_connection(self, connection: PendingConnection) -> bool:
         """Send a connection, which this owns from then on; false if the worker cannot take it."""
@@ -107,16 +122,9 @@ class WorkerProcess:
         self._send(ToWorker.STOPPING)
 
     def drain(self) -> None:
-        """Tell it that no client comes any more."""
+        """Tell it that no connection comes any more."""
         if self.state < WorkerState.DRAINING and self._send(ToWorker.DRAIN):
             self.state = WorkerState.DRAINING
-
-    def exit_if_drained(self) -> None:
-        """Let it exit if no client's call is running any more: nothing else comes."""
-        if self.state is WorkerState.DRAINED:
-            self.state = WorkerState.EXITING
-            with suppress(OSError):  # it is gone already
-                self.channel.shutdown(socket.SHUT_WR)
 
     def read_message(self) -> bool:
         """Handle the next message, if one has come; false if the worker is gone."""
@@ -140,8 +148,6 @@ class WorkerProcess:
             self.reload_error = text
         elif kind == FromWorker.LEAVING:
             self.is_leaving = True
-        elif kind == FromWorker.DRAINED:
-            self.state = max(self.state, WorkerState.DRAINED)
         elif kind == FromWorker.DROPPED:
             self.dropped_calls = int(text)
 
@@ -157,13 +163,23 @@ class WorkerProcess:
 
 
 class WorkerSlot:
-    """One worker position, filled again when its worker ends.
+    """One position of a worker or the admin process, filled again when that ends.
 
-    ``closed_connections`` is one number that it shares with the worker.
+    ``closed_connections`` is one number that it shares with the worker. ``main`` is what runs in
+    the process.
     """
 
-    def __init__(self, closed_connections: memoryview) -> None:
+    def __init__(
+        self,
+        closed_connections: memoryview,
+        main: WorkerMain,
+        serves: ConnectionKind = ToWorker.CLIENT,
+    ) -> None:
         self.closed_connections = closed_connections
+        self.main = main
+        self.serves = serves
+        self.is_wanted = True
+        """Whether a process is to run here."""
         self.worker: WorkerProcess | None = None
         self.start_at = 0.0
         """When the next worker starts, on the clock of ``time.monotonic``, if there is none."""
@@ -192,65 +208,92 @@ class WorkerSlot:
 class WorkerPool:
     """Runs a fixed number of workers, and replaces those that exit until the gateway stops.
 
-    ``close_in_child`` runs in each forked worker: it closes what belongs to the supervisor.
+    It runs the admin process, in which ``admin_main`` runs, while ``has_admin`` is set.
+    ``close_in_child`` runs in each forked process: it closes what belongs to the supervisor.
     """
 
     def __init__(
         self,
         size: int,
         main: WorkerMain,
+        admin_main: WorkerMain,
         selector: selectors.BaseSelector,
         close_in_child: Callable[[], None],
     ) -> None:
-        self.slots = [WorkerSlot(counter) for counter in shared_counters(size)]
+        *counters, admin_counter = shared_counters(size + 1)
+        self._slots = [WorkerSlot(counter, main) for counter in counters]
+        self._admin_slot = WorkerSlot(admin_counter, admin_main, ToWorker.ADMIN)
+        self._admin_slot.is_wanted = False
+        self._all_slots = [*self._slots, self._admin_slot]
         self.has_started = False
-        """Each first worker has become ready, or has failed."""
+        """Each first process has become ready, or has failed."""
         self.is_stopping = False
         """Workers that exit are not replaced any more."""
         self.dropped_calls = 0
         """Calls that workers cut at the drain timeout."""
         self.returned: list[PendingConnection] = []
-        """Connections that were on the way to a worker when it died."""
-        self._main = main
+        """Connections that were on the way to a process when it died."""
         self._selector = selector
         self._close_in_child = close_in_child
 
     @property
-    def workers(self) -> list[WorkerProcess]:
-        """Return the running workers."""
-        return [slot.worker for slot in self.slots if slot.worker is not None]
+    def has_admin(self) -> bool:
+        """Tell whether an admin process is to run."""
+        return self._admin_slot.is_wanted
+
+    @has_admin.setter
+    def has_admin(self, is_wanted: bool) -> None:
+        self._admin_slot.is_wanted = is_wanted
 
     @property
-    def workers_by_load(self) -> list[WorkerProcess]:
-        """Return the running workers: the one with the fewest connections first, drains last."""
-        slots = sorted(self.slots, key=attrgetter("open_connections"))
-        workers = [slot.worker for slot in slots if slot.worker is not None]
-        return sorted(workers, key=lambda worker: worker.state >= WorkerState.DRAINING)
+    def workers(self) -> list[WorkerProcess]:
+        """Return the running workers."""
+        return [slot.worker for slot in self._slots if slot.worker is not None]
+
+    @property
+    def admin(self) -> WorkerProcess | None:
+        """Return the running admin process."""
+        return self._admin_slot.worker
+
+    @property
+    def processes(self) -> list[WorkerProcess]:
+        """Return the running workers and the admin process."""
+        return [slot.worker for slot in self._all_slots if slot.worker is not None]
+
+    @property
+    def processes_by_load(self) -> list[WorkerProcess]:
+        """Return the running processes: the one with the fewest connections first."""
+        slots = sorted(self._all_slots, key=attrgetter("open_connections"))
+        return [slot.worker for slot in slots if slot.worker is not None]
 
     @property
     def next_start(self) -> float:
-        """Return when the next worker starts, on the clock of ``time.monotonic``."""
-        return min((slot.start_at for slot in self.slots if slot.worker is None), default=NEVER)
+        """Return when the next process starts, on the clock of ``time.monotonic``."""
+        return min((slot.start_at for slot in self._missing), default=NEVER)
+
+    @property
+    def _missing(self) -> list[WorkerSlot]:
+        return [slot for slot in self._all_slots if slot.is_wanted and slot.worker is None]
 
     def start_missing(self, now: float) -> None:
-        """Start a worker in each empty slot whose delay is over."""
-        for slot in self.slots:
-            if slot.worker is None and now >= slot.start_at:
+        """Start a process in each empty slot whose delay is over."""
+        for slot in self._missing:
+            if now >= slot.start_at:
                 self._start(slot)
 
     def kill_all(self) -> None:
-        """Kill the workers that did not exit in time."""
-        for worker in self.workers:
-            _log.error("worker %d did not stop in time and is killed", worker.pid)
+        """Kill the processes that did not exit in time."""
+        for worker in self.processes:
+            _log.error("%s did not stop in time and is killed", worker.name)
             os.kill(worker.pid, signal.SIGKILL)
 
     def reap_adopted_children(self) -> None:
         """Reap what dead workers have left behind."""
-        reap_adopted_children([worker.pid for worker in self.workers])
+        reap_adopted_children([worker.pid for worker in self.processes])
 
     def close_in_child(self) -> None:
-        """Close, in a child, the channels and connections of the other workers."""
-        for worker in self.workers:
+        """Close, in a child, the channels and connections of the other processes."""
+        for worker in self.processes:
             worker.channel.close()
             for connection in worker.unacknowledged:
                 connection.sock.close()
@@ -260,14 +303,14 @@ class WorkerPool:
     def _start(self, slot: WorkerSlot) -> None:
         now = time.monotonic()
         slot.closed_connections[0] = 0
-        number = self.slots.index(slot)
+        number = self._all_slots.index(slot)
         try:
-            pid, channel = _fork(self._main, slot.closed_connections, number, self._close_in_child)
+            pid, channel = _fork(slot.main, slot.closed_connections, number, self._close_in_child)
         except OSError as error:
             delay = slot.remove_worker(now, now)
             _log.error("cannot start a worker: %s; next try in %g s", error.strerror, delay)
             return
-        slot.worker = WorkerProcess(pid, channel, now)
+        slot.worker = WorkerProcess(pid, channel, now, slot.serves)
         self._selector.register(
             channel, selectors.EVENT_READ, partial(self._read, slot, slot.worker)
         )
@@ -276,7 +319,7 @@ class WorkerPool:
         was_starting = worker.state is WorkerState.STARTING
         is_alive = worker.read_message()
         if self.has_started and was_starting and worker.state is WorkerState.READY:
-            _log.info("worker %d is up", worker.pid)
+            _log.info("%s is up", worker.name)
         if not is_alive:
             self._remove(slot, worker)
 
@@ -288,13 +331,13 @@ class WorkerPool:
         self.returned += worker.unacknowledged
         delay = slot.remove_worker(worker.started_at, time.monotonic())
         self.reap_adopted_children()
-        if not self.is_stopping:
+        if slot.is_wanted and not self.is_stopping:
             then = f"in {delay:g} s" if delay else "at once"
             ended = exit_text(code)
-            _log.error("worker %d %s; another one starts %s", worker.pid, ended, then)
+            _log.error("%s %s; another one starts %s", worker.name, ended, then)
         elif code and -code not in STOP_SIGNALS:
             # A stop signal may come before the worker handles it, and after it has finished.
-            _log.error("worker %d %s", worker.pid, exit_text(code))
+            _log.error("%s %s", worker.name, exit_text(code))
 
 
 def exit_text(code: int) -> str:

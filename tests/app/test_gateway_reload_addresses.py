@@ -70,7 +70,8 @@ async def test_client_in_the_queue_of_a_swapped_address_is_served() -> None:
     async with running_gateway(settings_for(listen=first, admin=second)) as (gateway, _):
         kept, admin = gateway._bound
         waiting = admin.sockets[0].dup()
-        gateway._admin.close_sockets(admin.sockets)  # so that no connection is accepted meanwhile
+        assert gateway._admin is not None
+        gateway._admin.sockets.close_sockets(admin.sockets)  # none is accepted meanwhile
         gateway._bound = (kept, replace(admin, sockets=(waiting,)))
         with waiting, socket.create_connection((host, int(port))) as client:
             client.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
@@ -92,7 +93,7 @@ async def test_client_in_the_queue_of_a_removed_address_is_served() -> None:
         with socket.create_connection(first.split(":")) as waiting:  # type: ignore[arg-type]
             waiting.sendall(request("GET", "/v2/x", None, {"Connection": "close"}))
             listening = gateway._bound
-            await gateway._listener.stop_listening(listening[0].sockets)
+            await gateway._listener.sockets.stop_listening(listening[0].sockets)
             waiting.setblocking(False)
             reader, writer = await asyncio.open_connection(sock=waiting)
             async with asyncio.timeout(5):

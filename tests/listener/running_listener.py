@@ -54,7 +54,7 @@ async def running_listener(
         (sock,) = open_tcp_sockets(HOST, 0)
         scheme = "http" if _Scheme.tls is None else "https"
         url = "{}://{}:{}".format(scheme, *sock.getsockname())
-        listener.listen(sock)
+        listener.sockets.listen(sock)
         yield RunningListener(listener, sock, url)
         await listener.drain(0.05, 0.05)
 

@@ -105,7 +105,7 @@ async def _listening(
         listener = HttpListener(on_request, observers, None, fast_path)
         (sock,) = open_tcp_sockets("127.0.0.1", 0)
         here = _Listening(server, listener, destination, "http://{}:{}".format(*sock.getsockname()))
-        listener.listen(sock)
+        listener.sockets.listen(sock)
         try:
             yield here
         finally:

@@ -27,7 +27,7 @@ async def test_unix_socket_is_served(tmp_path: Path) -> None:
     listener = HttpListener(echo, ())
     path = str(tmp_path / "s")
     async with no_leaks():
-        listener.listen(open_unix_socket(path))
+        listener.sockets.listen(open_unix_socket(path))
         async with connect(f"unix:{path}") as client:
             assert (await client.call("GET", "/")).body == b"GET / 0 None "
         assert await listener.drain(0, 0) == 0
@@ -42,7 +42,7 @@ async def test_aborted_response_closes_a_unix_connection(tmp_path: Path) -> None
     listener = HttpListener(handle, ())
     path = str(tmp_path / "s")
     async with no_leaks():
-        listener.listen(open_unix_socket(path))
+        listener.sockets.listen(open_unix_socket(path))
         async with connect(f"unix:{path}") as client:
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                 await client.call("GET", "/")
@@ -56,7 +56,7 @@ async def test_several_sockets_are_served() -> None:
         for _ in range(2):
             (sock,) = open_tcp_sockets(HOST, 0)
             urls.append("http://{}:{}".format(*sock.getsockname()))
-            listener.listen(sock)
+            listener.sockets.listen(sock)
         for url in urls:
             async with connect(url) as client:
                 assert (await client.call("GET", "/")).status == 200

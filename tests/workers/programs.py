@@ -25,27 +25,36 @@ def next_message(channel):
 def main(channel):
     {main}
 
+def admin_main(channel):
+    {admin}
+
 supervisor._KILL_DELAY = {kill_delay}
 try:
     sock = socket.create_server(("127.0.0.1", 0))
-    source = None
+    source, admin_sockets = None, {{}}
     {setup}
-    sockets = {{sock: ToWorker.CLIENT}}
-    print("dropped", Supervisor(sockets, {workers}, main, 0.1, Events(), source).run())
+    sockets = {{sock: ToWorker.CLIENT, **admin_sockets}}
+    print("dropped", Supervisor(sockets, {workers}, main, admin_main, 0.1, Events(), source).run())
 except NoWorkerError as error:
     print(error)
 """
 
 
 def command(
-    main: str, workers: int, kill_delay: float = 30, setup: str = "pass"
+    main: str, workers: int, kill_delay: float = 30, setup: str = "pass", admin: str = "pass"
 ) -> tuple[str, ...]:
     """Return the command of a supervisor; its workers run ``main``, lines of Python.
 
-    ``setup`` are lines that run before it starts. They may set ``source``.
+    ``setup`` are lines that run before it starts. They may set ``source`` and
+    ``admin_sockets``. The admin process runs
+    ``admin``.
     """
     program = PROGRAM.format(
-        main=_indented(main), workers=workers, kill_delay=kill_delay, setup=_indented(setup)
+        main=_indented(main),
+        admin=_indented(admin),
+        workers=workers,
+        kill_delay=kill_delay,
+        setup=_indented(setup),
     )
     return (sys.executable, "-c", program)
 

@@ -28,7 +28,6 @@ class _Ends:
         self.closed = memoryview(bytearray(8)).cast("Q")
         self.channel = WorkerChannel(worker, self.closed)
         self.clients: list[socket.socket] = []
-        self.admins: list[socket.socket] = []
         self.reloads: list[bytes] = []
         self.stops = 0
 
@@ -60,14 +59,11 @@ class _Ends:
     async def receive(self) -> None:
         """Have the worker handle messages until it drains."""
 
-        def on_connection(sock: socket.socket, is_admin: bool) -> None:
-            (self.admins if is_admin else self.clients).append(sock)
-
         def on_stopping() -> None:
             self.stops += 1
 
         async with asyncio.timeout(PATIENCE):
-            await self.channel.receive(on_connection, self.reloads.append, on_stopping)
+            await self.channel.receive(self.clients.append, self.reloads.append, on_stopping)
 
 
 @pytest.fixture
@@ -76,11 +72,11 @@ def ends() -> Iterator[_Ends]:
     with supervisor, worker:
         ends = _Ends(supervisor, worker)
         yield ends
-        for sock in (*ends.clients, *ends.admins):
+        for sock in ends.clients:
             sock.close()
 
 
-RECEIVED, DRAINED = (FromWorker.RECEIVED, ""), (FromWorker.DRAINED, "")
+RECEIVED = (FromWorker.RECEIVED, "")
 
 
 async def test_connections_are_received_in_order(
@@ -99,42 +95,28 @@ async def test_connections_are_received_in_order(
     assert ends.closed[0] == 0
 
 
-async def test_admin_connections_are_told_apart(ends: _Ends) -> None:
-    kinds: tuple[ConnectionKind, ...] = (ToWorker.CLIENT, ToWorker.ADMIN, ToWorker.CLIENT)
-    for kind in kinds:
-        ends.send_connection(kind)
-    ends.drain()
-    await ends.receive()
-    assert (len(ends.clients), len(ends.admins)) == (2, 1)
-
-
-async def test_admin_connections_come_until_the_supervisor_lets_the_worker_exit(
+async def test_connections_of_clients_and_operators_are_received_alike(
     ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
     send(ends.supervisor, ToWorker.STOPPING)
     ends.send_connection()
-    send(ends.supervisor, ToWorker.DRAIN)
-    await ends.receive()
-    assert (ends.stops, len(ends.clients)) == (1, 1)
-    exiting = asyncio.create_task(ends.channel.drained())
     ends.send_connection(ToWorker.ADMIN)
-    await until(lambda: len(ends.admins) == 1)
-    assert not exiting.done()
-    ends.supervisor.shutdown(socket.SHUT_WR)
-    await asyncio.wait_for(exiting, PATIENCE)
-    assert ends.replies() == [RECEIVED, DRAINED, RECEIVED]
+    ends.drain()
+    await ends.receive()
+    assert (ends.stops, len(ends.clients)) == (1, 2)
+    assert ends.replies() == [RECEIVED] * 2
     assert not caplog.messages
 
 
-async def test_draining_worker_neither_reloads_nor_waits_for_a_supervisor_that_is_gone(
+async def test_draining_worker_neither_reloads_nor_reports_a_supervisor_that_is_gone(
     ends: _Ends, caplog: pytest.LogCaptureFixture
 ) -> None:
     send(ends.supervisor, ToWorker.DRAIN)
     await ends.receive()
-    exiting = asyncio.create_task(ends.channel.drained())
     ends.send_settings(b"new")
     ends.supervisor.close()
-    await asyncio.wait_for(exiting, PATIENCE)
+    for _ in range(5):
+        await asyncio.sleep(0.01)
     assert not ends.reloads
     assert not caplog.messages
 

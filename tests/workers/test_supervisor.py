@@ -1,12 +1,13 @@
 """The supervisor's start and stop: each test is a program of its own, as it forks."""
 
+import os
 import signal
 import socket
 from contextlib import ExitStack
 
 import pytest
 
-from tests.support.gateway_process import run, running_process
+from tests.support.gateway_process import Process, run, running_process
 from tests.workers.programs import command
 
 
@@ -40,23 +41,20 @@ async def test_signal_stops_workers_that_are_not_ready_yet() -> None:
 
 
 async def test_supervisor_hands_out_clients_of_an_update_that_a_signal_interrupts() -> None:
-    """Of two addresses one stays and one is new; each worker counts its connections.
-
-    Those to the new address, which is the admin address, count a hundred.
-    """
+    """Of two addresses one stays and one is new; each worker counts its connections."""
     main = """
 channel.send_ready(); got = 0
 while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
     kind, _ = message
-    got += {ToWorker.CLIENT: 1, ToWorker.ADMIN: 100}.get(kind, 0)
-    if kind in (ToWorker.CLIENT, ToWorker.ADMIN): channel._send(FromWorker.RECEIVED)
+    got += kind == ToWorker.CLIENT
+    if kind == ToWorker.CLIENT: channel._send(FromWorker.RECEIVED)
     if kind == ToWorker.RELOAD: os.write(2, b'has it\\n')  # whole, unlike print
 channel.send_dropped(got)
 """
     setup = """
 class Source:
     def poll(self, requested):
-        sockets = {sock: ToWorker.CLIENT, new: ToWorker.ADMIN}
+        sockets = {sock: ToWorker.CLIENT, new: ToWorker.CLIENT}
         return ConfigUpdate(b'x', sockets, 0.1) if requested else None
 
     def on_applied(self, errors): print('applied')
@@ -76,5 +74,110 @@ print('ports', *ports, file=sys.stderr, flush=True)
                 clients.enter_context(socket.create_connection(("127.0.0.1", int(port))))
             process.signal(signal.SIGTERM)
             status, out, err = await process.end()
-    assert (status, out) == (0, "dropped 101\n")
+    assert (status, out) == (0, "dropped 2\n")
     assert err.splitlines()[-1] == "stopping"
+
+
+ADMIN = """
+print('admin', os.getpid(), file=sys.stderr, flush=True)
+channel.send_ready(); got = 0
+while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
+    if message[0] == ToWorker.ADMIN:
+        got += 100; channel._send(FromWorker.RECEIVED)
+channel.send_dropped(got)
+print('admin drained', file=sys.stderr, flush=True)
+"""
+WORKER = """
+channel.send_ready(); got = 0
+while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
+    if message[0] == ToWorker.CLIENT:
+        got += 1; channel._send(FromWorker.RECEIVED)
+channel.send_dropped(got)
+time.sleep(0.2)
+print('worker drained', file=sys.stderr, flush=True)
+"""
+WITH_ADMIN = """
+admin = socket.create_server(('127.0.0.1', 0))
+admin_sockets = {admin: ToWorker.ADMIN}
+print('ports', *[each.getsockname()[1] for each in (sock, admin)], file=sys.stderr, flush=True)
+"""
+
+
+async def _connect_to(process: Process, exits: ExitStack) -> None:
+    found = await process.wait_for_output(r"ports (\d+) (\d+)")
+    for port in found.groups():
+        exits.enter_context(socket.create_connection(("127.0.0.1", int(port))))
+
+
+async def test_operators_go_to_the_admin_process_which_ends_behind_the_workers() -> None:
+    program = command(WORKER, 2, setup=WITH_ADMIN, admin=ADMIN)
+    async with running_process(*program) as process:
+        await process.wait_for_output("started")
+        with ExitStack() as clients:
+            await _connect_to(process, clients)
+            process.signal(signal.SIGTERM)
+            status, out, err = await process.end()
+    assert (status, out) == (0, "dropped 101\n")
+    assert err.splitlines()[-4:] == ["stopping", *["worker drained"] * 2, "admin drained"]
+
+
+async def test_admin_process_that_dies_is_replaced_and_delays_no_client() -> None:
+    program = command(WORKER, 1, setup=WITH_ADMIN, admin=ADMIN)
+    async with running_process(*program) as process:
+        pid = int((await process.wait_for_output(r"admin (\d+)"))[1])
+        await process.wait_for_output("started")
+        os.kill(pid, signal.SIGKILL)
+        await process.wait_for_output(f"admin process {pid} was killed by SIGKILL; another one")
+        with ExitStack() as clients:
+            await _connect_to(process, clients)
+            await process.wait_for_output(rf"admin process (?!{pid})\d+ is up")
+            process.signal(signal.SIGTERM)
+            assert (await process.end())[:2] == (0, "dropped 101\n")
+
+
+async def test_admin_process_that_fails_again_and_again_keeps_no_client_waiting() -> None:
+    program = command(WORKER, 1, setup=WITH_ADMIN, admin="os._exit(3)")
+    async with running_process(*program) as process:
+        await process.wait_for_output("started")
+        with ExitStack() as clients:
+            await _connect_to(process, clients)
+            await process.wait_for_output("another one starts in 0.4 s")
+            process.signal(signal.SIGTERM)
+            assert (await process.end())[:2] == (0, "dropped 1\n")
+
+
+@pytest.mark.parametrize("has_admin_first", [False, True])
+async def test_admin_process_runs_while_there_is_an_admin_address(has_admin_first: bool) -> None:
+    setup = f"""
+class Source:
+    has_admin = {has_admin_first}
+
+    def poll(self, requested):
+        if not requested: return None
+        self.has_admin = not self.has_admin
+        return ConfigUpdate(b'x', {{sock: ToWorker.CLIENT, **self.admin}}, 0.1)
+
+    @property
+    def admin(self): return {{admin.dup(): ToWorker.ADMIN}} if self.has_admin else {{}}
+
+    def on_applied(self, errors): print('applied', *errors.values(), file=sys.stderr, flush=True)
+
+admin = socket.create_server(('127.0.0.1', 0))
+source = Source()
+admin_sockets = source.admin
+"""
+    worker = """
+channel.send_ready()
+while (message := next_message(channel)) and message[0] != ToWorker.DRAIN:
+    if message[0] == ToWorker.RELOAD: channel.send_reloaded("")
+"""
+    admin = worker + "print('admin drained', file=sys.stderr, flush=True)"
+    async with running_process(*command(worker, 1, setup=setup, admin=admin)) as process:
+        await process.wait_for_output("started")
+        for has_admin in (not has_admin_first, has_admin_first):
+            process.said = ""
+            process.signal(signal.SIGHUP)
+            await process.wait_for_output("applied\n")
+            await process.wait_for_output(r"admin process \d+ is up" if has_admin else "drained")
+        process.signal(signal.SIGTERM)
+        assert (await process.end())[:2] == (0, "dropped 0\n")

@@ -11,7 +11,14 @@ from signal import SIGKILL
 
 import pytest
 
-from gateway.workers.ipc import ConnectionKind, FromWorker, ToWorker, receive_descriptor, send
+from gateway.workers.ipc import (
+    ConnectionKind,
+    FromWorker,
+    ToWorker,
+    WorkerChannel,
+    receive_descriptor,
+    send,
+)
 from gateway.workers.worker_pool import (
     MAX_UNACKNOWLEDGED,
     PendingConnection,
@@ -28,10 +35,10 @@ from tests.workers.programs import command
 class _Worker:
     """A worker without a process: the test plays it."""
 
-    def __init__(self) -> None:
+    def __init__(self, serves: ConnectionKind = ToWorker.CLIENT) -> None:
         ours, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        self.process = WorkerProcess(1, ours, 0.0)
+        self.process = WorkerProcess(1, ours, 0.0, serves)
 
     def say(self, *messages: FromWorker, text: str = "") -> None:
         for message in messages:
@@ -75,6 +82,9 @@ def worker() -> Iterator[_Worker]:
     worker.close()
 
 
+def _nothing(channel: WorkerChannel) -> None: ...
+
+
 @pytest.fixture
 def counter() -> memoryview:
     return memoryview(bytearray(8)).cast("Q")
@@ -83,17 +93,10 @@ def counter() -> memoryview:
 # ------------------------------------------------------------------------------------ connections
 
 
-def test_worker_is_told_who_connects(worker: _Worker) -> None:
-    kinds: tuple[ConnectionKind, ...] = (ToWorker.CLIENT, ToWorker.ADMIN)
-    for kind in kinds:
-        assert worker.send_connection(kind)
-        assert worker.receive() == kind
-
-
 def test_open_connections_are_those_sent_and_not_closed(
     counter: memoryview, worker: _Worker
 ) -> None:
-    slot = WorkerSlot(counter)
+    slot = WorkerSlot(counter, _nothing)
     assert slot.open_connections == 0
     slot.worker = worker.process
     for _ in range(3):
@@ -142,22 +145,19 @@ def test_connection_stays_open_until_the_worker_acknowledges_it(worker: _Worker)
     assert [connection.sock for connection in worker.process.unacknowledged] == socks[2:]
 
 
-def test_draining_worker_takes_admin_connections_until_it_exits(worker: _Worker) -> None:
-    process = worker.process
-    process.drain()
-    assert process.state is WorkerState.DRAINING
-    assert (process.accepts(ToWorker.CLIENT), process.accepts(ToWorker.ADMIN)) == (False, True)
-    assert not worker.send_connection()
-    assert worker.send_connection(ToWorker.ADMIN)
-    process.exit_if_drained()
-    assert process.state is WorkerState.DRAINING
-    worker.say(FromWorker.DRAINED)
-    for _ in range(2):
-        process.exit_if_drained()
-    assert not process.accepts(ToWorker.ADMIN)
-    assert not worker.send_connection(ToWorker.ADMIN)
-    messages = [worker.receive() for _ in range(3)]
-    assert messages == [ToWorker.DRAIN, ToWorker.ADMIN, None]
+@pytest.mark.parametrize("kind", [ToWorker.CLIENT, ToWorker.ADMIN])
+def test_process_takes_connections_of_its_kind_until_it_drains(kind: ConnectionKind) -> None:
+    worker = _Worker(kind)
+    other: ConnectionKind = ToWorker.ADMIN if kind == ToWorker.CLIENT else ToWorker.CLIENT
+    assert not worker.send_connection(kind)
+    worker.say(FromWorker.READY)
+    assert not worker.send_connection(other)
+    assert worker.send_connection(kind)
+    worker.process.drain()
+    assert worker.process.state is WorkerState.DRAINING
+    assert not worker.send_connection(kind)
+    assert [worker.receive() for _ in range(2)] == [kind, ToWorker.DRAIN]
+    worker.close()
 
 
 def test_worker_that_is_gone_takes_nothing(worker: _Worker) -> None:
@@ -210,7 +210,7 @@ def test_worker_that_was_drained_before_it_is_ready_stays_so() -> None:
 
 
 def test_workers_that_exit_early_are_replaced_after_growing_delays(counter: memoryview) -> None:
-    slot = WorkerSlot(counter)
+    slot = WorkerSlot(counter, _nothing)
     delays = [slot.remove_worker(started_at=100.0, now=101.0) for _ in range(8)]
     assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     assert slot.start_at == 106.0
@@ -219,7 +219,7 @@ def test_workers_that_exit_early_are_replaced_after_growing_delays(counter: memo
 
 
 def test_worker_that_ran_for_long_is_replaced_at_once(counter: memoryview) -> None:
-    slot = WorkerSlot(counter)
+    slot = WorkerSlot(counter, _nothing)
     assert slot.remove_worker(started_at=0.0, now=1.0) == 0.1
     assert slot.remove_worker(started_at=1.0, now=11.0) == 0.0
     assert slot.start_at == 11.0

@@ -1,0 +1,84 @@
+"""The application of the admin address: its paths, its errors, and what protects it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from gateway.admin import security
+from gateway.admin.api import Api
+from gateway.admin.events import EventStreams
+from gateway.admin.page_files import PageFiles
+from gateway.admin.pages import Pages, error_response
+from gateway.admin.source import GatewaySource
+from gateway.admin.view import GatewayView
+from gateway.errors import INTERNAL_ERROR_TEXT
+
+_MAX_BODY = 64 * 1024
+_VARY = {"Vary": "Accept"}
+
+_log = logging.getLogger("tensorgate.admin")
+
+
+def build_application(source: GatewaySource, view: GatewayView) -> web.Application:
+    """Build the application of a gateway; ``view`` is what its page shows."""
+    pages, files, streams = Pages(source), PageFiles(), EventStreams(view)
+    paths = [route.path for route in pages.routes()]
+
+    async def root(request: web.Request) -> web.StreamResponse:
+        """Respond with the page for a browser, and else with the list of the pages for tools."""
+        if "text/html" in request.headers.get("Accept", ""):
+            return await files.index(request)
+        return web.Response(text="".join(f"{path}\n" for path in paths), headers=_VARY)
+
+    application = web.Application(
+        middlewares=[_add_headers, _describe_errors(paths), _protect(source)],
+        client_max_size=_MAX_BODY,
+    )
+    application.add_routes([web.get("/", root), *pages.routes(), *files.routes()])
+    application.add_routes([*Api(view).routes(), *streams.routes()])
+    application.on_shutdown.append(streams.end)
+    return application
+
+
+def _protect(source: GatewaySource) -> Middleware:
+    @web.middleware
+    async def protect(request: web.Request, handler: Handler) -> web.StreamResponse:
+        host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
+        reason = security.refusal(request.path, host, origin, source.settings.admin_hosts)
+        return error_response(403, reason) if reason else await handler(request)
+
+    return protect
+
+
+def _describe_errors(paths: Sequence[str]) -> Middleware:
+    @web.middleware
+    async def describe_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            path = request.path[:80]
+            return error_response(404, f"no page {path!r}; there are: {', '.join(paths)}")
+        except web.HTTPMethodNotAllowed:
+            return error_response(405, f"{request.method} {request.path}: pages are read with GET")
+        except web.HTTPException as error:
+            return error_response(error.status, error.text or error.reason)
+        except ConnectionError:
+            raise  # the client is gone
+        except Exception:
+            _log.exception("%s %s failed", request.method, request.path)
+            return error_response(500, INTERNAL_ERROR_TEXT)
+
+    return describe_errors
+
+
+@web.middleware
+async def _add_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    response = await handler(request)
+    if not response.prepared:
+        response.headers.update(security.HEADERS)
+        response.headers.setdefault("Cache-Control", "no-store")
+    return response

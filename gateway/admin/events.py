@@ -1,0 +1,126 @@
+"""Server-sent events: the documents of the admin address, each second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import orjson
+from aiohttp import web
+
+from gateway.admin.view import Document, GatewayView
+
+MAX_STREAMS = 32
+"""Streams at a time."""
+_INTERVAL = 1.0
+_SEND_TIMEOUT = 15.0
+"""Seconds for a client to read an event; one that is slower is cut off and comes again."""
+_RECONNECT_MS = 2000
+_FOLLOWED_CALLS = "100"
+"""Calls of a second that are sent at most."""
+_TOPICS = ("overview", "topology", "models", "calls")
+
+Describe = Callable[[], Awaitable[Document]]
+
+
+class EventStreams:
+    """Sends events to pages until these leave, or the gateway stops."""
+
+    def __init__(self, view: GatewayView) -> None:
+        self._view = view
+        self._stopping = asyncio.Event()
+        self._streams = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route of the streams."""
+        return [web.get("/api/events", self.stream)]
+
+    async def end(self, _: web.Application) -> None:
+        """End all streams: the pages connect again when the gateway is back."""
+        self._stopping.set()
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """Send the topics of a query each second."""
+        topics = [each for each in request.query.get("topics", "overview").split(",") if each]
+        if unknown := [each for each in topics if each not in _TOPICS]:
+            known = ", ".join(_TOPICS)
+            raise web.HTTPBadRequest(text=f"topics: expected {known}, got {unknown[0][:100]!r}")
+        if self._streams >= MAX_STREAMS:
+            raise web.HTTPServiceUnavailable(text=f"there are {MAX_STREAMS} event streams already")
+        try:
+            describes = [(topic, self._describe(topic, request.query)) for topic in topics]
+            first = [(topic, await describe()) for topic, describe in describes]
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from None
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        # A proxy between must not collect events.
+        response.headers.update({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._streams += 1
+        try:
+            await response.prepare(request)
+            await self._send(response, f"retry: {_RECONNECT_MS}\n\n".encode())
+            await self._send_events(response, describes, first)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            self._streams -= 1
+        return response
+
+    async def _send_events(
+        self,
+        response: web.StreamResponse,
+        describes: Sequence[tuple[str, Describe]],
+        first: Sequence[tuple[str, Document]],
+    ) -> None:
+        documents = first
+        while True:
+            for topic, document in documents:
+                if topic == "calls" and not document["calls"]:
+                    await self._send(response, b": no new calls\n\n")  # tells whether it reads
+                    continue
+                data = b"event: %b\ndata: %b\n\n" % (topic.encode(), orjson.dumps(document))
+                await self._send(response, data)
+            try:
+                async with asyncio.timeout(_INTERVAL):
+                    await self._stopping.wait()
+            except TimeoutError:
+                documents = [(topic, await describe()) for topic, describe in describes]
+            else:
+                await self._send(response, b"event: end\ndata: {}\n\n")
+                return
+
+    def _describe(self, topic: str, query: Mapping[str, str]) -> Describe:
+        """Return what describes a topic; parameters of its own begin with its name and a dot."""
+        prefix = f"{topic}."
+        own = {
+            name.removeprefix(prefix): value
+            for name, value in query.items()
+            if name.startswith(prefix)
+        }
+        view = self._view
+        if topic == "overview":
+            return view.overview
+        if topic == "topology":
+            return lambda: view.topology(own)
+        if topic == "models":
+            return lambda: view.models(own)
+        return _Follower(view, {"limit": _FOLLOWED_CALLS, **own}).next_calls
+
+    @staticmethod
+    async def _send(response: web.StreamResponse, data: bytes) -> None:
+        async with asyncio.timeout(_SEND_TIMEOUT):
+            await response.write(data)
+
+
+class _Follower:
+    """Describes the calls that came since the last time; the first time, the recent ones."""
+
+    def __init__(self, view: GatewayView, query: Mapping[str, str]) -> None:
+        self._view = view
+        self._query = query
+        self._positions: Sequence[int] = ()
+
+    async def next_calls(self) -> Document:
+        document, self._positions = await self._view.calls_since(self._positions, self._query)
+        return document

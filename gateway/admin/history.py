@@ -1,0 +1,223 @@
+"""How the metrics of all workers changed: the last hour, and the rates of the last seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.observe.call_metrics import (
+    DURATION,
+    RECEIVED_BYTES,
+    REQUEST_BYTES,
+    RESPONSE_BYTES,
+    SENT_BYTES,
+    SERVER_DURATION,
+)
+from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
+from gateway.observe.metric_store import Family, MetricStore
+from gateway.observe.metric_table import MetricTable, Words, quantiles
+
+INTERVAL = 1.0
+"""Seconds between two samples."""
+_MAX_CPU_SHARE = 0.02
+"""With many series, samples are taken less often: they take at most this share of a core."""
+WINDOW = 10.0
+"""Seconds over which rates and percentiles of now are taken."""
+RECENT_POINTS, HOUR_POINTS, HOUR_STEP = 300, 360, 10
+"""Points of a second, and points of ten seconds."""
+ENDPOINT_POINTS = 30
+"""Points of ten seconds that are kept of each endpoint."""
+
+FAMILIES: tuple[Family, ...] = (
+    DURATION,
+    REQUEST_BYTES,
+    RESPONSE_BYTES,
+    SERVER_DURATION,
+    SENT_BYTES,
+    RECEIVED_BYTES,
+    ENDPOINT_FAILURES,
+)
+ERROR_STATUSES = ("5xx", "aborted")
+"""The statuses of calls that count as errors."""
+_STATUS = DURATION.labels.index("status")
+_SHARES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
+_FIELDS = ("calls_per_second", "errors_per_second", *_SHARES, "requests_in_progress")
+
+Row = NDArray[np.float32]
+
+_log = logging.getLogger("tensorgate.admin")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: float
+    """On the clock of ``time.monotonic``."""
+    tables: dict[Family, Words]
+
+
+class Window:
+    """What changed between two samples, ``seconds`` apart."""
+
+    def __init__(self, labels: dict[Family, list[tuple[str, ...]]], old: _Sample, new: _Sample):
+        self.seconds = max(new.at - old.at, 1e-9)
+        self._labels = labels
+        self._old = old
+        self._new = new
+
+    def labels(self, family: Family) -> Sequence[tuple[str, ...]]:
+        """Return the label values of each row."""
+        return self._labels[family]
+
+    def change(self, family: Family) -> Words:
+        """Return how the words of each series have changed."""
+        new = self._new.tables[family]
+        old = self._old.tables[family]
+        change = new.copy()
+        change[: len(old)] -= old
+        return change
+
+    def calls(self) -> Words:
+        """Return the calls per second of each series of DURATION."""
+        rates: Words = self.change(DURATION)[:, 1:].sum(axis=1) / self.seconds
+        return rates
+
+
+class _Points:
+    """The newest points of a series of times, oldest first; NaN where nothing was measured."""
+
+    def __init__(self, count: int, step: float) -> None:
+        self._points: deque[Row] = deque(maxlen=count)
+        self._step = step
+        self._end = 0.0
+
+    def append(self, point: Row, now: float) -> None:
+        """Append a point; if some were left out, there is a gap."""
+        if self._end:
+            missing = min(round((now - self._end) / self._step) - 1, self._points.maxlen or 0)
+            for _ in range(missing):
+                self._points.append(np.full(len(_FIELDS), np.nan, np.float32))
+        self._points.append(point)
+        self._end = now
+
+    def document(self) -> dict[str, Any]:
+        """Return the points by field."""
+        columns = np.array(self._points).T if self._points else np.empty((len(_FIELDS), 0))
+        fields = zip(_FIELDS, columns, strict=True)
+        return {"end": round(self._end, 3), "step_seconds": self._step} | {
+            name: [rounded(value) for value in column.tolist()] for name, column in fields
+        }
+
+
+class History:
+    """Samples the metrics once a second while its task runs; memory is bounded.
+
+    ``in_progress`` returns the calls in progress.
+    """
+
+    def __init__(self, store: MetricStore, in_progress: Callable[[], float]) -> None:
+        self._tables = {family: MetricTable(store, family) for family in FAMILIES}
+        self._in_progress = in_progress
+        self._samples: deque[_Sample] = deque()
+        self._recent = _Points(RECENT_POINTS, 1)
+        self._hour = _Points(HOUR_POINTS, HOUR_STEP)
+        self._next_hour_point = 0.0
+        self._endpoints: deque[tuple[Row, Row]] = deque(maxlen=ENDPOINT_POINTS)
+        """Calls per second and 99th percentile in ms of each row of SERVER_DURATION."""
+        self.interval = INTERVAL
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            began = time.monotonic()
+            try:
+                await asyncio.to_thread(self.sample, began, time.time())
+            except Exception:
+                # An error of our own is logged, and must not end the task.
+                _log.exception("the metrics could not be sampled")
+            took = time.monotonic() - began
+            self.interval = max(INTERVAL, math.ceil(took / _MAX_CPU_SHARE))
+            await asyncio.sleep(max(0.0, began + self.interval - time.monotonic()))
+
+    def sample(self, at: float, now: float) -> None:
+        """Take a sample; ``at`` is on the clock of ``time.monotonic``, ``now`` the Unix time."""
+        tables = {family: table.read() for family, table in self._tables.items()}
+        sample = _Sample(at, tables)
+        if self._samples:
+            self._recent.append(self._point(self._window(self._samples[-1], sample)), now)
+        samples = self._samples
+        samples.append(sample)
+        while len(samples) > 2 and samples[1].at <= at - WINDOW:
+            samples.popleft()
+        if len(samples) > 1 and at >= self._next_hour_point:
+            self._next_hour_point = at + HOUR_STEP - INTERVAL / 2
+            window = self._window(samples[0], sample)
+            self._hour.append(self._point(window), now)
+            words = window.change(SERVER_DURATION)
+            calls = words[:, 1:].sum(axis=1) / window.seconds
+            p99 = quantiles(SERVER_DURATION, words, 0.99) * 1000
+            self._endpoints.append((calls.astype(np.float32), p99.astype(np.float32)))
+
+    @property
+    def now(self) -> Window | None:
+        """Return what changed in the last seconds; None before the second sample."""
+        samples = self._samples
+        return self._window(samples[0], samples[-1]) if len(samples) > 1 else None
+
+    def recent(self) -> dict[str, Any]:
+        """Return the last five minutes in steps of a second."""
+        return self._recent.document()
+
+    def hour(self) -> dict[str, Any]:
+        """Return the last hour in steps of ten seconds."""
+        return self._hour.document()
+
+    def endpoint(self, row: int) -> dict[str, Any]:
+        """Return the last five minutes of an endpoint: of a row of SERVER_DURATION."""
+        points = [(calls[row], p99[row]) for calls, p99 in self._endpoints if row < len(calls)]
+        return {
+            "step_seconds": HOUR_STEP,
+            "calls_per_second": [rounded(float(calls)) for calls, _ in points],
+            "p99_ms": [rounded(float(p99)) for _, p99 in points],
+        }
+
+    def _window(self, old: _Sample, new: _Sample) -> Window:
+        labels = {family: table.labels for family, table in self._tables.items()}
+        return Window(labels, old, new)
+
+    def _point(self, window: Window) -> Row:
+        summary = summarize(window)
+        values = [summary[name] for name in _FIELDS[:-1]]
+        point = [math.nan if value is None else value for value in (*values, self._in_progress())]
+        return np.array(point, np.float32)
+
+
+def summarize(window: Window, rows: Sequence[int] | None = None) -> dict[str, float | None]:
+    """Return rates, error ratio and percentiles of calls: of all, or of rows of DURATION."""
+    words, labels = window.change(DURATION), window.labels(DURATION)
+    chosen = range(len(words)) if rows is None else rows
+    calls = words[:, 1:].sum(axis=1)
+    total = sum(calls[row] for row in chosen)
+    errors = sum(calls[row] for row in chosen if labels[row][_STATUS] in ERROR_STATUSES)
+    merged = words[list(chosen)].sum(axis=0, keepdims=True)
+    return {
+        "calls_per_second": rounded(total / window.seconds),
+        "errors_per_second": rounded(errors / window.seconds),
+        "error_ratio": rounded(errors / total) if total else None,
+    } | {
+        name: rounded(1000 * float(quantiles(DURATION, merged, share)[0]))
+        for name, share in _SHARES.items()
+    }
+
+
+def rounded(value: float) -> float | None:
+    """Return a number with some four significant digits; None for one that is not finite."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None

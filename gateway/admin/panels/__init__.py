@@ -1,0 +1,1 @@
+"""The panels of the operator's page: what each one shows, as a document."""

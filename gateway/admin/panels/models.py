@@ -1,0 +1,145 @@
+"""The models: where each is ready, how it is called, and what conversion saves."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gateway.admin.history import Window, rounded, summarize
+from gateway.admin.panels.query import parse_count, parse_text
+from gateway.observe.call_metrics import DURATION, MODEL_BYTES, MODEL_ELEMENTS
+from gateway.observe.metric_store import OTHER, MetricStore, clean_label
+
+_DEFAULT_MODELS, _MAX_MODELS = 100, 1000
+_MODEL, _FORM, _STATUS = map(DURATION.labels.index, ("model", "form", "status"))
+
+Status = Mapping[str, Any]
+
+
+def describe_models(
+    time: float, status: Status, window: Window | None, query: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the models that are ready or were called: those in use first. Raises ValueError.
+
+    Models without numbers of their own have no rates.
+    """
+    search = parse_text(query, "search").lower()
+    offset = parse_count(query, "offset", 0)
+    limit = parse_count(query, "limit", _DEFAULT_MODELS, _MAX_MODELS)
+    ready, rates = _ready_models(status), ModelRates(window)
+    names = [name for name in dict.fromkeys([*ready, *rates.names]) if search in name.lower()]
+    names.sort(key=lambda name: (-rates.calls_per_second(name), name))
+    return {
+        "time": time,
+        "total": len(names),
+        "models": [
+            {"name": name, "ready": ready.get(name, []), **rates.describe(name)}
+            for name in names[offset : offset + limit]
+        ],
+    }
+
+
+def describe_model(
+    time: float, status: Status, window: Window | None, totals: ModelTotals, name: str
+) -> dict[str, Any]:
+    """Return one model: where it is ready, its rates, and what conversion saved."""
+    endpoints = [
+        {"upstream": upstream, "endpoint": endpoint["url"]}
+        for upstream, each in status["upstreams"].items()
+        for endpoint in each["endpoints"]
+        if endpoint["models"] is not None and name in endpoint["models"]
+    ]
+    return {
+        "time": time,
+        "name": name,
+        "ready": _ready_models(status).get(name, []),
+        **ModelRates(window).describe(name),
+        "endpoints": endpoints,
+        "conversion": totals.describe(name),
+    }
+
+
+def _ready_models(status: Status) -> dict[str, list[dict[str, Any]]]:
+    """Return for each model how many endpoints of each upstream have it ready."""
+    ready: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for upstream, each in status["upstreams"].items():
+        # Endpoints mostly have the same models: each list is counted once.
+        lists = Counter(
+            tuple(endpoint["models"])
+            for endpoint in each["endpoints"]
+            if endpoint["models"] is not None
+        )
+        counts: Counter[str] = Counter()
+        for names, times in lists.items():
+            for name in names:
+                counts[name] += times
+        for name, count in counts.items():
+            ready[name].append(
+                {"upstream": upstream, "endpoints": count, "of": len(each["endpoints"])}
+            )
+    return dict(ready)
+
+
+class ModelRates:
+    """The calls of models in the last seconds."""
+
+    def __init__(self, window: Window | None) -> None:
+        self._window = window
+        self._rows: defaultdict[str, list[int]] = defaultdict(list)
+        if window is None:
+            return
+        self._calls = window.calls()
+        for row, labels in enumerate(window.labels(DURATION)[: len(self._calls)]):
+            if labels[_MODEL] not in ("", OTHER):
+                self._rows[labels[_MODEL]].append(row)
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Return the models that have numbers."""
+        return self._rows
+
+    def calls_per_second(self, name: str) -> float:
+        """Return the calls of a model per second."""
+        return float(sum(self._calls[row] for row in self._rows.get(clean_label(name), ())))
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """Return rates and times of a model; nothing if it has no numbers of its own."""
+        rows = self._rows.get(clean_label(name))
+        if self._window is None or not rows:
+            return {}
+        return {
+            **summarize(self._window, rows),
+            "forms_per_second": self._by(rows, _FORM),
+            "statuses_per_second": self._by(rows, _STATUS),
+        }
+
+    def _by(self, rows: Sequence[int], position: int) -> dict[str, float | None]:
+        assert self._window is not None
+        labels = self._window.labels(DURATION)
+        sums: defaultdict[str, float] = defaultdict(float)
+        for row in rows:
+            if self._calls[row]:
+                sums[labels[row][position]] += float(self._calls[row])
+        return {name: rounded(rate) for name, rate in sums.items()}
+
+
+class ModelTotals:
+    """What was converted for each model since the start."""
+
+    def __init__(self, store: MetricStore) -> None:
+        self._elements = store.sums(MODEL_ELEMENTS)
+        self._sizes = store.sums(MODEL_BYTES)
+
+    def describe(self, name: str) -> dict[str, float] | None:
+        """Return what was converted for a model; None if nothing was."""
+        label = clean_label(name)
+        if (label,) not in self._elements:
+            return None
+        client, server = (self._sizes[label, side][0] for side in ("client", "server"))
+        return {
+            "elements": self._elements[label,][0],
+            "client_bytes": client,
+            "server_bytes": server,
+            "saved_bytes": max(0.0, client - server),
+        }

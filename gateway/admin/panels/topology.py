@@ -1,0 +1,214 @@
+"""The topology: routes, upstreams and endpoints, with the rates between them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from gateway.admin.history import ERROR_STATUSES, History, Window, rounded
+from gateway.admin.panels.overview import describe_endpoint_state
+from gateway.admin.panels.query import parse_count, parse_text
+from gateway.observe.call_metrics import DURATION, RECEIVED_BYTES, SENT_BYTES, SERVER_DURATION
+from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
+from gateway.observe.metric_store import CounterFamily, clean_label
+from gateway.observe.metric_table import quantiles
+from gateway.settings.routes import describe_match
+from gateway.settings.schema import Settings
+
+_DEFAULT_ENDPOINTS, _MAX_ENDPOINTS = 200, 2000
+_MAX_MODELS = 100
+"""Names of models that are listed for an endpoint."""
+
+Status = Mapping[str, Any]
+EndpointKey = tuple[str, str]
+"""The labels of an endpoint: upstream and URL."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFilter:
+    """Which endpoints to describe: those of an upstream, those with a text, and how many."""
+
+    upstream: str
+    search: str
+    offset: int
+    limit: int
+
+    @classmethod
+    def parse(cls, query: Mapping[str, str]) -> Self:
+        """Read a query. Raises ValueError."""
+        return cls(
+            parse_text(query, "upstream"),
+            parse_text(query, "search").lower(),
+            parse_count(query, "offset", 0),
+            parse_count(query, "limit", _DEFAULT_ENDPOINTS, _MAX_ENDPOINTS),
+        )
+
+    def fits(self, upstream: str, endpoint: Status) -> bool:
+        """Tell whether an endpoint is among them."""
+        if self.upstream and upstream != self.upstream:
+            return False
+        if not self.search:
+            return True
+        state, sentence = describe_endpoint_state(endpoint)
+        text = f"{upstream} {endpoint['url']} {state} {sentence}".lower()
+        return self.search in text
+
+
+def describe_topology(
+    time: float,
+    status: Status,
+    window: Window | None,
+    history: History,
+    settings: Settings,
+    chosen: EndpointFilter,
+) -> dict[str, Any]:
+    """Return routes, and upstreams with those endpoints that were chosen."""
+    rates = EndpointRates(window, history)
+    calls = _CallRates(window)
+    upstreams, skip, room = [], chosen.offset, chosen.limit
+    for name, upstream in status["upstreams"].items():
+        fitting = [each for each in upstream["endpoints"] if chosen.fits(name, each)]
+        shown = fitting[skip : skip + room]
+        skip, room = max(0, skip - len(fitting)), room - len(shown)
+        upstreams.append(
+            {
+                "name": name,
+                **{key: upstream[key] for key in upstream if key != "endpoints"},
+                "endpoints_total": len(upstream["endpoints"]),
+                "endpoints_fitting": len(fitting),
+                **rates.of_upstream(name),
+                "endpoints": [_describe_endpoint(name, each, rates) for each in shown],
+            }
+        )
+    return {
+        "time": time,
+        "routes": _describe_routes(settings, calls),
+        "upstreams": upstreams,
+    }
+
+
+def _describe_endpoint(upstream: str, endpoint: Status, rates: EndpointRates) -> dict[str, Any]:
+    state, sentence = describe_endpoint_state(endpoint)
+    models = endpoint["models"]
+    return {
+        **endpoint,
+        "models": None if models is None else models[:_MAX_MODELS],
+        "models_total": None if models is None else len(models),
+        "state": state,
+        "state_text": sentence,
+        **rates.of_endpoint(upstream, endpoint["url"]),
+    }
+
+
+class _CallRates:
+    """The calls per second of the last seconds by route and upstream."""
+
+    def __init__(self, window: Window | None) -> None:
+        self._all: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._errors: defaultdict[tuple[str, str], float] = defaultdict(float)
+        if window is None:
+            return
+        at = DURATION.labels.index
+        route, upstream, status = at("route"), at("upstream"), at("status")
+        for labels, rate in zip(window.labels(DURATION), window.calls().tolist(), strict=False):
+            if rate:
+                key = labels[route], labels[upstream]
+                self._all[key] += rate
+                if labels[status] in ERROR_STATUSES:
+                    self._errors[key] += rate
+
+    def describe(self, route: str, upstream: str | None = None) -> dict[str, float | None]:
+        """Return the rates of a route, or of its calls to an upstream."""
+        keys = [
+            key
+            for key in self._all
+            if key[0] == route and (upstream is None or upstream in key[1].split(","))
+        ]
+        total = sum(self._all[key] for key in keys)
+        errors = sum(self._errors[key] for key in keys)
+        ratio = rounded(errors / total) if total else None
+        return {"calls_per_second": rounded(total), "error_ratio": ratio}
+
+
+def _describe_routes(settings: Settings, rates: _CallRates) -> list[dict[str, Any]]:
+    routes = []
+    for number, route in enumerate(settings.routes, 1):
+        name = route.name or str(number)
+        mirror = route.mirror
+        routes.append(
+            {
+                "name": name,
+                "match": describe_match(route.match),
+                "upstreams": [
+                    {"name": each.name, "weight": each.weight, **rates.describe(name, each.name)}
+                    for each in route.upstream
+                ],
+                "mirror": mirror and {"upstream": mirror.upstream, "percent": mirror.percent},
+                **rates.describe(name),
+            }
+        )
+    return routes
+
+
+class EndpointRates:
+    """The rates and times of endpoints in the last seconds."""
+
+    def __init__(self, window: Window | None, history: History) -> None:
+        self._history = history
+        self._window = window
+        self._rows: dict[EndpointKey, int] = {}
+        self._failures: defaultdict[EndpointKey, dict[str, float]] = defaultdict(dict)
+        if window is None:
+            return
+        words = window.change(SERVER_DURATION)
+        self._calls = words[:, 1:].sum(axis=1) / window.seconds
+        self._p50 = quantiles(SERVER_DURATION, words, 0.5) * 1000
+        self._p99 = quantiles(SERVER_DURATION, words, 0.99) * 1000
+        self._sent = self._byte_rates(window, SENT_BYTES)
+        self._received = self._byte_rates(window, RECEIVED_BYTES)
+        self._rows = _rows(window.labels(SERVER_DURATION), len(words))
+        failures = (window.change(ENDPOINT_FAILURES)[:, 0] / window.seconds).tolist()
+        for labels, rate in zip(window.labels(ENDPOINT_FAILURES), failures, strict=False):
+            if rate:
+                upstream, url, kind = labels
+                self._failures[upstream, url][kind] = float(f"{rate:.4g}")
+
+    def of_endpoint(self, upstream: str, url: str) -> dict[str, Any]:
+        """Return the rates of an endpoint."""
+        key = clean_label(upstream), clean_label(url)
+        row = self._rows.get(key)
+        failures = self._failures.get(key, {})
+        if row is None:
+            return {"calls_per_second": 0.0, "failures_per_second": 0.0, "recent": None}
+        return {
+            "calls_per_second": rounded(float(self._calls[row])),
+            "failures_per_second": rounded(sum(failures.values())),
+            "failures_by_kind_per_second": failures,
+            "p50_ms": rounded(float(self._p50[row])),
+            "p99_ms": rounded(float(self._p99[row])),
+            "sent_bytes_per_second": self._sent.get(key, 0.0),
+            "received_bytes_per_second": self._received.get(key, 0.0),
+            "recent": self._history.endpoint(row),
+        }
+
+    def of_upstream(self, upstream: str) -> dict[str, float | None]:
+        """Return the rates of all endpoints of an upstream."""
+        name = clean_label(upstream)
+        calls = sum(float(self._calls[row]) for key, row in self._rows.items() if key[0] == name)
+        failures = sum(
+            sum(rates.values()) for key, rates in self._failures.items() if key[0] == name
+        )
+        return {"calls_per_second": rounded(calls), "failures_per_second": rounded(failures)}
+
+    @staticmethod
+    def _byte_rates(window: Window, family: CounterFamily) -> dict[EndpointKey, float | None]:
+        rates = (window.change(family)[:, 0] / window.seconds).tolist()
+        rows = _rows(window.labels(family), len(rates))
+        return {key: rounded(rates[row]) for key, row in rows.items()}
+
+
+def _rows(labels: Sequence[tuple[str, ...]], count: int) -> dict[EndpointKey, int]:
+    """Return the row of each endpoint."""
+    return {(upstream, url): row for row, (upstream, url) in enumerate(labels[:count])}

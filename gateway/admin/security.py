@@ -1,0 +1,74 @@
+"""Protects the admin address from web pages of others that an operator's browser shows.
+
+- DNS rebinding: a page of another host may have its own name lead to this address. Its requests
+  have that name in Host. So a name must be ``localhost`` or one of ``admin_hosts``; an address is
+  not a name.
+- Requests of other origins: a browser says where a request with effects comes from (Origin).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""The headers of all responses."""
+
+_GUARDED = "/api/"
+"""What the page reads, and what it does. Probes and Prometheus may use any name for the rest."""
+
+
+def refusal(path: str, host: str, origin: str | None, hosts: Collection[str]) -> str:
+    """Return why a request must not be served; empty if it may be.
+
+    ``host`` and ``origin`` are the headers, and ``hosts`` are further names of this address.
+    """
+    if not path.startswith(_GUARDED):
+        return ""
+    name = _host_name(host)
+    if not _is_own_name(name, hosts):
+        return (
+            f"the host name {name[:100]!r} is not known here: use localhost or the IP address, or"
+            " add it to admin_hosts"
+        )
+    if origin is not None and not _is_own_origin(origin, host, hosts):
+        return f"a request from the origin {origin[:100]!r} is refused"
+    return ""
+
+
+def _host_name(host: str) -> str:
+    """Return the name in a Host header, without its port and the brackets of IPv6."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return host
+
+
+def _is_own_name(name: str, hosts: Collection[str]) -> bool:
+    if not name or name == "localhost" or name.endswith(".localhost") or name in hosts:
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_own_origin(origin: str, host: str, hosts: Collection[str]) -> bool:
+    try:
+        parts = urlsplit(origin)
+        if parts.scheme not in ("http", "https"):
+            return False
+        return parts.netloc.lower() == host.lower() or parts.hostname in hosts
+    except ValueError:
+        return False

@@ -1,0 +1,126 @@
+"""What the operator's page shows of a gateway: the state of now, and how it changed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.admin.history import History, Window
+from gateway.admin.panels.calls import CallFilter, matching_calls
+from gateway.admin.panels.models import ModelTotals, describe_model, describe_models
+from gateway.admin.panels.overview import describe_overview
+from gateway.admin.panels.topology import EndpointFilter, describe_topology
+from gateway.admin.source import GatewaySource, Status
+from gateway.admin.status import merge_statuses
+
+_CACHE_SECONDS = 0.9
+"""For this long, all operators see the same state."""
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state of all workers at one time, and what has changed since a few seconds."""
+
+    time: float
+    status: Status
+    window: Window | None
+
+
+class GatewayView:
+    """Describes a gateway for operators: a document for each panel of the page.
+
+    It samples the metrics while its context is open.
+    """
+
+    def __init__(self, source: GatewaySource) -> None:
+        self._source = source
+        self._started_at = time.time()
+        self._history = History(source.metric_store, source.requests_in_progress)
+        self._state: State | None = None
+        self._expires = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> GatewayView:
+        self._task = asyncio.create_task(self._history.run(), name="admin history")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def overview(self) -> Document:
+        """Return what an operator looks at first, with the last five minutes."""
+        state, settings = await self._current_state(), self._source.settings
+        overview = await asyncio.to_thread(
+            describe_overview, state.time, state.status, state.window, settings, self._started_at
+        )
+        return {**overview, "recent": self._history.recent()}
+
+    async def history(self) -> Document:
+        """Return the last hour."""
+        return {"time": time.time(), "history": self._history.hour()}
+
+    async def topology(self, query: Mapping[str, str]) -> Document:
+        """Return the routes, the upstreams and their endpoints. Raises ValueError."""
+        chosen = EndpointFilter.parse(query)
+        state, settings = await self._current_state(), self._source.settings
+        return await asyncio.to_thread(
+            describe_topology,
+            *(state.time, state.status, state.window),
+            self._history,
+            settings,
+            chosen,
+        )
+
+    async def models(self, query: Mapping[str, str]) -> Document:
+        """Return the models that are ready or were called. Raises ValueError."""
+        state = await self._current_state()
+        return await asyncio.to_thread(
+            describe_models, state.time, state.status, state.window, query
+        )
+
+    async def model(self, name: str) -> Document:
+        """Return one model."""
+        state = await self._current_state()
+
+        def describe() -> Document:
+            totals = ModelTotals(self._source.metric_store)
+            return describe_model(state.time, state.status, state.window, totals, name)
+
+        return await asyncio.to_thread(describe)
+
+    async def calls(self, query: Mapping[str, str]) -> Document:
+        """Return the recent calls that fit, newest first. Raises ValueError."""
+        document, _ = await self.calls_since((), query)
+        return document
+
+    async def calls_since(
+        self, positions: Sequence[int], query: Mapping[str, str]
+    ) -> tuple[Document, list[int]]:
+        """Return the calls after positions that fit, and the positions behind them."""
+        chosen = CallFilter.parse(query)
+        return await asyncio.to_thread(self._calls_since, positions, chosen)
+
+    def _calls_since(
+        self, positions: Sequence[int], chosen: CallFilter
+    ) -> tuple[Document, list[int]]:
+        encoded, positions = self._source.recent_calls(positions)
+        calls = matching_calls(encoded, chosen)
+        return {"time": time.time(), "kept": len(encoded), "calls": calls}, list(positions)
+
+    async def _current_state(self) -> State:
+        async with self._lock:
+            if self._state is None or time.monotonic() >= self._expires:
+                statuses = await self._source.worker_statuses()
+                status = await asyncio.to_thread(self._merge, statuses)
+                self._state = State(time.time(), status, self._history.now)
+                self._expires = time.monotonic() + _CACHE_SECONDS
+            return self._state
+
+    def _merge(self, statuses: list[Status]) -> Status:
+        return merge_statuses(statuses, self._source.metric_store)

@@ -1,0 +1,135 @@
+"""The admin process: it serves the admin address of a gateway with several workers.
+
+It has no part in calls. It reads what workers publish in shared memory, and asks them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from gateway.app.admin_site import AdminSite
+from gateway.app.reload.revision import Revision
+from gateway.app.shared_memory import SharedMemory
+from gateway.app.status_publisher import read_statuses
+from gateway.observe.gateway_metrics import ReloadMetrics
+from gateway.observe.metric_store import MetricStore
+from gateway.settings.schema import Settings
+from gateway.workers.control import ControlClient, Question
+
+_PUBLISH_TIMEOUT = 0.3
+"""Seconds for workers to publish their status; older ones are taken of those that need longer."""
+_READY_TIMEOUT = 3.0
+"""Seconds for a worker to say whether it is ready, which may take it two."""
+_DRAIN_GRACE = 0.1
+"""Seconds at the end for operators with an open connection to request a page."""
+
+
+class AdminProcess:
+    """Serves operators while its context is open: see GatewaySource."""
+
+    def __init__(self, settings: Settings, shared: SharedMemory, revision: Revision) -> None:
+        assert shared.control is not None
+        self._settings = settings
+        self._shared = shared
+        self._control = ControlClient(shared.control)
+        self._site = AdminSite(self)
+        self._statuses: list[dict[str, Any]] = []
+        self._turn = 0
+        self.revision = revision
+        """Which settings are in use; the reloader keeps it up to date."""
+        self.reload_metrics = ReloadMetrics(shared.metric_store.writer(shared.admin_segment))
+        self.draining = False
+        """The gateway is stopping."""
+
+    async def __aenter__(self) -> Self:
+        self._control.__enter__()
+        await self._site.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._site.drain(_DRAIN_GRACE)
+        await self._site.__aexit__(kind, error, traceback)
+        self._control.__exit__(kind, error, traceback)
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere; this owns it from now on."""
+        self._site.adopt(connection)
+
+    def begin_draining(self) -> None:
+        """Be not ready from now on."""
+        self.draining = True
+
+    async def reload(self, settings: Settings) -> str:
+        """Use other settings."""
+        self._settings = settings
+        return ""
+
+    def reopen_logs(self) -> None:
+        """Do nothing: it has no log."""
+
+    @property
+    def settings(self) -> Settings:
+        """Return the settings in use."""
+        return self._settings
+
+    @property
+    def metric_store(self) -> MetricStore:
+        """Return the counters and histograms of all workers."""
+        return self._shared.metric_store
+
+    def requests_in_progress(self) -> int:
+        """Return the calls in progress of all workers."""
+        return sum(int(self._shared.calls_in_progress[slot][0]) for slot in self._living_slots())
+
+    async def worker_statuses(self) -> list[dict[str, Any]]:
+        """Return the statuses of all living workers; when the last has ended, those of before."""
+        asked = [
+            self._ask(slot, Question.PUBLISH, _PUBLISH_TIMEOUT) for slot in self._living_slots()
+        ]
+        await asyncio.gather(*asked)
+        statuses = await asyncio.to_thread(read_statuses, self._shared.statuses)
+        self._statuses = statuses or self._statuses
+        if self.draining:
+            return [{**each, "draining": True} for each in self._statuses]
+        return self._statuses
+
+    async def not_ready_reason(self) -> str:
+        """Return why the gateway is not ready, or an empty text: a worker knows."""
+        if self.draining:
+            return "draining"
+        slots = list(self._living_slots())
+        self._turn += 1
+        for at in range(len(slots)):
+            slot = slots[(self._turn + at) % len(slots)]
+            reply = await self._ask(slot, Question.READY, _READY_TIMEOUT)
+            if reply is not None:
+                return reply
+        return "no worker responds"
+
+    def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
+        """Return the recent calls after positions, and the next positions."""
+        return self._shared.recent_calls.read(positions)
+
+    async def _ask(self, slot: int, question: Question, max_seconds: float) -> str | None:
+        """Return the reply of a worker; None if there was none in time."""
+        with suppress(TimeoutError):
+            return await self._control.ask(slot, question, max_seconds)
+        return None
+
+    def _living_slots(self) -> Iterator[int]:
+        for slot, pid in enumerate(self._shared.worker_pids):
+            with suppress(ProcessLookupError, PermissionError):
+                if pid[0]:
+                    os.kill(pid[0], 0)
+                    yield slot
