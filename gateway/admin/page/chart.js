@@ -1,0 +1,133 @@
+// Small line charts, drawn as SVG, each with its text alternative.
+
+import { el, setAttribute, setText, svg } from "./dom.js";
+import { clock, seconds } from "./format.js";
+
+const WIDTH = 300;
+
+/**
+ * Create a chart of one value over time. `format` says a value with its unit.
+ * `tall` charts have a scale, and show the value under the pointer.
+ */
+export function createChart({ label, format, height = 24, tall = false, kind = "plain" }) {
+  const area = svg("path", { class: "area" });
+  const line = svg("path", { class: "line", "vector-effect": "non-scaling-stroke" });
+  const pointer = svg("line", { class: "pointer", y1: 0, y2: height, visibility: "hidden" });
+  const picture = svg(
+    "svg",
+    {
+      viewBox: `0 0 ${WIDTH} ${height}`,
+      preserveAspectRatio: "none",
+      role: "img",
+      "aria-label": label,
+      class: "chart",
+      "data-kind": kind,
+    },
+    area,
+    line,
+    tall ? pointer : null,
+  );
+  const top = el("span", { class: "scale" });
+  const foot = el("span", { class: "foot" });
+  const node = tall
+    ? el("div", { class: "chart-box" }, picture, el("div", { class: "axis" }, foot, top))
+    : picture;
+  let shown = null;
+  let over = null;
+
+  if (tall) {
+    picture.addEventListener("pointermove", (event) => {
+      const box = picture.getBoundingClientRect();
+      over = (event.clientX - box.left) / box.width;
+      readOut();
+    });
+    picture.addEventListener("pointerleave", () => {
+      over = null;
+      readOut();
+    });
+  }
+
+  function readOut() {
+    if (!shown) return;
+    const { values, end, step, span } = shown;
+    if (over === null) {
+      setAttribute(pointer, "visibility", "hidden");
+      setText(foot, `last ${seconds(span * step)}`);
+      return;
+    }
+    const back = Math.round((1 - over) * (span - 1));
+    const x = WIDTH - (back * WIDTH) / (span - 1);
+    setAttribute(pointer, "x1", x);
+    setAttribute(pointer, "x2", x);
+    setAttribute(pointer, "visibility", "visible");
+    setText(foot, `${clock(end - back * step)}: ${format(values[values.length - 1 - back] ?? null)}`);
+  }
+
+  return {
+    node,
+    /** Show values, oldest first, of which the last is of the time `end`; null is a gap. */
+    update(values, { end, step, span = values.length }) {
+      const numbers = values.filter((value) => value !== null && value !== undefined);
+      const most = numbers.length ? Math.max(...numbers) : 0;
+      const scale = niceTop(most);
+      shown = { values, end, step, span: Math.max(span, 2) };
+      const { strokes, fills } = paths(values, shown.span, scale, height);
+      setAttribute(line, "d", strokes);
+      setAttribute(area, "d", fills);
+      const least = numbers.length ? format(Math.min(...numbers)) : "";
+      const last = numbers.length ? format(values.at(-1) ?? null) : "";
+      setAttribute(
+        picture,
+        "aria-label",
+        numbers.length
+          ? `${label}, last ${seconds(shown.span * step)}: now ${last}, least ${least}, most ${format(most)}`
+          : `${label}: no values yet`,
+      );
+      if (tall) {
+        setText(top, numbers.length ? `top of the scale ${format(scale)}` : "no values yet");
+        readOut();
+      }
+    },
+  };
+}
+
+function paths(values, span, scale, height) {
+  const step = WIDTH / (span - 1);
+  const first = span - values.length;
+  const y = (value) => (height - 1 - (value / scale) * (height - 2)).toFixed(1);
+  let strokes = "";
+  let fills = "";
+  let begin = null;
+  let x = "0";
+  const close = () => {
+    if (begin === null) return;
+    // A lone value is a dot.
+    if (begin === x) strokes += "h.01";
+    fills += `L${x} ${height}Z`;
+    begin = null;
+  };
+  values.forEach((value, index) => {
+    if (value === null || value === undefined) {
+      close();
+      return;
+    }
+    x = ((first + index) * step).toFixed(1);
+    if (begin === null) {
+      begin = x;
+      strokes += `M${x} ${y(value)}`;
+      fills += `M${x} ${height}L${x} ${y(value)}`;
+    } else {
+      strokes += `L${x} ${y(value)}`;
+      fills += `L${x} ${y(value)}`;
+    }
+  });
+  close();
+  return { strokes, fills };
+}
+
+/** Return the top of a scale: a round number. */
+export function niceTop(most) {
+  if (!(most > 0)) return 1;
+  const power = 10 ** Math.floor(Math.log10(most));
+  return [1, 1.5, 2, 3, 5, 7.5, 10].map((factor) => factor * power).find((top) => top >= most * 0.999);
+}

@@ -1,0 +1,323 @@
+// The panel "Models": a list with rates, and the details of one model.
+
+import { readJson } from "./api.js";
+import {
+  dataRow,
+  dataTable,
+  el,
+  factTable,
+  keyedList,
+  labelled,
+  nameElement,
+  plainText,
+  setAttribute,
+  setHidden,
+  setName,
+  setText,
+} from "./dom.js";
+import * as say from "./format.js";
+import { createPager } from "./pager.js";
+import { modelLink } from "./topology.js";
+
+const PAGE = 100;
+const REFRESH = 2000;
+
+const COLUMNS = [
+  { label: "Model" },
+  { label: "Ready" },
+  { label: "Calls", numeric: true },
+  { label: "Error ratio", numeric: true },
+  { label: "p50", numeric: true },
+  { label: "p99", numeric: true },
+  { label: "Forms" },
+  { label: "By status" },
+];
+
+const TENSOR_COLUMNS = [{ label: "Tensor" }, { label: "Datatype" }, { label: "Shape" }];
+
+export function createModels({ navigate }) {
+  const list = createList({ navigate });
+  const details = createDetails();
+  const node = el("div", {}, list.node, details.node);
+  let parameters = {};
+  let timer = null;
+  let visible = false;
+  let reading = 0;
+
+  // Models are not in the stream, as they change seldom.
+  async function read() {
+    clearTimeout(timer);
+    const ticket = ++reading;
+    const view = parameters.name === undefined ? list : details;
+    try {
+      const document = await view.read(parameters);
+      if (ticket === reading) view.update(document, parameters);
+    } catch (error) {
+      if (ticket === reading) view.failed(error, parameters);
+    }
+    if (ticket === reading && visible) timer = setTimeout(read, document.hidden ? 4 * REFRESH : REFRESH);
+  }
+
+  return {
+    id: "models",
+    title: "Models",
+    node,
+    topics: () => ({}),
+    show(next) {
+      visible = true;
+      parameters = next;
+      setHidden(list.node, next.name !== undefined);
+      setHidden(details.node, next.name === undefined);
+      if (next.name === undefined) list.show(next);
+      else details.show(next);
+      read();
+    },
+    hide() {
+      visible = false;
+      reading += 1;
+      clearTimeout(timer);
+    },
+    update() {},
+  };
+}
+
+function createList({ navigate }) {
+  const search = el("input", { type: "search", id: "models-search", autocomplete: "off" });
+  const pager = createPager("models", (offset) => navigate("models", { ...parameters, offset }));
+  const failure = el("p", { class: "failure" });
+  const nothing = el("p", { class: "empty" }, "No model matches. Models appear when a server has them ready, or after a call.");
+  const table = dataTable("Models", COLUMNS);
+  let parameters = {};
+  let typing = null;
+  search.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => navigate("models", { search: search.value.trim() }), 250);
+  });
+  setHidden(failure, true);
+  setHidden(nothing, true);
+  const render = keyedList(table.body, (model) => model.name, createRow);
+  return {
+    node: el(
+      "div",
+      {},
+      el(
+        "form",
+        { class: "filters", role: "search", "aria-label": "Models", onsubmit: (event) => event.preventDefault() },
+        labelled("Model has", search),
+        pager.node,
+      ),
+      failure,
+      nothing,
+      table.node,
+    ),
+    show(next) {
+      parameters = next;
+      if (document.activeElement !== search) search.value = next.search ?? "";
+    },
+    read: ({ search: text, offset }) =>
+      readJson("models", { search: text, offset: Number(offset) || 0, limit: PAGE }),
+    update({ models, total }, { offset }) {
+      setHidden(failure, true);
+      setHidden(nothing, models.length > 0);
+      setHidden(table.node, models.length === 0);
+      render(models);
+      pager.update({ offset: Number(offset) || 0, here: models.length, total, limit: PAGE });
+    },
+    failed(error) {
+      setText(failure, `The models cannot be read: ${error.message}`);
+      setHidden(failure, false);
+    },
+  };
+}
+
+function createRow() {
+  const name = nameElement("", 60);
+  const link = el("a", {}, name);
+  const cells = COLUMNS.map(() => el("span", { dir: "auto" }));
+  const row = dataRow(COLUMNS, [link, ...cells.slice(1)]);
+  return {
+    node: row,
+    update(model) {
+      setName(name, model.name, 60);
+      setAttribute(link, "href", modelLink(model.name));
+      [
+        readiness(model.ready),
+        say.rate(model.calls_per_second),
+        say.percent(model.error_ratio),
+        say.milliseconds(model.p50_ms),
+        say.milliseconds(model.p99_ms),
+        say.ratesByName(model.forms_per_second, say.formName),
+        say.ratesByName(model.statuses_per_second),
+      ].forEach((text, index) => setText(cells[index + 1], text));
+      setAttribute(row, "data-level", model.error_ratio > 0.01 ? "error" : null);
+    },
+  };
+}
+
+/** Say where a model is ready: "on 3 of 4 endpoints of triton". */
+function readiness(ready) {
+  if (!ready?.length) return "not known";
+  const parts = ready.slice(0, 4).map(({ upstream, endpoints, of }) => {
+    const name = upstream.slice(0, 60);
+    if (endpoints === 0) return `nowhere of ${name}`;
+    if (of === 1) return `on ${name}`;
+    return endpoints === of ? `on all ${say.count(of)} of ${name}` : `on ${say.count(endpoints)} of ${say.count(of)} of ${name}`;
+  });
+  if (ready.length > 4) parts.push(`${say.count(ready.length - 4)} more upstreams`);
+  return parts.join("; ");
+}
+
+function createDetails() {
+  const title = nameElement("", 80);
+  const showAll = el("button", { type: "button", class: "small" }, "Show the whole name");
+  const failure = el("p", { class: "failure" });
+  const facts = factTable("Calls of this model");
+  const saved = factTable("What conversion saved");
+  const metadata = factTable("Metadata");
+  const metadataNote = el("p", { class: "muted", dir: "auto" });
+  const traceNote = el("p", { class: "muted", dir: "auto" });
+  const trace = factTable("Trace settings");
+  const inputs = createTensors("Inputs");
+  const outputs = createTensors("Outputs");
+  const endpoints = el("ul", { class: "plain" });
+  const more = el("p", { class: "muted" });
+  const callsLink = el("a", {}, "Its calls");
+  const renderEndpoints = keyedList(
+    endpoints,
+    ({ upstream, endpoint }) => JSON.stringify([upstream, endpoint]),
+    ({ upstream, endpoint }) => {
+      const query = new URLSearchParams({ upstream, search: endpoint });
+      return {
+        node: el("li", {}, el("a", { href: `#topology?${query}` }, nameElement(endpoint, 60)), " of ", nameElement(upstream)),
+        update() {},
+      };
+    },
+  );
+  let wanted = "";
+  let whole = false;
+  showAll.addEventListener("click", () => {
+    whole = !whole;
+    nameIt();
+  });
+
+  function nameIt() {
+    setName(title, wanted, whole ? Infinity : 80);
+    setText(showAll, whole ? "Show the short name" : "Show the whole name");
+    setHidden(showAll, Array.from(plainText(wanted)).length <= 80);
+  }
+
+  const body = el(
+    "div",
+    { class: "columns" },
+    el("section", {}, el("h3", {}, "Calls"), facts.node),
+    el("section", {}, el("h3", {}, "What conversion saved"), saved.node),
+    el("section", {}, el("h3", {}, "Inputs and outputs"), inputs.node, outputs.node, metadata.node, metadataNote),
+    el("section", {}, el("h3", {}, "Ready on"), endpoints, more),
+    el("section", {}, el("h3", {}, "Trace settings"), trace.node, traceNote),
+  );
+  return {
+    node: el(
+      "div",
+      {},
+      el("p", { class: "crumbs" }, el("a", { href: "#models" }, "All models"), " · ", callsLink),
+      el("div", { class: "title-row" }, el("h2", {}, title), showAll),
+      failure,
+      body,
+    ),
+    show({ name }) {
+      if (wanted === name) return;
+      wanted = name;
+      whole = false;
+      nameIt();
+      setAttribute(callsLink, "href", `#calls?${new URLSearchParams({ model: name })}`);
+      setHidden(failure, true);
+      setHidden(body, true);
+    },
+    read: ({ name }) => readJson("model", { name }),
+    failed(error) {
+      setText(failure, `This model cannot be read: ${error.message}`);
+      setHidden(failure, false);
+    },
+    update(model) {
+      setHidden(failure, true);
+      setHidden(body, false);
+      facts.show([
+        ["Calls", say.rate(model.calls_per_second)],
+        ["Error ratio", say.percent(model.error_ratio)],
+        ["Duration", `p50 ${say.milliseconds(model.p50_ms)}, p99 ${say.milliseconds(model.p99_ms)}`],
+        ["Forms of clients", say.ratesByName(model.forms_per_second, say.formName)],
+        ["By status", say.ratesByName(model.statuses_per_second)],
+        ["Ready", readiness(model.ready)],
+      ]);
+      saved.show(savedFacts(model.conversion));
+      const { metadata: found } = model;
+      inputs.show(found?.inputs);
+      outputs.show(found?.outputs);
+      metadata.show(
+        found
+          ? [
+              ["Platform", String(found.platform || "not said")],
+              ["Versions", found.versions?.length ? found.versions.map(String).join(", ").slice(0, 500) : "not said"],
+            ]
+          : [],
+      );
+      setText(metadataNote, found ? "" : `Not known: ${model.metadata_error ?? "no server was asked yet"}`);
+      const list = model.endpoints ?? [];
+      renderEndpoints(list.slice(0, 50));
+      setText(more, list.length > 50 ? `and ${say.count(list.length - 50)} more endpoints` : list.length ? "" : "no endpoint, or not known");
+      const settings = Object.entries(model.trace_settings ?? {});
+      trace.show(settings.map(([name, value]) => [name.slice(0, 80), settingText(value)]));
+      setText(traceNote, model.trace_settings ? "" : `Not known: ${model.trace_settings_error ?? "no server was asked yet"}`);
+    },
+  };
+}
+
+function settingText(value) {
+  const text = Array.isArray(value) ? value.join(", ") : typeof value === "object" ? JSON.stringify(value) : String(value);
+  return text.slice(0, 500) || "not set";
+}
+
+function savedFacts(conversion) {
+  if (!conversion?.calls) return [["Converted calls", "none yet"]];
+  return [
+    ["Converted calls", say.count(conversion.calls)],
+    ["Time saved", `about ${say.milliseconds(conversion.saved_ms_estimate)} (an estimate)`],
+    ["Bytes saved", bytesSaved(conversion)],
+    ["Elements", `${say.count(conversion.request_elements)} in requests, ${say.count(conversion.response_elements)} in responses`],
+  ];
+}
+
+function bytesSaved({ saved_bytes: saved, client_bytes: client, server_bytes: server }) {
+  const sides = `clients' side ${say.bytes(client)}, servers' side ${say.bytes(server)}`;
+  return saved < 0 ? `none: the servers' form is ${say.bytes(-saved)} larger (${sides})` : `${say.bytes(saved)} (${sides})`;
+}
+
+function createTensors(caption) {
+  const table = dataTable(caption, TENSOR_COLUMNS, { class: "visible-caption" });
+  const render = keyedList(table.body, (tensor) => tensor.name, () => {
+    const name = nameElement("", 40);
+    const [datatype, shape] = [el("span"), el("span")];
+    return {
+      node: dataRow(TENSOR_COLUMNS, [name, datatype, shape]),
+      update(tensor) {
+        setName(name, String(tensor.name), 40);
+        setText(datatype, String(tensor.datatype ?? say.UNKNOWN).slice(0, 40));
+        setText(shape, shapeText(tensor.shape));
+      },
+    };
+  });
+  return {
+    node: table.node,
+    show(tensors) {
+      setHidden(table.node, !Array.isArray(tensors));
+      render((tensors ?? []).slice(0, 200));
+    },
+  };
+}
+
+/** Say a shape: "any × 3 × 224". */
+function shapeText(shape) {
+  if (!Array.isArray(shape)) return say.UNKNOWN;
+  if (!shape.length) return "scalar";
+  return shape.slice(0, 16).map((size) => (Number(size) < 0 ? "any" : String(size))).join(" × ");
+}

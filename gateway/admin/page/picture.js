@@ -1,0 +1,307 @@
+// Draws routes → upstreams → endpoints, with rates on the edges. The tables say the same in text.
+
+import { keyedList, setAttribute, setText, shortName, svg } from "./dom.js";
+import { count, percent, plural, rate } from "./format.js";
+
+const LINE = 18;
+const NODE = 40;
+const GAP = 12;
+const MOST_ROUTES = 15;
+const MOST_UPSTREAMS = 12;
+const MOST_ENDPOINTS = 14;
+
+const SEVERITY = { ejected: 0, unhealthy: 1, drained: 2, leaving: 3, unknown: 4, ok: 5 };
+
+export function severity(state) {
+  return SEVERITY[state] ?? 4;
+}
+
+export function createPicture() {
+  const edges = svg("g");
+  const labels = svg("g");
+  const nodes = svg("g");
+  const heads = svg("g");
+  const node = svg("svg", { class: "picture", role: "img" }, heads, edges, nodes, labels);
+  const renderEdges = keyedList(edges, (edge) => edge.key, createEdge);
+  const renderLabels = keyedList(labels, (edge) => edge.key, createLabel);
+  const renderNodes = keyedList(nodes, (each) => each.key, createNode);
+  const renderHeads = keyedList(heads, (each) => each.text, createHead);
+  return {
+    node,
+    update(topology, width) {
+      const picture = layOut(topology, Math.max(720, width));
+      setAttribute(node, "width", picture.width);
+      setAttribute(node, "height", picture.height);
+      setAttribute(node, "viewBox", `0 0 ${picture.width} ${picture.height}`);
+      setAttribute(node, "aria-label", summary(topology));
+      renderHeads(picture.heads);
+      renderEdges(picture.edges);
+      renderLabels(picture.edges.filter((edge) => edge.text));
+      renderNodes(picture.nodes);
+    },
+  };
+}
+
+/** Say in one sentence what the picture shows; the tables below it have the details. */
+function summary({ routes, upstreams }) {
+  const endpoints = upstreams.reduce((sum, each) => sum + totalEndpoints(each), 0);
+  return (
+    `${plural(routes.length, "route")} to ${plural(upstreams.length, "upstream")} with ` +
+    `${plural(endpoints, "endpoint")}. The tables below say the same in text.`
+  );
+}
+
+export function totalEndpoints(upstream) {
+  return upstream.endpoints_total ?? upstream.endpoints.length;
+}
+
+function layOut({ routes, upstreams }, width) {
+  const nodeWidth = Math.min(420, Math.floor((width - 2) * 0.24));
+  const space = (width - 2 - 3 * nodeWidth) / 2;
+  const columns = [1, 1 + nodeWidth + space, 1 + 2 * (nodeWidth + space)];
+  const characters = Math.floor((nodeWidth - 20) / 7.2);
+  const nodes = [];
+  const edges = [];
+
+  const shownUpstreams = firstByRate(upstreams, MOST_UPSTREAMS);
+  const perUpstream = Math.max(2, Math.floor(MOST_ENDPOINTS / Math.max(1, shownUpstreams.length)));
+  const middles = new Map();
+  let y = LINE + 8;
+  for (const upstream of shownUpstreams) {
+    const targets = endpointNodes(upstream, perUpstream);
+    const top = y;
+    const targetNodes = targets.map((target) => {
+      const placed = { ...target, x: columns[2], y, width: nodeWidth, height: NODE, characters };
+      y += NODE + GAP;
+      return placed;
+    });
+    if (!targets.length) y += NODE + GAP;
+    const middle = (top + y - GAP) / 2;
+    const box = {
+      key: `upstream ${upstream.name}`,
+      title: upstream.name,
+      text: upstreamText(upstream),
+      level: upstream.healthy === false ? "error" : upstream.healthy === null ? "unknown" : "ok",
+      x: columns[1],
+      y: middle - NODE / 2,
+      width: nodeWidth,
+      height: NODE,
+      characters,
+    };
+    middles.set(upstream.name, middle);
+    nodes.push(box, ...targetNodes);
+    targetNodes.forEach((target, index) =>
+      edges.push({
+        key: `${box.key} ${target.key}`,
+        from: [box.x + nodeWidth, middle + spread(index, targetNodes.length)],
+        to: [target.x, target.y + NODE / 2],
+        at: 0.68,
+        text: target.rate === null ? "" : flowText(target.rate, target.errors),
+        rate: target.rate ?? 0,
+        level: target.level === "error" || target.errors > 0.01 ? "error" : "ok",
+      }),
+    );
+    y += GAP;
+  }
+  const upstreamsBottom = y;
+
+  const shownRoutes = firstByRate(routes, MOST_ROUTES);
+  const needed = shownRoutes.length * (NODE + GAP);
+  const free = Math.max(0, upstreamsBottom - LINE - 8 - needed);
+  let routeY = LINE + 8 + free / 2;
+  for (const route of shownRoutes) {
+    const box = {
+      key: `route ${route.name}`,
+      title: route.match || "all calls",
+      text: `route ${route.name} · ${flowText(route.calls_per_second, route.error_ratio)}`,
+      level: route.error_ratio > 0.01 ? "error" : "ok",
+      x: columns[0],
+      y: routeY,
+      width: nodeWidth,
+      height: NODE,
+      characters,
+    };
+    nodes.push(box);
+    const flows = route.upstreams.map((each) => ({ ...each, mirror: false }));
+    if (route.mirror) flows.push({ name: route.mirror.upstream, mirror: true });
+    flows.forEach((flow, index) => {
+      if (!middles.has(flow.name)) return;
+      edges.push({
+        key: `${box.key} ${flow.name} ${flow.mirror}`,
+        from: [box.x + nodeWidth, routeY + NODE / 2 + spread(index, flows.length)],
+        to: [columns[1], middles.get(flow.name)],
+        at: 0.3 + 0.13 * (index % 3),
+        text: flow.mirror
+          ? `mirror ${percent(route.mirror.percent / 100)}`
+          : flowText(flow.calls_per_second, flow.error_ratio),
+        rate: flow.calls_per_second ?? 0,
+        level: flow.error_ratio > 0.01 ? "error" : "ok",
+        mirror: flow.mirror,
+      });
+    });
+    routeY += NODE + GAP;
+  }
+  const height = Math.max(upstreamsBottom, routeY);
+  const heads = [
+    columnHead("Routes", routes.length, shownRoutes.length, columns[0]),
+    columnHead("Upstreams", upstreams.length, shownUpstreams.length, columns[1]),
+    { text: "Endpoints", x: columns[2] },
+  ];
+  const most = Math.max(...edges.map((edge) => edge.rate), 1e-9);
+  for (const edge of edges) edge.width = edge.rate > 0 ? 1.5 + 6.5 * Math.sqrt(edge.rate / most) : 1;
+  return { nodes, edges, heads, width, height };
+}
+
+function columnHead(name, all, shown, x) {
+  return { text: all > shown ? `${name}: the ${shown} busiest of ${count(all)}` : name, x };
+}
+
+function firstByRate(list, most) {
+  if (list.length <= most) return list;
+  const busiest = [...list].sort((a, b) => (b.calls_per_second ?? 0) - (a.calls_per_second ?? 0));
+  const chosen = new Set(busiest.slice(0, most));
+  return list.filter((each) => chosen.has(each));
+}
+
+/** Return endpoints to draw: those with a problem, then the busiest; the others as one. */
+function endpointNodes(upstream, most) {
+  const total = totalEndpoints(upstream);
+  const all = [...upstream.endpoints];
+  const chosen =
+    total <= most
+      ? all
+      : all
+          .sort(
+            (a, b) =>
+              severity(a.state) - severity(b.state) ||
+              (b.calls_per_second ?? 0) - (a.calls_per_second ?? 0),
+          )
+          .slice(0, most - 1);
+  const nodes = chosen.map((endpoint) => {
+    const calls = endpoint.calls_per_second ?? 0;
+    return {
+      key: `endpoint ${upstream.name} ${endpoint.url}`,
+      title: endpoint.url,
+      text: endpoint.state_text || stateWord(endpoint.state),
+      level: endpointLevel(endpoint.state),
+      rate: endpoint.calls_per_second,
+      errors: calls > 0 ? (endpoint.failures_per_second ?? 0) / calls : 0,
+    };
+  });
+  const left = total - chosen.length;
+  if (left > 0) {
+    const drawn = chosen.reduce((sum, each) => sum + (each.calls_per_second ?? 0), 0);
+    nodes.push({
+      key: `endpoints ${upstream.name}`,
+      title: `${count(left)} more endpoints`,
+      text: "see the table below",
+      level: "ok",
+      rate: Math.max(0, (upstream.calls_per_second ?? 0) - drawn),
+      errors: 0,
+    });
+  }
+  return nodes;
+}
+
+export function stateWord(state) {
+  return { ok: "healthy", unknown: "not known yet" }[state] ?? state;
+}
+
+export function endpointLevel(state) {
+  if (state === "ejected" || state === "unhealthy") return "error";
+  if (state === "drained" || state === "leaving") return "warning";
+  return state === "ok" ? "ok" : "unknown";
+}
+
+function upstreamText({ healthy, unreachable_reason: reason, endpoints_total: total, endpoints }) {
+  if (reason) return reason;
+  const size = plural(total ?? endpoints.length, "endpoint");
+  if (healthy === false) return `no endpoint can be used of ${size}`;
+  return healthy === null ? `${size}, not known yet` : `${size}, healthy`;
+}
+
+function flowText(calls, errors) {
+  return errors > 0 ? `${rate(calls)}, ${percent(errors)} errors` : rate(calls);
+}
+
+function spread(index, total) {
+  if (total < 2) return 0;
+  const room = Math.min(NODE - 12, 6 * (total - 1));
+  return -room / 2 + (room * index) / (total - 1);
+}
+
+function createHead() {
+  const text = svg("text", { class: "head", y: 13 });
+  return {
+    node: text,
+    update(head) {
+      setText(text, head.text);
+      setAttribute(text, "x", head.x);
+    },
+  };
+}
+
+const MARKS = { ok: "", error: "✖ ", warning: "▲ ", unknown: "? " };
+
+function createNode() {
+  const box = svg("rect", { rx: 4 });
+  const title = svg("text", { class: "node-title" });
+  const text = svg("text", { class: "node-text" });
+  const whole = svg("title");
+  // It cuts what is wider than the box.
+  const inside = svg("svg", {}, title, text);
+  const group = svg("g", { class: "node" }, whole, box, inside);
+  return {
+    node: group,
+    update(node) {
+      setAttribute(group, "data-level", node.level);
+      for (const name of ["x", "y", "width", "height"]) {
+        setAttribute(box, name, node[name]);
+        setAttribute(inside, name, node[name]);
+      }
+      place(title, 9, 17);
+      place(text, 9, 33);
+      setText(title, shortName(node.title, node.characters));
+      setText(text, shortName(MARKS[node.level] + node.text, Math.floor(node.characters * 1.12)));
+      setText(whole, `${node.title}\n${node.text}`);
+    },
+  };
+}
+
+function createEdge() {
+  const path = svg("path", { class: "edge" });
+  return {
+    node: path,
+    update({ from, to, width, level, mirror }) {
+      const middle = (from[0] + to[0]) / 2;
+      setAttribute(path, "d", `M${from}C${middle} ${from[1]} ${middle} ${to[1]} ${to}`);
+      setAttribute(path, "stroke-width", width.toFixed(1));
+      setAttribute(path, "data-level", level);
+      setAttribute(path, "stroke-dasharray", mirror ? "4 4" : null);
+    },
+  };
+}
+
+function createLabel() {
+  const text = svg("text", { class: "edge-text" });
+  return {
+    node: text,
+    update({ from, to, at, text: label, level }) {
+      const back = 1 - at;
+      const middle = (from[0] + to[0]) / 2;
+      const along = (a, b, c, d) =>
+        back ** 3 * a + 3 * back ** 2 * at * b + 3 * back * at ** 2 * c + at ** 3 * d;
+      const half = 3.2 * label.length + 4;
+      const x = along(from[0], middle, middle, to[0]);
+      const inside = Math.max(from[0] + half, Math.min(to[0] - half, x));
+      place(text, inside, along(from[1], from[1], to[1], to[1]) + 4);
+      setAttribute(text, "data-level", level);
+      setText(text, label);
+    },
+  };
+}
+
+function place(node, x, y) {
+  setAttribute(node, "x", Math.round(x));
+  setAttribute(node, "y", Math.round(y));
+}

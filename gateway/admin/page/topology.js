@@ -1,0 +1,365 @@
+// The panel "Topology": routes → upstreams → endpoints as a picture, then a table of each upstream.
+
+import { askAndSend } from "./actions.js";
+import { createChart } from "./chart.js";
+import {
+  dataRow,
+  dataTable,
+  el,
+  keyedList,
+  labelled,
+  nameElement,
+  setAttribute,
+  setHidden,
+  setName,
+  setText,
+} from "./dom.js";
+import * as say from "./format.js";
+import { createPager } from "./pager.js";
+import { createPicture, endpointLevel, severity, stateWord, totalEndpoints } from "./picture.js";
+
+const PAGE = 100;
+
+const ROUTE_COLUMNS = [
+  { label: "Route" },
+  { label: "Upstreams" },
+  { label: "Mirror" },
+  { label: "Calls", numeric: true },
+  { label: "Error ratio", numeric: true },
+];
+
+const ENDPOINT_COLUMNS = [
+  { label: "Endpoint" },
+  { label: "Health" },
+  { label: "In flight", numeric: true },
+  { label: "Calls", numeric: true },
+  { label: "By status" },
+  { label: "Failures" },
+  { label: "p50", numeric: true },
+  { label: "p99", numeric: true },
+  { label: "Models" },
+  { label: "Dialect" },
+];
+const ACTION_COLUMN = { label: "Action", hidden: true };
+
+export function createTopology({ navigate, announce }) {
+  const picture = createPicture();
+  const frame = el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Picture of routes, upstreams and endpoints" },
+    picture.node,
+  );
+  const routes = createRoutes();
+  const upstreamFilter = el("select", { id: "topology-upstream" }, el("option", { value: "" }, "all upstreams"));
+  const search = el("input", { type: "search", id: "topology-search", autocomplete: "off" });
+  const pager = createPager("endpoints", (offset) => changeFilters({ offset }));
+  const actionNote = el("p", { class: "muted" });
+  const list = el("div");
+  const nothing = el("p", { class: "empty" }, "No endpoint matches.");
+  let parameters = {};
+  let latest = null;
+  let width = 0;
+
+  const renderUpstreams = keyedList(
+    list,
+    (upstream) => upstream.name,
+    () => createUpstream({ announce, actions: () => latest?.actions }),
+  );
+  const renderOptions = keyedList(upstreamFilter, (each) => each.value, ({ value, text }) => ({
+    node: el("option", { value }, text),
+    update() {},
+  }));
+
+  upstreamFilter.addEventListener("change", () => changeFilters({ upstream: upstreamFilter.value }));
+  let typing = null;
+  search.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => changeFilters({ search: search.value.trim() }), 250);
+  });
+
+  function changeFilters(changes) {
+    navigate("topology", { ...parameters, offset: "", ...changes });
+  }
+
+  const node = el(
+    "div",
+    {},
+    frame,
+    el(
+      "form",
+      { class: "filters", role: "search", "aria-label": "Endpoints", onsubmit: (event) => event.preventDefault() },
+      labelled("Upstream", upstreamFilter),
+      labelled("Endpoint has", search),
+      pager.node,
+    ),
+    actionNote,
+    nothing,
+    list,
+    routes.node,
+  );
+  setHidden(nothing, true);
+
+  new ResizeObserver(([entry]) => {
+    width = Math.floor(entry.contentRect.width);
+    if (latest && width) picture.update(latest, width);
+  }).observe(frame);
+
+  function update(topology) {
+    latest = topology;
+    picture.update(topology, width || frame.clientWidth || 900);
+    routes.update(topology.routes);
+    renderOptions([
+      { value: "", text: "all upstreams" },
+      ...topology.upstreams.slice(0, 1000).map(({ name }) => ({ value: name, text: name.slice(0, 60) })),
+    ]);
+    if (document.activeElement !== upstreamFilter) upstreamFilter.value = parameters.upstream ?? "";
+    const filtered = parameters.upstream || parameters.search || parameters.offset;
+    const shown = topology.upstreams.filter(
+      (each) =>
+        each.endpoints.length > 0 ||
+        (!filtered && totalEndpoints(each) === 0) ||
+        (parameters.upstream === each.name && !parameters.search),
+    );
+    renderUpstreams(shown);
+    setHidden(nothing, shown.length > 0 || topology.upstreams.length === 0);
+    const relevant = topology.upstreams.filter(
+      (each) => !parameters.upstream || each.name === parameters.upstream,
+    );
+    const total = relevant.reduce((sum, each) => sum + totalEndpoints(each), 0);
+    const here = shown.reduce((sum, each) => sum + each.endpoints.length, 0);
+    pager.update({ offset: Number(parameters.offset) || 0, here, total, limit: PAGE });
+    setText(
+      actionNote,
+      topology.actions
+        ? ""
+        : "Endpoints cannot be drained here: the setting admin_actions is off.",
+    );
+    setHidden(actionNote, topology.actions);
+  }
+
+  return {
+    id: "topology",
+    title: "Topology",
+    node,
+    topics: () => ({ topology: topologyQuery(parameters) }),
+    show(next) {
+      parameters = next;
+      if (document.activeElement !== search) search.value = next.search ?? "";
+      upstreamFilter.value = next.upstream ?? "";
+    },
+    hide() {},
+    update: (topic, document) => topic === "topology" && update(document),
+  };
+}
+
+function topologyQuery({ upstream, search, offset }) {
+  const query = { limit: PAGE };
+  if (upstream) query.upstream = upstream;
+  if (search) query.search = search;
+  if (Number(offset)) query.offset = Number(offset);
+  return query;
+}
+
+function createRoutes() {
+  const table = dataTable("Routes", ROUTE_COLUMNS, { class: "visible-caption" });
+  const render = keyedList(table.body, (route) => route.name, () => {
+    const match = nameElement("", 80);
+    const cells = ROUTE_COLUMNS.map(() => el("span", { dir: "auto" }));
+    const number = el("span", { class: "muted" });
+    const row = dataRow(ROUTE_COLUMNS, [[match, number], ...cells.slice(1)]);
+    return {
+      node: row,
+      update(route) {
+        setName(match, route.match || "all calls", 80);
+        setText(number, ` route ${route.name}`);
+        setText(cells[1], route.upstreams.map(routeUpstream).join("; "));
+        setText(
+          cells[2],
+          route.mirror ? `${say.percent(route.mirror.percent / 100)} to ${route.mirror.upstream}` : "none",
+        );
+        setText(cells[3], say.rate(route.calls_per_second));
+        setText(cells[4], say.percent(route.error_ratio));
+        setAttribute(row, "data-level", route.error_ratio > 0.01 ? "error" : null);
+      },
+    };
+  });
+  return { node: el("section", {}, table.node), update: (routes) => render(routes.slice(0, 200)) };
+}
+
+function routeUpstream({ name, weight, calls_per_second: calls, error_ratio: errors }) {
+  const flow = errors > 0 ? `${say.rate(calls)}, ${say.percent(errors)} errors` : say.rate(calls);
+  return `${name} (weight ${weight}): ${flow}`;
+}
+
+function createUpstream({ announce, actions }) {
+  const title = nameElement();
+  const state = el("strong", { class: "state" });
+  const facts = el("p", { class: "summary", dir: "auto" });
+  const columns = actions() ? [...ENDPOINT_COLUMNS, ACTION_COLUMN] : ENDPOINT_COLUMNS;
+  const table = dataTable("", columns, { class: "endpoints" });
+  const captionName = nameElement();
+  table.caption.append("Endpoints of ", captionName);
+  table.caption.className = "hidden-text";
+  let name = "";
+  const render = keyedList(
+    table.body,
+    (endpoint) => endpoint.url,
+    () => createEndpoint({ columns, upstream: () => name, announce }),
+  );
+  const node = el(
+    "section",
+    { class: "upstream" },
+    el("div", { class: "title-row" }, el("h2", {}, "Upstream ", title), state, facts),
+    table.node,
+  );
+  return {
+    node,
+    update(upstream) {
+      name = upstream.name;
+      setName(title, name);
+      setName(captionName, name);
+      const [word, level] = upstreamState(upstream);
+      setText(state, word);
+      setAttribute(state, "data-level", level);
+      setText(facts, upstreamFacts(upstream));
+      render([...upstream.endpoints].sort((a, b) => severity(a.state) - severity(b.state)));
+    },
+  };
+}
+
+function upstreamState({ healthy, unreachable_reason: reason, required }) {
+  if (reason) return [`cannot be reached: ${reason}`, "error"];
+  if (healthy === false) {
+    return [required ? "no endpoint is healthy; the gateway is not ready" : "no endpoint is healthy", "error"];
+  }
+  return healthy === null ? ["not known yet", "unknown"] : ["healthy", "ok"];
+}
+
+function upstreamFacts(upstream) {
+  const { dialect, inference_protocol: protocol, concurrency } = upstream;
+  const parts = [
+    say.plural(totalEndpoints(upstream), "endpoint"),
+    `${say.rate(upstream.calls_per_second)} calls`,
+    `${say.rate(upstream.failures_per_second)} failures`,
+    `dialect ${withReason(dialect)}`,
+    `infers over ${withReason(protocol)}`,
+  ];
+  if (concurrency) {
+    parts.push(
+      `${say.count(concurrency.active)} of at most ${say.count(concurrency.max_requests)} calls run, ` +
+        `${say.count(concurrency.queued)} wait`,
+    );
+  }
+  if (!upstream.required) parts.push("not required for readiness");
+  return parts.join(" · ");
+}
+
+function withReason(found) {
+  if (!found) return "not known yet";
+  const name = found.name ?? "not known yet";
+  return found.reason ? `${name} (${found.reason})` : name;
+}
+
+function createEndpoint({ columns, upstream, announce }) {
+  const url = nameElement("", 60);
+  const grpc = el("span", { class: "muted line" });
+  const state = el("strong", { class: "state" });
+  const stateText = el("span", { class: "line", dir: "auto" });
+  const lastError = el("span", { class: "muted line", dir: "auto" });
+  const calls = el("span");
+  const chart = createChart({ label: "Calls per second", format: say.rate });
+  const p99 = el("span");
+  const slow = createChart({ label: "p99", format: say.milliseconds });
+  const models = el("a", {});
+  const dialect = el("span", { dir: "auto" });
+  const reason = el("span", { class: "muted line", dir: "auto" });
+  const [inFlight, statuses, failures, p50] = ["", "", "", ""].map(() => el("span"));
+  const callsLink = el("a", { class: "line" }, "calls");
+  const button = el("button", { type: "button" });
+  const cells = [
+    [url, grpc, callsLink],
+    [state, stateText, lastError],
+    inFlight,
+    [calls, chart.node],
+    statuses,
+    failures,
+    p50,
+    [p99, slow.node],
+    models,
+    [dialect, reason],
+    button,
+  ];
+  const row = dataRow(columns, cells.slice(0, columns.length));
+  let shown = null;
+  button.addEventListener("click", async () => {
+    const { url: endpoint, state: before } = shown;
+    const action = before === "drained" ? "restore" : "drain";
+    if (await askAndSend(action, upstream(), endpoint)) {
+      announce(`${endpoint} of ${upstream()} is ${action === "drain" ? "drained" : "restored"}.`);
+    }
+  });
+  return {
+    node: row,
+    update(endpoint) {
+      shown = endpoint;
+      const level = endpointLevel(endpoint.state);
+      setAttribute(row, "data-level", level === "ok" ? null : level);
+      setName(url, endpoint.url, 60);
+      setText(grpc, endpoint.grpc_url ? `gRPC: ${endpoint.grpc_url}` : "");
+      setText(state, stateWord(endpoint.state));
+      setAttribute(state, "data-level", level);
+      setText(stateText, sentence(endpoint));
+      setText(lastError, lastErrorText(endpoint));
+      setText(inFlight, say.count(endpoint.requests_in_progress));
+      setText(calls, say.rate(endpoint.calls_per_second));
+      setText(statuses, say.ratesByName(endpoint.statuses_per_second));
+      setText(failures, failureText(endpoint));
+      setText(p50, say.milliseconds(endpoint.p50_ms));
+      setText(p99, say.milliseconds(endpoint.p99_ms));
+      const { recent } = endpoint;
+      setHidden(chart.node, !recent);
+      setHidden(slow.node, !recent);
+      if (recent) {
+        const time = { end: recent.end, step: recent.step_seconds, span: 30 };
+        chart.update(recent.calls_per_second, time);
+        slow.update(recent.p99_ms, time);
+      }
+      setText(models, modelText(endpoint));
+      const query = new URLSearchParams({ endpoint: endpoint.url, upstream: upstream() });
+      setAttribute(models, "href", endpoint.models?.length === 1 ? modelLink(endpoint.models[0]) : "#models");
+      setAttribute(callsLink, "href", `#calls?${query}`);
+      setAttribute(callsLink, "aria-label", `Calls of ${endpoint.url}`);
+      setText(dialect, endpoint.dialect?.name ?? "not known");
+      setText(reason, endpoint.dialect?.reason ?? "");
+      const restores = endpoint.state === "drained";
+      setText(button, restores ? "Restore" : "Drain");
+      setAttribute(button, "aria-label", `${restores ? "Restore" : "Drain"} ${endpoint.url}`);
+    },
+  };
+}
+
+export function modelLink(name) {
+  return `#models?${new URLSearchParams({ name })}`;
+}
+
+/** Return the rest of an endpoint's sentence, as its first word stands before it. */
+function sentence({ state, state_text: text }) {
+  if (!text) return "";
+  return text.startsWith(`${state} `) ? text.slice(state.length + 1) : text.replace(`${state}: `, "");
+}
+
+function lastErrorText({ last_error: error, last_error_at: at, state_text: text }) {
+  if (!error || (text && text.includes(error))) return "";
+  return `last error at ${say.clock(at)}: ${error}`;
+}
+
+function failureText({ failures_per_second: rate, failures_by_kind_per_second: kinds, failures, failures_total: total }) {
+  if (rate > 0) return say.ratesByName(kinds, say.failureName);
+  return total > 0 ? `none now; since the start ${say.countsByName(failures, say.failureName)}` : "none";
+}
+
+function modelText({ models, models_total: total }) {
+  if (!models) return total ? say.plural(total, "model") : "not known";
+  const size = total ?? models.length;
+  return size === 1 && models.length === 1 ? models[0].slice(0, 40) : say.plural(size, "model");
+}
