@@ -85,14 +85,13 @@ export function createCalls({ navigate, refollow, announce }) {
   let calls = [];
   let parameters = {};
   let following = true;
-  let kept = 0;
   let reading = 0;
   let skipped = 0;
   let rateText = "";
   setHidden(failure, true);
   setHidden(nothing, true);
 
-  const render = keyedList(table.body, (call) => call.id, () => createCall(open));
+  const render = keyedList(table.body, (call) => call.id, () => createCall(open, () => following && setFollowing(false)));
   let rows = ROWS;
   const moreRows = el("button", { type: "button", onclick: () => showMoreRows() }, "Show more");
   new IntersectionObserver(([entry]) => entry.isIntersecting && showMoreRows()).observe(moreRows);
@@ -111,13 +110,16 @@ export function createCalls({ navigate, refollow, announce }) {
   for (const field of [...fields.values(), slow]) field.addEventListener("input", changed);
   for (const field of [status, errors]) field.addEventListener("change", changed);
 
-  follow.addEventListener("click", () => {
-    following = !following;
+  follow.addEventListener("click", () => setFollowing(!following));
+
+  // A call that somebody reads must not move, so opening one pauses too.
+  function setFollowing(wanted) {
+    following = wanted;
     showFollowing();
-    announce(following ? "New calls are shown as they end." : "The list stands still.");
+    announce(following ? "New calls are shown as they end." : "Paused: the list stands still.");
     if (following) read();
     refollow();
-  });
+  }
 
   function showFollowing() {
     setAttribute(follow, "aria-pressed", String(following));
@@ -156,8 +158,7 @@ export function createCalls({ navigate, refollow, announce }) {
       const newest = document.calls[0]?.time ?? 0;
       const newer = following ? calls.filter((call) => call.time > newest) : [];
       const ids = new Set(document.calls.map((call) => call.id));
-      calls = keepOpen([...newer.filter((call) => !ids.has(call.id)), ...document.calls]);
-      ({ kept } = document);
+      calls = keepOpen([...newer.filter((call) => !ids.has(call.id)), ...document.calls.map(complete)]);
       skipped = 0;
       show();
     } catch (error) {
@@ -175,11 +176,11 @@ export function createCalls({ navigate, refollow, announce }) {
   }
 
   function update(document) {
-    ({ kept } = document);
     const ids = new Set(calls.map((call) => call.id));
-    const fresh = document.calls.filter((call) => !ids.has(call.id));
+    const fresh = document.calls.filter((call) => !ids.has(call.id)).map(complete);
     skipped += Math.max(0, fresh.length - MOST);
     calls = keepOpen([...fresh, ...calls]);
+    setHidden(failure, true);
     rateText = fresh.length ? `, ${say.count(fresh.length)} new` : "";
     show();
   }
@@ -195,8 +196,8 @@ export function createCalls({ navigate, refollow, announce }) {
     const left = skipped ? ` ${say.count(skipped)} came too fast to be shown.` : "";
     setText(
       note,
-      `${say.plural(calls.length, "call")}${calls.length >= MOST ? ", the newest" : ""}${rateText}. The gateway keeps the last ${say.count(kept)}.` +
-        ` Values of tensors are never kept.${left}`,
+      `${say.plural(calls.length, "call")}${calls.length >= MOST ? ", the newest" : ""}${rateText}. ` +
+        `Of very many calls, the gateway keeps those that failed or took longest, and some others.${left}`,
     );
   }
 
@@ -264,7 +265,34 @@ export function createCalls({ navigate, refollow, announce }) {
   };
 }
 
-function createCall(open) {
+/** Complete a call: the gateway leaves out fields that have no value. */
+function complete(call) {
+  const { bytes = {}, elements = {} } = call;
+  return {
+    ...call,
+    model: call.model ?? "",
+    version: call.version ?? "",
+    endpoint: call.endpoint ?? "",
+    upstream: call.upstream ?? "",
+    client_form: call.client_form ?? "",
+    server_form: call.server_form ?? "",
+    error: call.error ?? call.reason ?? "",
+    timeline: call.timeline ?? [],
+    other_attempts: call.other_attempts ?? [],
+    bytes: {
+      request: bytes.request ?? call.request_bytes,
+      sent: bytes.sent ?? call.sent_bytes,
+      received: bytes.received ?? call.received_bytes,
+      response: bytes.response ?? call.response_bytes,
+    },
+    elements: {
+      request: elements.request ?? call.request_elements,
+      response: elements.response ?? call.response_elements,
+    },
+  };
+}
+
+function createCall(open, onOpen) {
   const toggle = el("button", { type: "button", class: "toggle" });
   const operation = el("span", { class: "muted line" });
   const status = el("strong", { class: "state" });
@@ -288,7 +316,10 @@ function createCall(open) {
   let shown = null;
   toggle.addEventListener("click", () => {
     if (open.has(shown.id)) open.delete(shown.id);
-    else open.add(shown.id);
+    else {
+      open.add(shown.id);
+      onOpen();
+    }
     showMore();
   });
 
@@ -331,6 +362,7 @@ function createCall(open) {
 }
 
 function formsText({ client_form: client, server_form: server }) {
+  if (!client && !server) return "none";
   if (!server || client === server) return say.formName(client);
   return `${say.formName(client)} → ${say.formName(server)}`;
 }
@@ -374,11 +406,11 @@ function callDetails(call) {
     ["Route", call.route === null || call.route === undefined || call.route === "" ? "none matched" : String(call.route)],
     ["Server", call.endpoint ? el("span", {}, el("a", { href: `#topology?${new URLSearchParams({ upstream: call.upstream, search: call.endpoint })}` }, nameElement(call.endpoint, 80)), " of ", nameElement(call.upstream)) : "none was asked"],
     ["Attempts", attemptsText(call)],
-    ["Forms", `the client's ${say.formName(call.client_form)}, the server's ${say.formName(call.server_form)}`],
+    ["Forms", formsText(call)],
     ["Request size", `${say.bytes(bytes?.request)} from the client, ${say.bytes(bytes?.sent)} to the server`],
     ["Response size", `${say.bytes(bytes?.received)} from the server, ${say.bytes(bytes?.response)} to the client`],
     ["Elements", `${say.count(elements?.request)} in the request, ${say.count(elements?.response)} in the response`],
-    ["Worker", `process ${call.worker}`],
+    ["Call", call.id],
   );
   facts.show(rows);
   const parts = [timelineTable(call), facts.node];
@@ -416,8 +448,8 @@ function attemptTable(attempts) {
     table.body.append(
       dataRow(ATTEMPT_COLUMNS, [
         el("span", {}, nameElement(attempt.endpoint, 60), " of ", nameElement(attempt.upstream)),
-        attempt.first_byte_ms === null ? "none came" : say.milliseconds(attempt.first_byte_ms),
-        say.milliseconds(attempt.duration_ms),
+        !attempt.first_byte_ms ? "none came" : say.milliseconds(attempt.first_byte_ms),
+        say.milliseconds(attempt.duration_ms ?? attempt.server_ms),
         say.bytes(attempt.sent_bytes),
         say.bytes(attempt.received_bytes),
       ]),

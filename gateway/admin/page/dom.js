@@ -76,8 +76,9 @@ export function nameElement(name = "", most = 48) {
 }
 
 export function setName(node, name, most = 48) {
-  if (namesShown.get(node) === name) return;
-  namesShown.set(node, name);
+  const shown = namesShown.get(node);
+  if (shown?.name === name && shown.most === most) return;
+  namesShown.set(node, { name, most });
   const short = shortName(name, most);
   setText(node, short);
   setAttribute(node, "title", short === name ? null : plainText(name));

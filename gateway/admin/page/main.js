@@ -82,7 +82,7 @@ function route() {
     panel.heading.focus({ preventScroll: true });
   }
   showTitle();
-  if (changed) readNow(panel);
+  if (changed || !first) readNow(panel);
 }
 
 /** Show a panel at once, without waiting for the next event. */

@@ -41,50 +41,57 @@ export function createModels({ navigate }) {
   const node = el("div", {}, list.node, details.node);
   let parameters = {};
   let timer = null;
-  let visible = false;
   let reading = 0;
 
-  // Models are not in the stream, as they change seldom.
+  // The details are not in the stream: they ask a server, and change seldom.
   async function read() {
     clearTimeout(timer);
     const ticket = ++reading;
-    const view = parameters.name === undefined ? list : details;
     try {
-      const document = await view.read(parameters);
-      if (ticket === reading) view.update(document, parameters);
+      const document = await readJson("model", { name: parameters.name });
+      if (ticket === reading) details.update(document);
     } catch (error) {
-      if (ticket === reading) view.failed(error, parameters);
+      if (ticket === reading) details.failed(error);
     }
-    if (ticket === reading && visible) timer = setTimeout(read, document.hidden ? 4 * REFRESH : REFRESH);
+    if (ticket === reading) timer = setTimeout(read, document.hidden ? 10 * REFRESH : REFRESH);
+  }
+
+  function stopReading() {
+    reading += 1;
+    clearTimeout(timer);
   }
 
   return {
     id: "models",
     title: "Models",
     node,
-    topics: () => ({}),
+    topics: () => (parameters.name === undefined ? { models: modelsQuery(parameters) } : {}),
     show(next) {
-      visible = true;
+      stopReading();
       parameters = next;
       setHidden(list.node, next.name !== undefined);
       setHidden(details.node, next.name === undefined);
       if (next.name === undefined) list.show(next);
-      else details.show(next);
-      read();
+      else {
+        details.show(next);
+        read();
+      }
     },
-    hide() {
-      visible = false;
-      reading += 1;
-      clearTimeout(timer);
-    },
-    update() {},
+    hide: stopReading,
+    update: (topic, document) => topic === "models" && list.update(document),
   };
+}
+
+function modelsQuery({ search, offset }) {
+  const query = { limit: PAGE };
+  if (search) query.search = search;
+  if (Number(offset)) query.offset = Number(offset);
+  return query;
 }
 
 function createList({ navigate }) {
   const search = el("input", { type: "search", id: "models-search", autocomplete: "off" });
   const pager = createPager("models", (offset) => navigate("models", { ...parameters, offset }));
-  const failure = el("p", { class: "failure" });
   const nothing = el("p", { class: "empty" }, "No model matches. Models appear when a server has them ready, or after a call.");
   const table = dataTable("Models", COLUMNS);
   let parameters = {};
@@ -93,7 +100,6 @@ function createList({ navigate }) {
     clearTimeout(typing);
     typing = setTimeout(() => navigate("models", { search: search.value.trim() }), 250);
   });
-  setHidden(failure, true);
   setHidden(nothing, true);
   const render = keyedList(table.body, (model) => model.name, createRow);
   return {
@@ -106,7 +112,6 @@ function createList({ navigate }) {
         labelled("Model has", search),
         pager.node,
       ),
-      failure,
       nothing,
       table.node,
     ),
@@ -114,18 +119,11 @@ function createList({ navigate }) {
       parameters = next;
       if (document.activeElement !== search) search.value = next.search ?? "";
     },
-    read: ({ search: text, offset }) =>
-      readJson("models", { search: text, offset: Number(offset) || 0, limit: PAGE }),
-    update({ models, total }, { offset }) {
-      setHidden(failure, true);
+    update({ models, total }) {
       setHidden(nothing, models.length > 0);
       setHidden(table.node, models.length === 0);
       render(models);
-      pager.update({ offset: Number(offset) || 0, here: models.length, total, limit: PAGE });
-    },
-    failed(error) {
-      setText(failure, `The models cannot be read: ${error.message}`);
-      setHidden(failure, false);
+      pager.update({ offset: Number(parameters.offset) || 0, here: models.length, total, limit: PAGE });
     },
   };
 }
@@ -233,7 +231,6 @@ function createDetails() {
       setHidden(failure, true);
       setHidden(body, true);
     },
-    read: ({ name }) => readJson("model", { name }),
     failed(error) {
       setText(failure, `This model cannot be read: ${error.message}`);
       setHidden(failure, false);
@@ -278,13 +275,18 @@ function settingText(value) {
 }
 
 function savedFacts(conversion) {
-  if (!conversion?.calls) return [["Converted calls", "none yet"]];
-  return [
-    ["Converted calls", say.count(conversion.calls)],
-    ["Time saved", `about ${say.milliseconds(conversion.saved_ms_estimate)} (an estimate)`],
-    ["Bytes saved", bytesSaved(conversion)],
-    ["Elements", `${say.count(conversion.request_elements)} in requests, ${say.count(conversion.response_elements)} in responses`],
-  ];
+  if (!conversion) return [["Converted calls", "none yet"]];
+  const { calls, elements, saved_ms_estimate: saved } = conversion;
+  const rows = [];
+  if (calls !== undefined) rows.push(["Converted calls", say.count(calls)]);
+  if (saved !== undefined) rows.push(["Time saved", `about ${say.milliseconds(saved)} (an estimate)`]);
+  rows.push(["Bytes saved", bytesSaved(conversion)]);
+  if (elements !== undefined) rows.push(["Elements", say.count(elements)]);
+  if (conversion.request_elements !== undefined) {
+    const { request_elements: request, response_elements: response } = conversion;
+    rows.push(["Elements", `${say.count(request)} in requests, ${say.count(response)} in responses`]);
+  }
+  return rows;
 }
 
 function bytesSaved({ saved_bytes: saved, client_bytes: client, server_bytes: server }) {

@@ -63,7 +63,7 @@ export function createTopology({ navigate, announce }) {
   const renderUpstreams = keyedList(
     list,
     (upstream) => upstream.name,
-    () => createUpstream({ announce, actions: () => latest?.actions }),
+    () => createUpstream({ announce, actions: () => latest?.actions, now: () => latest?.time }),
   );
   const renderOptions = keyedList(upstreamFilter, (each) => each.value, ({ value, text }) => ({
     node: el("option", { value }, text),
@@ -125,7 +125,7 @@ export function createTopology({ navigate, announce }) {
     const relevant = topology.upstreams.filter(
       (each) => !parameters.upstream || each.name === parameters.upstream,
     );
-    const total = relevant.reduce((sum, each) => sum + totalEndpoints(each), 0);
+    const total = relevant.reduce((sum, each) => sum + (each.endpoints_fitting ?? totalEndpoints(each)), 0);
     const here = shown.reduce((sum, each) => sum + each.endpoints.length, 0);
     pager.update({ offset: Number(parameters.offset) || 0, here, total, limit: PAGE });
     setText(
@@ -191,7 +191,7 @@ function routeUpstream({ name, weight, calls_per_second: calls, error_ratio: err
   return `${name} (weight ${weight}): ${flow}`;
 }
 
-function createUpstream({ announce, actions }) {
+function createUpstream({ announce, actions, now }) {
   const title = nameElement();
   const state = el("strong", { class: "state" });
   const facts = el("p", { class: "summary", dir: "auto" });
@@ -203,7 +203,7 @@ function createUpstream({ announce, actions }) {
   let name = "";
   const render = keyedList(
     table.body,
-    (endpoint) => endpoint.url,
+    ({ endpoint }) => endpoint.url,
     () => createEndpoint({ columns, upstream: () => name, announce }),
   );
   const node = el(
@@ -222,7 +222,8 @@ function createUpstream({ announce, actions }) {
       setText(state, word);
       setAttribute(state, "data-level", level);
       setText(facts, upstreamFacts(upstream));
-      render([...upstream.endpoints].sort((a, b) => severity(a.state) - severity(b.state)));
+      const sorted = [...upstream.endpoints].sort((a, b) => severity(a.state) - severity(b.state));
+      render(sorted.map((endpoint) => ({ endpoint, now: now() })));
     },
   };
 }
@@ -300,7 +301,7 @@ function createEndpoint({ columns, upstream, announce }) {
   });
   return {
     node: row,
-    update(endpoint) {
+    update({ endpoint, now }) {
       shown = endpoint;
       const level = endpointLevel(endpoint.state);
       setAttribute(row, "data-level", level === "ok" ? null : level);
@@ -320,7 +321,7 @@ function createEndpoint({ columns, upstream, announce }) {
       setHidden(chart.node, !recent);
       setHidden(slow.node, !recent);
       if (recent) {
-        const time = { end: recent.end, step: recent.step_seconds, span: 30 };
+        const time = { end: recent.end ?? now, step: recent.step_seconds, span: 30 };
         chart.update(recent.calls_per_second, time);
         slow.update(recent.p99_ms, time);
       }
@@ -345,6 +346,7 @@ export function modelLink(name) {
 /** Return the rest of an endpoint's sentence, as its first word stands before it. */
 function sentence({ state, state_text: text }) {
   if (!text) return "";
+  if (state === "ok") return text;
   return text.startsWith(`${state} `) ? text.slice(state.length + 1) : text.replace(`${state}: `, "");
 }
 

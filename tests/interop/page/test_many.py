@@ -1,0 +1,79 @@
+"""The page with 1,000 endpoints of 1,000 models: it shows a part, finds the rest, and responds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.interop.page.browser import browser_page
+from tests.interop.page.stand import Stand
+from tests.support.addresses import HOST, free_address
+from tests.support.gateway_process import gateway_process
+from tests.support.http_messages import http_response
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+COUNT = 1000
+MOST_ELEMENTS = 12_000
+"""Of a panel: each takes the browser some microseconds with each event."""
+
+_INDEX = json.dumps(
+    [{"name": f"model-{number:04}", "version": "1", "state": "READY"} for number in range(COUNT)]
+).encode()
+
+
+async def _serve(connection: Connection) -> None:
+    """Answer with the list of models, and that all is ready."""
+    while True:
+        target = (await connection.request()).head.target
+        connection.requests.clear()
+        await connection.send(http_response(_INDEX if "index" in target else b"{}"))
+
+
+async def test_thousand_endpoints_of_thousand_models(chromium: str, tmp_path: Path) -> None:
+    admin, file = free_address(), tmp_path / "gateway.yaml"
+    # Each address of 127.0.0.0/8 leads here.
+    async with ScriptedServer(_serve, host="0.0.0.0") as server:
+        urls = [
+            f"http://127.1.{number // 250}.{number % 250 + 1}:{server.port}"
+            for number in range(COUNT)
+        ]
+        file.write_text(
+            f"listen: {HOST}:0\nadmin: {admin}\n"
+            "upstreams: {many: {dialect: triton, model_discovery: true, endpoints: "
+            f"{json.dumps(urls)}}}}}\n"
+        )
+        async with (
+            gateway_process(str(file)) as (process, url),
+            browser_page(tmp_path / "browser") as page,
+        ):
+            stand = Stand(process, url, admin, file, [], page)
+            await _look_at_endpoints(stand, urls[777])
+            await _look_at_models(stand)
+            assert page.errors == []
+
+
+async def _look_at_endpoints(stand: Stand, wanted: str) -> None:
+    page = stand.page
+    await stand.show("topology")
+    await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length >= 50")
+    assert await page.evaluate("document.querySelectorAll('*').length") < MOST_ELEMENTS
+    assert "1 to 100 of 1,000" in await page.text(".pager")
+    await page.evaluate(
+        "[...document.querySelectorAll('.pager button')].find(e => e.innerText === 'Next').click()"
+    )
+    await page.wait_for_text("101 to 200 of 1,000", ".pager")
+    await page.evaluate("document.querySelector('#topology-search').focus()")
+    await page.type(wanted)
+    await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 1")
+    assert wanted in await page.text(".endpoints tbody")
+
+
+async def _look_at_models(stand: Stand) -> None:
+    page = stand.page
+    await stand.show("models")
+    await page.wait_for_text("1 to 100 of 1,000", "#panel-models .pager")
+    assert await page.evaluate("document.querySelectorAll('*').length") < MOST_ELEMENTS
+    await page.evaluate("document.querySelector('#models-search').focus()")
+    await page.type("model-0777")
+    await page.wait_for("document.querySelectorAll('#panel-models .rows tbody tr').length === 1")
+    assert "model-0777" in await page.text("#panel-models .rows tbody")

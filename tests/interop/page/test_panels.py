@@ -1,0 +1,278 @@
+"""Each panel of the operator's page in a browser: what it shows, how it is used, and by whom."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.interop.page.stand import PANELS, Stand, calls_in_background, infer
+from tests.interop.programs import installed_folder
+from tests.support.addresses import HOST, free_port
+
+_FILLED = {
+    "overview": "[...document.querySelectorAll('.value')].every(each => each.innerText !== '–')",
+    "topology": "document.querySelectorAll('.endpoints tbody tr').length === 3",
+    "models": "[...document.querySelectorAll('.rows a')].some(each => each.innerText === 'half')",
+    "calls": "document.querySelectorAll('.calls .toggle').length > 3",
+}
+"""What is true of a panel when it has something to show."""
+
+
+async def _violations(stand: Stand) -> list[Any]:
+    """Return what axe-core finds on the page as it is now."""
+    script = installed_folder("axe-core/node_modules/axe-core") / "axe.min.js"
+    await stand.page.evaluate(f"{script.read_text()};0")
+    found = await stand.page.evaluate(
+        "axe.run(document).then(({violations}) => violations.map("
+        "({id, help, nodes}) => [id, help, ...nodes.slice(0, 3).map(({html}) => html)]))"
+    )
+    assert isinstance(found, list)
+    return found
+
+
+async def _show_with_calls(stand: Stand, panel: str) -> None:
+    """Open a panel, and wait until it shows something; of calls, open one."""
+    await stand.show(panel)
+    await stand.page.wait_for(_FILLED[panel])
+    if panel == "calls":
+        await stand.page.click(".toggle")
+        await stand.page.wait_for_text("Timeline:")
+
+
+@pytest.mark.parametrize("panel", PANELS)
+async def test_panel_is_accessible_in_both_themes(
+    stand: Stand, panel: str, screenshots: Path
+) -> None:
+    async with calls_in_background(stand):
+        await _show_with_calls(stand, panel)
+        for scheme in ("light", "dark"):
+            await stand.page.prefer(color_scheme=scheme)
+            assert await _violations(stand) == []
+            await stand.page.screenshot(screenshots / f"page-{panel}-{scheme}.png")
+
+
+@pytest.mark.parametrize("width", [320, 768, 3840])
+async def test_page_fits_each_width(stand: Stand, width: int) -> None:
+    async with calls_in_background(stand):
+        for panel in PANELS:
+            await stand.page.resize(width)
+            await _show_with_calls(stand, panel)
+            assert await stand.page.evaluate(
+                "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+            )
+        assert width > 400 or await _violations(stand) == []
+
+
+async def test_overview_shows_rates_settings_and_workers(stand: Stand) -> None:
+    async with calls_in_background(stand):
+        await _show_with_calls(stand, "overview")
+        page = stand.page
+        await page.wait_for(
+            "/^[1-9].*\\/s$/.test(document.querySelector('.tile .value').innerText)"
+        )
+        text = await page.text("main")
+        assert "Nothing is wrong." in text
+        assert f"{stand.file}" in text
+        assert "settings number 1, since" in text
+        assert text.count("\ntakes calls") == 2  # workers
+        assert await page.evaluate(
+            "[...document.querySelectorAll('.tile svg')].every(each => / ms|\\/s| %|now /.test("
+            "each.getAttribute('aria-label')))"
+        )
+
+
+async def test_topology_shows_rates_on_edges_and_a_row_for_each_endpoint(stand: Stand) -> None:
+    async with calls_in_background(stand):
+        await _show_with_calls(stand, "topology")
+        page = stand.page
+        await page.wait_for(
+            "[...document.querySelectorAll('.picture .edge-text')]"
+            ".filter(each => /^[0-9.]+\\/s/.test(each.textContent)).length >= 4"
+        )
+        assert "mirror 50 %" in await page.evaluate(
+            "document.querySelector('.picture').textContent"
+        )
+        rows = await page.evaluate(
+            "[...document.querySelectorAll('.endpoints tbody tr')].map(each => each.innerText)"
+        )
+        assert len(rows) == 3
+        for server, row in zip(stand.servers, rows, strict=False):
+            assert server.url in row
+        assert all("healthy" in row for row in rows[:2])
+
+
+async def test_search_and_upstream_leave_endpoints_of_both(stand: Stand) -> None:
+    page, second = stand.page, stand.servers[1]
+    await stand.show("topology")
+    await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 3")
+    await page.evaluate("document.querySelector('#topology-search').focus()")
+    await page.type(second.url)
+    await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 1")
+    assert second.url in await page.text(".endpoints tbody")
+    # The address has the search, so a link or a reload shows the same.
+    await page.open(await page.evaluate("location.href"))
+    await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 1")
+
+
+async def test_model_shows_its_inputs_rates_and_endpoints(stand: Stand) -> None:
+    async with calls_in_background(stand):
+        await _show_with_calls(stand, "models")
+        page = stand.page
+        await page.evaluate(
+            "[...document.querySelectorAll('.rows a')].find(e => e.innerText === 'half').focus()"
+        )
+        await page.press("Enter")
+        await page.wait_for_text("Its calls")
+        assert await page.evaluate("location.hash") == "#models?name=half"
+        await page.wait_for_text(stand.servers[0].url, "main")
+        await page.wait_for_text("JSON", "main")
+
+
+async def test_call_opens_to_its_timeline_by_keyboard(stand: Stand) -> None:
+    headers = {"X-Request-Id": "operator-1"}
+    assert await stand.call(infer("half", headers)) == 200
+    page = stand.page
+    await stand.show("calls?request_id=operator-1")
+    await page.wait_for("document.querySelectorAll('.toggle').length === 1")
+    await page.evaluate("document.querySelector('.toggle').focus()")
+    await page.press("Enter")
+    await page.wait_for_text("Timeline:")
+    details = await page.text(".details")
+    assert "operator-1" in details
+    assert "JSON → binary" in details
+    assert "from the client" in details
+    assert await page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "true"
+    assert len(await page.evaluate("[...document.querySelectorAll('.phases .phase')]")) >= 2
+    await page.press("Enter")
+    await page.wait_for("!document.querySelector('.details')")
+
+
+async def test_filters_of_calls_leave_those_that_fit(stand: Stand) -> None:
+    assert await stand.call(infer("half")) == 200
+    assert await stand.call(infer("no-such-model")) in (400, 404)
+    page = stand.page
+    await stand.show("calls")
+    await page.wait_for("document.querySelectorAll('.toggle').length >= 2")
+    await page.click("#calls-errors")
+    await page.wait_for("document.querySelectorAll('.toggle').length === 1")
+    assert "no-such-model" in await page.text(".calls tbody")
+    assert await page.evaluate("location.hash") == "#calls?errors=1"
+    await page.evaluate(
+        "(() => { const field = document.querySelector('#calls-status'); field.value = '2xx';"
+        " field.dispatchEvent(new Event('change')); })()"
+    )
+    await page.wait_for_text("matches these filters")
+
+
+async def test_follow_shows_new_calls_and_pause_keeps_the_list(stand: Stand) -> None:
+    page = stand.page
+    await stand.show("calls?model=half")
+    await page.wait_for_text("No call", "main")
+    await stand.call(infer("half", {"X-Request-Id": "first"}))
+    await page.wait_for("document.querySelectorAll('.toggle').length === 1")
+    await page.evaluate("document.querySelector('.toggle').focus()")
+    await page.press("Enter")  # reading a call pauses
+    await page.wait_for_text("Paused: follow")
+    await page.wait_for("document.querySelector('#connection').dataset.state === 'live'")
+    await stand.call(infer("half", {"X-Request-Id": "second"}))
+    topics = "performance.getEntriesByType('resource').length"
+    before = await page.evaluate(topics)
+    await page.wait_for_text("Live", "#connection")
+    assert await page.evaluate("document.querySelectorAll('.toggle').length") == 1
+    assert await page.evaluate(topics) >= before
+    await page.click(".filters button.primary")
+    await page.wait_for("document.querySelectorAll('.toggle').length === 2")
+    assert await page.evaluate("document.querySelector('.details') !== null")  # still open
+
+
+async def test_page_is_used_by_keyboard_alone(stand: Stand) -> None:
+    page = stand.page
+    await stand.show("overview")
+    await page.press("Tab")
+    assert await page.evaluate("document.activeElement.innerText") == "Skip to the content"
+    for _ in range(2):
+        await page.press("Tab")
+    assert "Topology" in await page.evaluate("document.activeElement.innerText")
+    await page.press("Enter")
+    await page.wait_for("location.hash === '#topology'")
+    # The heading of the new panel gets the focus, so that a screen reader says it.
+    await page.wait_for("document.activeElement.tagName === 'H1'")
+    assert await page.evaluate("document.activeElement.innerText") == "Topology"
+    await page.evaluate("history.back()")
+    await page.wait_for("document.activeElement.innerText === 'Overview'")
+
+
+async def test_page_works_behind_a_path_prefix(stand: Stand) -> None:
+    async with _prefix_proxy(f"http://{stand.admin}") as url:
+        page = stand.page
+        await stand.show("overview", base=f"{url}/deep/gate")
+        for panel in PANELS[1:]:
+            await page.click(f"nav a[href='#{panel}']")
+            await page.wait_for(f"!document.querySelector('#panel-{panel}').hidden")
+        assert all(
+            each.startswith((f"{url}/deep/gate/", "about:", "data:")) for each in page.requests
+        )
+        await page.send("Page.navigate", url="about:blank")
+        page.requests.clear()
+
+
+async def test_chosen_theme_stays(stand: Stand) -> None:
+    page = stand.page
+    await page.prefer(color_scheme="light")
+    await stand.show("overview")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = await page.evaluate(background)
+    await page.evaluate(
+        "(() => { const field = document.querySelector('#theme'); field.value = 'dark';"
+        " field.dispatchEvent(new Event('change')); })()"
+    )
+    dark = await page.evaluate(background)
+    assert dark != light
+    await stand.show("topology")
+    assert await page.evaluate(background) == dark
+
+
+async def test_page_keeps_no_token(stand: Stand) -> None:
+    page = stand.page
+    await stand.show("topology")
+    stored = await page.evaluate(
+        "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
+    )
+    assert json.loads(stored) == [{}, {}, ""]
+
+
+@asynccontextmanager
+async def _prefix_proxy(target: str) -> AsyncIterator[str]:
+    """Run a proxy that serves ``target`` under /deep/gate/."""
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        url = f"{target}/{request.match_info['path']}"
+        headers = {"Accept": request.headers.get("Accept", "*/*")}
+        async with client.get(url, params=request.query, headers=headers) as source:
+            response = web.StreamResponse(status=source.status)
+            for name in ("Content-Type", "Content-Security-Policy"):
+                if name in source.headers:
+                    response.headers[name] = source.headers[name]
+            await response.prepare(request)
+            async for part in source.content.iter_any():
+                await response.write(part)
+            return response
+
+    application = web.Application()
+    application.router.add_get("/deep/gate/{path:.*}", forward)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+    port = free_port()
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as client:
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, HOST, port).start()
+            yield f"http://{HOST}:{port}"
+        finally:
+            await runner.cleanup()
