@@ -425,6 +425,8 @@ def _die_before_store(number: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         return trace
 
+    # Python 3.12 looks for this before it traces, and not again.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
 
 
