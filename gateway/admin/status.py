@@ -7,9 +7,10 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+import orjson
 from prometheus_client import ProcessCollector
 
 from gateway import __version__
@@ -57,7 +58,7 @@ class ObservedGateway(Protocol):
 
 
 def worker_status(gateway: ObservedGateway, with_models: bool = True) -> dict[str, Any]:
-    """Return the status of this process, which orjson can express."""
+    """Return the status of this process, for ``encode_status``."""
     listener = gateway.listener
     return {
         "pid": os.getpid(),
@@ -74,6 +75,45 @@ def worker_status(gateway: ObservedGateway, with_models: bool = True) -> dict[st
         },
         "exemplars": gateway.call_metrics.exemplars(),
     }
+
+
+def encode_status(status: Status) -> bytes:
+    """Encode a status as JSON; endpoints that have the same models share one list.
+
+    It may take long, and can run in any thread. Raises orjson.JSONEncodeError.
+    """
+    lists: dict[tuple[str, ...], int] = {}
+    numbers: dict[int, int] = {}
+
+    def refer(models: tuple[str, ...] | None) -> int | None:
+        if models is None:
+            return None
+        number = numbers.get(id(models))
+        if number is None:
+            number = numbers[id(models)] = lists.setdefault(models, len(lists))
+        return number
+
+    upstreams = {
+        name: {
+            **upstream,
+            "endpoints": [
+                {**asdict(each), "models": refer(each.models)} for each in upstream["endpoints"]
+            ],
+        }
+        for name, upstream in status["upstreams"].items()
+    }
+    return orjson.dumps({**status, "upstreams": upstreams, "model_lists": list(lists)})
+
+
+def decode_status(encoded: bytes) -> dict[str, Any]:
+    """Decode a status; endpoints that have the same models refer to the same list."""
+    status: dict[str, Any] = orjson.loads(encoded)
+    lists = status.pop("model_lists")
+    for upstream in status["upstreams"].values():
+        for endpoint in upstream["endpoints"]:
+            if endpoint["models"] is not None:
+                endpoint["models"] = lists[endpoint["models"]]
+    return status
 
 
 def process_numbers(pid: int) -> dict[str, float]:

@@ -12,9 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import orjson
-
-from gateway.admin.status import worker_status
+from gateway.admin.status import decode_status, encode_status, worker_status
 from gateway.app.active_config import ActiveConfig, RetiredConfigs
 from gateway.app.build.limits import SharedLimits, build_shared_limits
 from gateway.app.build.listen import (
@@ -167,8 +165,8 @@ class Gateway:
         The workers of several publish theirs.
         """
         self._metrics.count_cpu_time()
-        encoded = orjson.dumps(worker_status(self))
-        return [await asyncio.to_thread(orjson.loads, encoded)]
+        status = worker_status(self)
+        return [await asyncio.to_thread(lambda: decode_status(encode_status(status)))]
 
     def requests_in_progress(self) -> int:
         """Return the number of calls in progress."""
@@ -353,7 +351,7 @@ class Gateway:
         if question == Question.READY:
             return await self.not_ready_reason()
         if question == Question.PUBLISH:
-            self._status_publisher.publish()
+            await self._status_publisher.publish()
         elif question == Question.CONNECT and connection is not None:
             self._listener.adopt(connection)
         return ""

@@ -8,8 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
+from gateway.admin.status import decode_status, encode_status
 from gateway.app.background import BackgroundTask
 from gateway.observe.gateway_metrics import GatewayMetrics
 from gateway.workers.shared_documents import SharedDocuments
@@ -48,6 +47,7 @@ class StatusPublisher(BackgroundTask):
         self._each_tick = each_tick
         self._each_second = each_second
         self._shares_models = True
+        self._lock = asyncio.Lock()
 
     async def run(self) -> None:
         """Measure and publish until cancelled."""
@@ -56,7 +56,7 @@ class StatusPublisher(BackgroundTask):
             try:
                 self._each_second()
                 if self._documents.slots > 1:
-                    self.publish()
+                    await self.publish()
             except Exception:
                 # An error of our own is logged, and must not end the task.
                 _log.exception("the status could not be published")
@@ -66,20 +66,23 @@ class StatusPublisher(BackgroundTask):
                 await asyncio.sleep(_LAG_INTERVAL)
                 self._metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
 
-    def publish(self) -> None:
+    async def publish(self) -> None:
         """Publish the status of now."""
         self._metrics.count_cpu_time()
-        if self._shares_models:
-            if self._documents.publish(self._slot, orjson.dumps(self._status(True))):
-                return
-            self._shares_models = False
-            _log.info("the lists of models are too long for workers to share them")
-        self._documents.publish(self._slot, orjson.dumps(self._status(False)))
+        async with self._lock:
+            if self._shares_models:
+                encoded = await asyncio.to_thread(encode_status, self._status(True))
+                if self._documents.publish(self._slot, encoded):
+                    return
+                self._shares_models = False
+                _log.info("the lists of models are too long for workers to share them")
+            encoded = await asyncio.to_thread(encode_status, self._status(False))
+            self._documents.publish(self._slot, encoded)
 
 
 def read_statuses(documents: SharedDocuments) -> list[Status]:
     """Return the last statuses of all living workers; in any thread."""
-    statuses = [orjson.loads(each) for each in documents.read_all() if each]
+    statuses = [decode_status(each) for each in documents.read_all() if each]
     return [status for status in statuses if _is_alive(status["pid"])]
 
 

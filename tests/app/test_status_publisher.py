@@ -18,7 +18,7 @@ from tests.support.gateway import until
 
 
 def _publisher(shared: SharedMemory, slot: int, **status: Any) -> StatusPublisher:
-    status = {"pid": os.getpid(), "upstreams": {"u": {}}} | status
+    status = {"pid": os.getpid(), "upstreams": {}} | status
     metrics = GatewayMetrics(shared.metric_store.writer(slot))
     return StatusPublisher(shared.statuses, slot, lambda _: status, metrics, _nothing, _nothing)
 
@@ -44,8 +44,8 @@ async def test_status_of_a_dead_worker_is_not_shown() -> None:
     shared = SharedMemory.for_workers(2)
     process = await asyncio.create_subprocess_exec("true")
     await process.wait()
-    _publisher(shared, 1, pid=process.pid).publish()
-    _publisher(shared, 0).publish()
+    await _publisher(shared, 1, pid=process.pid).publish()
+    await _publisher(shared, 0).publish()
     statuses = read_statuses(shared.statuses)
     assert [status["pid"] for status in statuses] == [os.getpid()]
 
@@ -58,7 +58,7 @@ async def test_status_is_published_again_and_again(monkeypatch: pytest.MonkeyPat
 
     def status(with_models: bool) -> dict[str, Any]:
         calls.append(None)
-        return {"pid": os.getpid(), "number": len(calls)}
+        return {"pid": os.getpid(), "number": len(calls), "upstreams": {}}
 
     async with StatusPublisher(shared.statuses, 0, status, metrics, _nothing, _nothing):
         await until(lambda: len(calls) >= 3)
@@ -70,9 +70,10 @@ async def test_event_loop_that_is_held_is_seen(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.01)
     shared = SharedMemory.for_workers(2)
     async with _publisher(shared, 0):
-        await asyncio.sleep(0)
-        time.sleep(0.2)  # noqa: ASYNC251  # as a conversion without an end would
         await until(lambda: _value(shared, "tensorgate_event_loop_lag_seconds_count"))
+        for _ in range(3):  # one may fall between two measurements
+            time.sleep(0.2)  # noqa: ASYNC251  # as a conversion without an end would
+            await asyncio.sleep(0.02)
     assert _value(shared, "tensorgate_event_loop_lag_seconds_sum") > 0.1
 
 
@@ -84,7 +85,8 @@ async def test_status_that_is_too_long_is_shared_without_models(
     documents = SharedDocuments(2, max_document=1024)
 
     def status(with_models: bool) -> dict[str, Any]:
-        return {"pid": os.getpid(), "models": "x" * 2000 if with_models else None}
+        models = "x" * 2000 if with_models else None
+        return {"pid": os.getpid(), "models": models, "upstreams": {}}
 
     metrics = GatewayMetrics(shared.metric_store.writer(0))
     publisher = StatusPublisher(documents, 0, status, metrics, _nothing, _nothing)
@@ -103,7 +105,8 @@ async def test_failing_status_does_not_end_the_publisher(
 
     def status(with_models: bool) -> dict[str, Any]:
         calls.append(with_models)
-        return {"pid": os.getpid(), "name": "\udcff" if len(calls) == 1 else "good"}
+        name = "\udcff" if len(calls) == 1 else "good"
+        return {"pid": os.getpid(), "name": name, "upstreams": {}}
 
     metrics = GatewayMetrics(shared.metric_store.writer(0))
     async with StatusPublisher(shared.statuses, 0, status, metrics, _nothing, _nothing):

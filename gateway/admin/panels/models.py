@@ -64,21 +64,22 @@ def _ready_models(status: Status) -> dict[str, list[dict[str, Any]]]:
     """Return for each model how many endpoints of each upstream have it ready."""
     ready: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for upstream, each in status["upstreams"].items():
-        # Endpoints mostly have the same models: each list is counted once.
-        lists = Counter(
-            tuple(endpoint["models"])
-            for endpoint in each["endpoints"]
-            if endpoint["models"] is not None
-        )
+        # Endpoints with the same models share one list, which is counted once.
+        lists = {id(models): models for models in _lists(each) if models is not None}
+        times = Counter(map(id, _lists(each)))
         counts: Counter[str] = Counter()
-        for names, times in lists.items():
+        for key, names in lists.items():
             for name in names:
-                counts[name] += times
+                counts[name] += times[key]
         for name, count in counts.items():
             ready[name].append(
                 {"upstream": upstream, "endpoints": count, "of": len(each["endpoints"])}
             )
     return dict(ready)
+
+
+def _lists(upstream: Status) -> list[list[str] | None]:
+    return [endpoint["models"] for endpoint in upstream["endpoints"]]
 
 
 class ModelRates:

@@ -18,7 +18,7 @@ from gateway.settings.routes import describe_match
 from gateway.settings.schema import Settings
 
 _DEFAULT_ENDPOINTS, _MAX_ENDPOINTS = 200, 2000
-_MAX_MODELS = 100
+_MAX_MODELS = 10
 """Names of models that are listed for an endpoint."""
 
 Status = Mapping[str, Any]
