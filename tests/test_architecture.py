@@ -36,7 +36,7 @@ GATEWAY: Rooms = {
         "admin listener proxy offload upstream build_info codec routing "
         "protocol settings workers observe system errors sizes"
     ),
-    "admin": _imports("listener proxy observe build_info settings errors"),
+    "admin": _imports("listener proxy upstream observe build_info settings errors"),
     "listener": _imports("proxy observe http2 http1 system errors"),
     "proxy": _imports("upstream codec routing protocol observe http1 system errors sizes"),
     "offload": _imports("codec"),

@@ -9,6 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from gateway.admin import security
+from gateway.admin.actions import Actions
 from gateway.admin.api import Api
 from gateway.admin.events import EventStreams
 from gateway.admin.page_files import PageFiles
@@ -39,7 +40,7 @@ def build_application(source: GatewaySource, view: GatewayView) -> web.Applicati
         client_max_size=_MAX_BODY,
     )
     application.add_routes([web.get("/", root), *pages.routes(), *files.routes()])
-    application.add_routes([*Api(view).routes(), *streams.routes()])
+    application.add_routes([*Api(view).routes(), *streams.routes(), *Actions(source).routes()])
     application.on_shutdown.append(streams.end)
     return application
 
@@ -59,12 +60,16 @@ def _describe_errors(paths: Sequence[str]) -> Middleware:
     async def describe_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
-        except web.HTTPNotFound:
-            path = request.path[:80]
-            return error_response(404, f"no page {path!r}; there are: {', '.join(paths)}")
-        except web.HTTPMethodNotAllowed:
-            return error_response(405, f"{request.method} {request.path}: pages are read with GET")
+        except web.HTTPMethodNotAllowed as error:
+            if "GET" in error.allowed_methods:
+                reason = "pages are read with GET"
+            else:
+                reason = "actions are made with POST"
+            return error_response(405, f"{request.method} {request.path}: {reason}")
         except web.HTTPException as error:
+            if error.status == 404 and request.match_info.http_exception is error:
+                path = request.path[:80]
+                return error_response(404, f"no page {path!r}; there are: {', '.join(paths)}")
             return error_response(error.status, error.text or error.reason)
         except ConnectionError:
             raise  # the client is gone

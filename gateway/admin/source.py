@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Any, Protocol
+
+from multidict import CIMultiDictProxy
 
 from gateway.observe.metric_store import MetricStore
 from gateway.settings.schema import Settings
@@ -31,6 +34,21 @@ class GatewaySource(Protocol):
 
     async def not_ready_reason(self) -> str:
         """Return why the gateway is not ready, or an empty text."""
+
+    async def connect(self) -> socket.socket:
+        """Return a connection that is served as that of a client over a Unix socket.
+
+        Raises TimeoutError.
+        """
+
+    def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
+        """Tell whether a request has a key that allows actions."""
+
+    def drained_endpoints(self) -> set[tuple[str, str]]:
+        """Return the upstreams and URLs of the drained endpoints."""
+
+    async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
+        """Drain an endpoint in all workers, or restore it. Raises ValueError."""
 
     def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
         """Return the recent calls, as JSON, that came after positions, and the next positions.

@@ -7,7 +7,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import orjson
@@ -21,11 +21,14 @@ from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import MetricStore, clean_label
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
+from gateway.upstream.pool.member import MemberState
 
 _QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 _SUMMED = ("connections", "requests_in_progress", "tasks", "buffered_bytes")
 _OF_ONE_WORKER = ("pid", "draining", *_SUMMED)
 """What is shown of each worker."""
+
+_ENDPOINT_FIELDS = tuple(field.name for field in fields(MemberState))
 
 Status = Mapping[str, Any]
 
@@ -97,7 +100,9 @@ def encode_status(status: Status) -> bytes:
         name: {
             **upstream,
             "endpoints": [
-                {**asdict(each), "models": refer(each.models)} for each in upstream["endpoints"]
+                {name: getattr(each, name) for name in _ENDPOINT_FIELDS}
+                | {"models": refer(each.models)}
+                for each in upstream["endpoints"]
             ],
         }
         for name, upstream in status["upstreams"].items()
@@ -234,6 +239,7 @@ def _merge_endpoint(states: Sequence[Status]) -> dict[str, Any]:
     merged["healthy"] = healthy = _worse(each["healthy"] for each in states)
     decisive = next(each for each in states if each["healthy"] is healthy)
     merged["health_check_result"] = decisive["health_check_result"]
+    merged["drained"] = any(each["drained"] for each in states)
     # A name may lead to an address again while calls of before still run there.
     merged["draining"] = all(each["draining"] for each in states)
     for name in ("models", "dialect"):

@@ -7,8 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from gateway.admin.history import History, Window
+from gateway.admin.own_calls import OwnCallError, OwnCalls
 from gateway.admin.panels.calls import CallFilter, matching_calls
 from gateway.admin.panels.models import ModelTotals, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview
@@ -39,6 +41,7 @@ class GatewayView:
 
     def __init__(self, source: GatewaySource) -> None:
         self._source = source
+        self._own_calls = OwnCalls(source)
         self._started_at = time.time()
         self._history = History(source.metric_store, source.requests_in_progress)
         self._state: State | None = None
@@ -85,14 +88,27 @@ class GatewayView:
         )
 
     async def model(self, name: str) -> Document:
-        """Return one model."""
+        """Return one model, with what its servers say of it."""
         state = await self._current_state()
 
         def describe() -> Document:
             totals = ModelTotals(self._source.metric_store)
             return describe_model(state.time, state.status, state.window, totals, name)
 
-        return await asyncio.to_thread(describe)
+        path = f"/v2/models/{quote(name, safe='')}"
+        document, metadata, trace = await asyncio.gather(
+            asyncio.to_thread(describe),
+            self._asked("metadata", path),
+            self._asked("trace_settings", f"{path}/trace/setting"),
+        )
+        return document | metadata | trace
+
+    async def _asked(self, name: str, path: str) -> Document:
+        """Return a document of the gateway's servers, or why there is none."""
+        try:
+            return {name: await self._own_calls.get_document(path), f"{name}_error": None}
+        except OwnCallError as error:
+            return {name: None, f"{name}_error": str(error)}
 
     async def calls(self, query: Mapping[str, str]) -> Document:
         """Return the recent calls that fit, newest first. Raises ValueError."""

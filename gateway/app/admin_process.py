@@ -13,7 +13,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from multidict import CIMultiDictProxy
+
 from gateway.app.admin_site import AdminSite
+from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
 from gateway.app.status_publisher import read_statuses
@@ -26,6 +29,8 @@ _PUBLISH_TIMEOUT = 0.3
 """Seconds for workers to publish their status; older ones are taken of those that need longer."""
 _READY_TIMEOUT = 3.0
 """Seconds for a worker to say whether it is ready, which may take it two."""
+_CONNECT_TIMEOUT = 2.0
+"""Seconds for a worker to take a connection."""
 _DRAIN_GRACE = 0.1
 """Seconds at the end for operators with an open connection to request a page."""
 
@@ -33,14 +38,17 @@ _DRAIN_GRACE = 0.1
 class AdminProcess:
     """Serves operators while its context is open: see GatewaySource."""
 
-    def __init__(self, settings: Settings, shared: SharedMemory, revision: Revision) -> None:
+    def __init__(
+        self, resources: LoadedResources, shared: SharedMemory, revision: Revision
+    ) -> None:
         assert shared.control is not None
-        self._settings = settings
+        self._resources = resources
         self._shared = shared
         self._control = ControlClient(shared.control)
         self._site = AdminSite(self)
         self._statuses: list[dict[str, Any]] = []
         self._turn = 0
+        self._key_watch: asyncio.Task[None] | None = None
         self.revision = revision
         """Which settings are in use; the reloader keeps it up to date."""
         self.reload_metrics = ReloadMetrics(shared.metric_store.writer(shared.admin_segment))
@@ -50,6 +58,7 @@ class AdminProcess:
     async def __aenter__(self) -> Self:
         self._control.__enter__()
         await self._site.__aenter__()
+        self._watch_keys()
         return self
 
     async def __aexit__(
@@ -58,9 +67,18 @@ class AdminProcess:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._key_watch is not None:
+            self._key_watch.cancel()
         await self._site.drain(_DRAIN_GRACE)
         await self._site.__aexit__(kind, error, traceback)
         self._control.__exit__(kind, error, traceback)
+
+    def _watch_keys(self) -> None:
+        """Follow the files of API keys; those of before may belong to other settings."""
+        if self._key_watch is not None:
+            self._key_watch.cancel()
+        watch = self._resources.api_keys.watch(lambda: None)
+        self._key_watch = asyncio.create_task(watch)
 
     def take(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere; this owns it from now on."""
@@ -71,8 +89,9 @@ class AdminProcess:
         self.draining = True
 
     async def reload(self, settings: Settings) -> str:
-        """Use other settings."""
-        self._settings = settings
+        """Use other settings. Raises ListenError, UpstreamTlsError and ApiKeysError."""
+        self._resources = await asyncio.to_thread(load_resources, settings, self._resources)
+        self._watch_keys()
         return ""
 
     def reopen_logs(self) -> None:
@@ -81,7 +100,7 @@ class AdminProcess:
     @property
     def settings(self) -> Settings:
         """Return the settings in use."""
-        return self._settings
+        return self._resources.settings
 
     @property
     def metric_store(self) -> MetricStore:
@@ -116,6 +135,34 @@ class AdminProcess:
             if reply is not None:
                 return reply
         return "no worker responds"
+
+    def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
+        """Tell whether a request has a key that allows actions at the admin address."""
+        name = self.settings.admin_keys
+        group = self._resources.api_keys.groups.get(name) if name else None
+        return group is not None and group.authenticates(headers)
+
+    def drained_endpoints(self) -> set[tuple[str, str]]:
+        """Return the upstreams and URLs of the drained endpoints."""
+        return self._shared.drained.read()
+
+    async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
+        """Drain an endpoint, or restore it. Raises ValueError."""
+        self._shared.drained.change(upstream, url, drained)
+
+    async def connect(self) -> socket.socket:
+        """Return a connection to a worker, which serves it as that of a client.
+
+        Raises TimeoutError if no worker takes it.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for slot in self._living_slots():
+                with suppress(TimeoutError):
+                    await self._control.ask(slot, Question.CONNECT, _CONNECT_TIMEOUT, theirs)
+                    return ours
+        ours.close()
+        raise TimeoutError
 
     def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
         """Return the recent calls after positions, and the next positions."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -57,6 +58,8 @@ from gateway.upstream.pool.pool import Pool
 from gateway.workers.control import ControlServer, Question
 
 if TYPE_CHECKING:
+    from multidict import CIMultiDictProxy
+
     from gateway.app.admin_site import AdminSite
 
 _ADMIN_DRAIN_GRACE = 0.1
@@ -85,6 +88,8 @@ class Gateway:
     ) -> None:
         self._settings = settings
         self._on_closed = on_closed
+        self._uncounted_connections = 0
+        self._drained_version = 0
         self._preloaded = resources
         self._ejection_sync = None
         if shared is not None:
@@ -106,7 +111,7 @@ class Gateway:
             slot,
             partial(worker_status, self),
             self._metrics,
-            self._count_calls_in_progress,
+            self._tick,
             self._recent_calls.flush,
         )
         self._control: ControlServer | None = None
@@ -172,6 +177,27 @@ class Gateway:
         """Return the number of calls in progress."""
         return self._listener.requests
 
+    def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
+        """Tell whether a request has a key that allows actions at the admin address."""
+        name = self.settings.admin_keys
+        group = self._resources.api_keys.groups.get(name) if name else None
+        return group is not None and group.authenticates(headers)
+
+    def drained_endpoints(self) -> set[tuple[str, str]]:
+        """Return the upstreams and URLs of the drained endpoints."""
+        return self._shared.drained.read()
+
+    async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
+        """Drain an endpoint, or restore it. Raises ValueError."""
+        self._shared.drained.change(upstream, url, drained)
+        self._drain_endpoints()
+
+    async def connect(self) -> socket.socket:
+        """Return a connection that is served as that of a client over a Unix socket."""
+        ours, theirs = socket.socketpair()
+        self._listener.adopt(theirs)
+        return ours
+
     def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
         """Return the recent calls after positions, and the next positions."""
         return self._shared.recent_calls.read(positions)
@@ -202,11 +228,12 @@ class Gateway:
             raise
         router = _build_router(resources, upstreams, limits, self._offload, self._metrics)
         self.active_config = ActiveConfig(upstreams, router, limits)
+        self._drain_endpoints()
         self._access_log_writer = self._log_writer(settings)
         self._listener = HttpListener(
             self._handle_request,
             self._observers(settings),
-            self._on_closed,
+            self._note_closed,
             self.active_config.fast_path,
             resources.tls,
             _idle_timeouts(settings),
@@ -292,6 +319,7 @@ class Gateway:
         )
         self._retired.add(self.active_config)
         self.active_config = active_config
+        self._drain_endpoints()
         old_offload, self._offload = self._offload, offload
         self._listen(opened)
         kept_addresses = {each.address for each in bound}
@@ -353,10 +381,29 @@ class Gateway:
         if question == Question.PUBLISH:
             await self._status_publisher.publish()
         elif question == Question.CONNECT and connection is not None:
+            self._uncounted_connections += 1
             self._listener.adopt(connection)
         return ""
 
-    def _count_calls_in_progress(self) -> None:
+    def _note_closed(self) -> None:
+        """Count a closed connection, unless the supervisor has not counted it as open."""
+        if self._uncounted_connections:
+            self._uncounted_connections -= 1
+        elif self._on_closed is not None:
+            self._on_closed()
+
+    def _drain_endpoints(self) -> None:
+        """Apply what operators have drained or restored."""
+        urls: defaultdict[str, set[str]] = defaultdict(set)
+        self._drained_version = self._shared.drained.version
+        for upstream, url in self._shared.drained.read():
+            urls[upstream].add(url)
+        for name, each in self.upstreams.items():
+            each.pool.set_drained(urls[name])
+
+    def _tick(self) -> None:
+        if self._drained_version != self._shared.drained.version:
+            self._drain_endpoints()
         self._shared.calls_in_progress[self._slot][0] = self._listener.requests
 
     def _observers(self, settings: Settings) -> tuple[CallObserver, ...]:

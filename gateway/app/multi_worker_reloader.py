@@ -109,7 +109,7 @@ class SupervisorReloader(ConfigSource):
         """Build what the admin process runs."""
         from gateway.app.admin_process import AdminProcess  # imports aiohttp, which takes time
 
-        return AdminProcess(self.settings, self._shared, self._reload_log.revision)
+        return AdminProcess(self._resources, self._shared, self._reload_log.revision)
 
     def poll(self, requested: bool) -> ConfigUpdate | None:
         """Read the settings if that is requested, or if their files have changed."""

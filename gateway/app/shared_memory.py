@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import orjson
+
 from gateway.observe.call_metrics import CALL_FAMILIES
 from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
@@ -17,6 +19,10 @@ from gateway.workers.shared_state import SharedEjections, shared_counters
 
 _ORDINARY_CALLS, _NOTABLE_CALLS = 512 * 1024, 1024 * 1024
 """Bytes of the rings of a worker. Memory is used as calls are written."""
+
+
+_MAX_DRAINED = 256 * 1024
+"""Bytes of the list of drained endpoints."""
 
 
 class SharedCalls:
@@ -40,6 +46,31 @@ class SharedCalls:
         return calls, [batch.position for batch in batches]
 
 
+class DrainedEndpoints:
+    """The endpoints that operators have drained: their upstreams and URLs."""
+
+    def __init__(self) -> None:
+        self._documents = SharedDocuments(1, _MAX_DRAINED)
+
+    @property
+    def version(self) -> int:
+        """Return a number that changes with each change."""
+        return self._documents.published(0)
+
+    def read(self) -> set[tuple[str, str]]:
+        """Return all drained endpoints."""
+        (document,) = self._documents.read_all()
+        return {(upstream, url) for upstream, url in orjson.loads(document or b"[]")}
+
+    def change(self, upstream: str, url: str, drained: bool) -> None:
+        """Drain an endpoint, or restore it; one process does so at a time. Raises ValueError."""
+        found = self.read() - {(upstream, url)}
+        if drained:
+            found.add((upstream, url))
+        if not self._documents.publish(0, orjson.dumps(sorted(found))):
+            raise ValueError("too many endpoints are drained")
+
+
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
     """It is made before the first fork, and outlives workers and reloads."""
@@ -55,6 +86,7 @@ class SharedMemory:
     """Of each worker, one number."""
     recent_calls: SharedCalls
     """The last calls of each worker."""
+    drained: DrainedEndpoints
     control: ControlSockets | None
     """For questions of the admin process to each worker; None if there is but one process."""
 
@@ -79,6 +111,7 @@ class SharedMemory:
             shared_counters(workers),
             shared_counters(workers),
             SharedCalls(workers),
+            DrainedEndpoints(),
             control,
         )
 

@@ -7,6 +7,7 @@ ones, have a ring of their own: a flood of others does not push them out.
 from __future__ import annotations
 
 import heapq
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -97,7 +98,7 @@ def describe_call(record: CallRecord, call_id: str, ended_at: float) -> dict[str
 
     ``ended_at`` is in seconds since 1970. Fields without a value are left out.
     """
-    values: dict[str, Any] = {"id": call_id, "time": round(ended_at, 3)}
+    values: dict[str, Any] = {"id": call_id, "time": round(ended_at, 3), "worker": os.getpid()}
     for name, read in FIELDS.items():
         value = read(record, _MAX_TEXT)
         if value != "":

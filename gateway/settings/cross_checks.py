@@ -155,6 +155,8 @@ def _key_groups(value: Any) -> Iterator[CrossError]:
     keys, routes = _value(value, "api_keys"), _value(value, "routes")
     groups = keys if isinstance(keys, Mapping) else {}
     used = list(_auth_groups(routes if isinstance(routes, list | tuple) else ()))
+    if isinstance(of_operators := _value(value, "admin_keys"), str):
+        used.append((("admin_keys",), of_operators))
     for path, name in used:
         if name not in groups:
             known = suggest(name, groups) if groups else "; there are none"
@@ -162,7 +164,7 @@ def _key_groups(value: Any) -> Iterator[CrossError]:
     yield from _invalid_names("api_keys", groups)
     for name in groups:
         if name not in [group for _, group in used]:
-            yield ("api_keys", name), "not used: no route names this group in its auth"
+            yield ("api_keys", name), "not used: neither a route (auth) nor admin_keys names it"
 
 
 def _auth_groups(routes: Sequence[object]) -> Iterator[tuple[KeyPath, str]]:
@@ -208,6 +210,14 @@ def _admin_address(value: object) -> Iterator[CrossError]:
     admin, listen = _value(value, "admin"), _value(value, "listen") or _DEFAULT_LISTEN
     if admin is not None and admin in as_tuple(listen):
         yield ("admin",), "needs an address of its own: clients connect there (listen)"
+    actions, keys = _value(value, "admin_actions") is True, _value(value, "admin_keys")
+    if actions and keys is None:
+        yield ("admin_actions",), "needs admin_keys, the group of API keys that allow actions"
+    if keys is not None and not actions:
+        yield ("admin_keys",), "not used: admin_actions is false"
+    for name in ("admin_hosts", "admin_actions"):
+        if admin is None and _value(value, name):
+            yield (name,), "not used: there is no admin address (admin)"
 
 
 def _invalid_names(section: str, names: Iterable[object]) -> Iterator[CrossError]:

@@ -97,6 +97,15 @@ class Settings(Section):
         description="Host names by which operators open the page of the admin address, beside"
         " localhost and IP addresses. Others are refused, as web pages of others could use them.",
     )
+    admin_actions: StrictBool = Field(
+        default=False,
+        description="Whether operators can drain and restore endpoints, and change trace settings,"
+        " at the admin address. They need a key of admin_keys.",
+    )
+    admin_keys: str | None = Field(
+        default=None,
+        description="The group of api_keys whose keys allow actions at the admin address.",
+    )
     tls: ClientTls | None = Field(
         default=None,
         description="TLS with clients on the TCP addresses of listen. Unix sockets have none.",

@@ -50,6 +50,10 @@ class SharedDocuments:
         self._counts[slot][0] = count
         return True
 
+    def published(self, slot: int) -> int:
+        """Return how many documents were published in a slot."""
+        return int(self._counts[slot][0])
+
     def read_all(self) -> list[bytes]:
         """Return the last document of each slot; empty if there is none."""
         return [self._read(slot) for slot in range(self.slots)]

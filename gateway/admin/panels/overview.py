@@ -34,15 +34,16 @@ def describe_overview(
         "started_at": started_at,
         "draining": status["draining"],
         "settings": status["settings"],
+        "actions": settings.admin_actions,
         "workers": status["workers"],
         "now": _now(status, window),
         "problems": list(find_problems(status, window, settings))[:_MAX_PROBLEMS],
     }
 
 
-def describe_endpoint_state(endpoint: Status, drained: bool = False) -> tuple[str, str]:
+def describe_endpoint_state(endpoint: Status) -> tuple[str, str]:
     """Return the state of an endpoint as a word and as a sentence, which is empty for ``ok``."""
-    if drained:
+    if endpoint["drained"]:
         return "drained", "taken out of use by an operator"
     if endpoint["draining"]:
         return "leaving", "its name does not lead there any more: calls in progress finish"
@@ -81,13 +82,17 @@ def _upstream_problems(status: Status) -> Iterator[dict[str, Any]]:
             yield _problem("error", "topology", text, name)
         elif not endpoints:
             yield _problem("error", "topology", f"{name} has no endpoint", name)
+        if drained := sum(each["drained"] for each in endpoints):
+            text = f"operators have drained {drained} of {len(endpoints)} endpoints of {name}"
+            level = "error" if drained == len(endpoints) else "warning"
+            yield _problem(level, "topology", text, name)
         dialect = upstream["dialect"]
         if dialect["name"] is None:
             text = f"the dialect of {name} is not known: {dialect['reason']}"
             yield _problem("warning", "topology", text, name)
         for endpoint in endpoints:
             state, sentence = describe_endpoint_state(endpoint)
-            if state not in ("ok", "unknown", "leaving") or endpoint["consecutive_failures"]:
+            if state in ("ejected", "unhealthy") or endpoint["consecutive_failures"]:
                 level = "warning" if state == "ok" else "error"
                 text = f"{endpoint['url']} of {name}: {sentence}"
                 yield _problem(level, "topology", text, name, endpoint["url"])

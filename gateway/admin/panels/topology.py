@@ -84,6 +84,7 @@ def describe_topology(
         )
     return {
         "time": time,
+        "actions": settings.admin_actions,
         "routes": _describe_routes(settings, calls),
         "upstreams": upstreams,
     }

@@ -148,7 +148,7 @@ async def unready_endpoints(upstream: Upstream) -> tuple[str, ...]:
     endpoints are queried in parallel, and the first that is ready ends the check.
     """
     pool = upstream.pool
-    if not pool.endpoints:
+    if not pool.endpoints or pool.is_drained:
         return (pool.empty_reason,)
     if pool.unreachable is not None:
         records = [member.calls for member in pool.members]

@@ -92,6 +92,8 @@ class Member:
     """None until the server has said what it is, or if it is not asked."""
     leaving: bool = False
     """It gets no new calls; those in flight finish."""
+    drained: bool = False
+    """An operator has taken it out of use: it gets no new calls until it is restored."""
 
     @property
     def is_healthy(self) -> bool:
@@ -119,6 +121,7 @@ class Member:
             at.isoformat(timespec="milliseconds") if at else None,
             {"name": detected.dialect.name, "reason": detected.reason} if detected else None,
             next((address.url for address in self.endpoint.addresses[1:]), None),
+            self.drained,
         )
 
 
@@ -151,6 +154,8 @@ class MemberState:
     """The name of its dialect, and the reason; None if it was not detected."""
     grpc_url: str | None = None
     """Its address over gRPC beside that over HTTP; None without one."""
+    drained: bool = False
+    """An operator has taken it out of use."""
 
 
 class MemberTask(ABC):

@@ -74,21 +74,31 @@ class Pool:
         )
         self._started = False
         self._leaving: list[Member] = []
+        self._drained: frozenset[str] = frozenset()
         self._health_changed = asyncio.Event()
         self._set_members(tuple(Member(endpoint) for endpoint in endpoints))
 
     def _set_members(self, members: tuple[Member, ...]) -> None:
         self.members = members
         self.endpoints = tuple(member.endpoint for member in members)
-        self.has_single_endpoint = len(members) == 1
-        """There is no alternative, so its health does not matter."""
         self.outlier_detector.set_members(members)
+        for member in members:
+            member.drained = member.endpoint.url in self._drained
         self._find_up()
 
+    def set_drained(self, urls: Collection[str]) -> None:
+        """Give no new calls to endpoints with these URLs, and calls to all others again."""
+        if self._drained != urls:
+            self._drained = frozenset(urls)
+            self._set_members(self.members)
+
     def _find_up(self) -> None:
-        up = tuple(member for member in self.members if member.is_healthy)
+        self._in_use = tuple(member for member in self.members if not member.drained)
+        self.has_single_endpoint = len(self.members) == len(self._in_use) == 1
+        """There is no alternative, so its health does not matter."""
+        up = tuple(member for member in self._in_use if member.is_healthy)
         # If every health check fails, a call may still succeed: trying beats refusing.
-        self._up = up or self.members
+        self._up = up or self._in_use
         self._health_changed.set()
         self._health_changed.clear()
 
@@ -202,14 +212,14 @@ class Pool:
             return self._up
         candidates = (
             self._with_model(model)
-            or [member for member in self.members if member.models is None]
+            or [member for member in self._in_use if member.models is None]
             # These can respond that they lack only the version.
             or self._with_model(ModelName(model.name))
         )
         return [member for member in candidates if member.is_healthy] or candidates or self._up
 
     def _with_model(self, model: ModelName) -> list[Member]:
-        members = self.members
+        members = self._in_use
         return [each for each in members if each.models is not None and each.models.includes(model)]
 
     @property
@@ -223,14 +233,21 @@ class Pool:
         return self._supervisor.model_discovery is not None
 
     @property
+    def is_drained(self) -> bool:
+        """Tell whether there are endpoints, and all are drained."""
+        return bool(self.members) and not self._in_use
+
+    @property
     def empty_reason(self) -> str:
-        """Return why the pool has no endpoint."""
+        """Return why the pool has no endpoint for calls."""
+        if self.is_drained:
+            return "an operator has drained all endpoints of the upstream"
         resolver = self._supervisor.resolver
         return resolver.error if resolver else "the upstream has no endpoint"
 
     def _empty_error(self) -> GatewayError:
         public = None
-        if self.is_dynamic and not self.exposes_endpoints:
+        if self.is_dynamic and not self.exposes_endpoints and not self.is_drained:
             public = f"cannot connect to {upstream_name(self._upstream)}: no address of it is known"
         return GatewayError(ErrorKind.UNREACHABLE, self.empty_reason, public_message=public)
 

@@ -1,0 +1,114 @@
+"""What operators can do at the admin address: drain endpoints, and change trace settings.
+
+An action needs ``admin_actions: true`` and a key of ``admin_keys``. Each one is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from aiohttp import web
+
+from gateway.admin.own_calls import OwnCallError, OwnCalls
+from gateway.admin.source import GatewaySource
+from gateway.errors import escape_for_log
+
+_WRONG_KEY_DELAY = 0.5
+"""Seconds until a wrong key is refused, so that keys cannot be guessed fast."""
+
+_log = logging.getLogger("tensorgate.admin")
+
+
+class Actions:
+    """The handlers of the actions: the request and the response are JSON."""
+
+    def __init__(self, source: GatewaySource) -> None:
+        self._source = source
+        self._own_calls = OwnCalls(source)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of the actions."""
+        return [
+            web.post("/api/endpoints/drain", self.drain),
+            web.post("/api/endpoints/restore", self.restore),
+            web.post("/api/model/trace", self.set_trace),
+        ]
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """Give no new calls to an endpoint; those in progress finish."""
+        return await self._change_endpoint(request, drained=True)
+
+    async def restore(self, request: web.Request) -> web.Response:
+        """Give calls to an endpoint again."""
+        return await self._change_endpoint(request, drained=False)
+
+    async def set_trace(self, request: web.Request) -> web.Response:
+        """Change the trace settings of a model at its servers; respond with those in use."""
+        await self._authorize(request)
+        body = await _read(request, "name", "settings")
+        name, settings = body["name"], body["settings"]
+        if not isinstance(settings, dict):
+            raise web.HTTPBadRequest(text="settings: expected an object")
+        path = f"/v2/models/{quote(name, safe='')}/trace/setting"
+        try:
+            in_use = await self._own_calls.post_document(path, settings)
+        except OwnCallError as error:
+            raise web.HTTPBadGateway(text=str(error)) from None
+        text = escape_for_log(f"{name}: {json.dumps(settings)}")
+        _log.warning("operator at %s changed the trace settings of %s", request.remote, text)
+        return _respond({"ok": True, "trace_settings": in_use})
+
+    async def _change_endpoint(self, request: web.Request, drained: bool) -> web.Response:
+        await self._authorize(request)
+        body = await _read(request, "upstream", "endpoint")
+        upstream, url = body["upstream"], body["endpoint"]
+        if drained and not await self._is_known(upstream, url):
+            raise web.HTTPNotFound(text=f"{upstream} has no endpoint {url}")
+        try:
+            await self._source.drain_endpoint(upstream, url, drained)
+        except ValueError as error:
+            raise web.HTTPConflict(text=str(error)) from None
+        verb = "drained" if drained else "restored"
+        where = escape_for_log(f"{url} of {upstream}")
+        _log.warning("operator at %s %s %s", request.remote, verb, where)
+        return _respond({"ok": True})
+
+    async def _is_known(self, upstream: str, url: str) -> bool:
+        statuses = await self._source.worker_statuses()
+        found = [each["upstreams"].get(upstream, {"endpoints": ()}) for each in statuses]
+        return any(each["url"] == url for one in found for each in one["endpoints"])
+
+    async def _authorize(self, request: web.Request) -> None:
+        if not self._source.settings.admin_actions:
+            raise web.HTTPForbidden(text="actions are not allowed here (admin_actions)")
+        if not self._source.authorizes(request.headers):
+            await asyncio.sleep(_WRONG_KEY_DELAY)
+            raise web.HTTPUnauthorized(text="a key of the group in admin_keys is needed")
+
+
+async def _read(request: web.Request, *names: str) -> dict[str, Any]:
+    """Return a JSON object with these fields: texts, but for settings. Raises HTTPBadRequest."""
+    # A page of another origin could send another type without asking (CORS).
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text="expected Content-Type: application/json")
+    try:
+        body = orjson.loads(await request.read())
+    except orjson.JSONDecodeError:
+        raise web.HTTPBadRequest(text="the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise web.HTTPBadRequest(text="expected an object")
+    for name in names:
+        if name not in body:
+            raise web.HTTPBadRequest(text=f"{name} is missing")
+        if name != "settings" and not isinstance(body[name], str):
+            raise web.HTTPBadRequest(text=f"{name}: expected a text")
+    return body
+
+
+def _respond(document: object) -> web.Response:
+    return web.Response(body=orjson.dumps(document), content_type="application/json")
