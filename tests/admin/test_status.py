@@ -47,6 +47,7 @@ def _status(pid: int, *endpoints: dict[str, Any], **fields: Any) -> dict[str, An
         "pid": pid,
         "time": 0.0,
         "draining": False,
+        "drained": False,
         "settings": {"last_failure": None, "number": pid},
         "connections": 3,
         "requests_in_progress": 2,
