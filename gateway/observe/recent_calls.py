@@ -124,14 +124,14 @@ def describe_call(record: CallRecord, call_id: str, ended_at: float) -> dict[str
 def _timeline(record: CallRecord) -> list[dict[str, Any]]:
     """Return the stages of a call, as far as they were measured, in their order."""
     stages: list[tuple[str, str, float, float]] = []
-    if record.prepare_seconds >= 0:
-        stages.append(("prepare", "Read and convert the request", 0.0, record.prepare_seconds))
-        if record.queue_seconds:
-            stages.append(
-                ("queue", "Wait for a slot", record.prepare_seconds, record.queue_seconds)
-            )
+    sent = record.sent_at - record.started if record.sent_at else 0.0
+    # It is not measured on the fast path, where nothing waits between.
+    prepare = record.prepare_seconds if record.prepare_seconds >= 0 else sent
+    if prepare:
+        stages.append(("prepare", "Read and convert the request", 0.0, prepare))
+    if record.queue_seconds:
+        stages.append(("queue", "Wait for a slot", prepare, record.queue_seconds))
     if record.sent_at:
-        sent = record.sent_at - record.started
         first_byte = record.first_byte_seconds or record.server_seconds
         stages.append(("server", "Send the request and wait for the server", sent, first_byte))
         if record.server_seconds > first_byte:
