@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -46,6 +47,8 @@ from gateway.workers.ipc import WorkerChannel
 from gateway.workers.supervisor import NoWorkerError, Supervisor
 
 _T = TypeVar("_T")
+
+_DEMO_ADMIN_PORT = 9080
 
 _log = logging.getLogger("tensorgate")
 
@@ -136,7 +139,8 @@ def schema() -> None:
 def demo(once: bool, port: int) -> None:
     """Run a demo server behind the gateway, and show example calls.
 
-    After the show both keep running until Ctrl-C.
+    After the show both keep running until Ctrl-C, with the operator's page of the gateway, and some
+    calls a second for it to show.
     """
     from gateway.demo.walkthrough.client import ShowError  # imports aiohttp, which takes time
 
@@ -274,11 +278,16 @@ def _log_stopped(dropped: int) -> None:
 
 async def _demo(once: bool, port: int) -> None:
     from gateway.demo.server.server import DemoServer
+    from gateway.demo.walkthrough.traffic import make_traffic
     from gateway.demo.walkthrough.walkthrough import next_steps, run_show
 
     stop = asyncio.Event()
     _call_on_stop_signal(stop.set)
-    async with DemoServer() as server, Gateway(_demo_settings(server.url, port)) as gateway:
+    admin_port = _free_port(_DEMO_ADMIN_PORT)
+    async with (
+        DemoServer() as server,
+        Gateway(_demo_settings(server.url, port, admin_port)) as gateway,
+    ):
         url = gateway.addresses[0]
         click.echo(f"Tensorgate {__version__}, {describe_build()}")
         if not COMPILED:
@@ -286,15 +295,29 @@ async def _demo(once: bool, port: int) -> None:
         await run_show(url, server, sys.stdout, sys.stdout.isatty())
         if once:
             return
-        click.echo(next_steps(url, server.url))
+        click.echo(next_steps(url, server.url, f"http://{gateway.settings.admin}"))
         click.echo("Ctrl-C ends the demo.")
+        traffic = asyncio.create_task(make_traffic(url))
         await stop.wait()
+        traffic.cancel()
+        await asyncio.gather(traffic, return_exceptions=True)
 
 
-def _demo_settings(server_url: str, port: int) -> Settings:
+def _free_port(preferred: int) -> int:
+    """Return a port of this machine on which nobody listens, if possible the preferred one."""
+    for port in (preferred, 0):
+        with socket.socket() as sock, suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", port))
+            return int(sock.getsockname()[1])
+    return preferred
+
+
+def _demo_settings(server_url: str, port: int, admin_port: int) -> Settings:
     return Settings.model_validate(
         {
             "listen": f"127.0.0.1:{port}",
+            "admin": f"127.0.0.1:{admin_port}",
             "upstreams": {"demo": {"endpoints": [server_url], "dialect": "triton"}},
             "limits": {"drain_timeout": 1},
             "log": {"access": False},

@@ -368,6 +368,9 @@ async def test_the_access_log_can_be_turned_off(file: Path) -> None:
     assert "stopped" in err
 
 
+HTML = {"Accept": "text/html"}
+
+
 async def test_the_demo_shows_six_calls() -> None:
     status, out, err = await run(TENSORGATE, "demo", "--once", "--port", "0")
     assert (status, err) == (0, "")
@@ -384,6 +387,10 @@ async def test_the_demo_runs_until_a_signal(number: int) -> None:
         async with asyncio.timeout(TIMEOUT):
             out = await process.process.stdout.readuntil(b"Ctrl-C ends the demo.\n")
         assert b"curl" in out
+        page = re.search(rb"operator's page is (http://\S+)/ ", out)
+        assert page is not None
+        async with connect(page[1].decode()) as operator:
+            assert b"<title>" in (await operator.call("GET", "/", None, HTML)).body
         found = re.search(rb"gateway +(http://\S+)", out)
         assert found is not None
         async with connect(found[1].decode()) as client:

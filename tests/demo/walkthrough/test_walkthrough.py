@@ -102,8 +102,9 @@ def test_curl_commands_fit_the_page_and_name_the_gateway() -> None:
     assert all(" http://127.0.0.1:18080/v2" in command for command in commands)
 
 
-def test_next_steps_name_both_addresses_and_the_commands() -> None:
-    text = next_steps("http://127.0.0.1:18080", "http://127.0.0.1:18000")
+def test_next_steps_name_all_addresses_and_the_commands() -> None:
+    text = next_steps("http://127.0.0.1:18080", "http://127.0.0.1:18000", "http://127.0.0.1:9")
+    assert "The operator's page is http://127.0.0.1:9/ " in text
     assert "The gateway listens on http://127.0.0.1:18080\n" in text
     assert "The demo server listens on http://127.0.0.1:18000\n" in text
     assert text.endswith(curl_commands("http://127.0.0.1:18080"))
