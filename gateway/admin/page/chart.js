@@ -4,6 +4,8 @@ import { el, setAttribute, setText, svg } from "./dom.js";
 import { clock, seconds } from "./format.js";
 
 const WIDTH = 300;
+/** Steps without a value that a line crosses: a busy machine measures less often. */
+const BRIDGE = 10;
 
 /**
  * Create a chart of one value over time. `format` says a value with its unit.
@@ -60,7 +62,10 @@ export function createChart({ label, format, height = 24, tall = false, kind = "
     setAttribute(pointer, "x1", x);
     setAttribute(pointer, "x2", x);
     setAttribute(pointer, "visibility", "visible");
-    setText(foot, `${clock(end - back * step)}: ${format(values[values.length - 1 - back] ?? null)}`);
+    setText(
+      foot,
+      `${clock(end - back * step)}: ${format(values[values.length - 1 - back] ?? null)}`,
+    );
   }
 
   return {
@@ -94,32 +99,31 @@ export function createChart({ label, format, height = 24, tall = false, kind = "
 function paths(values, span, scale, height) {
   const step = WIDTH / (span - 1);
   const first = span - values.length;
-  const y = (value) => (height - 1 - (value / scale) * (height - 2)).toFixed(1);
   let strokes = "";
   let fills = "";
   let begin = null;
-  let x = "0";
+  let last = null;
   const close = () => {
     if (begin === null) return;
     // A lone value is a dot.
-    if (begin === x) strokes += "h.01";
-    fills += `L${x} ${height}Z`;
+    if (begin === last) strokes += "h1.5";
+    fills += `L${x(last)} ${height}Z`;
     begin = null;
   };
+  const x = (index) => ((first + index) * step).toFixed(1);
   values.forEach((value, index) => {
-    if (value === null || value === undefined) {
-      close();
-      return;
-    }
-    x = ((first + index) * step).toFixed(1);
+    if (value === null || value === undefined) return;
+    const y = (height - 1 - (value / scale) * (height - 2)).toFixed(1);
+    if (begin !== null && index - last > BRIDGE) close();
     if (begin === null) {
-      begin = x;
-      strokes += `M${x} ${y(value)}`;
-      fills += `M${x} ${height}L${x} ${y(value)}`;
+      begin = index;
+      strokes += `M${x(index)} ${y}`;
+      fills += `M${x(index)} ${height}L${x(index)} ${y}`;
     } else {
-      strokes += `L${x} ${y(value)}`;
-      fills += `L${x} ${y(value)}`;
+      strokes += `L${x(index)} ${y}`;
+      fills += `L${x(index)} ${y}`;
     }
+    last = index;
   });
   close();
   return { strokes, fills };
@@ -129,5 +133,7 @@ function paths(values, span, scale, height) {
 export function niceTop(most) {
   if (!(most > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(most));
-  return [1, 1.5, 2, 3, 5, 7.5, 10].map((factor) => factor * power).find((top) => top >= most * 0.999);
+  return [1, 1.5, 2, 3, 5, 7.5, 10]
+    .map((factor) => factor * power)
+    .find((top) => top >= most * 0.999);
 }

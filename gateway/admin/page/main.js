@@ -12,7 +12,9 @@ const SPOKEN_PROBLEMS = 3;
 
 const context = { navigate, announce, refollow: () => followPanel() };
 /** The panels in their order. A further one takes an entry here, with the same functions. */
-const panels = [createOverview, createTopology, createModels, createCalls].map((create) => create(context));
+const panels = [createOverview, createTopology, createModels, createCalls].map((create) =>
+  create(context),
+);
 const byId = Object.fromEntries(panels.map((panel) => [panel.id, panel]));
 
 const find = (id) => document.getElementById(id);
@@ -26,7 +28,12 @@ let started = null;
 const links = new Map();
 for (const panel of panels) {
   panel.heading = el("h1", { tabindex: "-1" }, panel.title);
-  panel.section = el("section", { id: `panel-${panel.id}`, class: "panel" }, panel.heading, panel.node);
+  panel.section = el(
+    "section",
+    { id: `panel-${panel.id}`, class: "panel" },
+    panel.heading,
+    panel.node,
+  );
   setHidden(panel.section, true);
   main.append(panel.section);
   const badge = el("span", { class: "badge" });
@@ -71,7 +78,8 @@ function route() {
     current?.hide();
     if (current) setHidden(current.section, true);
     setHidden(panel.section, false);
-    for (const [id, { link }] of links) setAttribute(link, "aria-current", id === panel.id ? "page" : null);
+    for (const [id, { link }] of links)
+      setAttribute(link, "aria-current", id === panel.id ? "page" : null);
   }
   const first = current === null;
   current = panel;
@@ -96,7 +104,7 @@ async function readNow(panel) {
       if (topic === "overview") updateShell(document);
       panel.update(topic, document);
     } catch {
-      // The stream tells whether there is a connection.
+      // The stream's state tells whether there is a connection.
     }
   }
 }
@@ -112,7 +120,10 @@ function updateShell(overview) {
   setText(find("version"), `${version}, ${build}`);
   firstVersion ??= version;
   started ??= overview.started_at;
-  showNotices({ draining: overview.draining, newVersion: version === firstVersion ? null : version });
+  showNotices({
+    draining: overview.draining,
+    newVersion: version === firstVersion ? null : version,
+  });
   const counts = new Map();
   for (const problem of problems) counts.set(problem.panel, (counts.get(problem.panel) ?? 0) + 1);
   for (const [id, { badge }] of links) {
@@ -162,27 +173,41 @@ function announce(text) {
 }
 
 const notices = find("notices");
-let shownNotices = { draining: false, newVersion: null };
-const renderNotices = keyedList(notices, (notice) => notice.key, () => {
-  const text = el("span");
-  const reload = el("button", { type: "button", onclick: () => location.reload() }, "Reload");
-  const node = el("p", { class: "notice" }, text, reload);
-  return {
-    node,
-    update(notice) {
-      setAttribute(node, "data-level", notice.level);
-      setText(text, notice.text);
-      setHidden(reload, !notice.reload);
-    },
-  };
-});
+let shownNotices = { draining: false, newVersion: null, broken: null, refusal: null };
+const renderNotices = keyedList(
+  notices,
+  (notice) => notice.key,
+  () => {
+    const text = el("span");
+    const reload = el("button", { type: "button", onclick: () => location.reload() }, "Reload");
+    const node = el("p", { class: "notice" }, text, reload);
+    return {
+      node,
+      update(notice) {
+        setAttribute(node, "data-level", notice.level);
+        setText(text, notice.text);
+        setHidden(reload, !notice.reload);
+      },
+    };
+  },
+);
 
 function showNotices(changes) {
   shownNotices = { ...shownNotices, ...changes };
-  const { draining, newVersion, broken } = shownNotices;
+  const { draining, newVersion, broken, refusal } = shownNotices;
   const list = [];
-  if (broken) list.push({ key: "broken", level: "error", text: `Not connected since ${broken}. The page shows what was then, and tries again.` });
-  if (draining) list.push({ key: "draining", level: "warning", text: "The gateway drains: it finishes its calls, then it stops." });
+  if (broken) {
+    const reason = refusal
+      ? `The gateway refuses: ${refusal}.`
+      : "The page shows what was then, and tries again.";
+    list.push({ key: "broken", level: "error", text: `Not connected since ${broken}. ${reason}` });
+  }
+  if (draining)
+    list.push({
+      key: "draining",
+      level: "warning",
+      text: "The gateway drains: it finishes its calls, then it stops.",
+    });
   if (newVersion) {
     list.push({
       key: "version",
@@ -197,7 +222,7 @@ function showNotices(changes) {
 const connection = find("connection");
 let connectionState = "connecting";
 
-function showConnection(state) {
+function showConnection(state, error = null) {
   if (state === "broken") brokenSince ??= Date.now() / 1000;
   else if (state !== "paused") brokenSince = null;
   connectionState = state;
@@ -205,18 +230,24 @@ function showConnection(state) {
   setAttribute(connection, "data-state", hasBroken ? "broken" : state);
   showConnectionText();
   setAttribute(document.body, "data-stale", hasBroken ? "yes" : null);
-  showNotices({ broken: hasBroken ? clock(brokenSince) : null });
+  showNotices({
+    broken: hasBroken ? clock(brokenSince) : null,
+    refusal: error?.status ? error.message : null,
+  });
 }
 
 function showConnectionText() {
   const text = {
     connecting: "Connecting",
     live: "Live",
-    polling: "Live, by polling: something between buffers events",
+    polling: "Polling: there is no stream of events",
     paused: "Paused while hidden",
   }[connectionState];
   const since = brokenSince === null ? 0 : Date.now() / 1000 - brokenSince;
-  setText(connection.firstElementChild, brokenSince === null ? text : `Not connected for ${seconds(Math.floor(since))}`);
+  setText(
+    connection.firstElementChild,
+    brokenSince === null ? text : `Not connected for ${seconds(Math.floor(since))}`,
+  );
 }
 setInterval(showConnectionText, 1000);
 

@@ -1,5 +1,6 @@
 // The panel "Models": a list with rates, and the details of one model.
 
+import { changeTraceSettings, settingText } from "./actions.js";
 import { readJson } from "./api.js";
 import {
   dataRow,
@@ -20,7 +21,7 @@ import { createPager } from "./pager.js";
 import { modelLink } from "./topology.js";
 
 const PAGE = 100;
-const REFRESH = 2000;
+const REFRESH = 5000;
 
 const COLUMNS = [
   { label: "Model" },
@@ -35,9 +36,9 @@ const COLUMNS = [
 
 const TENSOR_COLUMNS = [{ label: "Tensor" }, { label: "Datatype" }, { label: "Shape" }];
 
-export function createModels({ navigate }) {
+export function createModels({ navigate, announce }) {
   const list = createList({ navigate });
-  const details = createDetails();
+  const details = createDetails({ announce, refresh: () => read() });
   const node = el("div", {}, list.node, details.node);
   let parameters = {};
   let timer = null;
@@ -78,7 +79,10 @@ export function createModels({ navigate }) {
       }
     },
     hide: stopReading,
-    update: (topic, document) => topic === "models" && list.update(document),
+    update(topic, document) {
+      if (topic === "models") list.update(document);
+      if (topic === "overview") details.allow(document.actions);
+    },
   };
 }
 
@@ -92,7 +96,11 @@ function modelsQuery({ search, offset }) {
 function createList({ navigate }) {
   const search = el("input", { type: "search", id: "models-search", autocomplete: "off" });
   const pager = createPager("models", (offset) => navigate("models", { ...parameters, offset }));
-  const nothing = el("p", { class: "empty" }, "No model matches. Models appear when a server has them ready, or after a call.");
+  const nothing = el(
+    "p",
+    { class: "empty" },
+    "No model matches. Models appear when a server has them ready, or after a call.",
+  );
   const table = dataTable("Models", COLUMNS);
   let parameters = {};
   let typing = null;
@@ -108,7 +116,12 @@ function createList({ navigate }) {
       {},
       el(
         "form",
-        { class: "filters", role: "search", "aria-label": "Models", onsubmit: (event) => event.preventDefault() },
+        {
+          class: "filters",
+          role: "search",
+          "aria-label": "Models",
+          onsubmit: (event) => event.preventDefault(),
+        },
         labelled("Model has", search),
         pager.node,
       ),
@@ -123,7 +136,12 @@ function createList({ navigate }) {
       setHidden(nothing, models.length > 0);
       setHidden(table.node, models.length === 0);
       render(models);
-      pager.update({ offset: Number(parameters.offset) || 0, here: models.length, total, limit: PAGE });
+      pager.update({
+        offset: Number(parameters.offset) || 0,
+        here: models.length,
+        total,
+        limit: PAGE,
+      });
     },
   };
 }
@@ -159,13 +177,15 @@ function readiness(ready) {
     const name = upstream.slice(0, 60);
     if (endpoints === 0) return `nowhere of ${name}`;
     if (of === 1) return `on ${name}`;
-    return endpoints === of ? `on all ${say.count(of)} of ${name}` : `on ${say.count(endpoints)} of ${say.count(of)} of ${name}`;
+    return endpoints === of
+      ? `on all ${say.count(of)} of ${name}`
+      : `on ${say.count(endpoints)} of ${say.count(of)} of ${name}`;
   });
   if (ready.length > 4) parts.push(`${say.count(ready.length - 4)} more upstreams`);
   return parts.join("; ");
 }
 
-function createDetails() {
+function createDetails({ announce, refresh }) {
   const title = nameElement("", 80);
   const showAll = el("button", { type: "button", class: "small" }, "Show the whole name");
   const failure = el("p", { class: "failure" });
@@ -186,13 +206,33 @@ function createDetails() {
     ({ upstream, endpoint }) => {
       const query = new URLSearchParams({ upstream, search: endpoint });
       return {
-        node: el("li", {}, el("a", { href: `#topology?${query}` }, nameElement(endpoint, 60)), " of ", nameElement(upstream)),
+        node: el(
+          "li",
+          {},
+          el("a", { href: `#topology?${query}` }, nameElement(endpoint, 60)),
+          " of ",
+          nameElement(upstream),
+        ),
         update() {},
       };
     },
   );
   let wanted = "";
   let whole = false;
+  let latest = null;
+  let allowed = false;
+  const change = el(
+    "button",
+    {
+      type: "button",
+      onclick: async () => {
+        if (!(await changeTraceSettings(latest.name, latest.trace_settings))) return;
+        announce(`The trace settings of ${latest.name.slice(0, 100)} are changed.`);
+        refresh();
+      },
+    },
+    "Change",
+  );
   showAll.addEventListener("click", () => {
     whole = !whole;
     nameIt();
@@ -209,9 +249,17 @@ function createDetails() {
     { class: "columns" },
     el("section", {}, el("h3", {}, "Calls"), facts.node),
     el("section", {}, el("h3", {}, "What conversion saved"), saved.node),
-    el("section", {}, el("h3", {}, "Inputs and outputs"), inputs.node, outputs.node, metadata.node, metadataNote),
+    el(
+      "section",
+      {},
+      el("h3", {}, "Inputs and outputs"),
+      inputs.node,
+      outputs.node,
+      metadata.node,
+      metadataNote,
+    ),
     el("section", {}, el("h3", {}, "Ready on"), endpoints, more),
-    el("section", {}, el("h3", {}, "Trace settings"), trace.node, traceNote),
+    el("section", {}, el("h3", {}, "Trace settings"), trace.node, traceNote, change),
   );
   return {
     node: el(
@@ -235,13 +283,23 @@ function createDetails() {
       setText(failure, `This model cannot be read: ${error.message}`);
       setHidden(failure, false);
     },
+    /** Show what changes settings, if that is allowed. */
+    allow(actions) {
+      allowed = Boolean(actions);
+      setHidden(change, !allowed || !latest?.trace_settings);
+    },
     update(model) {
+      latest = model;
+      setHidden(change, !allowed || !model.trace_settings);
       setHidden(failure, true);
       setHidden(body, false);
       facts.show([
         ["Calls", say.rate(model.calls_per_second)],
         ["Error ratio", say.percent(model.error_ratio)],
-        ["Duration", `p50 ${say.milliseconds(model.p50_ms)}, p99 ${say.milliseconds(model.p99_ms)}`],
+        [
+          "Duration",
+          `p50 ${say.milliseconds(model.p50_ms)}, p99 ${say.milliseconds(model.p99_ms)}`,
+        ],
         ["Forms of clients", say.ratesByName(model.forms_per_second, say.formName)],
         ["By status", say.ratesByName(model.statuses_per_second)],
         ["Ready", readiness(model.ready)],
@@ -254,24 +312,44 @@ function createDetails() {
         found
           ? [
               ["Platform", String(found.platform || "not said")],
-              ["Versions", found.versions?.length ? found.versions.map(String).join(", ").slice(0, 500) : "not said"],
+              [
+                "Versions",
+                found.versions?.length
+                  ? found.versions.map(String).join(", ").slice(0, 500)
+                  : "not said",
+              ],
             ]
           : [],
       );
-      setText(metadataNote, found ? "" : `Not known: ${model.metadata_error ?? "no server was asked yet"}`);
+      setText(
+        metadataNote,
+        found ? "" : `Not known: ${model.metadata_error ?? "no server was asked yet"}`,
+      );
       const list = model.endpoints ?? [];
       renderEndpoints(list.slice(0, 50));
-      setText(more, list.length > 50 ? `and ${say.count(list.length - 50)} more endpoints` : list.length ? "" : "no endpoint, or not known");
+      setText(
+        more,
+        list.length > 50
+          ? `and ${say.count(list.length - 50)} more endpoints`
+          : list.length
+            ? ""
+            : "no endpoint, or not known",
+      );
       const settings = Object.entries(model.trace_settings ?? {});
-      trace.show(settings.map(([name, value]) => [name.slice(0, 80), settingText(value)]));
-      setText(traceNote, model.trace_settings ? "" : `Not known: ${model.trace_settings_error ?? "no server was asked yet"}`);
+      trace.show(
+        settings.map(([name, value]) => [
+          name.slice(0, 80),
+          settingText(value).slice(0, 500) || "not set",
+        ]),
+      );
+      setText(
+        traceNote,
+        model.trace_settings
+          ? ""
+          : `Not known: ${model.trace_settings_error ?? "no server was asked yet"}`,
+      );
     },
   };
-}
-
-function settingText(value) {
-  const text = Array.isArray(value) ? value.join(", ") : typeof value === "object" ? JSON.stringify(value) : String(value);
-  return text.slice(0, 500) || "not set";
 }
 
 function savedFacts(conversion) {
@@ -279,35 +357,45 @@ function savedFacts(conversion) {
   const { calls, elements, saved_ms_estimate: saved } = conversion;
   const rows = [];
   if (calls !== undefined) rows.push(["Converted calls", say.count(calls)]);
-  if (saved !== undefined) rows.push(["Time saved", `about ${say.milliseconds(saved)} (an estimate)`]);
+  if (saved !== undefined)
+    rows.push(["Time saved", `about ${say.milliseconds(saved)} (an estimate)`]);
   rows.push(["Bytes saved", bytesSaved(conversion)]);
   if (elements !== undefined) rows.push(["Elements", say.count(elements)]);
   if (conversion.request_elements !== undefined) {
     const { request_elements: request, response_elements: response } = conversion;
-    rows.push(["Elements", `${say.count(request)} in requests, ${say.count(response)} in responses`]);
+    rows.push([
+      "Elements",
+      `${say.count(request)} in requests, ${say.count(response)} in responses`,
+    ]);
   }
   return rows;
 }
 
 function bytesSaved({ saved_bytes: saved, client_bytes: client, server_bytes: server }) {
   const sides = `clients' side ${say.bytes(client)}, servers' side ${say.bytes(server)}`;
-  return saved < 0 ? `none: the servers' form is ${say.bytes(-saved)} larger (${sides})` : `${say.bytes(saved)} (${sides})`;
+  return saved < 0
+    ? `none: the servers' form is ${say.bytes(-saved)} larger (${sides})`
+    : `${say.bytes(saved)} (${sides})`;
 }
 
 function createTensors(caption) {
   const table = dataTable(caption, TENSOR_COLUMNS, { class: "visible-caption" });
-  const render = keyedList(table.body, (tensor) => tensor.name, () => {
-    const name = nameElement("", 40);
-    const [datatype, shape] = [el("span"), el("span")];
-    return {
-      node: dataRow(TENSOR_COLUMNS, [name, datatype, shape]),
-      update(tensor) {
-        setName(name, String(tensor.name), 40);
-        setText(datatype, String(tensor.datatype ?? say.UNKNOWN).slice(0, 40));
-        setText(shape, shapeText(tensor.shape));
-      },
-    };
-  });
+  const render = keyedList(
+    table.body,
+    (tensor) => tensor.name,
+    () => {
+      const name = nameElement("", 40);
+      const [datatype, shape] = [el("span"), el("span")];
+      return {
+        node: dataRow(TENSOR_COLUMNS, [name, datatype, shape]),
+        update(tensor) {
+          setName(name, String(tensor.name), 40);
+          setText(datatype, String(tensor.datatype ?? say.UNKNOWN).slice(0, 40));
+          setText(shape, shapeText(tensor.shape));
+        },
+      };
+    },
+  );
   return {
     node: table.node,
     show(tensors) {
@@ -321,5 +409,8 @@ function createTensors(caption) {
 function shapeText(shape) {
   if (!Array.isArray(shape)) return say.UNKNOWN;
   if (!shape.length) return "scalar";
-  return shape.slice(0, 16).map((size) => (Number(size) < 0 ? "any" : String(size))).join(" × ");
+  return shape
+    .slice(0, 16)
+    .map((size) => (Number(size) < 0 ? "any" : String(size)))
+    .join(" × ");
 }

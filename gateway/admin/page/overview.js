@@ -2,10 +2,22 @@
 
 import { readJson } from "./api.js";
 import { createChart } from "./chart.js";
-import { el, factTable, dataRow, dataTable, keyedList, setAttribute, setHidden, setText } from "./dom.js";
+import {
+  el,
+  factTable,
+  dataRow,
+  dataTable,
+  keyedList,
+  setAttribute,
+  setHidden,
+  setText,
+} from "./dom.js";
 import * as say from "./format.js";
 
-const RANGES = { recent: { label: "5 minutes", points: 300 }, hour: { label: "1 hour", points: 360 } };
+const RANGES = {
+  recent: { label: "5 minutes", most: 300, least: 60 },
+  hour: { label: "1 hour", most: 360, least: 60 },
+};
 const HOUR_REFRESH = 10000;
 const FIRST_PROBLEMS = 8;
 const MOST_PROBLEMS = 500;
@@ -69,7 +81,11 @@ export function createOverview() {
   let visible = false;
 
   const choices = Object.entries(RANGES).map(([name, { label }]) =>
-    el("button", { type: "button", "aria-pressed": String(name === range), onclick: () => choose(name) }, label),
+    el(
+      "button",
+      { type: "button", "aria-pressed": String(name === range), onclick: () => choose(name) },
+      label,
+    ),
   );
   const node = el(
     "div",
@@ -82,7 +98,11 @@ export function createOverview() {
         "div",
         { class: "title-row" },
         el("h2", { id: "calls-title" }, "All calls"),
-        el("div", { class: "choices", role: "group", "aria-label": "Time range of the charts" }, ...choices),
+        el(
+          "div",
+          { class: "choices", role: "group", "aria-label": "Time range of the charts" },
+          ...choices,
+        ),
         traffic,
       ),
       el("div", { class: "tiles" }, ...tiles.map((tile) => tile.node)),
@@ -119,8 +139,10 @@ export function createOverview() {
 
   function showCharts() {
     const history = range === "hour" ? hour : latest?.recent;
-    const { points } = RANGES[range];
-    for (const tile of tiles) tile.update(latest?.now, history, points);
+    const { most, least } = RANGES[range];
+    // While the gateway is young, less time is shown.
+    const span = Math.min(most, Math.max(least, history?.calls_per_second.length ?? 0));
+    for (const tile of tiles) tile.update(latest?.now, history, span);
   }
 
   function update(overview) {
@@ -168,7 +190,13 @@ export function problemLink({ panel, upstream, endpoint }) {
 
 /** Return what stays the same of a problem while its numbers change. */
 export function problemKey({ level, panel, upstream, endpoint, text }) {
-  return JSON.stringify([level, panel, upstream, endpoint, endpoint ? "" : text.replace(/[\d.,]+/g, "#")]);
+  return JSON.stringify([
+    level,
+    panel,
+    upstream,
+    endpoint,
+    endpoint ? "" : text.replace(/[\d.,]+/g, "#"),
+  ]);
 }
 
 function createProblems() {
@@ -206,7 +234,9 @@ function createProblems() {
     latest = problems;
     setHidden(nothing, problems.length > 0);
     setHidden(list, problems.length === 0);
-    const sorted = [...problems].sort((a, b) => (a.level === b.level ? 0 : a.level === "error" ? -1 : 1));
+    const sorted = [...problems].sort((a, b) =>
+      a.level === b.level ? 0 : a.level === "error" ? -1 : 1,
+    );
     render(sorted.slice(0, all ? MOST_PROBLEMS : FIRST_PROBLEMS));
     setHidden(more, problems.length <= FIRST_PROBLEMS);
     setText(more, all ? "Show fewer" : `Show all ${say.count(problems.length)}`);
@@ -226,14 +256,27 @@ function createTile({ name, now, format, of, kind }) {
         setText(value, format(numbers[now]));
         setAttribute(value, "data-level", kind === "bad" && numbers[now] > 0 ? "error" : null);
       }
-      if (history) chart.update(of(history), { end: history.end, step: history.step_seconds, span });
+      if (history)
+        chart.update(of(history), { end: history.end, step: history.step_seconds, span });
     },
   };
 }
 
-function gatewayFacts({ version, build, python, started_at: startedAt, time, draining, workers, actions }) {
+function gatewayFacts({
+  version,
+  build,
+  python,
+  started_at: startedAt,
+  time,
+  draining,
+  workers,
+  actions,
+}) {
   return [
-    ["State", draining ? "It drains: it takes no new connections, and will stop" : "It takes calls"],
+    [
+      "State",
+      draining ? "It drains: it takes no new connections, and will stop" : "It takes calls",
+    ],
     ["Version", version],
     ["Build", build],
     ["Python", python],
@@ -241,7 +284,9 @@ function gatewayFacts({ version, build, python, started_at: startedAt, time, dra
     ["Workers", say.plural(workers.length, "process", "processes")],
     [
       "Actions",
-      actions ? "Endpoints can be drained here, with a token" : "This page only reads (admin_actions is off)",
+      actions
+        ? "Endpoints can be drained here, with a token"
+        : "This page only reads (admin_actions is off)",
     ],
   ];
 }
@@ -249,15 +294,19 @@ function gatewayFacts({ version, build, python, started_at: startedAt, time, dra
 function settingsFacts({ settings, time }, message) {
   const rows = [
     ["File", settings.file ?? "none"],
-    ["In use", `settings number ${settings.number}, since ${say.clock(settings.loaded_at)}, ${say.ago(settings.loaded_at, time)}`],
+    [
+      "In use",
+      `settings number ${settings.number}, since ${say.clock(settings.loaded_at)}, ${say.ago(settings.loaded_at, time)}`,
+    ],
   ];
   if (settings.last_failure === null || settings.last_failure === undefined) {
     rows.push(["Last failed reload", "none"]);
     return rows;
   }
-  const when = say.unixTime(settings.failed_at) === null
-    ? "The last reload failed"
-    : `Failed at ${say.clock(settings.failed_at)}, ${say.ago(settings.failed_at, time)}`;
+  const when =
+    say.unixTime(settings.failed_at) === null
+      ? "The last reload failed"
+      : `Failed at ${say.clock(settings.failed_at)}, ${say.ago(settings.failed_at, time)}`;
   rows.push(["Last failed reload", `${when}. The settings before it are still in use.`]);
   setText(message, settings.last_failure);
   rows.push(["Its message", message]);
@@ -266,27 +315,31 @@ function settingsFacts({ settings, time }, message) {
 
 function createWorkers() {
   const table = dataTable("Workers", WORKER_COLUMNS, { class: "visible-caption" });
-  const render = keyedList(table.body, (worker) => worker.pid, (worker) => {
-    const cells = WORKER_COLUMNS.map(() => el("span"));
-    const row = dataRow(WORKER_COLUMNS, cells);
-    return {
-      node: row,
-      update(next) {
-        const late = next.seconds_since_update > 5;
-        const texts = [
-          `process ${next.pid}`,
-          late ? "does not report" : next.draining ? "drains" : "takes calls",
-          say.count(next.connections),
-          say.count(next.requests_in_progress),
-          say.count(next.tasks),
-          say.bytes(next.buffered_bytes),
-          `${say.seconds(next.seconds_since_update)} ago`,
-        ];
-        texts.forEach((text, index) => setText(cells[index], text));
-        setAttribute(row, "data-level", late ? "warning" : null);
-      },
-    };
-  });
+  const render = keyedList(
+    table.body,
+    (worker) => worker.pid,
+    (worker) => {
+      const cells = WORKER_COLUMNS.map(() => el("span"));
+      const row = dataRow(WORKER_COLUMNS, cells);
+      return {
+        node: row,
+        update(next) {
+          const late = next.seconds_since_update > 5;
+          const texts = [
+            `process ${next.pid}`,
+            late ? "does not report" : next.draining ? "drains" : "takes calls",
+            say.count(next.connections),
+            say.count(next.requests_in_progress),
+            say.count(next.tasks),
+            say.bytes(next.buffered_bytes),
+            `${say.seconds(next.seconds_since_update)} ago`,
+          ];
+          texts.forEach((text, index) => setText(cells[index], text));
+          setAttribute(row, "data-level", late ? "warning" : null);
+        },
+      };
+    },
+  );
   return { node: table.node, update: ({ workers }) => render(workers) };
 }
 
@@ -294,22 +347,26 @@ function createWorkers() {
 function createValueTable() {
   const table = dataTable("All calls, by minute, newest first", VALUE_COLUMNS);
   const node = el("details", {}, el("summary", {}, "The last hour as a table"), table.node);
-  const render = keyedList(table.body, (row) => row.end, () => {
-    const cells = VALUE_COLUMNS.map(() => el("span"));
-    return {
-      node: dataRow(VALUE_COLUMNS, cells),
-      update(row) {
-        const texts = [
-          say.clock(row.end),
-          say.rate(row.calls),
-          say.rate(row.errors),
-          ...row.durations.map(say.milliseconds),
-          say.count(row.inProgress),
-        ];
-        texts.forEach((text, index) => setText(cells[index], text));
-      },
-    };
-  });
+  const render = keyedList(
+    table.body,
+    (row) => row.end,
+    () => {
+      const cells = VALUE_COLUMNS.map(() => el("span"));
+      return {
+        node: dataRow(VALUE_COLUMNS, cells),
+        update(row) {
+          const texts = [
+            say.clock(row.end),
+            say.rate(row.calls),
+            say.rate(row.errors),
+            ...row.durations.map(say.milliseconds),
+            say.count(row.inProgress),
+          ];
+          texts.forEach((text, index) => setText(cells[index], text));
+        },
+      };
+    },
+  );
   return {
     node,
     isOpen: () => node.open,

@@ -7,7 +7,11 @@ export function createPager(noun, go) {
   const where = el("span");
   let offset = 0;
   let limit = 1;
-  const before = el("button", { type: "button", onclick: () => go(Math.max(0, offset - limit)) }, "Previous");
+  const before = el(
+    "button",
+    { type: "button", onclick: () => go(Math.max(0, offset - limit)) },
+    "Previous",
+  );
   const after = el("button", { type: "button", onclick: () => go(offset + limit) }, "Next");
   return {
     node: el("span", { class: "pager" }, where, before, after),

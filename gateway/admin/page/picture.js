@@ -81,7 +81,7 @@ function layOut({ routes, upstreams }, width) {
       key: `upstream ${upstream.name}`,
       title: upstream.name,
       text: upstreamText(upstream),
-      level: upstream.healthy === false ? "error" : upstream.healthy === null ? "unknown" : "ok",
+      level: upstream.healthy === false ? "error" : "ok",
       x: columns[1],
       y: middle - NODE / 2,
       width: nodeWidth,
@@ -148,8 +148,42 @@ function layOut({ routes, upstreams }, width) {
     { text: "Endpoints", x: columns[2] },
   ];
   const most = Math.max(...edges.map((edge) => edge.rate), 1e-9);
-  for (const edge of edges) edge.width = edge.rate > 0 ? 1.5 + 6.5 * Math.sqrt(edge.rate / most) : 1;
+  for (const edge of edges)
+    edge.width = edge.rate > 0 ? 1.5 + 6.5 * Math.sqrt(edge.rate / most) : 1;
+  placeLabels(edges);
   return { nodes, edges, heads, width, height };
+}
+
+/** Place the labels on their edges, each where it covers none of those before. */
+function placeLabels(edges) {
+  const taken = [];
+  for (const edge of edges) {
+    if (!edge.text) continue;
+    const half = 3.2 * edge.text.length + 4;
+    const places = [0, 0.1, -0.1, 0.2, -0.2, 0.3, -0.3].map((shift) =>
+      pointOn(edge, Math.max(0.12, Math.min(0.88, edge.at + shift)), half),
+    );
+    const isFree = ([x, y]) =>
+      taken.every(
+        (other) => Math.abs(x - other.x) > half + other.half || Math.abs(y - other.y) > 14,
+      );
+    const [x, y] = places.find(isFree) ?? places[0];
+    edge.label = [x, y];
+    taken.push({ x, y, half });
+  }
+}
+
+/** Return a point of an edge, at least `half` away from the boxes at its ends. */
+function pointOn({ from, to }, at, half) {
+  const back = 1 - at;
+  const middle = (from[0] + to[0]) / 2;
+  const along = (a, b, c, d) =>
+    back ** 3 * a + 3 * back ** 2 * at * b + 3 * back * at ** 2 * c + at ** 3 * d;
+  const x = along(from[0], middle, middle, to[0]);
+  return [
+    Math.max(from[0] + half, Math.min(to[0] - half, x)),
+    along(from[1], from[1], to[1], to[1]),
+  ];
 }
 
 function columnHead(name, all, shown, x) {
@@ -182,7 +216,7 @@ function endpointNodes(upstream, most) {
     return {
       key: `endpoint ${upstream.name} ${endpoint.url}`,
       title: endpoint.url,
-      text: endpoint.state_text || stateWord(endpoint.state),
+      text: endpoint.state_text || stateWord(endpoint),
       level: endpointLevel(endpoint.state),
       rate: endpoint.calls_per_second,
       errors: calls > 0 ? (endpoint.failures_per_second ?? 0) / calls : 0,
@@ -203,8 +237,9 @@ function endpointNodes(upstream, most) {
   return nodes;
 }
 
-export function stateWord(state) {
-  return { ok: "healthy", unknown: "not known yet" }[state] ?? state;
+export function stateWord({ state, healthy }) {
+  if (state === "ok") return healthy ? "healthy" : "in use";
+  return state === "unknown" ? "not known yet" : state;
 }
 
 export function endpointLevel(state) {
@@ -217,7 +252,7 @@ function upstreamText({ healthy, unreachable_reason: reason, endpoints_total: to
   if (reason) return reason;
   const size = plural(total ?? endpoints.length, "endpoint");
   if (healthy === false) return `no endpoint can be used of ${size}`;
-  return healthy === null ? `${size}, not known yet` : `${size}, healthy`;
+  return healthy === null ? size : `${size}, healthy`;
 }
 
 function flowText(calls, errors) {
@@ -286,15 +321,8 @@ function createLabel() {
   const text = svg("text", { class: "edge-text" });
   return {
     node: text,
-    update({ from, to, at, text: label, level }) {
-      const back = 1 - at;
-      const middle = (from[0] + to[0]) / 2;
-      const along = (a, b, c, d) =>
-        back ** 3 * a + 3 * back ** 2 * at * b + 3 * back * at ** 2 * c + at ** 3 * d;
-      const half = 3.2 * label.length + 4;
-      const x = along(from[0], middle, middle, to[0]);
-      const inside = Math.max(from[0] + half, Math.min(to[0] - half, x));
-      place(text, inside, along(from[1], from[1], to[1], to[1]) + 4);
+    update({ label: [x, y], text: label, level }) {
+      place(text, x, y + 4);
       setAttribute(text, "data-level", level);
       setText(text, label);
     },

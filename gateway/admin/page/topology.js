@@ -1,6 +1,6 @@
 // The panel "Topology": routes → upstreams → endpoints as a picture, then a table of each upstream.
 
-import { askAndSend } from "./actions.js";
+import { changeEndpoint } from "./actions.js";
 import { createChart } from "./chart.js";
 import {
   dataRow,
@@ -46,11 +46,20 @@ export function createTopology({ navigate, announce }) {
   const picture = createPicture();
   const frame = el(
     "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": "Picture of routes, upstreams and endpoints" },
+    {
+      class: "scroll",
+      tabindex: "0",
+      role: "region",
+      "aria-label": "Picture of routes, upstreams and endpoints",
+    },
     picture.node,
   );
   const routes = createRoutes();
-  const upstreamFilter = el("select", { id: "topology-upstream" }, el("option", { value: "" }, "all upstreams"));
+  const upstreamFilter = el(
+    "select",
+    { id: "topology-upstream" },
+    el("option", { value: "" }, "all upstreams"),
+  );
   const search = el("input", { type: "search", id: "topology-search", autocomplete: "off" });
   const pager = createPager("endpoints", (offset) => changeFilters({ offset }));
   const actionNote = el("p", { class: "muted" });
@@ -65,12 +74,18 @@ export function createTopology({ navigate, announce }) {
     (upstream) => upstream.name,
     () => createUpstream({ announce, actions: () => latest?.actions, now: () => latest?.time }),
   );
-  const renderOptions = keyedList(upstreamFilter, (each) => each.value, ({ value, text }) => ({
-    node: el("option", { value }, text),
-    update() {},
-  }));
+  const renderOptions = keyedList(
+    upstreamFilter,
+    (each) => each.value,
+    ({ value, text }) => ({
+      node: el("option", { value }, text),
+      update() {},
+    }),
+  );
 
-  upstreamFilter.addEventListener("change", () => changeFilters({ upstream: upstreamFilter.value }));
+  upstreamFilter.addEventListener("change", () =>
+    changeFilters({ upstream: upstreamFilter.value }),
+  );
   let typing = null;
   search.addEventListener("input", () => {
     clearTimeout(typing);
@@ -87,7 +102,12 @@ export function createTopology({ navigate, announce }) {
     frame,
     el(
       "form",
-      { class: "filters", role: "search", "aria-label": "Endpoints", onsubmit: (event) => event.preventDefault() },
+      {
+        class: "filters",
+        role: "search",
+        "aria-label": "Endpoints",
+        onsubmit: (event) => event.preventDefault(),
+      },
       labelled("Upstream", upstreamFilter),
       labelled("Endpoint has", search),
       pager.node,
@@ -110,7 +130,9 @@ export function createTopology({ navigate, announce }) {
     routes.update(topology.routes);
     renderOptions([
       { value: "", text: "all upstreams" },
-      ...topology.upstreams.slice(0, 1000).map(({ name }) => ({ value: name, text: name.slice(0, 60) })),
+      ...topology.upstreams
+        .slice(0, 1000)
+        .map(({ name }) => ({ value: name, text: name.slice(0, 60) })),
     ]);
     if (document.activeElement !== upstreamFilter) upstreamFilter.value = parameters.upstream ?? "";
     const filtered = parameters.upstream || parameters.search || parameters.offset;
@@ -125,14 +147,15 @@ export function createTopology({ navigate, announce }) {
     const relevant = topology.upstreams.filter(
       (each) => !parameters.upstream || each.name === parameters.upstream,
     );
-    const total = relevant.reduce((sum, each) => sum + (each.endpoints_fitting ?? totalEndpoints(each)), 0);
+    const total = relevant.reduce(
+      (sum, each) => sum + (each.endpoints_fitting ?? totalEndpoints(each)),
+      0,
+    );
     const here = shown.reduce((sum, each) => sum + each.endpoints.length, 0);
     pager.update({ offset: Number(parameters.offset) || 0, here, total, limit: PAGE });
     setText(
       actionNote,
-      topology.actions
-        ? ""
-        : "Endpoints cannot be drained here: the setting admin_actions is off.",
+      topology.actions ? "" : "Endpoints cannot be drained here: the setting admin_actions is off.",
     );
     setHidden(actionNote, topology.actions);
   }
@@ -162,27 +185,33 @@ function topologyQuery({ upstream, search, offset }) {
 
 function createRoutes() {
   const table = dataTable("Routes", ROUTE_COLUMNS, { class: "visible-caption" });
-  const render = keyedList(table.body, (route) => route.name, () => {
-    const match = nameElement("", 80);
-    const cells = ROUTE_COLUMNS.map(() => el("span", { dir: "auto" }));
-    const number = el("span", { class: "muted" });
-    const row = dataRow(ROUTE_COLUMNS, [[match, number], ...cells.slice(1)]);
-    return {
-      node: row,
-      update(route) {
-        setName(match, route.match || "all calls", 80);
-        setText(number, ` route ${route.name}`);
-        setText(cells[1], route.upstreams.map(routeUpstream).join("; "));
-        setText(
-          cells[2],
-          route.mirror ? `${say.percent(route.mirror.percent / 100)} to ${route.mirror.upstream}` : "none",
-        );
-        setText(cells[3], say.rate(route.calls_per_second));
-        setText(cells[4], say.percent(route.error_ratio));
-        setAttribute(row, "data-level", route.error_ratio > 0.01 ? "error" : null);
-      },
-    };
-  });
+  const render = keyedList(
+    table.body,
+    (route) => route.name,
+    () => {
+      const match = nameElement("", 80);
+      const cells = ROUTE_COLUMNS.map(() => el("span", { dir: "auto" }));
+      const number = el("span", { class: "muted" });
+      const row = dataRow(ROUTE_COLUMNS, [[match, number], ...cells.slice(1)]);
+      return {
+        node: row,
+        update(route) {
+          setName(match, route.match || "all calls", 80);
+          setText(number, ` route ${route.name}`);
+          setText(cells[1], route.upstreams.map(routeUpstream).join("; "));
+          setText(
+            cells[2],
+            route.mirror
+              ? `${say.percent(route.mirror.percent / 100)} to ${route.mirror.upstream}`
+              : "none",
+          );
+          setText(cells[3], say.rate(route.calls_per_second));
+          setText(cells[4], say.percent(route.error_ratio));
+          setAttribute(row, "data-level", route.error_ratio > 0.01 ? "error" : null);
+        },
+      };
+    },
+  );
   return { node: el("section", {}, table.node), update: (routes) => render(routes.slice(0, 200)) };
 }
 
@@ -223,7 +252,8 @@ function createUpstream({ announce, actions, now }) {
       setAttribute(state, "data-level", level);
       setText(facts, upstreamFacts(upstream));
       const sorted = [...upstream.endpoints].sort((a, b) => severity(a.state) - severity(b.state));
-      render(sorted.map((endpoint) => ({ endpoint, now: now() })));
+      const dialectOfAll = upstream.dialect;
+      render(sorted.map((endpoint) => ({ endpoint, now: now(), dialectOfAll })));
     },
   };
 }
@@ -231,9 +261,12 @@ function createUpstream({ announce, actions, now }) {
 function upstreamState({ healthy, unreachable_reason: reason, required }) {
   if (reason) return [`cannot be reached: ${reason}`, "error"];
   if (healthy === false) {
-    return [required ? "no endpoint is healthy; the gateway is not ready" : "no endpoint is healthy", "error"];
+    return [
+      required ? "no endpoint is healthy; the gateway is not ready" : "no endpoint is healthy",
+      "error",
+    ];
   }
-  return healthy === null ? ["not known yet", "unknown"] : ["healthy", "ok"];
+  return healthy === null ? ["not checked", "unknown"] : ["healthy", "ok"];
 }
 
 function upstreamFacts(upstream) {
@@ -295,19 +328,19 @@ function createEndpoint({ columns, upstream, announce }) {
   button.addEventListener("click", async () => {
     const { url: endpoint, state: before } = shown;
     const action = before === "drained" ? "restore" : "drain";
-    if (await askAndSend(action, upstream(), endpoint)) {
+    if (await changeEndpoint(action, upstream(), endpoint)) {
       announce(`${endpoint} of ${upstream()} is ${action === "drain" ? "drained" : "restored"}.`);
     }
   });
   return {
     node: row,
-    update({ endpoint, now }) {
+    update({ endpoint, now, dialectOfAll }) {
       shown = endpoint;
       const level = endpointLevel(endpoint.state);
       setAttribute(row, "data-level", level === "ok" ? null : level);
       setName(url, endpoint.url, 60);
       setText(grpc, endpoint.grpc_url ? `gRPC: ${endpoint.grpc_url}` : "");
-      setText(state, stateWord(endpoint.state));
+      setText(state, stateWord(endpoint));
       setAttribute(state, "data-level", level);
       setText(stateText, sentence(endpoint));
       setText(lastError, lastErrorText(endpoint));
@@ -327,16 +360,22 @@ function createEndpoint({ columns, upstream, announce }) {
       }
       setText(models, modelText(endpoint));
       const query = new URLSearchParams({ endpoint: endpoint.url, upstream: upstream() });
-      setAttribute(models, "href", endpoint.models?.length === 1 ? modelLink(endpoint.models[0]) : "#models");
+      setAttribute(models, "href", modelsLink(endpoint));
       setAttribute(callsLink, "href", `#calls?${query}`);
       setAttribute(callsLink, "aria-label", `Calls of ${endpoint.url}`);
-      setText(dialect, endpoint.dialect?.name ?? "not known");
-      setText(reason, endpoint.dialect?.reason ?? "");
+      const found = endpoint.dialect ?? dialectOfAll;
+      setText(dialect, found?.name ?? "not known");
+      setText(reason, found?.reason ?? "");
       const restores = endpoint.state === "drained";
       setText(button, restores ? "Restore" : "Drain");
       setAttribute(button, "aria-label", `${restores ? "Restore" : "Drain"} ${endpoint.url}`);
     },
   };
+}
+
+function modelsLink({ models }) {
+  if (!models) return null;
+  return models.length === 1 ? modelLink(models[0]) : "#models";
 }
 
 export function modelLink(name) {
@@ -347,7 +386,9 @@ export function modelLink(name) {
 function sentence({ state, state_text: text }) {
   if (!text) return "";
   if (state === "ok") return text;
-  return text.startsWith(`${state} `) ? text.slice(state.length + 1) : text.replace(`${state}: `, "");
+  return text.startsWith(`${state} `)
+    ? text.slice(state.length + 1)
+    : text.replace(`${state}: `, "");
 }
 
 function lastErrorText({ last_error: error, last_error_at: at, state_text: text }) {
@@ -355,9 +396,16 @@ function lastErrorText({ last_error: error, last_error_at: at, state_text: text 
   return `last error at ${say.clock(at)}: ${error}`;
 }
 
-function failureText({ failures_per_second: rate, failures_by_kind_per_second: kinds, failures, failures_total: total }) {
+function failureText({
+  failures_per_second: rate,
+  failures_by_kind_per_second: kinds,
+  failures,
+  failures_total: total,
+}) {
   if (rate > 0) return say.ratesByName(kinds, say.failureName);
-  return total > 0 ? `none now; since the start ${say.countsByName(failures, say.failureName)}` : "none";
+  return total > 0
+    ? `none now; since the start ${say.countsByName(failures, say.failureName)}`
+    : "none";
 }
 
 function modelText({ models, models_total: total }) {

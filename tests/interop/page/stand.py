@@ -19,6 +19,8 @@ from tests.support.raw_client import RawClient, connect
 
 PANELS = ("overview", "topology", "models", "calls")
 
+TOKEN = "token-of-operators-0123456789abcdef"
+
 SETTINGS = """
 listen: {host}:0
 admin: {admin}
@@ -91,14 +93,15 @@ class Stand:
 
 
 @asynccontextmanager
-async def running_stand(folder: Path, width: int = 1600) -> AsyncIterator[Stand]:
-    """Run servers, a gateway and a browser."""
+async def running_stand(folder: Path, more: str = "") -> AsyncIterator[Stand]:
+    """Run servers, a gateway and a browser; ``more`` are further settings."""
     admin, file = free_address(), folder / "gateway.yaml"
     async with DemoServer(HOST, free_port()) as first, DemoServer(HOST, free_port()) as second:
-        file.write_text(SETTINGS.format(host=HOST, admin=admin, first=first.url, second=second.url))
+        urls = {"first": first.url, "second": second.url}
+        file.write_text(SETTINGS.format(host=HOST, admin=admin, **urls) + more)
         async with gateway_process(str(file)) as (process, url):
             await process.wait_for_output(r"listening on \S+ \(admin\)")
-            async with browser_page(folder / "browser", width) as page:
+            async with browser_page(folder / "browser") as page:
                 yield Stand(process, url, admin, file, [first, second], page)
 
 

@@ -30,20 +30,21 @@ async def test_failing_server_is_said_in_a_sentence_and_leads_to_its_row(
     stand: Stand, screenshots: Path
 ) -> None:
     page, server = stand.page, stand.servers[1]
+    url = server.url
     async with calls_in_background(stand):
         await stand.show("overview")
         await page.wait_for_text("Nothing is wrong.", ".wrong")
         await server.stop()
-        await page.wait_for_text(server.url, ".problems")
+        await page.wait_for_text(url, ".problems")
         assert "refused" in await page.text(".problems")
         # A screen reader hears of it.
-        await page.wait_for_text(server.url, "#announcements")
+        await page.wait_for_text(url, "#announcements")
         await page.screenshot(screenshots / "page-incident.png")
         await page.click(".problems a")
         await page.wait_for("location.hash.startsWith('#topology?')")
         await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 1")
         row = await page.text(".endpoints tbody tr")
-        assert server.url in row
+        assert url in row
         assert "refused" in row
         assert ("ejected" in row) or ("unhealthy" in row)
         assert await page.evaluate("document.title.startsWith('(')")
@@ -103,8 +104,8 @@ async def test_focus_scroll_and_selection_stay_while_numbers_change(stand: Stand
         await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 3")
         await page.evaluate(
             "(() => { const link = document.querySelector('.endpoints tbody a'); link.focus();"
-            " window.kept = link; scrollTo(0, 200); const name = document.querySelector('.endpoints"
-            " .name'); getSelection().selectAllChildren(name); })()"
+            " window.kept = link; scrollTo(0, 200); const name = document"
+            ".querySelector('.endpoints tbody .name'); getSelection().selectAllChildren(name); })()"
         )
         place = await page.evaluate("scrollY")
         cell = "document.querySelector('.endpoints tbody td.number + td').innerText"
