@@ -15,6 +15,8 @@ from zlib import crc32
 _WORD = 8
 _HEADER = struct.Struct("=II")
 """Before a record: its length and its checksum."""
+_CHECKSUM_START = 1
+"""Not 0, so that zeros are no valid record."""
 _LARGEST_SHARE = 4
 """The share of a ring, as its inverse, that one record may take."""
 
@@ -48,7 +50,7 @@ class SharedRing:
         while end + length - start > self._size:
             start += self._length_at(start)
         self._start_and_end[0] = start
-        header = _HEADER.pack(len(record), crc32(record))
+        header = _HEADER.pack(len(record), crc32(record, _CHECKSUM_START))
         self._write(end, header + record)
         self._start_and_end[1] = end + length
         return True
@@ -64,12 +66,12 @@ class SharedRing:
             start = self._start_and_end[0]
             if at < start:
                 at = start
-            elif crc32(record) == checksum:
+            elif crc32(record, _CHECKSUM_START) == checksum:
                 records.append(record)
                 at += _padded(_HEADER.size + length)
             else:
-                break  # a writer was killed, and its successor has not got there yet
-        return Batch(records, end)
+                break  # on its way from another processor: the next read starts there
+        return Batch(records, min(at, end))
 
     def _length_at(self, position: int) -> int:
         length, _ = _HEADER.unpack(self._copy(position, _HEADER.size))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import math
 import os
 import random
@@ -12,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from types import FrameType
 from typing import Any, Self
 
 import pytest
@@ -32,6 +30,7 @@ from gateway.observe.metric_store import (
     Labels,
     MetricStore,
 )
+from tests.observe.dying import die_before_store, fork, run_in_a_child
 from tests.support.scale import scaled
 
 CALLS = CounterFamily("tensorgate_calls", "Calls.", ("model", "status"))
@@ -66,23 +65,6 @@ def _text(store: MetricStore, generate: Callable[[Any], bytes] = generate_latest
     registry = CollectorRegistry()
     registry.register(store)
     return generate(registry).decode()
-
-
-def _fork(run: Callable[[], None]) -> int:
-    """Run something in a process that is forked now, and return its id."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            run()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return pid
-
-
-def _run_in_a_child(run: Callable[[], None]) -> int:
-    """Run something in a process of its own, and return how that ended, as ``waitpid`` says."""
-    return os.waitpid(_fork(run), 0)[1]
 
 
 def test_series_are_summed_over_segments_and_sorted() -> None:
@@ -294,7 +276,7 @@ def test_store_shows_what_processes_counted(operations: list[Operation], each: i
             for operation in life:
                 _count(store, *operation)
 
-        assert _run_in_a_child(run) == 0
+        assert run_in_a_child(run) == 0
         for _, family, label, amount in life:
             model.count(family, label, amount)
     # Not read before: each process finds by itself what others have left.
@@ -304,7 +286,7 @@ def test_store_shows_what_processes_counted(operations: list[Operation], each: i
 
 def test_successor_goes_on_where_a_process_stopped() -> None:
     store = MetricStore(FAMILIES)
-    assert _run_in_a_child(lambda: store.writer(0).counter(CALLS, ("m", "200")).add(2)) == 0
+    assert run_in_a_child(lambda: store.writer(0).counter(CALLS, ("m", "200")).add(2)) == 0
     store.writer(0).counter(CALLS, ("m", "200")).add(4)
     assert _values(store.collect())["tensorgate_calls_total", ("m", "200")] == 6
 
@@ -321,7 +303,7 @@ def test_writer_has_one_object_for_each_series() -> None:
 def test_processes_find_series_of_each_other() -> None:
     store = MetricStore(FAMILIES)
     for _ in range(3):
-        assert _run_in_a_child(lambda: _count(store, 0, CALLS, "a", 1)) == 0
+        assert run_in_a_child(lambda: _count(store, 0, CALLS, "a", 1)) == 0
     _count(store, 0, CALLS, "a", 1)
     assert _values(store.collect())["tensorgate_calls_total", ("a", "a")] == 4
 
@@ -393,7 +375,7 @@ def test_full_segment_counts_new_series_together() -> None:
 def test_entry_that_has_not_arrived_is_ignored_until_it_does() -> None:
     """Another processor may see the end of an entry before it sees the entry."""
     store = MetricStore(FAMILIES)
-    assert _run_in_a_child(lambda: _count(store, 0, CALLS, "a", 1)) == 0
+    assert run_in_a_child(lambda: _count(store, 0, CALLS, "a", 1)) == 0
     [segment] = store._segments
     start, end = segment._known_end, segment._ends[0]
     entry = bytes(segment._memory[start:end])
@@ -409,27 +391,6 @@ def test_entry_that_has_not_arrived_is_ignored_until_it_does() -> None:
     assert _values(store.collect())["tensorgate_calls_total", ("a", "a")] == 1
 
 
-STORES = {dis.opmap[name] for name in ("STORE_SUBSCR", "STORE_SLICE") if name in dis.opmap}
-
-
-def _die_before_store(number: int) -> None:
-    """Have this process killed before it next stores items, after it did so ``number`` times."""
-    left = number
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal left
-        frame.f_trace_opcodes = True
-        if event == "opcode" and frame.f_code.co_code[frame.f_lasti] in STORES:
-            left -= 1
-            if left < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-
-    # Python 3.12 looks for this before it traces, and not again.
-    sys._getframe().f_trace_opcodes = True
-    sys.settrace(trace)
-
-
 NEW = "new" * 20
 
 
@@ -441,11 +402,11 @@ def test_process_killed_between_any_two_opcodes_leaves_whole_series() -> None:
 
         def run(store: MetricStore = store, number: int = number) -> None:
             writer = store.writer(0)
-            _die_before_store(number)
+            die_before_store(number)
             writer.counter(CALLS, (NEW, "200")).add(1)
             writer.histogram(SECONDS, (NEW,)).observe(0.25)
 
-        status = _run_in_a_child(run)
+        status = run_in_a_child(run)
         values = _values(store.collect())
         assert values == _values(parse_text(_text(store)))
         counted = values.get(("tensorgate_calls_total", (NEW, "200")), 0)
@@ -494,7 +455,7 @@ class _Writer:
 
     def __init__(self, store: MetricStore, segment: int, seed: int) -> None:
         self._acknowledged, acknowledge = os.pipe()
-        self._pid = _fork(lambda: _count_until_killed(store, segment, acknowledge, seed))
+        self._pid = fork(lambda: _count_until_killed(store, segment, acknowledge, seed))
         os.close(acknowledge)
         self.count = 0
         """The amounts it has acknowledged, as far as they have been read."""
