@@ -20,7 +20,9 @@ from itertools import count
 from typing import Self
 
 _MAX_MESSAGE = 8192
-"""Bytes of a question or a reply; longer replies are cut."""
+"""Bytes of a question or a reply."""
+_MAX_TEXT = 600
+"""Characters of a reply; longer ones are cut. JSON takes up to twelve bytes for a character."""
 _SENT_MESSAGES = 16
 """Messages that are handled in one time slice of the event loop."""
 
@@ -117,7 +119,7 @@ class ControlClient:
             async with asyncio.timeout(max_seconds):
                 try:
                     socket.send_fds(self._sockets[slot], [message], descriptors)
-                except BlockingIOError:
+                except OSError:
                     raise TimeoutError from None  # it has not read what came before
                 return await reply
         finally:
@@ -139,7 +141,8 @@ class ControlServer:
         self._sockets = sockets
         self._slot = slot
         self._responder = responder
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], socket.socket | None] = {}
+        """Replies under way, each with the connection that the responder does not own yet."""
 
     def __enter__(self) -> Self:
         """Start to receive questions."""
@@ -162,14 +165,22 @@ class ControlServer:
                 number, deadline, question = json.loads(message)
                 if time.monotonic() < deadline:
                     task = asyncio.create_task(self._reply(number, deadline, question, connection))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._tasks[task] = connection
+                    task.add_done_callback(self._end_reply)
                 elif connection is not None:
                     connection.close()
+
+    def _end_reply(self, task: asyncio.Task[None]) -> None:
+        connection = self._tasks.pop(task)
+        if connection is not None:  # it was cancelled before it began
+            connection.close()
 
     async def _reply(
         self, number: int, deadline: float, question: str, connection: socket.socket | None
     ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[task] = None
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 text = await self._responder(Question(question), connection)
@@ -179,6 +190,6 @@ class ControlServer:
             # An error of our own is logged; the admin process tells that there is no reply.
             _log.exception("a question of the admin process failed: %s", question)
             return
-        message = json.dumps([number, text[: _MAX_MESSAGE // 8]]).encode()
+        message = json.dumps([number, text[:_MAX_TEXT]]).encode()
         with suppress(BlockingIOError):
             self._socket.send(message)
