@@ -21,6 +21,8 @@ from gateway.observe.call_record import CallRecord
 
 MAX_ORDINARY, MAX_FAILED, MAX_SLOW = 40, 40, 5
 """Calls of each sort that are described in a second: the last ones, and the slowest."""
+MAX_LONG = 5
+"""Calls with long texts that are described in a second: the first ones, and the first that fail."""
 _MAX_TEXT = 300
 """Characters of a text."""
 _MAX_HEAD = 8192
@@ -46,14 +48,17 @@ class RecentCalls:
         self._ordinary: deque[tuple[int, CallRecord]] = deque(maxlen=MAX_ORDINARY)
         self._failed: deque[tuple[int, CallRecord]] = deque(maxlen=MAX_FAILED)
         self._slowest: list[tuple[float, int, CallRecord]] = []
+        self._long_calls = [0, 0]
+        """Those described since the last flush: without a failure, and with one."""
         self._started = f"{time.time_ns() // 1_000_000:x}"
 
     def observe(self, record: CallRecord) -> None:
         """Note a call that has ended."""
         self._number = number = self._number + 1
+        has_failed = record.status >= _FIRST_ERROR_STATUS or not record.status or bool(record.error)
         if len(record.passed_lines) + len(record.target) > _MAX_HEAD:
-            self._append_notable(self._encode(number, record))  # not held until the next flush
-        elif record.status >= _FIRST_ERROR_STATUS or not record.status or record.error:
+            self._describe_long(number, record, has_failed)
+        elif has_failed:
             self._failed.append((number, record))
         elif len(self._slowest) < MAX_SLOW:
             heapq.heappush(self._slowest, (record.seconds, number, record))
@@ -66,15 +71,21 @@ class RecentCalls:
     def flush(self) -> None:
         """Describe the calls since the last time; once a second keeps the cost below 0.3 %."""
         slowest = [(number, record) for _, number, record in self._slowest]
-        for calls, append in (
-            (sorted([*self._failed, *slowest]), self._append_notable),
-            (self._ordinary, self._append_ordinary),
-        ):
-            for number, record in calls:
-                append(self._encode(number, record))
+        notable, ordinary = sorted([*self._failed, *slowest]), sorted(self._ordinary)
         self._failed.clear()
         self._ordinary.clear()
         self._slowest.clear()
+        self._long_calls = [0, 0]
+        for calls, append in ((notable, self._append_notable), (ordinary, self._append_ordinary)):
+            for number, record in calls:
+                append(self._encode(number, record))
+
+    def _describe_long(self, number: int, record: CallRecord, has_failed: bool) -> None:
+        """Describe a call at once, so that its texts are not held until the next flush."""
+        if self._long_calls[has_failed] < MAX_LONG:
+            self._long_calls[has_failed] += 1
+            append = self._append_notable if has_failed else self._append_ordinary
+            append(self._encode(number, record))
 
     def _encode(self, number: int, record: CallRecord) -> bytes:
         ended_at = time.time() - time.perf_counter() + record.started + record.seconds

@@ -1,0 +1,151 @@
+"""The array of a family's series is what the store sums up, row for row."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.observe.metric_store import (
+    OTHER,
+    CounterFamily,
+    Family,
+    HistogramFamily,
+    Labels,
+    MetricStore,
+)
+from gateway.observe.metric_table import MetricTable, quantiles, rows_by
+from tests.observe.dying import run_in_a_child
+
+CALLS = CounterFamily("calls", "Calls.", ("model", "status"))
+PLAIN = CounterFamily("plain", "Without labels.")
+SECONDS = HistogramFamily("seconds", "Seconds.", ("model",), (0.5, 1.0, 4.0))
+FAMILIES: tuple[Family, ...] = (CALLS, PLAIN, SECONDS)
+
+AMOUNTS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 3.0, 100.0])
+"""Their sums are exact in any order."""
+OPERATIONS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from(FAMILIES),
+        st.sampled_from(["a", "b", "", OTHER, "模型", "x" * 300]) | st.text(max_size=4),
+        AMOUNTS,
+        st.booleans(),
+    ),
+    max_size=40,
+)
+
+
+def _count(store: MetricStore, segment: int, family: Family, label: str, amount: float) -> None:
+    writer, labels = store.writer(segment), (label,) * len(family.labels)
+    if isinstance(family, CounterFamily):
+        writer.counter(family, labels).add(amount)
+    else:
+        writer.histogram(family, labels).observe(amount)
+
+
+def _as_sums(table: MetricTable) -> dict[Labels, list[float]]:
+    words = table.read()
+    assert words.shape == (len(table.labels), table.family.words)
+    return dict(zip(table.labels, words.tolist(), strict=True))
+
+
+@given(OPERATIONS)
+def test_table_shows_what_the_store_sums_up(
+    operations: list[tuple[int, Family, str, float, bool]],
+) -> None:
+    """It is read now and then, so it learns of series little by little."""
+    store = MetricStore(FAMILIES, segments=3)
+    tables = {family: MetricTable(store, family) for family in FAMILIES}
+    for segment, family, label, amount, is_read in operations:
+        _count(store, segment, family, label, amount)
+        if is_read:
+            tables[family].read()
+    for family, table in tables.items():
+        before = list(table.labels)
+        shown, sums = _as_sums(table), store.sums(family)
+        assert table.labels[: len(before)] == before
+        assert len(shown) == len(table.labels)
+        # The series for those without room is there before it is used.
+        unused = (OTHER,) * len(family.labels)
+        assert {unused: [0.0] * family.words, **sums} == shown
+
+
+def test_rows_keep_their_place() -> None:
+    store = MetricStore(FAMILIES, segments=2)
+    table = MetricTable(store, CALLS)
+    expected = [(OTHER, OTHER)]
+    for number in range(50):
+        labels = f"m{number}", "200"
+        store.writer(number % 2).counter(CALLS, labels).add(number)
+        expected.append(labels)
+        words = table.read()
+        assert table.labels == expected
+        assert words[:, 0].tolist() == [0, *range(number + 1)]
+
+
+def test_array_that_was_read_does_not_change() -> None:
+    store = MetricStore(FAMILIES)
+    counter, table = store.writer(0).counter(CALLS, ("m", "200")), MetricTable(store, CALLS)
+    counter.add(1)
+    words = table.read()
+    counter.add(1)
+    assert words[1, 0] == 1
+    assert table.read()[1, 0] == 2
+
+
+def test_series_of_other_processes_are_read() -> None:
+    store = MetricStore(FAMILIES, segments=2)
+    table = MetricTable(store, SECONDS)
+    assert table.read().tolist() == [[0] * 5]
+    assert run_in_a_child(lambda: _count(store, 0, SECONDS, "m", 2.0)) == 0
+    assert run_in_a_child(lambda: _count(store, 1, SECONDS, "m", 0.5)) == 0
+    assert _as_sums(table)["m",] == [2.5, 1, 0, 1, 0]
+
+
+def test_full_segment_counts_in_the_row_of_others() -> None:
+    store = MetricStore([CALLS], size=96)
+    table = MetricTable(store, CALLS)
+    for number in range(5):
+        store.writer(0).counter(CALLS, (f"m{number}", "200")).add(1)
+    assert _as_sums(table) == store.sums(CALLS)
+    assert table.read()[0, 0] == 3
+
+
+COUNTS = st.lists(st.integers(0, 3) | st.integers(0, 10**9), min_size=4, max_size=4)
+
+
+@given(
+    st.lists(COUNTS, max_size=20),
+    st.sampled_from([0.5, 0.95, 0.99, 1.0, 0.001]) | st.floats(0.001, 1),
+)
+def test_quantiles_of_rows_are_those_of_the_family(counts: list[list[int]], share: float) -> None:
+    words = np.array([[0.0, *row] for row in counts]).reshape(-1, 5)
+    expected = [SECONDS.quantile([0.0, *map(float, row)], share) for row in counts]
+    found = quantiles(SECONDS, words, share).tolist()
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, nan_ok=True, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([0, 0, 0, 0], math.nan),
+        ([0, 0, 0, 7], 4.0),
+        ([4, 0, 0, 0], 0.25),
+        ([0, 4, 0, 0], 0.75),
+        ([1, 0, 0, 1], 0.5),
+        ([0, 0, 1, 0], 2.5),
+    ],
+)
+def test_median_is_interpolated(counts: list[int], expected: float) -> None:
+    (found,) = quantiles(SECONDS, np.array([[0.0, *counts]]), 0.5)
+    assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_rows_are_grouped_by_one_label() -> None:
+    labels = [("a", "200"), ("b", "200"), ("a", "500")]
+    assert rows_by(labels, 0) == {"a": [0, 2], "b": [1]}
+    assert rows_by(labels, 1) == {"200": [0, 1], "500": [2]}
+    assert rows_by([], 0) == {}

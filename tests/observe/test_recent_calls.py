@@ -1,0 +1,299 @@
+"""Which calls are described for operators, and how; what is held of them until then."""
+
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import ErrorKind, GatewayError
+from gateway.observe import recent_calls
+from gateway.observe.call_record import CallLabels, CallRecord
+from gateway.observe.recent_calls import (
+    MAX_FAILED,
+    MAX_LONG,
+    MAX_ORDINARY,
+    MAX_SLOW,
+    RecentCalls,
+    encode_call,
+)
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+class _Rings:
+    """What was appended, as documents."""
+
+    def __init__(self) -> None:
+        self.ordinary: list[dict[str, Any]] = []
+        self.notable: list[dict[str, Any]] = []
+        self.calls = RecentCalls(3, self._to(self.ordinary), self._to(self.notable))
+
+    @staticmethod
+    def _to(documents: list[dict[str, Any]]) -> Callable[[bytes], None]:
+        return lambda encoded: documents.append(orjson.loads(encoded))
+
+
+def _call(target: str = "/v2/x", status: int = 200, seconds: float = 0.01) -> CallRecord:
+    record = CallRecord("GET", target)
+    record.status, record.seconds = status, seconds
+    return record
+
+
+def _targets(documents: list[dict[str, Any]]) -> list[str]:
+    return [each["target"] for each in documents]
+
+
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from([200, 200, 200, 302, 404, 503, 0]),
+        st.sampled_from([0.0, 0.001, 0.5, 3.0]) | st.floats(0, 100),
+    ),
+    max_size=150,
+)
+
+
+@given(CALLS)
+def test_failed_and_slowest_calls_are_notable_and_the_last_others_ordinary(
+    calls: list[tuple[int, float]],
+) -> None:
+    rings = _Rings()
+    for number, (status, seconds) in enumerate(calls):
+        rings.calls.observe(_call(f"{number}", status, seconds))
+    assert rings.ordinary == rings.notable == []
+    rings.calls.flush()
+    failed = [number for number, (status, _) in enumerate(calls) if not 0 < status < 400]
+    good = [number for number in range(len(calls)) if number not in failed]
+    slowest = sorted(good, key=lambda number: (-calls[number][1], number))[:MAX_SLOW]
+    expected = sorted([*failed[-MAX_FAILED:], *slowest])
+    assert _targets(rings.notable) == [f"{number}" for number in expected]
+    ordinary = [int(target) for target in _targets(rings.ordinary)]
+    assert ordinary == sorted(set(ordinary))
+    assert set(ordinary) <= set(good) - set(slowest)
+    assert len(ordinary) == min(MAX_ORDINARY, len(good) - len(slowest))
+    ids = [each["id"] for each in (*rings.ordinary, *rings.notable)]
+    assert len(set(ids)) == len(ids)
+
+
+def test_ordinary_calls_are_the_last_ones() -> None:
+    rings = _Rings()
+    for number in range(200):
+        rings.calls.observe(_call(f"{number}"))
+    rings.calls.flush()
+    assert _targets(rings.ordinary) == [f"{number}" for number in range(160, 200)]
+    assert _targets(rings.notable) == [f"{number}" for number in range(5)]
+
+
+def test_call_with_an_error_has_failed_whatever_its_status() -> None:
+    rings = _Rings()
+    for _ in range(MAX_SLOW):
+        rings.calls.observe(_call(seconds=9))
+    aborted = _call("aborted")
+    aborted.set_abort(GatewayError(ErrorKind.INTERNAL, "too slow"))
+    rings.calls.observe(aborted)
+    rings.calls.flush()
+    assert _targets(rings.notable)[-1] == "aborted"
+    assert rings.notable[-1]["reason"] == "too slow"
+    assert rings.notable[-1]["error_kind"] == "internal"
+
+
+def test_failed_calls_survive_a_flood_of_others() -> None:
+    rings = _Rings()
+    rings.calls.observe(_call("failed", 503))
+    for _ in range(5000):
+        rings.calls.observe(_call(seconds=1))
+    rings.calls.flush()
+    assert "failed" in _targets(rings.notable)
+    assert len(rings.ordinary) + len(rings.notable) <= MAX_ORDINARY + MAX_SLOW + 1
+
+
+LONG = "/" + "x" * 9000
+
+
+def _long_head() -> CallRecord:
+    record = _call("long head")
+    record.passed_lines = b"x: y\r\n" * 2000
+    return record
+
+
+@pytest.mark.parametrize("make", [lambda: _call(LONG), _long_head])
+def test_long_calls_do_not_push_failed_ones_out(make: Callable[[], CallRecord]) -> None:
+    """A client may send any number of them, and describing one takes time."""
+    rings = _Rings()
+    for _ in range(500):
+        rings.calls.observe(make())
+    rings.calls.observe(_call("failed", 503))
+    rings.calls.flush()
+    assert _targets(rings.notable) == ["failed"]
+    assert len(rings.ordinary) == MAX_LONG
+    rings.calls.observe(make())
+    assert len(rings.ordinary) == MAX_LONG + 1
+
+
+def test_long_calls_that_fail_are_notable() -> None:
+    rings = _Rings()
+    for number in range(100):
+        rings.calls.observe(_call(f"/{number}{LONG}", 200 if number % 2 else 414))
+    rings.calls.flush()
+    assert [target[:3] for target in _targets(rings.notable)] == ["/0/", "/2/", "/4/", "/6/", "/8/"]
+    assert [target[:3] for target in _targets(rings.ordinary)][:2] == ["/1/", "/3/"]
+
+
+def test_memory_that_is_held_until_the_flush_is_bounded() -> None:
+    rings = _Rings()
+    records = [
+        _call("/" + "x" * 8000 if number % 3 else LONG, 200 if number % 2 else 500)
+        for number in range(1000)
+    ]
+    before = [sys.getrefcount(record) for record in records]
+    for record in records:
+        rings.calls.observe(record)
+    del record
+    held = [
+        record
+        for record, count in zip(records, before, strict=True)
+        if sys.getrefcount(record) > count + 1  # and that of zip
+    ]
+    assert 0 < len(held) <= MAX_ORDINARY + MAX_FAILED + MAX_SLOW
+    assert all(len(record.target) <= 8192 for record in held)
+    del held
+    rings.calls.flush()
+    assert [sys.getrefcount(record) for record in records] == before
+
+
+def test_nothing_is_held_or_described_again_if_a_call_cannot_be_described(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rings = _Rings()
+    rings.calls.observe(_call("bad", 500))
+    with monkeypatch.context() as patch:
+        patch.setattr(recent_calls, "encode_call", None)
+        with pytest.raises(TypeError):
+            rings.calls.flush()
+    rings.calls.observe(_call("good"))
+    rings.calls.flush()
+    assert _targets(rings.notable) == ["good"]
+
+
+def test_flush_without_calls_describes_none() -> None:
+    rings = _Rings()
+    rings.calls.flush()
+    assert rings.ordinary == rings.notable == []
+
+
+def _document(record: CallRecord) -> dict[str, Any]:
+    document: dict[str, Any] = orjson.loads(encode_call(record, "id", 1000.0))
+    return document
+
+
+def test_call_has_its_fields_and_no_empty_ones() -> None:
+    record = _call()
+    record.started = 5.0
+    record.labels = CallLabels("route", "infer", "m", "", "json")
+    record.passed_lines = f"traceparent: 00-{TRACE}-b7ad6b7169203331-01\r\n".encode()
+    record.retries, record.request_elements = 2, 3
+    document = _document(record)
+    assert document["id"] == "id"
+    assert document["time"] == 1000
+    assert (document["route"], document["operation"], document["model"]) == ("route", "infer", "m")
+    assert (document["retries"], document["request_elements"]) == (2, 3)
+    assert document["trace_id"] == TRACE
+    for name in ("version", "reason", "grpc_status", "response_elements", "upstream"):
+        assert name not in document
+
+
+def test_other_attempts_are_described() -> None:
+    record = _call()
+    record.set_endpoint("u", "http://one:1")
+    record.begin_attempt(1.0)
+    record.first_byte_seconds, record.server_seconds = 0.25, 0.5
+    record.sent_bytes, record.received_bytes = 7, 8
+    record.set_endpoint("u", "http://two:1")
+    document = _document(record)
+    assert document["endpoint"] == "http://two:1"
+    assert document["other_attempts"] == [
+        {
+            "upstream": "u",
+            "endpoint": "http://one:1",
+            "first_byte_ms": 250.0,
+            "server_ms": 500.0,
+            "sent_bytes": 7,
+            "received_bytes": 8,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["\ud800", "a\0b", '"<script>"', "🙂", "x" * 100_000, "\udcff" * 9000]
+)
+def test_any_texts_of_clients_and_servers_are_described_in_short(text: str) -> None:
+    record = _call(text, 500)
+    record.method = record.client = record.request_id = text[:100]
+    record.labels = CallLabels(text[:100], text[:100], text, text, text[:100])
+    record.error = text
+    encoded = encode_call(record, "id", 0.0)
+    assert len(encoded) < 20_000
+    document = orjson.loads(encoded)
+    assert document["target"][:1] in (text[:1], "?")
+    assert len(document["model"]) <= 303
+
+
+SECONDS = st.floats(0, 1000, allow_nan=False).map(lambda value: round(value, 6))
+
+
+def _stages(record: CallRecord) -> list[tuple[str, float, float]]:
+    return [
+        (each["name"], each["start_ms"], each["duration_ms"])
+        for each in _document(record)["timeline"]
+    ]
+
+
+@given(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS)
+def test_timeline_adds_up(
+    prepare: float, queue: float, upload: float, wait: float, receive: float, send: float
+) -> None:
+    """The client may take its time for the body: that is a gap before the server's stages."""
+    record = _call()
+    record.started = 77.0
+    record.prepare_seconds, record.queue_seconds = prepare, queue
+    record.begin_attempt(77.0 + prepare + upload + queue)
+    record.first_byte_seconds, record.server_seconds = wait, wait + receive
+    record.seconds = prepare + upload + queue + wait + receive + send
+    stages = _stages(record)
+    assert all(start >= 0 and duration >= 0 for _, start, duration in stages)
+    expected = 1000 * (record.seconds - upload)
+    assert sum(duration for *_, duration in stages) == pytest.approx(expected, abs=0.01)
+    for (_, start, duration), (_, following, _) in pairwise(stages):
+        assert following >= start + duration - 0.01
+    _, start, duration = stages[-1]
+    assert start + duration == pytest.approx(1000 * record.seconds, abs=0.01)
+
+
+@given(*(st.sampled_from([0.0, 0.001, 1.0, 7.0]) for _ in range(5)), st.booleans())
+def test_timeline_has_no_negative_parts_whatever_was_measured(
+    prepare: float, queue: float, wait: float, server: float, total: float, sent: bool
+) -> None:
+    record = _call()
+    record.started, record.seconds = 77.0, total
+    record.prepare_seconds, record.queue_seconds = prepare - (prepare == 7), queue
+    record.sent_at = 77.0 if sent else 0.0
+    record.first_byte_seconds, record.server_seconds = wait, server
+    for _, start, duration in _stages(record):
+        assert start >= 0
+        assert duration >= 0
+
+
+def test_timeline_of_a_call_that_was_refused_at_once_is_empty() -> None:
+    assert _stages(_call(status=404)) == []
+
+
+def test_timeline_of_a_call_without_a_response_shows_the_wait() -> None:
+    record = _call(status=0, seconds=2.0)
+    record.started, record.prepare_seconds = 10.0, 0.5
+    record.begin_attempt(10.5)
+    record.server_seconds = 1.5
+    assert _stages(record) == [("prepare", 0, 500), ("server", 500, 1500)]
