@@ -100,13 +100,16 @@ class _Points:
         self._end = 0.0
 
     def append(self, point: Row, now: float) -> None:
-        """Append a point; if some were left out, there is a gap."""
-        if self._end:
-            missing = min(round((now - self._end) / self._step) - 1, self._points.maxlen or 0)
-            for _ in range(missing):
-                self._points.append(np.full(len(_FIELDS), np.nan, np.float32))
+        """Append a point; if some were left out, there is a gap.
+
+        Points that come a little late each time are a whole step late at last: that is a gap too.
+        """
+        steps = round((now - self._end) / self._step) if self._end else 0
+        for _ in range(min(steps - 1, self._points.maxlen or 0)):
+            self._points.append(np.full(len(_FIELDS), np.nan, np.float32))
         self._points.append(point)
-        self._end = now
+        # The clock may have been set back.
+        self._end = self._end + steps * self._step if steps > 0 else now
 
     def document(self) -> dict[str, Any]:
         """Return the points by field."""
@@ -136,16 +139,22 @@ class History:
 
     async def run(self) -> None:
         """Sample until cancelled."""
+        due = time.monotonic()
         while True:
-            began = time.monotonic()
             try:
-                await asyncio.to_thread(self.sample, began, time.time())
+                took = await asyncio.to_thread(self._sample_now)
+                self.interval = max(INTERVAL, math.ceil(took / _MAX_CPU_SHARE))
             except Exception:
                 # An error of our own is logged, and must not end the task.
                 _log.exception("the metrics could not be sampled")
-            took = time.monotonic() - began
-            self.interval = max(INTERVAL, math.ceil(took / _MAX_CPU_SHARE))
-            await asyncio.sleep(max(0.0, began + self.interval - time.monotonic()))
+            due = max(due + self.interval, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
+
+    def _sample_now(self) -> float:
+        """Take a sample; return the seconds of a core that it took, on a busy machine too."""
+        began = time.thread_time()
+        self.sample(time.monotonic(), time.time())
+        return time.thread_time() - began
 
     def sample(self, at: float, now: float) -> None:
         """Take a sample; ``at`` is on the clock of ``time.monotonic``, ``now`` the Unix time."""

@@ -1,0 +1,332 @@
+"""The last hour of the metrics, as samples at times of the test's own."""
+
+import asyncio
+import math
+import time
+from typing import Any
+
+import pytest
+
+from gateway.admin import history as history_module
+from gateway.admin.history import (
+    ENDPOINT_POINTS,
+    HOUR_POINTS,
+    RECENT_POINTS,
+    History,
+    rounded,
+    summarize,
+)
+from gateway.observe.call_metrics import CALL_FAMILIES, DURATION, SERVER_DURATION
+from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
+from gateway.observe.metric_store import MetricStore
+from tests.support.gateway import no_leaks, until
+
+NOW = 1_700_000_000.0
+FIELDS = (
+    "calls_per_second",
+    "errors_per_second",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "requests_in_progress",
+)
+
+
+class _Sampled:
+    """A history, and the store whose samples it takes."""
+
+    def __init__(self) -> None:
+        self.store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 2)
+        self.in_progress = 0.0
+        self.history = History(self.store, lambda: self.in_progress)
+        self.at = 0.0
+
+    def call(
+        self, seconds: float = 0.003, status: str = "2xx", times: int = 1, route: str = "r"
+    ) -> None:
+        labels = route, "infer", "m", "u", "json", status
+        histogram = self.store.writer(0).histogram(DURATION, labels)
+        for _ in range(times):
+            histogram.observe(seconds)
+
+    def serve(self, url: str, seconds: float, times: int = 1) -> None:
+        histogram = self.store.writer(1).histogram(SERVER_DURATION, ("u", url))
+        for _ in range(times):
+            histogram.observe(seconds)
+
+    def sample(self, after: float = 1.0) -> None:
+        self.at += after
+        self.history.sample(self.at, NOW + self.at)
+
+    def recent(self) -> dict[str, Any]:
+        return self.history.recent()
+
+
+def test_nothing_is_known_before_the_second_sample() -> None:
+    sampled = _Sampled()
+    assert sampled.history.now is None
+    sampled.call()
+    sampled.sample()
+    assert sampled.history.now is None
+    for document in (sampled.history.recent(), sampled.history.hour()):
+        assert [document[name] for name in FIELDS] == [[]] * len(FIELDS)
+    sampled.sample()
+    assert sampled.history.now is not None
+
+
+def test_rates_are_those_between_two_samples() -> None:
+    sampled = _Sampled()
+    sampled.call(times=1000)  # before the first sample: since when is not known
+    sampled.sample()
+    sampled.call(times=6)
+    sampled.call(status="5xx", times=2)
+    sampled.call(status="aborted", times=1)
+    sampled.call(status="4xx", times=1)
+    sampled.in_progress = 4
+    sampled.sample(after=2)
+    assert sampled.recent() == {
+        "end": NOW + 3,
+        "step_seconds": 1,
+        "calls_per_second": [5],
+        "errors_per_second": [1.5],
+        "p50_ms": [3.75],
+        "p95_ms": [4.875],
+        "p99_ms": [4.975],
+        "requests_in_progress": [4],
+    }
+
+
+def test_percentiles_of_no_calls_are_not_known() -> None:
+    sampled = _Sampled()
+    sampled.sample()
+    sampled.sample()
+    recent = sampled.recent()
+    assert (recent["calls_per_second"], recent["p99_ms"]) == ([0], [None])
+    window = sampled.history.now
+    assert window is not None
+    assert summarize(window)["error_ratio"] is None
+
+
+def test_calls_above_all_bounds_have_the_largest_one() -> None:
+    sampled = _Sampled()
+    sampled.sample()
+    sampled.call(seconds=5000)
+    sampled.sample()
+    assert sampled.recent()["p50_ms"] == [300_000]
+
+
+def test_rates_of_now_are_those_of_the_last_ten_seconds() -> None:
+    sampled = _Sampled()
+    sampled.sample()
+    sampled.call(times=500)
+    for _ in range(30):
+        sampled.sample()
+        sampled.call(times=2)
+    window = sampled.history.now
+    assert window is not None
+    assert window.seconds == 10
+    assert summarize(window)["calls_per_second"] == 2
+
+
+def test_series_that_appear_later_are_counted_from_nothing() -> None:
+    sampled = _Sampled()
+    sampled.call()
+    sampled.sample()
+    for number in range(5):
+        sampled.call(route=f"new {number}", times=3, status="5xx")
+        sampled.sample()
+    assert sampled.recent()["errors_per_second"] == [3] * 5
+    window = sampled.history.now
+    assert window is not None
+    rows = dict(zip(window.labels(DURATION), window.calls().tolist(), strict=True))
+    assert rows["new 0", "infer", "m", "u", "json", "5xx"] == pytest.approx(0.6)
+    assert rows["r", "infer", "m", "u", "json", "2xx"] == 0
+
+
+def test_window_is_as_before_while_series_appear() -> None:
+    """A reader in a thread has a window while the next sample is taken."""
+    sampled = _Sampled()
+    sampled.sample()
+    sampled.call(times=4)
+    sampled.sample()
+    window = sampled.history.now
+    assert window is not None
+    before = summarize(window)
+    sampled.call(route="new", times=100)
+    sampled.sample()
+    assert summarize(window) == before
+
+
+def test_summary_of_some_rows_is_of_these_alone() -> None:
+    sampled = _Sampled()
+    sampled.sample()
+    sampled.call(times=3)
+    sampled.call(status="5xx", seconds=1.0)
+    sampled.sample()
+    window = sampled.history.now
+    assert window is not None
+    (bad,) = (row for row, labels in enumerate(window.labels(DURATION)) if labels[-1] == "5xx")
+    summary = summarize(window, [bad])
+    assert (summary["calls_per_second"], summary["error_ratio"]) == (1, 1)
+    assert summarize(window, [])["calls_per_second"] == 0
+    assert summarize(window, [])["p50_ms"] is None
+
+
+def test_an_hour_is_kept_and_no_more() -> None:
+    sampled = _Sampled()
+    for second in range(3700):
+        sampled.call(times=1 + (second >= 1700))
+        sampled.sample()
+    recent, hour = sampled.history.recent(), sampled.history.hour()
+    for name in FIELDS:
+        assert len(recent[name]) == RECENT_POINTS
+        assert len(hour[name]) == HOUR_POINTS
+    assert (recent["end"], hour["step_seconds"]) == (NOW + 3700, 10)
+    assert abs(hour["end"] - (NOW + 3700)) < 10
+    assert set(recent["calls_per_second"]) == {2}
+    # Calls doubled 2000 seconds ago, which is 200 points.
+    doubled = [value > 1 for value in hour["calls_per_second"]]
+    assert doubled.count(True) in (199, 200, 201)
+    assert doubled == sorted(doubled)
+    assert len(sampled.history._samples) <= 12
+    assert len(sampled.history._endpoints) == ENDPOINT_POINTS
+
+
+def test_gap_has_no_values() -> None:
+    sampled = _Sampled()
+    for after in (1, 1, 1, 5, 1):
+        sampled.call(times=10)
+        sampled.sample(after)
+    assert sampled.recent()["calls_per_second"] == [10, 10, *[None] * 4, 2, 10]
+
+
+def test_gap_of_days_leaves_nothing_of_before() -> None:
+    sampled = _Sampled()
+    for after in (1, 1, 1, 1_000_000, 1):
+        sampled.call(times=10)
+        sampled.sample(after)
+    recent = sampled.recent()["calls_per_second"]
+    assert len(recent) == RECENT_POINTS
+    assert recent[:-2] == [None] * (RECENT_POINTS - 2)
+    assert recent[-1] == 10
+
+
+@pytest.mark.parametrize("jump", [-1_000_000.0, -1.0, -0.4])
+def test_clock_that_is_set_back_leaves_the_values(jump: float) -> None:
+    sampled = _Sampled()
+    for number in range(6):
+        sampled.call(times=10)
+        sampled.at += 1
+        sampled.history.sample(sampled.at, NOW + sampled.at + (jump if number >= 3 else 0))
+    recent = sampled.recent()
+    assert recent["calls_per_second"] == [10] * 5
+    assert recent["end"] == pytest.approx(NOW + 6 + jump, abs=0.5)
+
+
+@pytest.mark.parametrize("interval", [0.9, 1.01, 1.3, 2, 3, 4, 6, 7, 9, 13])
+def test_points_are_where_their_times_are_however_late_samples_come(interval: float) -> None:
+    """The page draws points by their number: a drift of a few percent would be minutes."""
+    sampled = _Sampled()
+    sampled.sample()
+    count = 0
+    for _ in range(int(400 / interval)):
+        sampled.sample(interval)
+        count += 1
+    for document in (sampled.history.recent(), sampled.history.hour()):
+        step = document["step_seconds"]
+        assert document["end"] == pytest.approx(NOW + sampled.at, abs=max(step, 2 * interval))
+        points = len(document["p50_ms"])
+        if points < RECENT_POINTS and interval >= 1:
+            assert points == pytest.approx(interval * count / step, abs=3)
+
+
+def test_endpoints_have_points_of_ten_seconds() -> None:
+    sampled = _Sampled()
+    sampled.serve("http://one", 0.003)
+    sampled.sample()
+    for _ in range(25):
+        sampled.serve("http://one", 0.003, times=4)
+        sampled.sample()
+    sampled.serve("http://late", 0.003)
+    for _ in range(10):
+        sampled.sample()
+    table = sampled.history._tables[SERVER_DURATION]
+    one, late = (table.labels.index(("u", f"http://{name}")) for name in ("one", "late"))
+    points = sampled.history.endpoint(one)
+    assert points["step_seconds"] == 10
+    assert points["calls_per_second"][:3] == [4, 4, 4]
+    assert points["p99_ms"][:2] == [pytest.approx(4.975, rel=0.01)] * 2
+    assert len(sampled.history.endpoint(late)["calls_per_second"]) == 1
+    assert sampled.history.endpoint(999)["calls_per_second"] == []
+
+
+async def test_history_samples_while_its_task_runs() -> None:
+    sampled = _Sampled()
+    sampled.history.interval = 0
+    async with no_leaks():
+        task = asyncio.create_task(sampled.history.run())
+        await until(lambda: sampled.history._samples)
+        assert sampled.history.interval == history_module.INTERVAL
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("cost", "interval"), [(0.0, 1), (0.019, 1), (0.021, 2), (0.09, 5)])
+async def test_costly_samples_are_taken_less_often(
+    monkeypatch: pytest.MonkeyPatch, cost: float, interval: float
+) -> None:
+    sampled = _Sampled()
+    cpu_times = iter([5.0, 5.0 + cost])
+    monkeypatch.setattr(time, "thread_time", lambda: next(cpu_times))
+    assert await _first_interval(sampled.history) == interval
+
+
+async def test_waiting_for_a_busy_machine_is_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all cores are busy, operators look at the page."""
+    sampled = _Sampled()
+    sample = sampled.history.sample
+
+    def sample_slowly(at: float, now: float) -> None:
+        time.sleep(0.1)
+        sample(at, now)
+
+    monkeypatch.setattr(sampled.history, "sample", sample_slowly)
+    assert await _first_interval(sampled.history) <= 2
+
+
+async def _first_interval(history: History) -> float:
+    """Run a history until its first pause, and return the interval that it chose."""
+    task = asyncio.create_task(history.run())
+    await until(lambda: history._samples)
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return history.interval
+
+
+async def test_failing_sample_is_logged_and_the_next_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(history_module, "INTERVAL", 0.001)
+    sampled = _Sampled()
+    sampled.history.interval = 0.001
+    sample = sampled.history.sample
+
+    def fail_once(at: float, now: float) -> None:
+        monkeypatch.setattr(sampled.history, "sample", sample)
+        raise RuntimeError("nonsense")
+
+    monkeypatch.setattr(sampled.history, "sample", fail_once)
+    task = asyncio.create_task(sampled.history.run())
+    await until(lambda: len(sampled.history._samples) >= 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert caplog.messages == ["the metrics could not be sampled"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, 0), (123456, 123500), (0.000123456, 0.0001235), (math.nan, None), (math.inf, None)],
+)
+def test_numbers_have_four_digits(value: float, expected: float | None) -> None:
+    assert rounded(value) == expected
