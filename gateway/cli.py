@@ -239,7 +239,7 @@ async def _serve_as_admin(channel: WorkerChannel, supervisor: SupervisorReloader
     _call_on_stop_signal(channel.send_leaving)
     admin = supervisor.admin_process()
     reloader = WorkerReloader(admin, _set_log_level, channel.send_reloaded)
-    async with admin, reloader:
+    async with admin, reloader, MallocTrim():
         tune_garbage_collector()
         channel.send_ready()
         await channel.receive(admin.take, reloader.enqueue, admin.begin_draining)

@@ -19,7 +19,7 @@ _JSON = "application/json"
 class Pages:
     """The handlers of the pages of a gateway. Each shows all workers as one.
 
-    - ``/live`` is 200 while the process runs.
+    - ``/live`` is 200 while the gateway runs, and 503 if all workers hang.
     - ``/ready`` is 200 while all required upstreams can be used, else 503. It is 503 while the
       gateway drains.
     - ``/status`` is JSON. ``/metrics`` is Prometheus' text format, or OpenMetrics on request.
@@ -38,7 +38,9 @@ class Pages:
         ]
 
     async def live(self, _: web.Request) -> web.Response:
-        """Respond that the process runs."""
+        """Respond that the process runs, or that all workers hang."""
+        if self._source.hangs:
+            return error_response(503, "no worker responds")
         return web.Response(body=b'{"live":true}\n', content_type=_JSON)
 
     async def ready(self, _: web.Request) -> web.Response:

@@ -12,7 +12,7 @@ from aiohttp.typedefs import Handler
 
 from gateway.listener.accept import AcceptingSockets
 
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 1000
 """Connections at a time; further ones are closed at once."""
 _IDLE_TIMEOUT = 75.0
 """Seconds for a client's next request."""

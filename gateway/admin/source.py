@@ -26,6 +26,10 @@ class GatewaySource(Protocol):
     def metric_store(self) -> MetricStore:
         """Return the counters and histograms of all workers."""
 
+    @property
+    def hangs(self) -> bool:
+        """Tell whether there are workers, and none of them runs."""
+
     def requests_in_progress(self) -> int:
         """Return the calls in progress, of a quarter of a second ago; in any thread."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -27,6 +28,8 @@ from gateway.workers.control import ControlClient, Question
 
 _PUBLISH_TIMEOUT = 0.3
 """Seconds for workers to publish their status; older ones are taken of those that need longer."""
+_MAX_SILENCE = 15.0
+"""Seconds without a sign of life of any worker, until probes learn that the gateway hangs."""
 _READY_TIMEOUT = 3.0
 """Seconds for a worker to say whether it is ready, which may take it two."""
 _CONNECT_TIMEOUT = 2.0
@@ -106,6 +109,13 @@ class AdminProcess:
     def metric_store(self) -> MetricStore:
         """Return the counters and histograms of all workers."""
         return self._shared.metric_store
+
+    @property
+    def hangs(self) -> bool:
+        """Tell whether there are workers, and no event loop of theirs has run for some time."""
+        now = time.monotonic() * 1000
+        ages = [now - self._shared.heartbeats[slot][0] for slot in self._living_slots()]
+        return bool(ages) and min(ages) > _MAX_SILENCE * 1000
 
     def requests_in_progress(self) -> int:
         """Return the calls in progress of all workers."""

@@ -101,6 +101,7 @@ class Gateway:
         self.metric_store = shared.metric_store
         """The counters and histograms of all workers."""
         shared.worker_pids[slot][0] = os.getpid()
+        shared.heartbeats[slot][0] = int(time.monotonic() * 1000)
         writer = self.metric_store.writer(slot)
         self.call_metrics = CallMetrics(self.metric_store, writer)
         self.reload_metrics = ReloadMetrics(writer)
@@ -172,6 +173,11 @@ class Gateway:
         self._metrics.count_cpu_time()
         status = worker_status(self)
         return [await asyncio.to_thread(lambda: decode_status(encode_status(status)))]
+
+    @property
+    def hangs(self) -> bool:
+        """Tell whether no worker serves calls; this process would not reply then."""
+        return False
 
     def requests_in_progress(self) -> int:
         """Return the number of calls in progress."""
@@ -402,6 +408,7 @@ class Gateway:
             each.pool.set_drained(urls[name])
 
     def _tick(self) -> None:
+        self._shared.heartbeats[self._slot][0] = int(time.monotonic() * 1000)
         if self._drained_version != self._shared.drained.version:
             self._drain_endpoints()
         self._shared.calls_in_progress[self._slot][0] = self._listener.requests

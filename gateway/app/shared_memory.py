@@ -82,6 +82,8 @@ class SharedMemory:
     """The status of each worker, as JSON."""
     worker_pids: list[memoryview]
     """The process id of each worker, one number; 0 before the first one."""
+    heartbeats: list[memoryview]
+    """When the event loop of each worker last ran, in ms on the clock of ``time.monotonic``."""
     calls_in_progress: list[memoryview]
     """Of each worker, one number."""
     recent_calls: SharedCalls
@@ -108,6 +110,7 @@ class SharedMemory:
             SharedEjections(),
             store,
             SharedDocuments(workers),
+            shared_counters(workers),
             shared_counters(workers),
             shared_counters(workers),
             SharedCalls(workers),
