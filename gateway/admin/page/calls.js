@@ -186,6 +186,7 @@ export function createCalls({ navigate, refollow, announce }) {
         ...document.calls.map(complete),
       ]);
       skipped = 0;
+      rateText = "";
       show();
     } catch (error) {
       if (ticket !== reading || !(error instanceof ApiError)) return;

@@ -206,8 +206,9 @@ export function failureName(kind) {
 export function ratesByName(rates, nameOf = String) {
   const parts = Object.entries(rates ?? {})
     .filter(([, value]) => value > 0)
-    // A line breaks between the parts only.
-    .map(([name, value]) => `${nameOf(name)} ${rate(value)}`.replaceAll(" ", "\u00a0"));
+    .map(([name, value]) => [nameOf(name), rate(value)])
+    // A line does not break after a short name.
+    .map(([name, text]) => (name.length < 8 ? `${name}\u00a0${text}` : `${name} ${text}`));
   return parts.join(", ") || UNKNOWN;
 }
 

@@ -189,6 +189,7 @@ function createDetails({ announce, refresh }) {
   const title = nameElement("", 80);
   const showAll = el("button", { type: "button", class: "small" }, "Show the whole name");
   const failure = el("p", { class: "failure" });
+  const reading = el("p", { class: "muted" }, "The gateway asks a server …");
   const facts = factTable("Calls of this model");
   const saved = factTable("What conversion saved");
   const metadata = factTable("Metadata");
@@ -268,6 +269,7 @@ function createDetails({ announce, refresh }) {
       el("p", { class: "crumbs" }, el("a", { href: "#models" }, "All models"), " · ", callsLink),
       el("div", { class: "title-row" }, el("h2", {}, title), showAll),
       failure,
+      reading,
       body,
     ),
     show({ name }) {
@@ -278,8 +280,10 @@ function createDetails({ announce, refresh }) {
       setAttribute(callsLink, "href", `#calls?${new URLSearchParams({ model: name })}`);
       setHidden(failure, true);
       setHidden(body, true);
+      setHidden(reading, false);
     },
     failed(error) {
+      setHidden(reading, true);
       setText(failure, `This model cannot be read: ${error.message}`);
       setHidden(failure, false);
     },
@@ -290,6 +294,7 @@ function createDetails({ announce, refresh }) {
     },
     update(model) {
       latest = model;
+      setHidden(reading, true);
       setHidden(change, !allowed || !model.trace_settings);
       setHidden(failure, true);
       setHidden(body, false);
@@ -373,9 +378,7 @@ function savedFacts(conversion) {
 
 function bytesSaved({ saved_bytes: saved, client_bytes: client, server_bytes: server }) {
   const sides = `clients' side ${say.bytes(client)}, servers' side ${say.bytes(server)}`;
-  return saved < 0
-    ? `none: the servers' form is ${say.bytes(-saved)} larger (${sides})`
-    : `${say.bytes(saved)} (${sides})`;
+  return saved > 0 ? `${say.bytes(saved)} (${sides})` : `none (${sides})`;
 }
 
 function createTensors(caption) {

@@ -8,7 +8,9 @@ const NODE = 40;
 const GAP = 12;
 const MOST_ROUTES = 15;
 const MOST_UPSTREAMS = 12;
-const MOST_ENDPOINTS = 14;
+const ALL_ENDPOINTS = 14;
+/** Of more endpoints than that. */
+const SOME_ENDPOINTS = 8;
 
 const SEVERITY = { ejected: 0, unhealthy: 1, drained: 2, leaving: 3, unknown: 4, ok: 5 };
 
@@ -64,7 +66,11 @@ function layOut({ routes, upstreams }, width) {
   const edges = [];
 
   const shownUpstreams = firstByRate(upstreams, MOST_UPSTREAMS);
-  const perUpstream = Math.max(2, Math.floor(MOST_ENDPOINTS / Math.max(1, shownUpstreams.length)));
+  const total = shownUpstreams.reduce((sum, each) => sum + totalEndpoints(each), 0);
+  const perUpstream =
+    total <= ALL_ENDPOINTS
+      ? ALL_ENDPOINTS
+      : Math.max(2, Math.floor(SOME_ENDPOINTS / shownUpstreams.length));
   const middles = new Map();
   let y = LINE + 8;
   for (const upstream of shownUpstreams) {

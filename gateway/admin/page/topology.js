@@ -306,7 +306,7 @@ function createEndpoint({ columns, upstream, announce }) {
   const slow = createChart({ label: "p99", format: say.milliseconds });
   const models = el("a", {});
   const dialect = el("span", { dir: "auto" });
-  const reason = el("span", { class: "muted line", dir: "auto" });
+  const reason = el("span", { class: "muted clamp", dir: "auto" });
   const [inFlight, statuses, failures, p50] = ["", "", "", ""].map(() => el("span"));
   const callsLink = el("a", { class: "line" }, "calls");
   const button = el("button", { type: "button" });
@@ -366,6 +366,7 @@ function createEndpoint({ columns, upstream, announce }) {
       const found = endpoint.dialect ?? dialectOfAll;
       setText(dialect, found?.name ?? "not known");
       setText(reason, found?.reason ?? "");
+      setAttribute(reason, "title", found?.reason);
       const restores = endpoint.state === "drained";
       setText(button, restores ? "Restore" : "Drain");
       setAttribute(button, "aria-label", `${restores ? "Restore" : "Drain"} ${endpoint.url}`);

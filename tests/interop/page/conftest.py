@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -47,9 +46,3 @@ def _check_quiet(running: Stand) -> None:
     own = (f"http://{running.admin}/", "data:", "about:")
     assert [url for url in running.page.requests if not url.startswith(own)] == []
     assert not any(TOKEN in url for url in running.page.requests)
-
-
-@pytest.fixture
-def screenshots(tmp_path: Path) -> Path:
-    """Return where screenshots go: TENSORGATE_SCREENSHOTS, as docs/images, or a folder of tests."""
-    return Path(os.environ.get("TENSORGATE_SCREENSHOTS", tmp_path))

@@ -6,15 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.demo.server.server import DemoServer
 from tests.interop.page.browser import BrowserPage, browser_page
 from tests.support.addresses import HOST, free_address, free_port
-from tests.support.gateway_process import Process, gateway_process
+from tests.support.gateway_process import TENSORGATE, Process, gateway_process
 from tests.support.http_messages import request
-from tests.support.inference_messages import json_request
 from tests.support.raw_client import RawClient, connect
 
 PANELS = ("overview", "topology", "models", "calls")
@@ -41,10 +40,15 @@ routes:
 """
 
 
+MODELS = ("half", "half", "identity_fp32")
+"""Those of the calls in the background."""
+
+
 def infer(model: str, headers: dict[str, str] | None = None) -> bytes:
     """Write a JSON infer request to a model of the demo server."""
-    entry = {"name": "INPUT0", "shape": [3], "datatype": "FP16", "data": [1, 2.5, -3]}
-    body = json.dumps({"inputs": [entry]}).encode() if model == "half" else json_request()
+    datatype = "FP16" if model == "half" else "FP32"
+    entry = {"name": "INPUT0", "shape": [3], "datatype": datatype, "data": [1, 2.5, -3]}
+    body = json.dumps({"inputs": [entry]}).encode()
     return request("POST", f"/v2/models/{model}/infer", body, headers)
 
 
@@ -58,8 +62,6 @@ class Stand:
     file: Path
     servers: list[DemoServer]
     page: BrowserPage
-    statuses: list[int] = field(default_factory=list)
-    """Those of the background's calls."""
 
     async def show(self, panel: str, base: str = "") -> None:
         """Open a panel of the page, and wait until it is live."""
@@ -79,7 +81,7 @@ class Stand:
         number = 0
         while True:
             number += 1
-            model = "no-such-model" if number % 10 == 0 else "half"
+            model = "no-such-model" if number % 10 == 0 else MODELS[number % len(MODELS)]
             try:
                 async with connect(self.url) as client:
                     await self._send_some(client, model)
@@ -88,7 +90,7 @@ class Stand:
 
     async def _send_some(self, client: RawClient, model: str) -> None:
         for _ in range(5):
-            self.statuses.append((await client.ask(infer(model))).status)
+            await client.ask(infer(model))
             await asyncio.sleep(0.02)
 
 
@@ -99,7 +101,9 @@ async def running_stand(folder: Path, more: str = "") -> AsyncIterator[Stand]:
     async with DemoServer(HOST, free_port()) as first, DemoServer(HOST, free_port()) as second:
         urls = {"first": first.url, "second": second.url}
         file.write_text(SETTINGS.format(host=HOST, admin=admin, **urls) + more)
-        async with gateway_process(str(file)) as (process, url):
+        # In its folder, so the page shows no path of this machine.
+        command = ("env", "-C", str(folder), TENSORGATE)
+        async with gateway_process(file.name, command) as (process, url):
             await process.wait_for_output(r"listening on \S+ \(admin\)")
             async with browser_page(folder / "browser") as page:
                 yield Stand(process, url, admin, file, [first, second], page)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 from tests.interop.page.stand import Stand, calls_in_background
 from tests.support.gateway_process import gateway_process
@@ -26,9 +25,7 @@ async def test_reload_and_failed_reload_are_shown(stand: Stand) -> None:
     assert "settings number 2, since" in await page.text("main")
 
 
-async def test_failing_server_is_said_in_a_sentence_and_leads_to_its_row(
-    stand: Stand, screenshots: Path
-) -> None:
+async def test_failing_server_is_said_in_a_sentence_and_leads_to_its_row(stand: Stand) -> None:
     page, server = stand.page, stand.servers[1]
     url = server.url
     async with calls_in_background(stand):
@@ -39,7 +36,6 @@ async def test_failing_server_is_said_in_a_sentence_and_leads_to_its_row(
         assert "refused" in await page.text(".problems")
         # A screen reader hears of it.
         await page.wait_for_text(url, "#announcements")
-        await page.screenshot(screenshots / "page-incident.png")
         await page.click(".problems a")
         await page.wait_for("location.hash.startsWith('#topology?')")
         await page.wait_for("document.querySelectorAll('.endpoints tbody tr').length === 1")
@@ -94,6 +90,27 @@ async def test_stream_has_only_what_the_visible_panel_shows(stand: Stand) -> Non
     assert "topics=overview&" not in streams[-1]
     assert streams[0].endswith("topics=overview")
     assert "topics=overview%2Ctopology" in streams[-1]
+
+
+async def test_hidden_page_takes_no_events(stand: Stand) -> None:
+    page = stand.page
+    await stand.show("overview")
+    await page.evaluate(
+        "(() => { Object.defineProperty(document, 'hidden', {get: () => window.hide});"
+        " window.hide = true; document.dispatchEvent(new Event('visibilitychange')); })()"
+    )
+    await page.wait_for_text("Paused while hidden", "#connection")
+    streams = sum("/api/events" in url for url in page.requests)
+    started = "[...document.querySelectorAll('.facts tr')].find(e => /Started/.test(e.innerText))"
+    before = await page.evaluate(f"{started}.innerText")
+    await page.evaluate("new Promise(resolve => setTimeout(resolve, 2500))")
+    assert await page.evaluate(f"{started}.innerText") == before
+    await page.evaluate(
+        "(() => { window.hide = false; document.dispatchEvent(new Event('visibilitychange')); })()"
+    )
+    await page.wait_for_text("Live", "#connection")
+    await page.wait_for(f"{started}.innerText !== {before!r}")
+    assert sum("/api/events" in url for url in page.requests) == streams + 1
 
 
 async def test_focus_scroll_and_selection_stay_while_numbers_change(stand: Stand) -> None:

@@ -1,0 +1,43 @@
+"""Makes the documentation's pictures of the page: TENSORGATE_SCREENSHOTS names their folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.interop.page.stand import Stand, calls_in_background
+
+FOLDER = os.environ.get("TENSORGATE_SCREENSHOTS", "")
+SECONDS = 75
+"""Of calls, which the charts show."""
+
+
+@pytest.mark.skipif(not FOLDER, reason="TENSORGATE_SCREENSHOTS is not set")
+async def test_screenshots(stand_with_actions: Stand) -> None:
+    stand, folder = stand_with_actions, Path(FOLDER)
+    page = stand.page
+    await page.resize(1400, 900)
+    async with calls_in_background(stand), calls_in_background(stand):
+        await stand.show("overview")
+        await asyncio.sleep(SECONDS)
+        await page.prefer(color_scheme="dark")
+        await page.screenshot(folder / "page-overview-dark.png")
+        await page.prefer(color_scheme="light")
+        await stand.show("models?name=half")
+        await page.wait_for_text("trace_rate", "#panel-models")
+        await page.screenshot(folder / "page-model.png")
+        await stand.servers[1].stop()
+        await stand.show("overview")
+        await page.wait_for_text("refused", ".problems")
+        await page.screenshot(folder / "page-overview.png")
+        await stand.show("topology")
+        await page.wait_for_text("refused", ".endpoints")
+        await page.screenshot(folder / "page-topology.png")
+        await stand.show("calls")
+        await page.wait_for("document.querySelectorAll('.toggle').length > 20")
+        await page.click(".toggle")
+        await page.wait_for_text("Timeline:")
+        await page.screenshot(folder / "page-calls.png")
