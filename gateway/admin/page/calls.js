@@ -57,12 +57,12 @@ const STATUSES = [
 ];
 
 const TEXT_FILTERS = [
-  ["model", "Model"],
-  ["upstream", "Upstream"],
-  ["endpoint", "Endpoint"],
-  ["route", "Route"],
-  ["request_id", "Request id"],
-  ["search", "Has the text"],
+  ["model", "Model is"],
+  ["upstream", "Upstream is"],
+  ["endpoint", "Endpoint is"],
+  ["route", "Route is"],
+  ["request_id", "Request id is"],
+  ["search", "Any text has"],
 ];
 
 export function createCalls({ navigate, refollow, announce }) {
@@ -261,7 +261,7 @@ export function createCalls({ navigate, refollow, announce }) {
       labelled("Status", status),
       labelled("Slower than (ms)", slow),
       labelled("Only errors", errors),
-      labelled("Model", fields.get("model")),
+      labelled("Model is", fields.get("model")),
       moreFilters,
       clear,
     ),
@@ -290,6 +290,7 @@ export function createCalls({ navigate, refollow, announce }) {
     },
     hide() {
       reading += 1;
+      clearTimeout(typing);
     },
     /** Read what was missed while there was no stream. */
     reconnected() {
@@ -447,6 +448,7 @@ function callDetails(call) {
   const rows = [];
   if (call.error) rows.push(["Error", el("span", { dir: "auto", class: "failure" }, call.error)]);
   if (call.error_kind) rows.push(["Kind of error", say.failureName(call.error_kind)]);
+  if (call.answered_by) rows.push(["Answered by", `the ${call.answered_by}`]);
   rows.push(
     ["Request id", code(call.request_id)],
     ["Trace id", code(call.trace_id)],

@@ -23,7 +23,6 @@ let current = null;
 let firstVersion = null;
 let brokenSince = null;
 let knownProblems = null;
-let started = null;
 
 const links = new Map();
 for (const panel of panels) {
@@ -93,14 +92,17 @@ function route() {
   if (changed || !first) readNow(panel);
 }
 
+let reading = 0;
+
 /** Show a panel at once, without waiting for the next event. */
 async function readNow(panel) {
+  const ticket = ++reading;
   const topics = { overview: {}, ...panel.topics() };
   for (const [topic, parameters] of Object.entries(topics)) {
     if (topic === "calls") continue;
     try {
       const document = await readJson(topic, parameters);
-      if (panel !== current) return;
+      if (ticket !== reading) return;
       if (topic === "overview") updateShell(document);
       panel.update(topic, document);
     } catch {
@@ -119,7 +121,6 @@ function updateShell(overview) {
   const { version, build, problems } = overview;
   setText(find("version"), `${version}, ${build}`);
   firstVersion ??= version;
-  started ??= overview.started_at;
   showNotices({
     draining: overview.draining,
     newVersion: version === firstVersion ? null : version,
@@ -168,7 +169,7 @@ function announce(text) {
   // The same text again would not be said.
   region.textContent = "";
   setTimeout(() => {
-    region.textContent = text;
+    setText(region, text);
   }, 50);
 }
 

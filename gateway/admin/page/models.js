@@ -78,7 +78,10 @@ export function createModels({ navigate, announce }) {
         read();
       }
     },
-    hide: stopReading,
+    hide() {
+      stopReading();
+      list.hide();
+    },
     update(topic, document) {
       if (topic === "models") list.update(document);
       if (topic === "overview") details.allow(document.actions);
@@ -128,6 +131,7 @@ function createList({ navigate }) {
       nothing,
       table.node,
     ),
+    hide: () => clearTimeout(typing),
     show(next) {
       parameters = next;
       if (document.activeElement !== search) search.value = next.search ?? "";

@@ -109,7 +109,7 @@ export function createTopology({ navigate, announce }) {
         onsubmit: (event) => event.preventDefault(),
       },
       labelled("Upstream", upstreamFilter),
-      labelled("Endpoint has", search),
+      labelled("Endpoint or state has", search),
       pager.node,
     ),
     actionNote,
@@ -170,7 +170,7 @@ export function createTopology({ navigate, announce }) {
       if (document.activeElement !== search) search.value = next.search ?? "";
       upstreamFilter.value = next.upstream ?? "";
     },
-    hide() {},
+    hide: () => clearTimeout(typing),
     update: (topic, document) => topic === "topology" && update(document),
   };
 }
