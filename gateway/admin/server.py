@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from types import TracebackType
 from typing import Self
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from gateway.listener.accept import AcceptingSockets
@@ -18,9 +20,12 @@ _IDLE_TIMEOUT = 75.0
 """Seconds for a client's next request."""
 _SEND_TIMEOUT = 60.0
 """Seconds for a client to read a response, other than an event stream."""
-
+_LINGERING_TIME = 1.0
+"""Seconds for the rest of a request's body, which is not read, behind its response."""
 _SHUTDOWN_TIMEOUT = 0.5
 """Seconds for requests in progress at the end."""
+
+_http_log = logging.getLogger("tensorgate.admin.http")
 
 
 class AdminServer:
@@ -33,10 +38,14 @@ class AdminServer:
         self._runner = web.AppRunner(
             application,
             access_log=None,
+            logger=_http_log,
             keepalive_timeout=_IDLE_TIMEOUT,
             shutdown_timeout=_SHUTDOWN_TIMEOUT,
+            lingering_time=_LINGERING_TIME,
         )
         self._adoptions: set[asyncio.Task[None]] = set()
+        self._adopted: set[web.RequestHandler] = set()
+        """Connections that the runner may not know yet."""
 
     async def __aenter__(self) -> Self:
         """Start to serve."""
@@ -55,11 +64,13 @@ class AdminServer:
 
     def adopt(self, sock: socket.socket) -> None:
         """Serve a connection that was accepted elsewhere, and own its socket from now on."""
-        assert self._runner.server is not None
-        if len(self._runner.server.connections) + len(self._adoptions) >= MAX_CONNECTIONS:
+        server = self._runner.server
+        if server is None or len({*server.connections, *self._adopted}) >= MAX_CONNECTIONS:
             sock.close()
             return
-        adoption = self._loop.create_task(self._adopt(sock))
+        protocol = server()
+        self._adopted.add(protocol)
+        adoption = self._loop.create_task(self._adopt(sock, protocol))
         self._adoptions.add(adoption)
         adoption.add_done_callback(self._adoptions.discard)
 
@@ -75,15 +86,16 @@ class AdminServer:
         await asyncio.sleep(grace)
         await self._runner.cleanup()
 
-    async def _adopt(self, sock: socket.socket) -> None:
-        server = self._runner.server
-        if server is None:  # it is closed
-            sock.close()
-            return
+    async def _adopt(self, sock: socket.socket, protocol: web.RequestHandler) -> None:
         try:
-            await self._loop.connect_accepted_socket(server, sock)
+            if self._runner.server is None:  # it has drained
+                sock.close()
+                return
+            await self._loop.connect_accepted_socket(lambda: protocol, sock)
         except OSError:  # the client is gone
             sock.close()
+        finally:
+            self._adopted.discard(protocol)
 
 
 @web.middleware
@@ -99,3 +111,12 @@ async def _bound_send_time(request: web.Request, handler: Handler) -> web.Stream
             if request.transport is not None:
                 request.transport.abort()
     return response
+
+
+def _is_own_error(record: logging.LogRecord) -> bool:
+    """Tell whether a log record is about more than what a client has sent, or that it left."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (ConnectionError, HttpProcessingError))
+
+
+_http_log.addFilter(_is_own_error)

@@ -1,0 +1,149 @@
+"""An admin site of a gateway whose state a test chooses, and clients of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from gateway.app.admin_site import AdminSite
+from gateway.app.shared_memory import SharedCalls
+from gateway.listener.sockets import open_tcp_sockets
+from gateway.observe.call_metrics import CALL_FAMILIES
+from gateway.observe.gateway_metrics import GATEWAY_FAMILIES
+from gateway.observe.metric_store import MetricStore
+from gateway.settings.schema import Settings
+from tests.support.addresses import HOST
+from tests.support.raw_client import RawClient, connect
+
+URL = "http://h:1"
+
+
+def endpoint(**fields: Any) -> dict[str, Any]:
+    """Return the status of an endpoint that is in use."""
+    return {
+        "url": URL,
+        "requests_in_progress": 1,
+        "consecutive_failures": 0,
+        "consecutive_ejections": 0,
+        "ejection_remaining_seconds": 0.0,
+        "healthy": None,
+        "health_check_result": "",
+        "models": None,
+        "draining": False,
+        "last_error": None,
+        "last_error_at": None,
+        "dialect": None,
+    } | fields
+
+
+def upstream(*endpoints: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return the status of an upstream."""
+    return {
+        "required": True,
+        "healthy": None,
+        "unreachable_reason": None,
+        "dialect": {"name": "triton", "reason": "configured"},
+        "inference_protocol": {"name": "http", "reason": "configured"},
+        "concurrency": None,
+        "endpoints": list(endpoints),
+    } | fields
+
+
+def worker_status(upstreams: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """Return the status of a worker: of one upstream with one endpoint, if none are given."""
+    return {
+        "pid": os.getpid(),
+        "time": time.time(),
+        "draining": False,
+        "settings": {"number": 1, "loaded_at": time.time(), "last_failure": None},
+        "connections": 3,
+        "requests_in_progress": 2,
+        "tasks": 5,
+        "buffered_bytes": 100,
+        "concurrency": None,
+        "upstreams": {"u": upstream(endpoint())} if upstreams is None else upstreams,
+        "exemplars": [],
+    } | fields
+
+
+def make_settings(**fields: Any) -> Settings:
+    """Return settings with one upstream, u."""
+    return Settings.model_validate({"upstreams": {"u": {"endpoints": [URL]}}, **fields})
+
+
+class ChosenSource:
+    """A gateway for the admin address: it is what a test says."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = make_settings(**settings)
+        self.metric_store = MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 2)
+        self.statuses: list[dict[str, Any]] = [worker_status()]
+        self.reason = ""
+        self.error: Exception | None = None
+        self.asked = 0
+        self.shared_calls = SharedCalls(2)
+
+    def requests_in_progress(self) -> int:
+        """Return the calls in progress."""
+        return 2
+
+    async def worker_statuses(self) -> list[dict[str, Any]]:
+        """Return the chosen statuses, or raise the chosen error."""
+        self.asked += 1
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return self.statuses
+
+    async def not_ready_reason(self) -> str:
+        """Return the chosen reason."""
+        return self.reason
+
+    def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
+        """Return the calls that were appended."""
+        return self.shared_calls.read(positions)
+
+    def add_call(self, **fields: Any) -> None:
+        """Append a call to the ring of a worker."""
+        call = {"id": "1", "time": 1.0, "status": 200, "duration_ms": 1.0, **fields}
+        assert self.shared_calls._ordinary[0].append(json.dumps(call).encode())
+
+
+class RunningSite:
+    """A running admin site, and where it listens."""
+
+    def __init__(self, site: AdminSite, source: ChosenSource, url: str) -> None:
+        self.site = site
+        self.source = source
+        self.url = url
+
+    def client(self) -> AbstractAsyncContextManager[RawClient]:
+        """Connect to it."""
+        return connect(self.url)
+
+    @property
+    def connections(self) -> int:
+        """Return the number of its open connections."""
+        server = self.site._runner.server
+        return len(server.connections) if server is not None else 0
+
+
+@asynccontextmanager
+async def running_site(
+    source: ChosenSource | None = None, sock: socket.socket | None = None
+) -> AsyncIterator[RunningSite]:
+    """Run an admin site, which listens at a port of its own or at a socket that is given."""
+    source = source or ChosenSource()
+    if sock is None:
+        (sock,) = open_tcp_sockets(HOST, 0)
+    name = sock.getsockname()
+    url = f"unix:{name}" if isinstance(name, str) else f"http://{name[0]}:{name[1]}"
+    async with AdminSite(source) as site:
+        site.sockets.listen(sock)
+        yield RunningSite(site, source, url)
