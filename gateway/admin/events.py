@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import orjson
@@ -20,6 +21,8 @@ _FOLLOWED_CALLS = "100"
 """Calls of a second that are sent at most."""
 _TOPICS = ("overview", "topology", "models", "calls")
 
+_log = logging.getLogger("tensorgate.admin")
+
 Describe = Callable[[], Awaitable[Document]]
 
 
@@ -33,7 +36,7 @@ class EventStreams:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route of the streams."""
-        return [web.get("/api/events", self.stream)]
+        return [web.get("/api/events", self.stream, allow_head=False)]
 
     async def end(self, _: web.Application) -> None:
         """End all streams: the pages connect again when the gateway is back."""
@@ -41,30 +44,37 @@ class EventStreams:
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """Send the topics of a query each second."""
-        topics = [each for each in request.query.get("topics", "overview").split(",") if each]
+        topics = list(dict.fromkeys(request.query.get("topics", "overview").split(",")))
         if unknown := [each for each in topics if each not in _TOPICS]:
             known = ", ".join(_TOPICS)
             raise web.HTTPBadRequest(text=f"topics: expected {known}, got {unknown[0][:100]!r}")
         if self._streams >= MAX_STREAMS:
             raise web.HTTPServiceUnavailable(text=f"there are {MAX_STREAMS} event streams already")
+        self._streams += 1
+        try:
+            return await self._stream(request, topics)
+        finally:
+            self._streams -= 1
+
+    async def _stream(self, request: web.Request, topics: Sequence[str]) -> web.StreamResponse:
         try:
             describes = [(topic, self._describe(topic, request.query)) for topic in topics]
             first = [(topic, await describe()) for topic, describe in describes]
         except ValueError as error:
             raise web.HTTPBadRequest(text=str(error)) from None
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        # A proxy between must not collect events.
-        response.headers.update({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        self._streams += 1
+        response.headers["X-Accel-Buffering"] = "no"  # a proxy between must not collect events
+        await response.prepare(request)
         try:
-            await response.prepare(request)
             await self._send(response, f"retry: {_RECONNECT_MS}\n\n".encode())
             await self._send_events(response, describes, first)
-        except TimeoutError:
+        except ConnectionError:
+            pass  # the page is gone
+        except Exception as error:
+            if not isinstance(error, TimeoutError):
+                _log.exception("an event stream failed")
             if request.transport is not None:
                 request.transport.abort()
-        finally:
-            self._streams -= 1
         return response
 
     async def _send_events(
