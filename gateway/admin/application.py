@@ -36,11 +36,12 @@ def build_application(source: GatewaySource, view: GatewayView) -> web.Applicati
         return web.Response(text="".join(f"{path}\n" for path in paths), headers=_VARY)
 
     application = web.Application(
-        middlewares=[_add_headers, _describe_errors(paths), _protect(source)],
+        middlewares=[_describe_errors(paths), _protect(source)],
         client_max_size=_MAX_BODY,
     )
     application.add_routes([web.get("/", root), *pages.routes(), *files.routes()])
     application.add_routes([*Api(view).routes(), *streams.routes(), *Actions(source).routes()])
+    application.on_response_prepare.append(_add_headers)
     application.on_shutdown.append(streams.end)
     return application
 
@@ -80,10 +81,7 @@ def _describe_errors(paths: Sequence[str]) -> Middleware:
     return describe_errors
 
 
-@web.middleware
-async def _add_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    response = await handler(request)
-    if not response.prepared:
-        response.headers.update(security.HEADERS)
-        response.headers.setdefault("Cache-Control", "no-store")
-    return response
+async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    """Add headers to a response that is about to be sent, of whatever kind."""
+    response.headers.update(security.HEADERS)
+    response.headers.setdefault("Cache-Control", "no-store")

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from gateway.admin.source import GatewaySource, Status
 from gateway.admin.status import merge_statuses, process_numbers
+from gateway.errors import replace_surrogates
 from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import render_metrics
 
@@ -67,7 +68,7 @@ class Pages:
 
 def error_response(status: int, message: str) -> web.Response:
     """Make the response of an error, as the protocol has it."""
-    body = orjson.dumps({"error": message}) + b"\n"
+    body = orjson.dumps({"error": replace_surrogates(message)}) + b"\n"
     return web.Response(status=status, body=body, content_type=_JSON)
 
 

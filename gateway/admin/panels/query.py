@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 
 _MAX_TEXT = 500
 
@@ -24,7 +26,7 @@ def parse_number(query: Mapping[str, str], name: str) -> float | None:
     """Return a number with a fraction of a query; None without one. Raises ValueError."""
     if not (text := query.get(name, "")):
         return None
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{name}: expected a number, got {text[:100]!r}") from None
+    with suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    raise ValueError(f"{name}: expected a number, got {text[:100]!r}")

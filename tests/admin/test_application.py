@@ -1,0 +1,240 @@
+"""The paths of the admin address, its errors, and the headers of all its responses."""
+
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.admin import security
+from tests.admin.site import ChosenSource, RunningSite, running_site
+from tests.support.gateway import no_leaks
+from tests.support.http_messages import Head, message, request
+from tests.support.raw_client import RawClient
+
+LOCAL = {"Host": "localhost"}
+DOCUMENTS = (
+    "/api/overview",
+    "/api/history",
+    "/api/topology",
+    "/api/models",
+    "/api/model?name=m",
+    "/api/calls",
+)
+PAGES = ("/", "/live", "/ready", "/status", "/metrics", *DOCUMENTS, "/page/main.js")
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[RunningSite]:
+    async with no_leaks(), running_site() as running:
+        yield running
+
+
+@pytest.fixture
+async def client(site: RunningSite) -> AsyncIterator[RawClient]:
+    async with site.client() as client:
+        yield client
+
+
+def _check_headers(head: Head) -> None:
+    for name, value in security.HEADERS.items():
+        assert head.get(name) == value
+    assert head.get("Cache-Control") in ("no-store", "no-cache")
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_each_page_is_served_with_the_headers_of_protection(
+    client: RawClient, path: str
+) -> None:
+    response = await client.call("GET", path, headers=LOCAL)
+    assert response.status == 200
+    assert response.body
+    _check_headers(response.head)
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_head_is_get_without_a_body(client: RawClient, path: str) -> None:
+    got = await client.call("GET", path, headers=LOCAL)
+    await client.send(request("HEAD", path, headers=LOCAL), request("GET", "/live"))
+    head = await client.head()
+    assert head.status == 200
+    assert head.get("Content-Type") == got.head.get("Content-Type")
+    assert int(head.get("Content-Length") or 0) > 0
+    _check_headers(head)
+    assert (await client.read_response()).body == b'{"live":true}\n'
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+async def test_other_methods_are_refused(client: RawClient, method: str) -> None:
+    for path in PAGES:
+        response = await client.call(method, path, b"", LOCAL)
+        assert response.status == 405
+        name = path.partition("?")[0]
+        assert response.error == f"{method} {name}: pages are read with GET"
+        _check_headers(response.head)
+
+
+async def test_events_are_no_document_for_head(client: RawClient) -> None:
+    await client.send(request("HEAD", "/api/events", headers=LOCAL))
+    assert (await client.head()).status == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/x", "/live/", "//live", "/page/", "/page/x", "/page/../pages.py", "/page/%2e%2e%2fapi.py"],
+)
+async def test_unknown_path_is_not_found(client: RawClient, path: str) -> None:
+    response = await client.call("GET", path, headers=LOCAL)
+    assert response.status == 404
+    assert response.error.endswith("there are: /live, /ready, /status, /metrics")
+    _check_headers(response.head)
+
+
+@pytest.mark.parametrize("path", [b"/\xff", b"/page/\xff", b"/%ff", b"/x%00y", b"/%ed%a0%80"])
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+async def test_path_of_any_bytes_gets_an_error(
+    client: RawClient, method: bytes, path: bytes
+) -> None:
+    response = await client.ask(method + b" " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert response.status in (400, 404, 405)
+
+
+@pytest.mark.parametrize("name", [b"%ff", b"%00", b"%ed%a0%80", b"%22%3cscript%3e"])
+async def test_model_of_any_name_is_described(client: RawClient, name: bytes) -> None:
+    head = b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    response = await client.ask(b"GET /api/model?name=" + name + head)
+    assert response.status == 200
+    assert response.json["ready"] == []
+
+
+async def test_error_of_our_own_is_logged_once(
+    site: RunningSite, client: RawClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.source.error = RuntimeError("a secret")
+    for path in ("/status", "/api/overview"):
+        response = await client.call("GET", path, headers=LOCAL)
+        assert response.status == 500
+        assert "secret" not in response.error
+        _check_headers(response.head)
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert [record.getMessage() for record in errors] == [
+        "GET /status failed",
+        "GET /api/overview failed",
+    ]
+    site.source.error = None
+    assert (await client.call("GET", "/status")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"Host": "evil.example"}, "the host name 'evil.example' is not known here"),
+        ({**LOCAL, "Origin": "http://evil.example"}, "a request from the origin"),
+    ],
+)
+async def test_documents_are_refused_to_pages_of_others(
+    client: RawClient, headers: dict[str, str], reason: str
+) -> None:
+    for path in (*DOCUMENTS, "/api/events", "/%61pi/overview"):
+        response = await client.call("GET", path, headers=headers)
+        assert response.status == 403
+        assert response.error.startswith(reason)
+        _check_headers(response.head)
+    assert (await client.call("GET", "/live", headers=headers)).status == 200
+
+
+async def test_names_of_the_settings_are_own_ones() -> None:
+    async with (
+        running_site(ChosenSource(admin_hosts="gateway.example")) as site,
+        site.client() as client,
+    ):
+        host = {"Host": "gateway.example:9000"}
+        assert (await client.call("GET", "/api/overview", headers=host)).status == 200
+
+
+async def test_absolute_target_does_not_replace_the_host(client: RawClient) -> None:
+    target = "http://localhost/api/overview"
+    response = await client.call("GET", target, headers={"Host": "evil.example"})
+    assert response.status == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "parameter"),
+    [
+        ("/api/model", "name"),
+        ("/api/model?name=", "name"),
+        ("/api/models?offset=x", "offset"),
+        ("/api/models?limit=-1", "limit"),
+        ("/api/topology?limit=1.5", "limit"),
+        ("/api/topology?offset=%D9%A1", "offset"),
+        ("/api/calls?limit=99999999999999999999", "limit"),
+        ("/api/calls?min_ms=nan", "min_ms"),
+        ("/api/calls?min_ms=inf", "min_ms"),
+        ("/api/calls?min_ms=x", "min_ms"),
+        ("/api/calls?status=9xx", "status"),
+        ("/api/calls?status=%ff", "status"),
+        ("/api/events?topics=x", "topics"),
+        ("/api/events?topics=", "topics"),
+        ("/api/events?topics=overview,", "topics"),
+        ("/api/events?topics=calls&calls.min_ms=x", "min_ms"),
+        ("/api/events?topics=topology&topology.limit=x", "limit"),
+    ],
+)
+async def test_query_that_cannot_be_read_is_named(
+    client: RawClient, path: str, parameter: str
+) -> None:
+    response = await client.call("GET", path, headers=LOCAL)
+    assert response.status == 400
+    assert response.error.startswith(f"{parameter}: ")
+    _check_headers(response.head)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nA: " + b"x" * 70_000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 1000 + b"\r\n",
+    ],
+    ids=range(8),
+)
+async def test_malformed_request_gets_an_error_and_no_line_in_the_log(
+    client: RawClient, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any client can send it."""
+    await client.send(data)
+    assert (await client.head()).status == 400
+    await client.rest()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_unknown_expectation_is_refused(client: RawClient) -> None:
+    await client.send(message("GET /live HTTP/1.1", {"Host": "x", "Expect": "nonsense"}))
+    head = await client.head()
+    assert head.status == 417
+    _check_headers(head)
+
+
+async def test_readiness_has_its_reason(site: RunningSite, client: RawClient) -> None:
+    site.source.reason = 'upstream "u" \udcff'
+    response = await client.call("GET", "/ready")
+    assert (response.status, response.error) == (503, 'not ready: upstream "u" ?')
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        ("text/html,application/xhtml+xml,*/*;q=0.8", "text/html; charset=utf-8"),
+        ("*/*", "text/plain; charset=utf-8"),
+    ],
+)
+async def test_root_is_the_page_for_browsers(
+    client: RawClient, accept: str, content_type: str
+) -> None:
+    response = await client.call("GET", "/", headers={"Accept": accept})
+    assert response.head.get("Content-Type") == content_type
+    assert response.head.get("Vary") == "Accept"
