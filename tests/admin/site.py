@@ -7,10 +7,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+from gateway.admin.history import History
 from gateway.app.admin_site import AdminSite
 from gateway.app.shared_memory import SharedCalls
 from gateway.listener.sockets import open_tcp_sockets
@@ -75,6 +76,20 @@ def worker_status(upstreams: dict[str, Any] | None = None, **fields: Any) -> dic
 def make_settings(**fields: Any) -> Settings:
     """Return settings with one upstream, u."""
     return Settings.model_validate({"upstreams": {"u": {"endpoints": [URL]}}, **fields})
+
+
+def sampled(store: MetricStore, count: Callable[[], None], seconds: float = 10.0) -> History:
+    """Return a history with a sample before something is counted, and one after it."""
+    history = History(store, lambda: 0)
+    history.sample(100.0, 1_700_000_000.0)
+    count()
+    history.sample(100.0 + seconds, 1_700_000_000.0 + seconds)
+    return history
+
+
+def make_store() -> MetricStore:
+    """Return an empty store of a gateway with one worker."""
+    return MetricStore(CALL_FAMILIES + GATEWAY_FAMILIES, 3)
 
 
 class ChosenSource:

@@ -50,9 +50,9 @@ def describe_endpoint_state(endpoint: Status) -> tuple[str, str]:
     if endpoint["consecutive_ejections"]:
         seconds = endpoint["ejection_remaining_seconds"]
         until = f"for {seconds:.0f} s" if seconds >= 1 else "until a trial call succeeds"
-        return "ejected", f"ejected {until}: {_failures_in_a_row(endpoint)}"
+        return "ejected", _with_reason(f"ejected {until}", _failures_in_a_row(endpoint))
     if endpoint["healthy"] is False:
-        return "unhealthy", f"its health check fails: {endpoint['health_check_result']}"
+        return "unhealthy", _with_reason("its health check fails", endpoint["health_check_result"])
     if endpoint["consecutive_failures"]:
         return "ok", _failures_in_a_row(endpoint)
     if endpoint["healthy"] is None and not endpoint["calls_total"]:
@@ -92,7 +92,7 @@ def _upstream_problems(status: Status) -> Iterator[dict[str, Any]]:
             yield _problem("warning", "topology", text, name)
         for endpoint in endpoints:
             state, sentence = describe_endpoint_state(endpoint)
-            if state in ("ejected", "unhealthy") or endpoint["consecutive_failures"]:
+            if state in ("ejected", "unhealthy") or (state == "ok" and sentence):
                 level = "warning" if state == "ok" else "error"
                 text = f"{endpoint['url']} of {name}: {sentence}"
                 yield _problem(level, "topology", text, name, endpoint["url"])
@@ -126,8 +126,10 @@ def _limit_problems(status: Status, settings: Settings) -> Iterator[dict[str, An
     limits += [(name, name, each["concurrency"]) for name, each in status["upstreams"].items()]
     for owner, upstream, limit in limits:
         if limit and limit["queued"]:
-            text = f"{limit['queued']} calls wait for one of the {limit['max_requests']} slots"
-            yield _problem("warning", "topology", f"{text} of {owner}", upstream)
+            queued, slots = limit["queued"], limit["max_requests"]
+            calls = f"{queued} calls wait" if queued != 1 else "1 call waits"
+            whose = f"one of the {slots} slots" if slots != 1 else "the only slot"
+            yield _problem("warning", "topology", f"{calls} for {whose} of {owner}", upstream)
     room = settings.limits.max_buffered_bytes * len(status["workers"])
     if status["buffered_bytes"] > _NEARLY_FULL * room:
         share = status["buffered_bytes"] / room
@@ -149,8 +151,13 @@ def _problem(
 
 def _failures_in_a_row(endpoint: Status) -> str:
     count, reason = endpoint["consecutive_failures"], endpoint["last_error"]
-    failures = f"{count} failure{'s' if count != 1 else ''} in a row"
-    return f"{failures}: {reason}" if reason else failures
+    if not count:  # another worker's
+        return reason or ""
+    return _with_reason(f"{count} failure{'s' if count != 1 else ''} in a row", reason)
+
+
+def _with_reason(sentence: str, reason: str | None) -> str:
+    return f"{sentence}: {reason}" if reason else sentence
 
 
 def _now(status: Status, window: Window | None) -> dict[str, float | None]:

@@ -1,0 +1,254 @@
+"""What is wrong with a gateway, in sentences for operators."""
+
+import time
+from typing import Any
+
+import pytest
+
+from gateway.admin.history import Window
+from gateway.admin.panels.overview import (
+    describe_endpoint_state,
+    describe_overview,
+    find_problems,
+)
+from gateway.admin.status import merge_statuses
+from gateway.observe.call_metrics import DURATION, REQUEST_BYTES, RESPONSE_BYTES
+from tests.admin.site import (
+    endpoint,
+    make_settings,
+    make_store,
+    sampled,
+    upstream,
+    worker_status,
+)
+
+REFUSED = "cannot connect to http://h:1: Connection refused"
+
+
+def _merged(*statuses: dict[str, Any]) -> dict[str, Any]:
+    return merge_statuses(statuses or [worker_status()], make_store())
+
+
+def _problems(
+    *statuses: dict[str, Any], window: Window | None = None
+) -> list[tuple[str, str, str | None, str | None, str]]:
+    found = find_problems(_merged(*statuses), window, make_settings())
+    return [tuple(each.values()) for each in found]
+
+
+def _of(state: dict[str, Any], **fields: Any) -> list[tuple[str, str, str | None, str | None, str]]:
+    return _problems(worker_status({"u": upstream(state, **fields)}))
+
+
+def test_nothing_is_wrong_with_a_gateway_in_use() -> None:
+    assert _problems() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "level", "text"),
+    [
+        (
+            {"consecutive_failures": 1, "last_error": REFUSED},
+            "warning",
+            f"http://h:1 of u: 1 failure in a row: {REFUSED}",
+        ),
+        ({"consecutive_failures": 3}, "warning", "http://h:1 of u: 3 failures in a row"),
+        (
+            {
+                "consecutive_ejections": 1,
+                "ejection_remaining_seconds": 29.6,
+                "consecutive_failures": 5,
+                "last_error": REFUSED,
+            },
+            "error",
+            f"http://h:1 of u: ejected for 30 s: 5 failures in a row: {REFUSED}",
+        ),
+        (
+            {
+                "consecutive_ejections": 2,
+                "ejection_remaining_seconds": 0.0,
+                "consecutive_failures": 1,
+            },
+            "error",
+            "http://h:1 of u: ejected until a trial call succeeds: 1 failure in a row",
+        ),
+        (
+            {"consecutive_ejections": 1, "ejection_remaining_seconds": 5.0, "last_error": REFUSED},
+            "error",
+            f"http://h:1 of u: ejected for 5 s: {REFUSED}",
+        ),
+        (
+            {"consecutive_ejections": 1, "ejection_remaining_seconds": 5.0},
+            "error",
+            "http://h:1 of u: ejected for 5 s",
+        ),
+        (
+            {"healthy": False, "health_check_result": "GET /v2/health/ready returned 503"},
+            "error",
+            "http://h:1 of u: its health check fails: GET /v2/health/ready returned 503",
+        ),
+        ({"healthy": False}, "error", "http://h:1 of u: its health check fails"),
+    ],
+)
+def test_endpoint_that_is_not_well_is_reported(
+    fields: dict[str, Any], level: str, text: str
+) -> None:
+    assert _of(endpoint(**fields)) == [(level, "topology", "u", "http://h:1", text)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"draining": True},
+        {"draining": True, "consecutive_failures": 4, "last_error": REFUSED},
+        {"draining": True, "consecutive_ejections": 4},
+        {"healthy": True},
+        {"last_error": REFUSED},
+    ],
+)
+def test_endpoint_that_leaves_or_has_recovered_is_no_problem(fields: dict[str, Any]) -> None:
+    assert _of(endpoint(**fields)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({}, ("unknown", "no call has gone there yet")),
+        ({"calls_total": 1}, ("ok", "")),
+        ({"healthy": True}, ("ok", "")),
+        (
+            {"draining": True, "healthy": False},
+            ("leaving", "its name does not lead there any more: calls in progress finish"),
+        ),
+    ],
+)
+def test_state_of_an_endpoint_is_a_word_and_a_sentence(
+    fields: dict[str, Any], state: tuple[str, str]
+) -> None:
+    assert describe_endpoint_state({"calls_total": 0, **endpoint(**fields)}) == state
+
+
+def test_endpoint_that_an_operator_drained_says_so() -> None:
+    ejected = {"calls_total": 0, **endpoint(consecutive_ejections=1)}
+    assert describe_endpoint_state(ejected, drained=True) == (
+        "drained",
+        "taken out of use by an operator",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "level", "text"),
+    [
+        ({"unreachable_reason": REFUSED}, "error", f"no endpoint of u can be used: {REFUSED}"),
+        (
+            {"dialect": {"name": None, "reason": REFUSED}},
+            "warning",
+            f"the dialect of u is not known: {REFUSED}",
+        ),
+        (
+            {"concurrency": {"active": 8, "queued": 1, "max_requests": 8}},
+            "warning",
+            "1 call waits for one of the 8 slots of u",
+        ),
+        (
+            {"concurrency": {"active": 1, "queued": 12, "max_requests": 1}},
+            "warning",
+            "12 calls wait for the only slot of u",
+        ),
+    ],
+)
+def test_upstream_that_is_not_well_is_reported(
+    fields: dict[str, Any], level: str, text: str
+) -> None:
+    assert _of(endpoint(), **fields) == [(level, "topology", "u", None, text)]
+
+
+def test_upstream_without_endpoints_is_reported() -> None:
+    found = _problems(worker_status({"u": upstream()}))
+    assert found == [("error", "topology", "u", None, "u has no endpoint")]
+
+
+def test_limit_of_the_gateway_is_reported() -> None:
+    (found,) = _problems(worker_status(concurrency={"active": 8, "queued": 2, "max_requests": 8}))
+    assert found[4] == "2 calls wait for one of the 8 slots of the gateway"
+    assert _problems(worker_status(concurrency={"active": 8, "queued": 0, "max_requests": 8})) == []
+
+
+def test_worker_that_hangs_is_reported() -> None:
+    now = time.time()
+    found = _problems(worker_status(pid=7, time=now - 61.7), worker_status(pid=8, time=now - 4))
+    assert found == [
+        ("error", "overview", None, None, "worker 7 has not said anything for 62 s"),
+    ]
+
+
+def test_settings_that_failed_are_reported() -> None:
+    failed = {"number": 1, "last_failure": "nonsense: unknown key"}
+    (found,) = _problems(worker_status(settings=failed))
+    assert found[4] == "newer settings are not in use: nonsense: unknown key"
+
+
+def test_memory_that_is_nearly_full_is_reported() -> None:
+    most = make_settings().limits.max_buffered_bytes
+    (found,) = _problems(worker_status(buffered_bytes=int(1.9 * most)), worker_status())
+    assert found[0] == "warning"
+    assert found[4] == "bodies take 95% of the memory for them (limits.max_buffered_bytes)"
+    assert _problems(worker_status(buffered_bytes=int(0.89 * most))) == []
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "text"),
+    [
+        (90, 10, "10% of the calls of the last seconds failed"),
+        (0, 3, "100% of the calls of the last seconds failed"),
+        (99, 1, None),
+        (0, 0, None),
+        (0, 0.5, None),
+    ],
+)
+def test_errors_are_reported_if_they_are_many(good: float, bad: float, text: str | None) -> None:
+    """``bad`` may be a call that fails now and then: half of one in ten seconds."""
+    store = make_store()
+
+    def count() -> None:
+        for status, calls in (("2xx", good), ("5xx", bad)):
+            histogram = store.writer(0).histogram(DURATION, ("r", "infer", "m", "u", "", status))
+            for _ in range(round(calls * 10 if bad != 0.5 else calls * 1.9)):
+                histogram.observe(0.01)
+
+    seconds = 10 if bad != 0.5 else 20
+    found = _problems(window=sampled(store, count, seconds).now)
+    assert [each[4] for each in found] == ([text] if text else [])
+
+
+def test_errors_come_before_warnings_and_there_are_at_most_fifty() -> None:
+    states = [endpoint(url=f"http://h:{port}", consecutive_failures=1) for port in range(80)]
+    states.append(endpoint(url="http://bad:1", healthy=False))
+    status = _merged(worker_status({"u": upstream(*states)}))
+    problems = describe_overview(1.0, status, None, make_settings(), 0.5)["problems"]
+    assert len(problems) == 50
+    assert [each["level"] for each in problems] == ["error"] + ["warning"] * 49
+    assert problems[0]["endpoint"] == "http://bad:1"
+
+
+def test_overview_tells_rates_and_workers() -> None:
+    store = make_store()
+
+    def count() -> None:
+        writer = store.writer(1)
+        writer.counter(REQUEST_BYTES, ("r",)).add(1000)
+        writer.counter(REQUEST_BYTES, ("s",)).add(500)
+        writer.counter(RESPONSE_BYTES, ("r",)).add(20)
+        writer.histogram(DURATION, ("r", "infer", "m", "u", "", "2xx")).observe(0.01)
+
+    status = _merged(worker_status(pid=1), worker_status(pid=2))
+    window = sampled(store, count).now
+    overview = describe_overview(1.0, status, window, make_settings(), 0.5)
+    assert (overview["time"], overview["started_at"]) == (1.0, 0.5)
+    assert [each["pid"] for each in overview["workers"]] == [1, 2]
+    now = overview["now"]
+    assert (now["connections"], now["requests_in_progress"]) == (6, 4)
+    assert (now["request_bytes_per_second"], now["response_bytes_per_second"]) == (150, 2)
+    assert (now["calls_per_second"], now["error_ratio"]) == (0.1, 0)
+    before = describe_overview(1.0, status, None, make_settings(), 0.5)["now"]
+    assert before == {"requests_in_progress": 4, "connections": 6, "buffered_bytes": 200}
