@@ -122,6 +122,7 @@ class _CallRates:
 
     def describe(self, route: str, upstream: str | None = None) -> dict[str, float | None]:
         """Return the rates of a route, or of its calls to an upstream."""
+        route = clean_label(route)
         keys = [
             key
             for key in self._all
@@ -181,12 +182,15 @@ class EndpointRates:
         key = clean_label(upstream), clean_label(url)
         row = self._rows.get(key)
         failures = self._failures.get(key, {})
-        if row is None:
-            return {"calls_per_second": 0.0, "failures_per_second": 0.0, "recent": None}
-        return {
-            "calls_per_second": rounded(float(self._calls[row])),
+        rates = {
+            "calls_per_second": 0.0 if row is None else rounded(float(self._calls[row])),
             "failures_per_second": rounded(sum(failures.values())),
             "failures_by_kind_per_second": failures,
+        }
+        if row is None:  # no request was sent there, as when no connection could be made
+            return {**rates, "recent": None}
+        return {
+            **rates,
             "p50_ms": rounded(float(self._p50[row])),
             "p99_ms": rounded(float(self._p99[row])),
             "sent_bytes_per_second": self._sent.get(key, 0.0),
