@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -45,7 +45,7 @@ class CallFilter:
             parse_count(query, "limit", _DEFAULT_CALLS, _MAX_CALLS),
         )
 
-    def fits(self, call: Call, encoded: bytes) -> bool:
+    def fits(self, call: Call) -> bool:
         """Tell whether a call is to be shown."""
         if any(call.get(name) != text for name, text in self.names.items()):
             return False
@@ -55,14 +55,22 @@ class CallFilter:
             return False
         if self.min_ms is not None and call["duration_ms"] < self.min_ms:
             return False
-        return not self.search or self.search in encoded.decode().lower()
+        return not self.search or any(self.search in text.lower() for text in _texts(call))
 
 
 def matching_calls(encoded: Iterable[bytes], chosen: CallFilter) -> list[Call]:
     """Return the calls that fit, newest first."""
-    calls = [call for each in encoded if chosen.fits(call := orjson.loads(each), each)]
+    calls = [call for each in encoded if chosen.fits(call := orjson.loads(each))]
     calls.sort(key=lambda call: call["time"], reverse=True)
     return calls[: chosen.limit]
+
+
+def _texts(call: Call) -> Iterator[str]:
+    for value in call.values():
+        if not isinstance(value, list):
+            yield str(value)
+    for attempt in call.get("other_attempts", ()):
+        yield attempt["endpoint"]
 
 
 def _status_class(status: int) -> str:
