@@ -135,6 +135,7 @@ TESTED_BY = {
     "__main__.py": "test_cli.py",
     "app/build/routes.py": "end_to_end/routing/test_routes.py",
     "app/build/tls.py": "listener/test_tls.py",
+    "app/build/tracing.py": "end_to_end/traces/test_exports.py",
     "app/build/upstreams.py": "app/test_gateway_reload.py",
     "app/preflight/report.py": "app/preflight/test_probe_all.py",
     "app/loaded_resources.py": "app/test_gateway_reload.py",

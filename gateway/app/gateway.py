@@ -25,6 +25,7 @@ from gateway.app.build.listen import (
     listen_addresses,
 )
 from gateway.app.build.routes import build_routes
+from gateway.app.build.tracing import Tracing, build_tracing
 from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstreams_by_name
 from gateway.app.build.worker_count import offload_threads
 from gateway.app.ejection_sync import EjectionSync
@@ -51,6 +52,7 @@ from gateway.observe.log_writer import LogWriter
 from gateway.offload.threads import OffloadThreads
 from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.destination import Upstream
+from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Router
 from gateway.settings.schema import Settings
@@ -119,6 +121,7 @@ class Gateway:
         self._admin: AdminSite | None = None
         self._offload: OffloadThreads | None = None
         self._access_log_writer: LogWriter | None = None
+        self._tracing: Tracing | None = None
         self._bound: tuple[BoundAddress, ...] = ()
         self._watches: list[asyncio.Task[None]] = []
         self._retired = RetiredConfigs()
@@ -236,6 +239,7 @@ class Gateway:
         self.active_config = ActiveConfig(upstreams, router, limits)
         self._drain_endpoints()
         self._access_log_writer = self._log_writer(settings)
+        self._tracing = build_tracing(settings, self._metrics)
         self._listener = HttpListener(
             self._handle_request,
             self._observers(settings),
@@ -245,6 +249,7 @@ class Gateway:
             _idle_timeouts(settings),
             resources.forwarding,
             buffers,
+            self._trace_sampler,
         )
         self._watch_files(resources)
         await self._open_admin(settings)
@@ -316,12 +321,15 @@ class Gateway:
         self._resources = resources
         old_writer = self._access_log_writer
         self._access_log_writer = self._log_writer(resources.settings)
+        old_tracing = self._tracing
+        self._tracing = build_tracing(resources.settings, self._metrics, old_tracing)
         self._listener.reconfigure(
             active_config.fast_path,
             self._observers(resources.settings),
             resources.tls,
             _idle_timeouts(resources.settings),
             resources.forwarding,
+            self._trace_sampler,
         )
         self._retired.add(self.active_config)
         self.active_config = active_config
@@ -340,6 +348,7 @@ class Gateway:
             old_offload.close()
         if old_writer is not None and old_writer is not self._access_log_writer:
             await asyncio.to_thread(old_writer.close)
+        await _close_tracing(old_tracing, self._tracing)
 
     async def __aexit__(
         self,
@@ -364,6 +373,7 @@ class Gateway:
             self._offload.close()
         if self._access_log_writer is not None:
             await asyncio.to_thread(self._access_log_writer.close)
+        await _close_tracing(self._tracing)
 
     async def _open_admin(self, settings: Settings) -> None:
         """Serve the admin address if there is one; the admin process does it for workers."""
@@ -420,7 +430,13 @@ class Gateway:
             observers.append(_access_log(settings, self._access_log_writer).write)
         if settings.admin is not None:
             observers.append(self._recent_calls.observe)
+        if self._tracing is not None:
+            observers.append(self._tracing.exporter.observe)
         return tuple(observers)
+
+    @property
+    def _trace_sampler(self) -> TraceSampler | None:
+        return None if self._tracing is None else self._tracing.sampler
 
     def _log_writer(self, settings: Settings) -> LogWriter | None:
         """Return what writes the access log: the current one if it writes to the right place."""
@@ -508,6 +524,12 @@ def _access_log(settings: Settings, writer: LogWriter) -> AccessLog:
     formats: dict[str, LineFormat] = {"text": write_text, "json": write_json}
     line_format = formats.get(log.format) or TemplateFormat(log.format)
     return AccessLog(writer, line_format, log.sample / 100, log.slow)
+
+
+async def _close_tracing(old: Tracing | None, new: Tracing | None = None) -> None:
+    """Export what is queued, within a bounded time, unless the exporter goes on."""
+    if old is not None and (new is None or new.exporter is not old.exporter):
+        await asyncio.to_thread(old.exporter.close)
 
 
 def _idle_timeouts(settings: Settings) -> IdleTimeouts:

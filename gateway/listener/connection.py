@@ -288,7 +288,10 @@ class ClientConnection(Connection):
         self.added_headers, self.added_lines, request_id = self._forwarded_headers.make(head)
         record = self.record = CallRecord(head.method, head.target, request_id, started)
         record.client = self._peer.address or ""
-        record.passed_lines = head.passed
+        record.noted = head.noted
+        sampler = self._host.trace_sampler
+        if sampler is not None:
+            record.trace = sampler.sample(head, self._peer, "1.1")
         may_be_fast = is_small and not head.http_1_0 and not self.write_blocked
         if may_be_fast and len(data) == head.length:
             self._call = self._host.start_fast_path(self, head, data)

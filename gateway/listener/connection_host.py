@@ -14,6 +14,7 @@ from gateway.listener.messages import ListenerResponse
 from gateway.observe.call_record import CallLabels, CallRecord
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
+from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse, FastPathClient
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
@@ -98,6 +99,8 @@ class ConnectionHost(ABC):
     buffers: BufferAccount
     hangups: HangupWatch
     head_parser: HeadParser
+    trace_sampler: TraceSampler | None
+    """Decides which calls are traced; None if none is."""
     deferrals: BodyDeferrals
 
     @abstractmethod

@@ -26,6 +26,7 @@ from gateway.proxy.filters.forwarded_headers import (
     NOTED_HEADERS,
     ForwardedPolicy,
 )
+from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.system.buffers import BufferAccount
 from gateway.system.hangups import HangupWatch
@@ -50,8 +51,10 @@ class RequestDispatcher(ConnectionHost):
         idle_timeouts: IdleTimeouts,
         forwarding: ForwardedPolicy,
         buffers: BufferAccount,
+        trace_sampler: TraceSampler | None = None,
     ) -> None:
         self.draining = False
+        self.trace_sampler = trace_sampler
         self.buffers = buffers
         self.hangups = HangupWatch()
         self.idle_timeouts = idle_timeouts

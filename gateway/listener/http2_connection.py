@@ -128,7 +128,10 @@ class Http2Call(StreamHandler):
         self.added_headers, self.added_lines, request_id = self._connection.add_headers(head)
         record = self.record = CallRecord(head.method, head.target, request_id, self._started)
         record.client = self._connection.peer.address or ""
-        record.passed_lines = head.passed
+        record.noted = head.noted
+        sampler = self._host.trace_sampler
+        if sampler is not None:
+            record.trace = sampler.sample(head, self._connection.peer, "2")
         record.request_bytes = self._request_bytes
         if not is_small or self._is_client_slow:
             self._start_task(head)

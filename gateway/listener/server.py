@@ -15,6 +15,7 @@ from gateway.listener.tls_transport import TlsTransport
 from gateway.observe.call_record import CallObserver
 from gateway.proxy.fast_path.planner import FastPath
 from gateway.proxy.filters.forwarded_headers import NO_FORWARDED_HEADERS, ForwardedPolicy
+from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.system.buffers import BufferAccount
 
 _MAX_IDLE_CHECK_INTERVAL = 5.0
@@ -34,6 +35,7 @@ class HttpListener(RequestDispatcher):
     ``handler`` handles the requests that ``fast_path`` does not. ``on_closed`` is called for each
     closed connection. ``tls`` is used on all sockets but Unix sockets. ``forwarding`` says which
     headers servers get about clients. ``buffers`` counts what connections buffer.
+    ``trace_sampler`` decides which calls are traced.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class HttpListener(RequestDispatcher):
         idle_timeouts: IdleTimeouts | None = None,
         forwarding: ForwardedPolicy = NO_FORWARDED_HEADERS,
         buffers: BufferAccount | None = None,
+        trace_sampler: TraceSampler | None = None,
     ) -> None:
         super().__init__(
             handler,
@@ -54,6 +57,7 @@ class HttpListener(RequestDispatcher):
             idle_timeouts or IdleTimeouts(),
             forwarding,
             buffers or BufferAccount(),
+            trace_sampler,
         )
         self._on_closed = on_closed
         self._tls = tls
@@ -85,6 +89,7 @@ class HttpListener(RequestDispatcher):
         tls: ReloadingTlsContext | None,
         idle_timeouts: IdleTimeouts,
         forwarding: ForwardedPolicy,
+        trace_sampler: TraceSampler | None = None,
     ) -> None:
         """Use these for new calls and connections from now on."""
         self.set_fast_path(fast_path)
@@ -92,6 +97,7 @@ class HttpListener(RequestDispatcher):
         self._tls = tls
         self.idle_timeouts = idle_timeouts
         self.forwarding = forwarding
+        self.trace_sampler = trace_sampler
 
     def _make_protocol(
         self, is_unix: bool, tls: ReloadingTlsContext | None

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError
-
-# W3C Trace Context, section 3.2: version, trace id, parent id, flags.
-_TRACEPARENT = re.compile(
-    rb"^traceparent:[ \t]*[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-([0-9a-f]{2})",
-    re.IGNORECASE | re.MULTILINE,
-)
-_SAMPLED = 0x01
-"""The flag of a trace that its caller records."""
+from gateway.observe.call_trace import CallTrace, HeaderLine, find_trace_parent
 
 
 class CallLabels:
@@ -81,8 +73,8 @@ class CallRecord:
         "grpc_status",
         "labels",
         "method",
+        "noted",
         "other_attempts",
-        "passed_lines",
         "prepare_seconds",
         "queue_seconds",
         "received_bytes",
@@ -100,6 +92,7 @@ class CallRecord:
         "started",
         "status",
         "target",
+        "trace",
         "upstream",
     )
 
@@ -115,8 +108,10 @@ class CallRecord:
         """When the call started, on the clock of ``time.perf_counter``."""
         self.client = ""
         """The address of the client; empty over a Unix socket."""
-        self.passed_lines = b""
-        """Lines of the request's head that pass to the server as they came."""
+        self.noted: Sequence[HeaderLine] = ()
+        """The headers of the request that are read from each head, such as ``traceparent``."""
+        self.trace: CallTrace | None = None
+        """What the spans of the call tell, if it is traced."""
         self.labels = NO_LABELS
         self.seconds = 0.0
         """From the start to the end."""
@@ -182,13 +177,25 @@ class CallRecord:
 
     def forget_attempt(self) -> None:
         """Forget what was measured of an attempt, as if nothing had been sent."""
+        if self.trace is not None:
+            self.trace.end_attempt(self)
         self.sent_at = self.first_byte_seconds = self.server_seconds = 0.0
         self.sent_bytes = self.received_bytes = 0
+
+    def part(self) -> CallRecord:
+        """Return the record of a part of the call; ``add_parts`` adds it."""
+        part = CallRecord(self.method, self.target)
+        if self.trace is not None:
+            part.trace = self.trace.part()
+        return part
 
     def add_parts(self, parts: Sequence[CallRecord]) -> None:
         """Add the attempts of parts that ran at the same time, each at servers of its own."""
         sent = [part for part in parts if part.sent_at]
         for part in parts:
+            if self.trace is not None and part.trace is not None:
+                part.trace.end_attempt(part)
+                self.trace.add(part.trace)
             self.attempts += part.attempts
             self.retries += part.retries
             self.other_attempts += part.other_attempts
@@ -236,19 +243,19 @@ class CallRecord:
 
     @property
     def trace_id(self) -> str:
-        """Return the trace id of the client's ``traceparent`` header; empty without a valid one."""
-        return self._trace_id_if(is_sampled=False)
+        """Return the trace id of the call, or of its client's ``traceparent``; empty for none."""
+        if self.trace is not None:
+            return self.trace.trace_id
+        parent = find_trace_parent(self.noted)
+        return "" if parent is None else parent.trace_id
 
     @property
     def sampled_trace_id(self) -> str:
-        """Return the trace id if the client has the call recorded, else an empty text."""
-        return self._trace_id_if(is_sampled=True)
-
-    def _trace_id_if(self, is_sampled: bool) -> str:
-        found = _TRACEPARENT.search(self.passed_lines)
-        if found is None or (is_sampled and not int(found[2], 16) & _SAMPLED):
-            return ""
-        return found[1].decode().lower()
+        """Return the trace id if the gateway or the client has the call recorded, else nothing."""
+        if self.trace is not None:
+            return self.trace.trace_id
+        parent = find_trace_parent(self.noted)
+        return "" if parent is None or not parent.is_sampled else parent.trace_id
 
 
 CallObserver = Callable[[CallRecord], None]

@@ -63,6 +63,15 @@ DROPPED_LOG_LINES = CounterFamily(
     "tensorgate_access_log_dropped_lines",
     "Lines of the access log that were dropped because they could not be written.",
 )
+EXPORTED_SPANS = CounterFamily(
+    "tensorgate_trace_spans_exported", "Spans of traced calls that the receiver has taken."
+)
+DROPPED_SPANS = CounterFamily(
+    "tensorgate_trace_spans_dropped",
+    "Spans of traced calls that were dropped: queue_full, export_failed, rejected,"
+    " too_many_attempts or shutdown.",
+    ("reason",),
+)
 RELOADS = CounterFamily("tensorgate_reloads", "Reloads that took effect.")
 RELOAD_FAILURES = CounterFamily("tensorgate_reload_failures", "Reloads that failed.")
 CPU_SECONDS = CounterFamily(
@@ -78,6 +87,8 @@ GATEWAY_FAMILIES = (
     OFFLOAD_JOBS,
     EVENT_LOOP_LAG,
     DROPPED_LOG_LINES,
+    EXPORTED_SPANS,
+    DROPPED_SPANS,
     RELOADS,
     RELOAD_FAILURES,
     CPU_SECONDS,
@@ -104,6 +115,18 @@ class MirrorMetrics:
     ok: Counter
     failed: Counter
     skipped: Counter
+
+
+@dataclass(frozen=True, slots=True)
+class TraceMetrics:
+    """What the exporter of traces counts, all in spans."""
+
+    exported: Counter
+    queue_full: Counter
+    failed: Counter
+    rejected: Counter
+    too_many: Counter
+    at_shutdown: Counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +178,14 @@ class GatewayMetrics:
         """Return the counters of the offload threads."""
         find = partial(self._writer.counter, OFFLOAD_JOBS)
         return OffloadMetrics(find(("offloaded",)), find(("local",)))
+
+    def traces(self) -> TraceMetrics:
+        """Return the counters of the exporter of traces."""
+        reasons = ("queue_full", "export_failed", "rejected", "too_many_attempts", "shutdown")
+        find = partial(self._writer.counter, DROPPED_SPANS)
+        return TraceMetrics(
+            self._writer.counter(EXPORTED_SPANS), *(find((reason,)) for reason in reasons)
+        )
 
     def count_failure(self, upstream: str, endpoint: str, kind: str) -> None:
         """Count a failed call to an endpoint."""

@@ -204,7 +204,7 @@ async def _serve(
     if mirror is None:
         await _serve_from_servers(request, response, route_match, readiness, deadline)
         return
-    with tee(request, route_match.operation, mirror) as teed:
+    with tee(request, route_match.operation, mirror, response.record) as teed:
         await _serve_from_servers(teed, response, route_match, readiness, deadline)
 
 

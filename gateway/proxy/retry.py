@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 
 from gateway.errors import ErrorKind, GatewayError, ServerName, strip_tracebacks
 from gateway.observe.call_record import CallRecord
+from gateway.observe.call_trace import TRACEPARENT, TRACESTATE, CallTrace
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
@@ -76,11 +77,15 @@ class UpstreamCall:
         if is_first:
             record.prepare_seconds = self._deadline.busy_seconds
         queued_at = time.perf_counter()
+        if is_first and record.trace is not None:
+            record.trace.set_prepared(record.started, queued_at)
         try:
             await acquire_all(self._limits, self._deadline)
         finally:
             if is_first:
                 record.queue_seconds = time.perf_counter() - queued_at
+            if record.trace is not None and self._limits:
+                record.trace.set_queued(queued_at, time.perf_counter())
 
     async def __aexit__(
         self,
@@ -93,7 +98,10 @@ class UpstreamCall:
         if error is None:
             self._lease.release(*self._lease.classify_status(self.response.outcome))
         else:
-            self._lease.finish(self._deadline.translate(error))
+            translated = self._deadline.translate(error)
+            if self._record.trace is not None:
+                self._record.trace.fail_attempt(translated)
+            self._lease.finish(translated)
         release_all(self._limits)
 
     async def _send_with_retries(self) -> None:
@@ -125,6 +133,8 @@ async def send_attempt(
     Nothing counts as sent if there was no connection.
     """
     record.begin_attempt(time.perf_counter())
+    if record.trace is not None:
+        request = _with_trace_parent(request, record, record.trace)
     if isinstance(request.body, Sequence):
         record.sent_bytes = sum(map(len, request.body))
     try:
@@ -137,13 +147,31 @@ async def send_attempt(
         raise
     record.server_seconds = time.perf_counter() - record.sent_at
     record.first_byte_seconds = record.server_seconds - response.head_delay
+    if record.trace is not None:
+        record.trace.set_status(response.status)
     return response
+
+
+def _with_trace_parent(
+    request: UpstreamRequest, record: CallRecord, trace: CallTrace
+) -> UpstreamRequest:
+    """Return the request as the server gets it: each attempt has a span of its own."""
+    headers = request.headers.copy()
+    headers[TRACEPARENT] = trace.begin_attempt(
+        record, request.method, request.target, request.is_grpc
+    )
+    if not trace.state:
+        headers.popall(TRACESTATE, None)  # it is invalid, or that of an invalid traceparent
+    return replace(request, headers=headers)
 
 
 def close_attempt(response: UpstreamResponse, record: CallRecord) -> None:
     """Close the response of the last attempt, and record its end."""
     record.server_seconds = time.perf_counter() - record.sent_at
     record.received_bytes = response.received_bytes
+    if record.trace is not None:
+        record.trace.is_streamed = True
+        record.trace.set_grpc_status(response.grpc_status)
     response.close()
 
 
@@ -185,7 +213,10 @@ class RetryState:
             try:
                 return lease, await use(endpoint)
             except BaseException as error:
-                lease.finish(deadline.translate(error))
+                translated = deadline.translate(error)
+                if record.trace is not None:
+                    record.trace.fail_attempt(translated)
+                lease.finish(translated)
                 if not self.should_retry_error(error, endpoint):
                     raise
                 record.retries += 1

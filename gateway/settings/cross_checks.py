@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from errno import EACCES, EISDIR, ENOENT
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +26,7 @@ _DEFAULT_LISTEN = "127.0.0.1:8080"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SERVER_TLS_FILES = ("certificate", "key", "client_ca")
 _UPSTREAM_TLS_FILES = ("ca", "certificate", "key")
+_TRACING_PACKAGES = ("opentelemetry.proto", "google.protobuf")
 _GRPC_HEALTH_PATH = re.compile(
     r"/v2/(?:health/(?:live|ready)|models/[^/]+(?:/versions/[^/]+)?/ready)"
 )
@@ -63,7 +65,7 @@ def cross_check(value: Any) -> Iterator[CrossError]:
 
 def missing_files(value: object, environ: Mapping[str, str]) -> Iterator[CrossError]:
     """Yield the files and variables that settings name and that cannot be used."""
-    files = [*_texts(value, ("tls",), _SERVER_TLS_FILES)]
+    files = [*_texts(value, ("tls",), _SERVER_TLS_FILES), *_texts(value, ("tracing",), ("ca",))]
     for name in _names(value, "upstreams"):
         files += _texts(value, ("upstreams", name, "tls"), _UPSTREAM_TLS_FILES)
     for name in _names(value, "api_keys"):
@@ -84,6 +86,25 @@ def unwritable_files(value: object) -> Iterator[CrossError]:
         reason = _write_error(file)
         if reason:
             yield path, f"{file} cannot be written: {reason}"
+
+
+def missing_packages(value: object) -> Iterator[CrossError]:
+    """Yield the sections that take packages which are not installed."""
+    tracing = _value(value, "tracing")
+    if not isinstance(tracing, Mapping):
+        return
+    needed = _TRACING_PACKAGES + (("grpc",) if tracing.get("protocol") == "grpc" else ())
+    missing = [name for name in needed if not _is_installed(name)]
+    if missing:
+        what = f"it takes the Python package {missing[0]}, which is not installed"
+        yield ("tracing",), f"{what}: pip install 'tensorgate[otel]'"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ImportError:  # that of a package around it
+        return False
 
 
 def _names(value: object, section: str) -> list[str]:

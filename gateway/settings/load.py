@@ -8,7 +8,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.settings.cross_checks import CrossError, missing_files, unwritable_files
+from gateway.settings.cross_checks import (
+    CrossError,
+    missing_files,
+    missing_packages,
+    unwritable_files,
+)
 from gateway.settings.error_text import error_message
 from gateway.settings.problems import MISSING_FILE, Problem, SettingsError, UnreadableError
 from gateway.settings.schema import Settings
@@ -47,8 +52,8 @@ def load_with_positions(
     """Return the settings of a YAML file, and the position of each.
 
     ``with_files`` makes files that cannot be read or written a problem, too;
-    ``with_written_files`` only those that cannot be written. Raises SettingsError with all problems
-    of the file.
+    ``with_written_files`` only those that cannot be written. Either makes packages that are not
+    installed one. Raises SettingsError with all problems of the file.
     """
     try:
         document = fix_indentation(parse_yaml(_read(path), environ))
@@ -60,6 +65,7 @@ def load_with_positions(
     if with_files:
         unusable += missing_files(document.value, environ)
     if with_files or with_written_files:
+        unusable += missing_packages(document.value)
         unusable += unwritable_files(document.value)
     for setting, message in unusable:
         problems.append(_problem(setting, message, document, MISSING_FILE))

@@ -31,6 +31,7 @@ from gateway.settings.limits import Concurrency, Limits
 from gateway.settings.log import Log
 from gateway.settings.models import Model
 from gateway.settings.routes import Route
+from gateway.settings.tracing import Tracing
 from gateway.settings.upstreams import Upstream
 from gateway.settings.values.addresses import Address, TcpAddress, parse_address
 from gateway.settings.values.fields import File, OneOrMore, Section, count_or
@@ -168,6 +169,11 @@ class Settings(Section):
         default=Limits(), description="What one call, one connection and the gateway may take."
     )
     log: Log = Field(default=Log(), description="What the gateway logs.")
+    tracing: Tracing | None = Field(
+        default=None,
+        description="Traces of calls, over OpenTelemetry's OTLP. Without it, there are none. It"
+        " takes the extra tensorgate[otel].",
+    )
 
     @model_validator(mode="wrap")
     @classmethod

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorKind, GatewayError, shorten
+from gateway.http1.head import HeaderField
 from gateway.observe.access_log import (
     FIELDS,
     AccessLog,
@@ -20,6 +21,7 @@ from gateway.observe.access_log import (
     write_text,
 )
 from gateway.observe.call_record import CallLabels, CallRecord
+from gateway.observe.call_trace import CallTrace
 from gateway.observe.log_writer import LogWriter
 from gateway.settings.log import LOG_FIELDS
 
@@ -190,21 +192,25 @@ def test_json_leaves_out_what_has_no_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "trace_id"),
+    ("name", "value", "trace_id"),
     [
-        (b"A: b\r\ntraceparent: 00-%032x-%016x-01\r\n" % (10, 1), f"{10:032x}"),
-        (b"Traceparent:00-%032X-%016x-00\r\n" % (10, 1), f"{10:032x}"),
-        (b"x-traceparent: 00-%032x-%016x-01\r\n" % (10, 1), ""),
-        (b"traceparent: 00-%031x-%016x-01\r\n" % (10, 1), ""),
-        (b"traceparent: 00-%032x-%016x-01\r\n" % (0, 1), ""),
-        (b"traceparent: x\r\n", ""),
-        (b"", ""),
+        ("traceparent", f"00-{10:032x}-{1:016x}-01", f"{10:032x}"),
+        ("traceparent", f"00-{10:032x}-{1:016x}-00", f"{10:032x}"),
+        ("x-traceparent", f"00-{10:032x}-{1:016x}-01", ""),
+        ("traceparent", f"00-{10:031x}-{1:016x}-01", ""),
+        ("traceparent", "x", ""),
     ],
 )
-def test_trace_id_is_that_of_a_valid_traceparent(lines: bytes, trace_id: str) -> None:
+def test_trace_id_is_that_of_a_valid_traceparent(name: str, value: str, trace_id: str) -> None:
     record = _record()
-    record.passed_lines = lines
+    record.noted = (HeaderField(name, name, value, b"", 0, 0),)
     assert record.trace_id == trace_id
+
+
+def test_trace_id_of_a_traced_call_is_that_of_its_spans() -> None:
+    record = _record()
+    record.trace = CallTrace(lambda _: None)
+    assert record.trace_id == record.sampled_trace_id == record.trace.trace_id != ""
 
 
 def test_call_that_fails_or_is_slow_is_logged_without_a_sample(tmp_path: Path) -> None:

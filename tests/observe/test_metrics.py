@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics import parser as openmetrics
 
+from gateway.http1.head import HeaderField
 from gateway.observe import metrics as metrics_module
 from gateway.observe.call_metrics import CALL_FAMILIES, CallMetrics
 from gateway.observe.call_record import CallLabels, CallRecord
@@ -77,11 +78,12 @@ def test_page_lists_each_metric_with_its_type_and_labels(monkeypatch: pytest.Mon
     assert listed == _shown(monkeypatch)
 
 
-def _observe(metrics: CallMetrics, traceparent: bytes, seconds: float, started: float) -> None:
+def _observe(metrics: CallMetrics, traceparent: str, seconds: float, started: float) -> None:
     record = CallRecord("POST", "/x", started=started)
     record.labels = CallLabels("r", "infer", "m", "", "json")
     record.upstream, record.endpoint, record.attempts, record.status = "u", "http://h:1", 1, 200
-    record.seconds, record.passed_lines = seconds, traceparent
+    record.seconds = seconds
+    record.noted = (HeaderField("traceparent", "traceparent", traceparent, b"", 0, 0),)
     metrics.observe(record)
 
 
@@ -103,9 +105,9 @@ def test_openmetrics_shows_the_last_traced_call_of_each_bucket() -> None:
     for number, (trace, flags, seconds) in enumerate(
         [(one, "01", 0.002), (two, "01", 0.002), (three, "00", 0.002), (four, "03", 1000.0)], 1
     ):
-        line = f"traceparent: 00-{trace}-{1:016x}-{flags}\r\n".encode()
+        line = f"00-{trace}-{1:016x}-{flags}"
         _observe(metrics, line, seconds, started=float(number))
-    _observe(metrics, b"", 0.2, started=9.0)
+    _observe(metrics, "", 0.2, started=9.0)
     text, content_type = render_metrics(_status(), store, metrics.exemplars(), OPENMETRICS)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     assert _exemplars(text) == {"0.0025": two, "+Inf": four}
@@ -119,10 +121,11 @@ def test_number_of_exemplars_is_bounded() -> None:
     store = _store()
     metrics = CallMetrics(store, store.writer(0))
     for number in range(300):
-        line = f"traceparent: 00-{number + 1:032x}-{1:016x}-01\r\n".encode()
+        line = f"00-{number + 1:032x}-{1:016x}-01"
         record = CallRecord("POST", "/x", started=float(number + 1))
         record.labels = CallLabels(str(number), "infer")
-        record.status, record.passed_lines = 200, line
+        record.status = 200
+        record.noted = (HeaderField("traceparent", "traceparent", line, b"", 0, 0),)
         metrics.observe(record)
     traces = {exemplar[1] for exemplar in metrics.exemplars()}
     assert traces == {f"{number:032x}" for number in range(101, 301)}

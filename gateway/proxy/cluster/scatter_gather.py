@@ -282,6 +282,8 @@ class _Query:
                     outcome = await self._query_endpoint(lease, deadline, record)
         except GatewayError as error:
             outcome = strip_tracebacks(error)
+            if record.trace is not None:
+                record.trace.fail_attempt(error)
         return None if outcome is None else SubResponse(upstream, server, outcome)
 
     async def _query_endpoint(
@@ -307,7 +309,7 @@ async def _run_all(
     record, deadline = call.response.record, call.deadline
     record.upstream = ",".join(upstream.name for upstream in upstreams)
     limits = _limits_of(call.destination, upstreams)
-    parts = [CallRecord(record.method, record.target) for _ in queries]
+    parts = [record.part() for _ in queries]
     await acquire_all(limits, deadline)
     try:
         with deadline.suspended_for_parts():

@@ -14,6 +14,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from gateway.errors import GatewayError, ServerName, strip_tracebacks
 from gateway.http1.head import parse_lines
 from gateway.observe.call_record import NO_LABELS, CallLabels
+from gateway.observe.call_trace import TRACE_HEADERS, TRACEPARENT, CallTrace
 from gateway.protocol.dialects import Dialect
 from gateway.protocol.grpc.headers import GRPC_TYPE
 from gateway.protocol.grpc.status import http_status
@@ -78,8 +79,8 @@ class CallPlan:
     """Whether the form of the requests depends on the server's dialect."""
     model: ModelName | None = None
     """The model that the requests name."""
-    mirror: Callable[[ClientHead, bytes, HeaderLines], None] | None = None
-    """Takes requests, and the headers added to them, if they are mirrored."""
+    mirror: Callable[[ClientHead, bytes, FastPathClient], None] | None = None
+    """Takes requests and their clients, if they are mirrored."""
     header_policy: ResponseHeaderPolicy | None = None
     """What the route changes in the headers of responses."""
     has_version: bool = False
@@ -103,11 +104,17 @@ class CallPlan:
             or (needs_type and dialect.requires_json_type)
         )
 
-    def passed_lines(self, head: ClientHead) -> bytes:
-        """Return the lines of a head that pass to the server as they came."""
+    def passed_lines(self, head: ClientHead, trace: CallTrace | None = None) -> bytes:
+        """Return the lines of a head that pass to the server as they came.
+
+        Each attempt of a traced call has a ``traceparent`` of its own.
+        """
         if not self.passed_noted:
             return head.passed
-        noted = [field.line for field in head.noted if field.lower in self.passed_noted]
+        passed = self.passed_noted
+        if trace is not None:
+            passed -= {TRACEPARENT} if trace.state else TRACE_HEADERS
+        noted = [field.line for field in head.noted if field.lower in passed]
         return b"".join((head.passed, *noted))
 
 
@@ -131,7 +138,8 @@ class FastPathCall:
         self._plan = plan
         self._destination = destination
         self._request = request
-        self._lines = b"".join((client.added_lines, request.lines, plan.passed_lines(head)))
+        passed = plan.passed_lines(head, client.record.trace)
+        self._lines = b"".join((client.added_lines, request.lines, passed))
         self._size = sum(map(len, request.body))
         self._reserved = BODY_COPIES * self._size
         self._lease = lease
@@ -162,11 +170,18 @@ class FastPathCall:
         record.server_form = request.form
         record.request_elements = request.elements
         record.sent_bytes = self._size
+        if record.trace is not None:
+            self._begin_trace(record.trace)
         try:
             connection.send(request.template, self._lines, request.body, self)
         except Exception as error:
             # The client can be told only when the listener knows of the call.
             asyncio.get_running_loop().call_soon(self._fail, error)
+
+    def _begin_trace(self, trace: CallTrace) -> None:
+        template, is_grpc = self._request.template, self._plan.handler.is_grpc
+        parent = trace.begin_attempt(self._record, template.method, template.target, is_grpc)
+        self._lines += f"{TRACEPARENT}: {parent}\r\n".encode()
 
     def _fail(self, error: Exception) -> None:
         if self._connection is not None:  # else the client is gone
@@ -187,6 +202,8 @@ class FastPathCall:
         record.first_byte_seconds = record.server_seconds - self._connection.head_delay
         handler = self._plan.handler
         status = handler.outcome(head, trailers)
+        if record.trace is not None:
+            record.trace.set_status(head.status)
         if self._retry_status(status):
             return True
         record.received_bytes = len(body)
@@ -219,6 +236,8 @@ class FastPathCall:
         """Continue in a task that passes a partial response on as it arrives."""
         record = self._record
         record.first_byte_seconds = time.perf_counter() - record.sent_at - response.head_delay
+        if record.trace is not None:
+            record.trace.set_status(response.status)
         if self._retry_status(response.outcome):
             return
         spent = self._stop_timers()
@@ -228,6 +247,8 @@ class FastPathCall:
     def on_error(self, error: Exception) -> None:
         """Continue in a task at another endpoint if a retry is allowed, else send the error."""
         outcome, why = outcome_of(error)
+        if self._record.trace is not None:
+            self._record.trace.fail_attempt(error)
         if outcome is Outcome.UNREACHABLE:
             self._record.forget_attempt()
         if self._retry_state.should_retry_error(error, self._lease.endpoint):
@@ -248,6 +269,8 @@ class FastPathCall:
     def _continue_elsewhere(self, outcome: Outcome, why: str) -> None:
         """Retry in a task: it is the same call, with its slots and its time."""
         self._record.retries += 1
+        if self._record.trace is not None:
+            self._record.trace.set_failure(outcome.value, why)
         spent = self._release_endpoint(outcome, why)
         self._client.continue_in_task(partial(self._retry, spent), self._release)
 
@@ -272,6 +295,8 @@ class FastPathCall:
             else request_timeout_text(limits.request_timeout)
         )
         error = server_timeout(self._server, expired)
+        if self._record.trace is not None:
+            self._record.trace.fail_attempt(error)
         self._end(Outcome.TIMED_OUT, str(error))
         self._send_failure(error)
 

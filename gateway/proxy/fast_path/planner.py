@@ -43,7 +43,7 @@ from gateway.sizes import CACHED_HEADS
 from gateway.system.bounded_cache import BoundedCache
 from gateway.system.buffers import MAX_WINDOW
 from gateway.system.timeout_queue import TimeoutQueue
-from gateway.upstream.transport import HOP_BY_HOP, HeaderLines, RequestTemplate
+from gateway.upstream.transport import HOP_BY_HOP, RequestTemplate
 
 _KEYED_HEADERS = (
     HOP_BY_HOP
@@ -224,7 +224,8 @@ class FastPath:
             return None
         if not _try_admit(destination, BODY_COPIES * len(body)):
             return None
-        began = time.perf_counter() if plan.adds_server_timing else 0.0
+        is_timed = plan.adds_server_timing or client.record.trace is not None
+        began = time.perf_counter() if is_timed else 0.0
         try:
             call = _make_call(plan, destination, head, body, client)
         except GatewayError:
@@ -237,8 +238,10 @@ class FastPath:
             return None
         plan.choice.take()
         call.start()
-        if plan.adds_server_timing:
+        if is_timed:
             client.record.prepare_seconds = client.record.sent_at - began
+            if client.record.trace is not None:
+                client.record.trace.set_prepared(began, client.record.sent_at or began)
         return call
 
     def clear_plans(self) -> None:
@@ -277,7 +280,7 @@ def _make_call(
         request = plan.handler.to_server(head, body, destination, client.record.request_id)
         if request is not None:
             if plan.mirror is not None:
-                plan.mirror(head, body, client.added_headers)
+                plan.mirror(head, body, client)
             return FastPathCall(plan, destination, request, head, lease, connection, client)
     except BaseException:
         connection.close()
@@ -302,15 +305,15 @@ def _try_admit(destination: Destination, size: int) -> bool:
     return size <= free and try_acquire_all(destination.concurrency_limits)
 
 
-def _mirror(
-    route_match: RouteMatch, head: ClientHead, body: bytes, added_headers: HeaderLines
-) -> None:
+def _mirror(route_match: RouteMatch, head: ClientHead, body: bytes, client: FastPathClient) -> None:
     """Mirror a request if it is chosen."""
     mirror = None if route_match.mirror is None else route_match.mirror.sample()
     if mirror is not None:
-        headers = to_server(head.headers, route_match.dropped_headers, added_headers)
+        headers = to_server(head.headers, route_match.dropped_headers, client.added_headers)
         target, operation = route_match.target, route_match.operation
-        copy = MirroredRequest(mirror, head.method, target, headers, len(body), operation)
+        copy = MirroredRequest(
+            mirror, head.method, target, headers, len(body), operation, client.record
+        )
         copy.add(body)
 
 

@@ -12,6 +12,7 @@ from multidict import CIMultiDictProxy
 
 from gateway.http1.forwarded import Peer as Peer
 from gateway.http1.forwarded import forwarded_element
+from gateway.observe.call_trace import TRACE_HEADERS
 from gateway.protocol.grpc.headers import TIMEOUT
 from gateway.proxy.interfaces import ClientHead
 from gateway.upstream.transport import HeaderLines
@@ -27,7 +28,7 @@ _PSEUDONYM = "tensorgate"
 
 _FORWARDED_NAMES = frozenset(name.lower() for name in (_FOR, _PROTO, _HOST, _FORWARDED))
 
-NOTED_HEADERS = _FORWARDED_NAMES | {REQUEST_ID.lower(), "content-length", TIMEOUT}
+NOTED_HEADERS = _FORWARDED_NAMES | TRACE_HEADERS | {REQUEST_ID.lower(), "content-length", TIMEOUT}
 """Headers, in lower case, that differ from request to request, and are read from each head."""
 
 FORWARDED_KEYS = frozenset(("host", _VIA.lower(), _CDN_LOOP.lower()))

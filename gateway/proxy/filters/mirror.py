@@ -20,6 +20,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ErrorKind, GatewayError, strip_tracebacks
 from gateway.observe.call_record import CallRecord
+from gateway.observe.call_trace import CallTrace
 from gateway.observe.gateway_metrics import MirrorMetrics
 from gateway.observe.mirror_stats import MirrorStats
 from gateway.protocol.operations import OPERATION_KINDS, Operation
@@ -98,7 +99,15 @@ class Mirror:
         self.stats.flush()
 
     async def _run(self, copy: MirroredRequest) -> None:
-        response = DiscardResponse(CallRecord(copy.method, copy.target))
+        record = CallRecord(copy.method, copy.target, started=time.perf_counter())
+        record.trace = copy.trace
+        response = DiscardResponse(record)
+        try:
+            await self._serve_copy(copy, response)
+        finally:
+            _report_trace(copy, response)
+
+    async def _serve_copy(self, copy: MirroredRequest, response: DiscardResponse) -> None:
         try:
             with self.destination.limits.new_deadline() as deadline:
                 await self._serve(Call(copy, response, copy.operation, self.destination, deadline))
@@ -108,6 +117,7 @@ class Mirror:
             failure = _describe_response(error.status, error.body)
         except GatewayError as error:
             strip_tracebacks(error)
+            response.record.set_error(error)
             if error.kind in _CLIENT_ERRORS:
                 return
             failure = error.message
@@ -136,7 +146,15 @@ class MirroredRequest(ClientRequest):
         headers: CIMultiDictProxy[str],
         content_length: int | None,
         operation: Operation,
+        record: CallRecord | None = None,
     ) -> None:
+        self.record = record
+        """That of the client's call, if that is traced."""
+        self.trace: CallTrace | None = None
+        if record is None or record.trace is None:
+            self.record = None
+        else:
+            self.trace = record.trace.copy_for_mirror(mirror.destination.upstream.name)
         self.method = method
         self.target = target
         self.headers = headers
@@ -209,11 +227,13 @@ class MirrorSampler:
 
 
 @contextmanager
-def tee(request: ClientRequest, operation: Operation, mirror: Mirror) -> Iterator[ClientRequest]:
+def tee(
+    request: ClientRequest, operation: Operation, mirror: Mirror, record: CallRecord | None = None
+) -> Iterator[ClientRequest]:
     """Yield the request to read instead; its body goes to the mirror too."""
     length = request.content_length
     copy = MirroredRequest(
-        mirror, request.method, request.target, request.headers, length, operation
+        mirror, request.method, request.target, request.headers, length, operation, record
     )
     copy.carries_trailers = request.carries_trailers
     if length == 0:
@@ -248,7 +268,7 @@ class DiscardResponse(ClientResponse):
 
     def __init__(self, record: CallRecord) -> None:
         self.record = record
-        self._status = 0
+        self.status = 0
         self._quoted = b""
 
     @property
@@ -256,12 +276,12 @@ class DiscardResponse(ClientResponse):
         """Describe a response that is an error; empty if all is well."""
         if self.record.grpc_status > 0:
             return self.record.error
-        return _describe_response(self._status, self._quoted) if self._status >= 400 else ""
+        return _describe_response(self.status, self._quoted) if self.status >= 400 else ""
 
     async def start(self, status: int, reason: str, headers: CIMultiDict[str]) -> None:
         """Keep the status."""
         self.started = True
-        self._status = status
+        self.status = status
 
     async def write(self, data: bytes | memoryview) -> None:
         """Discard a part of the body, but for its first characters."""
@@ -272,6 +292,17 @@ class DiscardResponse(ClientResponse):
 
     def abort(self) -> None:
         """Do nothing."""
+
+
+def _report_trace(copy: MirroredRequest, response: DiscardResponse) -> None:
+    """Report the span of a copy, if the client's call is traced."""
+    record, main = response.record, copy.record
+    if record.trace is None or main is None:
+        return
+    record.seconds = time.perf_counter() - record.started
+    record.labels, record.request_id = main.labels, main.request_id
+    record.status = record.status or response.status
+    record.trace.report(record)
 
 
 def _describe_response(status: int, body: bytes) -> str:

@@ -81,6 +81,7 @@ async def _infer(call: Call, read: ReadRequest, reservation: Reservation) -> Chu
     main = call.response.record
     record = CallRecord(main.method, main.target, main.request_id, time.perf_counter())
     record.labels = main.labels
+    record.trace = main.trace
     request = HttpFormRequest(call.request, "POST", target, CIMultiDict(), b"")
     convert, cap = infer_converter(read, limits), limits.max_buffered_body_bytes
     response = CollectedResponse(call.response, record, convert, cap, reservation)
@@ -99,6 +100,8 @@ async def _infer(call: Call, read: ReadRequest, reservation: Reservation) -> Chu
 
 def _add(main: CallRecord, part: CallRecord) -> None:
     """Add the record of a message to that of its stream, which may have any number of them."""
+    if part.trace is not None:
+        part.trace.end_attempt(part)
     main.attempts += part.attempts
     main.retries += part.retries
     main.upstream = part.upstream or main.upstream

@@ -1,0 +1,1 @@
+"""Spans of traced calls, exported over OTLP; only tracing imports it."""

@@ -1,0 +1,247 @@
+"""Exports the spans of traced calls, in a thread of its own.
+
+The event loop only queues records. A receiver that is down, slow or failing costs spans, and never
+a call: the queue is bounded in bytes, and what does not fit is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.errors import escape_for_log, shorten
+from gateway.observe.call_record import CallRecord
+from gateway.observe.gateway_metrics import TraceMetrics
+
+if TYPE_CHECKING:
+    from gateway.observe.tracing.otlp import Sender
+    from gateway.observe.tracing.spans import SpanWriter
+
+MAX_QUEUED_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of the calls of one worker that wait for their export, or are being exported."""
+
+MAX_BATCH_BYTES: Final = 512 * 1024
+"""Bytes of a batch, roughly; receivers take 4 MiB."""
+
+_CALL_BYTES: Final = 4000
+"""Bytes that a queued call takes until it is exported, without its texts; see ``size_of``."""
+_ATTEMPT_BYTES: Final = 1500
+_TEXT_FACTOR: Final = 4
+_INTERVAL: Final = 1.0
+"""Seconds for which a call waits at most until it is exported."""
+_TIMEOUT: Final = 10.0
+"""Seconds of an export with its retries."""
+_FIRST_BACKOFF: Final = 0.5
+"""Seconds until the first retry; each further one waits twice as long."""
+_FLUSH_TIMEOUT: Final = 2.0
+"""Seconds for what is queued at the end."""
+_LOG_INTERVAL: Final = 10.0
+"""Seconds between two lines about failures."""
+_QUOTED: Final = 300
+
+_log = logging.getLogger("tensorgate.traces")
+
+
+class TraceExporter:
+    """Queues the records of traced calls, and exports their spans.
+
+    ``open_parts`` returns what writes spans and what sends them; the thread calls it, since their
+    packages take a while to load. It may raise.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        open_parts: Callable[[], tuple[SpanWriter, Sender]],
+        metrics: TraceMetrics,
+        interval: float = _INTERVAL,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+    ) -> None:
+        self._open_parts = open_parts
+        self._metrics = metrics
+        self._interval = interval
+        self._max_queued_bytes = max_queued_bytes
+        self._queue: deque[tuple[CallRecord, int, int]] = deque()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._flush_until = 0.0
+        self._sender: Sender | None = None
+        self._failures = _FailureLog(endpoint)
+        # A daemon: a receiver that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Return the bytes of the calls that wait, or are being exported."""
+        return self._bytes
+
+    def observe(self, record: CallRecord) -> None:
+        """Queue the record of a call that has ended, if it is traced."""
+        trace = record.trace
+        if trace is None:
+            return
+        trace.end_attempt(record)
+        started = time.time_ns() - int((time.perf_counter() - record.started) * 1e9)
+        size = size_of(record)
+        with self._lock:
+            is_closed = self._closing.is_set()
+            if is_closed or self._bytes + size > self._max_queued_bytes:
+                metrics = self._metrics
+                dropped = metrics.at_shutdown if is_closed else metrics.queue_full
+                dropped.add(float(_least_spans(record)))
+                return
+            self._bytes += size
+            self._queue.append((record, started, size))
+            is_batch = self._bytes >= MAX_BATCH_BYTES
+        if is_batch:
+            self._wake.set()
+
+    def close(self) -> None:
+        """Export what is queued, within a bounded time, and end the thread; blocks."""
+        with self._lock:
+            self._flush_until = time.monotonic() + _FLUSH_TIMEOUT
+            self._closing.set()
+        self._wake.set()
+        self._thread.join(_FLUSH_TIMEOUT)
+        sender = self._sender
+        if self._thread.is_alive() and sender is not None:
+            sender.close()  # ends an export in progress
+            self._thread.join(_FLUSH_TIMEOUT)
+        self._drop_queue()
+
+    def _run(self) -> None:
+        try:
+            writer, self._sender = self._open_parts()
+        except Exception as error:
+            self._failures.write(f"{type(error).__name__}: {error}", 0)
+            with self._lock:
+                self._closing.set()
+            self._drop_queue()
+            return
+        while not self._closing.is_set():
+            self._wake.wait(self._interval)
+            self._wake.clear()
+            self._export_queue(writer, self._sender)
+        self._export_queue(writer, self._sender)  # what came before it was closed
+        self._sender.close()
+
+    def _export_queue(self, writer: SpanWriter, sender: Sender) -> None:
+        while self._queue:
+            if self._closing.is_set() and time.monotonic() >= self._flush_until:
+                return
+            self._export_batch(writer, sender)
+
+    def _export_batch(self, writer: SpanWriter, sender: Sender) -> None:
+        request = writer.new_request()
+        size = 0
+        while self._queue and size < MAX_BATCH_BYTES:
+            record, started, record_size = self._queue.popleft()
+            size += record_size
+            trace = record.trace
+            try:
+                writer.write(request, record, started)
+            except Exception:
+                # An error in the gateway itself must never be silent.
+                _log.exception("request %s: its spans failed", record.request_id or "-")
+                self._metrics.failed.add(float(_least_spans(record)))
+            if trace is not None and trace.dropped_attempts:
+                self._metrics.too_many.add(float(trace.dropped_attempts))
+            time.sleep(0)  # lets the event loop have the interpreter's lock
+        try:
+            self._send(request, writer.count(request), sender)
+        finally:
+            with self._lock:
+                self._bytes -= size
+
+    def _send(self, request: Any, count: int, sender: Sender) -> None:
+        from gateway.observe.tracing.otlp import ExportError
+
+        until = time.monotonic() + _TIMEOUT
+        backoff = _FIRST_BACKOFF
+        while True:
+            try:
+                rejected = min(sender.send(request, max(until - time.monotonic(), 0.1)), count)
+            except Exception as error:
+                is_retryable = isinstance(error, ExportError) and error.is_retryable
+                is_late = time.monotonic() + backoff >= until
+                if is_late or not is_retryable or self._closing.wait(backoff):
+                    self._metrics.failed.add(float(count))
+                    self._failures.write(str(error), count)
+                    return
+                backoff *= 2
+            else:
+                self._metrics.exported.add(float(count - rejected))
+                if rejected:
+                    self._metrics.rejected.add(float(rejected))
+                    self._failures.write(f"it rejected {rejected} spans", rejected)
+                else:
+                    self._failures.reset()
+                return
+
+    def _drop_queue(self) -> None:
+        while True:
+            try:
+                record, _, size = self._queue.popleft()
+            except IndexError:
+                return
+            with self._lock:
+                self._bytes -= size
+            self._metrics.at_shutdown.add(float(_least_spans(record)))
+
+
+def instance_name() -> str:
+    """Return the name of this process among those of the same service."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+def size_of(record: CallRecord) -> int:
+    """Return about the bytes of a call until it is exported: more than its record or spans take."""
+    trace = record.trace
+    attempts = () if trace is None else trace.attempts
+    noted = sum([len(each.value) for each in record.noted])
+    texts = len(record.target) + len(record.error) + noted
+    texts += sum([len(each.target) + len(each.error) for each in attempts])
+    texts += 0 if trace is None else len(trace.state) * (len(attempts) + 4)
+    return _CALL_BYTES + _ATTEMPT_BYTES * len(attempts) + _TEXT_FACTOR * texts
+
+
+def _least_spans(record: CallRecord) -> int:
+    """Return how many spans a call has at least: its own and those of its attempts."""
+    return 1 + (0 if record.trace is None else len(record.trace.attempts))
+
+
+class _FailureLog:
+    """Logs why exports fail, at a limited rate, and once that they work again."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._next = float("-inf")
+        self._lost = 0
+        self._is_failing = False
+
+    def write(self, reason: str, spans: int) -> None:
+        """Count lost spans, and log why if the last line is long enough ago."""
+        self._is_failing = True
+        self._lost += spans
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _LOG_INTERVAL
+        why = escape_for_log(shorten(reason, _QUOTED))
+        _log.warning("%d spans were not exported to %s: %s", self._lost, self._endpoint, why)
+        self._lost = 0
+
+    def reset(self) -> None:
+        """Log that exports work again, if the last one failed."""
+        if self._is_failing:
+            self._is_failing = False
+            _log.info("spans are exported to %s again", self._endpoint)

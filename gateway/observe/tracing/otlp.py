@@ -1,0 +1,189 @@
+"""Sends batches of spans to a receiver: OTLP over HTTP, and over gRPC.
+
+https://opentelemetry.io/docs/specs/otlp/ is the specification; sections are those of it. The
+messages are OpenTelemetry's own. Its exporters are not used: they would take 0.4 ms more for each
+sampled call, see docs/decisions.md. This module needs the extra ``tensorgate[otel]``.
+"""
+
+from __future__ import annotations
+
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+_TRACES_PATH = "/v1/traces"
+_MAX_RESPONSE = 64 * 1024
+_QUOTED = 200
+# Section "Failures": only these may be sent again.
+_RETRYABLE_STATUSES = frozenset((429, 502, 503, 504))
+_RETRYABLE_CODES = frozenset(
+    (
+        *("CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE"),
+        *("DATA_LOSS", "RESOURCE_EXHAUSTED"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """Where spans go; ``headers`` may hold secrets."""
+
+    endpoint: str
+    protocol: str = "http"
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ca: str | None = None
+
+
+class ExportError(Exception):
+    """A batch was not taken; it may be sent again if ``is_retryable``."""
+
+    def __init__(self, message: str, is_retryable: bool) -> None:
+        super().__init__(message)
+        self.is_retryable: Final = is_retryable
+
+
+class Sender(ABC):
+    """Sends batches to one receiver; it blocks."""
+
+    @abstractmethod
+    def send(self, request: ExportTraceServiceRequest, timeout: float) -> int:
+        """Send a batch; return how many of its spans the receiver has rejected.
+
+        Raises ExportError.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection."""
+
+
+def make_sender(receiver: Receiver) -> Sender:
+    """Return the sender of a receiver; raises OSError if its CA cannot be loaded."""
+    return GrpcSender(receiver) if receiver.protocol == "grpc" else HttpSender(receiver)
+
+
+class HttpSender(Sender):
+    """Posts batches over one connection, which stays open. It uses no proxy."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        parts = urlsplit(receiver.endpoint)
+        self._host: Final = parts.hostname or ""
+        self._port: Final = parts.port
+        self._path: Final = parts.path if parts.path not in ("", "/") else _TRACES_PATH
+        self._headers: Final = {
+            **receiver.headers,
+            "Content-Type": "application/x-protobuf",
+            "User-Agent": "tensorgate",
+        }
+        self._tls = (
+            ssl.create_default_context(cafile=receiver.ca) if parts.scheme == "https" else None
+        )
+        self._connection: HTTPConnection | None = None
+
+    def send(self, request: ExportTraceServiceRequest, timeout: float) -> int:
+        """Post a batch; see Sender."""
+        data = request.SerializeToString()
+        was_open = self._connection is not None
+        try:
+            status, body = self._post(data, timeout)
+        except (OSError, HTTPException) as error:
+            self.close()
+            if not was_open or isinstance(error, TimeoutError):
+                raise _connection_error(error) from None
+            try:  # the receiver may have closed the idle connection
+                status, body = self._post(data, timeout)
+            except (OSError, HTTPException) as again:
+                self.close()
+                raise _connection_error(again) from None
+        if not 200 <= status < 300:
+            text = body[:_QUOTED].decode(errors="replace").strip()
+            why = f"the receiver returned {status}" + (f": {text}" if text.isprintable() else "")
+            raise ExportError(why, status in _RETRYABLE_STATUSES)
+        return _rejected(body)
+
+    def _post(self, data: bytes, timeout: float) -> tuple[int, bytes]:
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._connect(timeout)
+        elif connection.sock is not None:
+            connection.sock.settimeout(timeout)
+        connection.request("POST", self._path, body=data, headers=self._headers)
+        response = connection.getresponse()
+        body = response.read(_MAX_RESPONSE)
+        if not response.isclosed() or response.will_close:
+            self.close()
+        return response.status, body
+
+    def _connect(self, timeout: float) -> HTTPConnection:
+        if self._tls is None:
+            return HTTPConnection(self._host, self._port, timeout=timeout)
+        return HTTPSConnection(self._host, self._port, timeout=timeout, context=self._tls)
+
+    def close(self) -> None:
+        """Close the connection; see Sender."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class GrpcSender(Sender):
+    """Exports batches over gRPC. It uses no proxy."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        # Only here: a gateway that exports over HTTP need not load it.
+        import grpc
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
+
+        self._error: Final = grpc.RpcError
+        parts = urlsplit(receiver.endpoint)
+        options = [("grpc.enable_http_proxy", 0), ("grpc.primary_user_agent", "tensorgate")]
+        self._channel: Any = None
+        if parts.scheme == "https":
+            authority = None
+            if receiver.ca is not None:
+                with open(receiver.ca, "rb") as file:
+                    authority = file.read()
+            credentials = grpc.ssl_channel_credentials(authority)
+            self._channel = grpc.secure_channel(parts.netloc, credentials, options)
+        else:
+            self._channel = grpc.insecure_channel(parts.netloc, options)
+        self._metadata: Final = [(name.lower(), value) for name, value in receiver.headers.items()]
+        self._export: Final = TraceServiceStub(self._channel).Export
+
+    def send(self, request: ExportTraceServiceRequest, timeout: float) -> int:
+        """Export a batch; see Sender."""
+        try:
+            response = self._export(request, timeout=timeout, metadata=self._metadata)
+        except self._error as error:
+            code = error.code().name
+            why = f"the receiver returned {code}: {str(error.details())[:_QUOTED]}"
+            raise ExportError(why, code in _RETRYABLE_CODES) from None
+        except ValueError as error:  # the channel was closed
+            raise ExportError(str(error), False) from None
+        return int(response.partial_success.rejected_spans)
+
+    def close(self) -> None:
+        """Close the channel, which ends an export in progress; see Sender."""
+        self._channel.close()
+
+
+def _connection_error(error: Exception) -> ExportError:
+    text = "it did not respond in time" if isinstance(error, TimeoutError) else str(error)
+    return ExportError(text or type(error).__name__, True)
+
+
+def _rejected(body: bytes) -> int:
+    """Return how many spans a response says were rejected; it may be no message at all."""
+    try:
+        return int(ExportTraceServiceResponse.FromString(body).partial_success.rejected_spans)
+    except Exception:  # DecodeError of whatever implementation of protobuf there is
+        return 0

@@ -1,0 +1,290 @@
+"""Spans reach a receiver, or are dropped and counted; the event loop only queues."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from gateway.observe.call_record import CallRecord
+from gateway.observe.call_trace import CallTrace
+from gateway.observe.gateway_metrics import (
+    DROPPED_SPANS,
+    EXPORTED_SPANS,
+    GATEWAY_FAMILIES,
+    GatewayMetrics,
+)
+from gateway.observe.metric_store import MetricStore
+from gateway.observe.tracing import exporter as module
+from gateway.observe.tracing.exporter import MAX_BATCH_BYTES, TraceExporter, size_of
+from gateway.observe.tracing.otlp import ExportError, Receiver, make_sender
+from gateway.observe.tracing.spans import SpanWriter
+from tests.support.addresses import free_address
+from tests.support.compiled import needs_source
+from tests.support.servers.trace_receiver import TraceReceiver, trace_receiver
+
+
+class _Metrics:
+    def __init__(self) -> None:
+        self._store = MetricStore(GATEWAY_FAMILIES, 1)
+        self.of_exporter = GatewayMetrics(self._store.writer(0)).traces()
+
+    @property
+    def exported(self) -> float:
+        return self._store.sums(EXPORTED_SPANS)[()][0]
+
+    @property
+    def dropped(self) -> dict[str, float]:
+        sums = self._store.sums(DROPPED_SPANS).items()
+        return {reason: count for (reason,), (count,) in sums if count}
+
+
+class _Sender:
+    """Takes batches, unless ``error`` is set; waits for ``gate`` first."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.sizes: list[int] = []
+        self.closed = False
+
+    def send(self, request: Any, timeout: float) -> int:
+        self.gate.wait(10)
+        self.sizes.append(request.ByteSize())
+        if self.error is not None:
+            raise self.error
+        return 0
+
+    def close(self) -> None:
+        self.closed = True
+        self.gate.set()
+
+
+def _record(target: str = "/v2/models/m/infer", attempts: int = 1) -> CallRecord:
+    record = CallRecord("POST", target, "id", time.perf_counter())
+    trace = record.trace = CallTrace(lambda _: None)
+    for _ in range(attempts):
+        record.set_endpoint("u", "http://a:1")
+        record.begin_attempt(time.perf_counter())
+        trace.begin_attempt(record, "POST", target)
+        trace.set_status(200)
+    record.status = 200
+    return record
+
+
+@contextmanager
+def _exporter(
+    sender: Any, metrics: _Metrics, interval: float = 0.01, **more: Any
+) -> Iterator[TraceExporter]:
+    writer = SpanWriter("test", "1", "i")
+    exporter = TraceExporter(
+        "http://r:4318", lambda: (writer, sender), metrics.of_exporter, interval, **more
+    )
+    try:
+        yield exporter
+    finally:
+        exporter.close()
+
+
+def _until(condition: Any) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end, "the condition never held"
+        time.sleep(0.005)
+
+
+@pytest.fixture(params=["http", "grpc"])
+def receiver(request: pytest.FixtureRequest) -> Iterator[TraceReceiver]:
+    """A receiver of either protocol."""
+    with trace_receiver(request.param) as running:
+        yield running
+
+
+def _sender_to(receiver: TraceReceiver, **more: Any) -> Any:
+    return make_sender(Receiver(receiver.endpoint, receiver.protocol, **more))
+
+
+def test_spans_of_a_call_reach_the_receiver(receiver: TraceReceiver) -> None:
+    metrics = _Metrics()
+    with _exporter(_sender_to(receiver, headers={"X-Key": "k"}), metrics) as exporter:
+        exporter.observe(_record())
+        _until(lambda: receiver.spans)
+        exporter.observe(_record())
+    assert len(receiver.spans) == 4
+    assert receiver.spans[0].service == "test"
+    assert {headers["x-key"] for headers in receiver.headers} == {"k"}
+    assert (metrics.exported, metrics.dropped) == (4, {})
+    assert exporter.queued_bytes == 0
+
+
+def test_call_that_is_not_traced_is_not_queued() -> None:
+    sender, metrics = _Sender(), _Metrics()
+    with _exporter(sender, metrics) as exporter:
+        exporter.observe(CallRecord("GET", "/"))
+    assert sender.sizes == []
+    assert sender.closed
+
+
+def test_queue_is_bounded_in_bytes() -> None:
+    sender, metrics = _Sender(), _Metrics()
+    sender.gate.clear()
+    record = _record()
+    most = 5 * size_of(record)
+    with _exporter(sender, metrics, max_queued_bytes=most) as exporter:
+        for _ in range(8):
+            exporter.observe(record)
+            assert exporter.queued_bytes <= most
+        assert metrics.dropped == {"queue_full": 6}
+        sender.gate.set()
+        _until(lambda: exporter.queued_bytes == 0)
+        exporter.observe(record)
+    assert metrics.exported == 12
+
+
+def test_batches_are_bounded_in_bytes() -> None:
+    sender, metrics = _Sender(), _Metrics()
+    with _exporter(sender, metrics, interval=60.0, max_queued_bytes=2**30) as exporter:
+        for _ in range(400):
+            exporter.observe(_record("/" + "x" * 900))
+    assert len(sender.sizes) > 1
+    assert max(sender.sizes) <= MAX_BATCH_BYTES
+    assert (metrics.exported, metrics.dropped) == (800, {})
+
+
+@pytest.mark.parametrize("attempts", [0, 1, 5, 32])
+@pytest.mark.parametrize("target", ["/v2/models/m/infer", "/" + "x" * 60_000])
+def test_size_of_a_call_is_more_than_its_spans_take(attempts: int, target: str) -> None:
+    record = _record(target, attempts)
+    assert record.trace is not None
+    record.error = "e" * 2000
+    record.trace.end_attempt(record)
+    writer = SpanWriter("test", "1", "i")
+    request = writer.new_request()
+    empty = request.ByteSize()
+    writer.write(request, record, 10**18)
+    assert request.ByteSize() - empty < size_of(record)
+
+
+def test_full_batch_does_not_wait_for_the_interval() -> None:
+    sender, metrics = _Sender(), _Metrics()
+    with _exporter(sender, metrics, interval=60.0) as exporter:
+        while exporter.queued_bytes < MAX_BATCH_BYTES and not sender.sizes:
+            exporter.observe(_record())
+        _until(lambda: sender.sizes)
+
+
+@pytest.mark.parametrize("error", [ExportError("no such tenant", False), ZeroDivisionError("bug")])
+def test_failed_export_is_counted_and_logged_once(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender, metrics = _Sender(), _Metrics()
+    sender.error = error
+    with _exporter(sender, metrics) as exporter:
+        for number in range(1, 4):
+            exporter.observe(_record())
+            _until(lambda number=number: len(sender.sizes) == number)
+        _until(lambda: metrics.dropped == {"export_failed": 6})
+        sender.error = None
+        exporter.observe(_record())
+        _until(lambda: metrics.exported == 2)
+    (line,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert line == f"2 spans were not exported to http://r:4318: {error}"
+
+
+@needs_source
+def test_export_is_tried_again_while_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_FIRST_BACKOFF", 0.01)
+    sender, metrics = _Sender(), _Metrics()
+    sender.error = ExportError("busy", True)
+    with _exporter(sender, metrics) as exporter:
+        exporter.observe(_record())
+        _until(lambda: len(sender.sizes) > 2)
+        sender.error = None
+        _until(lambda: metrics.exported == 2)
+    assert metrics.dropped == {}
+
+
+def test_rejected_spans_are_counted(receiver: TraceReceiver) -> None:
+    metrics = _Metrics()
+    receiver.rejected = 1
+    with _exporter(_sender_to(receiver), metrics) as exporter:
+        exporter.observe(_record())
+    assert (metrics.exported, metrics.dropped) == (1, {"rejected": 1})
+
+
+def test_receiver_that_is_down_costs_spans_only(
+    receiver: TraceReceiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = _Metrics()
+    receiver.status = 503
+    with _exporter(_sender_to(receiver), metrics) as exporter:
+        exporter.observe(_record())
+        _until(lambda: receiver.sizes)
+    assert metrics.dropped == {"export_failed": 2}
+    assert "the receiver returned" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_end_is_bounded_without_a_receiver(protocol: str) -> None:
+    metrics = _Metrics()
+    sender = make_sender(Receiver(f"http://{free_address()}", protocol))
+    with _exporter(sender, metrics) as exporter:
+        exporter.observe(_record())
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
+    assert metrics.dropped == {"export_failed": 2}
+
+
+def test_end_is_bounded_with_a_receiver_that_hangs() -> None:
+    sender, metrics = _Sender(), _Metrics()
+    sender.gate.clear()
+    with _exporter(sender, metrics) as exporter:
+        exporter.observe(_record())
+    assert sender.closed
+    exporter.observe(_record())
+    assert metrics.dropped == {"shutdown": 2}
+    assert metrics.exported == 2
+
+
+def test_packages_that_cannot_be_loaded_cost_spans_only(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> Any:
+        raise ImportError("no such package")
+
+    metrics = _Metrics()
+    exporter = TraceExporter("http://r:4318", fail, metrics.of_exporter, 0.01)
+    exporter._thread.join(5)
+    exporter.observe(_record())
+    exporter.close()
+    assert metrics.dropped == {"shutdown": 2}
+    assert "ImportError: no such package" in caplog.text
+
+
+def test_call_whose_spans_cannot_be_written_does_not_end_the_export(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sender, metrics = _Sender(), _Metrics()
+    broken = _record()
+    assert broken.trace is not None
+    broken.trace.attempts[0].seconds = float("nan")
+    broken.seconds = float("nan")
+    with _exporter(sender, metrics, interval=60.0) as exporter:
+        exporter.observe(broken)
+        exporter.observe(_record())
+    assert (metrics.exported, metrics.dropped) == (2, {"export_failed": 2})
+    assert "its spans failed" in caplog.text
+
+
+def test_attempts_without_a_span_are_counted() -> None:
+    sender, metrics = _Sender(), _Metrics()
+    with _exporter(sender, metrics) as exporter:
+        exporter.observe(_record(attempts=40))
+    assert (metrics.exported, metrics.dropped) == (33, {"too_many_attempts": 8})

@@ -1,0 +1,95 @@
+"""The receiver of traces, as settings name it; what it takes must be installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.settings import cross_checks
+from gateway.settings.load import load_with_positions
+from gateway.settings.problems import SettingsError
+from gateway.settings.schema import Settings
+from gateway.settings.tracing import parse_receiver
+from tests.support.compiled import needs_source
+
+UPSTREAMS = {"triton": {"endpoints": ["http://triton:8000"]}}
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4318"),
+        ("http://collector:4318/", "http://collector:4318"),
+        ("HTTP://collector:4318", "http://collector:4318"),
+        ("https://[::1]:4317", "https://[::1]:4317"),
+        ("https://[::1]", "https://[::1]:443"),
+        ("https://traces.example/otlp/v1/traces", "https://traces.example:443/otlp/v1/traces"),
+        ("http://collector", "http://collector:80"),
+    ],
+)
+def test_receiver_is_a_url(given: str, url: str) -> None:
+    assert parse_receiver(given) == url
+
+
+@pytest.mark.parametrize(
+    "given", ["http://", "http://:4318", "http://a:b", "http://a:0", "http://a:", "http://u@a:1", 7]
+)
+def test_receiver_has_a_host(given: Any) -> None:
+    with pytest.raises(ValueError):
+        parse_receiver(given)
+
+
+def test_defaults() -> None:
+    tracing = {"endpoint": "http://127.0.0.1:4318"}
+    settings = Settings.model_validate({"upstreams": UPSTREAMS, "tracing": tracing})
+    assert settings.tracing is not None
+    assert (settings.tracing.protocol, settings.tracing.sample) == ("http", 100.0)
+    assert settings.tracing.service_name == "tensorgate"
+    assert Settings.model_validate({"upstreams": UPSTREAMS}).tracing is None
+
+
+@needs_source
+@pytest.mark.parametrize(
+    ("missing", "protocol", "named"),
+    [
+        ({"opentelemetry.proto", "google.protobuf"}, "http", "opentelemetry.proto"),
+        ({"grpc"}, "grpc", "grpc"),
+        ({"grpc"}, "http", None),
+    ],
+)
+def test_missing_extra_is_an_error_that_names_it(
+    missing: set[str],
+    protocol: str,
+    named: str | None,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cross_checks, "_is_installed", lambda name: name not in missing)
+    text = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
+    file.write_text(f"{text}tracing: {{endpoint: 'http://a:1', protocol: {protocol}}}\n")
+    if named is None:
+        assert load_with_positions(file, {}, with_files=True).settings.tracing is not None
+        return
+    for at_start in (True, False):
+        with pytest.raises(SettingsError) as error:
+            load_with_positions(file, {}, with_files=at_start, with_written_files=True)
+        what = f"it takes the Python package {named}, which is not installed"
+        assert str(error.value) == f"{file}:2: tracing: {what}: pip install 'tensorgate[otel]'"
+
+
+def test_check_for_the_extra_loads_none_of_it() -> None:
+    loaded = set(sys.modules)
+    assert not list(cross_checks.missing_packages({"tracing": {"protocol": "grpc"}}))
+    assert not {name for name in set(sys.modules) - loaded if name.startswith("grpc.")}
+    assert list(cross_checks.missing_packages({})) == []
+    assert not cross_checks._is_installed("no_such_package.proto")
+
+
+def test_missing_ca_is_an_error(file: Path) -> None:
+    text = "upstreams: {triton: {endpoints: ['http://triton:8000']}}\n"
+    file.write_text(f"{text}tracing: {{endpoint: 'https://a:1', ca: /none.pem}}\n")
+    with pytest.raises(SettingsError, match=r"tracing\.ca: /none\.pem cannot be read"):
+        load_with_positions(file, {}, with_files=True)
