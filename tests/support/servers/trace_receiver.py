@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
+from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -109,7 +112,6 @@ def decode(data: ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
     for resource_spans in data.resource_spans:
         resource = _attributes(resource_spans.resource)
         for scope_spans in resource_spans.scope_spans:
-            assert scope_spans.scope.name == "tensorgate"
             for span in scope_spans.spans:
                 yield ReceivedSpan(
                     span.trace_id.hex(),
@@ -126,6 +128,19 @@ def decode(data: ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
                     span.status.message,
                     resource,
                 )
+
+
+def read_json(text: bytes) -> ExportTraceServiceRequest:
+    """Return a batch in OTLP's JSON, which has ids in hexadecimal."""
+    fields = json.loads(text)
+    for resource_spans in fields["resourceSpans"]:
+        for scope_spans in resource_spans["scopeSpans"]:
+            for span in scope_spans["spans"]:
+                for name in ("traceId", "spanId", "parentSpanId"):
+                    span[name] = b64encode(bytes.fromhex(span.get(name, ""))).decode()
+    batch = ExportTraceServiceRequest()
+    json_format.ParseDict(fields, batch)
+    return batch
 
 
 def _attributes(message: Any) -> dict[str, Any]:
@@ -154,13 +169,17 @@ def _http(receiver: TraceReceiver) -> Iterator[None]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             receiver.headers.append({name.lower(): value for name, value in self.headers.items()})
             receiver.paths.append(self.path)
-            response = receiver.take(ExportTraceServiceRequest.FromString(body))
-            data = response.SerializeToString() if receiver.status == 200 else b"busy"
+            is_json = self.headers["Content-Type"] == "application/json"
+            data = read_json(body) if is_json else ExportTraceServiceRequest.FromString(body)
+            response = receiver.take(data)
+            answer = response.SerializeToString() if receiver.status == 200 else b"busy"
+            if is_json:
+                answer = b"{}"
             try:
                 self.send_response(receiver.status)
-                self.send_header("Content-Length", str(len(data)))
+                self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
-                self.wfile.write(data)
+                self.wfile.write(answer)
             except OSError:
                 self.close_connection = True
 

@@ -1,0 +1,287 @@
+"""Client, gateway and Triton tell of a call in one trace, over HTTP and over gRPC."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.integration.support.client import Client
+from tests.integration.support.gateway import Gateway, gateway_with_settings
+from tests.integration.triton.models import MODELS
+from tests.integration.triton.server import HOST, TritonServer
+from tests.support.addresses import free_port
+from tests.support.grpc.client import SERVICE
+from tests.support.grpc.proto_file import message_class
+from tests.support.servers.trace_receiver import (
+    CLIENT,
+    SERVER,
+    ReceivedSpan,
+    TraceReceiver,
+    trace_receiver,
+)
+
+pytestmark = pytest.mark.triton
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e47{:02x}"
+PARENT = "00f067aa0ba902b7"
+SETTING = "/v2/trace/setting"
+INPUTS = [
+    {"name": name, "datatype": "FP32", "shape": [2], "data": [1, 2]}
+    for name in ("INPUT0", "INPUT1")
+]
+INFER = json.dumps({"inputs": INPUTS}).encode()
+TRITON, GATEWAY = "triton-inference-server", "tensorgate"
+
+
+class _TracingTriton(TritonServer):
+    """Exports over OTLP to a receiver, and samples nothing by itself."""
+
+    def __init__(self, receiver: TraceReceiver) -> None:
+        super().__init__([model for model in MODELS if model.name == "add"])
+        self._receiver = receiver.endpoint
+
+    def _arguments(self, folder: Path) -> list[str]:
+        others = [each for each in super()._arguments(folder) if "--trace-config" not in each]
+        return [
+            *others,
+            "--trace-config=mode=opentelemetry",
+            "--trace-config=level=OFF",
+            "--trace-config=rate=1000000",
+            f"--trace-config=opentelemetry,url={self._receiver}/v1/traces",
+            "--trace-config=opentelemetry,bsp_schedule_delay=50",
+        ]
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[TraceReceiver]:
+    """A receiver of the spans of the gateway and of Triton."""
+    with trace_receiver() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def triton(receiver: TraceReceiver) -> Iterator[TritonServer]:
+    """A Triton in its OpenTelemetry mode."""
+    with _TracingTriton(receiver) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    receiver: TraceReceiver, triton: TritonServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """A gateway that retries, and routes gRPC clients to Triton's gRPC address."""
+    refused = f"http://{HOST}:{free_port()}"
+    grpc_url = f"grpc://{HOST}:{triton.grpc_port}"
+    settings: dict[str, Any] = {
+        "listen": "127.0.0.1:0",
+        "upstreams": {
+            "http": {"endpoints": [triton.http_url], "dialect": "triton"},
+            "other": {"endpoints": [triton.http_url], "dialect": "triton"},
+            "grpc": {"endpoints": [grpc_url], "dialect": "triton"},
+            "half": {
+                "endpoints": [refused, triton.http_url],
+                "dialect": "triton",
+                "load_balancing": {"policy": "round_robin"},
+            },
+        },
+        "routes": [
+            {"match": {"headers": {"x-way": "half"}}, "upstream": "half"},
+            {
+                "match": {"headers": {"x-way": "mirror"}},
+                "upstream": "http",
+                "mirror": {"upstream": "other", "percent": "100%"},
+            },
+            {
+                "match": {"headers": {"x-way": "canary"}},
+                "upstream": [{"name": "http", "weight": 1}, {"name": "other", "weight": 1}],
+            },
+            {"match": {"headers": {"x-way": "grpc"}}, "upstream": "grpc"},
+            {"upstream": "http"},
+        ],
+        "tracing": {"endpoint": receiver.endpoint, "sample": "0%"},
+    }
+    with gateway_with_settings(tmp_path_factory.mktemp("gateway"), settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def switched_on(gateway: Gateway) -> None:
+    """Triton's tracing is switched on through the gateway, as it runs."""
+    with _client(gateway) as client:
+        assert client.get("/v2/trace").fields["trace_level"] == ["OFF"]
+        changes = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}
+        changed = client.send("POST", "/v2/trace", json.dumps(changes).encode()).fields
+    assert {name: changed[name] for name in changes} == changes
+    assert changed["trace_mode"] == "opentelemetry"
+
+
+@contextmanager
+def _client(gateway: Gateway) -> Iterator[Client]:
+    with Client(gateway.host, gateway.port) as client:
+        yield client
+
+
+def _parent(number: int) -> dict[str, str]:
+    return {"traceparent": f"00-{TRACE.format(number)}-{PARENT}-01"}
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "the spans never came"
+        time.sleep(0.02)
+
+
+def _trace(receiver: TraceReceiver, number: int, requests: int) -> list[ReceivedSpan]:
+    """Return the spans of a trace once the gateway and Triton have exported theirs."""
+    trace_id = TRACE.format(number)
+
+    def is_complete() -> bool:
+        spans = receiver.trace(trace_id)
+        of_gateway = [each for each in spans if each.service == GATEWAY and each.kind == SERVER]
+        return len(of_gateway) == 1 and len(_requests(spans)) == requests
+
+    _until(is_complete)
+    return receiver.trace(trace_id)
+
+
+def _requests(spans: list[ReceivedSpan]) -> list[ReceivedSpan]:
+    """Return Triton's spans of whole requests."""
+    return [each for each in spans if each.service == TRITON and each.name == "InferRequest"]
+
+
+def _check_joined(spans: list[ReceivedSpan], attempts: int) -> list[ReceivedSpan]:
+    """Check that all spans nest below the client's; return the attempts that Triton has seen."""
+    (call,) = [each for each in spans if each.service == GATEWAY and each.kind == SERVER]
+    assert call.parent_id == PARENT
+    by_id = {each.span_id: each for each in spans}
+    assert len(by_id) == len(spans)
+    for each in spans:
+        assert each is call or each.parent_id in by_id
+    sent = [each for each in spans if each.kind == CLIENT]
+    assert len(sent) == attempts
+    seen = [by_id[each.parent_id] for each in _requests(spans)]
+    assert all(each.kind == CLIENT and each.service == GATEWAY for each in seen)
+    for request in _requests(spans):
+        attempt = by_id[request.parent_id]
+        assert attempt.start <= request.start
+    return seen
+
+
+def test_call_over_http_is_one_trace(gateway: Gateway, receiver: TraceReceiver) -> None:
+    with _client(gateway) as client:
+        assert client.send("POST", "/v2/models/add/infer", INFER, _parent(1)).status == 200
+    spans = _trace(receiver, 1, 1)
+    assert len(_check_joined(spans, 1)) == 1
+    names = {each.name for each in spans if each.service == GATEWAY}
+    assert names == {"POST /v2/models/{model}/infer", "convert request", "convert response"}
+    assert {"InferRequest", "add", "compute"} == {e.name for e in spans if e.service == TRITON}
+
+
+def test_retry_is_in_the_trace(gateway: Gateway, receiver: TraceReceiver) -> None:
+    """Round robin: one of two calls meets the endpoint that refuses connections."""
+    with _client(gateway) as client:
+        for number in (2, 3):
+            headers = {**_parent(number), "x-way": "half"}
+            assert client.send("POST", "/v2/models/add/infer", INFER, headers).status == 200
+    counts = []
+    for number in (2, 3):
+        spans = _trace(receiver, number, 1)
+        attempts = [each for each in spans if each.kind == CLIENT]
+        counts.append(len(attempts))
+        (seen,) = _check_joined(spans, len(attempts))
+        assert seen is attempts[-1]
+        assert [each.error for each in attempts] == [True] * (len(attempts) - 1) + [False]
+    assert max(counts) == 2
+
+
+def test_mirrored_copy_is_in_the_trace(gateway: Gateway, receiver: TraceReceiver) -> None:
+    with _client(gateway) as client:
+        headers = {**_parent(4), "x-way": "mirror"}
+        assert client.send("POST", "/v2/models/add/infer", INFER, headers).status == 200
+    _until(lambda: any(each.name == "mirror other" for each in receiver.trace(TRACE.format(4))))
+    spans = _trace(receiver, 4, 2)
+    seen = _check_joined(spans, 2)
+    assert {each.attributes["tensorgate.upstream"] for each in seen} == {"http", "other"}
+    (mirror,) = [each for each in spans if each.name == "mirror other"]
+    (copy,) = [each for each in seen if each.parent_id == mirror.span_id]
+    assert copy.attributes["tensorgate.upstream"] == "other"
+
+
+def test_both_upstreams_of_a_canary_are_in_traces(
+    gateway: Gateway, receiver: TraceReceiver
+) -> None:
+    numbers = range(0x10, 0x28)
+    with _client(gateway) as client:
+        for number in numbers:
+            headers = {**_parent(number), "x-way": "canary"}
+            assert client.send("POST", "/v2/models/add/infer", INFER, headers).status == 200
+    upstreams = set()
+    for number in numbers:
+        (seen,) = _check_joined(_trace(receiver, number, 1), 1)
+        upstreams.add(seen.attributes["tensorgate.upstream"])
+    assert upstreams == {"http", "other"}
+
+
+def _grpc_request() -> bytes:
+    request = message_class("ModelInferRequest")(model_name="add")
+    for name in ("INPUT0", "INPUT1"):
+        tensor = request.inputs.add(name=name, datatype="FP32", shape=[2])
+        tensor.contents.fp32_contents.extend([1.0, 2.0])
+    return bytes(request.SerializeToString())
+
+
+def test_grpc_client_of_triton_over_http_is_in_one_trace(
+    gateway: Gateway, receiver: TraceReceiver
+) -> None:
+    with grpc.insecure_channel(gateway.address) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        call(_grpc_request(), metadata=[*_parent(7).items()], timeout=10)
+    (seen,) = _check_joined(_trace(receiver, 7, 1), 1)
+    assert seen.name == "POST /v2/models/{model}/infer"
+
+
+def test_grpc_client_of_triton_over_grpc_is_in_one_trace(
+    gateway: Gateway, receiver: TraceReceiver
+) -> None:
+    """Triton 2.51 overlooks a traceparent in one of twenty calls over gRPC, from any client."""
+    numbers = range(0x30, 0x38)
+    with grpc.insecure_channel(gateway.address) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        for number in numbers:
+            metadata = [*_parent(number).items(), ("x-way", "grpc")]
+            call(_grpc_request(), metadata=metadata, timeout=10)
+
+    def joined() -> list[int]:
+        return [number for number in numbers if _requests(receiver.trace(TRACE.format(number)))]
+
+    _until(lambda: len(joined()) >= len(numbers) // 2)
+    for number in joined():
+        (seen,) = _check_joined(_trace(receiver, number, 1), 1)
+        assert seen.attributes["tensorgate.upstream"] == "grpc"
+        assert seen.name == f"{SERVICE}/ModelInfer"
+
+
+def test_stream_of_a_grpc_client_is_one_trace(gateway: Gateway, receiver: TraceReceiver) -> None:
+    """Each message of a stream is an attempt in front of a server over HTTP."""
+    metadata = [*_parent(9).items()]
+    with grpc.insecure_channel(gateway.address) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
+        responses = call(iter([_grpc_request()] * 3), metadata=metadata, timeout=10)
+        assert len(list(responses)) == 3
+    assert len(_check_joined(_trace(receiver, 9, 3), 3)) == 3
+
+
+def test_mode_of_triton_is_fixed_at_its_start(gateway: Gateway) -> None:
+    """Level, rate and count can be changed; Triton 2.51 leaves the mode, and says 200."""
+    with _client(gateway) as client:
+        changed = client.send("POST", "/v2/trace", b'{"trace_mode": "triton"}')
+        assert (changed.status, changed.fields["trace_mode"]) == (200, "opentelemetry")
