@@ -25,6 +25,7 @@ from benchmarks.measurements import (
     many_connections,
     other_proxies,
     request_rate,
+    tracing,
     traffic,
     workers,
 )
@@ -71,6 +72,7 @@ MEASUREMENTS: dict[str, Callable[[Environment], list[report.Row]]] = {
     "idle": idle_connections.connections,
     "hostile": hostile_traffic.memory,
     "workers": workers.scaling,
+    "tracing": tracing.cost,
 }
 ON_DEMAND: dict[str, Callable[[Environment], list[report.Row]]] = {
     "traffic-same-head": traffic.same_head,

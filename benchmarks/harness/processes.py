@@ -132,6 +132,7 @@ def running_gateway(
     access_log: bool = False,
     from_sources: bool = False,
     scheme: str = "http",
+    tracing: Mapping[str, str] | None = None,
 ) -> Iterator[Gateway]:
     """Run a gateway in front of a server, without limits on sizes.
 
@@ -148,6 +149,7 @@ def running_gateway(
         },
         "limits": {"max_request_bytes": "4GiB"},
         "log": {"access": access_log},
+        **({} if tracing is None else {"tracing": dict(tracing)}),
     }
     with tempfile.TemporaryDirectory(prefix="tensorgate-bench-") as name:
         config, log = Path(name, "gateway.yaml"), Path(name, "log")

@@ -33,8 +33,8 @@ _STATE_VALUE = r"[ -+\--<>-~]{0,255}[!-+\--<>-~]"
 _STATE_MEMBER = re.compile(f"{_STATE_KEY}={_STATE_VALUE}")
 _MAX_MEMBERS = 32
 
-_ABORTED = "aborted"
-"""The kind of the error of an attempt that ended without one, and without a response."""
+ABORTED: Final = "aborted"
+"""The kind of the error of an attempt that was cut off, as its client left, for example."""
 
 
 class HeaderLine(Protocol):
@@ -252,7 +252,7 @@ class CallTrace:
             if error.kind.value.upstream_failed or error.kind.value.retryable:
                 self.set_failure(error.kind.name.lower(), error.message)
         elif isinstance(error, CancelledError):
-            self.set_failure(_ABORTED, "")
+            self.set_failure(ABORTED, "")
 
     def set_failure(self, kind: str, why: str) -> None:
         """Note the first reason for which the last attempt failed."""
@@ -271,8 +271,6 @@ class CallTrace:
         attempt.sent_bytes, attempt.received_bytes = record.sent_bytes, record.received_bytes
         if attempt.is_grpc and attempt.grpc_status < 0 and attempt.status:
             attempt.grpc_status = record.grpc_status
-        if not attempt.status and not attempt.error_type:
-            attempt.error_type = _ABORTED
 
 
 def new_trace_id() -> str:

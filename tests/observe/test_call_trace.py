@@ -211,13 +211,6 @@ def test_first_reason_of_a_failure_is_kept() -> None:
     assert trace.attempts[0].error_type == "no_response"
 
 
-def test_attempt_without_a_response_was_aborted() -> None:
-    record, trace = _record()
-    _sent(record, trace)
-    trace.end_attempt(record)
-    assert trace.attempts[0].error_type == "aborted"
-
-
 def test_number_of_attempts_is_bounded() -> None:
     record, trace = _record()
     parents = {_sent(record, trace) for _ in range(MAX_ATTEMPTS + 3)}

@@ -19,7 +19,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 
 from gateway.errors import replace_surrogates, shorten
 from gateway.observe.call_record import CallRecord
-from gateway.observe.call_trace import AttemptTrace, CallTrace, new_span_id
+from gateway.observe.call_trace import ABORTED, AttemptTrace, CallTrace, new_span_id
 
 Value = str | int | float
 Attributes = dict[str, Value]
@@ -203,7 +203,7 @@ class _CallWriter:
         if not is_error:
             return ""
         has_status = bool(code) and record.status >= _FIRST_CLIENT_ERROR
-        error = kind or (code if has_status else "aborted")
+        error = kind or (code if has_status else ABORTED)
         attributes["error.type"] = error
         return error
 
@@ -220,7 +220,7 @@ class _CallWriter:
         if attempt.first_byte_seconds:
             own["tensorgate.first_byte_ms"] = round(attempt.first_byte_seconds * 1000, 3)
         attributes |= _server_of(attempt.endpoint)
-        status = ""
+        status = "" if attempt.status or attempt.error_type else ABORTED
         if attempt.is_grpc:
             name = _describe_rpc(attributes, attempt.target, operation)
             if attempt.grpc_status >= 0:

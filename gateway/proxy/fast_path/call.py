@@ -378,7 +378,10 @@ class FastPathCall:
                 # The status of a gRPC call came in its trailers.
                 self._end(*self._lease.classify_status(upstream_response.outcome))
             except BaseException as error:
-                self._end(*outcome_of(deadline.translate(error)))
+                translated = deadline.translate(error)
+                if self._record.trace is not None:
+                    self._record.trace.fail_attempt(translated)
+                self._end(*outcome_of(translated))
                 raise
 
         try:

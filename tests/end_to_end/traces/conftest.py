@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway import RunningGateway, running_gateway
+from tests.support.http_messages import Head
 from tests.support.servers.trace_receiver import TraceReceiver, trace_receiver
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -16,6 +17,15 @@ PARENT = "00f067aa0ba902b7"
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
 
 Traced = Callable[..., AbstractAsyncContextManager[RunningGateway]]
+
+
+def parent_of(head: Head) -> tuple[str, str, str]:
+    """Return trace id, span id and flags of the traceparent that a server got."""
+    value = head.get("traceparent")
+    assert value is not None
+    version, trace_id, span_id, flags = value.split("-")
+    assert version == "00"
+    return trace_id, span_id, flags
 
 
 @pytest.fixture

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from tests.end_to_end.observe.conftest import Way
 from tests.end_to_end.observe.conftest import way as way
-from tests.end_to_end.traces.conftest import PARENT, SAMPLED, TRACE, Traced
-from tests.support.http_messages import Head
+from tests.end_to_end.traces.conftest import PARENT, SAMPLED, TRACE, Traced, parent_of
 from tests.support.inference_messages import FLOATS, binary_response, infer_json
 from tests.support.servers.scripted_server import ScriptedServer, always_respond
 from tests.support.servers.trace_receiver import TraceReceiver
 
 STATE = {"tracestate": "vendor=a1,other=b"}
-
-
-def parent_of(head: Head) -> tuple[str, str, str]:
-    """Return trace id, span id and flags of the traceparent that a server got."""
-    value = head.get("traceparent")
-    assert value is not None
-    version, trace_id, span_id, flags = value.split("-")
-    assert version == "00"
-    return trace_id, span_id, flags
 
 
 async def test_spans_of_a_conversion_nest_and_join(

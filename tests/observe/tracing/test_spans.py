@@ -210,6 +210,14 @@ def test_status_of_an_attempt_is_an_error_of_its_client_span(status: int) -> Non
     assert attempt.attributes["error.type"] == str(status)
 
 
+def test_attempt_without_a_response_was_aborted() -> None:
+    record, _ = _call()
+    _attempt(record, status=0)
+    attempt = _spans(record)[1]
+    assert attempt.error
+    assert attempt.attributes["error.type"] == "aborted"
+
+
 def test_retry_says_how_often_the_request_was_sent_before() -> None:
     record, trace = _call()
     _attempt(record, endpoint="http://a:1")

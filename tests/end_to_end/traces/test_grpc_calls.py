@@ -1,0 +1,177 @@
+"""Calls over gRPC and HTTP/2 are traced as those over HTTP/1.1 are, whatever the server speaks."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from tests.end_to_end.traces.conftest import PARENT, SAMPLED, TRACE, Traced, parent_of
+from tests.support.gateway import until
+from tests.support.grpc.client import SERVICE, grpc_client
+from tests.support.grpc.proto_file import message_class
+from tests.support.http2_client import connect_http2
+from tests.support.http_messages import http_response
+from tests.support.inference_messages import FLOATS, binary_response, infer_json, json_request
+from tests.support.servers.grpc_server import GrpcServer, fail, grpc_server
+from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
+from tests.support.servers.trace_receiver import CLIENT, TraceReceiver, trace_receiver
+
+METADATA = (*SAMPLED.items(), ("tracestate", "a=1"))
+RPC = f"{SERVICE}/ModelInfer"
+LONG = ("x-long", "l" * 3000)
+"""Has a call take the streaming path."""
+
+
+def _infer() -> bytes:
+    request = message_class("ModelInferRequest")(model_name="m")
+    request.inputs.add(name="IN", datatype="FP32", shape=[FLOATS.size])
+    request.raw_input_contents.append(FLOATS.tobytes())
+    return bytes(request.SerializeToString())
+
+
+def _sent(server: GrpcServer) -> list[dict[str, str]]:
+    """Return the metadata of infer calls."""
+    pairs = zip(server.paths, server.metadata, strict=True)
+    return [dict(metadata) for path, metadata in pairs if path.endswith("Infer")]
+
+
+def _check(receiver: TraceReceiver, sent: list[dict[str, str]]) -> None:
+    call, attempts = receiver.call(), receiver.attempts()
+    assert (call.trace_id, call.parent_id, call.state) == (TRACE, PARENT, "a=1")
+    assert [each["traceparent"] for each in sent] == [
+        f"00-{TRACE}-{attempt.span_id}-01" for attempt in attempts
+    ]
+    assert all(each["tracestate"] == "a=1" for each in sent)
+    assert all(call.holds(attempt) for attempt in attempts)
+
+
+@pytest.mark.parametrize("more", [(), (LONG,)], ids=["fast path", "streaming path"])
+async def test_grpc_call_to_a_grpc_server(
+    more: tuple[tuple[str, str], ...], traced: Traced, receiver: TraceReceiver
+) -> None:
+    with grpc_server() as server:
+        async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
+            for _ in range(2):  # the second one finds a connection
+                response = await client.call("ModelInfer", _infer(), metadata=(*METADATA, *more))
+                assert response.code is grpc.StatusCode.OK
+    sent = _sent(server)
+    assert len({each["traceparent"] for each in sent}) == len(receiver.attempts()) == 2
+    for number in range(2):
+        call, attempt = receiver.call(number), receiver.attempts()[number]
+        assert call.holds(attempt)
+        assert sent[number]["traceparent"] == f"00-{TRACE}-{attempt.span_id}-01"
+        assert sent[number]["tracestate"] == "a=1"
+        for each in (call, attempt):
+            assert each.name == RPC
+            assert each.attributes["rpc.method"] == RPC
+            assert each.attributes["rpc.response.status_code"] == "OK"
+            assert not each.error
+
+
+@pytest.mark.parametrize("more", [(), (LONG,)], ids=["fast path", "streaming path"])
+async def test_status_of_a_grpc_call(
+    more: tuple[tuple[str, str], ...], traced: Traced, receiver: TraceReceiver
+) -> None:
+    with grpc_server(unary={"ModelInfer": fail(grpc.StatusCode.INTERNAL, "boom")}) as server:
+        async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
+            for _ in range(2):
+                response = await client.call("ModelInfer", _infer(), metadata=(*METADATA, *more))
+                assert response.code is grpc.StatusCode.INTERNAL
+    for each in receiver.spans:
+        assert each.attributes["rpc.response.status_code"] == "INTERNAL"
+        assert each.error
+        assert each.attributes["error.type"] == "INTERNAL"
+
+
+async def test_http_call_to_a_grpc_server(traced: Traced, receiver: TraceReceiver) -> None:
+    with grpc_server() as server:
+        async with traced(server.url) as gateway, gateway.client() as client:
+            data = infer_json(json_request(1.0), headers=dict(METADATA))
+            assert (await client.ask(data)).status == 200
+    _check(receiver, _sent(server))
+    assert receiver.call().name == "POST /v2/models/{model}/infer"
+    assert receiver.attempts()[0].name == RPC
+    assert receiver.named("convert request").parent_id == receiver.call().span_id
+
+
+async def test_grpc_call_to_an_http_server(traced: Traced, receiver: TraceReceiver) -> None:
+    async with ScriptedServer(always_respond(binary_response(FLOATS.tobytes()))) as server:
+        async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
+            response = await client.call("ModelInfer", _infer(), metadata=METADATA)
+            assert response.code is grpc.StatusCode.OK
+        heads = [each.head for each in server.requests if each.head.target.endswith("/infer")]
+    (attempt,) = receiver.attempts()
+    assert [parent_of(head) for head in heads] == [(TRACE, attempt.span_id, "01")]
+    assert heads[0].get("tracestate") == "a=1"
+    assert receiver.call().name == RPC
+    assert receiver.call().holds(attempt)
+    assert attempt.attributes["http.response.status_code"] == 200
+
+
+async def test_messages_of_a_stream_are_attempts(traced: Traced, receiver: TraceReceiver) -> None:
+    async with ScriptedServer(always_respond(binary_response(FLOATS.tobytes()))) as server:
+        async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
+            response = await client.call("ModelStreamInfer", *[_infer()] * 40, metadata=METADATA)
+            assert len(response.messages) == 40
+        heads = [each.head for each in server.requests if each.head.target.endswith("/infer")]
+    parents = [parent_of(head)[1] for head in heads]
+    assert len(set(parents)) == 40
+    assert [each.span_id for each in receiver.attempts()] == parents[:32]
+    assert all(receiver.call().holds(each) for each in receiver.attempts())
+
+
+async def test_stream_to_a_grpc_server_is_one_attempt(
+    traced: Traced, receiver: TraceReceiver
+) -> None:
+    with grpc_server() as server:
+        async with traced(server.url) as gateway, grpc_client(gateway.url) as client:
+            await client.call("ModelStreamInfer", *[_infer()] * 3, metadata=METADATA)
+    _check(receiver, _sent(server))
+    assert len(receiver.attempts()) == 1
+
+
+@pytest.mark.parametrize("more", [(), (LONG,)], ids=["fast path", "streaming path"])
+async def test_call_over_http2(
+    more: tuple[tuple[str, str], ...], traced: Traced, receiver: TraceReceiver
+) -> None:
+    async with ScriptedServer(always_respond(http_response(b"{}"))) as server:
+        async with traced(server.url) as gateway, connect_http2(gateway.url) as client:
+            reply = await client.call("GET", "/v2/models/m", headers=[*METADATA, *more])
+            assert reply.status == 200
+        (received,) = server.requests
+    call, (attempt,) = receiver.call(), receiver.attempts()
+    assert parent_of(received.head) == (TRACE, attempt.span_id, "01")
+    assert call.holds(attempt)
+    assert call.parent_id == PARENT
+    assert call.attributes["network.protocol.version"] == "2"
+    assert call.attributes["http.route"] == "/v2/models/{model}"
+
+
+async def test_stream_that_the_client_resets(traced: Traced, receiver: TraceReceiver) -> None:
+    async def hang(connection: Connection) -> None:
+        await connection.request()
+        await connection.wait_for_close()
+
+    async with (
+        ScriptedServer(hang) as server,
+        traced(server.url) as gateway,
+        connect_http2(gateway.url) as client,
+    ):
+        stream = await client.start("GET", "/v2/models/m", headers=METADATA)
+        await until(lambda: server.requests)
+        client.reset_stream(stream)
+        await gateway.until_idle()
+    for each in (receiver.call(), *receiver.attempts()):
+        assert each.attributes["error.type"] == "aborted"
+
+
+async def test_spans_are_exported_over_grpc(traced: Traced) -> None:
+    with trace_receiver("grpc") as receiver:
+        async with (
+            ScriptedServer(always_respond(http_response(b"{}"))) as server,
+            traced(server.url, general={"tracing": receiver.settings}) as gateway,
+            gateway.client() as client,
+        ):
+            assert (await client.call("GET", "/v2/models/m")).status == 200
+    assert [each.kind for each in receiver.attempts()] == [CLIENT]
+    assert receiver.call().holds(receiver.attempts()[0])
