@@ -10,8 +10,10 @@ from __future__ import annotations
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from socket import SHUT_RDWR
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -63,7 +65,7 @@ class Sender(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; an export in progress in another thread ends with an error."""
 
 
 def make_sender(receiver: Receiver) -> Sender:
@@ -88,6 +90,7 @@ class HttpSender(Sender):
             ssl.create_default_context(cafile=receiver.ca) if parts.scheme == "https" else None
         )
         self._connection: HTTPConnection | None = None
+        self._closed = False
 
     def send(self, request: ExportTraceServiceRequest, timeout: float) -> int:
         """Post a batch; see Sender."""
@@ -96,13 +99,13 @@ class HttpSender(Sender):
         try:
             status, body = self._post(data, timeout)
         except (OSError, HTTPException) as error:
-            self.close()
-            if not was_open or isinstance(error, TimeoutError):
+            self._disconnect()
+            if not was_open or self._closed or isinstance(error, TimeoutError):
                 raise _connection_error(error) from None
             try:  # the receiver may have closed the idle connection
                 status, body = self._post(data, timeout)
             except (OSError, HTTPException) as again:
-                self.close()
+                self._disconnect()
                 raise _connection_error(again) from None
         if not 200 <= status < 300:
             text = body[:_QUOTED].decode(errors="replace").strip()
@@ -120,7 +123,7 @@ class HttpSender(Sender):
         response = connection.getresponse()
         body = response.read(_MAX_RESPONSE)
         if not response.isclosed() or response.will_close:
-            self.close()
+            self._disconnect()
         return response.status, body
 
     def _connect(self, timeout: float) -> HTTPConnection:
@@ -129,10 +132,18 @@ class HttpSender(Sender):
         return HTTPSConnection(self._host, self._port, timeout=timeout, context=self._tls)
 
     def close(self) -> None:
-        """Close the connection; see Sender."""
+        """Close the connection, which ends an export in progress; see Sender."""
+        self._closed = True
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        if connection is None:
+            return
+        if connection.sock is not None:
+            with suppress(OSError):  # it is not connected any more
+                connection.sock.shutdown(SHUT_RDWR)  # wakes a thread that waits for the response
+        connection.close()
 
 
 class GrpcSender(Sender):

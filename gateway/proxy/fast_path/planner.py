@@ -224,7 +224,9 @@ class FastPath:
             return None
         if not _try_admit(destination, BODY_COPIES * len(body)):
             return None
-        is_timed = plan.adds_server_timing or client.record.trace is not None
+        # A pipelined call may follow before this one was started to its end.
+        record = client.record
+        is_timed = plan.adds_server_timing or record.trace is not None
         began = time.perf_counter() if is_timed else 0.0
         try:
             call = _make_call(plan, destination, head, body, client)
@@ -239,9 +241,9 @@ class FastPath:
         plan.choice.take()
         call.start()
         if is_timed:
-            client.record.prepare_seconds = client.record.sent_at - began
-            if client.record.trace is not None:
-                client.record.trace.set_prepared(began, client.record.sent_at or began)
+            record.prepare_seconds = record.sent_at - began
+            if record.trace is not None:
+                record.trace.set_prepared(began, record.sent_at or began)
         return call
 
     def clear_plans(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +93,26 @@ def test_slow_receiver_is_given_up(sender: Sender, receiver: TraceReceiver) -> N
     with pytest.raises(ExportError) as error:
         sender.send(_batch(), 0.1)
     assert error.value.is_retryable
+
+
+def test_close_ends_an_export_in_progress(sender: Sender, receiver: TraceReceiver) -> None:
+    receiver.delay = 30.0
+    errors: list[Exception] = []
+
+    def send() -> None:
+        try:
+            sender.send(_batch(), 20.0)
+        except ExportError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    while not receiver.sizes:
+        time.sleep(0.01)
+    sender.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(errors) == len(receiver.sizes) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +67,7 @@ class TraceReceiver:
     status: int = 200
     delay: float = 0.0
     rejected: int = 0
+    stopped: threading.Event = field(default_factory=threading.Event)
     headers: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -81,7 +81,7 @@ class TraceReceiver:
     def take(self, data: ExportTraceServiceRequest) -> ExportTraceServiceResponse:
         """Keep the spans of a batch, unless it fails."""
         self.sizes.append(data.ByteSize())
-        time.sleep(self.delay)
+        self.stopped.wait(self.delay)
         if self.status == 200:
             self.spans += list(decode(data))
         response = ExportTraceServiceResponse()
@@ -157,7 +157,10 @@ def trace_receiver(protocol: str = "http") -> Iterator[TraceReceiver]:
     """Run a receiver."""
     receiver = TraceReceiver(protocol)
     with _http(receiver) if protocol == "http" else _grpc(receiver):
-        yield receiver
+        try:
+            yield receiver
+        finally:
+            receiver.stopped.set()
 
 
 @contextmanager
