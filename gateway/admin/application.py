@@ -19,6 +19,7 @@ from gateway.admin.view import GatewayView
 from gateway.errors import INTERNAL_ERROR_TEXT
 
 _MAX_BODY = 64 * 1024
+_DEFAULT_NOT_FOUND = f"404: {web.HTTPNotFound().reason}"
 _VARY = {"Vary": "Accept"}
 
 _log = logging.getLogger("tensorgate.admin")
@@ -68,7 +69,7 @@ def _describe_errors(paths: Sequence[str]) -> Middleware:
                 reason = "actions are made with POST"
             return error_response(405, f"{request.method} {request.path}: {reason}")
         except web.HTTPException as error:
-            if error.status == 404 and request.match_info.http_exception is error:
+            if error.status == 404 and error.text == _DEFAULT_NOT_FOUND:
                 path = request.path[:80]
                 return error_response(404, f"no page {path!r}; there are: {', '.join(paths)}")
             return error_response(error.status, error.text or error.reason)

@@ -48,9 +48,6 @@ class GatewaySource(Protocol):
     def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
         """Tell whether a request has a key that allows actions."""
 
-    def drained_endpoints(self) -> set[tuple[str, str]]:
-        """Return the upstreams and URLs of the drained endpoints."""
-
     async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
         """Drain an endpoint in all workers, or restore it. Raises ValueError."""
 

@@ -192,10 +192,6 @@ class Gateway:
         group = self._resources.api_keys.groups.get(name) if name else None
         return group is not None and group.authenticates(headers)
 
-    def drained_endpoints(self) -> set[tuple[str, str]]:
-        """Return the upstreams and URLs of the drained endpoints."""
-        return self._shared.drained.read()
-
     async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
         """Drain an endpoint, or restore it. Raises ValueError."""
         self._shared.drained.change(upstream, url, drained)

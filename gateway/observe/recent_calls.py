@@ -56,7 +56,10 @@ class RecentCalls:
         """Note a call that has ended."""
         self._number = number = self._number + 1
         has_failed = record.status >= _FIRST_ERROR_STATUS or not record.status or bool(record.error)
-        if len(record.passed_lines) + len(record.target) > _MAX_HEAD:
+        size = len(record.target)
+        for header in record.noted:
+            size += len(header.value)
+        if size > _MAX_HEAD:
             self._describe_long(number, record, has_failed)
         elif has_failed:
             self._failed.append((number, record))

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+from multidict import CIMultiDictProxy
+
 from gateway.admin.history import History
 from gateway.app.admin_site import AdminSite
 from gateway.app.shared_memory import SharedCalls
@@ -23,6 +25,7 @@ from tests.support.addresses import HOST
 from tests.support.raw_client import RawClient, connect
 
 URL = "http://h:1"
+KEY = "k-1"
 
 
 def endpoint(**fields: Any) -> dict[str, Any]:
@@ -37,6 +40,7 @@ def endpoint(**fields: Any) -> dict[str, Any]:
         "health_check_result": "",
         "models": None,
         "draining": False,
+        "drained": False,
         "last_error": None,
         "last_error_at": None,
         "dialect": None,
@@ -103,10 +107,28 @@ class ChosenSource:
         self.error: Exception | None = None
         self.asked = 0
         self.shared_calls = SharedCalls(2)
+        self.drained: set[tuple[str, str]] = set()
+
+    @property
+    def hangs(self) -> bool:
+        """Tell that it does not hang."""
+        return False
 
     def requests_in_progress(self) -> int:
         """Return the calls in progress."""
         return 2
+
+    def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
+        """Tell whether a request has the key."""
+        return headers.get("Authorization") == f"Bearer {KEY}"
+
+    async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
+        """Drain an endpoint, or restore it."""
+        (self.drained.add if drained else self.drained.discard)((upstream, url))
+
+    async def connect(self) -> socket.socket:
+        """Return a connection to nobody."""
+        raise TimeoutError
 
     async def worker_statuses(self) -> list[dict[str, Any]]:
         """Return the chosen statuses, or raise the chosen error."""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.http1.head import HeaderField
 from gateway.observe import recent_calls
 from gateway.observe.call_record import CallLabels, CallRecord
 from gateway.observe.recent_calls import (
@@ -116,7 +117,7 @@ LONG = "/" + "x" * 9000
 
 def _long_head() -> CallRecord:
     record = _call("long head")
-    record.passed_lines = b"x: y\r\n" * 2000
+    record.noted = (HeaderField("tracestate", "tracestate", "x" * 9000, b"", 0, 0),)
     return record
 
 
@@ -194,7 +195,8 @@ def test_call_has_its_fields_and_no_empty_ones() -> None:
     record = _call()
     record.started = 5.0
     record.labels = CallLabels("route", "infer", "m", "", "json")
-    record.passed_lines = f"traceparent: 00-{TRACE}-b7ad6b7169203331-01\r\n".encode()
+    parent = f"00-{TRACE}-b7ad6b7169203331-01"
+    record.noted = (HeaderField("traceparent", "traceparent", parent, b"", 0, 0),)
     record.retries, record.request_elements = 2, 3
     document = _document(record)
     assert document["id"] == "id"

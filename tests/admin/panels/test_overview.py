@@ -129,8 +129,8 @@ def test_state_of_an_endpoint_is_a_word_and_a_sentence(
 
 
 def test_endpoint_that_an_operator_drained_says_so() -> None:
-    ejected = {"calls_total": 0, **endpoint(consecutive_ejections=1)}
-    assert describe_endpoint_state(ejected, drained=True) == (
+    ejected = {"calls_total": 0, **endpoint(consecutive_ejections=1, drained=True)}
+    assert describe_endpoint_state(ejected) == (
         "drained",
         "taken out of use by an operator",
     )
