@@ -48,6 +48,7 @@ class RecentCalls:
         self._ordinary: deque[tuple[int, CallRecord]] = deque(maxlen=MAX_ORDINARY)
         self._failed: deque[tuple[int, CallRecord]] = deque(maxlen=MAX_FAILED)
         self._slowest: list[tuple[float, int, CallRecord]] = []
+        """A heap; numbers are negative, so that of two that took as long the first stays."""
         self._long_calls = [0, 0]
         """Those described since the last flush: without a failure, and with one."""
         self._started = f"{time.time_ns() // 1_000_000:x}"
@@ -64,16 +65,17 @@ class RecentCalls:
         elif has_failed:
             self._failed.append((number, record))
         elif len(self._slowest) < MAX_SLOW:
-            heapq.heappush(self._slowest, (record.seconds, number, record))
+            heapq.heappush(self._slowest, (record.seconds, -number, record))
         else:
             if record.seconds > self._slowest[0][0]:
-                slow = (record.seconds, number, record)
-                _, number, record = heapq.heapreplace(self._slowest, slow)
+                slow = (record.seconds, -number, record)
+                _, negative, record = heapq.heapreplace(self._slowest, slow)
+                number = -negative
             self._ordinary.append((number, record))
 
     def flush(self) -> None:
         """Describe the calls since the last time; once a second keeps the cost below 0.3 %."""
-        slowest = [(number, record) for _, number, record in self._slowest]
+        slowest = [(-number, record) for _, number, record in self._slowest]
         notable, ordinary = sorted([*self._failed, *slowest]), sorted(self._ordinary)
         self._failed.clear()
         self._ordinary.clear()
