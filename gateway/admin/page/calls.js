@@ -99,7 +99,7 @@ export function createCalls({ navigate, refollow, announce }) {
   const note = el("p", { class: "muted summary" });
   const failure = el("p", { class: "failure" });
   const nothing = el("p", { class: "empty" });
-  const table = dataTable("Calls, newest first", COLUMNS, { class: "calls" });
+  const table = dataTable("Calls, newest first", COLUMNS, { class: "calls wide" });
   const open = new Set();
   let calls = [];
   let parameters = {};

@@ -225,7 +225,7 @@ function createUpstream({ announce, actions, now }) {
   const state = el("strong", { class: "state" });
   const facts = el("p", { class: "summary", dir: "auto" });
   const columns = actions() ? [...ENDPOINT_COLUMNS, ACTION_COLUMN] : ENDPOINT_COLUMNS;
-  const table = dataTable("", columns, { class: "endpoints" });
+  const table = dataTable("", columns, { class: "endpoints wide" });
   const captionName = nameElement();
   table.caption.append("Endpoints of ", captionName);
   table.caption.className = "hidden-text";

@@ -36,7 +36,7 @@ async def test_panel_is_accessible_in_both_themes(stand: Stand, panel: str) -> N
             assert await violations(stand.page) == []
 
 
-@pytest.mark.parametrize("width", [320, 768, 3840])
+@pytest.mark.parametrize("width", [320, 780, 1024, 1100, 1400, 3840])
 async def test_page_fits_each_width(stand: Stand, width: int) -> None:
     async with calls_in_background(stand):
         for panel in PANELS:
