@@ -79,6 +79,7 @@ export function createChart({ label, format, height = 24, tall = false, kind = "
       const { strokes, fills } = paths(values, shown.span, scale, height);
       setAttribute(line, "d", strokes);
       setAttribute(area, "d", fills);
+      setAttribute(picture, "data-kind", most > 0 ? kind : "plain");
       const least = numbers.length ? format(Math.min(...numbers)) : "";
       const last = numbers.length ? format(values.at(-1) ?? null) : "";
       setAttribute(
@@ -89,7 +90,7 @@ export function createChart({ label, format, height = 24, tall = false, kind = "
           : `${label}: no values yet`,
       );
       if (tall) {
-        setText(top, numbers.length ? `top of the scale ${format(scale)}` : "no values yet");
+        setText(top, numbers.length ? `scale to ${format(scale)}` : "no values yet");
         readOut();
       }
     },

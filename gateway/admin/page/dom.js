@@ -131,11 +131,11 @@ function removeNodes(entry) {
 export function dataTable(caption, columns, attributes = {}) {
   const body = el("tbody", { role: "rowgroup" });
   const captionNode = el("caption", {}, caption);
-  const head = columns.map(({ label, numeric, hidden }) =>
+  const head = columns.map((column) =>
     el(
       "th",
-      { scope: "col", role: "columnheader", class: numeric ? "number" : null },
-      hidden ? el("span", { class: "hidden-text" }, label) : label,
+      { scope: "col", role: "columnheader", class: columnClass(column) },
+      column.hidden ? el("span", { class: "hidden-text" }, column.label) : column.label,
     ),
   );
   const node = el(
@@ -148,11 +148,15 @@ export function dataTable(caption, columns, attributes = {}) {
   return { node, body, caption: captionNode };
 }
 
+function columnClass({ numeric, name }) {
+  return [numeric && "number", name].filter(Boolean).join(" ") || null;
+}
+
 /** Create a row for `columns`; the first cell is the row's header. */
 export function dataRow(columns, cells, attributes = {}) {
   const nodes = cells.map((content, index) => {
-    const { label, numeric } = columns[index];
-    const shared = { "data-label": label, class: numeric ? "number" : null };
+    const column = columns[index];
+    const shared = { "data-label": column.label, class: columnClass(column) };
     const inner = el("div", { class: "cell" }, ...(Array.isArray(content) ? content : [content]));
     return index === 0
       ? el("th", { ...shared, scope: "row", role: "rowheader" }, inner)

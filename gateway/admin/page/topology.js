@@ -30,17 +30,17 @@ const ROUTE_COLUMNS = [
 
 const ENDPOINT_COLUMNS = [
   { label: "Endpoint" },
-  { label: "Health" },
+  { label: "Health", name: "health" },
   { label: "In flight", numeric: true },
   { label: "Calls", numeric: true },
-  { label: "By status" },
-  { label: "Failures" },
+  { label: "By status", name: "statuses" },
+  { label: "Failures", name: "failures" },
   { label: "p50", numeric: true },
   { label: "p99", numeric: true },
-  { label: "Models" },
-  { label: "Dialect" },
+  { label: "Models", name: "models" },
+  { label: "Dialect", name: "dialect" },
+  { label: "Action", name: "action", hidden: true },
 ];
-const ACTION_COLUMN = { label: "Action", hidden: true };
 
 export function createTopology({ navigate, announce }) {
   const picture = createPicture();
@@ -67,12 +67,15 @@ export function createTopology({ navigate, announce }) {
   const nothing = el("p", { class: "empty" }, "No endpoint matches.");
   let parameters = {};
   let latest = null;
+  let hasStatuses = false;
+  let leftOut = [];
   let width = 0;
 
   const renderUpstreams = keyedList(
     list,
-    (upstream) => upstream.name,
-    () => createUpstream({ announce, actions: () => latest?.actions, now: () => latest?.time }),
+    // Other columns take another table.
+    (upstream) => JSON.stringify([upstream.name, leftOut]),
+    () => createUpstream({ announce, leftOut, now: () => latest.time }),
   );
   const renderOptions = keyedList(
     upstreamFilter,
@@ -126,6 +129,12 @@ export function createTopology({ navigate, announce }) {
 
   function update(topology) {
     latest = topology;
+    hasStatuses ||= topology.upstreams.some((upstream) =>
+      upstream.endpoints.some((endpoint) => endpoint.statuses_per_second),
+    );
+    leftOut = [];
+    if (!hasStatuses) leftOut.push("statuses");
+    if (!topology.actions) leftOut.push("action");
     picture.update(topology, width || frame.clientWidth || 900);
     routes.update(topology.routes);
     renderOptions([
@@ -220,11 +229,11 @@ function routeUpstream({ name, weight, calls_per_second: calls, error_ratio: err
   return `${name} (weight ${weight}): ${flow}`;
 }
 
-function createUpstream({ announce, actions, now }) {
+function createUpstream({ announce, leftOut, now }) {
   const title = nameElement();
   const state = el("strong", { class: "state" });
   const facts = el("p", { class: "summary", dir: "auto" });
-  const columns = actions() ? [...ENDPOINT_COLUMNS, ACTION_COLUMN] : ENDPOINT_COLUMNS;
+  const columns = ENDPOINT_COLUMNS.filter((column) => !leftOut.includes(column.name));
   const table = dataTable("", columns, { class: "endpoints wide" });
   const captionName = nameElement();
   table.caption.append("Endpoints of ", captionName);
@@ -323,7 +332,8 @@ function createEndpoint({ columns, upstream, announce }) {
     [dialect, reason],
     button,
   ];
-  const row = dataRow(columns, cells.slice(0, columns.length));
+  const shownCells = cells.filter((_, index) => columns.includes(ENDPOINT_COLUMNS[index]));
+  const row = dataRow(columns, shownCells);
   let shown = null;
   button.addEventListener("click", async () => {
     const { url: endpoint, state: before } = shown;
