@@ -50,7 +50,7 @@ class PageFiles:
         """Respond with a file; raises HTTPNotFound."""
         found = self._files.get(request.match_info["name"])
         if found is None:
-            raise web.HTTPNotFound
+            raise web.HTTPNotFound(text=f"no file {request.match_info['name'][:80]!r}")
         return self._respond(request, found)
 
     @staticmethod

@@ -80,12 +80,20 @@ async def test_events_are_no_document_for_head(client: RawClient) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/x", "/live/", "//live", "/page/", "/page/x", "/page/../pages.py", "/page/%2e%2e%2fapi.py"],
+    ["/x", "/live/", "//live", "/page/", "/page/../pages.py", "/api/", "/api/x"],
 )
 async def test_unknown_path_is_not_found(client: RawClient, path: str) -> None:
     response = await client.call("GET", path, headers=LOCAL)
     assert response.status == 404
     assert response.error.endswith("there are: /live, /ready, /status, /metrics")
+    _check_headers(response.head)
+
+
+@pytest.mark.parametrize("name", ["x", "%2e%2e%2fapi.py", ".", "%00"])
+async def test_unknown_file_is_not_found(client: RawClient, name: str) -> None:
+    response = await client.call("GET", f"/page/{name}", headers=LOCAL)
+    assert response.status == 404
+    assert response.error.startswith("no file ") or name == "."
     _check_headers(response.head)
 
 

@@ -83,8 +83,10 @@ def _upstream_problems(status: Status) -> Iterator[dict[str, Any]]:
         elif not endpoints:
             yield _problem("error", "topology", f"{name} has no endpoint", name)
         if drained := sum(each["drained"] for each in endpoints):
-            text = f"operators have drained {drained} of {len(endpoints)} endpoints of {name}"
-            level = "error" if drained == len(endpoints) else "warning"
+            level, what = "warning", f"{drained} of {len(endpoints)} endpoints"
+            if drained == len(endpoints):
+                level, what = "error", "all endpoints" if drained > 1 else "the only endpoint"
+            text = f"operators have drained {what} of {name}"
             yield _problem(level, "topology", text, name)
         dialect = upstream["dialect"]
         if dialect["name"] is None:

@@ -129,8 +129,8 @@ def test_state_of_an_endpoint_is_a_word_and_a_sentence(
 
 
 def test_endpoint_that_an_operator_drained_says_so() -> None:
-    ejected = {"calls_total": 0, **endpoint(consecutive_ejections=1, drained=True)}
-    assert describe_endpoint_state(ejected) == (
+    drained = {"calls_total": 0, **endpoint(drained=True, consecutive_ejections=1)}
+    assert describe_endpoint_state(drained) == (
         "drained",
         "taken out of use by an operator",
     )
@@ -166,6 +166,28 @@ def test_upstream_that_is_not_well_is_reported(
 def test_upstream_without_endpoints_is_reported() -> None:
     found = _problems(worker_status({"u": upstream()}))
     assert found == [("error", "topology", "u", None, "u has no endpoint")]
+
+
+@pytest.mark.parametrize(
+    ("drained", "of", "level", "text"),
+    [
+        (1, 1, "error", "operators have drained the only endpoint of u"),
+        (3, 3, "error", "operators have drained all endpoints of u"),
+        (1, 3, "warning", "operators have drained 1 of 3 endpoints of u"),
+    ],
+)
+def test_endpoints_that_operators_drained_are_counted(
+    drained: int, of: int, level: str, text: str
+) -> None:
+    """Whatever else is wrong with them."""
+    states = [
+        endpoint(url=f"http://h:{port}", drained=True, healthy=False, consecutive_failures=1)
+        if port < drained
+        else endpoint(url=f"http://h:{port}")
+        for port in range(of)
+    ]
+    found = _problems(worker_status({"u": upstream(*states)}))
+    assert found == [(level, "topology", "u", None, text)]
 
 
 def test_limit_of_the_gateway_is_reported() -> None:
