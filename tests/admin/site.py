@@ -142,24 +142,6 @@ class ChosenSource:
         """Return the chosen reason."""
         return self.reason
 
-    hangs = False
-
-    async def connect(self) -> socket.socket:
-        """Take no connection."""
-        raise TimeoutError
-
-    def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
-        """Allow no actions."""
-        return False
-
-    def drained_endpoints(self) -> set[tuple[str, str]]:
-        """Return that no endpoint is drained."""
-        return set()
-
-    async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
-        """Drain no endpoint."""
-        raise ValueError("not here")
-
     def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
         """Return the calls that were appended."""
         return self.shared_calls.read(positions)

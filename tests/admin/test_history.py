@@ -265,8 +265,8 @@ async def test_history_samples_while_its_task_runs() -> None:
     sampled.history.interval = 0
     async with no_leaks():
         task = asyncio.create_task(sampled.history.run())
-        await until(lambda: sampled.history._samples)
-        assert sampled.history.interval == history_module.INTERVAL
+        await until(lambda: sampled.history.interval == history_module.INTERVAL)
+        assert sampled.history._samples
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
