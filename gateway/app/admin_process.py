@@ -20,7 +20,7 @@ from gateway.app.admin_site import AdminSite
 from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
-from gateway.app.status_publisher import read_statuses
+from gateway.app.status_publisher import read_last_statuses, read_statuses
 from gateway.observe.gateway_metrics import ReloadMetrics
 from gateway.observe.metric_store import MetricStore
 from gateway.settings.schema import Settings
@@ -34,6 +34,8 @@ _READY_TIMEOUT = 3.0
 """Seconds for a worker to say whether it is ready, which may take it two."""
 _CONNECT_TIMEOUT = 2.0
 """Seconds for a worker to take a connection."""
+_NEXT_WORKER_DELAY = 0.5
+"""Seconds until another worker is asked too, as the first one may hang."""
 _DRAIN_GRACE = 0.1
 """Seconds at the end for operators with an open connection to request a page."""
 
@@ -128,6 +130,9 @@ class AdminProcess:
         ]
         await asyncio.gather(*asked)
         statuses = await asyncio.to_thread(read_statuses, self._shared.statuses)
+        if not (statuses or self._statuses):
+            # All died before this process asked them.
+            statuses = await asyncio.to_thread(read_last_statuses, self._shared.statuses)
         self._statuses = statuses or self._statuses
         if self.draining:
             return [{**each, "draining": True} for each in self._statuses]
@@ -139,12 +144,24 @@ class AdminProcess:
             return "draining"
         slots = list(self._living_slots())
         self._turn += 1
-        for at in range(len(slots)):
-            slot = slots[(self._turn + at) % len(slots)]
-            reply = await self._ask(slot, Question.READY, _READY_TIMEOUT)
-            if reply is not None:
-                return reply
+        first = self._turn % len(slots) if slots else 0
+        asked = [
+            asyncio.create_task(self._ask_if_ready(slot, min(at * _NEXT_WORKER_DELAY, 2.0)))
+            for at, slot in enumerate((*slots[first:], *slots[:first]))
+        ]
+        try:
+            for reply in asyncio.as_completed(asked):
+                if (reason := await reply) is not None:
+                    return reason
+        finally:
+            for each in asked:
+                each.cancel()
         return "no worker responds"
+
+    async def _ask_if_ready(self, slot: int, delay: float) -> str | None:
+        """Ask a worker, after a delay within which another one may have replied."""
+        await asyncio.sleep(delay)
+        return await self._ask(slot, Question.READY, _READY_TIMEOUT - delay)
 
     def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
         """Tell whether a request has a key that allows actions at the admin address."""

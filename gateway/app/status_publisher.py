@@ -82,8 +82,12 @@ class StatusPublisher(BackgroundTask):
 
 def read_statuses(documents: SharedDocuments) -> list[Status]:
     """Return the last statuses of all living workers; in any thread."""
-    statuses = [decode_status(each) for each in documents.read_all() if each]
-    return [status for status in statuses if _is_alive(status["pid"])]
+    return [status for status in read_last_statuses(documents) if _is_alive(status["pid"])]
+
+
+def read_last_statuses(documents: SharedDocuments) -> list[Status]:
+    """Return the last status of each worker that ever published one; in any thread."""
+    return [decode_status(each) for each in documents.read_all() if each]
 
 
 def _is_alive(pid: int) -> bool:

@@ -1,0 +1,381 @@
+"""The admin process: what it tells of workers that run, hang or have died."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.admin.status import merge_statuses
+from gateway.app import admin_process
+from gateway.app.admin_process import AdminProcess
+from gateway.app.loaded_resources import load_resources
+from gateway.app.reload.revision import Revision
+from gateway.app.shared_memory import SharedMemory
+from gateway.workers.control import ControlServer, Question, Responder
+from tests.admin.site import make_settings, worker_status
+from tests.support.addresses import free_address
+from tests.support.gateway import no_leaks, until
+from tests.support.gateway_process import (
+    FAST_FILE_WATCH,
+    TIMEOUT,
+    Process,
+    gateway_process,
+    write_settings,
+)
+from tests.support.http_messages import http_response, request
+from tests.support.operator import Operator
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+
+LOCAL = {"Host": "localhost"}
+CALL = request("GET", "/v2/models/m/ready")
+in_processes = pytest.mark.asyncio(loop_factories=["uvloop"])  # the test's own, not theirs
+DEAD = 2**22 + 1
+"""No process has this id."""
+
+
+def _says(reason: str) -> Responder:
+    async def respond(question: Question, connection: object) -> str:
+        return reason
+
+    return respond
+
+
+async def _hang(question: Question, connection: object) -> str:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@asynccontextmanager
+async def _admin(*workers: Responder, alive: int | None = None) -> AsyncIterator[AdminProcess]:
+    """Run an admin process; the workers are of this process, so that they live."""
+    shared = SharedMemory.for_workers(len(workers))
+    for slot in range(len(workers) if alive is None else alive):
+        shared.worker_pids[slot][0] = os.getpid()
+    assert shared.control is not None
+    async with no_leaks():
+        with ExitStack() as stack:
+            for slot, responder in enumerate(workers):
+                stack.enter_context(ControlServer(shared.control, slot, responder))
+            resources = load_resources(make_settings())
+            async with AdminProcess(resources, shared, Revision(time.time())) as admin:
+                yield admin
+
+
+async def test_gateway_is_ready_if_any_worker_says_so() -> None:
+    async with _admin(_says(""), _says("")) as admin:
+        for _ in range(4):
+            assert await admin.not_ready_reason() == ""
+
+
+async def test_reason_of_a_worker_is_passed_on() -> None:
+    async with _admin(_says("upstream u"), _says("upstream u")) as admin:
+        assert await admin.not_ready_reason() == "upstream u"
+
+
+async def test_worker_that_hangs_keeps_no_probe_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one is asked meanwhile."""
+    monkeypatch.setattr(admin_process, "_NEXT_WORKER_DELAY", 0.01)
+    monkeypatch.setattr(admin_process, "_READY_TIMEOUT", 3600)
+    async with _admin(_hang, _hang, _says("")) as admin:
+        for _ in range(6):
+            async with asyncio.timeout(5):
+                assert await admin.not_ready_reason() == ""
+
+
+async def test_workers_that_hang_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe waits as long for eight workers as for one."""
+    monkeypatch.setattr(admin_process, "_NEXT_WORKER_DELAY", 0.001)
+    monkeypatch.setattr(admin_process, "_READY_TIMEOUT", 0.5)
+    asked: list[Question] = []
+
+    async def hang(question: Question, connection: object) -> str:
+        asked.append(question)
+        return await _hang(question, connection)
+
+    async with _admin(*[hang] * 8) as admin:
+        waiting = asyncio.create_task(admin.not_ready_reason())
+        await until(lambda: len(asked) == 8)
+        assert not waiting.done()
+        assert await waiting == "no worker responds"
+
+
+async def test_gateway_without_workers_is_not_ready() -> None:
+    async with _admin(_hang, _hang, alive=0) as admin:
+        assert await admin.not_ready_reason() == "no worker responds"
+        assert admin.requests_in_progress() == 0
+        assert not admin.hangs
+
+
+async def test_each_worker_is_asked_first_in_turn() -> None:
+    async with _admin(_says("a"), _says("b"), _says("c")) as admin:
+        said = [await admin.not_ready_reason() for _ in range(6)]
+    assert sorted(said) == ["a", "a", "b", "b", "c", "c"]
+
+
+async def test_draining_gateway_asks_nobody() -> None:
+    async with _admin(_hang) as admin:
+        admin.begin_draining()
+        assert await admin.not_ready_reason() == "draining"
+
+
+def _publish(admin: AdminProcess, slot: int, **fields: Any) -> None:
+    status = worker_status(**fields)
+    encoded = json.dumps({**status, "model_lists": []}).encode()
+    assert admin._shared.statuses.publish(slot, encoded)
+
+
+async def test_statuses_are_those_of_living_workers_that_were_just_asked() -> None:
+    asked: list[Question] = []
+
+    async def respond(question: Question, connection: object) -> str:
+        asked.append(question)
+        _publish(admin, 0, connections=len(asked))
+        return ""
+
+    async with _admin(respond, _hang, alive=1) as admin:
+        _publish(admin, 1, pid=DEAD)
+        for number in (1, 2, 3):
+            (status,) = await admin.worker_statuses()
+            assert status["connections"] == number
+        assert asked == [Question.PUBLISH] * 3
+
+
+async def test_last_status_of_a_worker_that_hangs_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_process, "_PUBLISH_TIMEOUT", 0.02)
+    async with _admin(_hang, _hang) as admin:
+        _publish(admin, 0, time=time.time() - 60)
+        _publish(admin, 1)
+        statuses = await admin.worker_statuses()
+        merged = merge_statuses(statuses, admin.metric_store)
+    assert [each["seconds_since_update"] > 50 for each in merged["workers"]] == [True, False]
+
+
+async def test_statuses_of_before_are_shown_once_all_workers_have_died() -> None:
+    async with _admin(_says(""), alive=0) as admin:
+        _publish(admin, 0, pid=DEAD, connections=7)
+        for _ in range(2):  # also if they died before they were first asked
+            statuses = await admin.worker_statuses()
+            assert merge_statuses(statuses, admin.metric_store)["connections"] == 7
+        admin.begin_draining()
+        assert [each["draining"] for each in await admin.worker_statuses()] == [True]
+
+
+@asynccontextmanager
+async def _gateway(
+    tmp_path: Path, more: str = "", fast: bool = False
+) -> AsyncIterator[tuple[Process, str, str, Path]]:
+    """Run a gateway of two workers; yield it, where it listens, its admin address and file."""
+    admin, file = free_address(), tmp_path / "gateway.yaml"
+    async with ScriptedServer(always_respond(http_response())) as server:
+        text = f"workers: 2\nadmin: {admin}\n{more}"
+        config = write_settings(file, server.url, more=text)
+        command = {"command": FAST_FILE_WATCH} if fast else {}
+        async with gateway_process(config, **command) as (process, url):  # type: ignore[arg-type]
+            await process.wait_for_output(r"listening on http://\S+ \(admin\)")
+            yield process, url, admin, file
+
+
+def _children(process: Process) -> list[int]:
+    text = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return [int(pid) for pid in text.split()]
+
+
+async def _admin_pid(process: Process, admin: str) -> int:
+    workers = {each["pid"] for each in (await Operator(admin).status())["workers"]}
+    (pid,) = set(_children(process)) - workers
+    return pid
+
+
+class _Load:
+    """Calls on connections that wait for nothing; all must succeed."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.calls = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "_Load":
+        self._task = asyncio.create_task(self._run())
+        await until(lambda: self.calls)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        assert not self._task.done(), self._task.exception()
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(connect(self._url)) for _ in range(4)]
+            while True:
+                for client in clients:
+                    assert (await client.ask(CALL)).status == 200
+                    self.calls += 1
+                await asyncio.sleep(0.002)
+
+
+async def _until_served(admin: str) -> None:
+    async with asyncio.timeout(TIMEOUT):
+        while True:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                async with connect(f"http://{admin}") as client:
+                    if (await client.call("GET", "/ready")).status == 200:
+                        return
+            await asyncio.sleep(0.02)
+
+
+async def _until_recent(admin: str) -> None:
+    """Wait until calls are shown: workers describe them once a second."""
+    async with connect(f"http://{admin}") as client, asyncio.timeout(TIMEOUT):
+        while True:
+            response = await client.call("GET", "/api/calls?limit=1", headers=LOCAL)
+            if response.json["calls"]:
+                return
+            await asyncio.sleep(0.05)
+
+
+@in_processes
+async def test_killed_admin_process_is_replaced_and_no_call_is_lost(tmp_path: Path) -> None:
+    async with _gateway(tmp_path) as (process, url, admin, _), _Load(url) as load:
+        for _ in range(2):
+            async with connect(f"http://{admin}") as client:
+                await client.send(request("GET", "/api/events", headers=LOCAL))
+                await client.head()
+                os.kill(await _admin_pid(process, admin), signal.SIGKILL)
+                with suppress(ConnectionResetError, asyncio.IncompleteReadError):
+                    while await client.chunk():
+                        pass
+            await _until_served(admin)
+            calls = load.calls
+            await until(lambda calls=calls: load.calls > calls + 20)  # type: ignore[misc]
+            counted = sum((await Operator(admin).counted()).values())
+            assert counted >= calls
+            await _until_recent(admin)
+        process.signal(signal.SIGTERM)
+        await process.wait_for_output("stopping")
+
+
+@in_processes
+async def test_killed_workers_are_replaced_while_the_pages_are_served(tmp_path: Path) -> None:
+    async with _gateway(tmp_path) as (process, url, admin, _):
+        operator = Operator(admin)
+        pid = await _admin_pid(process, admin)
+        async with connect(f"http://{admin}") as client, connect(url) as caller:
+            assert (await caller.ask(CALL)).status == 200
+            killed = {each["pid"] for each in (await operator.status())["workers"]}
+            for worker in killed:
+                os.kill(worker, signal.SIGKILL)
+            for path in ("/status", "/metrics", "/live", "/api/overview", "/api/calls"):
+                response = await client.call("GET", path, headers=LOCAL)
+                assert response.status == 200
+            assert (await client.call("GET", "/ready")).status in (200, 503)
+            await operator.until_status(
+                lambda status: (
+                    len(status["workers"]) == 2
+                    and killed.isdisjoint(each["pid"] for each in status["workers"])
+                )
+            )
+        await _until_served(admin)
+        assert await _admin_pid(process, admin) == pid
+        async with connect(url) as caller:
+            assert (await caller.ask(CALL)).status == 200
+        await operator.until_counted(2)
+
+
+@in_processes
+async def test_worker_that_hangs_is_told_of_and_pages_are_served(tmp_path: Path) -> None:
+    async with _gateway(tmp_path) as (_, _, admin, _):
+        operator = Operator(admin)
+        one, other = [each["pid"] for each in (await operator.status())["workers"]]
+        os.kill(one, signal.SIGSTOP)
+        try:
+            for _ in range(4):
+                async with connect(f"http://{admin}") as client:
+                    assert (await client.call("GET", "/ready")).status == 200
+            async with asyncio.timeout(TIMEOUT):
+                while True:
+                    ages = {
+                        each["pid"]: each["seconds_since_update"]
+                        for each in (await operator.status())["workers"]
+                    }
+                    assert ages.keys() == {one, other}
+                    if ages[one] > 2:
+                        break
+                    await asyncio.sleep(0.2)
+            assert ages[other] < 2
+            os.kill(other, signal.SIGSTOP)
+            async with connect(f"http://{admin}") as client:
+                response = await client.call("GET", "/ready")
+                assert (response.status, response.error) == (503, "not ready: no worker responds")
+                assert (await client.call("GET", "/metrics")).status == 200
+        finally:
+            os.kill(one, signal.SIGCONT)
+            os.kill(other, signal.SIGCONT)
+        await _until_served(admin)
+        await operator.until_status(
+            lambda status: all(each["seconds_since_update"] < 2 for each in status["workers"])
+        )
+
+
+@in_processes
+async def test_reload_adds_moves_and_removes_the_admin_address(tmp_path: Path) -> None:
+    async with _gateway(tmp_path, fast=True) as (process, _, admin, file):
+        text = file.read_text()
+        moved = free_address()
+        for address in (moved, None, admin):
+            process.said = ""
+            line = f"admin: {address}\n" if address else ""
+            file.write_text(text.replace(f"admin: {admin}\n", line))
+            await process.wait_for_output("settings reloaded")
+            if address:
+                await _until_served(address)
+                assert len((await Operator(address).status())["workers"]) == 2
+            for other in {admin, moved} - {address}:
+                await _until_refused(other)
+            if not address:
+                await until(lambda: len(_children(process)) == 2, TIMEOUT)
+
+
+async def _until_refused(address: str) -> None:
+    async with asyncio.timeout(TIMEOUT):
+        while True:
+            try:
+                async with connect(f"http://{address}"):
+                    await asyncio.sleep(0.02)
+            except ConnectionRefusedError:
+                return
+
+
+async def _events(client: RawClient) -> bytes:
+    await client.send(request("GET", "/api/events?topics=overview,calls", headers=LOCAL))
+    assert (await client.head()).status == 200
+    return await client.chunk()
+
+
+@in_processes
+async def test_stop_ends_open_event_streams_in_time(tmp_path: Path) -> None:
+    async with (
+        _gateway(tmp_path, "limits: {drain_timeout: 10s}\n") as (process, _, admin, _),
+        connect(f"http://{admin}") as one,
+        connect(f"http://{admin}") as other,
+    ):
+        assert await _events(one) == b"retry: 2000\n\n"
+        await _events(other)  # and this page reads no more
+        process.signal(signal.SIGTERM)
+        assert (await one.whole_body()).endswith(b"event: end\ndata: {}\n\n")
+        status, _, err = await process.end()
+    assert status == 0
+    for word in ("killed", "ERROR", "Traceback"):
+        assert word not in err
