@@ -137,7 +137,8 @@ class ModelTotals:
         label = clean_label(name)
         if (label,) not in self._elements:
             return None
-        client, server = (self._sizes[label, side][0] for side in ("client", "server"))
+        # Without room for more series, the bytes count as those of other models.
+        client, server = (self._sizes.get((label, side), [0.0])[0] for side in ("client", "server"))
         return {
             "elements": self._elements[label,][0],
             "client_bytes": client,

@@ -1,0 +1,148 @@
+"""The models: where each is ready, how it is called, and what conversion saves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.admin.panels.models import ModelTotals, describe_model, describe_models
+from gateway.admin.status import merge_statuses
+from gateway.observe.call_metrics import DURATION, MODEL_BYTES, MODEL_ELEMENTS
+from gateway.observe.metric_store import OTHER, MetricStore
+from tests.admin.site import endpoint, make_store, sampled, upstream, worker_status
+
+STATUS = worker_status(
+    {
+        "u": upstream(
+            endpoint(url="http://one:1", models=["a", "b"]),
+            endpoint(url="http://two:1", models=["b"]),
+            endpoint(url="http://three:1", models=None),
+        ),
+        "v": upstream(endpoint(url="http://four:1", models=["b", "c"])),
+    }
+)
+
+
+def _called(
+    store: MetricStore, model: str, times: int, form: str = "json", status: str = "2xx"
+) -> None:
+    labels = "r", "infer", model, "u", form, status
+    histogram = store.writer(0).histogram(DURATION, labels)
+    for _ in range(times):
+        histogram.observe(0.003)
+
+
+def _models(
+    count: Callable[[MetricStore], None] | None = None,
+    query: dict[str, str] | None = None,
+    status: dict[str, Any] = STATUS,
+) -> dict[str, Any]:
+    store = make_store()
+    history = sampled(store, lambda: count(store) if count is not None else None)
+    merged = merge_statuses([status], store)
+    return describe_models(1.0, merged, history.now, query or {})
+
+
+def _names(**query: str) -> list[str]:
+    def count(store: MetricStore) -> None:
+        _called(store, "c", 10)
+        _called(store, "d", 20)
+        _called(store, OTHER, 99)
+        _called(store, "", 99)
+
+    return [each["name"] for each in _models(count, query)["models"]]
+
+
+def test_models_in_use_come_first() -> None:
+    """Also those that no server tells of; calls of others are not of one model."""
+    assert _names() == ["d", "c", "a", "b"]
+
+
+def test_models_are_searched_and_come_in_pages() -> None:
+    assert _names(limit="2") == ["d", "c"]
+    assert _names(limit="2", offset="2") == ["a", "b"]
+    assert _names(offset="9") == []
+    assert _names(search="A") == ["a"]
+    assert _names(search="none") == []
+    assert _models(query={"limit": "1"})["total"] == 3
+
+
+@pytest.mark.parametrize("name", ["limit", "offset"])
+def test_invalid_query_names_the_parameter(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: expected a number"):
+        _models(query={name: "x"})
+
+
+def test_places_where_a_model_is_ready_are_counted() -> None:
+    ready = {each["name"]: each["ready"] for each in _models()["models"]}
+    assert ready == {
+        "a": [{"upstream": "u", "endpoints": 1, "of": 3}],
+        "b": [
+            {"upstream": "u", "endpoints": 2, "of": 3},
+            {"upstream": "v", "endpoints": 1, "of": 1},
+        ],
+        "c": [{"upstream": "v", "endpoints": 1, "of": 1}],
+    }
+
+
+def test_model_has_rates_by_form_and_status() -> None:
+    def count(store: MetricStore) -> None:
+        _called(store, "a", 30)
+        _called(store, "a", 10, "binary")
+        _called(store, "a", 10, "json", "5xx")
+
+    first, *others = _models(count)["models"]
+    assert (first["name"], first["calls_per_second"], first["error_ratio"]) == ("a", 5, 0.2)
+    assert first["forms_per_second"] == {"json": 4, "binary": 1}
+    assert first["statuses_per_second"] == {"2xx": 4, "5xx": 1}
+    assert first["p50_ms"] == 3.75
+    assert all("calls_per_second" not in each for each in others)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, '"><script>', "模型", "a\nb"], ids=range(4))
+def test_models_of_any_name_have_their_rates(name: str) -> None:
+    """The labels of metrics are cut, so a long name is there twice."""
+    status = worker_status({"u": upstream(endpoint(models=[name]))})
+    found = _models(lambda store: _called(store, name, 10), status=status)["models"]
+    assert {each["calls_per_second"] for each in found} == {1}
+    assert name in [each["name"] for each in found]
+
+
+def _model(store: MetricStore, name: str) -> dict[str, Any]:
+    merged = merge_statuses([STATUS], store)
+    return describe_model(1.0, merged, None, ModelTotals(store), name)
+
+
+def test_model_has_its_endpoints_and_what_conversion_saved() -> None:
+    store = make_store()
+    for slot in range(2):
+        writer = store.writer(slot)
+        writer.counter(MODEL_ELEMENTS, ("b",)).add(10)
+        writer.counter(MODEL_BYTES, ("b", "client")).add(1000)
+        writer.counter(MODEL_BYTES, ("b", "server")).add(200 + slot)
+    model = _model(store, "b")
+    assert [each["endpoint"] for each in model["endpoints"]] == [
+        "http://one:1",
+        "http://two:1",
+        "http://four:1",
+    ]
+    assert model["conversion"] == {
+        "elements": 20,
+        "client_bytes": 2000,
+        "server_bytes": 401,
+        "saved_bytes": 1599,
+    }
+    assert "calls_per_second" not in model
+
+
+def test_model_that_nobody_knows_is_described_as_such() -> None:
+    model = _model(make_store(), "none")
+    assert (model["ready"], model["endpoints"], model["conversion"]) == ([], [], None)
+
+
+def test_model_whose_bytes_have_no_series_is_described() -> None:
+    """The store is full, or a worker was killed between the two."""
+    store = make_store()
+    store.writer(0).counter(MODEL_ELEMENTS, ("b",)).add(10)
+    conversion = _model(store, "b")["conversion"]
+    assert (conversion["elements"], conversion["saved_bytes"]) == (10, 0)
