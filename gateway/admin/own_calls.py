@@ -87,4 +87,6 @@ def _call(
         connection.close()
     if len(received) > _MAX_DOCUMENT:
         raise OwnCallError(f"the response has more than {_MAX_DOCUMENT} bytes")
+    if response.length:  # ``read`` with a number of bytes does not tell
+        raise OwnCallError("no response: it was cut off")
     return Reply(response.status, received)

@@ -1,0 +1,251 @@
+"""Who may do what at the admin address, and the calls that it makes to the gateway itself."""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from gateway.admin import actions, own_calls
+from gateway.admin.own_calls import OwnCallError, OwnCalls
+from tests.admin.site import KEY, URL, ChosenSource, RunningSite, running_site
+from tests.support.gateway import no_leaks
+from tests.support.http_messages import http_response
+from tests.support.raw_client import RawClient, ReceivedResponse
+
+ENDPOINT = {"upstream": "u", "endpoint": URL}
+PATHS = {
+    "/api/endpoints/drain": ENDPOINT,
+    "/api/endpoints/restore": ENDPOINT,
+    "/api/model/trace": {"name": "m", "settings": {"trace_rate": "1"}},
+}
+HEADERS = {
+    "Host": "localhost",
+    "Content-Type": "application/json",
+    "Authorization": f"Bearer {KEY}",
+}
+
+
+def _source() -> ChosenSource:
+    source = ChosenSource()
+    source.settings = source.settings.model_copy(update={"admin_actions": True})
+    return source
+
+
+@pytest.fixture
+async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningSite]:
+    monkeypatch.setattr(actions, "_WRONG_KEY_DELAY", 0.001)
+    async with no_leaks(), running_site(_source()) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(site: RunningSite) -> AsyncIterator[RawClient]:
+    async with site.client() as client:
+        yield client
+
+
+async def _post(
+    client: RawClient, path: str, body: object, headers: dict[str, str] | None = None
+) -> ReceivedResponse:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return await client.call("POST", path, data, HEADERS if headers is None else headers)
+
+
+async def test_endpoint_is_drained_and_restored(
+    site: RunningSite, client: RawClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    response = await _post(client, "/api/endpoints/drain", ENDPOINT)
+    assert (response.status, response.json) == (200, {"ok": True})
+    assert site.source.drained == {("u", URL)}
+    assert (await _post(client, "/api/endpoints/restore", ENDPOINT)).status == 200
+    assert site.source.drained == set()
+    assert [each.split(" ", 3)[3] for each in caplog.messages] == [
+        f"drained {URL} of u",
+        f"restored {URL} of u",
+    ]
+
+
+@pytest.mark.parametrize(("upstream", "url"), [("u", "http://other:1"), ("none", URL)])
+async def test_unknown_endpoint_is_not_drained(
+    site: RunningSite, client: RawClient, upstream: str, url: str
+) -> None:
+    body = {"upstream": upstream, "endpoint": url}
+    response = await _post(client, "/api/endpoints/drain", body)
+    assert (response.status, response.error) == (404, f"{upstream} has no endpoint {url}")
+    assert site.source.drained == set()
+    # It may be gone since, and is restored all the same.
+    assert (await _post(client, "/api/endpoints/restore", body)).status == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_actions_need_the_key(site: RunningSite, client: RawClient, path: str) -> None:
+    for key in (None, "Bearer wrong", KEY, ""):
+        headers = {name: value for name, value in HEADERS.items() if name != "Authorization"}
+        if key is not None:
+            headers["Authorization"] = key
+        response = await _post(client, path, PATHS[path], headers)
+        assert response.status == 401
+    assert site.source.drained == set()
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_actions_have_to_be_allowed(path: str) -> None:
+    async with running_site() as site, site.client() as client:
+        response = await _post(client, path, PATHS[path])
+        assert response.status == 403
+        assert response.error == "actions are not allowed here (admin_actions)"
+        assert site.source.drained == set()
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Origin": "http://localhost"}, 200),
+    ],
+)
+async def test_pages_of_others_cannot_act(
+    site: RunningSite, client: RawClient, more: dict[str, str], status: int
+) -> None:
+    response = await _post(client, "/api/endpoints/drain", ENDPOINT, {**HEADERS, **more})
+    assert response.status == status
+    assert bool(site.source.drained) == (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"", "the body is not JSON"),
+        (b"{", "the body is not JSON"),
+        (b"\xff", "the body is not JSON"),
+        (b"[" * 2000, "the body is not JSON"),
+        ([], "expected an object"),
+        (None, "expected an object"),
+        ({}, "upstream is missing"),
+        ({"upstream": "u"}, "endpoint is missing"),
+        ({"upstream": 1, "endpoint": URL}, "upstream: expected a text"),
+        ({"upstream": "u", "endpoint": [URL]}, "endpoint: expected a text"),
+    ],
+    ids=range(10),
+)
+async def test_body_that_cannot_be_read_is_refused(
+    client: RawClient, body: object, error: str
+) -> None:
+    response = await _post(client, "/api/endpoints/drain", body)
+    assert (response.status, response.error) == (400, error)
+
+
+async def test_body_that_is_too_large_is_refused(client: RawClient) -> None:
+    response = await _post(client, "/api/endpoints/drain", b" " * (64 * 1024 + 1))
+    assert response.status == 413
+
+
+async def test_names_in_the_log_cannot_write_lines(
+    site: RunningSite, client: RawClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"upstream": "u\nERROR", "endpoint": "x\r\x1b[31m"}
+    assert (await _post(client, "/api/endpoints/restore", body)).status == 200
+    (message,) = caplog.messages
+    assert message.isprintable()
+
+
+async def test_trace_settings_that_cannot_be_changed_say_why(client: RawClient) -> None:
+    response = await _post(client, "/api/model/trace", PATHS["/api/model/trace"])
+    assert (response.status, response.error) == (502, "no worker responds")
+    response = await _post(client, "/api/model/trace", {"name": "m", "settings": []})
+    assert (response.status, response.error) == (400, "settings: expected an object")
+
+
+class _Answering(ChosenSource):
+    """A gateway that answers each call with the same bytes, and then closes the connection."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self._data = data
+        self.received = b""
+        self.threads: list[threading.Thread] = []
+
+    async def connect(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self.threads.append(threading.Thread(target=self._serve, args=(theirs,)))
+        self.threads[-1].start()
+        return ours
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock:
+            self.received += sock.recv(65536)
+            if self._data:
+                try:
+                    sock.sendall(self._data)
+                except OSError:
+                    return  # it has read enough
+
+
+async def _ask(data: bytes, ask: Callable[[OwnCalls], Any]) -> tuple[Any, bytes]:
+    source = _Answering(data)
+    async with no_leaks():
+        try:
+            found = await ask(OwnCalls(source))
+        finally:
+            for thread in source.threads:
+                await asyncio.to_thread(thread.join)
+    return found, source.received
+
+
+async def test_own_call_returns_the_document_of_the_gateway() -> None:
+    found, received = await _ask(http_response(b'{"a": 1}'), lambda calls: calls.get_document("/x"))
+    assert found == {"a": 1}
+    assert received.startswith(b"GET /x HTTP/1.1\r\n")
+
+
+async def test_own_call_sends_a_document() -> None:
+    found, received = await _ask(
+        http_response(b"[]"), lambda calls: calls.post_document("/y", {"b": 2})
+    )
+    assert found == []
+    assert received.startswith(b"POST /y HTTP/1.1\r\n")
+    assert b"content-type: application/json\r\n" in received.lower()
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (http_response(b'{"error": "no such model"}', status="404 Not Found"), "no such model"),
+        (http_response(b"[]", status="503 No"), "the response has the status 503"),
+        (http_response(b"{", status="500 No"), "the response has the status 500"),
+        (http_response(b"{"), "the response is not JSON"),
+        (b"", "no response: "),
+        (b"nonsense\r\n\r\n", "no response: "),
+        (http_response(b"[]")[:-1], "no response: "),
+        (http_response(b" " * (4 * 2**20 + 1)), "the response has more than 4194304 bytes"),
+    ],
+    ids=range(8),
+)
+async def test_own_call_that_fails_says_why(data: bytes, error: str) -> None:
+    with pytest.raises(OwnCallError) as caught:
+        await _ask(data, lambda calls: calls.get_document("/x"))
+    assert str(caught.value).startswith(error)
+
+
+async def test_own_call_that_gets_no_response_in_time_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(own_calls, "_TIMEOUT", 0.05)
+    ours, theirs = socket.socketpair()
+    source = ChosenSource()
+
+    async def connect() -> socket.socket:
+        return ours
+
+    monkeypatch.setattr(source, "connect", connect)
+    with theirs, pytest.raises(OwnCallError, match=r"no response within 0\.05 s"):
+        await OwnCalls(source).get_document("/x")
+    assert ours.fileno() == -1
