@@ -138,15 +138,15 @@ class FastPathCall:
         self._plan = plan
         self._destination = destination
         self._request = request
-        passed = plan.passed_lines(head, client.record.trace)
+        # A pipelined call may follow on the connection before this one has ended.
+        record = self._record = client.record
+        passed = plan.passed_lines(head, record.trace)
         self._lines = b"".join((client.added_lines, request.lines, passed))
         self._size = sum(map(len, request.body))
         self._reserved = BODY_COPIES * self._size
         self._lease = lease
         self._timeouts = plan.timeouts
         self._client = client
-        # A pipelined call may follow on the connection before this one has ended.
-        self._record = client.record
         self._connection: ReservedConnection | None = connection
         self._client_timer: asyncio.TimerHandle | None = None
         self.waits_for_chunks = plan.converts
