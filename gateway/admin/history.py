@@ -19,6 +19,7 @@ from gateway.observe.call_metrics import (
     RECEIVED_BYTES,
     REQUEST_BYTES,
     RESPONSE_BYTES,
+    RESPONSES,
     SENT_BYTES,
     SERVER_DURATION,
 )
@@ -44,6 +45,7 @@ FAMILIES: tuple[Family, ...] = (
     SERVER_DURATION,
     SENT_BYTES,
     RECEIVED_BYTES,
+    RESPONSES,
     ENDPOINT_FAILURES,
 )
 ERROR_STATUSES = ("5xx", "aborted")

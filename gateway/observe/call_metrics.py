@@ -61,6 +61,11 @@ RECEIVED_BYTES = CounterFamily(
     "Bytes of bodies received from an endpoint.",
     ENDPOINT_LABELS,
 )
+RESPONSES = CounterFamily(
+    "tensorgate_server_responses",
+    "Responses of an endpoint that clients got, by their status.",
+    (*ENDPOINT_LABELS, "status"),
+)
 RETRIES = CounterFamily(
     "tensorgate_retries", "Requests that were sent to another endpoint.", ("upstream",)
 )
@@ -99,6 +104,7 @@ CALL_FAMILIES = (
     FIRST_BYTE,
     SENT_BYTES,
     RECEIVED_BYTES,
+    RESPONSES,
     RETRIES,
     CONVERSIONS,
     ELEMENTS,
@@ -154,6 +160,8 @@ class _EndpointCells:
         self.first_byte: Final = first_byte
         self.sent: Final = sent
         self.received: Final = received
+        self.responses: Final[dict[int, Counter]] = {}
+        """By the first digit of their status."""
 
 
 class _ModelCells:
@@ -213,7 +221,9 @@ class CallMetrics:
         calls.request_bytes.add(float(record.request_bytes))
         calls.response_bytes.add(float(record.response_bytes))
         if record.sent_at and record.endpoint:
-            self._observe_attempt(record)
+            cells = self._observe_attempt(record)
+            if record.is_from_server:
+                self._count_response(cells, record)
         if record.other_attempts:
             for attempt in record.other_attempts:
                 self._observe_attempt(attempt)
@@ -254,7 +264,7 @@ class CallMetrics:
             bound = _BOUNDS[bucket - 1]
             exemplars[labels, bucket] = ((*labels, bound), trace_id, record.seconds, time.time())
 
-    def _observe_attempt(self, attempt: CallRecord | AttemptRecord) -> None:
+    def _observe_attempt(self, attempt: CallRecord | AttemptRecord) -> _EndpointCells:
         key = attempt.upstream, attempt.endpoint
         cells = self._endpoints.get(key)
         if cells is None:
@@ -270,6 +280,15 @@ class CallMetrics:
             cells.first_byte.observe(first_byte)
         cells.sent.add(float(attempt.sent_bytes))
         cells.received.add(float(attempt.received_bytes))
+        return cells
+
+    def _count_response(self, cells: _EndpointCells, record: CallRecord) -> None:
+        status = record.status // 100
+        counter = cells.responses.get(status)
+        if counter is None:
+            labels = record.upstream, record.endpoint, f"{status}xx" if status else _ABORTED
+            counter = cells.responses[status] = self._writer.counter(RESPONSES, labels)
+        counter.add(1.0)
 
     def _model_label(self, record: CallRecord) -> str:
         """Return the label of a model that this worker has not counted yet."""

@@ -236,6 +236,8 @@ def _admin_address(value: object) -> Iterator[CrossError]:
         yield ("admin_actions",), "needs admin_keys, the group of API keys that allow actions"
     if keys is not None and not actions:
         yield ("admin_keys",), "not used: admin_actions is false"
+    if isinstance(keys, str) and _value(_value(_value(value, "api_keys"), keys), "header"):
+        yield ("admin_keys",), "needs a group without header: the page sends keys as Bearer tokens"
     for name in ("admin_hosts", "admin_actions"):
         if admin is None and _value(value, name):
             yield (name,), "not used: there is no admin address (admin)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -10,7 +10,13 @@ from typing import Any, Self
 from gateway.admin.history import ERROR_STATUSES, History, Window, rounded
 from gateway.admin.panels.overview import describe_endpoint_state
 from gateway.admin.panels.query import parse_count, parse_text
-from gateway.observe.call_metrics import DURATION, RECEIVED_BYTES, SENT_BYTES, SERVER_DURATION
+from gateway.observe.call_metrics import (
+    DURATION,
+    RECEIVED_BYTES,
+    RESPONSES,
+    SENT_BYTES,
+    SERVER_DURATION,
+)
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import CounterFamily, clean_label
 from gateway.observe.metric_table import quantiles
@@ -21,9 +27,14 @@ _DEFAULT_ENDPOINTS, _MAX_ENDPOINTS = 200, 2000
 _MAX_MODELS = 10
 """Names of models that are listed for an endpoint."""
 
+_WORST_FIRST = ("ejected", "unhealthy", "drained", "failing", "leaving", "unknown", "ok")
+"""The states of endpoints; ``failing`` is ``ok`` after failures."""
+
 Status = Mapping[str, Any]
 EndpointKey = tuple[str, str]
 """The labels of an endpoint: upstream and URL."""
+Rates = Mapping[EndpointKey, Mapping[str, float]]
+"""The rates of endpoints by the value of one more label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +75,14 @@ def describe_topology(
     settings: Settings,
     chosen: EndpointFilter,
 ) -> dict[str, Any]:
-    """Return routes, and upstreams with those endpoints that were chosen."""
+    """Return routes, and upstreams with those endpoints that were chosen, worst first."""
     rates = EndpointRates(window, history)
     calls = _CallRates(window)
     upstreams, skip, room = [], chosen.offset, chosen.limit
     for name, upstream in status["upstreams"].items():
+        states = Counter(describe_endpoint_state(each)[0] for each in upstream["endpoints"])
         fitting = [each for each in upstream["endpoints"] if chosen.fits(name, each)]
+        fitting.sort(key=_badness)
         shown = fitting[skip : skip + room]
         skip, room = max(0, skip - len(fitting)), room - len(shown)
         upstreams.append(
@@ -78,6 +91,7 @@ def describe_topology(
                 **{key: upstream[key] for key in upstream if key != "endpoints"},
                 "endpoints_total": len(upstream["endpoints"]),
                 "endpoints_fitting": len(fitting),
+                "endpoint_states": dict(states),
                 **rates.of_upstream(name),
                 "endpoints": [_describe_endpoint(name, each, rates) for each in shown],
             }
@@ -88,6 +102,13 @@ def describe_topology(
         "routes": _describe_routes(settings, calls),
         "upstreams": upstreams,
     }
+
+
+def _badness(endpoint: Status) -> int:
+    """Return what sorts endpoints: the worst first; those with failures in a row are not ok."""
+    state, _ = describe_endpoint_state(endpoint)
+    has_failed = state == "ok" and endpoint["consecutive_failures"]
+    return _WORST_FIRST.index("failing" if has_failed else state)
 
 
 def _describe_endpoint(upstream: str, endpoint: Status, rates: EndpointRates) -> dict[str, Any]:
@@ -161,7 +182,8 @@ class EndpointRates:
         self._history = history
         self._window = window
         self._rows: dict[EndpointKey, int] = {}
-        self._failures: defaultdict[EndpointKey, dict[str, float]] = defaultdict(dict)
+        self._failures: Rates = {}
+        self._responses: Rates = {}
         if window is None:
             return
         words = window.change(SERVER_DURATION)
@@ -171,11 +193,8 @@ class EndpointRates:
         self._sent = self._byte_rates(window, SENT_BYTES)
         self._received = self._byte_rates(window, RECEIVED_BYTES)
         self._rows = _rows(window.labels(SERVER_DURATION), len(words))
-        failures = (window.change(ENDPOINT_FAILURES)[:, 0] / window.seconds).tolist()
-        for labels, rate in zip(window.labels(ENDPOINT_FAILURES), failures, strict=False):
-            if rate:
-                upstream, url, kind = labels
-                self._failures[upstream, url][kind] = float(f"{rate:.4g}")
+        self._failures = self._rates_by(window, ENDPOINT_FAILURES)
+        self._responses = self._rates_by(window, RESPONSES)
 
     def of_endpoint(self, upstream: str, url: str) -> dict[str, Any]:
         """Return the rates of an endpoint."""
@@ -186,6 +205,7 @@ class EndpointRates:
             "calls_per_second": 0.0 if row is None else rounded(float(self._calls[row])),
             "failures_per_second": rounded(sum(failures.values())),
             "failures_by_kind_per_second": failures,
+            "statuses_per_second": self._responses.get(key, {}),
         }
         if row is None:  # no request was sent there, as when no connection could be made
             return {**rates, "recent": None}
@@ -206,6 +226,17 @@ class EndpointRates:
             sum(rates.values()) for key, rates in self._failures.items() if key[0] == name
         )
         return {"calls_per_second": rounded(calls), "failures_per_second": rounded(failures)}
+
+    @staticmethod
+    def _rates_by(window: Window, family: CounterFamily) -> Rates:
+        """Return the rates of each endpoint by the last label of a family."""
+        found: defaultdict[EndpointKey, dict[str, float]] = defaultdict(dict)
+        rates = (window.change(family)[:, 0] / window.seconds).tolist()
+        for labels, rate in zip(window.labels(family), rates, strict=False):
+            if rate:
+                upstream, url, value = labels
+                found[upstream, url][value] = float(f"{rate:.4g}")
+        return found
 
     @staticmethod
     def _byte_rates(window: Window, family: CounterFamily) -> dict[EndpointKey, float | None]:

@@ -7,7 +7,13 @@ import pytest
 
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
 from gateway.admin.status import merge_statuses
-from gateway.observe.call_metrics import DURATION, RECEIVED_BYTES, SENT_BYTES, SERVER_DURATION
+from gateway.observe.call_metrics import (
+    DURATION,
+    RECEIVED_BYTES,
+    RESPONSES,
+    SENT_BYTES,
+    SERVER_DURATION,
+)
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES
 from gateway.observe.metric_store import MetricStore
 from tests.admin.site import (
@@ -88,6 +94,8 @@ def test_endpoint_has_rates_times_and_points() -> None:
         writer.counter(RECEIVED_BYTES, labels).add(50)
         writer.counter(ENDPOINT_FAILURES, (*labels, "connect")).add(5)
         writer.counter(ENDPOINT_FAILURES, (*labels, "5xx")).add(1)
+        writer.counter(RESPONSES, (*labels, "2xx")).add(19)
+        writer.counter(RESPONSES, (*labels, "5xx")).add(1)
 
     topology = _topology(count=count)
     first, second = topology["upstreams"]
@@ -95,6 +103,7 @@ def test_endpoint_has_rates_times_and_points() -> None:
     assert found["url"] == "http://h:1"
     assert (found["calls_per_second"], found["failures_per_second"]) == (2, 0.6)
     assert found["failures_by_kind_per_second"] == {"connect": 0.5, "5xx": 0.1}
+    assert found["statuses_per_second"] == {"2xx": 1.9, "5xx": 0.1}
     assert (found["p50_ms"], found["p99_ms"]) == (3.75, 4.975)
     assert (found["sent_bytes_per_second"], found["received_bytes_per_second"]) == (100, 5)
     assert found["recent"]["calls_per_second"] == [2]
@@ -168,6 +177,26 @@ def test_endpoints_are_searched_by_name_state_and_reason() -> None:
         (found,) = _topology(status, query={"search": search})["upstreams"]
         assert [each["url"] for each in found["endpoints"]] == ["http://ill:1"]
         assert (found["endpoints_total"], found["endpoints_fitting"]) == (2, 1)
+
+
+def test_worst_endpoints_come_first() -> None:
+    status = worker_status(
+        {
+            "u": upstream(
+                endpoint(url="fine"),
+                endpoint(url="fails", consecutive_failures=2),
+                endpoint(url="drained", drained=True),
+                endpoint(url="unhealthy", healthy=False),
+                endpoint(url="ejected", consecutive_ejections=1),
+            )
+        }
+    )
+    (found,) = _topology(status)["upstreams"]
+    urls = [each["url"] for each in found["endpoints"]]
+    assert urls[:3] == ["ejected", "unhealthy", "drained"]
+    states = found["endpoint_states"]
+    assert (states["ejected"], states["unhealthy"], states["drained"]) == (1, 1, 1)
+    assert urls.index("fails") < urls.index("fine")
 
 
 def test_names_of_models_are_bounded() -> None:
