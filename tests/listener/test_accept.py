@@ -5,15 +5,16 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from gateway.listener import accept
-from gateway.listener.accept import AcceptingSocket
+from gateway.listener.accept import AcceptingSocket, AcceptingSockets
 from gateway.listener.sockets import open_tcp_sockets
 from tests.support.addresses import HOST
 from tests.support.checks.descriptors import no_descriptors
-from tests.support.gateway import until
+from tests.support.gateway import no_leaks, until
 
 PATIENCE = 5
 ERROR = "cannot accept a connection: Too many open files"
@@ -144,3 +145,86 @@ async def test_connections_that_wait_at_close_go_to_a_duplicate(
         async with _accepting(after, duplicate):
             await until(lambda: after.accepted == 7)
     assert before.sizes == [5]
+
+
+class _Adopted:
+    """Counts the connections that several sockets hand over, and closes them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sockets = AcceptingSockets(self._adopt)
+
+    def _adopt(self, connection: socket.socket) -> None:
+        connection.close()
+        self.count += 1
+
+
+def _is_refused(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+async def test_connections_of_several_sockets_go_to_one_place() -> None:
+    adopted = _Adopted()
+    socks = [*open_tcp_sockets(HOST, 0), *open_tcp_sockets(HOST, 0)]
+    async with no_leaks():
+        for sock in socks:
+            adopted.sockets.listen(sock)
+        for number, sock in enumerate(socks * 2, 1):
+            socket.create_connection(sock.getsockname()).close()
+            await until(lambda number=number: adopted.count == number)  # type: ignore[misc]
+        await adopted.sockets.stop_all(0.0)
+        assert [sock.fileno() for sock in socks] == [-1, -1]
+        await adopted.sockets.stop_all(0.0)
+
+
+async def test_one_socket_stops_and_the_others_go_on() -> None:
+    adopted = _Adopted()
+    (leaving,), (staying,) = open_tcp_sockets(HOST, 0), open_tcp_sockets(HOST, 0)
+    gone, here = leaving.getsockname(), staying.getsockname()
+    adopted.sockets.listen(leaving)
+    adopted.sockets.listen(staying)
+    await adopted.sockets.stop_listening([leaving])
+    assert _is_refused(gone)
+    socket.create_connection(here).close()
+    await until(lambda: adopted.count == 1)
+    adopted.sockets.close_sockets([staying, leaving])
+    assert _is_refused(here)
+
+
+async def test_connections_in_the_queue_of_a_socket_that_stops_are_served() -> None:
+    adopted = _Adopted()
+    (sock,) = open_tcp_sockets(HOST, 0)
+    with _waiting(sock, 20):
+        adopted.sockets.listen(sock)
+        await adopted.sockets.stop_all(0.0)
+    assert adopted.count == 20
+    assert sock.fileno() == -1
+
+
+async def test_socket_that_is_closed_at_once_leaves_its_queue_to_a_duplicate() -> None:
+    adopted = _Adopted()
+    (sock,) = open_tcp_sockets(HOST, 0)
+    with sock.dup() as other, _waiting(sock, 3):
+        adopted.sockets.listen(sock)
+        adopted.sockets.close_sockets([sock])
+        await asyncio.sleep(0)
+        for _ in range(3):
+            other.accept()[0].close()
+    assert adopted.count == 0
+
+
+async def test_unix_socket_stops_too(tmp_path: Path) -> None:
+    adopted = _Adopted()
+    path = str(tmp_path / "s")
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(path)
+    sock.listen()
+    adopted.sockets.listen(sock)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+        await adopted.sockets.stop_all(0.5)
+    assert adopted.count == 1
