@@ -181,7 +181,10 @@ class _Answering(ChosenSource):
 
     def _serve(self, sock: socket.socket) -> None:
         with sock:
-            self.received += sock.recv(65536)
+            self.received = sock.recv(65536)
+            end = b"}" if self.received.startswith(b"POST") else b"\r\n\r\n"
+            while not self.received.endswith(end):
+                self.received += sock.recv(65536)
             if self._data:
                 try:
                     sock.sendall(self._data)

@@ -296,9 +296,9 @@ async def test_waiting_for_a_busy_machine_is_no_cost(monkeypatch: pytest.MonkeyP
 
 async def _first_interval(history: History) -> float:
     """Run a history until its first pause, and return the interval that it chose."""
+    history.interval = 0
     task = asyncio.create_task(history.run())
-    await until(lambda: history._samples)
-    await asyncio.sleep(0.02)
+    await until(lambda: history.interval)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     return history.interval
