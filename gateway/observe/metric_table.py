@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -71,11 +69,3 @@ def quantiles(family: HistogramFamily, words: Words, share: float) -> Words:
     with np.errstate(invalid="ignore", divide="ignore"):
         found = low + (high - low) * (rank - before) / counts[rows, bucket]
     return np.where(total > 0, found, np.nan)
-
-
-def rows_by(labels: Sequence[tuple[str, ...]], position: int) -> dict[str, list[int]]:
-    """Group the rows of a table by the value of one label."""
-    groups: dict[str, list[int]] = {}
-    for row, values in enumerate(labels):
-        groups.setdefault(values[position], []).append(row)
-    return groups

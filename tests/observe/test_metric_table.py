@@ -15,7 +15,7 @@ from gateway.observe.metric_store import (
     Labels,
     MetricStore,
 )
-from gateway.observe.metric_table import MetricTable, quantiles, rows_by
+from gateway.observe.metric_table import MetricTable, quantiles
 from tests.observe.dying import run_in_a_child
 
 CALLS = CounterFamily("calls", "Calls.", ("model", "status"))
@@ -142,10 +142,3 @@ def test_quantiles_of_rows_are_those_of_the_family(counts: list[list[int]], shar
 def test_median_is_interpolated(counts: list[int], expected: float) -> None:
     (found,) = quantiles(SECONDS, np.array([[0.0, *counts]]), 0.5)
     assert found == pytest.approx(expected, nan_ok=True)
-
-
-def test_rows_are_grouped_by_one_label() -> None:
-    labels = [("a", "200"), ("b", "200"), ("a", "500")]
-    assert rows_by(labels, 0) == {"a": [0, 2], "b": [1]}
-    assert rows_by(labels, 1) == {"200": [0, 1], "500": [2]}
-    assert rows_by([], 0) == {}
