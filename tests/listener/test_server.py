@@ -194,7 +194,7 @@ async def test_connections_in_the_accept_queue_are_served_during_drain() -> None
 async def test_drain_waits_for_a_tcp_handshake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.listener.server.HANDSHAKE_TIMEOUT", 10)
+    monkeypatch.setattr("gateway.listener.accept.HANDSHAKE_TIMEOUT", 10)
     async with running_listener(echo) as running, AsyncExitStack() as stack:
         known = await stack.enter_async_context(connect(running.url))
         await until(lambda: running.listener.connections)
@@ -222,7 +222,7 @@ async def test_drain_waits_for_a_tcp_handshake(
 async def test_drain_does_not_wait_for_an_endless_tcp_handshake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.listener.server.HANDSHAKE_TIMEOUT", 0.05)
+    monkeypatch.setattr("gateway.listener.accept.HANDSHAKE_TIMEOUT", 0.05)
     async with running_listener(echo) as running:
         stall_handshakes(running.sock)
         with socket.create_connection(running.sock.getsockname()):  # it stays silent
