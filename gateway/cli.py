@@ -1,4 +1,4 @@
-"""The command line: serve, check, schema, demo."""
+"""The command line: serve, check, schema, demo, top."""
 
 from __future__ import annotations
 
@@ -147,6 +147,32 @@ def demo(once: bool, port: int) -> None:
     _start_logging("warning")
     with _exit_on_errors(ShowError):
         _run(_demo(once, port))
+
+
+@main.command()
+@click.argument("address", default="127.0.0.1:9080")
+@click.option("--interval", default="1s", show_default=True, help="Time between two readings.")
+@click.option("--once", is_flag=True, help="Print one page, and exit.")
+def top(address: str, interval: str, once: bool) -> None:
+    """Show what a gateway does, in a terminal.
+
+    ADDRESS is the gateway's admin address: HOST:PORT, a URL, or unix:/PATH. Without it, it is
+    127.0.0.1:9080. In a pipe it prints one page, as with --once. The exit status is then 1 if the
+    gateway cannot be read.
+    """
+    from gateway.top.address import parse_admin_address  # imports rich, which takes time
+    from gateway.top.run import NoGatewayError, parse_interval, run
+
+    try:
+        admin = parse_admin_address(address)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
+    try:
+        seconds = parse_interval(interval)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--interval") from None
+    with _exit_on_errors(NoGatewayError):
+        run(admin, seconds, once=once)
 
 
 def _load_or_exit(read: Callable[[], _T]) -> _T:

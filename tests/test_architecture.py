@@ -31,7 +31,8 @@ def _imports(text: str) -> frozenset[str]:
 
 GATEWAY: Rooms = {
     "__main__": _imports("cli"),
-    "cli": _imports("app settings workers build_info observe system demo"),
+    "cli": _imports("app settings workers build_info observe system demo top"),
+    "top": _imports("settings"),
     "app": _imports(
         "admin listener proxy offload upstream build_info codec routing "
         "protocol settings workers observe system errors sizes"
@@ -189,6 +190,7 @@ TESTED_BY = {
     "sizes.py": "system/test_buffers.py",
     "system/certificates.py": "listener/test_tls.py",
     "system/memory.py": "test_cli.py",
+    "top/panels/body.py": "top/panels/test_overview.py",
     "upstream/address.py": "upstream/http/test_transports.py",
     "upstream/pool/lease.py": "upstream/pool/test_pool.py",
     "workers/signals.py": "workers/test_supervisor.py",

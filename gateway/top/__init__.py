@@ -1,0 +1,1 @@
+"""``tensorgate top``: the operator's page in a terminal, over the admin address."""

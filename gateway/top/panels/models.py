@@ -1,0 +1,63 @@
+"""The models: where each one is ready, and how it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from gateway.top import words
+from gateway.top.document import Document, by_name, count, number, objects, text
+from gateway.top.panels.body import ERROR, QUIET, STRONG, Body, sentence
+from gateway.top.table import Cell, Column, Layout, line
+
+_COLUMNS = (
+    Column("Model", 12, 19, 60, middle=True),
+    Column("Ready", 9),
+    Column("Calls", 8, right=True),
+    Column("Errors", 7, rank=1, right=True),
+    Column("p50", 8, rank=1, right=True),
+    Column("p95", 8, rank=2, right=True),
+    Column("p99", 8, rank=1, right=True),
+    Column("Statuses", 18, 28, 40, rank=3),
+    Column("Forms", 20, 26, 40, rank=4),
+    Column("Ready at", 20, 30, 60, rank=5),
+)
+
+
+def describe(models: Document, offset: int, width: int, search: str = "") -> Body:
+    """Return the rows; ``offset`` is the position of the first model that was read."""
+    layout = Layout(_COLUMNS, width)
+    read, total = objects(models, "models"), count(models, "total")
+    wait = line((" …", QUIET))
+
+    def row(index: int) -> Text:
+        return layout.row(_model(read[index - offset])) if 0 <= index - offset < len(read) else wait
+
+    told = words.plural(total, "model") + (" with this text" if search else "")
+    if not total and not search:
+        told = "No model is known to be ready, and none was called"
+    return Body([sentence(told, width, STRONG), layout.heading()], total, row)
+
+
+def _model(model: Document) -> Sequence[Cell]:
+    ready = objects(model, "ready")
+    endpoints = sum(count(each, "endpoints") for each in ready)
+    of = sum(count(each, "of") for each in ready)
+    errors = number(model, "error_ratio")
+    return (
+        (text(model, "name"), ""),
+        (f"{endpoints} of {of}" if ready else "not known", "" if ready else QUIET),
+        (words.rate(number(model, "calls_per_second")), ""),
+        (words.percent(errors), ERROR if errors else ""),
+        (words.milliseconds(number(model, "p50_ms")), ""),
+        (words.milliseconds(number(model, "p95_ms")), ""),
+        (words.milliseconds(number(model, "p99_ms")), ""),
+        (words.rates(by_name(model, "statuses_per_second")), ""),
+        (words.rates(by_name(model, "forms_per_second"), are_forms=True), ""),
+        (", ".join(_ready_at(each) for each in ready), ""),
+    )
+
+
+def _ready_at(ready: Document) -> str:
+    return f"{text(ready, 'upstream')} ({count(ready, 'endpoints')} of {count(ready, 'of')})"

@@ -1,0 +1,216 @@
+"""The overview: rates, percentiles and how they changed, problems, workers, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from gateway.top import words
+from gateway.top.document import Document, count, flag, number, numbers, objects, text
+from gateway.top.panels.body import ERROR, GOOD, QUIET, STRONG, WARNING, Body, body_of, sentence
+from gateway.top.plain_text import fit, plain, width_of, wrap
+from gateway.top.sparkline import Points, sparkline, squeeze
+from gateway.top.table import Column, Layout, line
+
+_LABEL, _VALUE = 14, 10
+_MOST = 17
+"""Cells for the highest value, with its word."""
+_LEAST_CHART = 8
+_ROWS_FOR_CHARTS = {50: 4, 40: 3, 30: 2}
+"""The rows of a chart by the height of the terminal."""
+_LATE = 5.0
+"""Seconds after which a worker's silence is worth a word, as the gateway has it."""
+_PROBLEM_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    label: str
+    now: str
+    say: Callable[[float | None], str]
+    style: str
+    is_error: bool = False
+
+
+_METRICS = (
+    _Metric("Calls", "calls_per_second", words.rate, "cyan"),
+    _Metric("Errors", "error_ratio", words.percent, "red", is_error=True),
+    _Metric("Duration p50", "p50_ms", words.milliseconds, "blue"),
+    _Metric("Duration p95", "p95_ms", words.milliseconds, "blue"),
+    _Metric("Duration p99", "p99_ms", words.milliseconds, "blue"),
+    _Metric("In progress", "requests_in_progress", words.count, "magenta"),
+)
+
+
+def describe(overview: Document, width: int, height: int, search: str = "") -> Body:
+    """Return the lines of the overview; ``search`` chooses among its problems."""
+    lines = [
+        *_metrics(overview, width, height),
+        _traffic(overview, width),
+        line(),
+        *_problems(overview, width, search),
+        line(),
+        *_workers(overview, width),
+        line(),
+        *_settings(overview, width),
+    ]
+    return body_of(lines)
+
+
+def _metrics(overview: Document, width: int, height: int) -> list[Text]:
+    rows = next((rows for least, rows in _ROWS_FOR_CHARTS.items() if height >= least), 1)
+    room = width - 1 - _LABEL - _VALUE - 3
+    with_most = room >= _MOST + _LEAST_CHART
+    chart_width = room - (_MOST + 1 if with_most else 1)
+    step = number(overview, "recent", "step_seconds") or 1.0
+    end = number(overview, "recent", "end") or 0.0
+    lines = []
+    title = ""
+    for metric in _METRICS:
+        history = _history(overview, metric)
+        points, span = squeeze(history, end, step, chart_width)
+        each = f", {words.seconds(span * step)} per column" if span * step > 1 else ""
+        title = f"The last {words.seconds(step * len(history))}{each}" if history else ""
+        lines += _metric(metric, overview, points, (chart_width, rows, with_most))
+    heading = [
+        (f" {fit('All calls', _LABEL)} ", STRONG),
+        (f"{fit('last 10 s', _VALUE, right=True)}  ", STRONG),
+        (fit(title, max(0, chart_width)), STRONG),
+        (fit("highest", _MOST + 1, right=True) if with_most else "", STRONG),
+    ]
+    return [line(*heading), *lines]
+
+
+def _metric(
+    metric: _Metric, overview: Document, points: Points, room: tuple[int, int, bool]
+) -> list[Text]:
+    chart_width, rows, with_most = room
+    value = number(overview, "now", metric.now)
+    highest = max((each for each in points if each is not None), default=None)
+    charts = sparkline(points, rows, 0.01 if metric.is_error else None)
+    style = ERROR if metric.is_error and value else STRONG
+    lines = []
+    for row, chart in enumerate(charts):
+        is_last = row == rows - 1
+        label = fit(metric.label if is_last else "", _LABEL)
+        said = fit(metric.say(value) if is_last else "", _VALUE, right=True)
+        most = fit(metric.say(highest) if is_last and with_most else "", _MOST, right=True)
+        lines.append(
+            line(
+                (f" {label} ", ""),
+                (f"{said}  ", style),
+                (fit(chart, max(0, chart_width)), metric.style),
+                (f" {most}" if with_most else "", QUIET),
+            )
+        )
+    return lines
+
+
+def _history(overview: Document, metric: _Metric) -> Points:
+    if not metric.is_error:
+        return numbers(overview, "recent", metric.now)
+    calls = numbers(overview, "recent", "calls_per_second")
+    errors = numbers(overview, "recent", "errors_per_second")
+    return [
+        None if all_calls is None else (failed or 0.0) / all_calls if all_calls else 0.0
+        for all_calls, failed in zip(calls, errors, strict=False)
+    ]
+
+
+def _traffic(overview: Document, width: int) -> Text:
+    now = overview.get("now")
+    parts = (
+        words.plural(number(now, "connections"), "connection"),
+        f"received {words.size_rate(number(now, 'request_bytes_per_second'))}",
+        f"sent {words.size_rate(number(now, 'response_bytes_per_second'))}",
+        f"buffered {words.size(number(now, 'buffered_bytes'))}",
+    )
+    return sentence(" · ".join(parts), width)
+
+
+def _problems(overview: Document, width: int, search: str) -> list[Text]:
+    problems = objects(overview, "problems")
+    if not problems:
+        return [sentence("Nothing is wrong.", width, GOOD)]
+    wanted = search.lower()
+    fitting = [each for each in problems if wanted in text(each, "text").lower()]
+    of = f"{len(fitting)} of " if search else ""
+    title = f"{of}{words.plural(len(problems), 'problem')}"
+    return [
+        sentence(title, width, STRONG),
+        *(each for problem in fitting for each in _problem(problem, width)),
+    ]
+
+
+def _problem(problem: Document, width: int) -> list[Text]:
+    is_error = text(problem, "level") == "error"
+    level, style = ("Error", ERROR) if is_error else ("Warning", WARNING)
+    parts = wrap(plain(text(problem, "text")), max(1, width - 11), _PROBLEM_LINES)
+    first = line((f" {level:8}", style), (f" {parts[0]}", ""))
+    return [first, *(line((f"{'':10}{part}", "")) for part in parts[1:])]
+
+
+_WORKER_COLUMNS = (
+    Column("Worker", 15),
+    Column("State", 15),
+    Column("Connections", 11, rank=1, right=True),
+    Column("In progress", 11, rank=1, right=True),
+    Column("Buffered", 9, rank=2, right=True),
+    Column("Tasks", 5, rank=4, right=True),
+    Column("Last report", 11, rank=3, right=True),
+)
+
+
+def _workers(overview: Document, width: int) -> list[Text]:
+    layout = Layout(_WORKER_COLUMNS, width)
+    return [layout.heading(), *map(layout.row, map(_worker, objects(overview, "workers")))]
+
+
+def _worker(worker: Document) -> Sequence[tuple[str, str]]:
+    age = number(worker, "seconds_since_update")
+    state, style = "takes calls", GOOD
+    if age is not None and age > _LATE:
+        state, style = "does not report", ERROR
+    elif flag(worker, "draining"):
+        state, style = "drains", WARNING
+    return (
+        (f"process {text(worker, 'pid')}", ""),
+        (state, style),
+        (words.count(number(worker, "connections")), ""),
+        (words.count(number(worker, "requests_in_progress")), ""),
+        (words.size(number(worker, "buffered_bytes")), ""),
+        (words.count(number(worker, "tasks")), ""),
+        (f"{words.whole_seconds(age)} ago", QUIET),
+    )
+
+
+def _settings(overview: Document, width: int) -> list[Text]:
+    settings, now = overview.get("settings"), number(overview, "time") or 0.0
+    loaded, started = number(settings, "loaded_at"), number(overview, "started_at")
+    facts = [
+        (
+            "Gateway",
+            f"version {text(overview, 'version')}, {text(overview, 'build')}, Python"
+            f" {text(overview, 'python')}, started {words.clock(started, now)}",
+        ),
+        ("Settings", f"{text(settings, 'file') or 'no file'}"),
+        (
+            "",
+            f"number {text(settings, 'number')} in use since {words.clock(loaded, now)},"
+            f" {words.plural(count(settings, 'reloads'), 'reload')},"
+            f" {words.plural(count(settings, 'reload_failures'), 'failed reload')}",
+        ),
+    ]
+    lines = [_fact(label, value, width) for label, value in facts]
+    if failure := text(settings, "last_failure"):
+        at = words.clock(number(settings, "failed_at"), now)
+        lines.append(_fact("", f"the reload at {at} failed: {failure}", width, ERROR))
+    return lines
+
+
+def _fact(label: str, value: str, width: int, style: str = "") -> Text:
+    shown = fit(plain(value), max(0, width - 11)).rstrip()
+    assert width_of(label) <= 9
+    return line((f" {label:9} ", STRONG), (shown, style))

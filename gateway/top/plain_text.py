@@ -1,0 +1,108 @@
+"""Make texts of others safe for a terminal, and as wide as a column.
+
+Names come from clients and servers: they may hold control characters, escape sequences, characters
+that turn the direction of a line, or that have no width. All these are written as escapes. What
+is left has one or two cells per character in every terminal.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+from rich.cells import cell_len, get_character_cell_size
+
+_SAFE_ASCII = re.compile(r"[ -~]*")
+_MOST = 2000
+"""Characters that are looked at: no terminal shows more of a text."""
+_RIGHT_TO_LEFT = frozenset({"R", "AL", "AN"})
+_SHOWN = frozenset("LNPS")
+"""The first letters of the categories that are shown: letters, numbers, punctuation, symbols."""
+ELLIPSIS = "…"
+
+
+def plain(value: str) -> str:
+    """Return a text without anything that a terminal would interpret."""
+    value = value[:_MOST]
+    if _SAFE_ASCII.fullmatch(value):
+        return value
+    return "".join(map(_plain_character, value))
+
+
+@lru_cache(4096)
+def _plain_character(character: str) -> str:
+    if character == " ":
+        return character
+    code = ord(character)
+    combines = (
+        unicodedata.category(character)[0] not in _SHOWN
+        or unicodedata.bidirectional(character) in _RIGHT_TO_LEFT
+        or get_character_cell_size(character) < 1
+        or 0x1160 <= code <= 0x11FF  # vowels and ends of Korean syllables
+        or 0x1F1E6 <= code <= 0x1F1FF  # two of them are a flag
+        or 0x1F3FB <= code <= 0x1F3FF  # colours of the skin
+    )
+    if not combines:
+        return character
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def width_of(value: str) -> int:
+    """Return how many cells a plain text takes."""
+    return cell_len(value)
+
+
+def cut(value: str, width: int, *, middle: bool = False) -> str:
+    """Return a plain text in at most ``width`` cells, with an ellipsis for what is left out.
+
+    Names are cut in the ``middle``, as their ends tell them apart.
+    """
+    if width_of(value) <= width:
+        return value
+    if width <= 1:
+        return ELLIPSIS[:width]
+    room = width - 1
+    tail = room // 2 if middle else 0
+    end = _last_cells(value, tail)
+    return _first_cells(value, room - width_of(end)) + ELLIPSIS + end
+
+
+def fit(value: str, width: int, *, right: bool = False, middle: bool = False) -> str:
+    """Return a plain text in exactly ``width`` cells, at the left or at the right of them."""
+    value = cut(value, width, middle=middle)
+    padding = " " * (width - width_of(value))
+    return padding + value if right else value + padding
+
+
+def wrap(value: str, width: int, most: int) -> list[str]:
+    """Return a plain text as at most ``most`` lines, which break at spaces where they can."""
+    lines: list[str] = []
+    rest = value
+    while rest and len(lines) < most - 1 and width_of(rest) > width:
+        line = _first_cells(rest, width)
+        at = line.rfind(" ", width // 2)
+        if at > 0 and rest[len(line) : len(line) + 1] != " ":
+            line = line[:at]
+        if not line:
+            break
+        lines.append(line)
+        rest = rest[len(line) :].lstrip()
+    return [*lines, cut(rest, width)]
+
+
+def _first_cells(value: str, width: int) -> str:
+    if value.isascii():
+        return value[: max(0, width)]
+    taken = 0
+    for position, character in enumerate(value):
+        taken += get_character_cell_size(character)
+        if taken > width:
+            return value[:position]
+    return value
+
+
+def _last_cells(value: str, width: int) -> str:
+    return _first_cells(value[::-1], width)[::-1]

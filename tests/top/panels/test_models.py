@@ -1,0 +1,47 @@
+"""The models in a terminal."""
+
+import pytest
+
+from gateway.top.panels.models import describe
+from tests.top import documents
+from tests.top.documents import model
+from tests.top.panels.lines import check_body, lines_of
+
+
+def test_models_have_rates_and_times() -> None:
+    silent = {"name": "silent", "ready": []}
+    document = {"total": 2, "models": [model("resnet50"), silent]}
+    assert lines_of(describe(document, 0, 80)) == [
+        " 2 models",
+        " Model                Ready         Calls   Errors       p50       p95       p99",
+        " resnet50             1 of 2          7/s      0 %      1 ms      2 ms      3 ms",
+        " silent               not known         –        –         –         –         –",
+    ]
+
+
+def test_a_wide_terminal_shows_statuses_and_forms() -> None:
+    line = lines_of(describe({"total": 1, "models": [model("m")]}, 0, 200))[2]
+    assert "2xx 7/s" in line
+    assert "JSON 6/s, raw bytes 1/s" in line
+    assert "demo (1 of 2)" in line
+
+
+def test_rows_that_are_not_read_yet_are_dots() -> None:
+    body = describe({"total": 300, "models": [model("m100"), model("m101")]}, 100, 80)
+    assert body.count == 300
+    assert body.row(99).plain == body.row(102).plain == " …"
+    assert body.row(101).plain.startswith(" m101")
+
+
+def test_without_models_there_is_a_sentence() -> None:
+    document = {"total": 0, "models": []}
+    none = " No model is known to be ready, and none was called"
+    assert lines_of(describe(document, 0, 80))[0] == none
+    assert lines_of(describe(document, 0, 80, "x"))[0] == " 0 models with this text"
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("text", documents.HOSTILE)
+def test_hostile_texts_do_not_break_the_layout(text: str, width: int) -> None:
+    one = model(text, ready=[{"upstream": text}], forms_per_second={text: 1.0})
+    check_body(describe({"total": 1, "models": [one]}, 0, width), width)

@@ -1,0 +1,192 @@
+"""Frames: exactly as large as the terminal, whatever the gateway says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.top.frame import Frame, plain_page
+from gateway.top.keys import Key
+from gateway.top.poller import Reading, Snapshot, Wanted
+from gateway.top.view import CALLS, ENDPOINTS, MODELS, OVERVIEW, PANELS, View
+from tests.top import documents
+from tests.top.documents import HOSTILE, NOW, call, calls, endpoint, model, topology, upstream
+from tests.top.panels.lines import check_lines
+
+MANY = topology(upstream("demo", [endpoint(f"http://e{at}:1") for at in range(1000)]))
+
+
+def _snapshot(**more: Any) -> Snapshot:
+    panels = {
+        ENDPOINTS: Reading(MANY, Wanted(ENDPOINTS)),
+        MODELS: Reading({"total": 1, "models": [model("m")]}, Wanted(MODELS)),
+        CALLS: Reading(calls(*[call(model=f"m{at}") for at in range(50)]), Wanted(CALLS)),
+    }
+    return replace(Snapshot(documents.overview(), panels, NOW), **more)
+
+
+def _lines(
+    view: View, snapshot: Snapshot | None = None, size: tuple[int, int] = (80, 24)
+) -> list[str]:
+    lines = Frame("127.0.0.1:9080", 1.0).compose(view, snapshot or _snapshot(), size, NOW)
+    assert len(lines) == size[1]
+    check_lines(lines, size[0])
+    return [line.plain.rstrip() for line in lines]
+
+
+def test_the_title_tells_which_gateway_it_is() -> None:
+    lines = _lines(View())
+    title = " Tensorgate top   127.0.0.1:9080   0.1.0   up 2 h 3 min   3 workers"
+    assert re.fullmatch(re.escape(title) + r" +\d\d:\d\d:\d\d", lines[0])
+    assert re.fullmatch(
+        r"\[1 Overview\] 2 Endpoints  3 Models  4 Calls +2 problems, 1 error", lines[1]
+    )
+    assert lines[-1].startswith(" 1-4 panel  ↑↓ PgUp PgDn scroll  / filter  q quit")
+
+
+@pytest.mark.parametrize("panel", PANELS)
+@pytest.mark.parametrize(
+    "size", [(80, 24), (40, 10), (200, 60), (20, 5), (10, 3), (2, 2), (1, 1), (300, 4)]
+)
+def test_each_panel_fits_each_size(panel: str, size: tuple[int, int]) -> None:
+    for filtered in ("", "x"):
+        for edits in (False, True):
+            view = View(panel=panel, edits=edits)
+            view.filters[panel] = filtered
+            _lines(view, size=size)
+
+
+def test_rows_scroll_and_the_footer_says_where() -> None:
+    view = View(panel=ENDPOINTS)
+    assert _lines(view)[-1].endswith("1-19 of 1,001")
+    view.press(Key.PAGE_DOWN)
+    lines = _lines(view)
+    assert lines[-1].endswith("20-38 of 1,001")
+    assert lines[4].startswith(" http://e18:1")
+    view.press(Key.END)
+    lines = _lines(view)
+    assert lines[-1].endswith("983-1,001 of 1,001")
+    assert lines[-2].startswith(" http://e999:1")
+
+
+def test_only_the_rows_around_those_that_are_shown_are_wanted() -> None:
+    frame, view = Frame("a", 1.0), View(panel=ENDPOINTS)
+    assert frame.wanted(View()) == Wanted(OVERVIEW)
+    frame.compose(view, _snapshot(), (80, 24), NOW)
+    assert frame.wanted(view) == Wanted(ENDPOINTS, offset=0, limit=400)
+    view.go_to(555)
+    frame.compose(view, _snapshot(), (80, 24), NOW)
+    wanted = frame.wanted(view)
+    assert (wanted.offset, wanted.limit) == (400, 400)
+    view = View(panel=CALLS, follows=False)
+    view.filters[CALLS] = "x"
+    assert frame.wanted(view) == Wanted(CALLS, "x", follows=False)
+
+
+def test_a_gateway_that_does_not_answer_is_told_above_what_was_read() -> None:
+    failing: dict[str, Any] = {"failure": "nothing listens", "failing_since": NOW - 12}
+    lines = _lines(View(), _snapshot(**failing))
+    told = " ".join(line.strip() for line in lines[2:4])
+    assert told.startswith("No answer for 12 s: nothing listens. Tries again every 1 s. Below is")
+    assert [line for line in lines if line.startswith(" Calls")]
+    alone = _lines(View(), Snapshot(**failing))
+    assert alone[2] == " No answer for 12 s: nothing listens. Tries again every 1 s."
+    assert not any(alone[3:-1])
+
+
+def test_another_gateway_is_told_for_a_while() -> None:
+    told: dict[str, Any] = {"notice": "version 2 has replaced version 1", "notice_until": NOW + 1}
+    assert " Notice: version 2 has replaced version 1." in _lines(View(), _snapshot(**told))
+    told["notice_until"] = NOW
+    assert not [line for line in _lines(View(), _snapshot(**told)) if "Notice" in line]
+
+
+def test_what_is_not_read_yet_says_so() -> None:
+    assert _lines(View(), Snapshot())[2] == " Reads …"
+    assert _lines(View(panel=MODELS), _snapshot(panels={}))[2] == " Reads …"
+
+
+def test_a_gateway_that_drains_says_so() -> None:
+    assert "DRAINS" in _lines(View(), _snapshot(overview=documents.overview(draining=True)))[0]
+
+
+def test_the_footer_shows_the_filter() -> None:
+    view = View(panel=CALLS)
+    view.press("/")
+    for character in "ab":
+        view.press(character)
+    assert re.fullmatch(" Filter: ab_ +Enter keeps it, Esc shows all", _lines(view)[-1])
+    view.press(Key.ENTER)
+    assert _lines(view)[-1].startswith(' Only with "ab" (Esc: all)  1-4 panel')
+    assert "f pause" in _lines(View(panel=CALLS), size=(120, 24))[-1]
+    assert "f follow" in _lines(View(panel=CALLS, follows=False), size=(120, 24))[-1]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_texts_do_not_break_the_frame(text: str) -> None:
+    view = View(panel=CALLS, edits=True)
+    view.filters[CALLS] = text
+    for size in ((80, 24), (40, 10), (1, 1)):
+        more = {"failure": text, "notice": text, "notice_until": NOW + 1}
+        frame = Frame(text, 1.0)
+        for snapshot in (_snapshot(**more), _snapshot(**(more | {"failure": ""}))):
+            check_lines(frame.compose(view, snapshot, size, NOW), size[0])
+
+
+def test_a_plain_page_has_all_panels() -> None:
+    lines = [line.plain.rstrip() for line in plain_page(Frame("a", 1.0), _snapshot(), 100)]
+    for name in ("OVERVIEW", "ENDPOINTS", "MODELS", "CALLS"):
+        assert name in lines
+    assert len([line for line in lines if line.startswith(" http://e")]) == 1000
+    assert len([line for line in lines if "200 OK" in line]) == 20
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def _mutated(document: Any, draw: st.DrawFn) -> Any:
+    """Return a document in which some values are others."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(_JSON)
+    if isinstance(document, dict):
+        return {name: _mutated(each, draw) for name, each in document.items()}
+    if isinstance(document, list):
+        return [_mutated(each, draw) for each in document[:3]]
+    return document
+
+
+@st.composite
+def _snapshots(draw: st.DrawFn) -> Snapshot:
+    several = topology(upstream("a", [endpoint("u")]), routes=[documents.route("1")])
+    made = {
+        ENDPOINTS: several,
+        MODELS: {"total": 1, "models": [model("m")]},
+        CALLS: calls(call(), call(status=500, reason="x")),
+    }
+    panels = {
+        name: Reading(_as_object(_mutated(each, draw)), Wanted(name)) for name, each in made.items()
+    }
+    return Snapshot(_as_object(_mutated(documents.overview(), draw)), panels, NOW)
+
+
+def _as_object(document: Any) -> Any:
+    return document if isinstance(document, dict) else {}
+
+
+@given(_snapshots())
+def test_documents_of_other_versions_are_shown_as_far_as_they_are_understood(
+    snapshot: Snapshot,
+) -> None:
+    for panel in PANELS:
+        _lines(View(panel=panel), snapshot, (200, 30))

@@ -1,0 +1,86 @@
+"""Texts of others in a terminal: nothing in them is interpreted, and they fit their column."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wcwidth import wcswidth, wcwidth
+
+from gateway.top.plain_text import cut, fit, plain, width_of, wrap
+from tests.top.documents import HOSTILE
+
+_RAW = re.compile("[\x00-\x1f\x7f-\x9f\u0590-\u08ff\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("resnet50", "resnet50"),
+        ("\x1b[2J\r\n", r"\x1b[2J\x0d\x0a"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\u202egnp", r"\u202egnp"),
+        ("שa", r"\u05e9a"),
+        ("模型 é ü", "模型 é ü"),
+        ("e\u0301", r"e\u0301"),
+        ("👍🏽", r"👍\U0001f3fd"),
+        ("🇫🇷", r"\U0001f1eb\U0001f1f7"),
+        ("\ud800", r"\ud800"),
+        ("a\u00a0b\u3000c", r"a\xa0b\u3000c"),
+    ],
+)
+def test_characters_that_a_terminal_interprets_are_escaped(raw: str, shown: str) -> None:
+    assert plain(raw) == shown
+
+
+@given(st.one_of(st.text(), st.sampled_from(HOSTILE)))
+def test_a_plain_text_is_as_wide_as_terminals_have_it(raw: str) -> None:
+    shown = plain(raw)
+    assert not _RAW.search(shown)
+    assert plain(shown) == shown
+    assert width_of(shown) == wcswidth(shown)
+
+
+def test_each_character_is_as_wide_as_terminals_have_it() -> None:
+    # Newer versions of Unicode have characters that Python does not know: these are escaped.
+    characters = filter(lambda each: len(plain(each)) == 1, map(chr, range(0x110000)))
+    differing = [each for each in characters if width_of(each) != wcwidth(each)]
+    assert [f"{ord(each):x}" for each in differing] == []
+
+
+@given(st.one_of(st.text(), st.sampled_from(HOSTILE)), st.integers(0, 40), st.booleans())
+def test_a_fitted_text_takes_exactly_its_column(raw: str, width: int, middle: bool) -> None:
+    shown = plain(raw)
+    assert width_of(fit(shown, width, middle=middle)) == width
+    assert width_of(fit(shown, width, right=True)) == width
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "middle", "expected"),
+    [
+        ("http://10.0.0.1:8000", 20, True, "http://10.0.0.1:8000"),
+        ("http://10.0.0.1:8000", 11, True, "http:…:8000"),
+        ("a sentence", 6, False, "a sen…"),
+        ("abc", 1, False, "…"),
+        ("abc", 0, True, ""),
+        ("模型模型", 4, False, "模…"),
+        ("模型模型", 5, True, "模…型"),
+    ],
+)
+def test_a_cut_text_says_so(text: str, width: int, middle: bool, expected: str) -> None:
+    assert cut(text, width, middle=middle) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "most", "lines"),
+    [
+        ("", 10, 3, [""]),
+        ("one two three", 20, 3, ["one two three"]),
+        ("one two three", 8, 3, ["one two", "three"]),
+        ("one two three four", 8, 2, ["one two", "three f…"]),
+        ("x" * 25, 10, 3, ["x" * 10, "x" * 10, "x" * 5]),
+        ("模型模", 1, 3, ["…"]),
+    ],
+)
+def test_a_sentence_breaks_at_spaces(text: str, width: int, most: int, lines: list[str]) -> None:
+    assert wrap(text, width, most) == lines

@@ -1,0 +1,343 @@
+"""`tensorgate top` in a real terminal, in front of a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.addresses import HOST, free_address
+from tests.support.gateway_process import (
+    TENSORGATE,
+    Process,
+    gateway_process,
+    run,
+    write_settings,
+)
+from tests.support.http_messages import http_response, request
+from tests.support.raw_client import connect
+from tests.support.servers.scripted_server import ScriptedServer, always_respond
+from tests.top.real_terminal import PYTHON, RealTerminal, terminal
+
+RESPONSE = b'{"outputs": []}'
+_HEADING = re.compile(r"Calls +[\d.]+/s")
+
+
+@dataclass
+class _Running:
+    """A gateway that runs, with its addresses."""
+
+    process: Process
+    url: str
+    admin: str
+
+    async def call(self, *targets: str) -> None:
+        """Send requests."""
+        async with connect(self.url) as client:
+            for target in targets:
+                await client.ask(request("GET", target))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    """A server that responds to everything."""
+    async with ScriptedServer(always_respond(http_response(RESPONSE))) as server:
+        yield server
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "gateway.yaml"
+
+
+@asynccontextmanager
+async def _gateway(
+    file: Path, server: ScriptedServer, admin: str = "", more: str = ""
+) -> AsyncIterator[_Running]:
+    admin = admin or free_address()
+    config = write_settings(file, server.url, more=f"admin: {admin}\n{more}")
+    async with gateway_process(config) as (process, url):
+        await process.wait_for_output(r"listening on \S+ \(admin\)")
+        yield _Running(process, url, admin)
+
+
+async def test_each_panel_is_shown_at_each_size(file: Path, server: ScriptedServer) -> None:
+    async with _gateway(file, server) as gateway, terminal(gateway.admin) as top:
+        await top.until("Nothing is wrong.")
+        assert len(top.lines) == 24
+        assert top.lines[0].startswith(f" Tensorgate top   {gateway.admin}   0.1.0   up ")
+        assert top.lines[1].startswith("[1 Overview] 2 Endpoints  3 Models  4 Calls")
+        assert top.lines[-1].startswith(" 1-4 panel")
+        await gateway.call(*["/v2/models/add"] * 5)
+        await top.until(lambda: re.search(r"Calls +[0-9.]*[1-9][0-9.]*/s", top.text))
+        for key, shown in [("2", server.url), ("3", " add "), ("4", " 200 OK ")]:
+            top.send(key)
+            await top.until(shown)
+        for size in [(120, 40), (40, 10), (80, 24)]:
+            top.resize(*size)
+            await top.until(lambda: top.lines[-1].startswith(" 1-4 panel"))
+            for key, shown in [
+                ("1", "Duration p99"),
+                ("2", " ok "),
+                ("3", " add "),
+                ("4", " add "),
+            ]:
+                top.send(key)
+                await top.until(shown)
+                assert len(top.lines) == size[1]
+                assert f"[{key} " in top.lines[1]
+        top.send("q")
+        assert await top.end() == 0
+
+
+async def test_keys_choose_panels_and_pause_calls(file: Path, server: ScriptedServer) -> None:
+    async with _gateway(file, server) as gateway, terminal(gateway.admin) as top:
+        await top.until("Nothing is wrong.")
+        for key, panel in [("\t", "[2 E"), ("\x1b[C", "[3 M"), ("\x1b[Z", "[2 E"), ("4", "[4 C")]:
+            top.send(key)
+            await top.until(panel)
+        await gateway.call("/v2/models/first")
+        await top.until(" first ")
+        top.send("f")
+        await top.until("Paused: 1 of 1")
+        await gateway.call("/v2/models/second")
+        top.send("3")
+        await top.until(" second ")  # the gateway has told of it
+        top.send("4")
+        await top.until("Paused: 1 of 1")
+        assert " second " not in top.text
+        top.send("f")
+        await top.until(" second ")
+        assert "Follows: 2 of 2" in top.text
+
+
+async def test_a_filter_chooses_rows(file: Path, server: ScriptedServer) -> None:
+    async with _gateway(file, server) as gateway, terminal(gateway.admin) as top:
+        await gateway.call("/v2/models/apple", "/v2/models/pear")
+        top.send("4")
+        await top.until(" pear ")
+        top.send("/pe")
+        await top.until("Filter: pe_")
+        await top.until(lambda: " apple " not in top.text)
+        assert " pear " in top.text
+        top.send("\r")
+        await top.until('Only with "pe"')
+        top.send("\x1b")
+        await top.until(" apple ")
+
+
+@pytest.fixture
+def many_endpoints(file: Path) -> str:
+    """The admin address of a gateway with a thousand endpoints; writes its settings."""
+    endpoints = ", ".join(f"http://127.0.0.1:{port}" for port in range(20_000, 21_000))
+    admin = free_address()
+    many = f"{{many: {{endpoints: [{endpoints}], dialect: triton}}}}"
+    file.write_text(f"listen: {free_address()}\nadmin: {admin}\nupstreams: {many}\n")
+    return admin
+
+
+async def test_a_thousand_endpoints_scroll(file: Path, many_endpoints: str) -> None:
+    async with gateway_process(str(file)) as (process, _):
+        await process.wait_for_output(r"listening on \S+ \(admin\)")
+        async with terminal(many_endpoints) as top:
+            top.send("2")
+            await top.until("http://127.0.0.1:20017")
+            top.send("\x1b[6~")
+            await top.until("http://127.0.0.1:20036")
+            assert "http://127.0.0.1:20000" not in top.text
+            top.send("G")
+            await top.until("http://127.0.0.1:20999")
+            top.send("\x1b[H")
+            await top.until("http://127.0.0.1:20000")
+            top.send("/20555")
+            await top.until("1 of 1,000 endpoints")
+            assert "http://127.0.0.1:20555" in top.text
+
+
+async def test_hostile_names_do_not_reach_the_terminal(file: Path, server: ScriptedServer) -> None:
+    names = ["%1b%5b2J%1b%5d0%3bx%07", "%E2%80%AEevil", "x" * 5000, "%E6%A8%A1%E5%9E%8B", "%0d%0aA"]
+    async with _gateway(file, server) as gateway, terminal(gateway.admin, size=(200, 24)) as top:
+        await gateway.call(*[f"/v2/models/{name}" for name in names])
+        top.send("4")
+        await top.until(r"\x1b[2J")
+        await top.until(r"\u202eevil")
+        assert "模型" in top.text
+        assert b"\x1b]0" not in top.raw
+        assert "\u202e".encode() not in top.raw
+        assert top.lines[0].startswith(" Tensorgate top")
+        starts = {line[:4] for line in top.lines[4:-1] if line}
+        assert all(re.fullmatch(r" \d\d:", start) for start in starts)
+
+
+async def test_a_gateway_that_goes_away_is_told_and_read_again_when_it_is_back(
+    file: Path, server: ScriptedServer
+) -> None:
+    admin = free_address()
+    async with terminal(admin, "--interval", "200ms") as top:
+        await top.until(f"No answer for 0 s: no gateway has its admin address at {admin}")
+        async with _gateway(file, server, admin) as gateway:
+            await top.until("Nothing is wrong.")
+            assert "No answer" not in top.text
+            gateway.process.signal(signal.SIGKILL)
+            await gateway.process.end()
+            await top.until("No answer for")
+            await top.until("Below is the state of")
+            assert _HEADING.search(top.text)
+        async with _gateway(file, server, admin):
+            await top.until("Notice: this is another gateway process than before")
+            assert "No answer" not in top.text
+        top.send("q")
+        assert await top.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "status"), [("q", 0), ("\x03", 0), ("\x04", 0), ("/\x03", 0), ("2/\x04", 0)]
+)
+async def test_keys_leave_a_sane_terminal(key: str, status: int) -> None:
+    # The shell that waits for the command keeps the terminal, so that its modes can be read.
+    script = f'trap : INT; "{TENSORGATE}" top {free_address()}; echo status $?; sleep 60'
+    async with terminal(command=("/bin/sh", "-c", script)) as shell:
+        modes = shell.modes()
+        await shell.until("No answer")
+        assert shell.on_alternate_screen
+        assert shell.modes() != modes
+        shell.send(key)
+        await shell.until(f"status {status}")
+        _check_is_sane(shell, modes)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_signals_leave_a_sane_terminal(number: int) -> None:
+    async with terminal(free_address()) as top:
+        await top.until("No answer")
+        top.child.kill(number)
+        assert await top.end() == -number
+        assert not top.on_alternate_screen
+        assert top.shows_cursor
+        assert "Traceback" not in top.text
+
+
+async def test_an_error_of_our_own_leaves_a_sane_terminal() -> None:
+    program = (
+        "from gateway.top import frame\n"
+        "def fail(*_): raise ZeroDivisionError('of our own')\n"
+        "frame._footer = fail\n"
+        "from gateway.cli import main; main(['top', '127.0.0.1:1'])"
+    )
+    async with terminal(command=(*PYTHON, program)) as top:
+        assert await top.end() == 1
+        assert not top.on_alternate_screen
+        assert "ZeroDivisionError: of our own" in top.text
+
+
+def _check_is_sane(shell: RealTerminal, modes: list[object]) -> None:
+    assert shell.modes() == modes
+    assert not shell.on_alternate_screen
+    assert shell.shows_cursor
+
+
+@pytest.mark.parametrize("arguments", [(), ("--once",)])
+async def test_a_pipe_gets_one_plain_page(
+    file: Path, server: ScriptedServer, arguments: tuple[str, ...]
+) -> None:
+    async with _gateway(file, server) as gateway:
+        await gateway.call("/v2/models/add")
+        status, out, err = await run(TENSORGATE, "top", gateway.admin, *arguments, FORCE_COLOR="1")
+    assert (status, err) == (0, "")
+    assert "\x1b" not in out
+    for text in ("OVERVIEW", "ENDPOINTS", "MODELS", "CALLS", server.url, "200 OK", "0.1.0"):
+        assert text in out
+
+
+async def test_once_prints_a_page_in_a_terminal_too(file: Path, server: ScriptedServer) -> None:
+    async with (
+        _gateway(file, server) as gateway,
+        terminal(gateway.admin, "--once", size=(80, 100)) as top,
+    ):
+        assert await top.end() == 0
+        assert "OVERVIEW" in top.lines
+        assert b"\x1b" not in top.raw
+
+
+async def test_a_dumb_terminal_gets_one_plain_page(file: Path, server: ScriptedServer) -> None:
+    async with (
+        _gateway(file, server) as gateway,
+        terminal(gateway.admin, size=(80, 100), environ={"TERM": "dumb"}) as top,
+    ):
+        assert await top.end() == 0
+        assert "OVERVIEW" in top.lines
+        assert b"\x1b" not in top.raw
+
+
+async def test_no_color_has_no_colours(file: Path, server: ScriptedServer) -> None:
+    colour = re.compile(rb"\x1b\[(?:\d+;)*(?:3\d|4\d|9\d)m")
+    async with _gateway(file, server) as gateway:
+        async with terminal(gateway.admin) as top:
+            await top.until("Nothing is wrong.")
+            assert colour.search(top.raw)
+        async with terminal(gateway.admin, environ={"NO_COLOR": "1"}) as top:
+            await top.until("Nothing is wrong.")
+            assert not colour.search(top.raw)
+
+
+async def test_a_unix_socket_is_an_address(
+    file: Path, server: ScriptedServer, tmp_path: Path
+) -> None:
+    socket = f"unix:{tmp_path}/admin.sock"
+    async with _gateway(file, server, socket), terminal(socket) as top:
+        await top.until("Nothing is wrong.")
+        assert "unix:" in top.lines[0]
+
+
+async def test_a_host_name_that_the_gateway_does_not_know_is_told() -> None:
+    error = b'{"error": "the host name \'x\' is not known here: use localhost"}'
+    refuses = http_response(error).replace(b"200 OK", b"403 Forbidden")
+    async with ScriptedServer(always_respond(refuses)) as other:
+        address = other.url.removeprefix("http://")
+        status, out, err = await run(TENSORGATE, "top", address, "--once")
+        assert (status, out) == (1, "")
+        assert err == (
+            f"tensorgate: {address} refuses to answer: the host name 'x' is not known here:"
+            " use localhost\n"
+        )
+        async with terminal(address) as top:
+            await top.until("refuses to answer: the host name")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--once",)])
+async def test_once_without_a_gateway_is_an_error(arguments: tuple[str, ...]) -> None:
+    address = free_address()
+    status, out, err = await run(TENSORGATE, "top", address, *arguments)
+    assert (status, out) == (1, "")
+    assert err == (
+        f"tensorgate: no gateway has its admin address at {address}: the connection was refused\n"
+    )
+
+
+async def test_a_reader_that_leaves_is_no_traceback(file: Path, server: ScriptedServer) -> None:
+    async with _gateway(file, server) as gateway:
+        script = f'"{TENSORGATE}" top {gateway.admin} | head -n 1'
+        status, out, err = await run("/bin/sh", "-c", script)
+    assert (status, err) == (0, "")
+    assert out.startswith(" Tensorgate top")
+
+
+async def test_a_slow_gateway_does_not_stop_the_keys() -> None:
+    writers: list[asyncio.StreamWriter] = []
+    stalled = await asyncio.start_server(lambda _, writer: writers.append(writer), HOST, 0)
+    host, port = stalled.sockets[0].getsockname()
+    async with stalled, terminal(f"{host}:{port}") as top:
+        await top.until("Reads …")
+        top.send("3")
+        await top.until("[3 Models]")
+        top.send("q")
+        assert await top.end() == 0
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()

@@ -1,0 +1,128 @@
+"""Numbers, times and codes in words and units."""
+
+import time
+
+import pytest
+
+from gateway.top import words
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (0.0001, "<0.001"),
+        (0.0005, "0.001"),
+        (0.25, "0.25"),
+        (1, "1"),
+        (1.234, "1.23"),
+        (9.999, "10"),
+        (12.34, "12.3"),
+        (99.96, "100"),
+        (1204, "1,204"),
+        (99_949, "99,949"),
+        (99_951, "100 k"),
+        (1_234_567, "1.23 M"),
+        (1e30, "1,000,000,000,000 E"),
+    ],
+)
+def test_a_number_has_about_three_digits(value: float | None, text: str) -> None:
+    assert words.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (None, "–"),
+        (0.0, "0 %"),
+        (0.00001, "<0.01 %"),
+        (0.0031, "0.31 %"),
+        (0.5, "50 %"),
+        (0.99999, ">99.99 %"),
+        (1.0, "100 %"),
+    ],
+)
+def test_a_ratio_is_in_percent_and_never_rounded_to_all_or_nothing(
+    ratio: float | None, text: str
+) -> None:
+    assert words.percent(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0 s"),
+        (0.25, "250 ms"),
+        (12, "12 s"),
+        (59.96, "1 min"),
+        (7384, "2 h 3 min"),
+        (3600, "1 h"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_a_duration_has_its_two_largest_units(value: float | None, text: str) -> None:
+    assert words.seconds(value) == text
+
+
+def test_units_are_always_there() -> None:
+    assert words.rate(12.5) == "12.5/s"
+    assert words.rate(None) == "–"
+    assert words.milliseconds(1.335) == "1.33 ms"
+    assert words.milliseconds(1480) == "1.48 s"
+    assert words.milliseconds(None) == "–"
+    assert words.whole_seconds(0.4) == "0 s"
+    assert words.whole_seconds(None) == "–"
+    assert words.size(None) == "–"
+    assert [words.size(each) for each in (0, 999, 1500, 2.5e6)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "2.5 MB",
+    ]
+    assert words.size_rate(1500) == "1.5 kB/s"
+    assert words.size_rate(None) == "–"
+
+
+def test_counts_have_their_noun() -> None:
+    assert words.plural(1, "problem") == "1 problem"
+    assert words.plural(2, "process", "processes") == "2 processes"
+    assert words.count(1234) == "1,234"
+    assert words.count(None) == "–"
+    assert words.count(5e9) == "5 G"
+
+
+def test_a_clock_has_the_date_only_on_another_day() -> None:
+    noon = time.mktime((2026, 3, 4, 12, 0, 5, 0, 0, -1))
+    assert words.clock(noon, noon) == "12:00:05"
+    assert words.clock(noon + 0.25, noon, exact=True) == "12:00:05.250"
+    assert words.clock(noon, noon + 200_000) == "2026-03-04 12:00:05"
+    assert words.clock(None, noon) == "–"
+    assert words.clock(1e300, noon) == "–"
+
+
+@pytest.mark.parametrize(
+    ("status", "grpc", "text"),
+    [
+        (200, None, "200 OK"),
+        (503, None, "503 Unavailable"),
+        (299, None, "299"),
+        (0, None, "aborted"),
+        (200, 14, "gRPC 14 unavailable"),
+        (200, 99, "gRPC 99"),
+        (503, 14, "503 Unavailable, gRPC 14 unavailable"),
+    ],
+)
+def test_a_status_is_a_word(status: int, grpc: int | None, text: str) -> None:
+    assert words.call_status(status, grpc) == text
+
+
+def test_forms_and_rates_by_name_are_words() -> None:
+    assert words.forms("json", "binary") == "JSON → binary"
+    assert words.forms("grpc", "grpc") == words.forms("grpc", "") == "gRPC"
+    assert words.forms("", "") == "–"
+    assert words.rates({"raw": 2.0, "json": 1.5}, are_forms=True) == "raw bytes 2/s, JSON 1.5/s"
+    assert words.rates({"2xx": 2.0}) == "2xx 2/s"
+    assert words.rates({}) == "–"
+    assert words.protocol("grpc") == "gRPC"
