@@ -77,7 +77,7 @@ async def test_version_prints_the_version_and_the_form() -> None:
 async def test_help_lists_the_commands(command: tuple[str, ...]) -> None:
     status, out, err = await run(*command)
     assert (status, err) == (0, "")
-    for name in ("serve", "check", "demo"):
+    for name in ("serve", "check", "demo", "top"):
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
 
 
@@ -89,7 +89,17 @@ async def test_the_package_can_be_run_as_a_module(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("serve",), ("check",), ("unknown",), ("serve", "--config"), ("demo", "--port", "x")],
+    [
+        ("serve",),
+        ("check",),
+        ("unknown",),
+        ("serve", "--config"),
+        ("demo", "--port", "x"),
+        ("top", "localhost"),
+        ("top", "http://host:1/?query"),
+        ("top", "--interval", "1ms"),
+        ("top", "--interval", "soon"),
+    ],
 )
 def test_wrong_arguments_give_status_2(call: Call, arguments: tuple[str, ...]) -> None:
     status, out, err = call(*arguments)

@@ -38,7 +38,7 @@ def _plain_character(character: str) -> str:
     combines = (
         unicodedata.category(character)[0] not in _SHOWN
         or unicodedata.bidirectional(character) in _RIGHT_TO_LEFT
-        or get_character_cell_size(character) < 1
+        or get_character_cell_size(character) != _width(character)
         or 0x1160 <= code <= 0x11FF  # vowels and ends of Korean syllables
         or 0x1F1E6 <= code <= 0x1F1FF  # two of them are a flag
         or 0x1F3FB <= code <= 0x1F3FF  # colours of the skin
@@ -48,6 +48,11 @@ def _plain_character(character: str) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _width(character: str) -> int:
+    """Return the cells of a character that has some; where sources differ, terminals do too."""
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def width_of(value: str) -> int:

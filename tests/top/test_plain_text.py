@@ -43,7 +43,7 @@ def test_a_plain_text_is_as_wide_as_terminals_have_it(raw: str) -> None:
 
 def test_each_character_is_as_wide_as_terminals_have_it() -> None:
     # Newer versions of Unicode have characters that Python does not know: these are escaped.
-    characters = filter(lambda each: len(plain(each)) == 1, map(chr, range(0x110000)))
+    characters = filter(lambda each: len(plain(each)) == 1, map(chr, range(0x20400)))
     differing = [each for each in characters if width_of(each) != wcwidth(each)]
     assert [f"{ord(each):x}" for each in differing] == []
 

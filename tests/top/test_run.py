@@ -26,7 +26,6 @@ from tests.support.servers.scripted_server import ScriptedServer, always_respond
 from tests.top.real_terminal import PYTHON, RealTerminal, terminal
 
 RESPONSE = b'{"outputs": []}'
-_HEADING = re.compile(r"Calls +[\d.]+/s")
 
 
 @dataclass
@@ -89,9 +88,10 @@ async def test_each_panel_is_shown_at_each_size(file: Path, server: ScriptedServ
                 ("4", " add "),
             ]:
                 top.send(key)
+                await top.until(f"[{key} ")
                 await top.until(shown)
                 assert len(top.lines) == size[1]
-                assert f"[{key} " in top.lines[1]
+                assert top.lines[-1].startswith(" 1-4 panel")
         top.send("q")
         assert await top.end() == 0
 
@@ -188,7 +188,8 @@ async def test_a_gateway_that_goes_away_is_told_and_read_again_when_it_is_back(
             await gateway.process.end()
             await top.until("No answer for")
             await top.until("Below is the state of")
-            assert _HEADING.search(top.text)
+            assert "Nothing is wrong." in top.text
+            assert "version 0.1.0" in top.text
         async with _gateway(file, server, admin):
             await top.until("Notice: this is another gateway process than before")
             assert "No answer" not in top.text
@@ -196,9 +197,7 @@ async def test_a_gateway_that_goes_away_is_told_and_read_again_when_it_is_back(
         assert await top.end() == 0
 
 
-@pytest.mark.parametrize(
-    ("key", "status"), [("q", 0), ("\x03", 0), ("\x04", 0), ("/\x03", 0), ("2/\x04", 0)]
-)
+@pytest.mark.parametrize(("key", "status"), [("q", 0), ("\x03", 0), ("/\x04", 0)])
 async def test_keys_leave_a_sane_terminal(key: str, status: int) -> None:
     # The shell that waits for the command keeps the terminal, so that its modes can be read.
     script = f'trap : INT; "{TENSORGATE}" top {free_address()}; echo status $?; sleep 60'

@@ -29,7 +29,8 @@ _COLUMNS = (
 def describe(calls: Document, width: int, *, search: str = "", follows: bool = True) -> Body:
     """Return a row for each call that was read."""
     layout = Layout(_COLUMNS, width)
-    read, now = objects(calls, "calls"), number(calls, "time") or 0.0
+    wanted, now = search.lower(), number(calls, "time") or 0.0
+    read = [each for each in objects(calls, "calls") if _has(each, wanted)]
     kept = count(calls, "kept")
     what = f"{words.count(len(read))} of {words.plural(kept, 'call')} that the gateway keeps"
     told = f"{'Follows' if follows else 'Paused'}: {what}" + (", with this text" if search else "")
@@ -40,6 +41,12 @@ def describe(calls: Document, width: int, *, search: str = "", follows: bool = T
         len(read),
         lambda row: layout.row(_call(read[row], now)),
     )
+
+
+def _has(call: Document, wanted: str) -> bool:
+    """Tell whether a field has a text; the gateway finds it in the names of fields too."""
+    values = (text(call, name) for name in call)
+    return not wanted or any(wanted in value.lower() for value in values)
 
 
 def _call(call: Document, now: float) -> Sequence[Cell]:

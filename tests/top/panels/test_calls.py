@@ -39,6 +39,14 @@ def test_failed_calls_stand_out(fields: documents.Json, style: str) -> None:
     assert str(spans[0].style) == style
 
 
+@pytest.mark.parametrize(
+    ("search", "found"), [("", 2), ("add", 1), ("CANNOT", 1), ("503", 1), ("operation", 0)]
+)
+def test_a_filter_finds_values_and_no_names_of_fields(search: str, found: int) -> None:
+    document = calls(call(), call(model="other", target="/", **FAILED))
+    assert describe(document, 80, search=search).count == found
+
+
 def test_calls_without_an_endpoint_say_where_they_went() -> None:
     several = call(endpoint="", upstream="demo")
     refused = call(endpoint="", answered_by="gateway")
@@ -49,7 +57,7 @@ def test_calls_without_an_endpoint_say_where_they_went() -> None:
 
 
 def test_the_title_tells_whether_calls_are_followed() -> None:
-    paused = lines_of(describe(calls(call()), 80, search="x", follows=False))[0]
+    paused = lines_of(describe(calls(call()), 80, search="ADD", follows=False))[0]
     assert paused == " Paused: 1 of 1 call that the gateway keeps, with this text"
     assert lines_of(describe(calls(), 80))[0] == " No call has ended yet"
 
