@@ -88,12 +88,10 @@ class AdminClient:
             raise AdminError(f"{shown} refuses to answer: {said or 'it gives no reason'}")
         if status in (401, 407):
             raise AdminError(f"{shown} wants a login, which this program does not have")
-        if status == 200 or status == 404 or status < 400:
-            raise AdminError(
-                f"{shown} is not the admin address of a Tensorgate: it answers with"
-                f" {f'status {status}' if status != 200 else 'another kind of document'}"
-            )
-        raise AdminError(f"{shown} answers with status {status}{f': {said}' if said else ''}")
+        kind = "another kind of document" if status == 200 else f"status {status}"
+        reason = f": {said}" if said else ""
+        question = "; is it the admin address of a Tensorgate?" if status < 500 else ""
+        raise AdminError(f"{shown} answers with {kind}{reason}{question}")
 
     def _sentence(self, error: Exception) -> str:
         shown = self._address.shown

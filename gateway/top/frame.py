@@ -11,7 +11,7 @@ from gateway.top.document import flag, number, objects, text
 from gateway.top.panels import calls, endpoints, models, overview
 from gateway.top.panels.body import ERROR, QUIET, STRONG, WARNING, Body, body_of, sentence
 from gateway.top.plain_text import fit, plain, width_of, wrap
-from gateway.top.poller import Reading, Snapshot, Wanted
+from gateway.top.poller import RETRY_SECONDS, Reading, Snapshot, Wanted
 from gateway.top.table import line
 from gateway.top.view import CALLS, ENDPOINTS, MODELS, OVERVIEW, PANELS, View
 
@@ -85,8 +85,8 @@ class Frame:
         """Return why there is nothing new; or that another gateway answers."""
         if snapshot.failure:
             since = words.whole_seconds(now - snapshot.failing_since)
-            told = f"No answer for {since}: {snapshot.failure}. Tries again every"
-            told += f" {words.seconds(self._interval)}."
+            pause = words.seconds(min(self._interval, RETRY_SECONDS))
+            told = f"Nothing read for {since}: {snapshot.failure}. Tries again every {pause}."
             if snapshot.overview is not None:
                 told += f" Below is the state of {words.clock(snapshot.read_at, now)}."
             lines = wrap(plain(told), max(1, width - 1), _MOST_FAILURE_LINES)

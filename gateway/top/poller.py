@@ -13,6 +13,8 @@ from gateway.top.document import Document, number, text
 from gateway.top.view import CALLS, ENDPOINTS, MODELS, OVERVIEW
 
 _NOTICE_SECONDS = 15.0
+RETRY_SECONDS = 5.0
+"""If the gateway cannot be read, it is asked again after this time at most."""
 _CALLS = 300
 """Calls that are read: the newest."""
 _TOPICS = {ENDPOINTS: "topology", MODELS: "models", CALLS: "calls"}
@@ -134,6 +136,8 @@ class Poller:
             wanted = self._wanted
             self.read(wanted, everything=everything)
             self._on_change()
+            if self._snapshot.failure:
+                due = min(due, time.monotonic() + RETRY_SECONDS)
             with self._condition:
                 self._condition.wait_for(
                     lambda read=wanted: self._wanted != read,  # type: ignore[misc]

@@ -57,8 +57,9 @@ class Terminal:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._old_wakeup)
+        waker, self._waker = self._waker, -1  # another thread may still want to wake
         os.close(self.wakeup)
-        os.close(self._waker)
+        os.close(waker)
 
     def wake(self) -> None:
         """Make ``wakeup`` readable; another thread may call this."""

@@ -74,8 +74,14 @@ async def test_a_connection_is_used_again_and_opened_anew_if_it_was_closed() -> 
         ),
         (message("HTTP/1.1 403 F", body=b"no"), "refuses to answer: it gives no reason"),
         (message("HTTP/1.1 401 U", body=b""), "wants a login"),
-        (message("HTTP/1.1 404 N", body=b"no"), "is not the admin address of a Tensorgate"),
-        (message("HTTP/1.1 302 F", body=b""), "it answers with status 302"),
+        (
+            message("HTTP/1.1 404 N", body=b"no"),
+            "answers with status 404; is it the admin address of a Tensorgate?",
+        ),
+        (
+            message("HTTP/1.1 302 F", body=b""),
+            "answers with status 302; is it the admin address of a Tensorgate?",
+        ),
         (message("HTTP/1.1 200 OK", body=b"<html>"), "answers with another kind of document"),
         (message("HTTP/1.1 200 OK", body=b"[1]"), "answers with another kind of document"),
         (message("HTTP/1.1 200 OK", body=b"[" * 100_000), "another kind of document"),

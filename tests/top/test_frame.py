@@ -92,11 +92,18 @@ def test_a_gateway_that_does_not_answer_is_told_above_what_was_read() -> None:
     failing: dict[str, Any] = {"failure": "nothing listens", "failing_since": NOW - 12}
     lines = _lines(View(), _snapshot(**failing))
     told = " ".join(line.strip() for line in lines[2:4])
-    assert told.startswith("No answer for 12 s: nothing listens. Tries again every 1 s. Below is")
+    assert told.startswith(
+        "Nothing read for 12 s: nothing listens. Tries again every 1 s. Below is"
+    )
     assert [line for line in lines if line.startswith(" Calls")]
     alone = _lines(View(), Snapshot(**failing))
-    assert alone[2] == " No answer for 12 s: nothing listens. Tries again every 1 s."
+    assert alone[2] == " Nothing read for 12 s: nothing listens. Tries again every 1 s."
     assert not any(alone[3:-1])
+
+
+def test_with_a_long_interval_a_gateway_is_tried_sooner() -> None:
+    lines = Frame("a", 3600.0).compose(View(), Snapshot(failure="no"), (80, 24), NOW)
+    assert lines[2].plain.endswith("Tries again every 5 s.")
 
 
 def test_another_gateway_is_told_for_a_while() -> None:

@@ -180,19 +180,19 @@ async def test_a_gateway_that_goes_away_is_told_and_read_again_when_it_is_back(
 ) -> None:
     admin = free_address()
     async with terminal(admin, "--interval", "200ms") as top:
-        await top.until(f"No answer for 0 s: no gateway has its admin address at {admin}")
+        await top.until(f"Nothing read for 0 s: no gateway has its admin address at {admin}")
         async with _gateway(file, server, admin) as gateway:
             await top.until("Nothing is wrong.")
-            assert "No answer" not in top.text
+            assert "Nothing read" not in top.text
             gateway.process.signal(signal.SIGKILL)
             await gateway.process.end()
-            await top.until("No answer for")
+            await top.until("Nothing read for")
             await top.until("Below is the state of")
             assert "Nothing is wrong." in top.text
             assert "version 0.1.0" in top.text
         async with _gateway(file, server, admin):
             await top.until("Notice: this is another gateway process than before")
-            assert "No answer" not in top.text
+            assert "Nothing read" not in top.text
         top.send("q")
         assert await top.end() == 0
 
@@ -203,7 +203,7 @@ async def test_keys_leave_a_sane_terminal(key: str, status: int) -> None:
     script = f'trap : INT; "{TENSORGATE}" top {free_address()}; echo status $?; sleep 60'
     async with terminal(command=("/bin/sh", "-c", script)) as shell:
         modes = shell.modes()
-        await shell.until("No answer")
+        await shell.until("Nothing read")
         assert shell.on_alternate_screen
         assert shell.modes() != modes
         shell.send(key)
@@ -214,7 +214,7 @@ async def test_keys_leave_a_sane_terminal(key: str, status: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_signals_leave_a_sane_terminal(number: int) -> None:
     async with terminal(free_address()) as top:
-        await top.until("No answer")
+        await top.until("Nothing read")
         top.child.kill(number)
         assert await top.end() == -number
         assert not top.on_alternate_screen
