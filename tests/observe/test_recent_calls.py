@@ -22,6 +22,7 @@ from gateway.observe.recent_calls import (
     RecentCalls,
     encode_call,
 )
+from tests.support.compiled import needs_source
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -166,6 +167,7 @@ def test_memory_that_is_held_until_the_flush_is_bounded() -> None:
     assert [sys.getrefcount(record) for record in records] == before
 
 
+@needs_source  # compiled code does not look for a name of its own module
 def test_nothing_is_held_or_described_again_if_a_call_cannot_be_described(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
