@@ -51,6 +51,7 @@ workers: 2
 offload: 1
 watch: false
 log: {{access: {{path: {folder / "access.log"}}}}}
+tracing: {{endpoint: "http://127.0.0.1:1", sample: 0%}}
 upstreams:
   main: {{endpoints: [{first}, {second}], dialect: triton, health_check: {{interval: 1s}}}}
   flaky:
