@@ -37,7 +37,9 @@ GATEWAY: Rooms = {
         "admin listener proxy offload upstream build_info codec routing "
         "protocol settings workers observe system errors sizes"
     ),
-    "admin": _imports("listener proxy upstream observe build_info settings errors"),
+    "admin": _imports(
+        "listener proxy upstream build_info codec protocol settings observe errors"
+    ),
     "listener": _imports("proxy observe http2 http1 system errors"),
     "proxy": _imports("upstream codec routing protocol observe http1 system errors sizes"),
     "offload": _imports("codec"),
@@ -78,7 +80,8 @@ PROXY: Rooms = {
     ),
     "filters": _imports("body_io destination interfaces headers admission"),
     "server_dialect": _imports("destination interfaces admission"),
-    "retry": _imports("destination admission"),
+    "retry": _imports("captured_attempt destination admission"),
+    "captured_attempt": _imports(""),
     "body_io": _imports("interfaces admission"),
     "interfaces": _imports("destination response_headers admission"),
     "destination": _imports("admission"),

@@ -5,7 +5,6 @@ An action needs ``admin_actions: true`` and a key of ``admin_keys``. Each one is
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from typing import Any
@@ -14,12 +13,12 @@ from urllib.parse import quote
 import orjson
 from aiohttp import web
 
+from gateway.admin.authorization import Authorization, read_object
 from gateway.admin.own_calls import OwnCallError, OwnCalls
 from gateway.admin.source import GatewaySource
 from gateway.errors import escape_for_log
 
-_WRONG_KEY_DELAY = 0.5
-"""Seconds until a wrong key is refused, so that keys cannot be guessed fast."""
+_MAX_BODY = 64 * 1024
 
 _log = logging.getLogger("tensorgate.admin")
 
@@ -27,8 +26,9 @@ _log = logging.getLogger("tensorgate.admin")
 class Actions:
     """The handlers of the actions: the request and the response are JSON."""
 
-    def __init__(self, source: GatewaySource) -> None:
+    def __init__(self, source: GatewaySource, authorization: Authorization) -> None:
         self._source = source
+        self._authorization = authorization
         self._own_calls = OwnCalls(source)
 
     def routes(self) -> list[web.RouteDef]:
@@ -84,24 +84,14 @@ class Actions:
         return any(each["url"] == url for one in found for each in one["endpoints"])
 
     async def _authorize(self, request: web.Request) -> None:
-        if not self._source.settings.admin_actions:
-            raise web.HTTPForbidden(text="actions are not allowed here (admin_actions)")
-        if not self._source.authorizes(request.headers):
-            await asyncio.sleep(_WRONG_KEY_DELAY)
-            raise web.HTTPUnauthorized(text="a key of the group in admin_keys is needed")
+        allowed = self._source.settings.admin_actions
+        obstacle = "" if allowed else "actions are not allowed here (admin_actions)"
+        await self._authorization.check(request, obstacle)
 
 
 async def _read(request: web.Request, *names: str) -> dict[str, Any]:
     """Return a JSON object with these fields: texts, but for settings. Raises HTTPBadRequest."""
-    # A page of another origin could send another type without asking (CORS).
-    if request.content_type != "application/json":
-        raise web.HTTPUnsupportedMediaType(text="expected Content-Type: application/json")
-    try:
-        body = orjson.loads(await request.read())
-    except orjson.JSONDecodeError:
-        raise web.HTTPBadRequest(text="the body is not JSON") from None
-    if not isinstance(body, dict):
-        raise web.HTTPBadRequest(text="expected an object")
+    body = await read_object(request, _MAX_BODY)
     for name in names:
         if name not in body:
             raise web.HTTPBadRequest(text=f"{name} is missing")

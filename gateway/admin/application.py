@@ -11,14 +11,15 @@ from aiohttp.typedefs import Handler, Middleware
 from gateway.admin import security
 from gateway.admin.actions import Actions
 from gateway.admin.api import Api
+from gateway.admin.authorization import Authorization
 from gateway.admin.events import EventStreams
 from gateway.admin.page_files import PageFiles
 from gateway.admin.pages import Pages, error_response
 from gateway.admin.source import GatewaySource
+from gateway.admin.try_it.handler import TryIt
 from gateway.admin.view import GatewayView
 from gateway.errors import INTERNAL_ERROR_TEXT
 
-_MAX_BODY = 64 * 1024
 _DEFAULT_NOT_FOUND = f"404: {web.HTTPNotFound().reason}"
 _VARY = {"Vary": "Accept"}
 
@@ -36,12 +37,12 @@ def build_application(source: GatewaySource, view: GatewayView) -> web.Applicati
             return await files.index(request)
         return web.Response(text="".join(f"{path}\n" for path in paths), headers=_VARY)
 
-    application = web.Application(
-        middlewares=[_describe_errors(paths), _protect(source)],
-        client_max_size=_MAX_BODY,
-    )
+    application = web.Application(middlewares=[_describe_errors(paths), _protect(source)])
     application.add_routes([web.get("/", root), *pages.routes(), *files.routes()])
-    application.add_routes([*Api(view).routes(), *streams.routes(), *Actions(source).routes()])
+    application.add_routes([*Api(view).routes(), *streams.routes()])
+    authorization = Authorization(source)
+    for actions in (Actions(source, authorization), TryIt(source, authorization)):
+        application.add_routes(actions.routes())
     application.on_response_prepare.append(_add_headers)
     application.on_shutdown.append(streams.end)
     return application

@@ -45,6 +45,12 @@ class GatewaySource(Protocol):
         Raises TimeoutError.
         """
 
+    async def connect_captured(self) -> tuple[socket.socket, socket.socket]:
+        """Return such a connection for one call, and a socket that gets what is captured of it.
+
+        That is a list of attempts as JSON, sent when the call has ended. Raises TimeoutError.
+        """
+
     def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
         """Tell whether a request has a key that allows actions."""
 

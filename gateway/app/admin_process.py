@@ -17,6 +17,7 @@ from typing import Any, Self
 from multidict import CIMultiDictProxy
 
 from gateway.app.admin_site import AdminSite
+from gateway.app.captured_calls import send_connection
 from gateway.app.loaded_resources import LoadedResources, load_resources
 from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
@@ -180,12 +181,32 @@ class AdminProcess:
         """
         ours, theirs = socket.socketpair()
         with theirs:
+            await self._hand_over(Question.CONNECT, theirs, ours)
+        return ours
+
+    async def connect_captured(self) -> tuple[socket.socket, socket.socket]:
+        """Return such a connection for one call, and a socket that gets what is captured of it."""
+        (ours, theirs), (source, sink) = socket.socketpair(), socket.socketpair()
+        with sink:
+            with theirs:
+                send_connection(source, theirs)
+            await self._hand_over(Question.CAPTURE, sink, ours, source)
+        return ours, source
+
+    async def _hand_over(
+        self, question: Question, connection: socket.socket, *ours: socket.socket
+    ) -> None:
+        """Have a worker serve a connection; close ours if none does. Raises TimeoutError."""
+        try:
             for slot in self._living_slots():
                 with suppress(TimeoutError):
-                    await self._control.ask(slot, Question.CONNECT, _CONNECT_TIMEOUT, theirs)
-                    return ours
-        ours.close()
-        raise TimeoutError
+                    await self._control.ask(slot, question, _CONNECT_TIMEOUT, connection)
+                    return
+            raise TimeoutError
+        except BaseException:
+            for each in ours:
+                each.close()
+            raise
 
     def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
         """Return the recent calls after positions, and the next positions."""

@@ -28,6 +28,7 @@ from gateway.app.build.routes import build_routes
 from gateway.app.build.tracing import Tracing, build_tracing
 from gateway.app.build.upstreams import SharedUpstream, build_upstreams, upstreams_by_name
 from gateway.app.build.worker_count import offload_threads
+from gateway.app.captured_calls import CapturedCalls, send_connection
 from gateway.app.ejection_sync import EjectionSync
 from gateway.app.loaded_resources import LoadedResources, load_resources, log_warnings
 from gateway.app.reload.diff import describe_changes, keep_startup_settings
@@ -37,6 +38,7 @@ from gateway.app.status_publisher import StatusPublisher
 from gateway.errors import replace_surrogates
 from gateway.listener.accept import AcceptingSockets
 from gateway.listener.connection_host import IdleTimeouts
+from gateway.listener.dispatcher import RequestHandler
 from gateway.listener.server import HttpListener
 from gateway.observe.access_log import (
     AccessLog,
@@ -203,6 +205,14 @@ class Gateway:
         self._listener.adopt(theirs)
         return ours
 
+    async def connect_captured(self) -> tuple[socket.socket, socket.socket]:
+        """Return such a connection for one call, and a socket that gets what is captured of it."""
+        (ours, theirs), (source, sink) = socket.socketpair(), socket.socketpair()
+        with theirs:
+            send_connection(source, theirs)
+        self._captured.serve(sink)
+        return ours, source
+
     def recent_calls(self, positions: Sequence[int]) -> tuple[list[bytes], list[int]]:
         """Return the recent calls after positions, and the next positions."""
         return self._shared.recent_calls.read(positions)
@@ -247,6 +257,7 @@ class Gateway:
             buffers,
             self._trace_sampler,
         )
+        self._captured = CapturedCalls(self._capturing_listener, self._handle_request)
         self._watch_files(resources)
         await self._open_admin(settings)
         self._listen(self._bound)
@@ -355,6 +366,7 @@ class Gateway:
         limits = self._settings.limits
         self.begin_draining()
         self.dropped = await self._listener.drain(limits.drain_timeout, limits.drain_grace)
+        await self._captured.close()
         await self._close_admin(_ADMIN_DRAIN_GRACE)
         if self._control is not None:
             self._control.__exit__(None, None, None)
@@ -395,6 +407,8 @@ class Gateway:
         elif question == Question.CONNECT and connection is not None:
             self._uncounted_connections += 1
             self._listener.adopt(connection)
+        elif question == Question.CAPTURE and connection is not None:
+            self._captured.serve(connection)
         return ""
 
     def _note_closed(self) -> None:
@@ -467,6 +481,23 @@ class Gateway:
         # An address that clients and operators swap needs sockets of its own for either.
         swapped = {self._settings.admin} ^ {settings.admin}
         return listen(listen_addresses(settings), self._bound, swapped)
+
+    def _capturing_listener(
+        self, handler: RequestHandler, observer: CallObserver, on_closed: Callable[[], None]
+    ) -> HttpListener:
+        """Return a listener for captured calls, with the settings in use."""
+        settings, resources = self.settings, self._resources
+        return HttpListener(
+            handler,
+            (*self._observers(settings), observer),
+            on_closed,
+            None,
+            None,
+            _idle_timeouts(settings),
+            resources.forwarding,
+            self.active_config.limits.memory_budget.buffers,
+            self._trace_sampler,
+        )
 
     def _listen(self, opened: Iterable[BoundAddress]) -> None:
         self.addresses = describe_addresses(self._bound, self._settings)

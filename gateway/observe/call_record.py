@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.observe.call_capture import CallCapture
 from gateway.observe.call_trace import CallTrace, HeaderLine, find_trace_parent
 
 
@@ -65,6 +66,7 @@ class CallRecord:
     __slots__ = (
         "answered_by_server",
         "attempts",
+        "capture",
         "client",
         "endpoint",
         "error",
@@ -112,6 +114,8 @@ class CallRecord:
         """The headers of the request that are read from each head, such as ``traceparent``."""
         self.trace: CallTrace | None = None
         """What the spans of the call tell, if it is traced."""
+        self.capture: CallCapture | None = None
+        """Gets the messages between the gateway and servers, if an operator wants to see them."""
         self.labels = NO_LABELS
         self.seconds = 0.0
         """From the start to the end."""
@@ -185,6 +189,7 @@ class CallRecord:
     def part(self) -> CallRecord:
         """Return the record of a part of the call; ``add_parts`` adds it."""
         part = CallRecord(self.method, self.target)
+        part.capture = self.capture
         if self.trace is not None:
             part.trace = self.trace.part()
         return part

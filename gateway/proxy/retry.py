@@ -15,6 +15,7 @@ from gateway.observe.call_trace import TRACEPARENT, TRACESTATE, CallTrace
 from gateway.protocol.operations import ModelName
 from gateway.proxy.admission.concurrency_limit import acquire_all, release_all
 from gateway.proxy.admission.deadline import Deadline
+from gateway.proxy.captured_attempt import send_captured
 from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.head_limits import check_lengths
@@ -138,7 +139,10 @@ async def send_attempt(
     if isinstance(request.body, Sequence):
         record.sent_bytes = sum(map(len, request.body))
     try:
-        response = await endpoint.send(request)
+        if record.capture is None:
+            response = await endpoint.send(request)
+        else:
+            response = await send_captured(endpoint, request, record.capture, record.upstream)
     except BaseException as error:
         if isinstance(error, GatewayError) and error.kind is ErrorKind.UNREACHABLE:
             record.forget_attempt()

@@ -23,6 +23,7 @@ CrossError = tuple[KeyPath, str]
 """The path of a setting, and what is wrong with it."""
 
 _DEFAULT_LISTEN = "127.0.0.1:8080"
+_NEED_ADMIN_KEYS = ("admin_actions", "admin_payloads")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SERVER_TLS_FILES = ("certificate", "key", "client_ca")
 _UPSTREAM_TLS_FILES = ("ca", "certificate", "key")
@@ -231,14 +232,16 @@ def _admin_address(value: object) -> Iterator[CrossError]:
     admin, listen = _value(value, "admin"), _value(value, "listen") or _DEFAULT_LISTEN
     if admin is not None and admin in as_tuple(listen):
         yield ("admin",), "needs an address of its own: clients connect there (listen)"
-    actions, keys = _value(value, "admin_actions") is True, _value(value, "admin_keys")
-    if actions and keys is None:
-        yield ("admin_actions",), "needs admin_keys, the group of API keys that allow actions"
-    if keys is not None and not actions:
-        yield ("admin_keys",), "not used: admin_actions is false"
+    keys = _value(value, "admin_keys")
+    allowed = [name for name in _NEED_ADMIN_KEYS if _value(value, name) is True]
+    if keys is None:
+        for name in allowed:
+            yield (name,), "needs admin_keys, the group of API keys that allow it"
+    elif not allowed:
+        yield ("admin_keys",), f"not used: {' and '.join(_NEED_ADMIN_KEYS)} are false"
     if isinstance(keys, str) and _value(_value(_value(value, "api_keys"), keys), "header"):
         yield ("admin_keys",), "needs a group without header: the page sends keys as Bearer tokens"
-    for name in ("admin_hosts", "admin_actions"):
+    for name in ("admin_hosts", *_NEED_ADMIN_KEYS):
         if admin is None and _value(value, name):
             yield (name,), "not used: there is no admin address (admin)"
 

@@ -103,9 +103,14 @@ class Settings(Section):
         description="Whether operators can drain and restore endpoints, and change trace settings,"
         " at the admin address. They need a key of admin_keys.",
     )
+    admin_payloads: StrictBool = Field(
+        default=False,
+        description="Whether operators can send inference requests at the admin address, and see"
+        " the values of their tensors. They need a key of admin_keys.",
+    )
     admin_keys: str | None = Field(
         default=None,
-        description="The group of api_keys whose keys allow actions at the admin address.",
+        description="The group of api_keys whose keys admin_actions and admin_payloads need.",
     )
     tls: ClientTls | None = Field(
         default=None,

@@ -149,7 +149,35 @@ class UnixAddress:
             raise
 
 
-ServerAddress = TcpAddress | UnixAddress
+@dataclass(frozen=True, slots=True)
+class ConnectedAddress:
+    """A peer that ``sock`` is connected to already; it can be used once."""
+
+    tls: ClassVar[None] = None
+    scheme: ClassVar[Literal["http"]] = "http"
+    grpc_address: ClassVar[None] = None
+
+    url: str
+    """How errors name the peer."""
+    sock: socket.socket
+
+    @property
+    def authority(self) -> str:
+        """Return the value of the Host header."""
+        return "localhost"
+
+    async def connect(self, protocol: asyncio.BaseProtocol, handshake_timeout: float) -> None:
+        """Use the connection. Raises OSError if it was used before."""
+        if self.sock.fileno() < 0:
+            raise ConnectionResetError("the connection was lost")
+        # The event loop owns a duplicate, so that a second use is told.
+        self.sock.setblocking(False)
+        sock = self.sock.dup()
+        self.sock.close()
+        await asyncio.get_running_loop().create_connection(lambda: protocol, sock=sock)
+
+
+ServerAddress = TcpAddress | UnixAddress | ConnectedAddress
 
 
 def _is_ip_address(host: str) -> bool:

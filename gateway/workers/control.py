@@ -38,6 +38,8 @@ class Question(StrEnum):
     """To publish its status now."""
     CONNECT = "connect"
     """To serve the connection that comes with it as that of a client."""
+    CAPTURE = "capture"
+    """To serve a call, and send what is captured of it through the socket that comes with it."""
 
 
 Responder = Callable[[Question, socket.socket | None], Awaitable[str]]

@@ -130,6 +130,10 @@ class ChosenSource:
         """Return a connection to nobody."""
         raise TimeoutError
 
+    async def connect_captured(self) -> tuple[socket.socket, socket.socket]:
+        """Return a connection to nobody."""
+        raise TimeoutError
+
     async def worker_statuses(self) -> list[dict[str, Any]]:
         """Return the chosen statuses, or raise the chosen error."""
         self.asked += 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.admin import actions, own_calls
+from gateway.admin import authorization, own_calls
 from gateway.admin.own_calls import OwnCallError, OwnCalls
 from tests.admin.site import KEY, URL, ChosenSource, RunningSite, running_site
 from tests.support.gateway import no_leaks
@@ -37,7 +37,7 @@ def _source() -> ChosenSource:
 
 @pytest.fixture
 async def site(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningSite]:
-    monkeypatch.setattr(actions, "_WRONG_KEY_DELAY", 0.001)
+    monkeypatch.setattr(authorization, "_WRONG_KEY_DELAY", 0.001)
     async with no_leaks(), running_site(_source()) as running:
         yield running
 

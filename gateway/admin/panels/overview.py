@@ -35,6 +35,7 @@ def describe_overview(
         "draining": status["draining"],
         "settings": status["settings"],
         "actions": settings.admin_actions,
+        "try_it": settings.admin_payloads,
         "workers": status["workers"],
         "now": _now(status, window),
         "problems": list(find_problems(status, window, settings))[:_MAX_PROBLEMS],

@@ -1,0 +1,158 @@
+"""The panel "Try it": it makes a call, and tells all that was sent for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import orjson
+from aiohttp import web
+
+from gateway.admin.authorization import Authorization, read_object
+from gateway.admin.own_calls import OwnCallError
+from gateway.admin.source import GatewaySource
+from gateway.admin.try_it.captured_call import (
+    CapturedCall,
+    describe_request,
+    make_captured_call,
+)
+from gateway.admin.try_it.code import client_address, write_curl, write_python
+from gateway.admin.try_it.forms import FORMS
+from gateway.admin.try_it.inputs import MAX_DATA, make_request
+from gateway.admin.try_it.outputs import MAX_RESPONSE, read_error, read_outputs
+from gateway.errors import GatewayError, bad_request, escape_for_log
+from gateway.upstream.transport import UpstreamRequest
+
+MAX_BODY = 16 * 2**20
+"""Bytes of what the page sends: tensors in base64, or as JSON."""
+
+# RFC 9110, sections 5.1 and 5.5, without what is not ASCII.
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e\t]*[\x21-\x7e])?")
+
+_log = logging.getLogger("tensorgate.admin")
+
+
+class TryIt:
+    """The handler of ``POST /api/try``; it makes one call at a time.
+
+    It needs ``admin_payloads: true`` and a key of ``admin_keys``.
+    """
+
+    def __init__(self, source: GatewaySource, authorization: Authorization) -> None:
+        self._source = source
+        self._authorization = authorization
+        self._one_at_a_time = asyncio.Lock()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route."""
+        return [web.post("/api/try", self.call)]
+
+    async def call(self, request: web.Request) -> web.Response:
+        """Make a call; respond with both sides' messages, and the outputs."""
+        allowed = self._source.settings.admin_payloads
+        obstacle = "" if allowed else "values of tensors are not shown here (admin_payloads)"
+        await self._authorization.check(request, obstacle)
+        async with self._one_at_a_time:
+            wanted = await read_object(request, MAX_BODY)
+            try:
+                document = await self._try(request, wanted)
+            except GatewayError as error:
+                raise web.HTTPBadRequest(text=str(error)) from None
+            except OwnCallError as error:
+                raise web.HTTPBadGateway(text=str(error)) from None
+            body = await asyncio.to_thread(orjson.dumps, document)
+        return web.Response(body=body, content_type="application/json")
+
+    async def _try(self, request: web.Request, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        form, model, version = (
+            _text(wanted, "form"),
+            _text(wanted, "model"),
+            _text(wanted, "version"),
+        )
+        outputs = _outputs(wanted)
+        sent = await asyncio.to_thread(_write, form, model, version, wanted.get("inputs"), outputs)
+        for name, value in _headers(wanted):
+            sent.headers[name] = value
+        request_id = f"try-{uuid4().hex[:16]}"
+        curl = write_curl(client_address(self._source.settings), sent)
+        sent.headers["X-Request-Id"] = request_id
+        _log.info(
+            "operator at %s tries %s as %s, request %s",
+            request.remote,
+            escape_for_log(model),
+            form,
+            request_id,
+        )
+        began = time.perf_counter()
+        call = await make_captured_call(self._source, sent, MAX_RESPONSE)
+        seconds = time.perf_counter() - began
+        shown, error = await asyncio.to_thread(_read, form, call)
+        address = client_address(self._source.settings)
+        names = outputs or [each["name"] for each in shown]
+        return {
+            "time": time.time(),
+            "request_id": request_id,
+            "status": call.status,
+            "duration_ms": seconds * 1000,
+            "error": error or None,
+            "client": {
+                "request": describe_request(sent, MAX_DATA),
+                "response": call.response.describe(),
+            },
+            "attempts": call.attempts,
+            "outputs": shown,
+            "curl": curl,
+            "python": write_python(address, form, model, version, wanted["inputs"], names),
+        }
+
+
+def _write(
+    form: str, model: str, version: str, inputs: object, outputs: Sequence[str]
+) -> UpstreamRequest:
+    """Write the request. Raises GatewayError (400)."""
+    if form not in FORMS:
+        raise bad_request(f"form: expected one of {', '.join(FORMS)}")
+    if not model:
+        raise bad_request("model: expected a name")
+    return FORMS[form](make_request(inputs, outputs), model, version)
+
+
+def _read(form: str, call: CapturedCall) -> tuple[list[dict[str, Any]], str]:
+    """Return the outputs, and the words of an error."""
+    if call.status != 200:
+        return [], call.grpc_message or read_error(call.body)
+    try:
+        return read_outputs(form, call.headers, call.body), ""
+    except GatewayError as error:
+        return [], str(error)
+
+
+def _text(wanted: Mapping[str, Any], name: str) -> str:
+    value = wanted.get(name, "")
+    if not isinstance(value, str):
+        raise bad_request(f"{name}: expected a text")
+    return value
+
+
+def _headers(wanted: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the further headers of a call, such as the key of a client."""
+    headers = wanted.get("headers", {})
+    if not isinstance(headers, dict) or not all(isinstance(each, str) for each in headers.values()):
+        raise bad_request("headers: expected an object of texts")
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise bad_request(f"headers: {name[:60]!r} is not a header that can be sent")
+    return list(headers.items())
+
+
+def _outputs(wanted: Mapping[str, Any]) -> list[str]:
+    names = wanted.get("outputs", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise bad_request("outputs: expected an array of names")
+    return names

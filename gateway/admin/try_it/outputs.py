@@ -1,0 +1,191 @@
+"""Reads the response of a call in each form, and sums up its outputs for the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from multidict import CIMultiDictProxy
+
+from gateway.codec.elements.bytes_elements import split_elements
+from gateway.codec.grpc.response import read_infer_response
+from gateway.codec.v2.response_reader import InferResponseReader
+from gateway.errors import bad_response
+from gateway.protocol.datatypes import DATATYPES, Datatype, Family
+from gateway.protocol.grpc.framing import PREFIX_SIZE
+from gateway.protocol.messages import OutputTensor
+from gateway.protocol.request_header import header_length
+from gateway.protocol.v1 import BASE64_KEY, V1Format
+
+MAX_RESPONSE = 32 * 2**20
+"""Bytes of a response that is read."""
+_MAX_HEADER = 2**20
+_WINDOW = 128 * 1024
+"""Bytes of JSON that are read without giving other threads a chance."""
+_MAX_VALUES = 10_000
+"""Elements of an output that are shown: the first ones."""
+_MAX_TEXT = 1000
+"""Characters of an element of BYTES that are shown."""
+_BINS = 40
+_MAX_SAFE = 2**53
+"""Larger integers lose digits in JavaScript, so that they are texts."""
+
+Output = tuple[str, Datatype, Sequence[int], bytes]
+"""Name, datatype, shape and little-endian data."""
+
+
+def read_outputs(form: str, headers: CIMultiDictProxy[str], body: bytes) -> list[dict[str, Any]]:
+    """Read a good response; return its outputs for the page. Raises GatewayError (502)."""
+    if form == "v1":
+        return _describe_v1(body)
+    read = _read_grpc(body) if form == "grpc" else _read_v2(headers, body)
+    return [describe_output(*each) for each in read]
+
+
+def _read_v2(headers: CIMultiDictProxy[str], body: bytes) -> list[Output]:
+    reader = InferResponseReader(header_length(headers), _MAX_HEADER, MAX_RESPONSE)
+    data: list[bytearray] = []
+    for start in range(0, max(len(body), 1), _WINDOW):
+        reader.feed(body[start : start + _WINDOW], last=start + _WINDOW >= len(body))
+        while reader.step():
+            pass
+        for piece in reader.pieces():
+            while len(data) <= piece.index:
+                data.append(bytearray())
+            data[piece.index] += piece.data
+    reader.finish()
+    assert reader.response is not None
+    outputs = reader.response.head.outputs
+    data += [bytearray() for _ in range(len(outputs) - len(data))]
+    return [_output(each, bytes(part)) for each, part in zip(outputs, data, strict=True)]
+
+
+def _read_grpc(body: bytes) -> list[Output]:
+    read = read_infer_response(memoryview(body)[PREFIX_SIZE:], _MAX_HEADER)
+    tensors = iter(read.tensors)
+    return [
+        _output(each, b"".join(next(tensors)) if each.binary_size is not None else b"")
+        for each in read.response.head.outputs
+    ]
+
+
+def _output(tensor: OutputTensor, data: bytes) -> Output:
+    return tensor.name, tensor.datatype, tensor.shape, data
+
+
+def _describe_v1(body: bytes) -> list[dict[str, Any]]:
+    """Describe the outputs of a V1 response, which tells neither datatypes nor shapes."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise bad_response(f"the response is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise bad_response("the response is not an object")
+    for layout in V1Format:
+        if layout.response_key in document:
+            found = document[layout.response_key]
+            break
+    else:
+        raise bad_response("the response has neither predictions nor outputs")
+    if layout is V1Format.ROWS and found and all(isinstance(each, dict) for each in found):
+        columns = {name: [row.get(name) for row in found] for name in found[0]}
+        if BASE64_KEY not in columns:
+            return [_describe_nested(name, column) for name, column in columns.items()]
+    if layout is V1Format.COLUMNS and isinstance(found, dict):
+        return [_describe_nested(name, column) for name, column in found.items()]
+    return [_describe_nested(layout.response_key, found)]
+
+
+def _describe_nested(name: str, value: object) -> dict[str, Any]:
+    """Describe nested arrays as what numpy makes of them."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        array = np.asarray(value, dtype=object)
+    kinds = {"b": "BOOL", "i": "INT64", "u": "UINT64", "f": "FP64"}
+    if (datatype := kinds.get(array.dtype.kind)) is not None:
+        known = DATATYPES[datatype]
+        data = array.astype(known.dtype).tobytes()
+        return describe_output(name, known, array.shape, data)
+    texts = [each if isinstance(each, str) else orjson.dumps(each).decode() for each in array.flat]
+    return _describe_texts(name, list(array.shape), texts, len(texts))
+
+
+def describe_output(
+    name: str, datatype: Datatype, shape: Sequence[int], data: bytes
+) -> dict[str, Any]:
+    """Describe an output: its first values, its range, and a histogram."""
+    if datatype.dtype is None:
+        elements, _ = split_elements(data, 0)
+        texts = [each[: 4 * _MAX_TEXT].decode(errors="replace") for each in elements[:_MAX_VALUES]]
+        return _describe_texts(name, list(shape), texts, len(elements))
+    array = np.frombuffer(data, datatype.dtype)
+    shown = array[:_MAX_VALUES]
+    if datatype.family is Family.FLOAT:
+        # BF16 is no number for Python, and FP16 has digits that nobody has sent.
+        values = [
+            value if math.isfinite(value) else None
+            for value in (shown.tolist() if datatype.size == 8 else _as_shortest(shown))
+        ]
+    else:
+        values = [value if abs(value) <= _MAX_SAFE else str(value) for value in shown.tolist()]
+    described = _description(name, datatype.name, list(shape), len(array), values)
+    if datatype.family is not Family.BOOLEAN:
+        _add_statistics(described, array)
+    return described
+
+
+def _as_shortest(array: np.ndarray[Any, Any]) -> list[float]:
+    """Return floats of less than 64 bits with the digits that tell them from their neighbours."""
+    return [float(str(value)) for value in array]
+
+
+def _description(
+    name: str, datatype: str, shape: list[int], elements: int, values: list[Any]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "datatype": datatype,
+        "shape": shape,
+        "elements": elements,
+        "values": values,
+        "minimum": None,
+        "maximum": None,
+        "mean": None,
+        "nonfinite": 0,
+        "histogram": None,
+    }
+
+
+def _describe_texts(name: str, shape: list[int], texts: list[str], count: int) -> dict[str, Any]:
+    values = [text[:_MAX_TEXT] for text in texts[:_MAX_VALUES]]
+    return _description(name, "BYTES", shape, count, values)
+
+
+def _add_statistics(described: dict[str, Any], array: np.ndarray[Any, Any]) -> None:
+    numbers = array.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    described["nonfinite"] = len(numbers) - len(finite)
+    if not len(finite):
+        return
+    low, high = float(finite.min()), float(finite.max())
+    # The mean of the largest doubles does not overflow if each is divided first.
+    mean = float((finite / len(finite)).sum())
+    described |= {"minimum": low, "maximum": high, "mean": mean}
+    if low < high and math.isfinite(high - low):
+        counts, _ = np.histogram(finite, _BINS, (low, high))
+        described["histogram"] = {"low": low, "high": high, "counts": counts.tolist()}
+
+
+def read_error(body: bytes) -> str:
+    """Return the words of an error: those in JSON, or the text as it is."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = None
+    if isinstance(document, dict) and isinstance(document.get("error"), str):
+        return str(document["error"])
+    return body[:_MAX_TEXT].decode(errors="replace")

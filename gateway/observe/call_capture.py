@@ -1,0 +1,94 @@
+"""What is captured of a call for operators: the messages between the gateway and its servers."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable
+from typing import Any
+
+_MAX_BODY = 64 * 1024
+"""Bytes of a body that are kept: its begin."""
+_MAX_ATTEMPTS = 8
+"""Attempts that are kept: the first ones."""
+
+Headers = Iterable[tuple[str, str]]
+
+
+class CapturedMessage:
+    """A request or a response: its first line, its headers, and the begin of its body."""
+
+    def __init__(self, start: str, headers: Headers, max_body: int = _MAX_BODY) -> None:
+        self.start = start
+        self.headers = list(headers)
+        self.trailers: list[tuple[str, str]] = []
+        self.size = 0
+        """The bytes of the body."""
+        self._max_body = max_body
+        self._body = bytearray()
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """Add a piece of the body."""
+        self.size += len(piece)
+        self._body += piece[: self._max_body - len(self._body)]
+
+    def restart(self) -> None:
+        """Forget the body, which is sent again from its start."""
+        self.size = 0
+        self._body.clear()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the message as JSON, its body in base64."""
+        lengths = [
+            value for name, value in self.headers if name.lower() == _JSON_SIZE and value.isdigit()
+        ]
+        return {
+            "start": self.start,
+            "headers": self.headers,
+            "trailers": self.trailers,
+            "size": self.size,
+            "body": b64encode(self._body).decode(),
+            "json_size": int(lengths[0]) if lengths else None,
+        }
+
+
+_JSON_SIZE = "inference-header-content-length"
+
+
+class CapturedAttempt:
+    """A request as it was sent to an endpoint, and what came back."""
+
+    def __init__(self, upstream: str, endpoint: str, request: CapturedMessage) -> None:
+        self.upstream = upstream
+        self.endpoint = endpoint
+        self.request = request
+        self.response: CapturedMessage | None = None
+        self.error = ""
+        """Why there is no whole response; empty if there is one."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the attempt as JSON."""
+        return {
+            "upstream": self.upstream,
+            "endpoint": self.endpoint,
+            "request": self.request.describe(),
+            "response": None if self.response is None else self.response.describe(),
+            "error": self.error or None,
+        }
+
+
+class CallCapture:
+    """Gathers the attempts of a call."""
+
+    def __init__(self) -> None:
+        self._attempts: list[CapturedAttempt] = []
+
+    def begin(self, upstream: str, endpoint: str, request: CapturedMessage) -> CapturedAttempt:
+        """Return a new attempt."""
+        attempt = CapturedAttempt(upstream, endpoint, request)
+        if len(self._attempts) < _MAX_ATTEMPTS:
+            self._attempts.append(attempt)
+        return attempt
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the attempts as JSON."""
+        return [each.describe() for each in self._attempts]

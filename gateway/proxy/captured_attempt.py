@@ -1,0 +1,98 @@
+"""Sends a request to an endpoint and captures both messages, as they are sent and read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from dataclasses import replace
+
+from gateway.errors import GatewayError
+from gateway.observe.call_capture import CallCapture, CapturedAttempt, CapturedMessage
+from gateway.upstream.transport import (
+    HeaderLines,
+    UpstreamEndpoint,
+    UpstreamRequest,
+    UpstreamResponse,
+)
+
+
+async def send_captured(
+    endpoint: UpstreamEndpoint, request: UpstreamRequest, capture: CallCapture, upstream: str
+) -> UpstreamResponse:
+    """Send a request as ``UpstreamEndpoint.send`` does; ``upstream`` is the upstream's name."""
+    version = "HTTP/2" if request.is_grpc else "HTTP/1.1"
+    start = f"{request.method} {request.target} {version}"
+    sent = CapturedMessage(start, request.headers.items())
+    attempt = capture.begin(upstream, endpoint.server_for(is_grpc=request.is_grpc).url, sent)
+    body = request.body
+    if isinstance(body, AsyncIterable):
+        captured = _CapturedBody(body, sent)
+        # A body that is an iterator cannot be read again, and must not seem to.
+        is_read_once = isinstance(body, AsyncIterator)
+        request = replace(request, body=aiter(captured) if is_read_once else captured)
+    else:
+        for piece in body or ():
+            sent.add(piece)
+    try:
+        response = await endpoint.send(request)
+    except GatewayError as error:
+        attempt.error = str(error)
+        raise
+    return _CapturedResponse(response, attempt, version)
+
+
+class _CapturedBody:
+    """A streamed body, captured while it is read."""
+
+    def __init__(self, body: AsyncIterable[bytes | memoryview], message: CapturedMessage) -> None:
+        self._body = body
+        self._message = message
+
+    async def __aiter__(self) -> AsyncGenerator[bytes | memoryview]:
+        self._message.restart()
+        async for piece in self._body:
+            self._message.add(piece)
+            yield piece
+
+
+class _CapturedResponse(UpstreamResponse):
+    """A response, captured while it is read."""
+
+    def __init__(self, response: UpstreamResponse, attempt: CapturedAttempt, version: str) -> None:
+        self.status = response.status
+        self.reason = response.reason
+        self.headers = response.headers
+        self._response = response
+        self._attempt = attempt
+        start = f"{version} {self.status} {self.reason}".rstrip()
+        self._message = attempt.response = CapturedMessage(start, self.headers.items())
+
+    @property
+    def received_bytes(self) -> int:
+        """Return the bytes of the body that were read so far."""
+        return self._response.received_bytes
+
+    @property
+    def head_delay(self) -> float:
+        """Return the seconds between the arrival of the head and this response."""
+        return self._response.head_delay
+
+    @property
+    def trailers(self) -> HeaderLines:
+        """Return the trailers."""
+        return self._response.trailers
+
+    async def read(self) -> bytes | memoryview:
+        """Return the next chunk of the body."""
+        try:
+            piece = await self._response.read()
+        except GatewayError as error:
+            self._attempt.error = str(error)
+            raise
+        self._message.add(piece)
+        if not piece:
+            self._message.trailers = list(self._response.trailers)
+        return piece
+
+    def close(self) -> None:
+        """Close the response."""
+        self._response.close()
