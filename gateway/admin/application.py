@@ -41,8 +41,8 @@ def build_application(source: GatewaySource, view: GatewayView) -> web.Applicati
     application.add_routes([web.get("/", root), *pages.routes(), *files.routes()])
     application.add_routes([*Api(view).routes(), *streams.routes()])
     authorization = Authorization(source)
-    for actions in (Actions(source, authorization), TryIt(source, authorization)):
-        application.add_routes(actions.routes())
+    application.add_routes(Actions(source, authorization).routes())
+    application.add_routes(TryIt(source, authorization, view.savings).routes())
     application.on_response_prepare.append(_add_headers)
     application.on_shutdown.append(streams.end)
     return application

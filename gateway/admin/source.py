@@ -45,10 +45,11 @@ class GatewaySource(Protocol):
         Raises TimeoutError.
         """
 
-    async def connect_captured(self) -> tuple[socket.socket, socket.socket]:
+    async def connect_captured(self, skips_conversion: bool) -> tuple[socket.socket, socket.socket]:
         """Return such a connection for one call, and a socket that gets what is captured of it.
 
-        That is a list of attempts as JSON, sent when the call has ended. Raises TimeoutError.
+        That is a list of attempts as JSON, sent when the call has ended. The call may skip
+        conversion. Raises TimeoutError.
         """
 
     def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:

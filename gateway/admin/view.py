@@ -15,6 +15,7 @@ from gateway.admin.panels.calls import CallFilter, matching_calls
 from gateway.admin.panels.models import ModelTotals, describe_model, describe_models
 from gateway.admin.panels.overview import describe_overview
 from gateway.admin.panels.topology import EndpointFilter, describe_topology
+from gateway.admin.savings import Savings
 from gateway.admin.source import GatewaySource, Status
 from gateway.admin.status import merge_statuses
 
@@ -41,6 +42,8 @@ class GatewayView:
 
     def __init__(self, source: GatewaySource) -> None:
         self._source = source
+        self.savings = Savings()
+        """What operators have measured of conversion."""
         self._own_calls = OwnCalls(source)
         self._started_at = time.time()
         self._history = History(source.metric_store, source.requests_in_progress)
@@ -93,7 +96,9 @@ class GatewayView:
 
         def describe() -> Document:
             totals = ModelTotals(self._source.metric_store)
-            return describe_model(state.time, state.status, state.window, totals, name)
+            return describe_model(
+                *(state.time, state.status, state.window), totals, self.savings, name
+            )
 
         path = f"/v2/models/{quote(name, safe='')}"
         document, metadata, trace = await asyncio.gather(

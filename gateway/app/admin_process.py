@@ -184,12 +184,12 @@ class AdminProcess:
             await self._hand_over(Question.CONNECT, theirs, ours)
         return ours
 
-    async def connect_captured(self) -> tuple[socket.socket, socket.socket]:
+    async def connect_captured(self, skips_conversion: bool) -> tuple[socket.socket, socket.socket]:
         """Return such a connection for one call, and a socket that gets what is captured of it."""
         (ours, theirs), (source, sink) = socket.socketpair(), socket.socketpair()
         with sink:
             with theirs:
-                send_connection(source, theirs)
+                send_connection(source, theirs, skips_conversion)
             await self._hand_over(Question.CAPTURE, sink, ours, source)
         return ours, source
 

@@ -26,9 +26,13 @@ MakeListener = Callable[[RequestHandler, CallObserver, Callable[[], None]], Http
 """Makes a listener of a handler, a further observer, and what is called for a closed connection."""
 
 
-def send_connection(sink: socket.socket, connection: socket.socket) -> None:
+_CONVERTED, _SKIPS_CONVERSION = b"\0", b"\1"
+
+
+def send_connection(sink: socket.socket, connection: socket.socket, skips_conversion: bool) -> None:
     """Send the connection of a captured call through the socket that gets what is captured."""
-    socket.send_fds(sink, [b"\0"], [connection.fileno()])
+    message = _SKIPS_CONVERSION if skips_conversion else _CONVERTED
+    socket.send_fds(sink, [message], [connection.fileno()])
 
 
 class CapturedCalls:
@@ -46,11 +50,12 @@ class CapturedCalls:
         """
         sink.setblocking(False)
         try:
-            _, (descriptor, *_), _, _ = socket.recv_fds(sink, 1, 1)
+            message, (descriptor, *_), _, _ = socket.recv_fds(sink, 1, 1)
         except (OSError, ValueError):  # the admin address is gone, or has asked another worker
             sink.close()
             return
-        served = _CapturedConnection(self._handler, sink, self._served.discard)
+        capture = CallCapture(skips_conversion=message == _SKIPS_CONVERSION)
+        served = _CapturedConnection(self._handler, capture, sink, self._served.discard)
         self._served.add(served)
         listener = self._make_listener(served.handle, served.deliver, served.on_closed)
         served.start(listener, socket.socket(fileno=descriptor))
@@ -67,10 +72,12 @@ class _CapturedConnection:
     def __init__(
         self,
         handler: RequestHandler,
+        capture: CallCapture,
         sink: socket.socket,
         on_end: Callable[[_CapturedConnection], None],
     ) -> None:
         self._handler = handler
+        self._capture = capture
         self._sink = sink
         self._on_end = on_end
         self._listener: HttpListener | None = None
@@ -84,7 +91,7 @@ class _CapturedConnection:
 
     async def handle(self, request: ClientRequest, response: ClientResponse) -> None:
         """Handle a call, and capture it."""
-        response.record.capture = CallCapture()
+        response.record.capture = self._capture
         await self._handler(request, response)
 
     def deliver(self, record: CallRecord) -> None:

@@ -205,11 +205,11 @@ class Gateway:
         self._listener.adopt(theirs)
         return ours
 
-    async def connect_captured(self) -> tuple[socket.socket, socket.socket]:
+    async def connect_captured(self, skips_conversion: bool) -> tuple[socket.socket, socket.socket]:
         """Return such a connection for one call, and a socket that gets what is captured of it."""
         (ours, theirs), (source, sink) = socket.socketpair(), socket.socketpair()
         with theirs:
-            send_connection(source, theirs)
+            send_connection(source, theirs, skips_conversion)
         self._captured.serve(sink)
         return ours, source
 

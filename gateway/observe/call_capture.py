@@ -77,9 +77,10 @@ class CapturedAttempt:
 
 
 class CallCapture:
-    """Gathers the attempts of a call."""
+    """Gathers the attempts of a call, which may skip conversion to show what that saves."""
 
-    def __init__(self) -> None:
+    def __init__(self, skips_conversion: bool = False) -> None:
+        self.skips_conversion = skips_conversion
         self._attempts: list[CapturedAttempt] = []
 
     def begin(self, upstream: str, endpoint: str, request: CapturedMessage) -> CapturedAttempt:

@@ -289,7 +289,10 @@ async def proxy_call(call: Call) -> None:
             await _proxy_grpc(call, reservation)
             return
         call = await filter_call(call, reservation)
-        if call.operation.kind is OperationKind.INFER:
+        capture = call.response.record.capture
+        if capture is not None and capture.skips_conversion:
+            await passthrough(call, model=model)
+        elif call.operation.kind is OperationKind.INFER:
             await infer(call)
         elif call.operation.kind is OperationKind.PREDICT:
             await predict(call)

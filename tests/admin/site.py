@@ -130,7 +130,7 @@ class ChosenSource:
         """Return a connection to nobody."""
         raise TimeoutError
 
-    async def connect_captured(self) -> tuple[socket.socket, socket.socket]:
+    async def connect_captured(self, skips_conversion: bool) -> tuple[socket.socket, socket.socket]:
         """Return a connection to nobody."""
         raise TimeoutError
 

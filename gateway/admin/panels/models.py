@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.admin.history import Window, rounded, summarize
 from gateway.admin.panels.query import parse_count, parse_text
+from gateway.admin.savings import Savings
 from gateway.observe.call_metrics import DURATION, MODEL_BYTES, MODEL_ELEMENTS
 from gateway.observe.metric_store import OTHER, MetricStore, clean_label
 
@@ -41,7 +42,12 @@ def describe_models(
 
 
 def describe_model(
-    time: float, status: Status, window: Window | None, totals: ModelTotals, name: str
+    time: float,
+    status: Status,
+    window: Window | None,
+    totals: ModelTotals,
+    savings: Savings,
+    name: str,
 ) -> dict[str, Any]:
     """Return one model: where it is ready, its rates, and what conversion saved."""
     endpoints = [
@@ -56,7 +62,7 @@ def describe_model(
         "ready": _ready_models(status).get(name, []),
         **ModelRates(window).describe(name),
         "endpoints": endpoints,
-        "conversion": totals.describe(name),
+        "conversion": totals.describe(name, savings),
     }
 
 
@@ -132,16 +138,18 @@ class ModelTotals:
         self._elements = store.sums(MODEL_ELEMENTS)
         self._sizes = store.sums(MODEL_BYTES)
 
-    def describe(self, name: str) -> dict[str, float] | None:
+    def describe(self, name: str, savings: Savings) -> dict[str, Any] | None:
         """Return what was converted for a model; None if nothing was."""
         label = clean_label(name)
         if (label,) not in self._elements:
             return None
         # Without room for more series, the bytes count as those of other models.
         client, server = (self._sizes.get((label, side), [0.0])[0] for side in ("client", "server"))
+        elements = self._elements[label,][0]
         return {
-            "elements": self._elements[label,][0],
+            "elements": elements,
             "client_bytes": client,
             "server_bytes": server,
             "saved_bytes": max(0.0, client - server),
+            **savings.describe(name, elements),
         }

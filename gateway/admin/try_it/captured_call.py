@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ _PEER = "the gateway"
 class CapturedCall:
     """A call that has ended."""
 
+    seconds: float
+    """From its begin to the end of its response."""
     status: int
     """The HTTP status, or the one that stands for that of gRPC."""
     headers: CIMultiDictProxy[str]
@@ -45,14 +48,18 @@ class CapturedCall:
 
 
 async def make_captured_call(
-    source: GatewaySource, request: UpstreamRequest, max_response: int
+    source: GatewaySource,
+    request: UpstreamRequest,
+    max_response: int,
+    skips_conversion: bool = False,
 ) -> CapturedCall:
     """Make a call over a connection of its own. Raises OwnCallError.
 
-    Its route, its limits and its log are those of any other call.
+    Its route, its limits and its log are those of any other call. With ``skips_conversion`` a
+    server gets it as it is.
     """
     try:
-        connection, sink = await source.connect_captured()
+        connection, sink = await source.connect_captured(skips_conversion)
     except TimeoutError:
         raise OwnCallError("no worker responds") from None
     async with AsyncExitStack() as stack:
@@ -62,6 +69,7 @@ async def make_captured_call(
         make_endpoint = Http2Endpoint if request.is_grpc else HttpEndpoint
         endpoint = make_endpoint(address, _CONNECT_TIMEOUT)
         stack.push_async_callback(endpoint.close)
+        began = time.perf_counter()
         try:
             async with asyncio.timeout(_TIMEOUT):
                 response = await endpoint.send(request)
@@ -71,9 +79,16 @@ async def make_captured_call(
             raise OwnCallError(f"no response within {_TIMEOUT:g} s") from None
         except GatewayError as error:
             raise OwnCallError(str(error)) from None
+        seconds = time.perf_counter() - began
         attempts = await _read_capture(sink)
     return CapturedCall(
-        response.outcome, response.headers, body, response.grpc_message, captured, attempts
+        seconds,
+        response.outcome,
+        response.headers,
+        body,
+        response.grpc_message,
+        captured,
+        attempts,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from gateway.admin.authorization import Authorization, read_object
 from gateway.admin.own_calls import OwnCallError
+from gateway.admin.savings import Measurement, Savings
 from gateway.admin.source import GatewaySource
 from gateway.admin.try_it.captured_call import (
     CapturedCall,
@@ -26,8 +28,11 @@ from gateway.admin.try_it.forms import FORMS
 from gateway.admin.try_it.inputs import MAX_DATA, make_request
 from gateway.admin.try_it.outputs import MAX_RESPONSE, read_error, read_outputs
 from gateway.errors import GatewayError, bad_request, escape_for_log
+from gateway.protocol.tensors import element_count
 from gateway.upstream.transport import UpstreamRequest
 
+_ROUNDS = 3
+"""Calls with conversion, and as many without, that are compared."""
 MAX_BODY = 16 * 2**20
 """Bytes of what the page sends: tensors in base64, or as JSON."""
 
@@ -44,8 +49,11 @@ class TryIt:
     It needs ``admin_payloads: true`` and a key of ``admin_keys``.
     """
 
-    def __init__(self, source: GatewaySource, authorization: Authorization) -> None:
+    def __init__(
+        self, source: GatewaySource, authorization: Authorization, savings: Savings
+    ) -> None:
         self._source = source
+        self._savings = savings
         self._authorization = authorization
         self._one_at_a_time = asyncio.Lock()
 
@@ -89,18 +97,20 @@ class TryIt:
             form,
             request_id,
         )
-        began = time.perf_counter()
         call = await make_captured_call(self._source, sent, MAX_RESPONSE)
-        seconds = time.perf_counter() - began
         shown, error = await asyncio.to_thread(_read, form, call)
         address = client_address(self._source.settings)
         names = outputs or [each["name"] for each in shown]
+        measured = None
+        if wanted.get("compare") is True and form == "json" and not error:
+            measured = await self._measure(model, sent, _count(wanted["inputs"], shown))
         return {
             "time": time.time(),
             "request_id": request_id,
             "status": call.status,
-            "duration_ms": seconds * 1000,
+            "duration_ms": call.seconds * 1000,
             "error": error or None,
+            "comparison": measured,
             "client": {
                 "request": describe_request(sent, MAX_DATA),
                 "response": call.response.describe(),
@@ -110,6 +120,28 @@ class TryIt:
             "curl": curl,
             "python": write_python(address, form, model, version, wanted["inputs"], names),
         }
+
+    async def _measure(
+        self, model: str, sent: UpstreamRequest, elements: int
+    ) -> dict[str, Any] | None:
+        """Make a call with conversion and without, some times; None if a server refuses it."""
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(_ROUNDS):
+            for skips_conversion, seconds in times.items():
+                call = await make_captured_call(self._source, sent, MAX_RESPONSE, skips_conversion)
+                if call.status != 200:
+                    return None
+                seconds.append(call.seconds * 1000)
+        converted, untouched = map(statistics.median, times.values())
+        measurement = Measurement(converted, untouched, elements)
+        self._savings.add(model, measurement)
+        return measurement.describe()
+
+
+def _count(inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, Any]]) -> int:
+    """Return the elements of all tensors."""
+    sent = sum(element_count(each["shape"]) for each in inputs)
+    return sent + sum(int(each["elements"]) for each in outputs)
 
 
 def _write(

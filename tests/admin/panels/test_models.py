@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.admin.panels.models import ModelTotals, describe_model, describe_models
+from gateway.admin.savings import Savings
 from gateway.admin.status import merge_statuses
 from gateway.observe.call_metrics import DURATION, MODEL_BYTES, MODEL_ELEMENTS
 from gateway.observe.metric_store import OTHER, MetricStore
@@ -110,7 +111,7 @@ def test_models_of_any_name_have_their_rates(name: str) -> None:
 
 def _model(store: MetricStore, name: str) -> dict[str, Any]:
     merged = merge_statuses([STATUS], store)
-    return describe_model(1.0, merged, None, ModelTotals(store), name)
+    return describe_model(1.0, merged, None, ModelTotals(store), Savings(), name)
 
 
 def test_model_has_its_endpoints_and_what_conversion_saved() -> None:
@@ -131,6 +132,8 @@ def test_model_has_its_endpoints_and_what_conversion_saved() -> None:
         "client_bytes": 2000,
         "server_bytes": 401,
         "saved_bytes": 1599,
+        "measured": None,
+        "saved_ms_estimate": None,
     }
     assert "calls_per_second" not in model
 
