@@ -49,6 +49,8 @@ from gateway.workers.supervisor import NoWorkerError, Supervisor
 _T = TypeVar("_T")
 
 _DEMO_ADMIN_PORT = 9080
+_DEMO_KEY = "demo"
+"""What the demo's page asks for before it acts; the demo is reached from this machine only."""
 
 _log = logging.getLogger("tensorgate")
 
@@ -321,7 +323,7 @@ async def _demo(once: bool, port: int) -> None:
         await run_show(url, server, sys.stdout, sys.stdout.isatty())
         if once:
             return
-        click.echo(next_steps(url, server.url, f"http://{gateway.settings.admin}"))
+        click.echo(next_steps(url, server.url, f"http://{gateway.settings.admin}", _DEMO_KEY))
         click.echo("Ctrl-C ends the demo.")
         traffic = asyncio.create_task(make_traffic(url))
         await stop.wait()
@@ -340,10 +342,15 @@ def _free_port(preferred: int) -> int:
 
 
 def _demo_settings(server_url: str, port: int, admin_port: int) -> Settings:
+    os.environ["TENSORGATE_DEMO_KEY"] = _DEMO_KEY
     return Settings.model_validate(
         {
             "listen": f"127.0.0.1:{port}",
             "admin": f"127.0.0.1:{admin_port}",
+            "admin_actions": True,
+            "admin_payloads": True,
+            "admin_keys": "demo",
+            "api_keys": {"demo": {"environment": "TENSORGATE_DEMO_KEY"}},
             "upstreams": {"demo": {"endpoints": [server_url], "dialect": "triton"}},
             "limits": {"drain_timeout": 1},
             "log": {"access": False},

@@ -37,9 +37,7 @@ GATEWAY: Rooms = {
         "admin listener proxy offload upstream build_info codec routing "
         "protocol settings workers observe system errors sizes"
     ),
-    "admin": _imports(
-        "listener proxy upstream build_info codec protocol settings observe errors"
-    ),
+    "admin": _imports("listener proxy upstream build_info codec protocol settings observe errors"),
     "listener": _imports("proxy observe http2 http1 system errors"),
     "proxy": _imports("upstream codec routing protocol observe http1 system errors sizes"),
     "offload": _imports("codec"),

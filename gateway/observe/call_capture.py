@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _MAX_BODY = 64 * 1024
@@ -11,13 +11,13 @@ _MAX_BODY = 64 * 1024
 _MAX_ATTEMPTS = 8
 """Attempts that are kept: the first ones."""
 
-Headers = Iterable[tuple[str, str]]
+_JSON_SIZE = "inference-header-content-length"
 
 
 class CapturedMessage:
     """A request or a response: its first line, its headers, and the begin of its body."""
 
-    def __init__(self, start: str, headers: Headers, max_body: int = _MAX_BODY) -> None:
+    def __init__(self, start: str, headers: Iterable[tuple[str, str]], max_body: int) -> None:
         self.start = start
         self.headers = list(headers)
         self.trailers: list[tuple[str, str]] = []
@@ -25,6 +25,26 @@ class CapturedMessage:
         """The bytes of the body."""
         self._max_body = max_body
         self._body = bytearray()
+
+    @classmethod
+    def of_request(
+        cls,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        *,
+        is_grpc: bool,
+        max_body: int = _MAX_BODY,
+    ) -> CapturedMessage:
+        """Return a request without its body."""
+        return cls(f"{method} {target} {_version(is_grpc)}", headers.items(), max_body)
+
+    @classmethod
+    def of_response(
+        cls, status: int, reason: str, headers: Mapping[str, str], *, is_grpc: bool
+    ) -> CapturedMessage:
+        """Return a response without its body."""
+        return cls(f"{_version(is_grpc)} {status} {reason}".rstrip(), headers.items(), _MAX_BODY)
 
     def add(self, piece: bytes | memoryview) -> None:
         """Add a piece of the body."""
@@ -51,7 +71,8 @@ class CapturedMessage:
         }
 
 
-_JSON_SIZE = "inference-header-content-length"
+def _version(is_grpc: bool) -> str:
+    return "HTTP/2" if is_grpc else "HTTP/1.1"
 
 
 class CapturedAttempt:

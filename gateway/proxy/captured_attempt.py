@@ -19,9 +19,8 @@ async def send_captured(
     endpoint: UpstreamEndpoint, request: UpstreamRequest, capture: CallCapture, upstream: str
 ) -> UpstreamResponse:
     """Send a request as ``UpstreamEndpoint.send`` does; ``upstream`` is the upstream's name."""
-    version = "HTTP/2" if request.is_grpc else "HTTP/1.1"
-    start = f"{request.method} {request.target} {version}"
-    sent = CapturedMessage(start, request.headers.items())
+    head = (request.method, request.target, request.headers)
+    sent = CapturedMessage.of_request(*head, is_grpc=request.is_grpc)
     attempt = capture.begin(upstream, endpoint.server_for(is_grpc=request.is_grpc).url, sent)
     body = request.body
     if isinstance(body, AsyncIterable):
@@ -37,7 +36,10 @@ async def send_captured(
     except GatewayError as error:
         attempt.error = str(error)
         raise
-    return _CapturedResponse(response, attempt, version)
+    attempt.response = CapturedMessage.of_response(
+        response.status, response.reason, response.headers, is_grpc=request.is_grpc
+    )
+    return _CapturedResponse(response, attempt, attempt.response)
 
 
 class _CapturedBody:
@@ -57,14 +59,15 @@ class _CapturedBody:
 class _CapturedResponse(UpstreamResponse):
     """A response, captured while it is read."""
 
-    def __init__(self, response: UpstreamResponse, attempt: CapturedAttempt, version: str) -> None:
+    def __init__(
+        self, response: UpstreamResponse, attempt: CapturedAttempt, message: CapturedMessage
+    ) -> None:
         self.status = response.status
         self.reason = response.reason
         self.headers = response.headers
         self._response = response
         self._attempt = attempt
-        start = f"{version} {self.status} {self.reason}".rstrip()
-        self._message = attempt.response = CapturedMessage(start, self.headers.items())
+        self._message = message
 
     @property
     def received_bytes(self) -> int:

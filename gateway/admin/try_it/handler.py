@@ -18,16 +18,13 @@ from gateway.admin.authorization import Authorization, read_object
 from gateway.admin.own_calls import OwnCallError
 from gateway.admin.savings import Measurement, Savings
 from gateway.admin.source import GatewaySource
-from gateway.admin.try_it.captured_call import (
-    CapturedCall,
-    describe_request,
-    make_captured_call,
-)
+from gateway.admin.try_it.captured_call import CapturedCall, make_captured_call
 from gateway.admin.try_it.code import client_address, write_curl, write_python
 from gateway.admin.try_it.forms import FORMS
 from gateway.admin.try_it.inputs import MAX_DATA, make_request
 from gateway.admin.try_it.outputs import MAX_RESPONSE, read_error, read_outputs
 from gateway.errors import GatewayError, bad_request, escape_for_log
+from gateway.observe.call_capture import CapturedMessage
 from gateway.protocol.tensors import element_count
 from gateway.upstream.transport import UpstreamRequest
 
@@ -107,13 +104,13 @@ class TryIt:
         return {
             "time": time.time(),
             "request_id": request_id,
-            "status": call.status,
+            "status": call.reply.status,
             "duration_ms": call.seconds * 1000,
             "error": error or None,
             "comparison": measured,
             "client": {
-                "request": describe_request(sent, MAX_DATA),
-                "response": call.response.describe(),
+                "request": _describe_request(sent),
+                "response": call.reply.captured.describe(),
             },
             "attempts": call.attempts,
             "outputs": shown,
@@ -129,7 +126,7 @@ class TryIt:
         for _ in range(_ROUNDS):
             for skips_conversion, seconds in times.items():
                 call = await make_captured_call(self._source, sent, MAX_RESPONSE, skips_conversion)
-                if call.status != 200:
+                if call.reply.status != 200:
                     return None
                 seconds.append(call.seconds * 1000)
         converted, untouched = map(statistics.median, times.values())
@@ -155,12 +152,23 @@ def _write(
     return FORMS[form](make_request(inputs, outputs), model, version)
 
 
+def _describe_request(request: UpstreamRequest) -> dict[str, Any]:
+    """Return a request with its whole body, so that an operator can save it."""
+    head = (request.method, request.target, request.headers)
+    message = CapturedMessage.of_request(*head, is_grpc=request.is_grpc, max_body=MAX_DATA)
+    assert isinstance(request.body, Sequence)
+    for piece in request.body:
+        message.add(piece)
+    return message.describe()
+
+
 def _read(form: str, call: CapturedCall) -> tuple[list[dict[str, Any]], str]:
     """Return the outputs, and the words of an error."""
-    if call.status != 200:
-        return [], call.grpc_message or read_error(call.body)
+    reply = call.reply
+    if reply.status != 200:
+        return [], reply.grpc_message or read_error(reply.body)
     try:
-        return read_outputs(form, call.headers, call.body), ""
+        return read_outputs(form, reply.headers, reply.body), ""
     except GatewayError as error:
         return [], str(error)
 

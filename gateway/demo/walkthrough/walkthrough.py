@@ -69,12 +69,13 @@ def curl_commands(gateway_url: str) -> str:
     return _CURL_COMMANDS.replace("URL", gateway_url.rstrip("/"))
 
 
-def next_steps(gateway_url: str, server_url: str, admin_url: str) -> str:
+def next_steps(gateway_url: str, server_url: str, admin_url: str, key: str) -> str:
     """Say where the gateway and the server listen, with commands to try."""
     return f"""
 The gateway listens on {gateway_url}
 The demo server listens on {server_url}
 The operator's page is {admin_url}/ and shows some calls a second, which the demo goes on making
+Its panel "Try it" sends calls of your own: {admin_url}/#try?model=add with the key {key}
 
 Commands to try:
 

@@ -103,8 +103,10 @@ def test_curl_commands_fit_the_page_and_name_the_gateway() -> None:
 
 
 def test_next_steps_name_all_addresses_and_the_commands() -> None:
-    text = next_steps("http://127.0.0.1:18080", "http://127.0.0.1:18000", "http://127.0.0.1:9")
+    text = next_steps("http://127.0.0.1:18080", "http://127.0.0.1:18000", "http://127.0.0.1:9", "k")
     assert "The operator's page is http://127.0.0.1:9/ " in text
+    assert 'Its panel "Try it" sends calls of your own: http://127.0.0.1:9/#try?model=add' in text
+    assert "with the key k\n" in text
     assert "The gateway listens on http://127.0.0.1:18080\n" in text
     assert "The demo server listens on http://127.0.0.1:18000\n" in text
     assert text.endswith(curl_commands("http://127.0.0.1:18080"))
