@@ -37,7 +37,7 @@ QUOTED_NAME: Final = 60
 """Characters of a name or value."""
 QUOTED_TEXT: Final = 200
 """Characters of a path or of a server's own error."""
-LISTED_NAMES: Final = 24
+LISTED_NAMES: Final = 20
 """Names in a list of alternatives."""
 
 # What numpy and Python's objects cost, as measured.

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from gateway.errors import shorten
-from gateway.sizes import LISTED_NAMES, QUOTED_NAME
+from gateway.sizes import QUOTED_NAME
 
 KeyPath = tuple[str | int, ...]
 """The keys and list positions that lead from the top of a file to a value."""
@@ -15,6 +15,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _COMPARED = 60  # characters of a name that are compared with known ones
 _LIKENESS = 0.66  # of 1: names that are less alike are no typing error
+_LISTED_KEYS = 30  # names in a message: no section has more keys
 
 # Names of other programs (numpy, Python's logging, Envoy, nginx), and earlier names of settings.
 _ELSEWHERE = {
@@ -137,7 +138,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return the end of a message on an unknown name: what was meant, or all known names."""
     every = list(known)
-    shown = ", ".join(every[:LISTED_NAMES]) + (", ..." if len(every) > LISTED_NAMES else "")
+    shown = ", ".join(every[:_LISTED_KEYS]) + (", ..." if len(every) > _LISTED_KEYS else "")
     return did_you_mean(name, every) or f"; known: {shown}"
 
 
