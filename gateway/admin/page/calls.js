@@ -302,7 +302,6 @@ export function createCalls({ navigate, refollow, announce }) {
 
 /** Complete a call: the gateway leaves out fields that have no value. */
 function complete(call) {
-  const { bytes = {}, elements = {} } = call;
   return {
     ...call,
     model: call.model ?? "",
@@ -311,19 +310,7 @@ function complete(call) {
     upstream: call.upstream ?? "",
     client_form: call.client_form ?? "",
     server_form: call.server_form ?? "",
-    error: call.error ?? call.reason ?? "",
-    timeline: call.timeline ?? [],
-    other_attempts: call.other_attempts ?? [],
-    bytes: {
-      request: bytes.request ?? call.request_bytes,
-      sent: bytes.sent ?? call.sent_bytes,
-      received: bytes.received ?? call.received_bytes,
-      response: bytes.response ?? call.response_bytes,
-    },
-    elements: {
-      request: elements.request ?? call.request_elements,
-      response: elements.response ?? call.response_elements,
-    },
+    reason: call.reason ?? "",
   };
 }
 
@@ -397,7 +384,7 @@ function createCall(open, onOpen) {
     setName(endpoint, call.endpoint || "none", 40);
     const tried = call.attempts > 1 ? `${call.attempts} attempts` : "";
     setText(upstream, [call.upstream?.slice(0, 40), tried].filter(Boolean).join(", "));
-    setText(error, call.error || "");
+    setText(error, call.reason);
     showMore();
   }
 
@@ -444,9 +431,10 @@ function phaseBox({ name, start_ms: start, duration_ms: takes }, whole) {
 
 function callDetails(call) {
   const facts = factTable("The call");
-  const { bytes, elements } = call;
   const rows = [];
-  if (call.error) rows.push(["Error", el("span", { dir: "auto", class: "failure" }, call.error)]);
+  if (call.reason) {
+    rows.push(["Error", el("span", { dir: "auto", class: "failure" }, call.reason)]);
+  }
   if (call.error_kind) rows.push(["Kind of error", say.failureName(call.error_kind)]);
   if (call.answered_by) rows.push(["Answered by", `the ${call.answered_by}`]);
   rows.push(
@@ -493,21 +481,21 @@ function callDetails(call) {
     ["Forms", formsText(call)],
     [
       "Request size",
-      `${say.bytes(bytes?.request)} from the client, ${say.bytes(bytes?.sent)} to the server`,
+      `${say.bytes(call.request_bytes)} from the client, ${say.bytes(call.sent_bytes)} to the server`,
     ],
     [
       "Response size",
-      `${say.bytes(bytes?.received)} from the server, ${say.bytes(bytes?.response)} to the client`,
+      `${say.bytes(call.received_bytes)} from the server, ${say.bytes(call.response_bytes)} to the client`,
     ],
     [
       "Elements",
-      `${say.count(elements?.request)} in the request, ${say.count(elements?.response)} in the response`,
+      `${say.count(call.request_elements)} in the request, ${say.count(call.response_elements)} in the response`,
     ],
     ["Call", call.id],
   );
   facts.show(rows);
   const parts = [timelineTable(call), facts.node];
-  if (call.other_attempts?.length) parts.push(attemptTable(call.other_attempts));
+  if (call.other_attempts.length) parts.push(attemptTable(call.other_attempts));
   return el("div", { class: "details" }, ...parts);
 }
 
@@ -556,7 +544,7 @@ function attemptTable(attempts) {
       dataRow(ATTEMPT_COLUMNS, [
         el("span", {}, nameElement(attempt.endpoint, 60), " of ", nameElement(attempt.upstream)),
         !attempt.first_byte_ms ? "none came" : say.milliseconds(attempt.first_byte_ms),
-        say.milliseconds(attempt.duration_ms ?? attempt.server_ms),
+        say.milliseconds(attempt.server_ms),
         say.bytes(attempt.sent_bytes),
         say.bytes(attempt.received_bytes),
       ]),
