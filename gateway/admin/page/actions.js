@@ -57,6 +57,28 @@ export function changeTraceSettings(name, settings) {
   });
 }
 
+/**
+ * Send with the token; ask for it if there is none, or if it is wrong.
+ * Return what `send(token)` returns, or null if nobody gave a token.
+ */
+export async function sendWithToken(send) {
+  let failure = "";
+  for (;;) {
+    if (!token && !(await askForToken(failure))) return null;
+    try {
+      return await send(token);
+    } catch (error) {
+      if (error.status !== 401) throw error;
+      token = "";
+      failure = `Not sent: ${error.message}`;
+    }
+  }
+}
+
+function askForToken(failure) {
+  return ask({ title: "Send this call?", word: "Send it", content: [], failure, send() {} });
+}
+
 export function settingText(value) {
   if (Array.isArray(value)) return value.join(", ");
   if (value === null || value === undefined) return "";
@@ -74,7 +96,7 @@ function parsed(text, before) {
 }
 
 /** Show a dialog with a field for the token; return whether `send` was done. */
-function ask({ title, word, content, send }) {
+function ask({ title, word, content, failure: before = "", send }) {
   const field = el("input", {
     type: "password",
     autocomplete: "off",
@@ -82,7 +104,7 @@ function ask({ title, word, content, send }) {
     required: true,
     id: "action-token",
   });
-  const failure = el("p", { class: "failure", role: "alert" });
+  const failure = el("p", { class: "failure", role: "alert" }, before);
   const confirm = el("button", { type: "submit", class: "primary" }, word);
   const cancel = el("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
   const form = el(
@@ -106,7 +128,7 @@ function ask({ title, word, content, send }) {
   );
   const dialog = el("dialog", { "aria-labelledby": "action-title" }, form);
   field.value = token;
-  setHidden(failure, true);
+  setHidden(failure, !before);
 
   return new Promise((resolve) => {
     let done = false;

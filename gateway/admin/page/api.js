@@ -29,15 +29,16 @@ export async function readJson(path, parameters = {}) {
 }
 
 /** Send an action. The token goes in a header, so no log or history has it. */
-export async function postAction(path, body, token) {
-  return send(`api/${path}`, {
+export async function postAction(path, body, token, timeout = READ_TIMEOUT) {
+  const options = {
     method: "POST",
     headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" },
     body: JSON.stringify(body),
-  });
+  };
+  return send(`api/${path}`, options, timeout);
 }
 
-async function send(url, options) {
+async function send(url, options, timeout = READ_TIMEOUT) {
   let response;
   try {
     response = await fetch(url, {
@@ -45,7 +46,7 @@ async function send(url, options) {
       cache: "no-store",
       credentials: "same-origin",
       redirect: "error",
-      signal: AbortSignal.timeout(READ_TIMEOUT),
+      signal: AbortSignal.timeout(timeout),
     });
   } catch (error) {
     const late = error instanceof DOMException && error.name === "TimeoutError";

@@ -12,6 +12,7 @@ import {
   setAttribute,
   setHidden,
   setName,
+  setOptions,
   setText,
   svg,
 } from "./dom.js";
@@ -77,11 +78,8 @@ export function createCalls({ navigate, refollow, announce }) {
       }),
     ]),
   );
-  const status = el(
-    "select",
-    { id: "calls-status" },
-    ...STATUSES.map(([value, text]) => el("option", { value }, text)),
-  );
+  const status = el("select", { id: "calls-status" });
+  setOptions(status, STATUSES);
   const slow = el("input", {
     type: "number",
     id: "calls-min_ms",

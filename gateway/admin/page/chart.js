@@ -1,7 +1,7 @@
-// Small line charts, drawn as SVG, each with its text alternative.
+// Small line charts and histograms, drawn as SVG, each with its text alternative.
 
 import { el, setAttribute, setText, svg } from "./dom.js";
-import { clock, seconds } from "./format.js";
+import { clock, count, plural, precise, seconds } from "./format.js";
 
 const WIDTH = 300;
 /** Steps without a value that a line crosses: a busy machine measures less often. */
@@ -137,4 +137,51 @@ export function niceTop(most) {
   return [1, 1.5, 2, 3, 5, 7.5, 10]
     .map((factor) => factor * power)
     .find((top) => top >= most * 0.999);
+}
+
+/** Create a histogram: `counts` of values in steps of the same width from `low` to `high`. */
+export function createHistogram({ label, low, high, counts, height = 90 }) {
+  const most = Math.max(1, ...counts);
+  const total = counts.reduce((sum, each) => sum + each, 0);
+  const edge = (index) => precise(low + ((high - low) * index) / counts.length);
+  const range = (index) => `${edge(index)} to ${edge(index + 1)}`;
+  const width = WIDTH / counts.length;
+  const bars = counts.map((each, index) => {
+    // A few values beside very many are seen too.
+    const size = each ? Math.max(1, (each / most) * height) : 0;
+    return svg(
+      "rect",
+      {
+        class: "bar",
+        x: (index * width).toFixed(2),
+        y: (height - size).toFixed(2),
+        width: (0.92 * width).toFixed(2),
+        height: size.toFixed(2),
+      },
+      svg("title", {}, `${range(index)}: ${plural(each, "value")}`),
+    );
+  });
+  const highest = counts.indexOf(most);
+  const text =
+    `${label}: ${plural(total, "value")} from ${precise(low)} to ${precise(high)}` +
+    (highest < 0 ? "" : `; most, ${count(most)}, from ${range(highest)}`);
+  const picture = svg(
+    "svg",
+    {
+      viewBox: `0 0 ${WIDTH} ${height}`,
+      preserveAspectRatio: "none",
+      role: "img",
+      "aria-label": text,
+      class: "chart histogram",
+    },
+    ...bars,
+  );
+  const axis = el(
+    "div",
+    { class: "axis" },
+    el("span", {}, precise(low)),
+    el("span", {}, `scale to ${plural(most, "value")}`),
+    el("span", {}, precise(high)),
+  );
+  return el("div", { class: "chart-box" }, picture, axis);
 }

@@ -170,6 +170,36 @@ export function labelled(label, field) {
   return el("span", { class: "field" }, el("label", { for: field.id }, label), field);
 }
 
+/** Set the options of a choice, as [value, text]; what was chosen stays if it can. */
+export function setOptions(select, options) {
+  const before = select.value;
+  select.replaceChildren(...options.map(([value, text]) => el("option", { value }, text)));
+  if (options.some(([value]) => value === before)) select.value = before;
+}
+
+/** Create buttons of which one is chosen; `onChoose(value)` is called with another one. */
+export function choices(label, options, chosen, onChoose) {
+  const buttons = options.map(([value, text]) => {
+    const button = el("button", { type: "button", onclick: () => choose(value) }, text);
+    return { value, button };
+  });
+  const choose = (value) => {
+    show(value);
+    onChoose(value);
+  };
+  const show = (wanted) => {
+    for (const { value, button } of buttons) {
+      setAttribute(button, "aria-pressed", String(value === wanted));
+    }
+  };
+  show(chosen);
+  return el(
+    "div",
+    { class: "choices", role: "group", "aria-label": label },
+    ...buttons.map(({ button }) => button),
+  );
+}
+
 /** Create a table of facts: a name and a value in each row. */
 export function factTable(caption) {
   const body = el("tbody");

@@ -19,6 +19,11 @@ export function number(value) {
   return value === 0 ? "0" : "< 0.001";
 }
 
+/** Return a number of a tensor, which may be tiny, with six digits. */
+export function precise(value) {
+  return known(value) ? String(Number(value.toPrecision(6))) : UNKNOWN;
+}
+
 export function count(value) {
   return known(value) ? formats[0].format(value) : UNKNOWN;
 }
@@ -217,4 +222,14 @@ export function countsByName(counts, nameOf = String) {
     .filter(([, value]) => value > 0)
     .map(([name, value]) => `${count(value)} ${nameOf(name)}`);
   return parts.join(", ");
+}
+
+/** Say a shape: "any × 3 × 224". */
+export function shapeText(shape) {
+  if (!Array.isArray(shape)) return UNKNOWN;
+  if (!shape.length) return "scalar";
+  return shape
+    .slice(0, 16)
+    .map((size) => (Number(size) < 0 ? "any" : String(size)))
+    .join(" × ");
 }

@@ -7,14 +7,14 @@ import { clock, plural, seconds } from "./format.js";
 import { createModels } from "./models.js";
 import { createOverview, problemKey } from "./overview.js";
 import { createTopology } from "./topology.js";
+import { createTryIt } from "./try_it.js";
 
 const SPOKEN_PROBLEMS = 3;
 
 const context = { navigate, announce, refollow: () => followPanel() };
 /** The panels in their order. A further one takes an entry here, with the same functions. */
-const panels = [createOverview, createTopology, createModels, createCalls].map((create) =>
-  create(context),
-);
+const creators = [createOverview, createTopology, createModels, createCalls, createTryIt];
+const panels = creators.map((create) => create(context));
 const byId = Object.fromEntries(panels.map((panel) => [panel.id, panel]));
 
 const find = (id) => document.getElementById(id);

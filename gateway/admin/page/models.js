@@ -205,6 +205,7 @@ function createDetails({ announce, refresh }) {
   const endpoints = el("ul", { class: "plain" });
   const more = el("p", { class: "muted" });
   const callsLink = el("a", {}, "Its calls");
+  const tryLink = el("a", {}, "Try it");
   const renderEndpoints = keyedList(
     endpoints,
     ({ upstream, endpoint }) => JSON.stringify([upstream, endpoint]),
@@ -270,7 +271,15 @@ function createDetails({ announce, refresh }) {
     node: el(
       "div",
       {},
-      el("p", { class: "crumbs" }, el("a", { href: "#models" }, "All models"), " · ", callsLink),
+      el(
+        "p",
+        { class: "crumbs" },
+        el("a", { href: "#models" }, "All models"),
+        " · ",
+        callsLink,
+        " · ",
+        tryLink,
+      ),
       el("div", { class: "title-row" }, el("h2", {}, title), showAll),
       failure,
       reading,
@@ -281,7 +290,9 @@ function createDetails({ announce, refresh }) {
       wanted = name;
       whole = false;
       nameIt();
-      setAttribute(callsLink, "href", `#calls?${new URLSearchParams({ model: name })}`);
+      const query = new URLSearchParams({ model: name });
+      setAttribute(callsLink, "href", `#calls?${query}`);
+      setAttribute(tryLink, "href", `#try?${query}`);
       setHidden(failure, true);
       setHidden(body, true);
       setHidden(reading, false);
@@ -398,7 +409,7 @@ function createTensors(caption) {
         update(tensor) {
           setName(name, String(tensor.name), 40);
           setText(datatype, String(tensor.datatype ?? say.UNKNOWN).slice(0, 40));
-          setText(shape, shapeText(tensor.shape));
+          setText(shape, say.shapeText(tensor.shape));
         },
       };
     },
@@ -410,14 +421,4 @@ function createTensors(caption) {
       render((tensors ?? []).slice(0, 200));
     },
   };
-}
-
-/** Say a shape: "any × 3 × 224". */
-function shapeText(shape) {
-  if (!Array.isArray(shape)) return say.UNKNOWN;
-  if (!shape.length) return "scalar";
-  return shape
-    .slice(0, 16)
-    .map((size) => (Number(size) < 0 ? "any" : String(size)))
-    .join(" × ");
 }

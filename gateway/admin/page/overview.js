@@ -3,6 +3,7 @@
 import { readJson } from "./api.js";
 import { createChart } from "./chart.js";
 import {
+  choices,
   el,
   factTable,
   dataRow,
@@ -80,12 +81,11 @@ export function createOverview() {
   let hourReadAt = 0;
   let visible = false;
 
-  const choices = Object.entries(RANGES).map(([name, { label }]) =>
-    el(
-      "button",
-      { type: "button", "aria-pressed": String(name === range), onclick: () => choose(name) },
-      label,
-    ),
+  const ranges = choices(
+    "Time range of the charts",
+    Object.entries(RANGES).map(([name, { label }]) => [name, label]),
+    range,
+    choose,
   );
   const node = el(
     "div",
@@ -98,11 +98,7 @@ export function createOverview() {
         "div",
         { class: "title-row" },
         el("h2", { id: "calls-title" }, "All calls"),
-        el(
-          "div",
-          { class: "choices", role: "group", "aria-label": "Time range of the charts" },
-          ...choices,
-        ),
+        ranges,
         traffic,
       ),
       el("div", { class: "tiles" }, ...tiles.map((tile) => tile.node)),
@@ -119,9 +115,6 @@ export function createOverview() {
 
   function choose(name) {
     range = name;
-    Object.keys(RANGES).forEach((each, index) =>
-      setAttribute(choices[index], "aria-pressed", String(each === range)),
-    );
     if (range === "hour") readHour();
     showCharts();
   }
