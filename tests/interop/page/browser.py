@@ -187,6 +187,15 @@ class BrowserPage:
         """Type a text into the element that has the focus."""
         await self.send("Input.insertText", text=text)
 
+    async def choose_file(self, selector: str, file: Path) -> None:
+        """Choose a file in a field for files."""
+        result = await self.send(
+            "Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})"
+        )
+        await self.send(
+            "DOM.setFileInputFiles", files=[str(file)], objectId=result["result"]["objectId"]
+        )
+
     async def resize(self, width: int, height: int = 1000) -> None:
         """Set the size of the window."""
         await self.send(

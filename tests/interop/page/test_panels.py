@@ -14,6 +14,7 @@ _FILLED = {
     "topology": "/[1-9]/.test(document.querySelector('.edge-text').textContent)",
     "models": "[...document.querySelectorAll('.rows a')].some(each => each.innerText === 'half')",
     "calls": "document.querySelectorAll('.calls .toggle').length > 3",
+    "try": "document.querySelector('#panel-try').innerText.includes('admin_payloads')",
 }
 """What is true of a panel when it has something to show."""
 

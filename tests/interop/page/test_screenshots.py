@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.page.stand import Stand, calls_in_background
+from tests.interop.page.stand import TOKEN, Stand, calls_in_background
 
 FOLDER = os.environ.get("TENSORGATE_SCREENSHOTS", "")
 SECONDS = 75
 """Of calls, which the charts show."""
 
 
-@pytest.mark.skipif(not FOLDER, reason="TENSORGATE_SCREENSHOTS is not set")
+pytestmark = pytest.mark.skipif(not FOLDER, reason="TENSORGATE_SCREENSHOTS is not set")
+
+
 async def test_screenshots(stand_with_actions: Stand) -> None:
     stand, folder = stand_with_actions, Path(FOLDER)
     page = stand.page
@@ -41,3 +43,21 @@ async def test_screenshots(stand_with_actions: Stand) -> None:
         await page.click(".toggle")
         await page.wait_for_text("Timeline:")
         await page.screenshot(folder / "page-calls.png")
+
+
+async def test_screenshot_of_try_it(stand_with_payloads: Stand) -> None:
+    page = stand_with_payloads.page
+    await page.resize(1400, 900)
+    await page.prefer(color_scheme="light")
+    await stand_with_payloads.show("try?model=add")
+    await page.wait_for("document.querySelectorAll('.input').length === 2")
+    await page.evaluate(
+        "(() => { for (const field of document.querySelectorAll('.input input[type=number]'))"
+        " field.value = '1000'; })()"
+    )
+    await page.click("#panel-try .primary")
+    await page.wait_for("document.activeElement.id === 'action-token'")
+    await page.type(TOKEN)
+    await page.press("Enter")
+    await page.wait_for("!document.querySelector('.result').hidden")
+    await page.screenshot(Path(FOLDER) / "page-try-it.png")
