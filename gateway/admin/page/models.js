@@ -374,21 +374,22 @@ function createDetails({ announce, refresh }) {
 
 function savedFacts(conversion) {
   if (!conversion) return [["Converted calls", "none yet"]];
-  const { calls, elements, saved_ms_estimate: saved } = conversion;
-  const rows = [];
-  if (calls !== undefined) rows.push(["Converted calls", say.count(calls)]);
-  if (saved !== undefined)
-    rows.push(["Time saved", `about ${say.milliseconds(saved)} (an estimate)`]);
-  rows.push(["Bytes saved", bytesSaved(conversion)]);
-  if (elements !== undefined) rows.push(["Elements", say.count(elements)]);
-  if (conversion.request_elements !== undefined) {
-    const { request_elements: request, response_elements: response } = conversion;
-    rows.push([
-      "Elements",
-      `${say.count(request)} in requests, ${say.count(response)} in responses`,
-    ]);
-  }
-  return rows;
+  return [
+    ["Time saved", timeSaved(conversion)],
+    ["Bytes saved", bytesSaved(conversion)],
+    ["Elements", say.count(conversion.elements)],
+  ];
+}
+
+function timeSaved({ measured, saved_ms_estimate: saved }) {
+  if (!measured) return "not measured yet: compare a JSON call in Try it";
+  const { converted_ms: converted, untouched_ms: untouched, elements, at } = measured;
+  const calls =
+    `a call of ${say.count(elements)} elements took ${say.milliseconds(converted)} ` +
+    `with conversion, ${say.milliseconds(untouched)} without, at ${say.clock(at)}`;
+  return saved > 0
+    ? `about ${say.seconds(saved / 1000)}, as measured: ${calls}`
+    : `none, as measured: ${calls}`;
 }
 
 function bytesSaved({ saved_bytes: saved, client_bytes: client, server_bytes: server }) {

@@ -121,6 +121,7 @@ export function createTryIt({ navigate, announce }) {
       model,
       version: version.value.trim(),
       form: forms.chosen(),
+      compare: forms.compares(),
       inputs: found,
       outputs: [], // all
       headers: headers.read(),
@@ -273,16 +274,25 @@ function createForms() {
     ]),
   );
   const note = el("span", { class: "muted" });
+  const compare = el("input", { type: "checkbox", id: "try-compare" });
+  const chosen = () => [...fields.values()].find((field) => field.checked).value;
   fields.get("json").checked = true;
   return {
     node: el(
       "fieldset",
-      { class: "forms" },
+      { class: "forms", onchange: () => (compare.disabled = chosen() !== "json") },
       el("legend", {}, "Send as"),
       ...FORMS.map(([value, text]) => el("label", { class: "field" }, fields.get(value), text)),
       note,
+      el(
+        "label",
+        { class: "field", title: "Send it three more times each, with conversion and without" },
+        compare,
+        "Compare JSON with and without conversion",
+      ),
     ),
-    chosen: () => [...fields.values()].find((field) => field.checked).value,
+    chosen,
+    compares: () => compare.checked && chosen() === "json",
     /** Offer the forms that these inputs allow. */
     update(inputs) {
       const wrong = rawProblem(inputs);
@@ -350,6 +360,7 @@ function createResult(announce) {
         el("h2", { id: "try-result" }, "Result of ", nameElement(call.model, 80)),
         summary,
         error ? el("p", { class: "failure", dir: "auto" }, error) : "",
+        call.compare && !error ? el("p", {}, comparisonText(document.comparison)) : "",
         createOutputs(outputs),
         createCopies(document, announce),
         createSides(document),
@@ -362,6 +373,17 @@ function createResult(announce) {
       );
     },
   };
+}
+
+function comparisonText(comparison) {
+  if (!comparison) return "No server takes this call without conversion.";
+  const { converted_ms: converted, untouched_ms: untouched } = comparison;
+  const [ratio, word] =
+    untouched >= converted ? [untouched / converted, "sooner"] : [converted / untouched, "later"];
+  return (
+    `With conversion ${say.milliseconds(converted)}, without ${say.milliseconds(untouched)}: ` +
+    `${say.number(ratio)} × ${word}. Medians of three calls each.`
+  );
 }
 
 /** Create the buttons that copy a call as text, and save its body. */

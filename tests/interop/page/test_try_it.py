@@ -136,6 +136,32 @@ async def test_call_is_sent_in_each_form(
     assert "100 values from" in label
 
 
+async def test_json_call_is_compared_with_and_without_conversion(
+    stand_with_payloads: Stand,
+) -> None:
+    stand = stand_with_payloads
+    page = stand.page
+    await _show_model(stand, "identity_fp32")
+    await page.click("#try-form-binary")
+    assert await page.evaluate("document.querySelector('#try-compare').disabled")
+    await page.click("#try-form-json")
+    await page.click("#try-compare")
+    await _send_and_wait(stand)
+    assert "Medians of three calls each." in await page.text(".result")
+    await stand.show("models?name=identity_fp32")
+    await page.wait_for_text("a call of 2 elements took", "#panel-models")
+
+
+async def test_comparison_that_no_server_takes_is_told(stand_with_payloads: Stand) -> None:
+    stand = stand_with_payloads
+    await _show_model(stand, "half")  # FP16 in JSON
+    await stand.page.click("#try-compare")
+    await _send_and_wait(stand)
+    result = await stand.page.text(".result")
+    assert "200 OK" in result
+    assert "No server takes this call without conversion." in result
+
+
 async def test_token_is_asked_for_once_and_kept_nowhere(stand_with_payloads: Stand) -> None:
     stand = stand_with_payloads
     page = stand.page
