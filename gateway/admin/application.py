@@ -76,6 +76,8 @@ def _describe_errors(paths: Sequence[str]) -> Middleware:
             return error_response(error.status, error.text or error.reason)
         except ConnectionError:
             raise  # the client is gone
+        except web.RequestPayloadError:
+            return error_response(400, "the body cannot be read")
         except Exception:
             _log.exception("%s %s failed", request.method, request.path)
             return error_response(500, INTERNAL_ERROR_TEXT)

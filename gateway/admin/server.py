@@ -116,7 +116,8 @@ async def _bound_send_time(request: web.Request, handler: Handler) -> web.Stream
 def _is_own_error(record: logging.LogRecord) -> bool:
     """Tell whether a log record is about more than what a client has sent, or that it left."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (ConnectionError, HttpProcessingError))
+    client_errors = (ConnectionError, HttpProcessingError, web.RequestPayloadError)
+    return not isinstance(error, client_errors)
 
 
 _http_log.addFilter(_is_own_error)

@@ -13,7 +13,7 @@ from gateway.admin import authorization, own_calls
 from gateway.admin.own_calls import OwnCallError, OwnCalls
 from tests.admin.site import KEY, URL, ChosenSource, RunningSite, running_site
 from tests.support.gateway import no_leaks
-from tests.support.http_messages import http_response
+from tests.support.http_messages import http_response, request
 from tests.support.raw_client import RawClient, ReceivedResponse
 
 ENDPOINT = {"upstream": "u", "endpoint": URL}
@@ -146,6 +146,18 @@ async def test_body_that_cannot_be_read_is_refused(
 async def test_body_that_is_too_large_is_refused(client: RawClient) -> None:
     response = await _post(client, "/api/endpoints/drain", b" " * (64 * 1024 + 1))
     assert response.status == 413
+
+
+@pytest.mark.parametrize(
+    "coding", [{"Content-Encoding": "gzip"}, {"Transfer-Encoding": "chunked"}], ids=str
+)
+async def test_body_that_cannot_be_decoded_is_no_error_of_ours(
+    client: RawClient, coding: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = "/api/endpoints/drain"
+    await client.send(request("POST", path, b"zz\r\n", HEADERS | coding))
+    assert (await client.head()).status == 400
+    assert [each for each in caplog.records if each.exc_info] == []
 
 
 async def test_names_in_the_log_cannot_write_lines(
