@@ -169,7 +169,8 @@ class TraceExporter:
         backoff = _FIRST_BACKOFF
         while True:
             try:
-                rejected = min(sender.send(request, max(until - time.monotonic(), 0.1)), count)
+                rejected = sender.send(request, max(until - time.monotonic(), 0.1))
+                rejected = min(max(rejected, 0), count)  # a receiver may say any number
             except Exception as error:
                 is_retryable = isinstance(error, ExportError) and error.is_retryable
                 is_late = time.monotonic() + backoff >= until

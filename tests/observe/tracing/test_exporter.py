@@ -220,6 +220,19 @@ def test_rejected_spans_are_counted(receiver: TraceReceiver) -> None:
     assert (metrics.exported, metrics.dropped) == (1, {"rejected": 1})
 
 
+@pytest.mark.parametrize(("said", "rejected"), [(-5, {}), (2**62, {"rejected": 2})])
+def test_receiver_cannot_reject_other_than_what_it_got(
+    receiver: TraceReceiver, said: int, rejected: dict[str, float]
+) -> None:
+    """A counter would go down."""
+    metrics = _Metrics()
+    receiver.rejected = said
+    with _exporter(_sender_to(receiver), metrics) as exporter:
+        exporter.observe(_record())
+    assert metrics.dropped == rejected
+    assert metrics.exported == 2 - sum(rejected.values())
+
+
 def test_receiver_that_is_down_costs_spans_only(
     receiver: TraceReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
