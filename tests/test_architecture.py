@@ -32,7 +32,7 @@ def _imports(text: str) -> frozenset[str]:
 GATEWAY: Rooms = {
     "__main__": _imports("cli"),
     "cli": _imports("app settings workers build_info observe system demo top"),
-    "top": _imports("settings"),
+    "top": _imports("settings system"),
     "app": _imports(
         "admin listener proxy offload upstream build_info codec routing "
         "protocol settings workers observe system errors sizes"
@@ -48,7 +48,7 @@ GATEWAY: Rooms = {
     "protocol": _imports("errors sizes"),
     "settings": _imports("system errors sizes"),
     "workers": _imports("system"),
-    "observe": _imports("errors"),
+    "observe": _imports("system errors"),
     "http2": _imports("http1 system sizes"),
     "http1": _imports("system errors sizes"),
     "system": _imports(""),

@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
+from gateway.system.request_deadline import request_deadline
 from gateway.top.address import AdminAddress
 from gateway.top.document import Document, text
 from gateway.top.plain_text import cut, plain
@@ -60,9 +61,10 @@ class AdminClient:
         return self._send(self._connection, path)
 
     def _send(self, connection: http.client.HTTPConnection, path: str) -> tuple[int, bytes]:
-        connection.request("GET", path, headers=_HEADERS)
-        response = connection.getresponse()
-        body = response.read(_MOST_BYTES + 1)
+        with request_deadline(connection, self._timeout):
+            connection.request("GET", path, headers=_HEADERS)
+            response = connection.getresponse()
+            body = response.read(_MOST_BYTES + 1)
         if len(body) > _MOST_BYTES:
             raise http.client.HTTPException("too large")
         return response.status, body

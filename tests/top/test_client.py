@@ -125,6 +125,20 @@ async def test_a_server_that_does_not_answer_is_said() -> None:
             await asyncio.to_thread(client.get, "overview")
 
 
+async def test_a_server_that_sends_a_byte_now_and_then_is_said() -> None:
+    async def drip(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(message("HTTP/1.1 200 OK", {"Content-Length": "1000"}))
+        while True:
+            await connection.send(b" ")
+            await asyncio.sleep(0.02)
+
+    async with ScriptedServer(drip) as server:
+        client = AdminClient(parse_admin_address(server.url), timeout=0.2)
+        with pytest.raises(AdminError, match=r"did not answer within 0\.2 s"):
+            await asyncio.to_thread(client.get, "overview")
+
+
 async def test_a_server_without_tls_is_said() -> None:
     async def speak_http(connection: Connection) -> None:
         await connection.send(http_response())

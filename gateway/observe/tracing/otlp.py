@@ -22,6 +22,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from gateway.system.request_deadline import request_deadline
+
 _TRACES_PATH = "/v1/traces"
 _MAX_RESPONSE = 64 * 1024
 _QUOTED = 200
@@ -119,9 +121,10 @@ class HttpSender(Sender):
             connection = self._connection = self._connect(timeout)
         elif connection.sock is not None:
             connection.sock.settimeout(timeout)
-        connection.request("POST", self._path, body=data, headers=self._headers)
-        response = connection.getresponse()
-        body = response.read(_MAX_RESPONSE)
+        with request_deadline(connection, timeout):
+            connection.request("POST", self._path, body=data, headers=self._headers)
+            response = connection.getresponse()
+            body = response.read(_MAX_RESPONSE)
         if not response.isclosed() or response.will_close:
             self._disconnect()
         return response.status, body

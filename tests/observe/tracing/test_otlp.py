@@ -7,6 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,29 @@ def test_connection_that_the_receiver_has_closed_is_replaced() -> None:
             assert sender.send(_batch(), 5.0) == 0
         thread.join(5)
         sender.close()
+
+
+def test_receiver_that_sends_a_byte_now_and_then_is_given_up() -> None:
+    stopped = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = HttpSender(Receiver(f"http://127.0.0.1:{server.getsockname()[1]}"))
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 ")
+                while not stopped.wait(0.02):
+                    connection.sendall(b"x")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            with pytest.raises(ExportError, match="did not respond in time") as error:
+                sender.send(_batch(), 0.2)
+            assert error.value.is_retryable
+        finally:
+            stopped.set()
+            thread.join(5)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
