@@ -16,7 +16,8 @@ from gateway.top.plain_text import cut, plain
 
 TIMEOUT = 5.0
 """Seconds to wait for the gateway."""
-_MOST_BYTES = 64 * 1024 * 1024
+_MOST_BYTES = 4 * 1024 * 1024
+"""Bytes of a document. Read as JSON, it may take a hundred times as much memory."""
 _MOST_SENTENCE = 300
 _HEADERS = {"Accept": "application/json", "User-Agent": "tensorgate-top"}
 
@@ -66,7 +67,8 @@ class AdminClient:
             response = connection.getresponse()
             body = response.read(_MOST_BYTES + 1)
         if len(body) > _MOST_BYTES:
-            raise http.client.HTTPException("too large")
+            self.close()
+            raise AdminError(f"{self._address.shown} answers with more than {_MOST_BYTES} bytes")
         return response.status, body
 
     def _connect(self) -> http.client.HTTPConnection:

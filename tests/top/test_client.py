@@ -125,6 +125,12 @@ async def test_a_server_that_does_not_answer_is_said() -> None:
             await asyncio.to_thread(client.get, "overview")
 
 
+async def test_a_document_that_takes_too_much_memory_is_not_read() -> None:
+    body = b'{"problems": [' + b"{}," * 1_500_000 + b"{}]}"
+    async with ScriptedServer(always_respond(http_response(body))) as server:
+        assert await _error(server.url) == f"{server.url} answers with more than 4194304 bytes"
+
+
 async def test_a_server_that_sends_a_byte_now_and_then_is_said() -> None:
     async def drip(connection: Connection) -> None:
         await connection.request()
