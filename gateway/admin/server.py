@@ -10,8 +10,9 @@ from typing import Self
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
+from gateway.admin.pages import error_response
 from gateway.listener.accept import AcceptingSockets
 
 MAX_CONNECTIONS = 1000
@@ -20,6 +21,8 @@ _IDLE_TIMEOUT = 75.0
 """Seconds for a client's next request."""
 _SEND_TIMEOUT = 60.0
 """Seconds for a client to read a response, other than an event stream."""
+_MAX_UNREAD = 64 * 2**20
+"""Bytes of the responses that clients are still reading; one more is a 503."""
 _LINGERING_TIME = 1.0
 """Seconds for the rest of a request's body, which is not read, behind its response."""
 _SHUTDOWN_TIMEOUT = 0.5
@@ -34,7 +37,7 @@ class AdminServer:
     def __init__(self, application: web.Application) -> None:
         self.sockets = AcceptingSockets(self.adopt)
         """Where it listens."""
-        application.middlewares.insert(0, _bound_send_time)
+        application.middlewares.insert(0, _bound_sending())
         self._runner = web.AppRunner(
             application,
             access_log=None,
@@ -98,11 +101,21 @@ class AdminServer:
             self._adopted.discard(protocol)
 
 
-@web.middleware
-async def _bound_send_time(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Send a response, and cut off a client that does not read it."""
-    response = await handler(request)
-    if isinstance(response, web.Response):
+def _bound_sending() -> Middleware:
+    unread = 0
+
+    @web.middleware
+    async def bound_sending(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Send a response, and cut off a client that does not read it."""
+        nonlocal unread
+        response = await handler(request)
+        if not isinstance(response, web.Response):
+            return response
+        size = int(response.content_length or 0)
+        if unread and unread + size > _MAX_UNREAD:
+            response = error_response(503, "too many clients read slowly")
+            size = 0
+        unread += size
         try:
             async with asyncio.timeout(_SEND_TIMEOUT):
                 await response.prepare(request)
@@ -110,7 +123,11 @@ async def _bound_send_time(request: web.Request, handler: Handler) -> web.Stream
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
-    return response
+        finally:
+            unread -= size
+        return response
+
+    return bound_sending
 
 
 def _is_own_error(record: logging.LogRecord) -> bool:

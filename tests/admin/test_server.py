@@ -184,6 +184,25 @@ async def test_slow_reader_of_a_long_response_is_cut_off(monkeypatch: pytest.Mon
             await client.reader.readexactly(64 << 20)
 
 
+async def test_responses_that_nobody_reads_are_bounded_in_bytes() -> None:
+    async with (
+        no_leaks(),
+        AsyncExitStack() as stack,
+        AdminServer(_Slow().application) as admin,
+    ):
+        url = _listen(admin)
+        clients = [await stack.enter_async_context(connect(url)) for _ in range(3)]
+        slow, late, other = clients
+        for client in (slow, late):
+            await client.send(request("GET", "/long"))
+            head = await client.head()
+            assert head.status == (200 if client is slow else 503)
+        assert (await other.ask(request("GET", "/none"))).status == 404  # short ones have room
+        await slow.reader.readexactly(64 << 20)
+        await other.send(request("GET", "/long"))
+        assert (await other.head()).status == 200
+
+
 async def test_drain_lets_requests_in_progress_finish() -> None:
     slow = _Slow()
     async with no_leaks(), AdminServer(slow.application) as admin:
