@@ -28,6 +28,8 @@ class Pages:
 
     def __init__(self, source: GatewaySource) -> None:
         self._source = source
+        # Many at once would hold the statuses of all workers as often, and delay the event loop.
+        self._rendering = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the pages."""
@@ -53,16 +55,18 @@ class Pages:
     # In threads: with many series or endpoints they take longer than a time slice.
     async def status(self, _: web.Request) -> web.Response:
         """Respond with the status of all workers."""
-        statuses = await self._source.worker_statuses()
-        body = await asyncio.to_thread(_encode_status, statuses, self._source.metric_store)
+        async with self._rendering:
+            statuses = await self._source.worker_statuses()
+            body = await asyncio.to_thread(_encode_status, statuses, self._source.metric_store)
         return web.Response(body=body, content_type=_JSON)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Respond with the metrics of all workers."""
         accept = ",".join(request.headers.getall("Accept", ()))
-        statuses = await self._source.worker_statuses()
         store = self._source.metric_store
-        body, content_type = await asyncio.to_thread(_render_metrics, statuses, store, accept)
+        async with self._rendering:
+            statuses = await self._source.worker_statuses()
+            body, content_type = await asyncio.to_thread(_render_metrics, statuses, store, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 

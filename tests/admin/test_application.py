@@ -1,7 +1,10 @@
 """The paths of the admin address, its errors, and the headers of all its responses."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -225,6 +228,28 @@ async def test_unknown_expectation_is_refused(client: RawClient) -> None:
     head = await client.head()
     assert head.status == 417
     _check_headers(head)
+
+
+async def test_status_and_metrics_are_rendered_one_at_a_time() -> None:
+    class Counting(ChosenSource):
+        now = most = 0
+
+        async def worker_statuses(self) -> list[dict[str, Any]]:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await asyncio.sleep(0.01)
+            self.now -= 1
+            return self.statuses
+
+    source = Counting()
+    async with running_site(source) as site, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(site.client()) for _ in range(6)]
+        paths = ["/status", "/metrics"] * 3
+        responses = await asyncio.gather(
+            *(client.ask(request("GET", path)) for client, path in zip(clients, paths, strict=True))
+        )
+    assert {each.status for each in responses} == {200}
+    assert source.most == 1
 
 
 async def test_readiness_has_its_reason(site: RunningSite, client: RawClient) -> None:
