@@ -125,6 +125,7 @@ def _bound_sending() -> Middleware:
                 request.transport.abort()
         finally:
             unread -= size
+            response.body = None  # a connection holds its last response until the next request
         return response
 
     return bound_sending

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -143,12 +144,17 @@ async def test_unix_socket_is_served(tmp_path: Path) -> None:
         assert (await client.call("GET", "/api/overview", headers=host)).status == 200
 
 
+class _Body(bytearray):
+    """Bytes that say whether anything holds them."""
+
+
 class _Slow:
     """An application with a response that waits, and one that is long."""
 
     def __init__(self) -> None:
         self.may_respond = asyncio.Event()
         self.waiting = 0
+        self.body: weakref.ref[_Body] | None = None
         self.application = web.Application()
         self.application.add_routes([web.get("/slow", self._slow), web.get("/long", self._long)])
 
@@ -161,7 +167,9 @@ class _Slow:
         return web.Response(text="done")
 
     async def _long(self, _: web.Request) -> web.Response:
-        return web.Response(body=bytes(64 << 20))
+        body = _Body(64 << 20)
+        self.body = weakref.ref(body)
+        return web.Response(body=body)
 
 
 def _listen(admin: AdminServer) -> str:
@@ -182,6 +190,17 @@ async def test_slow_reader_of_a_long_response_is_cut_off(monkeypatch: pytest.Mon
         await until(lambda: not admin._runner.server.connections)  # type: ignore[union-attr]
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await client.reader.readexactly(64 << 20)
+
+
+async def test_idle_connection_holds_no_response() -> None:
+    slow = _Slow()
+    async with (
+        no_leaks(),
+        AdminServer(slow.application) as admin,
+        connect(_listen(admin)) as client,
+    ):
+        assert len((await client.ask(request("GET", "/long"))).body) == 64 << 20
+        await until(lambda: slow.body is not None and slow.body() is None)
 
 
 async def test_responses_that_nobody_reads_are_bounded_in_bytes() -> None:
