@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import termios
@@ -83,7 +84,7 @@ class Terminal:
         new[_LOCAL_FLAGS] &= ~(termios.ICANON | termios.ECHO | termios.IEXTEN)
         new[_CHARACTERS][termios.VMIN] = 1
         new[_CHARACTERS][termios.VTIME] = 0
-        termios.tcsetattr(self._keys, termios.TCSADRAIN, new)
+        _set_modes(self._keys, termios.TCSADRAIN, new)
         self.write(_ENTER)
 
     def _give_back(self) -> None:
@@ -93,7 +94,7 @@ class Terminal:
         with contextlib.suppress(OSError):  # the terminal may be gone
             self.write(_LEAVE)
         with contextlib.suppress(termios.error):
-            termios.tcsetattr(self._keys, termios.TCSAFLUSH, old)
+            _set_modes(self._keys, termios.TCSAFLUSH, old)
 
     def _end(self, number: int, _: FrameType | None) -> None:
         self.ended_by = number
@@ -107,3 +108,15 @@ class Terminal:
         os.kill(os.getpid(), signal.SIGSTOP)
         self._take()
         self.resumed = True
+
+
+def _set_modes(terminal: int, when: int, modes: list[int | list[bytes | int]]) -> None:
+    """Set the modes of a terminal; in the background, this stops until the shell goes on."""
+    while True:
+        try:
+            termios.tcsetattr(terminal, when, modes)
+        except termios.error as error:
+            if error.args[0] != errno.EINTR:  # Python repeats other calls by itself: PEP 475
+                raise
+        else:
+            return

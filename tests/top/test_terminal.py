@@ -82,6 +82,27 @@ async def test_the_modes_of_the_line_are_as_before() -> None:
         assert _is_as_before(shell, modes)
 
 
+async def test_a_signal_that_interrupts_does_not_end_the_program() -> None:
+    """As ``bg`` does with a program that was suspended: it stops again, in the midst of a call."""
+    interrupting = """
+import termios
+set_modes, calls = termios.tcsetattr, []
+def interrupted(*arguments):
+    calls.append(arguments)
+    if len(calls) % 2:
+        raise termios.error(4, "Interrupted system call")
+    set_modes(*arguments)
+termios.tcsetattr = interrupted
+"""
+    async with terminal(command=(*PYTHON, interrupting + _PROGRAM)) as shell:
+        await shell.until("in use")
+        shell.send("a")
+        await shell.until("key 61")  # the modes are set: a key comes without Enter
+        shell.send("q")
+        await shell.end()
+        assert "ended by None" in shell.text
+
+
 async def test_keys_come_at_once_and_without_echo() -> None:
     async with terminal(command=COMMAND) as shell:
         await shell.until("in use")
