@@ -41,87 +41,79 @@ class CapturedCalls:
     def __init__(self, make_listener: MakeListener, handler: RequestHandler) -> None:
         self._make_listener = make_listener
         self._handler = handler
-        self._served: set[_CapturedConnection] = set()
+        self._served: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     def serve(self, sink: socket.socket) -> None:
         """Serve the connection that ``send_connection`` has put into ``sink``; own both.
 
-        When its call has ended, the sink gets a list of attempts as JSON, and is closed.
+        When its call has ended, the sink gets a list of attempts as JSON, and is shut down.
         """
         sink.setblocking(False)
         try:
+            if self._closed:
+                raise ConnectionAbortedError
             message, (descriptor, *_), _, _ = socket.recv_fds(sink, 1, 1)
         except (OSError, ValueError):  # the admin address is gone, or has asked another worker
             sink.close()
             return
         capture = CallCapture(skips_conversion=message == _SKIPS_CONVERSION)
-        served = _CapturedConnection(self._handler, capture, sink, self._served.discard)
-        self._served.add(served)
-        listener = self._make_listener(served.handle, served.deliver, served.on_closed)
-        served.start(listener, socket.socket(fileno=descriptor))
+        served = _CapturedConnection(self._handler, capture, sink)
+        listener = self._make_listener(served.handle, served.note_end, served.note_closed)
+        connection = socket.socket(fileno=descriptor)
+        connection.setblocking(False)
+        listener.adopt(connection)
+        task = asyncio.create_task(served.run(listener))
+        self._served.add(task)
+        task.add_done_callback(self._served.discard)
 
     async def close(self) -> None:
-        """Drop the calls that run."""
-        for each in list(self._served):
-            await each.close()
+        """Drop the calls that run, and serve no more."""
+        self._closed = True
+        served = list(self._served)
+        for each in served:
+            each.cancel()
+        await asyncio.gather(*served, return_exceptions=True)
 
 
 class _CapturedConnection:
-    """A connection for one call, until what was captured is delivered."""
+    """A connection for one call, and the socket that gets what was captured."""
 
-    def __init__(
-        self,
-        handler: RequestHandler,
-        capture: CallCapture,
-        sink: socket.socket,
-        on_end: Callable[[_CapturedConnection], None],
-    ) -> None:
+    def __init__(self, handler: RequestHandler, capture: CallCapture, sink: socket.socket) -> None:
         self._handler = handler
         self._capture = capture
         self._sink = sink
-        self._on_end = on_end
-        self._listener: HttpListener | None = None
-        self._delivery: asyncio.Task[None] | None = None
+        self._document = b""
+        self._ended = asyncio.Event()
+        self._closed = asyncio.Event()
 
-    def start(self, listener: HttpListener, connection: socket.socket) -> None:
-        """Serve a connection."""
-        self._listener = listener
-        connection.setblocking(False)
-        listener.adopt(connection)
+    async def run(self, listener: HttpListener) -> None:
+        """Deliver what is captured of the call; end when the client has closed the connection."""
+        try:
+            await self._ended.wait()
+            with suppress(OSError):  # a TimeoutError is one
+                async with asyncio.timeout(_DELIVERY_TIMEOUT):
+                    await asyncio.get_running_loop().sock_sendall(self._sink, self._document)
+                # A worker that hangs may have a duplicate of the sink, which does not close.
+                self._sink.shutdown(socket.SHUT_WR)
+            self._sink.close()
+            await self._closed.wait()
+        finally:
+            self._sink.close()
+            await listener.drain(0.0)  # ends its timer, too
 
     async def handle(self, request: ClientRequest, response: ClientResponse) -> None:
         """Handle a call, and capture it."""
         response.record.capture = self._capture
         await self._handler(request, response)
 
-    def deliver(self, record: CallRecord) -> None:
-        """Send what was captured of a call; an observer."""
-        if record.capture is not None and self._delivery is None:
-            document = orjson.dumps(record.capture.describe())
-            self._delivery = asyncio.create_task(self._deliver(document))
+    def note_end(self, record: CallRecord) -> None:
+        """Keep what was captured of the first call; an observer."""
+        if record.capture is not None and not self._ended.is_set():
+            self._document = orjson.dumps(record.capture.describe())
+            self._ended.set()
 
-    async def _deliver(self, document: bytes) -> None:
-        try:
-            with suppress(OSError):  # a TimeoutError is one
-                async with asyncio.timeout(_DELIVERY_TIMEOUT):
-                    await asyncio.get_running_loop().sock_sendall(self._sink, document)
-        finally:
-            self._end()
-
-    def on_closed(self) -> None:
-        """End when the connection has closed, unless the delivery is under way."""
-        if self._delivery is None:
-            self._end()
-
-    async def close(self) -> None:
-        """Drop the call, and what was captured."""
-        if self._listener is not None:
-            await self._listener.drain(0.0)
-        if self._delivery is not None:
-            self._delivery.cancel()
-        self._end()
-
-    def _end(self) -> None:
-        self._sink.close()
-        self._listener = None
-        self._on_end(self)
+    def note_closed(self) -> None:
+        """End the delivery: there is no further call."""
+        self._ended.set()
+        self._closed.set()

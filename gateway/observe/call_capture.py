@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from gateway.errors import replace_surrogates
 
 _MAX_BODY = 64 * 1024
 """Bytes of a body that are kept: its begin."""
 _MAX_ATTEMPTS = 8
 """Attempts that are kept: the first ones."""
-
 _JSON_SIZE = "inference-header-content-length"
+_SIZE = re.compile("[0-9]{1,18}")
 
 
 class CapturedMessage:
@@ -58,21 +61,30 @@ class CapturedMessage:
 
     def describe(self) -> dict[str, Any]:
         """Return the message as JSON, its body in base64."""
-        lengths = [
-            value for name, value in self.headers if name.lower() == _JSON_SIZE and value.isdigit()
-        ]
         return {
-            "start": self.start,
-            "headers": self.headers,
-            "trailers": self.trailers,
+            "start": replace_surrogates(self.start),
+            "headers": _as_text(self.headers),
+            "trailers": _as_text(self.trailers),
             "size": self.size,
             "body": b64encode(self._body).decode(),
-            "json_size": int(lengths[0]) if lengths else None,
+            "json_size": self._json_size(),
         }
+
+    def _json_size(self) -> int | None:
+        """Return the bytes of the JSON before tensors; None unless the body has as many."""
+        for name, value in self.headers:
+            if name.lower() == _JSON_SIZE and _SIZE.fullmatch(value):
+                return int(value) if int(value) <= self.size else None
+        return None
 
 
 def _version(is_grpc: bool) -> str:
     return "HTTP/2" if is_grpc else "HTTP/1.1"
+
+
+def _as_text(lines: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return headers that JSON can have: what servers send need not have been UTF-8."""
+    return [(replace_surrogates(name), replace_surrogates(value)) for name, value in lines]
 
 
 class CapturedAttempt:
@@ -93,7 +105,7 @@ class CapturedAttempt:
             "endpoint": self.endpoint,
             "request": self.request.describe(),
             "response": None if self.response is None else self.response.describe(),
-            "error": self.error or None,
+            "error": replace_surrogates(self.error) or None,
         }
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from dataclasses import replace
 
-from gateway.errors import GatewayError
 from gateway.observe.call_capture import CallCapture, CapturedAttempt, CapturedMessage
 from gateway.upstream.transport import (
     HeaderLines,
@@ -13,6 +13,8 @@ from gateway.upstream.transport import (
     UpstreamRequest,
     UpstreamResponse,
 )
+
+_CANCELLED = "cancelled: a timeout, or the client has closed the connection"
 
 
 async def send_captured(
@@ -33,13 +35,20 @@ async def send_captured(
             sent.add(piece)
     try:
         response = await endpoint.send(request)
-    except GatewayError as error:
-        attempt.error = str(error)
+    except BaseException as error:
+        attempt.error = _describe(error)
         raise
     attempt.response = CapturedMessage.of_response(
         response.status, response.reason, response.headers, is_grpc=request.is_grpc
     )
     return _CapturedResponse(response, attempt, attempt.response)
+
+
+def _describe(error: BaseException) -> str:
+    """Return why an attempt failed: the gateway cancels what takes too long."""
+    if isinstance(error, asyncio.CancelledError):
+        return _CANCELLED
+    return str(error) or type(error).__name__
 
 
 class _CapturedBody:
@@ -88,8 +97,8 @@ class _CapturedResponse(UpstreamResponse):
         """Return the next chunk of the body."""
         try:
             piece = await self._response.read()
-        except GatewayError as error:
-            self._attempt.error = str(error)
+        except BaseException as error:
+            self._attempt.error = _describe(error)
             raise
         self._message.add(piece)
         if not piece:

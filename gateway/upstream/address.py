@@ -174,7 +174,11 @@ class ConnectedAddress:
         self.sock.setblocking(False)
         sock = self.sock.dup()
         self.sock.close()
-        await asyncio.get_running_loop().create_connection(lambda: protocol, sock=sock)
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: protocol, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
 
 
 ServerAddress = TcpAddress | UnixAddress | ConnectedAddress

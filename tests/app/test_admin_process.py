@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
@@ -11,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
 from gateway.admin.status import merge_statuses
+from gateway.admin.try_it.captured_call import make_captured_call
 from gateway.app import admin_process
 from gateway.app.admin_process import AdminProcess
 from gateway.app.loaded_resources import load_resources
 from gateway.app.reload.revision import Revision
 from gateway.app.shared_memory import SharedMemory
+from gateway.upstream.transport import UpstreamRequest
 from gateway.workers.control import ControlServer, Question, Responder
 from tests.admin.site import make_settings, worker_status
 from tests.support.addresses import free_address
-from tests.support.gateway import no_leaks, until
+from tests.support.gateway import no_leaks, running_gateway, until
 from tests.support.gateway_process import (
     FAST_FILE_WATCH,
     TIMEOUT,
@@ -168,6 +172,42 @@ async def test_statuses_of_before_are_shown_once_all_workers_have_died() -> None
             assert merge_statuses(statuses, admin.metric_store)["connections"] == 7
         admin.begin_draining()
         assert [each["draining"] for each in await admin.worker_statuses()] == [True]
+
+
+async def test_captured_call_goes_to_the_next_worker_if_one_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker that hangs has a duplicate of the socket for what is captured."""
+    monkeypatch.setattr(admin_process, "_CONNECT_TIMEOUT", 0.05)
+    taken: list[socket.socket] = []
+
+    async def hang(question: Question, connection: socket.socket | None) -> str:
+        assert connection is not None
+        taken.append(connection)
+        return await _hang(question, connection)
+
+    async with (
+        ScriptedServer(always_respond(http_response(b"[]"))) as server,
+        running_gateway(server.url) as gateway,
+        _admin(hang, gateway.gateway._reply) as admin,
+    ):
+        call = UpstreamRequest("GET", "/v2/models/m/ready", CIMultiDict())
+        made = await make_captured_call(admin, call, 100)
+        assert (made.status, made.body) == (200, b"[]")
+        assert [each["endpoint"] for each in made.attempts] == [server.url]
+        # The one that hung goes on: the call is not its own any more.
+        (late,) = taken
+        await gateway.gateway._reply(Question.CAPTURE, late)
+        assert late.fileno() == -1
+
+
+async def test_captured_call_without_a_worker_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_process, "_CONNECT_TIMEOUT", 0.02)
+    async with _admin(_says(""), alive=0) as admin:
+        with pytest.raises(TimeoutError):
+            await admin.connect_captured()
 
 
 @asynccontextmanager
@@ -327,6 +367,36 @@ async def test_worker_that_hangs_is_told_of_and_pages_are_served(tmp_path: Path)
         await operator.until_status(
             lambda status: all(each["seconds_since_update"] < 2 for each in status["workers"])
         )
+
+
+@in_processes
+async def test_operator_tries_calls_at_any_worker(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("token-of-operators-0123456789abcdef\n")
+    more = (
+        f"api_keys: {{operators: {{file: {keys}}}}}\nadmin_keys: operators\nadmin_payloads: true\n"
+    )
+    headers = {
+        **LOCAL,
+        "Authorization": "Bearer token-of-operators-0123456789abcdef",
+        "Content-Type": "application/json",
+    }
+    tensor = {"name": "x", "datatype": "FP32", "shape": [4], "fill": "ones"}
+    body = json.dumps({"model": "m", "form": "binary", "inputs": [tensor]}).encode()
+    async with _gateway(tmp_path, more) as (_, _, admin, _):
+        operator = Operator(admin)
+        for each in [worker["pid"] for worker in (await operator.status())["workers"]]:
+            os.kill(each, signal.SIGSTOP)
+            try:
+                async with connect(f"http://{admin}") as client:
+                    response = await client.call("POST", "/api/try", body, headers)
+            finally:
+                os.kill(each, signal.SIGCONT)
+            assert response.status == 200
+            (attempt,) = response.json["attempts"]
+            assert attempt["upstream"] == "demo"
+            assert attempt["request"]["size"] > 16
+        await operator.until_counted(2)
 
 
 @in_processes
