@@ -141,6 +141,7 @@ TESTED_BY = {
     "app/build/upstreams.py": "app/test_gateway_reload.py",
     "app/preflight/report.py": "app/preflight/test_probe_all.py",
     "app/loaded_resources.py": "app/test_gateway_reload.py",
+    "admin/authorization.py": "admin/test_actions.py",
     "admin/own_calls.py": "admin/test_actions.py",
     "admin/source.py": "admin/test_view.py",
     "app/admin_site.py": "admin/test_server.py",

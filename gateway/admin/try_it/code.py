@@ -16,8 +16,23 @@ _MAX_INLINE = 2000
 _FILE = "body.bin"
 _ANY_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that stand for all of a host, with one that clients can connect to."""
-_DATA_TYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "BOOL": "bool"}
-"""Names in numpy that are not the datatype's in lower case."""
+_DATA_TYPES = {
+    "BF16": "ml_dtypes.bfloat16",
+    "BYTES": "np.object_",
+    "FP16": "np.float16",
+    "FP32": "np.float32",
+    "FP64": "np.float64",
+    "BOOL": "np.bool_",
+}
+"""Types in numpy that are not named as the datatype in lower case."""
+_MODULES = {
+    "b64decode(": "from base64 import b64decode",
+    "ml_dtypes.": "import ml_dtypes",
+    "Path(": "from pathlib import Path",
+    "deserialize_bytes_tensor(": "from tritonclient.utils import deserialize_bytes_tensor",
+}
+"""What the code may use, with its import."""
+_NO_UNIX_SOCKETS = "# tritonclient has no Unix sockets for HTTP: set the address of a TCP socket.\n"
 _OTHER_FORMS = {
     "raw": "# tritonclient has no raw binary requests: this one has binary tensors.\n",
     "v1": "# tritonclient does not speak V1: this request has binary tensors.\n",
@@ -37,7 +52,7 @@ def client_address(settings: Settings) -> str:
 def write_curl(address: str, request: UpstreamRequest) -> str:
     """Write a command with curl; a large or binary body is read of body.bin."""
     assert isinstance(request.body, Sequence)
-    words = ["curl"]
+    words = ["curl", "--path-as-is"]
     if address.startswith("unix:"):
         words += ["--unix-socket", shlex.quote(address.removeprefix("unix:"))]
         address = "http://localhost"
@@ -68,59 +83,83 @@ def write_python(
     version: str,
     inputs: Sequence[Mapping[str, Any]],
     outputs: Sequence[str],
+    headers: Mapping[str, str],
 ) -> str:
     """Write Python code with tritonclient; ``inputs`` are as ``make_request`` takes them.
 
-    ``outputs`` are the names of all outputs that are wanted.
+    ``outputs`` are the names of all outputs that are wanted, ``headers`` are further ones.
     """
-    protocol = "grpc" if form == "grpc" else "http"
+    is_grpc = form == "grpc"
     where = address.removeprefix("http://").removeprefix("https://")
     tls = ", ssl=True" if address.startswith("https://") else ""
-    lines = [
-        "import numpy as np",
-        f"import tritonclient.{protocol} as triton",
-        "",
-        f"client = triton.InferenceServerClient({where!r}{tls})",
-        "inputs = []",
-    ]
-    binary = "" if form == "grpc" else f", binary_data={form != 'json'}"
-    for each in inputs:
+    lines = [f"client = triton.InferenceServerClient({where!r}{tls})", "inputs = []"]
+    for index, each in enumerate(inputs):
         name, datatype, shape = each["name"], each["datatype"], each["shape"]
+        # tritonclient does not write BF16 as JSON.
+        in_binary = "" if is_grpc else f", binary_data={form != 'json' or datatype == 'BF16'}"
         lines += [
             f"tensor = triton.InferInput({name!r}, {shape!r}, {datatype!r})",
-            f"tensor.set_data_from_numpy({_array(each, datatype, shape)}{binary})",
+            f"tensor.set_data_from_numpy({_array(each, index)}{in_binary})",
             "inputs.append(tensor)",
         ]
-    wanted = [f"triton.InferRequestedOutput({name!r}{binary})" for name in outputs]
     arguments = [repr(model), "inputs"]
     if version:
         arguments.append(f"model_version={version!r}")
-    if wanted:
+    if outputs:
+        binary = "" if is_grpc else f", binary_data={form != 'json'}"
+        wanted = [f"triton.InferRequestedOutput({name!r}{binary})" for name in outputs]
         arguments.append(f"outputs=[{', '.join(wanted)}]")
-    lines.append(f"result = client.infer({', '.join(arguments)})")
-    lines += [f"print({name!r}, result.as_numpy({name!r}))" for name in outputs]
-    return _OTHER_FORMS.get(form, "") + "\n".join(lines) + "\n"
+    if headers:
+        lower = {name.lower(): value for name, value in headers.items()}
+        arguments.append(f"headers={lower!r}")
+    lines += [f"result = client.infer({', '.join(arguments)})", *_print(outputs, is_grpc)]
+    modules = [line for use, line in _MODULES.items() if any(use in each for each in lines)]
+    protocol = "grpc" if is_grpc else "http"
+    imports = [*modules, "import numpy as np", f"import tritonclient.{protocol} as triton", ""]
+    notes = _OTHER_FORMS.get(form, "")
+    if address.startswith("unix:") and not is_grpc:
+        notes += _NO_UNIX_SOCKETS
+    return notes + "\n".join([*imports, *lines]) + "\n"
 
 
-def _array(each: Mapping[str, Any], datatype: str, shape: Sequence[int]) -> str:
+def _print(outputs: Sequence[str], is_grpc: bool) -> list[str]:
+    """Return the lines that print the outputs: all, if none are named."""
+    if outputs:
+        return [f"print({name!r}, result.as_numpy({name!r}))" for name in outputs]
+    found, name = (".outputs", "output.name") if is_grpc else ('["outputs"]', 'output["name"]')
+    return [
+        f"for output in result.get_response(){found}:",
+        f"    print({name}, result.as_numpy({name}))",
+    ]
+
+
+def _array(each: Mapping[str, Any], index: int) -> str:
     """Return the expression of an input's array."""
-    is_text = DATATYPES[datatype].family is Family.TEXT
-    # tritonclient makes BF16 of FP32.
-    dtype = "float32" if datatype == "BF16" else _DATA_TYPES.get(datatype, datatype.lower())
-    numpy_type = "np.object_" if is_text else f"np.dtype({dtype!r})"
+    datatype, shape, fill = each["datatype"], each["shape"], each.get("fill")
+    numpy_type = _DATA_TYPES.get(datatype, f"np.{datatype.lower()}")
+    if fill is not None:
+        return _filled(datatype, shape, fill, numpy_type)
     if "values" in each:
         values = repr(each["values"])
         if len(values) <= _MAX_INLINE:
             return f"np.array({values}, dtype={numpy_type}).reshape({shape!r})"
-    fill = each.get("fill")
-    if is_text:
-        text = "1" if fill == "ones" else "0" if fill == "zeros" else "text"
+    data = f"Path('input{index}.bin').read_bytes()"
+    if "bytes" in each and len(each["bytes"]) <= _MAX_INLINE:
+        data = f"b64decode({each['bytes']!r})"
+    if datatype == "BYTES":
+        return f"deserialize_bytes_tensor({data}).reshape({shape!r})"
+    return f"np.frombuffer({data}, dtype={numpy_type}).reshape({shape!r})"
+
+
+def _filled(datatype: str, shape: Sequence[int], fill: str, numpy_type: str) -> str:
+    """Return the expression of an array of zeros, ones, or random elements."""
+    if datatype == "BYTES":
+        text = {"zeros": "0", "ones": "1"}.get(fill, "text")
         return f"np.full({shape!r}, {text!r}, dtype={numpy_type})"
     if fill in ("zeros", "ones"):
         return f"np.{fill}({shape!r}, dtype={numpy_type})"
-    if fill == "random" and DATATYPES[datatype].family is Family.FLOAT:
-        return f"np.random.default_rng().standard_normal({shape!r}).astype({numpy_type})"
-    if fill == "random":
-        most = 2 if datatype == "BOOL" else 100
-        return f"np.random.default_rng().integers({most}, size={shape!r}).astype({numpy_type})"
-    return f"np.fromfile('tensor.bin', dtype={numpy_type}).reshape({shape!r})"
+    generator = "np.asarray(np.random.default_rng()"
+    if DATATYPES[datatype].family is Family.FLOAT:
+        return f"{generator}.standard_normal({shape!r})).astype({numpy_type})"
+    most = 2 if datatype == "BOOL" else 100
+    return f"{generator}.integers({most}, size={shape!r})).astype({numpy_type})"

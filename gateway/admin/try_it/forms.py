@@ -80,7 +80,9 @@ def write_v1(request: InferRequest, model: str, version: str) -> UpstreamRequest
         names = [orjson.dumps(each.name) for each in request.head.inputs]
         members = [b"%b:%b" % pair for pair in zip(names, tensors, strict=True)]
         layout, body = V1Format.COLUMNS, b"{%b}" % b",".join(members)
-    path = f"{MODELS_PATH}/{quote(model, safe='')}" + (f"/versions/{version}" if version else "")
+    path = f"{MODELS_PATH}/{quote(model, safe='')}"
+    if version:
+        path += f"/versions/{quote(version, safe='')}"
     return _post(f"{path}:predict", [b'{"%b":%b}' % (layout.value.encode(), body)], _JSON_TYPE)
 
 
@@ -106,7 +108,7 @@ def _post(target: str, body: Chunks, *headers: tuple[str, str]) -> UpstreamReque
 
 
 def _infer_path(model: str, version: str) -> str:
-    return f"{model_path(quote(model, safe=''), version or None)}/infer"
+    return f"{model_path(quote(model, safe=''), quote(version, safe='') or None)}/infer"
 
 
 def _windows(chunks: Sequence[bytes | memoryview]) -> Iterator[memoryview]:

@@ -23,15 +23,21 @@ from gateway.admin.try_it.code import client_address, write_curl, write_python
 from gateway.admin.try_it.forms import FORMS
 from gateway.admin.try_it.inputs import MAX_DATA, make_request
 from gateway.admin.try_it.outputs import MAX_RESPONSE, read_error, read_outputs
-from gateway.errors import GatewayError, bad_request, escape_for_log
+from gateway.errors import GatewayError, bad_request, escape_for_log, shorten
 from gateway.observe.call_capture import CapturedMessage
 from gateway.protocol.tensors import element_count
-from gateway.upstream.transport import UpstreamRequest
+from gateway.upstream.transport import HOP_BY_HOP, UpstreamRequest
 
 _ROUNDS = 3
 """Calls with conversion, and as many without, that are compared."""
 MAX_BODY = 16 * 2**20
 """Bytes of what the page sends: tensors in base64, or as JSON."""
+_BODY_TIMEOUT = 60.0
+"""Seconds for it to arrive."""
+_MAX_LOGGED = 200
+"""Characters of a model's name in the log."""
+_MADE_HERE = HOP_BY_HOP | {"content-length"}
+"""Headers that frame the request, so that an operator cannot choose them."""
 
 # RFC 9110, sections 5.1 and 5.5, without what is not ASCII.
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -64,7 +70,7 @@ class TryIt:
         obstacle = "" if allowed else "values of tensors are not shown here (admin_payloads)"
         await self._authorization.check(request, obstacle)
         async with self._one_at_a_time:
-            wanted = await read_object(request, MAX_BODY)
+            wanted = await _read_body(request)
             try:
                 document = await self._try(request, wanted)
             except GatewayError as error:
@@ -82,7 +88,8 @@ class TryIt:
         )
         outputs = _outputs(wanted)
         sent = await asyncio.to_thread(_write, form, model, version, wanted.get("inputs"), outputs)
-        for name, value in _headers(wanted):
+        headers = _headers(wanted)
+        for name, value in headers.items():
             sent.headers[name] = value
         request_id = f"try-{uuid4().hex[:16]}"
         curl = write_curl(client_address(self._source.settings), sent)
@@ -90,14 +97,15 @@ class TryIt:
         _log.info(
             "operator at %s tries %s as %s, request %s",
             request.remote,
-            escape_for_log(model),
+            escape_for_log(shorten(model, _MAX_LOGGED)),
             form,
             request_id,
         )
         call = await make_captured_call(self._source, sent, MAX_RESPONSE)
         shown, error = await asyncio.to_thread(_read, form, call)
         address = client_address(self._source.settings)
-        names = outputs or [each["name"] for each in shown]
+        # V1 has no names for the outputs of rows.
+        names = outputs or ([] if form == "v1" else [each["name"] for each in shown])
         measured = None
         if wanted.get("compare") is True and form == "json" and not error:
             measured = await self._measure(model, sent, _count(wanted["inputs"], shown))
@@ -115,7 +123,7 @@ class TryIt:
             "attempts": call.attempts,
             "outputs": shown,
             "curl": curl,
-            "python": write_python(address, form, model, version, wanted["inputs"], names),
+            "python": write_python(address, form, model, version, wanted["inputs"], names, headers),
         }
 
     async def _measure(
@@ -139,6 +147,16 @@ def _count(inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Mapping[str, A
     """Return the elements of all tensors."""
     sent = sum(element_count(each["shape"]) for each in inputs)
     return sent + sum(int(each["elements"]) for each in outputs)
+
+
+async def _read_body(request: web.Request) -> dict[str, Any]:
+    """Read a request in time, as others wait for it. Raises HTTPException (4xx)."""
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT):
+            return await read_object(request, MAX_BODY)
+    except TimeoutError:
+        text = f"the body did not arrive within {_BODY_TIMEOUT:g} s"
+        raise web.HTTPRequestTimeout(text=text) from None
 
 
 def _write(
@@ -166,7 +184,8 @@ def _read(form: str, call: CapturedCall) -> tuple[list[dict[str, Any]], str]:
     """Return the outputs, and the words of an error."""
     reply = call.reply
     if reply.status != 200:
-        return [], reply.grpc_message or read_error(reply.body)
+        words = reply.grpc_message or read_error(reply.body)
+        return [], words or f"the response has the status {reply.status}"
     try:
         return read_outputs(form, reply.headers, reply.body), ""
     except GatewayError as error:
@@ -180,15 +199,16 @@ def _text(wanted: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _headers(wanted: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _headers(wanted: Mapping[str, Any]) -> dict[str, str]:
     """Return the further headers of a call, such as the key of a client."""
     headers = wanted.get("headers", {})
     if not isinstance(headers, dict) or not all(isinstance(each, str) for each in headers.values()):
         raise bad_request("headers: expected an object of texts")
     for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+        is_valid = _HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)
+        if not is_valid or name.lower() in _MADE_HERE:
             raise bad_request(f"headers: {name[:60]!r} is not a header that can be sent")
-    return list(headers.items())
+    return headers
 
 
 def _outputs(wanted: Mapping[str, Any]) -> list[str]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
 
-from gateway.codec.elements.bytes_elements import pack_strings
+from gateway.codec.elements.bytes_elements import pack_strings, split_elements
 from gateway.codec.v2.request import InferRequestReader
-from gateway.errors import bad_request
+from gateway.errors import GatewayError, bad_request
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.json_errors import describe_value
-from gateway.protocol.messages import Fields, InferRequest
-from gateway.protocol.tensors import element_count
+from gateway.protocol.messages import Fields, InferRequest, InputTensor, TensorData
+from gateway.protocol.tensors import MAX_TENSORS, element_count
 
 MAX_DATA = 8 * 2**20
 """Bytes of all tensors together."""
@@ -40,6 +40,7 @@ def make_request(inputs: object, outputs: object) -> InferRequest:
     """
     entries: list[Fields] = []
     data: list[bytes] = []
+    size = 0
     for index, each in enumerate(_objects(inputs, "inputs")):
         label = f"inputs[{index}]"
         given = [source for source in _SOURCES if source in each]
@@ -51,18 +52,35 @@ def make_request(inputs: object, outputs: object) -> InferRequest:
         else:
             data.append(_fill(each, label) if given == ["fill"] else _decode(each["bytes"], label))
             entry["parameters"] = {"binary_data_size": len(data[-1])}
-        if sum(map(len, data)) > MAX_DATA:
-            raise bad_request(f"{label}: all tensors together may have {MAX_DATA >> 20} MiB")
+            size += len(data[-1])
+        if size > MAX_DATA:
+            raise _too_large(label)
         entries.append(entry)
     names = [{"name": name} for name in (outputs if isinstance(outputs, list) else [])]
     fields = {"inputs": entries} | ({"outputs": names} if names else {})
-    return _with_data(_read(orjson.dumps(fields)), data)
+    try:
+        text = orjson.dumps(fields)
+    except orjson.JSONEncodeError:
+        raise bad_request("inputs: nested too deeply") from None
+    request = _read(text)
+    for index, tensor in enumerate(request.head.inputs):
+        if "values" in cast("list[Any]", inputs)[index]:
+            size += tensor.binary_size or 0
+        if size > MAX_DATA:
+            raise _too_large(f"inputs[{index}]")
+    return _with_data(request, data)
 
 
 def _objects(value: object, label: str) -> Sequence[Mapping[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise bad_request(f"{label}: expected an array of objects, got {describe_value(value)}")
+    if len(value) > MAX_TENSORS:
+        raise bad_request(f"{label}: at most {MAX_TENSORS} can be sent, got {len(value)}")
     return value
+
+
+def _too_large(label: str) -> GatewayError:
+    return bad_request(f"{label}: all tensors together may have {MAX_DATA >> 20} MiB")
 
 
 def _read(text: bytes) -> InferRequest:
@@ -76,10 +94,27 @@ def _read(text: bytes) -> InferRequest:
 
 
 def _with_data(request: InferRequest, data: Sequence[bytes]) -> InferRequest:
-    """Return the request with the data of those tensors that have only a size."""
+    """Return the request with the data of those tensors that have only a size.
+
+    Raises GatewayError (400) for BYTES that are no elements.
+    """
     rest = iter(data)
-    tensors = [[next(rest)] if isinstance(each, int) else each for each in request.tensors]
+    tensors: list[TensorData] = []
+    for tensor, given in zip(request.head.inputs, request.tensors, strict=True):
+        tensors.append([next(rest)] if isinstance(given, int) else given)
+        if isinstance(given, int) and tensor.datatype.dtype is None:
+            _check_elements(tensor, b"".join(cast("list[bytes]", tensors[-1])))
     return InferRequest(request.head, request.id, tuple(tensors))
+
+
+def _check_elements(tensor: InputTensor, data: bytes) -> None:
+    elements, end = split_elements(data, 0)
+    count = element_count(tensor.shape)
+    if end < len(data) or len(elements) != count:
+        raise bad_request(
+            f"input '{tensor.name}': bytes: expected {count} elements,"
+            " each its length as uint32 and then its bytes"
+        )
 
 
 def _decode(value: object, label: str) -> bytes:

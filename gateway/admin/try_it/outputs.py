@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from multidict import CIMultiDictProxy
 from gateway.codec.elements.bytes_elements import split_elements
 from gateway.codec.grpc.response import read_infer_response
 from gateway.codec.v2.response_reader import InferResponseReader
-from gateway.errors import bad_response
+from gateway.errors import bad_response, replace_surrogates
 from gateway.protocol.datatypes import DATATYPES, Datatype, Family
 from gateway.protocol.grpc.framing import PREFIX_SIZE
 from gateway.protocol.messages import OutputTensor
@@ -64,6 +66,8 @@ def _read_v2(headers: CIMultiDictProxy[str], body: bytes) -> list[Output]:
 
 
 def _read_grpc(body: bytes) -> list[Output]:
+    if len(body) < PREFIX_SIZE:
+        raise bad_response("the response has no message")
     read = read_infer_response(memoryview(body)[PREFIX_SIZE:], _MAX_HEADER)
     tensors = iter(read.tensors)
     return [
@@ -78,10 +82,7 @@ def _output(tensor: OutputTensor, data: bytes) -> Output:
 
 def _describe_v1(body: bytes) -> list[dict[str, Any]]:
     """Describe the outputs of a V1 response, which tells neither datatypes nor shapes."""
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise bad_response(f"the response is not JSON: {error}") from None
+    document = _parse(body)
     if not isinstance(document, dict):
         raise bad_response("the response is not an object")
     for layout in V1Format:
@@ -90,7 +91,7 @@ def _describe_v1(body: bytes) -> list[dict[str, Any]]:
             break
     else:
         raise bad_response("the response has neither predictions nor outputs")
-    if layout is V1Format.ROWS and found and all(isinstance(each, dict) for each in found):
+    if layout is V1Format.ROWS and _are_objects(found):
         columns = {name: [row.get(name) for row in found] for name in found[0]}
         if BASE64_KEY not in columns:
             return [_describe_nested(name, column) for name, column in columns.items()]
@@ -99,19 +100,57 @@ def _describe_v1(body: bytes) -> list[dict[str, Any]]:
     return [_describe_nested(layout.response_key, found)]
 
 
-def _describe_nested(name: str, value: object) -> dict[str, Any]:
-    """Describe nested arrays as what numpy makes of them."""
+def _parse(body: bytes) -> Any:
+    """Parse JSON, in which servers in Python write NaN and Infinity. Raises GatewayError."""
     try:
-        array = np.asarray(value)
-    except ValueError:  # rows of different lengths
-        array = np.asarray(value, dtype=object)
-    kinds = {"b": "BOOL", "i": "INT64", "u": "UINT64", "f": "FP64"}
-    if (datatype := kinds.get(array.dtype.kind)) is not None:
-        known = DATATYPES[datatype]
-        data = array.astype(known.dtype).tobytes()
-        return describe_output(name, known, array.shape, data)
-    texts = [each if isinstance(each, str) else orjson.dumps(each).decode() for each in array.flat]
-    return _describe_texts(name, list(array.shape), texts, len(texts))
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            raise bad_response(f"the response is not JSON: {error}") from None
+
+
+def _are_objects(found: object) -> bool:
+    return isinstance(found, list) and bool(found) and all(isinstance(row, dict) for row in found)
+
+
+def _describe_nested(name: str, value: object) -> dict[str, Any]:
+    """Describe nested arrays; the lists in rows of different lengths are elements."""
+    # For numpy's own texts, each one would take the memory of the longest.
+    array = np.asarray(value, dtype=object)
+    elements = array.reshape(-1)
+    if (datatype := _datatype_of(elements)) is not None:
+        with suppress(OverflowError):  # of an integer that no double can express
+            data = elements.astype(datatype.dtype).tobytes()
+            return describe_output(name, datatype, array.shape, data)
+    texts = [_as_text(each) for each in elements[:_MAX_VALUES]]
+    return _describe_texts(name, list(array.shape), texts, array.size)
+
+
+def _datatype_of(array: np.ndarray[Any, Any]) -> Datatype | None:
+    """Return the datatype that has all elements; None if there is no such one but BYTES."""
+    types = set(map(type, array))
+    if types == {bool}:
+        return DATATYPES["BOOL"]
+    if types == {int}:
+        for each in (DATATYPES["INT64"], DATATYPES["UINT64"]):
+            assert each.integers is not None
+            if each.integers.least <= array.min() and array.max() <= each.integers.most:
+                return each
+    # null stands for NaN.
+    is_float = float in types and types <= {int, float, type(None)}
+    return DATATYPES["FP64"] if is_float or not types else None
+
+
+def _as_text(element: object) -> str:
+    """Return an element that is no number as text."""
+    if isinstance(element, str):
+        return element
+    try:
+        return json.dumps(element, ensure_ascii=False)
+    except RecursionError:
+        return "nested too deeply"
 
 
 def describe_output(
@@ -147,7 +186,7 @@ def _description(
     name: str, datatype: str, shape: list[int], elements: int, values: list[Any]
 ) -> dict[str, Any]:
     return {
-        "name": name,
+        "name": replace_surrogates(name),
         "datatype": datatype,
         "shape": shape,
         "elements": elements,
@@ -161,22 +200,26 @@ def _description(
 
 
 def _describe_texts(name: str, shape: list[int], texts: list[str], count: int) -> dict[str, Any]:
-    values = [text[:_MAX_TEXT] for text in texts[:_MAX_VALUES]]
+    values = [replace_surrogates(text[:_MAX_TEXT]) for text in texts]
     return _description(name, "BYTES", shape, count, values)
 
 
 def _add_statistics(described: dict[str, Any], array: np.ndarray[Any, Any]) -> None:
-    numbers = array.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # of signaling NaN
+        numbers = array.astype(np.float64)
     finite = numbers[np.isfinite(numbers)]
     described["nonfinite"] = len(numbers) - len(finite)
     if not len(finite):
         return
     low, high = float(finite.min()), float(finite.max())
     # The mean of the largest doubles does not overflow if each is divided first.
-    mean = float((finite / len(finite)).sum())
+    mean = min(max(float((finite / len(finite)).sum()), low), high)
     described |= {"minimum": low, "maximum": high, "mean": mean}
-    if low < high and math.isfinite(high - low):
-        counts, _ = np.histogram(finite, _BINS, (low, high))
+    if not math.isfinite(high - low):
+        return
+    edges = np.linspace(low, high, _BINS + 1)
+    if (edges[:-1] < edges[1:]).all():  # else there are fewer doubles than edges
+        counts, _ = np.histogram(finite, edges)
         described["histogram"] = {"low": low, "high": high, "counts": counts.tolist()}
 
 

@@ -1,0 +1,406 @@
+"""Calls that operators try, from the request of the page to its response."""
+
+import asyncio
+import base64
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from gateway.admin import authorization
+from gateway.admin.try_it import handler
+from gateway.admin.try_it.forms import FORMS
+from gateway.admin.try_it.inputs import make_request
+from gateway.admin.try_it.outputs import describe_output
+from gateway.demo.server.server import DemoServer
+from gateway.observe.call_record import CallRecord
+from gateway.protocol.datatypes import DATATYPES
+from tests.admin.try_it.test_inputs import VALUES
+from tests.admin.try_it.trying import CLIENT_KEY, HEADERS, KEY, NUMBERS, Trial, trying, wanted
+from tests.support.checks.call_records import call_records as call_records
+from tests.support.gateway import until
+from tests.support.http_messages import http_response, request
+from tests.support.inference_messages import binary_response_header
+from tests.support.raw_client import connect
+from tests.support.scale import scaled
+from tests.support.servers.scripted_server import (
+    Connection,
+    ScriptedServer,
+    always_respond,
+    never_respond,
+)
+
+each_form = pytest.mark.parametrize("form", FORMS)
+
+
+@pytest.fixture
+async def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Trial]:
+    """An operator of a gateway in front of a server that returns what it gets."""
+    monkeypatch.setattr(authorization, "_WRONG_KEY_DELAY", 0.001)
+    async with DemoServer() as server, trying(tmp_path, server.url) as running:
+        yield running
+
+
+@each_form
+async def test_call_is_made_and_all_is_told(
+    trial: Trial, form: str, call_records: list[CallRecord], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    done = await trial.done(wanted(form))
+    (record,) = call_records
+    assert (done["status"], done["error"]) == (200, None)
+    assert done["request_id"] == record.request_id
+    assert record.labels.model == "identity_fp32"
+    assert abs(done["time"] - time.time()) < 60
+    assert done["duration_ms"] > 0
+    (output,) = done["outputs"]
+    assert output["values"] == [1.5, -2.0]
+    version = "HTTP/2" if form == "grpc" else "HTTP/1.1"
+    sent, received = done["client"]["request"], done["client"]["response"]
+    assert sent["start"].startswith("POST /")
+    assert sent["start"].endswith(version)
+    assert received["start"].startswith(f"{version} 200")
+    assert len(base64.b64decode(sent["body"])) == sent["size"]
+    (attempt,) = done["attempts"]
+    assert (attempt["upstream"], attempt["error"]) == ("servers", None)
+    assert attempt["request"]["start"] == "POST /v2/models/identity_fp32/infer HTTP/1.1"
+    assert attempt["response"]["json_size"] > 0
+    assert "curl" in done["curl"]
+    assert "identity_fp32" in done["python"]
+    (line,) = [each for each in caplog.messages if each.startswith("operator at")]
+    assert (
+        line
+        == f"operator at 127.0.0.1 tries identity_fp32 as {form}, request " + (done["request_id"])
+    )
+
+
+CASES = st.sampled_from(list(DATATYPES)).flatmap(
+    lambda datatype: st.tuples(
+        st.just(datatype),
+        st.lists(st.sampled_from(VALUES[datatype]), min_size=1, max_size=5),
+        st.sampled_from(list(FORMS)),
+        st.booleans(),
+    )
+)
+
+
+@settings(max_examples=scaled(20), phases=[Phase.generate])
+@given(st.lists(CASES, min_size=8, max_size=16))
+def test_what_is_sent_in_any_form_comes_back(
+    cases: list[tuple[str, list[Any], str, bool]],
+) -> None:
+    async def send_all() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with DemoServer() as server, trying(Path(folder), server.url) as trial:
+                for each in cases:
+                    await _check_echo(trial, *each)
+
+    asyncio.run(send_all())
+
+
+async def _check_echo(
+    trial: Trial, datatype: str, values: list[Any], form: str, as_bytes: bool
+) -> None:
+    if (form, datatype) == ("raw", "BYTES"):
+        form = "binary"  # such a request needs a model of one element
+    shape = [len(values)]
+    tensor = {"name": "INPUT0", "datatype": datatype, "shape": shape, "values": values}
+    (data,) = make_request([tensor], []).tensors
+    assert not isinstance(data, int)
+    packed = b"".join(data)
+    if as_bytes:
+        del tensor["values"]
+        tensor["bytes"] = base64.b64encode(packed).decode()
+    model = f"identity_{datatype.lower()}"
+    done = await trial.done(wanted(form, model, inputs=[tensor]))
+    assert (done["status"], done["error"]) == (200, None), (done["error"], tensor, form)
+    (output,) = done["outputs"]
+    expected = describe_output("OUTPUT0", DATATYPES[datatype], shape, packed)
+    if form == "v1":  # it tells neither the datatype nor the name
+        assert output["values"] == expected["values"]
+    else:
+        assert output == expected
+
+
+@pytest.mark.parametrize("form", ["json", "binary", "grpc"])
+async def test_scalars_empty_tensors_and_several_outputs(trial: Trial, form: str) -> None:
+    for shape, values in (([], [5]), ([0], []), ([2, 0], [])):
+        tensor = {**NUMBERS, "shape": shape, "values": values}
+        done = await trial.done(wanted(form, inputs=[tensor]))
+        (output,) = done["outputs"]
+        assert (output["shape"], output["values"]) == (shape, values)
+    inputs = [NUMBERS, {**NUMBERS, "name": "INPUT1"}]
+    done = await trial.done(wanted(form, "add", inputs=inputs, outputs=["SUM"]))
+    assert [(each["name"], each["values"]) for each in done["outputs"]] == [("SUM", [3, -4])]
+
+
+@each_form
+async def test_error_is_told_as_the_client_gets_it(trial: Trial, form: str) -> None:
+    done = await trial.done(wanted(form, "no-such-model"))
+    assert done["status"] in (400, 404)
+    assert "no-such-model" in done["error"]
+    assert done["outputs"] == []
+
+
+async def test_call_of_an_unreachable_server_has_its_error(tmp_path: Path) -> None:
+    async with trying(tmp_path, "http://127.0.0.1:1") as trial:
+        for form in ("binary", "grpc"):
+            done = await trial.done(wanted(form))
+            assert done["status"] == 503
+            assert "cannot connect" in done["error"]
+            assert done["attempts"][0]["response"] is None
+
+
+async def test_response_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    async with (
+        ScriptedServer(always_respond(http_response(b"", status="500 No"))) as server,
+        trying(tmp_path, server.url) as trial,
+    ):
+        done = await trial.done(wanted())
+        assert done["status"] >= 500
+        assert done["error"]
+
+
+WRONG: dict[str, list[Any]] = {
+    "form": [None, 1, "", "xml", [], {}],
+    "model": [None, 1, "", [], {}],
+    "version": [1, [], {}],
+    "inputs": [None, 1, "x", {}, [1], [[]]],
+    "outputs": [None, 1, "x", {}, [1], [None]],
+    "headers": [
+        *[None, 1, "x", [], {"a": 1}, {"a": ""}, {"": "a"}, {"a b": "c"}, {"a": "b\r\nX: y"}],
+        *[{"a": "\x00"}, {"a": "é"}, {"Content-Length": "3"}, {"transfer-encoding": "chunked"}],
+        *[{"Connection": "close"}, {"Expect": "100-continue"}, {"a": " b"}],
+    ],
+}
+
+
+async def test_wrong_type_is_a_bad_request_that_names_the_field(trial: Trial) -> None:
+    for field, values in WRONG.items():
+        for value in values:
+            response = await trial.post(wanted(**{field: value}))
+            assert response.status == 400, (field, value, response.body)
+            assert field in response.error
+    response = await trial.post(wanted("raw", inputs=[NUMBERS, NUMBERS]))
+    assert (response.status, response.error) == (400, "a raw request has one input, not 2")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**64 - 1) | st.text(max_size=5) | st.just(1e300),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+TENSOR = st.fixed_dictionaries(
+    {"name": st.just("INPUT0") | JSON, "datatype": st.just("FP32") | JSON},
+    optional={
+        "shape": st.just([1]) | JSON,
+        "values": st.just([1]) | JSON,
+        "fill": st.just("ones") | JSON,
+        "bytes": st.just("AAAAAA==") | JSON,
+    },
+)
+DOCUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": st.just("identity_fp32") | JSON,
+        "form": st.sampled_from(list(FORMS)) | JSON,
+        "version": JSON,
+        "inputs": st.lists(TENSOR, max_size=2) | JSON,
+        "outputs": st.just(["OUTPUT0"]) | JSON,
+        "headers": st.dictionaries(st.sampled_from(["X-A", "Accept", "é"]), JSON) | JSON,
+    },
+)
+
+
+@settings(max_examples=scaled(12), phases=[Phase.generate])
+@given(st.lists(DOCUMENTS | JSON, min_size=20, max_size=40))
+def test_any_document_is_a_call_or_a_bad_request(documents: list[Any]) -> None:
+    async def send_all() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with DemoServer() as server, trying(Path(folder), server.url) as trial:
+                for each in documents:
+                    response = await trial.post(each)
+                    assert response.status in (200, 400), (each, response.body)
+
+    asyncio.run(send_all())
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b"[]", 400),
+        (b'{"model": "\\ud800"}', 400),
+        (b'{"model": "\xff"}', 400),
+        (b'{"a": %s}' % (b"[" * 5000), 400),
+        (b" " * (16 * 2**20 + 1), 413),
+    ],
+    ids=range(7),
+)
+async def test_body_that_cannot_be_read_is_refused(trial: Trial, body: bytes, status: int) -> None:
+    assert (await trial.post(body)).status == status
+
+
+@pytest.mark.parametrize("key", ["", "Bearer wrong", KEY, f"Bearer {CLIENT_KEY}"])
+async def test_wrong_key_is_refused(trial: Trial, key: str, call_records: list[Any]) -> None:
+    response = await trial.post(wanted(), Authorization=key)
+    assert response.status == 401
+    assert call_records == []
+
+
+async def test_other_pages_and_types_are_refused(trial: Trial) -> None:
+    assert (await trial.post(wanted(), Origin="http://evil.example")).status == 403
+    assert (await trial.post(wanted(), **{"Content-Type": "text/plain"})).status == 415
+
+
+async def test_payloads_have_to_be_allowed(tmp_path: Path) -> None:
+    general = {"admin_payloads": False, "admin_actions": True}
+    async with trying(tmp_path, "http://127.0.0.1:1", general=general) as trial:
+        response = await trial.post(wanted())
+        assert response.status == 403
+        assert response.error == "values of tensors are not shown here (admin_payloads)"
+
+
+async def test_route_with_keys_needs_those_of_a_client(tmp_path: Path) -> None:
+    headers = {"Authorization": f"Bearer {CLIENT_KEY}"}
+    async with (
+        DemoServer() as server,
+        trying(tmp_path, server.url, route={"auth": "clients"}) as trial,
+    ):
+        for form in ("json", "grpc"):
+            assert (await trial.done(wanted(form)))["status"] == 401
+            done = await trial.done(wanted(form, headers=headers))
+            assert done["status"] == 200
+            assert CLIENT_KEY in done["curl"]
+            assert CLIENT_KEY in done["python"]
+
+
+async def test_largest_tensors_fit(trial: Trial) -> None:
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [2**21], "fill": "ones"}
+    done = await trial.done(wanted("binary", inputs=[tensor]))
+    (output,) = done["outputs"]
+    assert (done["status"], output["elements"]) == (200, 2**21)
+    sent = done["client"]["request"]
+    assert sent["size"] == 2**23 + sent["json_size"]
+    assert len(base64.b64decode(done["attempts"][0]["request"]["body"])) == 65536
+    tensor["shape"] = [2**21 + 1]
+    assert (await trial.post(wanted("binary", inputs=[tensor]))).status == 400
+
+
+async def test_response_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    size = 33 * 2**20
+    header = binary_response_header(size)
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Inference-Header-Content-Length": str(len(header)),
+    }
+    response = http_response(header + bytes(size), headers)
+
+    async def respond(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(response)
+
+    async with ScriptedServer(respond) as server, trying(tmp_path, server.url) as trial:
+        refused = await trial.post(wanted("binary", "m"))
+        assert refused.status == 502
+        assert refused.error == "the response has more than 32 MiB"
+
+
+HOSTILE = [
+    "a\"b'c",
+    "a\r\nX-Evil: 1",
+    "$(id)`id`;id",
+    "a/b",
+    "..",
+    ".",
+    "a/../../b",
+    "%2e%2e%2f",
+    "é😀",
+    "?a=b#c",
+    "\x1b[31m\0",
+    "x" * 10_000,
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+async def test_hostile_name_is_only_a_name(
+    trial: Trial, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for form in FORMS:
+        caplog.clear()
+        done = await trial.done(wanted(form, name, version=name[:100]))
+        assert done["status"] >= 400
+        assert done["error"]
+        lines = [each for each in caplog.messages if each.startswith("operator")]
+        assert len(lines) == 1
+        assert lines[0].isprintable()
+        assert len(lines[0]) < 2000
+        for attempt in done["attempts"]:
+            names = [each.lower() for each, _ in attempt["request"]["headers"]]
+            assert "x-evil" not in names
+
+
+async def test_second_operator_waits_for_the_first(tmp_path: Path) -> None:
+    released = asyncio.Event()
+    arrived = 0
+
+    async def respond(connection: Connection) -> None:
+        nonlocal arrived
+        await connection.request()
+        arrived += 1
+        await released.wait()
+        await connection.send(http_response(b"{}"))
+
+    async with (
+        ScriptedServer(respond) as server,
+        trying(tmp_path, server.url) as trial,
+        connect(f"http://{trial.admin}") as other,
+    ):
+        body = json.dumps(wanted("binary", "m")).encode()
+        one = asyncio.create_task(trial.post(body))
+        await until(lambda: arrived == 1)
+        two = asyncio.create_task(other.call("POST", "/api/try", body, HEADERS))
+        await asyncio.sleep(0.02)
+        assert arrived == 1
+        released.set()
+        assert [(await one).status, (await two).status] == [200, 200]
+        assert arrived == 2
+
+
+async def test_operator_who_sends_no_body_blocks_others_for_a_while(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "_BODY_TIMEOUT", 0.05)
+    head = request("POST", "/api/try", None, {**HEADERS, "Content-Length": "100"})
+    async with connect(f"http://{trial.admin}") as slow:
+        await slow.send(head + b"{")
+        assert (await trial.post(wanted())).status == 200
+        response = await slow.read_response()
+        assert response.status == 408
+        assert response.error == "the body did not arrive within 0.05 s"
+
+
+async def test_stopping_gateway_ends_a_call_that_hangs(tmp_path: Path) -> None:
+    async with (
+        ScriptedServer(never_respond) as server,
+        trying(tmp_path, server.url, drain_timeout=0.05) as trial,
+    ):
+        waiting = asyncio.create_task(trial.post(wanted("binary", "m")))
+        await server.connection()
+        await trial.gateway.gateway._captured.close()
+        response = await waiting
+        assert response.status in (200, 502)
+        # From now on, no call is made.
+        response = await trial.post(wanted("binary", "m"))
+        assert response.status == 502
+        assert not trial.gateway.gateway._captured._served

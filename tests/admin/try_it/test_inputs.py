@@ -1,0 +1,230 @@
+"""Tensors that an operator describes; each error names what is wrong."""
+
+import base64
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.admin.try_it.inputs import MAX_DATA, make_request
+from gateway.codec.elements.bytes_elements import pack_elements, split_elements
+from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.datatypes import DATATYPES, Family
+from gateway.protocol.tensors import MAX_TENSORS
+
+VALUES: dict[str, list[Any]] = {
+    "BOOL": [True, False],
+    "UINT8": [0, 255],
+    "UINT16": [0, 65535],
+    "UINT32": [0, 2**32 - 1],
+    "UINT64": [0, 2**64 - 1],
+    "INT8": [-128, 127],
+    "INT16": [-(2**15), 2**15 - 1],
+    "INT32": [-(2**31), 2**31 - 1],
+    "INT64": [-(2**63), 2**63 - 1],
+    "FP16": [0.5, -65504],
+    "FP32": [0.1, -3e38],
+    "FP64": [0.1, -1e308],
+    "BF16": [0.5, -2.0],
+    "BYTES": ["", "é😀\n"],
+}
+
+each_datatype = pytest.mark.parametrize("datatype", DATATYPES)
+
+
+def _tensor(**fields: Any) -> dict[str, Any]:
+    return {"name": "x", "datatype": "FP32", "shape": [2]} | fields
+
+
+def _data(*inputs: object) -> list[bytes]:
+    request = make_request(list(inputs), [])
+    return [b"".join(each) for each in request.tensors if not isinstance(each, int)]
+
+
+def _packed(datatype: str, values: list[Any]) -> bytes:
+    dtype = DATATYPES[datatype].dtype
+    if dtype is None:
+        return pack_elements([each.encode() for each in values])
+    return np.array(values, dtype).tobytes()
+
+
+def test_table_has_all_datatypes() -> None:
+    assert VALUES.keys() == DATATYPES.keys()
+
+
+@each_datatype
+def test_values_and_bytes_become_the_same_tensor(datatype: str) -> None:
+    values = VALUES[datatype]
+    expected = _packed(datatype, values)
+    encoded = base64.b64encode(expected).decode()
+    sources = (
+        {"shape": [2], "values": values},
+        {"shape": [1, 2], "values": [values]},
+        {"shape": [1, 2], "values": values},
+        {"shape": [2], "bytes": encoded},
+    )
+    for source in sources:
+        tensor = _tensor(datatype=datatype, **source)
+        request = make_request([tensor], ["y"])
+        (described,) = request.head.inputs
+        assert (described.name, described.datatype.name) == ("x", datatype)
+        assert list(described.shape) == source["shape"]
+        assert described.binary_size == len(expected)
+        assert [each.name for each in request.head.outputs] == ["y"]
+        assert _data(tensor) == [expected]
+
+
+@each_datatype
+@pytest.mark.parametrize("shape", [[], [0], [3, 0], [2, 150]], ids=str)
+def test_fill_makes_as_many_elements_as_the_shape_has(datatype: str, shape: list[int]) -> None:
+    count = int(np.prod(shape))
+    kind = DATATYPES[datatype]
+    zeros, ones, some = _data(
+        *(
+            _tensor(name=fill, datatype=datatype, shape=shape, fill=fill)
+            for fill in ("zeros", "ones", "random")
+        )
+    )
+    if kind.dtype is None:
+        assert split_elements(zeros, 0)[0] == [b"0"] * count
+        assert split_elements(ones, 0)[0] == [b"1"] * count
+        assert len(split_elements(some, 0)[0]) == count
+        return
+    assert np.array_equal(np.frombuffer(zeros, kind.dtype), np.zeros(count, kind.dtype))
+    assert np.array_equal(np.frombuffer(ones, kind.dtype), np.ones(count, kind.dtype))
+    numbers = np.frombuffer(some, kind.dtype)
+    assert len(numbers) == count
+    assert np.isfinite(numbers.astype(np.float64)).all()
+    if count > 1:
+        assert len(set(numbers.tolist())) > 1
+    if kind.family is Family.INTEGER:
+        assert not count or 0 <= int(numbers.min()) <= int(numbers.max()) < 100
+
+
+def test_sources_can_be_mixed() -> None:
+    assert _data(
+        _tensor(name="a", values=[1, 2]),
+        _tensor(name="b", fill="ones"),
+        _tensor(name="c", values=[3, 4]),
+        _tensor(name="d", bytes=base64.b64encode(bytes(8)).decode()),
+    ) == [_packed("FP32", each) for each in ([1, 2], [1, 1], [3, 4], [0, 0])]
+
+
+def _nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (None, "inputs: expected an array of objects"),
+        ({}, "inputs: expected an array of objects"),
+        ([1], "inputs: expected an array of objects"),
+        ([_tensor()] * (MAX_TENSORS + 1), "inputs: at most 1024 can be sent"),
+        ([_tensor()], r"inputs\[0\]: expected one of fill, values, bytes"),
+        ([_tensor(fill="ones", values=[])], r"inputs\[0\]: expected one of"),
+        ([_tensor(fill="ones"), {}], r"inputs\[1\]: expected one of"),
+        ([_tensor(fill="twos")], r"inputs\[0\]: fill: expected one of random, zeros, ones"),
+        ([_tensor(fill=["ones"])], r"inputs\[0\]: fill"),
+        ([_tensor(fill="ones", shape="2")], r"inputs\[0\]: shape"),
+        ([_tensor(fill="ones", shape=[-1])], r"inputs\[0\]: shape"),
+        ([_tensor(fill="ones", shape=[True])], r"inputs\[0\]: shape"),
+        ([_tensor(fill="ones", shape=[1.0])], r"inputs\[0\]: shape"),
+        ([_tensor(fill="ones", shape=[1] * 100)], "x.*dimensions"),
+        ([_tensor(fill="ones", datatype="FP8")], r"inputs\[0\]: datatype: expected one of BOOL"),
+        ([_tensor(fill="ones", datatype=["FP32"])], r"inputs\[0\]: datatype"),
+        ([_tensor(bytes="?")], r"inputs\[0\]: bytes: expected base64"),
+        ([_tensor(bytes=[1])], r"inputs\[0\]: bytes: expected base64"),
+        ([_tensor(bytes="AAAA")], "x.*3"),
+        ([_tensor(datatype="BYTES", bytes="/////w==", shape=[1])], "'x': bytes: expected 1 elem"),
+        ([_tensor(values=[1])], "x"),
+        ([_tensor(values=[1, "a"])], "x"),
+        ([_tensor(values=[1, None])], "x"),
+        ([_tensor(values=[1, 1e300])], "x"),
+        ([_tensor(values=5)], "x"),
+        ([_tensor(values={"a": 1})], "x"),
+        ([_tensor(values=_nested(100))], "deep|nest|depth|x"),
+        ([_tensor(values=_nested(300))], "inputs: nested too deeply"),
+        ([_tensor(name=_nested(300), values=[])], "inputs: nested too deeply"),
+        ([_tensor(datatype="INT8", values=[1, 128])], "x"),
+        ([_tensor(datatype="UINT64", values=[-1, 1])], "x"),
+        ([_tensor(datatype="BOOL", values=[0, 1])], "x"),
+        ([_tensor(name=1, values=[1, 2])], "name"),
+        ([{"datatype": "FP32", "shape": [1], "values": [1]}], "name"),
+        ([_tensor(datatype="BYTES", bytes="AQAAAGE=")], "input 'x': bytes: expected 2 elements"),
+        ([_tensor(fill="ones", shape=[2**62])], r"inputs\[0\]: shape .* is more than can be tried"),
+        ([_tensor(fill="ones", shape=[2**40, 2**40])], r"inputs\[0\]: shape"),
+        ([_tensor(fill="ones", datatype="BYTES", shape=[100_001])], r"inputs\[0\]: shape"),
+        (
+            [_tensor(name=n, fill="ones", shape=[MAX_DATA // 8 + 1]) for n in "ab"],
+            r"inputs\[1\]: all tensors together may have 8 MiB",
+        ),
+        (
+            [_tensor(datatype="FP64", values=[0] * (MAX_DATA // 8 + 1), shape=[MAX_DATA // 8 + 1])],
+            r"inputs\[0\]: all tensors together may have 8 MiB",
+        ),
+    ],
+    ids=range(40),
+)
+def test_error_names_what_is_wrong(inputs: object, words: str) -> None:
+    with pytest.raises(GatewayError) as caught:
+        make_request(inputs, [])
+    assert caught.value.kind is ErrorKind.BAD_REQUEST
+    assert re.search(words, str(caught.value)), str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_tensors_may_have_all_that_is_allowed() -> None:
+    shape = [MAX_DATA // 4]
+    assert [len(each) for each in _data(_tensor(fill="ones", shape=shape))] == [MAX_DATA]
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "x", "FP32", "BYTES", "ones", "AAAA", "\0", "é"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["name", "shape", "values", "fill"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+INPUTS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "name": st.just("x") | JSON,
+            "datatype": st.sampled_from(list(DATATYPES)) | JSON,
+            "shape": st.lists(st.integers(-1, 4), max_size=3) | JSON,
+            "fill": st.sampled_from(["ones", "random"]) | JSON,
+            "values": JSON,
+            "bytes": st.sampled_from(["", "AAAA", "AAAAAAAA"]) | JSON,
+            "parameters": JSON,
+        },
+    ),
+    max_size=3,
+)
+
+
+@given(INPUTS | JSON, JSON)
+def test_anything_is_a_request_or_a_bad_request(inputs: object, outputs: object) -> None:
+    error = None
+    try:
+        make_request(inputs, outputs)
+    except GatewayError as caught:
+        error = caught
+    assert error is None or error.kind is ErrorKind.BAD_REQUEST
+
+
+def test_bf16_is_rounded_as_for_clients() -> None:
+    (data,) = _data(_tensor(datatype="BF16", values=[0.1, 3.14159]))
+    assert data == np.array([0.1, 3.14159], ml_dtypes.bfloat16).tobytes()
