@@ -193,7 +193,7 @@ async def test_captured_call_goes_to_the_next_worker_if_one_hangs(
     ):
         call = UpstreamRequest("GET", "/v2/models/m/ready", CIMultiDict())
         made = await make_captured_call(admin, call, 100)
-        assert (made.status, made.body) == (200, b"[]")
+        assert (made.reply.status, made.reply.body) == (200, b"[]")
         assert [each["endpoint"] for each in made.attempts] == [server.url]
         # The one that hung goes on: the call is not its own any more.
         (late,) = taken
@@ -207,7 +207,7 @@ async def test_captured_call_without_a_worker_leaves_nothing_open(
     monkeypatch.setattr(admin_process, "_CONNECT_TIMEOUT", 0.02)
     async with _admin(_says(""), alive=0) as admin:
         with pytest.raises(TimeoutError):
-            await admin.connect_captured()
+            await admin.connect_captured(skips_conversion=False)
 
 
 @asynccontextmanager

@@ -60,9 +60,11 @@ async def _answer(connection: Connection) -> None:
 
 
 @asynccontextmanager
-async def _captured(gateway: Gateway) -> AsyncIterator[tuple[RawClient, socket.socket]]:
+async def _captured(
+    gateway: Gateway, skips_conversion: bool = False
+) -> AsyncIterator[tuple[RawClient, socket.socket]]:
     """Open a connection whose call is captured, and the socket that gets what is captured."""
-    connection, sink = await gateway.connect_captured()
+    connection, sink = await gateway.connect_captured(skips_conversion)
     client = RawClient(*await asyncio.open_connection(sock=connection))
     with sink:
         try:
@@ -125,6 +127,16 @@ async def test_client_gets_the_response_and_the_operator_both_messages(
     # It is counted and logged as any other.
     (record,) = call_records
     assert (record.status, record.endpoint, record.error) == (200, url, "")
+
+
+async def test_call_may_skip_conversion(gateway: RunningGateway) -> None:
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
+    async with _captured(gateway.gateway, skips_conversion=True) as (client, sink):
+        response = await client.call("POST", INFER, body)
+        (attempt,) = await _read(sink)
+    assert response.status == 200
+    assert _body(attempt["request"]) == body
+    assert _body(attempt["response"]) == response.body
 
 
 async def test_converted_call_is_captured_as_the_server_gets_it(gateway: RunningGateway) -> None:
@@ -275,7 +287,7 @@ async def test_capture_that_nobody_reads_is_dropped(
     (ours, theirs), (source, sink) = socket.socketpair(), socket.socketpair()
     sink.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with theirs:
-        send_connection(source, theirs)
+        send_connection(source, theirs, skips_conversion=False)
     gateway.gateway._captured.serve(sink)
     client = RawClient(*await asyncio.open_connection(sock=ours))
     with source:
@@ -339,9 +351,9 @@ def _settings(url: str, path: Path) -> Settings:
 async def test_stopping_gateway_drops_a_call_that_hangs(tmp_path: Path) -> None:
     async with no_leaks(), ScriptedServer(never_respond) as server:
         async with Gateway(_settings(server.url, tmp_path / "s")) as gateway:
-            connection, sink = await gateway.connect_captured()
+            connection, sink = await gateway.connect_captured(skips_conversion=False)
             client = RawClient(*await asyncio.open_connection(sock=connection))
-            idle, other = await gateway.connect_captured()
+            idle, other = await gateway.connect_captured(skips_conversion=False)
             await client.send(CALL)
             await server.connection()
             ended = asyncio.create_task(_read(sink))
@@ -350,7 +362,7 @@ async def test_stopping_gateway_drops_a_call_that_hangs(tmp_path: Path) -> None:
         with suppress(ConnectionError):
             await client.rest()  # to its end
         # What comes after the stop is not served.
-        late, last = await gateway.connect_captured()
+        late, last = await gateway.connect_captured(skips_conversion=False)
         assert late.recv(1) == b""
         await client.close()
         for each in (sink, idle, other, late, last):

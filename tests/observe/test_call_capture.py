@@ -14,7 +14,7 @@ TEXTS = st.text(st.characters(), max_size=20)  # with halves of surrogate pairs
 
 
 def _message(*pieces: bytes, headers: tuple[tuple[str, str], ...] = ()) -> CapturedMessage:
-    message = CapturedMessage("POST /x HTTP/1.1", headers)
+    message = CapturedMessage("POST /x HTTP/1.1", headers, 64 * 1024)
     for piece in pieces:
         message.add(piece)
     return message
@@ -76,9 +76,9 @@ def test_first_attempts_are_kept() -> None:
 @given(TEXTS, TEXTS, TEXTS)
 def test_whatever_was_sent_is_described_as_json(one: str, other: str, third: str) -> None:
     capture = CallCapture()
-    attempt = capture.begin("u", "http://s", CapturedMessage(one, [(other, third), (SIZE, one)]))
+    attempt = capture.begin("u", "http://s", CapturedMessage(one, [(other, third), (SIZE, one)], 9))
     attempt.error = third
-    attempt.response = CapturedMessage(other, [])
+    attempt.response = CapturedMessage(other, [], 9)
     attempt.response.trailers = [(third, one)]
     (described,) = orjson.loads(orjson.dumps(capture.describe()))
     clean = [each.encode(errors="replace").decode() for each in (one, other, third)]

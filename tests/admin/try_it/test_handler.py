@@ -312,7 +312,7 @@ async def test_response_that_is_too_large_is_refused(tmp_path: Path) -> None:
     async with ScriptedServer(respond) as server, trying(tmp_path, server.url) as trial:
         refused = await trial.post(wanted("binary", "m"))
         assert refused.status == 502
-        assert refused.error == "the response has more than 32 MiB"
+        assert refused.error == "the response has more than 33554432 bytes"
 
 
 HOSTILE = [
