@@ -387,7 +387,7 @@ function comparisonText(comparison) {
 }
 
 /** Create the buttons that copy a call as text, and save its body. */
-function createCopies({ curl, python, client }, announce) {
+function createCopies({ curl, python, client, files }, announce) {
   const field = el("textarea", { id: "try-copy", rows: 8, readonly: true, spellcheck: "false" });
   const fallback = labelled("Copy this text", field);
   setHidden(fallback, true);
@@ -416,20 +416,25 @@ function createCopies({ curl, python, client }, announce) {
       { class: "buttons" },
       button(curl, "curl"),
       button(python, "tritonclient code"),
-      curl.includes("body.bin") ? createSave(client.request) : null,
+      curl.includes("body.bin") ? createSaveOfBody(client.request) : null,
+      ...Object.entries(files).map(([name, body]) => createSave(name, body)),
     ),
     fallback,
   );
 }
 
-function createSave({ body, size }) {
+function createSaveOfBody({ body, size }) {
   const padding = body.endsWith("==") ? 2 : Number(body.endsWith("="));
   if ((body.length / 4) * 3 - padding < size) {
     const text = `The body of ${say.bytes(size)} is too large to be saved here.`;
     return el("span", { class: "muted" }, text);
   }
-  const onclick = () => save(fromBase64(body), "body.bin");
-  return el("button", { type: "button", onclick }, "Save body.bin");
+  return createSave("body.bin", body);
+}
+
+function createSave(name, body) {
+  const onclick = () => save(fromBase64(body), name);
+  return el("button", { type: "button", onclick }, `Save ${name}`);
 }
 
 function save(bytes, name) {

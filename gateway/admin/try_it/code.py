@@ -49,6 +49,11 @@ def client_address(settings: Settings) -> str:
     return f"{scheme}://{TcpAddress(host, first.port)}"
 
 
+def tensor_file(index: int) -> str:
+    """Return the file in which Python code expects a large tensor, by its index."""
+    return f"input{index}.bin"
+
+
 def write_curl(address: str, request: UpstreamRequest) -> str:
     """Write a command with curl; a large or binary body is read of body.bin."""
     assert isinstance(request.body, Sequence)
@@ -143,7 +148,7 @@ def _array(each: Mapping[str, Any], index: int) -> str:
         values = repr(each["values"])
         if len(values) <= _MAX_INLINE:
             return f"np.array({values}, dtype={numpy_type}).reshape({shape!r})"
-    data = f"Path('input{index}.bin').read_bytes()"
+    data = f"Path({tensor_file(index)!r}).read_bytes()"
     if "bytes" in each and len(each["bytes"]) <= _MAX_INLINE:
         data = f"b64decode({each['bytes']!r})"
     if datatype == "BYTES":

@@ -7,6 +7,7 @@ import logging
 import re
 import statistics
 import time
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
@@ -19,7 +20,7 @@ from gateway.admin.own_calls import OwnCallError
 from gateway.admin.savings import Measurement, Savings
 from gateway.admin.source import GatewaySource
 from gateway.admin.try_it.captured_call import CapturedCall, make_captured_call
-from gateway.admin.try_it.code import client_address, write_curl, write_python
+from gateway.admin.try_it.code import client_address, tensor_file, write_curl, write_python
 from gateway.admin.try_it.forms import FORMS
 from gateway.admin.try_it.inputs import MAX_DATA, make_request
 from gateway.admin.try_it.outputs import MAX_RESPONSE, read_error, read_outputs
@@ -87,7 +88,9 @@ class TryIt:
             _text(wanted, "version"),
         )
         outputs = _outputs(wanted)
-        sent = await asyncio.to_thread(_write, form, model, version, wanted.get("inputs"), outputs)
+        sent, tensors = await asyncio.to_thread(
+            _write, form, model, version, wanted.get("inputs"), outputs
+        )
         headers = _headers(wanted)
         for name, value in headers.items():
             sent.headers[name] = value
@@ -109,6 +112,7 @@ class TryIt:
         measured = None
         if wanted.get("compare") is True and form == "json" and not error:
             measured = await self._measure(model, sent, _count(wanted["inputs"], shown))
+        python = write_python(address, form, model, version, wanted["inputs"], names, headers)
         return {
             "time": time.time(),
             "request_id": request_id,
@@ -123,7 +127,8 @@ class TryIt:
             "attempts": call.attempts,
             "outputs": shown,
             "curl": curl,
-            "python": write_python(address, form, model, version, wanted["inputs"], names, headers),
+            "python": python,
+            "files": {name: b64encode(data).decode() for name, data in tensors if name in python},
         }
 
     async def _measure(
@@ -161,13 +166,16 @@ async def _read_body(request: web.Request) -> dict[str, Any]:
 
 def _write(
     form: str, model: str, version: str, inputs: object, outputs: Sequence[str]
-) -> UpstreamRequest:
-    """Write the request. Raises GatewayError (400)."""
+) -> tuple[UpstreamRequest, list[tuple[str, bytes]]]:
+    """Return the request, and its tensors with the names of files. Raises GatewayError (400)."""
     if form not in FORMS:
         raise bad_request(f"form: expected one of {', '.join(FORMS)}")
     if not model:
         raise bad_request("model: expected a name")
-    return FORMS[form](make_request(inputs, outputs), model, version)
+    request = make_request(inputs, outputs)
+    data = [b"".join(each) for each in request.tensors if not isinstance(each, int)]
+    files = [(tensor_file(index), each) for index, each in enumerate(data)]
+    return FORMS[form](request, model, version), files
 
 
 def _describe_request(request: UpstreamRequest) -> dict[str, Any]:

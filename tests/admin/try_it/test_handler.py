@@ -80,6 +80,19 @@ async def test_call_is_made_and_all_is_told(
     )
 
 
+async def test_large_tensors_of_the_python_code_are_there_as_files(trial: Trial) -> None:
+    tensor = bytes(range(256)) * 16
+    large = {"name": "INPUT0", "datatype": "FP32", "shape": [1024]}
+    large["bytes"] = base64.b64encode(tensor).decode()
+    done = await trial.done({"model": "identity_fp32", "form": "json", "inputs": [large]})
+    assert "input0.bin" in done["python"]
+    assert {name: base64.b64decode(data) for name, data in done["files"].items()} == {
+        "input0.bin": tensor
+    }
+    small = await trial.done(wanted("json"))
+    assert small["files"] == {}
+
+
 CASES = st.sampled_from(list(DATATYPES)).flatmap(
     lambda datatype: st.tuples(
         st.just(datatype),
