@@ -52,8 +52,12 @@ class Actions:
         await self._authorize(request)
         body = await _read(request, "name", "settings")
         name, settings = body["name"], body["settings"]
-        if not isinstance(settings, dict):
-            raise web.HTTPBadRequest(text="settings: expected an object")
+        if not name:
+            raise web.HTTPBadRequest(text="name: expected the name of a model")
+        if not isinstance(settings, dict) or not all(map(_is_trace_value, settings.values())):
+            raise web.HTTPBadRequest(
+                text="settings: expected an object of texts and lists of texts"
+            )
         path = f"/v2/models/{quote(name, safe='')}/trace/setting"
         try:
             in_use = await self._own_calls.post_document(path, settings)
@@ -98,6 +102,12 @@ async def _read(request: web.Request, *names: str) -> dict[str, Any]:
         if name != "settings" and not isinstance(body[name], str):
             raise web.HTTPBadRequest(text=f"{name}: expected a text")
     return body
+
+
+def _is_trace_value(value: object) -> bool:
+    """Tell whether a value can be that of a trace setting; null resets one."""
+    values = value if isinstance(value, list) else [value]
+    return all(each is None or isinstance(each, str | int | float) for each in values)
 
 
 def _respond(document: object) -> web.Response:

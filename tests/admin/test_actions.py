@@ -172,8 +172,17 @@ async def test_names_in_the_log_cannot_write_lines(
 async def test_trace_settings_that_cannot_be_changed_say_why(client: RawClient) -> None:
     response = await _post(client, "/api/model/trace", PATHS["/api/model/trace"])
     assert (response.status, response.error) == (502, "no worker responds")
-    response = await _post(client, "/api/model/trace", {"name": "m", "settings": []})
-    assert (response.status, response.error) == (400, "settings: expected an object")
+    response = await _post(client, "/api/model/trace", {"name": "", "settings": {}})
+    assert (response.status, response.error) == (400, "name: expected the name of a model")
+
+
+@pytest.mark.parametrize("settings", [[], "a", {"trace_rate": {}}, {"trace_level": [["x"]]}])
+async def test_trace_settings_that_no_server_has_are_refused(
+    client: RawClient, settings: object
+) -> None:
+    response = await _post(client, "/api/model/trace", {"name": "m", "settings": settings})
+    wanted = "settings: expected an object of texts and lists of texts"
+    assert (response.status, response.error) == (400, wanted)
 
 
 class _Answering(ChosenSource):
