@@ -26,8 +26,8 @@ from tests.codec.strategies_v1 import model
 from tests.support.scale import scaled
 
 CAP = 1 << 24
-PIECE = 32 * 1024
-SLACK = 64 * 1024
+PIECE = 8 * 1024
+SLACK = 16 * 1024
 """Bytes that nobody counts: a codec's own objects, and the current window."""
 MAX_UNREPORTED = 1.5
 """The most that memory may exceed the report: allocators round up, dicts grow."""
@@ -79,16 +79,16 @@ def random_value(rng: random.Random, depth: int) -> Any:
 
 
 def tensors(rng: random.Random) -> dict[str, bytes]:
-    """Write tensors of every kind, each of some hundred kilobytes."""
+    """Write tensors of every kind, each of some ten or hundred kilobytes."""
     return {
-        "floats": entry("a", "FP32", [40_000], floats(rng, 40_000)),
+        "floats": entry("a", "FP32", [10_000], floats(rng, 10_000)),
         "floats before their datatype": entry("a", "FP32", [20_000], floats(rng, 20_000), True),
-        "integers": entry("a", "INT64", [90_000], orjson.dumps(list(range(90_000)))),
-        "strings": entry("a", "BYTES", [40_000], strings(rng, 40_000)),
+        "integers": entry("a", "INT64", [22_000], orjson.dumps(list(range(22_000)))),
+        "strings": entry("a", "BYTES", [10_000], strings(rng, 10_000)),
         "strings before their datatype": entry("a", "BYTES", [9999], strings(rng, 9999), True),
-        "a long string": entry("a", "BYTES", [2], orjson.dumps(["l" * 400_000, "s"])),
-        "an escaped string": entry("a", "BYTES", [1], b'["' + b"\\u0041" * 60_000 + b'"]'),
-        "nested": entry("a", "FP32", [999, 9], orjson.dumps([[0.5] * 9] * 999)),
+        "a long string": entry("a", "BYTES", [2], orjson.dumps(["l" * 100_000, "s"])),
+        "an escaped string": entry("a", "BYTES", [1], b'["' + b"\\u0041" * 15_000 + b'"]'),
+        "nested": entry("a", "FP32", [250, 9], orjson.dumps([[0.5] * 9] * 250)),
     }
 
 
@@ -96,23 +96,23 @@ def requests() -> dict[str, bytes]:
     rng = random.Random(7)
     bodies = {name: message(b"inputs", [tensor] * 2) for name, tensor in tensors(rng).items()}
     base64: Any = {"parameters": {"content_type": "base64"}}
-    encoded = orjson.dumps(["QUJD" * 5] * 20_000)
+    encoded = orjson.dumps(["QUJD" * 5] * 5000)
     return bodies | {
-        "many floats": message(b"inputs", [entry("x", "FP32", [1], b"[1.5]")] * 900),
-        "many strings": message(b"inputs", [entry("x", "BYTES", [1], b'["a"]')] * 900),
+        "many floats": message(b"inputs", [entry("x", "FP32", [1], b"[1.5]")] * 400),
+        "many strings": message(b"inputs", [entry("x", "BYTES", [1], b'["a"]')] * 400),
         "many before their datatype": message(
             b"inputs", [entry("x", "FP32", [1], b"[1]", True)] * 900
         ),
         "many binary": message(
             b"inputs", [entry("x", "INT8", [1], None, parameters={"binary_data_size": 1})] * 900
         ),
-        "base64": message(b"inputs", [entry("x", "BYTES", [20_000], encoded, **base64)]),
-        "an id": message(b"inputs", [], id="a" * 600_000),
-        "empty lists": message(b"inputs", [], parameters={"x": [[]] * 60_000}),
-        "empty objects": message(b"inputs", [], parameters={"x": [{}] * 60_000}),
-        "small objects": message(b"inputs", [], parameters={"x": [{"a": 1}] * 60_000}),
+        "base64": message(b"inputs", [entry("x", "BYTES", [5000], encoded, **base64)]),
+        "an id": message(b"inputs", [], id="a" * 150_000),
+        "empty lists": message(b"inputs", [], parameters={"x": [[]] * 15_000}),
+        "empty objects": message(b"inputs", [], parameters={"x": [{}] * 15_000}),
+        "small objects": message(b"inputs", [], parameters={"x": [{"a": 1}] * 15_000}),
         "a large object": message(
-            b"inputs", [], parameters={f"key{number}": number for number in range(40_000)}
+            b"inputs", [], parameters={f"key{number}": number for number in range(10_000)}
         ),
         "junk": message(
             b"inputs", [], parameters={"x": [random_value(rng, 4) for _ in range(5000)]}
@@ -191,7 +191,7 @@ def test_binary_response_converter_reports_its_memory(kind: str, form: OutputEnc
 def test_mixed_response_reports_its_memory(kind: str) -> None:
     form = OutputEncoding(True, {})
     header = ANSWERS[kind]
-    behind = entry("b", "INT8", [300_000], None, parameters={"binary_data_size": 300_000})
+    behind = entry("b", "INT8", [75_000], None, parameters={"binary_data_size": 75_000})
     header = header.replace(b'"outputs":[', b'"outputs":[' + behind + b",", 1)
     if kind == "junk":
         header = header.replace(b",]", b"]", 1)
@@ -199,7 +199,7 @@ def test_mixed_response_reports_its_memory(kind: str) -> None:
         policies = JsonPolicies()
         check_report(
             lambda: encoded_converter(len(header), form, policies, CAP, CAP),  # noqa: B023
-            header + bytes(300_000),
+            header + bytes(75_000),
         )
 
 
@@ -211,10 +211,10 @@ def binary_response(outputs: int, rows: int, **more: Any) -> tuple[bytes, int]:
 
 
 BINARY = {
-    "one output": binary_response(1, 90_000),
+    "one output": binary_response(1, 22_000),
     "many outputs": binary_response(900, 40),
-    "a large header": binary_response(1, 9, parameters={"x": [{"a": [1]}] * 40_000}),
-    "a long id": binary_response(1, 9, id="a" * 600_000),
+    "a large header": binary_response(1, 9, parameters={"x": [{"a": [1]}] * 10_000}),
+    "a long id": binary_response(1, 9, id="a" * 150_000),
 }
 
 
@@ -229,13 +229,13 @@ def test_json_response_converter_reports_its_memory(kind: str) -> None:
         )
 
 
-TEXT_ROWS = entry("t", "BYTES", [20_000], None, parameters={"binary_data_size": 20_000 * 7})
+TEXT_ROWS = entry("t", "BYTES", [5000], None, parameters={"binary_data_size": 5000 * 7})
 
 
 def test_buffered_rows_report_their_memory() -> None:
-    other = entry("u", "BYTES", [20_000], None, parameters={"binary_data_size": 20_000 * 7})
+    other = entry("u", "BYTES", [5000], None, parameters={"binary_data_size": 5000 * 7})
     header = message(b"outputs", [TEXT_ROWS, other])
-    body = header + b"\3\0\0\0abc" * 40_000
+    body = header + b"\3\0\0\0abc" * 10_000
     predicted = V1ResponseLayout(V1Format.ROWS)
     check_report(lambda: predict_converter(len(header), predicted, JsonPolicies(), CAP, CAP), body)
 
@@ -248,16 +248,16 @@ TWO: Declared = {"x": ("FP32", [-1]), "t": ("BYTES", [-1])}
 
 def v1_requests() -> dict[str, tuple[Declared, bytes]]:
     rng = random.Random(7)
-    rows = [{"x": rng.random(), "t": "s" * rng.randrange(9)} for _ in range(20_000)]
-    base64 = [{"b64": "QUJD"} for _ in range(30_000)]
+    rows = [{"x": rng.random(), "t": "s" * rng.randrange(9)} for _ in range(5000)]
+    base64 = [{"b64": "QUJD"} for _ in range(8000)]
     fields: dict[str, tuple[Declared, Any]] = {
-        "rows of numbers": (ONE, {"instances": [[0.5] * 9] * 9999}),
-        "strings": (TEXT, {"instances": ["s" * rng.randrange(9) for _ in range(40_000)]}),
+        "rows of numbers": (ONE, {"instances": [[0.5] * 9] * 2500}),
+        "strings": (TEXT, {"instances": ["s" * rng.randrange(9) for _ in range(10_000)]}),
         "base64": (TEXT, {"instances": base64}),
-        "a long string": (TEXT, {"inputs": ["l" * 500_000]}),
+        "a long string": (TEXT, {"inputs": ["l" * 120_000]}),
         "objects": (TWO, {"instances": rows}),
-        "columns": (TWO, {"inputs": {"x": [0.5] * 40_000, "t": ["abc"] * 40_000}}),
-        "parameters": (FLAT, {"parameters": {"x": [{"a": 1}] * 40_000}, "instances": [1]}),
+        "columns": (TWO, {"inputs": {"x": [0.5] * 10_000, "t": ["abc"] * 10_000}}),
+        "parameters": (FLAT, {"parameters": {"x": [{"a": 1}] * 10_000}, "instances": [1]}),
     }
     return {name: (declared, orjson.dumps(value)) for name, (declared, value) in fields.items()}
 
