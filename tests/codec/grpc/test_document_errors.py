@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.codec.grpc.document_reader import DocumentReader
 from gateway.codec.grpc.documents import (
     MAX_REQUEST_VALUES,
     MAX_RESPONSE_VALUES,
@@ -17,6 +18,7 @@ from gateway.codec.grpc.documents import (
     write_response,
 )
 from gateway.errors import ErrorKind, GatewayError
+from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.rpcs import RPCS
 from gateway.protocol.grpc.wire import MAX_GROUP_DEPTH
 from gateway.sizes import MAX_SERVER_DOCUMENT
@@ -263,8 +265,12 @@ def test_number_of_bytes_is_limited() -> None:
     )
 
 
+VALUES = MAX_RESPONSE_VALUES // 16
+"""A limit on values, for messages whose size is that share of the largest one."""
+
+
 def grown(part: bytes, around: Callable[[bytes], bytes] = bytes) -> bytes:
-    return around(part * ((MAX_SERVER_DOCUMENT - 64) // len(part)))
+    return around(part * (MAX_SERVER_DOCUMENT // 16 // len(part)))
 
 
 @pytest.mark.parametrize(
@@ -289,18 +295,28 @@ def grown(part: bytes, around: Callable[[bytes], bytes] = bytes) -> bytes:
     ],
 )
 def test_number_of_values_is_limited_before_they_take_memory(rpc: str, data: bytes) -> None:
+    message = RPCS[rpc].response
     tracemalloc.start()
     try:
-        error = error_of(read_response, rpc, data)
+        with pytest.raises(GatewayError) as caught:
+            DocumentReader(message, data, len(data), VALUES, RESPONSE)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+    assert (caught.value.kind, caught.value.message) == (
+        ErrorKind.BAD_RESPONSE,
+        f"the server's response ({rpc}Response) has more than {VALUES} fields and values",
+    )
+    assert peak < 300 * VALUES
+
+
+def test_number_of_values_of_a_response_is_limited() -> None:
+    error = error_of(read_response, "ServerMetadata", field(99, 1) * MAX_RESPONSE_VALUES)
     assert (error.kind, error.message) == (
         ErrorKind.BAD_RESPONSE,
-        f"the server's response ({rpc}Response) has more than {MAX_RESPONSE_VALUES} fields and "
-        "values",
+        "the server's response (ServerMetadataResponse) has more than "
+        f"{MAX_RESPONSE_VALUES} fields and values",
     )
-    assert peak < 300 * MAX_RESPONSE_VALUES
 
 
 @pytest.mark.parametrize(
