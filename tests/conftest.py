@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import count
 from typing import Any
 
 import pytest
@@ -25,8 +26,11 @@ settings.register_profile(
 settings.load_profile("steady")
 
 
-_TOGETHER = ("tests/integration/", "tests/deploy/test_dockerfile.py")
+_TOGETHER = ("tests/integration/", "tests/deploy/test_dockerfile.py", "tests/test_architecture.py")
 """Tests that share what takes long to start or to build: one process runs them."""
+
+
+_TESTS_BETWEEN_EXEMPTIONS = 100
 
 
 class _Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
@@ -52,5 +56,18 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 def pytest_collection_finish() -> None:
     """Exempt the collected tests from garbage collection, which would take long each time."""
+    _exempt_from_garbage_collection()
+
+
+_started = count(1)
+
+
+def pytest_runtest_logstart() -> None:
+    """Exempt what earlier tests left, too: each test that collects garbage would take longer."""
+    if next(_started) % _TESTS_BETWEEN_EXEMPTIONS == 0:
+        _exempt_from_garbage_collection()
+
+
+def _exempt_from_garbage_collection() -> None:
     gc.collect()
     gc.freeze()
