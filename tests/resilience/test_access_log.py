@@ -29,7 +29,7 @@ from tests.support.servers.scripted_server import ScriptedServer
 CONNECTIONS = 8
 LONG = 1800
 """Characters of a long target, so that few calls fill the memory for lines that wait."""
-MANY = CONNECTIONS * 200
+MANY = CONNECTIONS * 60
 """Calls with long targets: two workers cannot buffer the lines of twice as many."""
 FEW = 400
 
@@ -37,7 +37,7 @@ _COMMAND = (
     sys.executable,
     "-c",
     "from gateway.observe import log_writer; log_writer._REPORT_INTERVAL = 0.5;"
-    " log_writer.MAX_BUFFERED = 2**20;"
+    " log_writer.MAX_BUFFERED = 2**18;"
     " from gateway.cli import main; main()",
 )
 """The command, which reports dropped lines twice a second, and buffers fewer lines."""
