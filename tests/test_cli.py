@@ -73,9 +73,9 @@ async def test_version_prints_the_version_and_the_form() -> None:
     assert await run(TENSORGATE, "--version") == (0, out, "")
 
 
-@pytest.mark.parametrize("command", [(TENSORGATE, "--help"), (*MODULE, "-h")])
-async def test_help_lists_the_commands(command: tuple[str, ...]) -> None:
-    status, out, err = await run(*command)
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_lists_the_commands(call: Call, option: str) -> None:
+    status, out, err = call(option)
     assert (status, err) == (0, "")
     for name in ("serve", "check", "demo", "top"):
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
@@ -190,7 +190,8 @@ models:
 async def _probed(call: Call, config: str) -> tuple[int, list[str]]:
     """Ask servers; give the status, and what is printed beyond what would be served."""
     _, summary, _ = call("check", config)
-    status, out, err = await run(TENSORGATE, "check", "--probe", config)
+    status, out, err = await asyncio.to_thread(call, "check", "--probe", config)
+    assert isinstance(status, int)
     assert err == ""
     assert out.startswith(summary)
     return status, out.removeprefix(summary).splitlines()
@@ -229,9 +230,12 @@ async def test_check_with_probe_compares_declared_models_with_servers(
         )
 
 
-async def test_check_replaces_references_to_the_environment(file: Path) -> None:
+def test_check_replaces_references_to_the_environment(
+    call: Call, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_HOST", "triton")
     config = write_settings(file, "'http://${TEST_HOST}:1'")
-    status, out, _ = await run(TENSORGATE, "check", config, TEST_HOST="triton")
+    status, out, _ = call("check", config)
     assert (status, "http://triton:1" in out) == (0, True)
 
 
@@ -444,6 +448,13 @@ async def test_a_gateway_that_answered_with_errors_ends_with_status_0(file: Path
     assert "Traceback" not in err
 
 
+each_command_and_workers = pytest.mark.parametrize(
+    ("command", "workers"),
+    [(("check",), 1), (("serve", "--config"), 1), (("serve", "--config"), 2)],
+    ids=["check", "serve", "serve with workers"],
+)
+
+
 def _tls(folder: Path, more: str = "") -> tuple[str, Path]:
     """Give settings that speak TLS, and the key."""
     certificate, key = certificate_files(folder, server_certificate())
@@ -467,8 +478,7 @@ async def test_the_gateway_serves_with_tls(file: Path, tmp_path: Path) -> None:
     assert key.read_text().splitlines()[1] not in err
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
+@each_command_and_workers
 async def test_unusable_tls_files_are_an_error(
     ended: Ended, file: Path, tmp_path: Path, command: tuple[str, ...], workers: int
 ) -> None:
@@ -493,10 +503,9 @@ def test_check_prints_the_tls_files(call: Call, file: Path, tmp_path: Path) -> N
     ) in out
 
 
-@pytest.mark.parametrize("command", [("check",), ("serve", "--config")], ids=["check", "serve"])
-@pytest.mark.parametrize("workers", ["1", "2"])
+@each_command_and_workers
 async def test_a_missing_file_of_upstream_tls_is_an_error(
-    ended: Ended, file: Path, command: tuple[str, ...], workers: str
+    ended: Ended, file: Path, command: tuple[str, ...], workers: int
 ) -> None:
     upstream = "endpoints: ['https://triton:8000'], tls: {ca: /none.pem}"
     await asyncio.to_thread(
@@ -527,9 +536,8 @@ async def test_missing_files_are_printed_with_all_other_errors(
     )
 
 
-async def test_check_warns_of_an_endpoint_that_is_the_gateway_itself(file: Path) -> None:
-    await asyncio.to_thread(
-        file.write_text,
+def test_check_warns_of_an_endpoint_that_is_the_gateway_itself(call: Call, file: Path) -> None:
+    file.write_text(
         "upstreams:\n"
         "  a:\n"
         "    endpoints:\n"
@@ -537,7 +545,7 @@ async def test_check_warns_of_an_endpoint_that_is_the_gateway_itself(file: Path)
         "      - http://localhost:8080\n"
         "listen: [127.0.0.1:9, 0.0.0.0:8080]\n",
     )
-    status, _, err = await run(TENSORGATE, "check", str(file))
+    status, _, err = call("check", str(file))
     assert (status, err) == (
         0,
         f"{file}:5: upstreams.a.endpoints[1]: warning: http://localhost:8080 is the gateway itself"

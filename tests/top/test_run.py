@@ -6,13 +6,14 @@ import asyncio
 import re
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from gateway.cli import main
 from tests.support.addresses import HOST, free_address
 from tests.support.gateway_process import (
     TENSORGATE,
@@ -247,38 +248,37 @@ def _check_is_sane(shell: RealTerminal, modes: list[object]) -> None:
     assert shell.shows_cursor
 
 
-@pytest.mark.parametrize("arguments", [(), ("--once",)])
-async def test_a_pipe_gets_one_plain_page(
-    file: Path, server: ScriptedServer, arguments: tuple[str, ...]
-) -> None:
+async def test_a_plain_page_is_printed_once(file: Path, server: ScriptedServer) -> None:
+    """It goes to a pipe, to a dumb terminal, and to a real one if the user asks for it."""
     async with _gateway(file, server) as gateway:
         await gateway.call("/v2/models/add")
-        command = (TENSORGATE, "top", gateway.admin, *arguments)
-        status, out, err = await run(*command, FORCE_COLOR="1")
-        async with asyncio.timeout(TIMEOUT):
-            while "200 OK" not in out:  # a call is listed when its second is over
-                status, out, err = await run(*command, FORCE_COLOR="1")
-    assert (status, err) == (0, "")
-    assert "\x1b" not in out
-    for text in ("OVERVIEW", "ENDPOINTS", "MODELS", "CALLS", server.url, "200 OK", "0.1.0"):
-        assert text in out
+        await _until_listed(gateway, b'"add"')
+        for arguments in ((), ("--once",)):
+            command = (TENSORGATE, "top", gateway.admin, *arguments)
+            status, out, err = await run(*command, FORCE_COLOR="1")
+            assert (status, err) == (0, "")
+            assert "\x1b" not in out
+            for text in ("OVERVIEW", "ENDPOINTS", "MODELS", "CALLS", server.url, "200 OK", "0.1.0"):
+                assert text in out
+        await _check_plain_page(terminal(gateway.admin, "--once", size=(80, 100)))
+        await _check_plain_page(terminal(gateway.admin, size=(80, 100), environ={"TERM": "dumb"}))
+        script = f'"{TENSORGATE}" top {gateway.admin} | head -n 1'
+        status, out, err = await run("/bin/sh", "-c", script)
+        assert (status, err) == (0, "")
+        assert out.startswith(" Tensorgate top")
 
 
-async def test_once_prints_a_page_in_a_terminal_too(file: Path, server: ScriptedServer) -> None:
-    async with (
-        _gateway(file, server) as gateway,
-        terminal(gateway.admin, "--once", size=(80, 100)) as top,
-    ):
-        assert await top.end() == 0
-        assert "OVERVIEW" in top.lines
-        assert b"\x1b" not in top.raw
+async def _until_listed(gateway: _Running, name: bytes) -> None:
+    """Wait for the end of the second of a call, which is listed then."""
+    listed, host = b"", {"Host": gateway.admin}
+    async with connect(f"http://{gateway.admin}") as operator, asyncio.timeout(TIMEOUT):
+        while name not in listed:
+            listed = (await operator.call("GET", "/api/calls", None, host)).body
+            await asyncio.sleep(0.1)
 
 
-async def test_a_dumb_terminal_gets_one_plain_page(file: Path, server: ScriptedServer) -> None:
-    async with (
-        _gateway(file, server) as gateway,
-        terminal(gateway.admin, size=(80, 100), environ={"TERM": "dumb"}) as top,
-    ):
+async def _check_plain_page(prints: AbstractAsyncContextManager[RealTerminal]) -> None:
+    async with prints as top:
         assert await top.end() == 0
         assert "OVERVIEW" in top.lines
         assert b"\x1b" not in top.raw
@@ -320,21 +320,17 @@ async def test_a_host_name_that_the_gateway_does_not_know_is_told() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--once",)])
-async def test_once_without_a_gateway_is_an_error(arguments: tuple[str, ...]) -> None:
+def test_once_without_a_gateway_is_an_error(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     address = free_address()
-    status, out, err = await run(TENSORGATE, "top", address, *arguments)
-    assert (status, out) == (1, "")
+    with pytest.raises(SystemExit) as ended:
+        main(["top", address, *arguments], prog_name="tensorgate")
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (1, "")
     assert err == (
         f"tensorgate: no gateway has its admin address at {address}: the connection was refused\n"
     )
-
-
-async def test_a_reader_that_leaves_is_no_traceback(file: Path, server: ScriptedServer) -> None:
-    async with _gateway(file, server) as gateway:
-        script = f'"{TENSORGATE}" top {gateway.admin} | head -n 1'
-        status, out, err = await run("/bin/sh", "-c", script)
-    assert (status, err) == (0, "")
-    assert out.startswith(" Tensorgate top")
 
 
 async def test_a_slow_gateway_does_not_stop_the_keys() -> None:
