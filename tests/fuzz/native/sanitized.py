@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 SOURCES = ROOT / "gateway" / "codec" / "native"
+
+_INCLUDE = re.compile(r'^ *# *include "(.+)"', re.MULTILINE)
 
 _SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
@@ -29,7 +35,7 @@ class NoSanitizerError(Exception):
 def build(folder: Path, objects: Path, right: str = "", wrong: str = "") -> Path:
     """Compile the C module, with one part of its sources changed; raises NoSanitizerError.
 
-    What was compiled is kept in ``objects``, by its preprocessed text: a changed module shares
+    What was compiled is kept in ``objects``, by its source and headers: a changed module shares
     most with the others.
     """
     sources = {path.name: path.read_text() for path in SOURCES.glob("*.[ch]")}
@@ -43,15 +49,36 @@ def build(folder: Path, objects: Path, right: str = "", wrong: str = "") -> Path
     include = ["-I", str(folder), "-I", sysconfig.get_path("include")]
     built = []
     for source in sorted(folder.glob("*.c")):
-        text = _run([*command, *include, "-E", "-P", str(source)]).stdout
-        target = objects / f"{hashlib.sha256(text.encode()).hexdigest()}.o"
-        if not target.exists():
-            compiled = source.with_suffix(".o")
-            _compile([*command, *include, "-c", str(source)], compiled)
-            compiled.rename(target)
+        key = hashlib.sha256(_with_headers(source.name, sources).encode()).hexdigest()
+        target = objects / f"{key}.o"
+        with _lock(objects / f"{key}.lock"):
+            if not target.exists():
+                compiled = source.with_suffix(".o")
+                _compile([*command, *include, "-c", str(source)], compiled)
+                compiled.rename(target)
         built.append(str(target))
     _compile([*command, "-shared", *built], module)
     return module
+
+
+def _with_headers(name: str, sources: dict[str, str]) -> str:
+    """Return the texts of a source and of all headers of ours that it includes."""
+    names = [name]
+    for each in names:  # grows on the way
+        names += [
+            header
+            for header in _INCLUDE.findall(sources[each])
+            if header in sources and header not in names
+        ]
+    return "".join(sources[each] for each in names)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Let one process of a test run compile while the others wait for what it compiles."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @cache
