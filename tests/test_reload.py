@@ -18,9 +18,10 @@ from tests.support.gateway_process import FAST_FILE_WATCH, Process, gateway_proc
 from tests.support.http_messages import chunk, http_response, message, request
 from tests.support.inference_messages import binary_response, infer_json
 from tests.support.raw_client import connect
+from tests.support.scale import scaled
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
-RELOADS = 50
+RELOADS = scaled(50)
 CLIENTS = 8
 NOWHERE = "http://127.0.0.1:1"
 
@@ -112,7 +113,7 @@ async def _ended(process: Process) -> str:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_fifty_reloads_fail_no_request(file: Path, workers: int) -> None:
+async def test_reloads_fail_no_request(file: Path, workers: int) -> None:
     async with _Server("one") as one, _Server("two") as two:
         servers = (one, two)
         limits = ("{max_request_bytes: 1MiB, connect_timeout: 1s}", "{max_request_bytes: 2MiB}")

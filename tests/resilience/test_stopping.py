@@ -13,9 +13,13 @@ from tests.resilience.load import MIXED, Kind, load_on
 from tests.support.addresses import HOST
 from tests.support.certificates import certificate_files, server_certificate
 from tests.support.gateway_process import Process
-from tests.support.scale import scaled
+from tests.support.scale import SCALE, scaled
 
 FRESH = (Kind.FRESH,) * 8
+OVER_TLS = [(1, MIXED), (2, FRESH)]
+if SCALE >= 1:
+    OVER_TLS += [(1, FRESH), (2, MIXED)]
+"""Workers and connections; without TLS, each run tries all of them."""
 
 
 @pytest.fixture
@@ -81,12 +85,11 @@ async def test_no_request_is_lost_at_a_unix_socket(
         await _stop_under_load(file, servers, f"workers: {workers}\n", FRESH, listen=listen)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "kinds"), OVER_TLS)
 async def test_no_request_is_lost_over_tls_when_the_gateway_stops(
-    file: Path, tmp_path: Path, workers: int
+    file: Path, tmp_path: Path, workers: int, kinds: tuple[Kind, ...]
 ) -> None:
     certificate, key = certificate_files(tmp_path, server_certificate())
     more = f"workers: {workers}\ntls: {{certificate: {certificate}, key: {key}}}\n"
     async with fleet(2) as servers:
-        for kinds in (MIXED, FRESH):
-            await _stop_under_load(file, servers, more, kinds)
+        await _stop_under_load(file, servers, more, kinds)
