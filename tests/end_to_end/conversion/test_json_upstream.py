@@ -21,7 +21,7 @@ from tests.support.servers.scripted_server import (
 
 JSON_ONLY = {"dialect": "json"}
 TEXT = [b"", "é".encode(), b'"\\']
-SIZES = {"small": 3, "large": 70_000}
+SIZES = {"small": 3, "large": 20_000}
 PREDICT = "/v1/models/m:predict"
 
 
