@@ -20,6 +20,8 @@ _SECONDS = 2
 _MOST = 1.03
 _MODEL = "static_16"
 _OFF = "off"
+_CONTROL = "none, in another process"
+"""A second gateway without traces: it tells how far two processes that do the same are apart."""
 _SAMPLES = ("0%", "1%", "100%")
 
 
@@ -32,14 +34,14 @@ def cost(env: Environment) -> list[Row]:
         static = stack.enter_context(server("static_server", cores.others))
         sink = stack.enter_context(server("trace_sink", cores.others))
         gateways = {}
-        for sample in (_OFF, *_SAMPLES):
+        for sample in (_OFF, _CONTROL, *_SAMPLES):
             receiver = {"endpoint": f"http://127.0.0.1:{sink.ports[0]}", "sample": sample}
             gateways[sample] = stack.enter_context(
                 running_gateway(
                     static.ports[1],
                     cores=cores.measured,
                     access_log=True,
-                    tracing=None if sample == _OFF else receiver,
+                    tracing=receiver if sample in _SAMPLES else None,
                 )
             )
         values = normal(16)
@@ -49,7 +51,7 @@ def cost(env: Environment) -> list[Row]:
                 load(each.port, request, _CONNECTIONS, _SECONDS)
             jobs = {name: partial(_cpu, each, request, load) for name, each in gateways.items()}
             times = run_rounds(env.rounds(10), jobs)
-            for sample in _SAMPLES:
+            for sample in (_CONTROL, *_SAMPLES):
                 ratio = Ratio.of(times[sample], times[_OFF])
                 base = statistics.median(times[_OFF])
                 bound = below(ratio.median, _MOST, f"{_MOST} ×") if sample == "1%" else None
