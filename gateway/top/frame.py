@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from gateway.top import words
+from gateway.top import formatting
 from gateway.top.document import flag, number, objects, text
 from gateway.top.panels import calls, endpoints, models, overview
 from gateway.top.panels.body import ERROR, QUIET, STRONG, WARNING, Body, body_of, sentence
@@ -73,10 +73,10 @@ class Frame:
             parts.append("DRAINS" if flag(document, "draining") else "")
             parts.append(plain(text(document, "version")))
             if started is not None and at is not None:
-                parts.append(f"up {words.whole_seconds(at - started)}")
+                parts.append(f"up {formatting.whole_seconds(at - started)}")
             workers = len(objects(document, "workers"))
-            parts.append(words.plural(workers, "worker") if workers else "")
-        clock = f"{words.clock(now, now)} "
+            parts.append(formatting.plural(workers, "worker") if workers else "")
+        clock = f"{formatting.clock(now, now)} "
         told = " " + "   ".join(part for part in parts if part)
         room = max(0, width - len(clock) - 1)
         return line((f"{fit(told, room)} {clock}" if room > 20 else fit(told, width), _BAR))
@@ -84,11 +84,11 @@ class Frame:
     def _state(self, snapshot: Snapshot, width: int, now: float) -> list[Text]:
         """Return why there is nothing new; or that another gateway answers."""
         if snapshot.failure:
-            since = words.whole_seconds(now - snapshot.failing_since)
-            pause = words.seconds(min(self._interval, RETRY_SECONDS))
+            since = formatting.whole_seconds(now - snapshot.failing_since)
+            pause = formatting.seconds(min(self._interval, RETRY_SECONDS))
             told = f"Nothing read for {since}: {snapshot.failure}. Tries again every {pause}."
             if snapshot.overview is not None:
-                told += f" Below is the state of {words.clock(snapshot.read_at, now)}."
+                told += f" Below is the state of {formatting.clock(snapshot.read_at, now)}."
             lines = wrap(plain(told), max(1, width - 1), _MOST_FAILURE_LINES)
             return [line((f" {each}", ERROR)) for each in lines]
         if snapshot.notice and now < snapshot.notice_until:
@@ -142,8 +142,8 @@ def _tabs(view: View, snapshot: Snapshot, width: int) -> Text:
     errors = sum(text(each, "level") == "error" for each in problems)
     told, style = "", QUIET
     if problems:
-        told = words.plural(len(problems), "problem")
-        told += f", {words.plural(errors, 'error')}" if errors else ""
+        told = formatting.plural(len(problems), "problem")
+        told += f", {formatting.plural(errors, 'error')}" if errors else ""
         style = ERROR if errors else WARNING
     elif snapshot.overview is not None:
         told = "no problems"
@@ -197,7 +197,8 @@ def _bar(left: str, right: str, width: int) -> Text:
 
 def _with_position(footer: Text, first: int, shown: int, total: int, width: int) -> Text:
     """Add to the footer which rows are shown, if there is room."""
-    told = f" {words.count(first)}-{words.count(first + shown - 1)} of {words.count(total)} "
+    begin, end, of = map(formatting.count, (first, first + shown - 1, total))
+    told = f" {begin}-{end} of {of} "
     keys = footer.plain.rstrip()
     if width_of(keys) + len(told) > width:
         return footer

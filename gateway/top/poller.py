@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gateway.top import words
+from gateway.top import formatting
 from gateway.top.client import AdminClient, AdminError
 from gateway.top.document import Document, number, text
 from gateway.top.view import CALLS, ENDPOINTS, MODELS, OVERVIEW
@@ -153,6 +153,6 @@ def _difference(old: Document | None, new: Document | None, now: float) -> str:
     if versions[0] != versions[1]:
         return f"version {versions[1]} of the gateway has replaced version {versions[0]}"
     if number(old, "started_at") != number(new, "started_at"):
-        at = words.clock(number(new, "started_at"), now)
+        at = formatting.clock(number(new, "started_at"), now)
         return f"this is another gateway process than before: it started at {at}"
     return ""

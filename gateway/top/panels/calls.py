@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.top import words
+from gateway.top import formatting
 from gateway.top.document import Document, count, number, objects, text
 from gateway.top.panels.body import ERROR, GOOD, QUIET, STRONG, Body, sentence
 from gateway.top.table import Cell, Column, Layout
@@ -32,7 +32,9 @@ def describe(calls: Document, width: int, *, search: str = "", follows: bool = T
     wanted, now = search.lower(), number(calls, "time") or 0.0
     read = [each for each in objects(calls, "calls") if _has(each, wanted)]
     kept = count(calls, "kept")
-    what = f"{words.count(len(read))} of {words.plural(kept, 'call')} that the gateway keeps"
+    what = (
+        f"{formatting.count(len(read))} of {formatting.plural(kept, 'call')} that the gateway keeps"
+    )
     told = f"{'Follows' if follows else 'Paused'}: {what}" + (", with this text" if search else "")
     if not kept:
         told = "No call has ended yet"
@@ -52,20 +54,20 @@ def _has(call: Document, wanted: str) -> bool:
 def _call(call: Document, now: float) -> Sequence[Cell]:
     status, grpc = count(call, "status"), number(call, "grpc_status")
     failed = not 0 < status < 400 or bool(grpc)
-    said = words.call_status(status, None if grpc is None else int(grpc))
+    said = formatting.call_status(status, None if grpc is None else int(grpc))
     reason = text(call, "reason")
     endpoint = text(call, "endpoint") or _servers(call)
     return (
-        (words.clock(number(call, "time"), now, exact=True)[-12:], ""),
+        (formatting.clock(number(call, "time"), now, exact=True)[-12:], ""),
         (said, ERROR if failed else GOOD),
         (text(call, "model") or "no model", "" if text(call, "model") else QUIET),
-        (words.milliseconds(number(call, "duration_ms")), ""),
+        (formatting.milliseconds(number(call, "duration_ms")), ""),
         (reason or endpoint, ERROR if reason else ""),
         (text(call, "operation") or text(call, "method"), ""),
-        (words.forms(text(call, "client_form"), text(call, "server_form")), ""),
-        (words.milliseconds(number(call, "server_ms")), ""),
-        (words.size(number(call, "request_bytes")), ""),
-        (words.size(number(call, "response_bytes")), ""),
+        (formatting.forms(text(call, "client_form"), text(call, "server_form")), ""),
+        (formatting.milliseconds(number(call, "server_ms")), ""),
+        (formatting.size(number(call, "request_bytes")), ""),
+        (formatting.size(number(call, "response_bytes")), ""),
         (text(call, "client"), ""),
         (_phases(call), QUIET),
         (text(call, "request_id"), QUIET),
@@ -81,6 +83,6 @@ def _servers(call: Document) -> str:
 
 def _phases(call: Document) -> str:
     return ", ".join(
-        f"{text(each, 'name')} {words.milliseconds(number(each, 'duration_ms'))}"
+        f"{text(each, 'name')} {formatting.milliseconds(number(each, 'duration_ms'))}"
         for each in objects(call, "timeline")
     )

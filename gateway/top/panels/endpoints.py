@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from gateway.top import words
+from gateway.top import formatting
 from gateway.top.document import Document, count, flag, number, numbers, objects, text, texts
 from gateway.top.panels.body import ERROR, GOOD, QUIET, STRONG, WARNING, Body
 from gateway.top.plain_text import cut, plain, width_of
@@ -118,15 +118,15 @@ def _endpoint(endpoint: Document) -> Sequence[Cell]:
     return (
         (text(endpoint, "url"), ""),
         (state, _STATES.get(state, WARNING)),
-        (words.rate(number(endpoint, "calls_per_second")), ""),
-        (words.rate(failed), ERROR if failed else ""),
-        (words.milliseconds(number(endpoint, "p50_ms")), ""),
-        (words.milliseconds(number(endpoint, "p99_ms")), ""),
-        (words.count(busy), ""),
+        (formatting.rate(number(endpoint, "calls_per_second")), ""),
+        (formatting.rate(failed), ERROR if failed else ""),
+        (formatting.milliseconds(number(endpoint, "p50_ms")), ""),
+        (formatting.milliseconds(number(endpoint, "p99_ms")), ""),
+        (formatting.count(busy), ""),
         (chart, "cyan"),
-        (words.size_rate(number(endpoint, "sent_bytes_per_second")), ""),
-        (words.size_rate(number(endpoint, "received_bytes_per_second")), ""),
-        (words.number(number(endpoint, "calls_total")), ""),
+        (formatting.size_rate(number(endpoint, "sent_bytes_per_second")), ""),
+        (formatting.size_rate(number(endpoint, "received_bytes_per_second")), ""),
+        (formatting.number(number(endpoint, "calls_total")), ""),
         (text(endpoint, "state_text"), QUIET),
         (_models(endpoint), ""),
     )
@@ -142,17 +142,19 @@ def _models(endpoint: Document) -> str:
 def _upstream(upstream: Document, width: int) -> Text:
     name, reason = plain(text(upstream, "name")), text(upstream, "unreachable_reason")
     parts = [
-        words.plural(number(upstream, "endpoints_total"), "endpoint"),
+        formatting.plural(number(upstream, "endpoints_total"), "endpoint"),
         _speaks(upstream),
-        f"calls {words.rate(number(upstream, 'calls_per_second'))}",
-        f"failed {words.rate(number(upstream, 'failures_per_second'))}",
+        f"calls {formatting.rate(number(upstream, 'calls_per_second'))}",
+        f"failed {formatting.rate(number(upstream, 'failures_per_second'))}",
     ]
     if limit := number(upstream, "concurrency", "max_requests"):
         active, queued = (
             count(upstream, "concurrency", "active"),
             number(upstream, "concurrency", "queued"),
         )
-        parts.append(f"{active} of {words.count(limit)} slots taken, {words.count(queued)} wait")
+        parts.append(
+            f"{active} of {formatting.count(limit)} slots taken, {formatting.count(queued)} wait"
+        )
     if not flag(upstream, "required"):
         parts.append("not required")
     told, style = " · ".join(part for part in parts if part), ""
@@ -167,15 +169,16 @@ def _speaks(upstream: Document) -> str:
     dialect = text(upstream, "dialect", "name")
     if not dialect:
         return "dialect not known"
-    protocol = words.protocol(text(upstream, "inference_protocol", "name"))
+    protocol = formatting.protocol(text(upstream, "inference_protocol", "name"))
     return f"{dialect} over {protocol}" if protocol else dialect
 
 
 def _summary(upstreams: Sequence[Document], width: int) -> Text:
     total = sum(count(each, "endpoints_total") for each in upstreams)
     fitting = sum(count(each, "endpoints_fitting") for each in upstreams)
-    of = "" if fitting == total else f"{words.count(fitting)} of "
-    told = f"{of}{words.plural(total, 'endpoint')}, {words.plural(len(upstreams), 'upstream')}"
+    of = "" if fitting == total else f"{formatting.count(fitting)} of "
+    endpoints = formatting.plural(total, "endpoint")
+    told = f"{of}{endpoints}, {formatting.plural(len(upstreams), 'upstream')}"
     return line((f" {cut(told, max(0, width - 1))}", STRONG))
 
 
@@ -213,6 +216,6 @@ def _route(route: Document) -> Sequence[Cell]:
         (text(route, "name"), ""),
         (text(route, "match"), ""),
         (", ".join(names), ""),
-        (words.rate(number(route, "calls_per_second")), ""),
-        (words.percent(errors), ERROR if errors else ""),
+        (formatting.rate(number(route, "calls_per_second")), ""),
+        (formatting.percent(errors), ERROR if errors else ""),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from gateway.top import words
+from gateway.top import formatting
 from gateway.top.document import Document, by_name, count, number, objects, text
 from gateway.top.panels.body import ERROR, QUIET, STRONG, Body, sentence
 from gateway.top.table import Cell, Column, Layout, line
@@ -34,7 +34,7 @@ def describe(models: Document, offset: int, width: int, search: str = "") -> Bod
     def row(index: int) -> Text:
         return layout.row(_model(read[index - offset])) if 0 <= index - offset < len(read) else wait
 
-    told = words.plural(total, "model") + (" with this text" if search else "")
+    told = formatting.plural(total, "model") + (" with this text" if search else "")
     if not total and not search:
         told = "No model is known to be ready, and none was called"
     return Body([sentence(told, width, STRONG), layout.heading()], total, row)
@@ -48,13 +48,13 @@ def _model(model: Document) -> Sequence[Cell]:
     return (
         (text(model, "name"), ""),
         (f"{endpoints} of {of}" if ready else "not known", "" if ready else QUIET),
-        (words.rate(number(model, "calls_per_second")), ""),
-        (words.percent(errors), ERROR if errors else ""),
-        (words.milliseconds(number(model, "p50_ms")), ""),
-        (words.milliseconds(number(model, "p95_ms")), ""),
-        (words.milliseconds(number(model, "p99_ms")), ""),
-        (words.rates(by_name(model, "statuses_per_second")), ""),
-        (words.rates(by_name(model, "forms_per_second"), are_forms=True), ""),
+        (formatting.rate(number(model, "calls_per_second")), ""),
+        (formatting.percent(errors), ERROR if errors else ""),
+        (formatting.milliseconds(number(model, "p50_ms")), ""),
+        (formatting.milliseconds(number(model, "p95_ms")), ""),
+        (formatting.milliseconds(number(model, "p99_ms")), ""),
+        (formatting.rates(by_name(model, "statuses_per_second")), ""),
+        (formatting.rates(by_name(model, "forms_per_second"), are_forms=True), ""),
         (", ".join(_ready_at(each) for each in ready), ""),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from gateway.top import words
+from gateway.top import formatting
 from gateway.top.document import Document, count, flag, number, numbers, objects, text
 from gateway.top.panels.body import ERROR, GOOD, QUIET, STRONG, WARNING, Body, body_of, sentence
 from gateway.top.plain_text import fit, plain, width_of, wrap
@@ -35,12 +35,12 @@ class _Metric:
 
 
 _METRICS = (
-    _Metric("Calls", "calls_per_second", words.rate, "cyan"),
-    _Metric("Errors", "error_ratio", words.percent, "red", is_error=True),
-    _Metric("Duration p50", "p50_ms", words.milliseconds, "blue"),
-    _Metric("Duration p95", "p95_ms", words.milliseconds, "blue"),
-    _Metric("Duration p99", "p99_ms", words.milliseconds, "blue"),
-    _Metric("In progress", "requests_in_progress", words.count, "magenta"),
+    _Metric("Calls", "calls_per_second", formatting.rate, "cyan"),
+    _Metric("Errors", "error_ratio", formatting.percent, "red", is_error=True),
+    _Metric("Duration p50", "p50_ms", formatting.milliseconds, "blue"),
+    _Metric("Duration p95", "p95_ms", formatting.milliseconds, "blue"),
+    _Metric("Duration p99", "p99_ms", formatting.milliseconds, "blue"),
+    _Metric("In progress", "requests_in_progress", formatting.count, "magenta"),
 )
 
 
@@ -71,8 +71,8 @@ def _metrics(overview: Document, width: int, height: int) -> list[Text]:
     for metric in _METRICS:
         history = _history(overview, metric)
         points, span = squeeze(history, end, step, chart_width)
-        each = f", {words.seconds(span * step)} per column" if span * step > 1 else ""
-        title = f"The last {words.seconds(step * len(history))}{each}" if history else ""
+        each = f", {formatting.seconds(span * step)} per column" if span * step > 1 else ""
+        title = f"The last {formatting.seconds(step * len(history))}{each}" if history else ""
         lines += _metric(metric, overview, points, (chart_width, rows, with_most))
     heading = [
         (f" {fit('All calls', _LABEL)} ", STRONG),
@@ -122,10 +122,10 @@ def _history(overview: Document, metric: _Metric) -> Points:
 def _traffic(overview: Document, width: int) -> Text:
     now = overview.get("now")
     parts = (
-        words.plural(number(now, "connections"), "connection"),
-        f"received {words.size_rate(number(now, 'request_bytes_per_second'))}",
-        f"sent {words.size_rate(number(now, 'response_bytes_per_second'))}",
-        f"buffered {words.size(number(now, 'buffered_bytes'))}",
+        formatting.plural(number(now, "connections"), "connection"),
+        f"received {formatting.size_rate(number(now, 'request_bytes_per_second'))}",
+        f"sent {formatting.size_rate(number(now, 'response_bytes_per_second'))}",
+        f"buffered {formatting.size(number(now, 'buffered_bytes'))}",
     )
     return sentence(" · ".join(parts), width)
 
@@ -137,7 +137,7 @@ def _problems(overview: Document, width: int, search: str) -> list[Text]:
     wanted = search.lower()
     fitting = [each for each in problems if wanted in text(each, "text").lower()]
     of = f"{len(fitting)} of " if search else ""
-    title = f"{of}{words.plural(len(problems), 'problem')}"
+    title = f"{of}{formatting.plural(len(problems), 'problem')}"
     return [
         sentence(title, width, STRONG),
         *(each for problem in fitting for each in _problem(problem, width)),
@@ -178,11 +178,11 @@ def _worker(worker: Document) -> Sequence[tuple[str, str]]:
     return (
         (f"process {text(worker, 'pid')}", ""),
         (state, style),
-        (words.count(number(worker, "connections")), ""),
-        (words.count(number(worker, "requests_in_progress")), ""),
-        (words.size(number(worker, "buffered_bytes")), ""),
-        (words.count(number(worker, "tasks")), ""),
-        (f"{words.whole_seconds(age)} ago", QUIET),
+        (formatting.count(number(worker, "connections")), ""),
+        (formatting.count(number(worker, "requests_in_progress")), ""),
+        (formatting.size(number(worker, "buffered_bytes")), ""),
+        (formatting.count(number(worker, "tasks")), ""),
+        (f"{formatting.whole_seconds(age)} ago", QUIET),
     )
 
 
@@ -193,19 +193,19 @@ def _settings(overview: Document, width: int) -> list[Text]:
         (
             "Gateway",
             f"version {text(overview, 'version')}, {text(overview, 'build')}, Python"
-            f" {text(overview, 'python')}, started {words.clock(started, now)}",
+            f" {text(overview, 'python')}, started {formatting.clock(started, now)}",
         ),
         ("Settings", f"{text(settings, 'file') or 'no file'}"),
         (
             "",
-            f"number {text(settings, 'number')} in use since {words.clock(loaded, now)},"
-            f" {words.plural(count(settings, 'reloads'), 'reload')},"
-            f" {words.plural(count(settings, 'reload_failures'), 'failed reload')}",
+            f"number {text(settings, 'number')} in use since {formatting.clock(loaded, now)},"
+            f" {formatting.plural(count(settings, 'reloads'), 'reload')},"
+            f" {formatting.plural(count(settings, 'reload_failures'), 'failed reload')}",
         ),
     ]
     lines = [_fact(label, value, width) for label, value in facts]
     if failure := text(settings, "last_failure"):
-        at = words.clock(number(settings, "failed_at"), now)
+        at = formatting.clock(number(settings, "failed_at"), now)
         lines.append(_fact("", f"the reload at {at} failed: {failure}", width, ERROR))
     return lines
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from gateway.top import words
+from gateway.top import formatting
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from gateway.top import words
     ],
 )
 def test_a_number_has_about_three_digits(value: float | None, text: str) -> None:
-    assert words.number(value) == text
+    assert formatting.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_number_has_about_three_digits(value: float | None, text: str) -> None
 def test_a_ratio_is_in_percent_and_never_rounded_to_all_or_nothing(
     ratio: float | None, text: str
 ) -> None:
-    assert words.percent(ratio) == text
+    assert formatting.percent(ratio) == text
 
 
 @pytest.mark.parametrize(
@@ -63,43 +63,43 @@ def test_a_ratio_is_in_percent_and_never_rounded_to_all_or_nothing(
     ],
 )
 def test_a_duration_has_its_two_largest_units(value: float | None, text: str) -> None:
-    assert words.seconds(value) == text
+    assert formatting.seconds(value) == text
 
 
 def test_units_are_always_there() -> None:
-    assert words.rate(12.5) == "12.5/s"
-    assert words.rate(None) == "–"
-    assert words.milliseconds(1.335) == "1.33 ms"
-    assert words.milliseconds(1480) == "1.48 s"
-    assert words.milliseconds(None) == "–"
-    assert words.whole_seconds(0.4) == "0 s"
-    assert words.whole_seconds(None) == "–"
-    assert words.size(None) == "–"
-    assert [words.size(each) for each in (0, 999, 1500, 2.5e6)] == [
+    assert formatting.rate(12.5) == "12.5/s"
+    assert formatting.rate(None) == "–"
+    assert formatting.milliseconds(1.335) == "1.33 ms"
+    assert formatting.milliseconds(1480) == "1.48 s"
+    assert formatting.milliseconds(None) == "–"
+    assert formatting.whole_seconds(0.4) == "0 s"
+    assert formatting.whole_seconds(None) == "–"
+    assert formatting.size(None) == "–"
+    assert [formatting.size(each) for each in (0, 999, 1500, 2.5e6)] == [
         "0 B",
         "999 B",
         "1.5 kB",
         "2.5 MB",
     ]
-    assert words.size_rate(1500) == "1.5 kB/s"
-    assert words.size_rate(None) == "–"
+    assert formatting.size_rate(1500) == "1.5 kB/s"
+    assert formatting.size_rate(None) == "–"
 
 
 def test_counts_have_their_noun() -> None:
-    assert words.plural(1, "problem") == "1 problem"
-    assert words.plural(2, "process", "processes") == "2 processes"
-    assert words.count(1234) == "1,234"
-    assert words.count(None) == "–"
-    assert words.count(5e9) == "5 G"
+    assert formatting.plural(1, "problem") == "1 problem"
+    assert formatting.plural(2, "process", "processes") == "2 processes"
+    assert formatting.count(1234) == "1,234"
+    assert formatting.count(None) == "–"
+    assert formatting.count(5e9) == "5 G"
 
 
 def test_a_clock_has_the_date_only_on_another_day() -> None:
     noon = time.mktime((2026, 3, 4, 12, 0, 5, 0, 0, -1))
-    assert words.clock(noon, noon) == "12:00:05"
-    assert words.clock(noon + 0.25, noon, exact=True) == "12:00:05.250"
-    assert words.clock(noon, noon + 200_000) == "2026-03-04 12:00:05"
-    assert words.clock(None, noon) == "–"
-    assert words.clock(1e300, noon) == "–"
+    assert formatting.clock(noon, noon) == "12:00:05"
+    assert formatting.clock(noon + 0.25, noon, exact=True) == "12:00:05.250"
+    assert formatting.clock(noon, noon + 200_000) == "2026-03-04 12:00:05"
+    assert formatting.clock(None, noon) == "–"
+    assert formatting.clock(1e300, noon) == "–"
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,16 @@ def test_a_clock_has_the_date_only_on_another_day() -> None:
     ],
 )
 def test_a_status_is_a_word(status: int, grpc: int | None, text: str) -> None:
-    assert words.call_status(status, grpc) == text
+    assert formatting.call_status(status, grpc) == text
 
 
 def test_forms_and_rates_by_name_are_words() -> None:
-    assert words.forms("json", "binary") == "JSON → binary"
-    assert words.forms("grpc", "grpc") == words.forms("grpc", "") == "gRPC"
-    assert words.forms("", "") == "–"
-    assert words.rates({"raw": 2.0, "json": 1.5}, are_forms=True) == "raw bytes 2/s, JSON 1.5/s"
-    assert words.rates({"2xx": 2.0}) == "2xx 2/s"
-    assert words.rates({}) == "–"
-    assert words.protocol("grpc") == "gRPC"
+    assert formatting.forms("json", "binary") == "JSON → binary"
+    assert formatting.forms("grpc", "grpc") == formatting.forms("grpc", "") == "gRPC"
+    assert formatting.forms("", "") == "–"
+    assert (
+        formatting.rates({"raw": 2.0, "json": 1.5}, are_forms=True) == "raw bytes 2/s, JSON 1.5/s"
+    )
+    assert formatting.rates({"2xx": 2.0}) == "2xx 2/s"
+    assert formatting.rates({}) == "–"
+    assert formatting.protocol("grpc") == "gRPC"
