@@ -190,9 +190,7 @@ class Gateway:
 
     def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
         """Tell whether a request has a key that allows actions at the admin address."""
-        name = self.settings.admin_keys
-        group = self._resources.api_keys.groups.get(name) if name else None
-        return group is not None and group.authenticates(headers)
+        return self._resources.authorizes(headers)
 
     async def drain_endpoint(self, upstream: str, url: str, drained: bool) -> None:
         """Drain an endpoint, or restore it. Raises ValueError."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_network
 
+from multidict import CIMultiDictProxy
+
 from gateway.app.build.api_keys import ApiKeys
 from gateway.app.build.tls import (
     load_server_tls,
@@ -37,6 +39,12 @@ class LoadedResources:
     api_keys: ApiKeys
     upstream_specs: tuple[UpstreamSpec, ...]
     forwarding: ForwardedPolicy
+
+    def authorizes(self, headers: CIMultiDictProxy[str]) -> bool:
+        """Tell whether a request has a key of ``admin_keys``."""
+        name = self.settings.admin_keys
+        group = self.api_keys.groups.get(name) if name else None
+        return group is not None and group.authenticates(headers)
 
     def refresh(self) -> None:
         """Load API keys and server certificates again, if their files have changed.

@@ -26,6 +26,7 @@ from gateway.admin.try_it.inputs import MAX_DATA, make_request
 from gateway.admin.try_it.outputs import MAX_RESPONSE, read_error, read_outputs
 from gateway.errors import GatewayError, bad_request, escape_for_log, shorten
 from gateway.observe.call_capture import CapturedMessage
+from gateway.protocol.messages import TensorData
 from gateway.protocol.tensors import element_count
 from gateway.upstream.transport import HOP_BY_HOP, UpstreamRequest
 
@@ -95,7 +96,8 @@ class TryIt:
         for name, value in headers.items():
             sent.headers[name] = value
         request_id = f"try-{uuid4().hex[:16]}"
-        curl = write_curl(client_address(self._source.settings), sent)
+        address = client_address(self._source.settings)
+        curl = write_curl(address, sent)
         sent.headers["X-Request-Id"] = request_id
         _log.info(
             "operator at %s tries %s as %s, request %s",
@@ -106,7 +108,6 @@ class TryIt:
         )
         call = await make_captured_call(self._source, sent, MAX_RESPONSE)
         shown, error = await asyncio.to_thread(_read, form, call)
-        address = client_address(self._source.settings)
         # V1 has no names for the outputs of rows.
         names = outputs or ([] if form == "v1" else [each["name"] for each in shown])
         measured = None
@@ -128,7 +129,7 @@ class TryIt:
             "outputs": shown,
             "curl": curl,
             "python": python,
-            "files": {name: b64encode(data).decode() for name, data in tensors if name in python},
+            "files": _encode_files(tensors, python),
         }
 
     async def _measure(
@@ -166,16 +167,23 @@ async def _read_body(request: web.Request) -> dict[str, Any]:
 
 def _write(
     form: str, model: str, version: str, inputs: object, outputs: Sequence[str]
-) -> tuple[UpstreamRequest, list[tuple[str, bytes]]]:
-    """Return the request, and its tensors with the names of files. Raises GatewayError (400)."""
+) -> tuple[UpstreamRequest, tuple[TensorData, ...]]:
+    """Return the request and its tensors. Raises GatewayError (400)."""
     if form not in FORMS:
         raise bad_request(f"form: expected one of {', '.join(FORMS)}")
     if not model:
         raise bad_request("model: expected a name")
     request = make_request(inputs, outputs)
-    data = [b"".join(each) for each in request.tensors if not isinstance(each, int)]
-    files = [(tensor_file(index), each) for index, each in enumerate(data)]
-    return FORMS[form](request, model, version), files
+    return FORMS[form](request, model, version), request.tensors
+
+
+def _encode_files(tensors: Sequence[TensorData], code: str) -> dict[str, str]:
+    """Return the files that Python code reads, in base64."""
+    return {
+        tensor_file(index): b64encode(b"".join(data)).decode()
+        for index, data in enumerate(tensors)
+        if tensor_file(index) in code and not isinstance(data, int)
+    }
 
 
 def _describe_request(request: UpstreamRequest) -> dict[str, Any]:
