@@ -32,7 +32,7 @@ def _imports(text: str) -> frozenset[str]:
 GATEWAY: Rooms = {
     "__main__": _imports("cli"),
     "cli": _imports("app settings workers build_info observe system demo top"),
-    "top": _imports("settings system"),
+    "top": _imports("protocol settings system"),
     "app": _imports(
         "admin listener proxy offload upstream build_info codec routing "
         "protocol settings workers observe system errors sizes"
@@ -44,11 +44,11 @@ GATEWAY: Rooms = {
     "upstream": _imports("codec routing protocol http1 http2 system errors sizes"),
     "build_info": _imports("codec http1"),
     "codec": _imports("protocol errors sizes"),
+    "observe": _imports("protocol system errors"),
     "routing": _imports("protocol errors sizes"),
     "protocol": _imports("errors sizes"),
     "settings": _imports("system errors sizes"),
     "workers": _imports("system"),
-    "observe": _imports("system errors"),
     "http2": _imports("http1 system sizes"),
     "http1": _imports("system errors sizes"),
     "system": _imports(""),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from gateway.protocol.grpc.status import GrpcStatus
+
 UNKNOWN = "–"
 
 _THOUSANDS = ("", "k", "M", "G", "T", "P", "E")
@@ -155,25 +157,7 @@ _HTTP = {
     507: "No memory",
     508: "Loop",
 }
-_GRPC = (
-    "OK",
-    "cancelled",
-    "unknown",
-    "invalid argument",
-    "deadline exceeded",
-    "not found",
-    "already exists",
-    "permission denied",
-    "resource exhausted",
-    "failed precondition",
-    "aborted",
-    "out of range",
-    "unimplemented",
-    "internal",
-    "unavailable",
-    "data loss",
-    "unauthenticated",
-)
+_GRPC = {int(each): each.name.replace("_", " ").lower() for each in GrpcStatus} | {0: "OK"}
 _FORMS = {"json": "JSON", "raw": "raw bytes", "v1": "V1 JSON", "grpc": "gRPC", "": "as sent"}
 _PROTOCOLS = {"http": "HTTP", "grpc": "gRPC"}
 
@@ -183,7 +167,7 @@ def call_status(status: int, grpc_status: int | None) -> str:
     http = f"{status} {_HTTP.get(status, '')}".rstrip() if status else "aborted"
     if grpc_status is None:
         return http
-    word = _GRPC[grpc_status] if 0 <= grpc_status < len(_GRPC) else ""
+    word = _GRPC.get(grpc_status, "")
     grpc = f"gRPC {grpc_status} {word}".rstrip()
     return grpc if status == 200 else f"{http}, {grpc}"
 

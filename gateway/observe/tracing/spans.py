@@ -20,6 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, SpanFlags, Status
 from gateway.errors import replace_surrogates, shorten
 from gateway.observe.call_record import CallRecord
 from gateway.observe.call_trace import ABORTED, AttemptTrace, CallTrace, new_span_id
+from gateway.protocol.grpc.status import GrpcStatus
 
 Value = str | int | float
 Attributes = dict[str, Value]
@@ -43,25 +44,7 @@ _REMOTE = _LOCAL | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 _METHODS = frozenset(
     ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 )
-_GRPC_STATUSES = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
+_GRPC_STATUSES = {int(each): each.name for each in GrpcStatus}
 _GRPC_SERVER_ERRORS = frozenset(
     ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
 )
@@ -379,7 +362,7 @@ def _find_route(path: str, operation: str) -> str:
 
 
 def _grpc_status(code: int) -> str:
-    return _GRPC_STATUSES[code] if code < len(_GRPC_STATUSES) else str(code)
+    return _GRPC_STATUSES.get(code, str(code))
 
 
 def _path(target: str) -> str:
