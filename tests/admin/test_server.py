@@ -278,4 +278,6 @@ async def test_connection_that_was_closed_already_is_let_go(site: RunningSite) -
     one.setblocking(False)
     other.close()
     site.site.adopt(one)
-    await until(lambda: not site.connections and not site.site._adoptions)
+    await until(lambda: not site.site._adoptions)
+    await until(lambda: not site.connections)
+    assert one.fileno() == -1

@@ -9,28 +9,10 @@ from gateway.build_info import COMPILED, NATIVE
 from gateway.observe.call_metrics import CALL_FAMILIES, SERVER_DURATION
 from gateway.observe.gateway_metrics import ENDPOINT_FAILURES, GATEWAY_FAMILIES
 from gateway.observe.metric_store import MetricStore
+from tests.admin.site import URL, endpoint
 
-URL = "http://h:1"
 DIALECT = {"name": "triton", "reason": "configured"}
 PROTOCOL = {"name": "http", "reason": "dialect triton takes binary tensors over HTTP"}
-
-
-def _endpoint(**fields: Any) -> dict[str, Any]:
-    return {
-        "url": URL,
-        "requests_in_progress": 1,
-        "consecutive_failures": 0,
-        "consecutive_ejections": 0,
-        "ejection_remaining_seconds": 0.0,
-        "healthy": None,
-        "health_check_result": "",
-        "models": None,
-        "draining": False,
-        "drained": False,
-        "last_error": None,
-        "last_error_at": None,
-        "dialect": None,
-    } | fields
 
 
 def _status(pid: int, *endpoints: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -65,21 +47,21 @@ def _store() -> MetricStore:
 
 def _merged_endpoint(*states: dict[str, Any]) -> dict[str, Any]:
     statuses = [_status(pid, state) for pid, state in enumerate(states)]
-    (endpoint,) = merge_statuses(statuses, _store())["upstreams"]["u"]["endpoints"]
-    assert isinstance(endpoint, dict)
-    return endpoint
+    (merged,) = merge_statuses(statuses, _store())["upstreams"]["u"]["endpoints"]
+    assert isinstance(merged, dict)
+    return merged
 
 
 def test_numbers_are_sums() -> None:
-    merged = merge_statuses([_status(1, _endpoint()), _status(2, _endpoint())], _store())
+    merged = merge_statuses([_status(1, endpoint()), _status(2, endpoint())], _store())
     assert (merged["connections"], merged["requests_in_progress"]) == (6, 4)
     assert (merged["tasks"], merged["buffered_bytes"]) == (10, 200)
     assert merged["concurrency"] is None
     assert merged["process"] == {"process_open_fds": 20, "process_start_time_seconds": 1}
     upstream = merged["upstreams"]["u"]
     assert upstream["concurrency"] == {"active": 2, "queued": 4, "max_requests": 8}
-    (endpoint,) = upstream["endpoints"]
-    assert endpoint["requests_in_progress"] == 2
+    (both,) = upstream["endpoints"]
+    assert both["requests_in_progress"] == 2
     assert [worker["pid"] for worker in merged["workers"]] == [1, 2]
     assert all(worker["seconds_since_update"] > 1e9 for worker in merged["workers"])
 
@@ -109,7 +91,7 @@ def test_endpoint_is_healthy_if_all_workers_find_it_so(
     one: bool | None, other: bool | None, expected: bool | None
 ) -> None:
     results = {None: "", True: "fine", False: "GET / returned 503"}
-    states = [_endpoint(healthy=each, health_check_result=results[each]) for each in (one, other)]
+    states = [endpoint(healthy=each, health_check_result=results[each]) for each in (one, other)]
     merged = _merged_endpoint(*states)
     assert merged["healthy"] is expected
     assert merged["health_check_result"] == results[expected]
@@ -118,19 +100,19 @@ def test_endpoint_is_healthy_if_all_workers_find_it_so(
 
 
 def test_endpoint_is_ejected_if_a_worker_ejects_it() -> None:
-    ejected = _endpoint(
+    ejected = endpoint(
         consecutive_failures=5, consecutive_ejections=2, ejection_remaining_seconds=7.5
     )
-    for states in ((ejected, _endpoint()), (_endpoint(), ejected)):
+    for states in ((ejected, endpoint()), (endpoint(), ejected)):
         merged = _merged_endpoint(*states)
         assert (merged["consecutive_failures"], merged["consecutive_ejections"]) == (5, 2)
         assert merged["ejection_remaining_seconds"] == 7.5
 
 
 def test_last_error_of_all_workers_is_shown() -> None:
-    early = _endpoint(last_error="early", last_error_at="2026-01-01T00:00:00.000+00:00")
-    late = _endpoint(last_error="late", last_error_at="2026-01-01T00:00:00.001+00:00")
-    for states in ((early, late, _endpoint()), (_endpoint(), late, early)):
+    early = endpoint(last_error="early", last_error_at="2026-01-01T00:00:00.000+00:00")
+    late = endpoint(last_error="late", last_error_at="2026-01-01T00:00:00.001+00:00")
+    for states in ((early, late, endpoint()), (endpoint(), late, early)):
         assert _merged_endpoint(*states)["last_error"] == "late"
 
 
@@ -139,8 +121,8 @@ def test_what_one_worker_knows_is_shown() -> None:
         "dialect": {"name": None, "reason": "cannot connect"},
         "inference_protocol": {"name": None, "reason": "the dialect is not known"},
     }
-    known = _endpoint(models=["m"], dialect=DIALECT)
-    statuses = [_status(1, _endpoint(), upstream=unknown), _status(2, known)]
+    known = endpoint(models=["m"], dialect=DIALECT)
+    statuses = [_status(1, endpoint(), upstream=unknown), _status(2, known)]
     upstream = merge_statuses(statuses, _store())["upstreams"]["u"]
     assert upstream["dialect"] == DIALECT
     assert upstream["inference_protocol"] == PROTOCOL
@@ -152,9 +134,9 @@ def test_what_one_worker_knows_is_shown() -> None:
 
 def test_endpoints_and_upstreams_that_one_worker_has_are_shown() -> None:
     """Workers find the addresses of a name, and take a reload, at different times."""
-    other = _status(2, _endpoint(url="http://h:2"))
+    other = _status(2, endpoint(url="http://h:2"))
     other["upstreams"]["new"] = other["upstreams"]["u"]
-    merged = merge_statuses([_status(1, _endpoint()), other], _store())["upstreams"]
+    merged = merge_statuses([_status(1, endpoint()), other], _store())["upstreams"]
     assert {name: [each["url"] for each in merged[name]["endpoints"]] for name in merged} == {
         "u": [URL, "http://h:2"],
         "new": ["http://h:2"],
@@ -168,9 +150,9 @@ def test_calls_and_failures_are_those_that_all_workers_have_counted() -> None:
         writer.histogram(SERVER_DURATION, ("u", URL)).observe(0.004)
         for kind in ("5xx", "unreachable")[: segment + 1]:
             writer.counter(ENDPOINT_FAILURES, ("u", URL, kind)).add(1.0)
-    merged = merge_statuses([_status(1, _endpoint())], store)
-    (endpoint,) = merged["upstreams"]["u"]["endpoints"]
-    assert endpoint["calls_total"] == 2
-    assert 2.5 < endpoint["duration_ms"]["p50"] <= 5
-    assert endpoint["failures"] == {"5xx": 2, "unreachable": 1}
-    assert endpoint["failures_total"] == 3
+    merged = merge_statuses([_status(1, endpoint())], store)
+    (found,) = merged["upstreams"]["u"]["endpoints"]
+    assert found["calls_total"] == 2
+    assert 2.5 < found["duration_ms"]["p50"] <= 5
+    assert found["failures"] == {"5xx": 2, "unreachable": 1}
+    assert found["failures_total"] == 3

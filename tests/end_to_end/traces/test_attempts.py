@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.end_to_end.observe.conftest import Way
 from tests.end_to_end.observe.conftest import way as way
 from tests.end_to_end.traces.conftest import PARENT, SAMPLED, TRACE, Traced, parent_of
 from tests.support.addresses import free_address
-from tests.support.gateway import until
+from tests.support.gateway import RunningGateway, until
 from tests.support.http_messages import http_response, message, request
 from tests.support.inference_messages import FLOATS, binary_response, infer_json
 from tests.support.servers.scripted_server import (
@@ -91,6 +91,17 @@ async def test_retried_attempt_has_a_span_of_its_own(
     assert not receiver.call(0).error
 
 
+def _mirroring(
+    traced: Traced, server: ScriptedServer, shadow: ScriptedServer
+) -> AbstractAsyncContextManager[RunningGateway]:
+    """Run a gateway that sends a copy of each call to a second server."""
+    return traced(
+        server.url,
+        route={"mirror": {"upstream": "shadow", "percent": "100%"}},
+        others={"shadow": {"endpoints": [shadow.url], "dialect": "triton"}},
+    )
+
+
 async def test_mirrored_copy_is_below_its_call(
     way: Way, traced: Traced, receiver: TraceReceiver
 ) -> None:
@@ -98,11 +109,7 @@ async def test_mirrored_copy_is_below_its_call(
         ScriptedServer(always_respond(RESPONSE)) as server,
         ScriptedServer(always_respond(RESPONSE)) as shadow,
     ):
-        async with traced(
-            server.url,
-            route={"mirror": {"upstream": "shadow", "percent": "100%"}},
-            others={"shadow": {"endpoints": [shadow.url], "dialect": "triton"}},
-        ) as gateway:
+        async with _mirroring(traced, server, shadow) as gateway:
             async with gateway.client() as client:
                 assert (await client.ask(way(INFER))).status == 200
             await until(lambda: shadow.requests)
@@ -128,11 +135,7 @@ async def test_mirrored_copy_of_a_call_that_is_not_traced_passes_its_headers(
         ScriptedServer(always_respond(RESPONSE)) as server,
         ScriptedServer(always_respond(RESPONSE)) as shadow,
     ):
-        async with traced(
-            server.url,
-            route={"mirror": {"upstream": "shadow", "percent": "100%"}},
-            others={"shadow": {"endpoints": [shadow.url], "dialect": "triton"}},
-        ) as gateway:
+        async with _mirroring(traced, server, shadow) as gateway:
             async with gateway.client() as client:
                 data = infer_json(headers={"traceparent": unsampled})
                 assert (await client.ask(way(data))).status == 200
