@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 from aiohttp import web
@@ -17,6 +16,7 @@ from gateway.admin.authorization import Authorization, read_object
 from gateway.admin.own_calls import OwnCallError, OwnCalls
 from gateway.admin.source import GatewaySource
 from gateway.errors import escape_for_log
+from gateway.protocol.operations import model_path, quote_name
 
 _MAX_BODY = 64 * 1024
 
@@ -58,7 +58,7 @@ class Actions:
             raise web.HTTPBadRequest(
                 text="settings: expected an object of texts and lists of texts"
             )
-        path = f"/v2/models/{quote(name, safe='')}/trace/setting"
+        path = f"{model_path(quote_name(name))}/trace/setting"
         try:
             in_use = await self._own_calls.post_document(path, settings)
         except OwnCallError as error:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from gateway.admin.history import History, Window
 from gateway.admin.own_calls import OwnCallError, OwnCalls
@@ -18,6 +17,7 @@ from gateway.admin.panels.topology import EndpointFilter, describe_topology
 from gateway.admin.savings import Savings
 from gateway.admin.source import GatewaySource, Status
 from gateway.admin.status import merge_statuses
+from gateway.protocol.operations import model_path, quote_name
 
 _CACHE_SECONDS = 0.9
 """For this long, all operators see the same state."""
@@ -100,7 +100,7 @@ class GatewayView:
                 *(state.time, state.status, state.window), totals, self.savings, name
             )
 
-        path = f"/v2/models/{quote(name, safe='')}"
+        path = model_path(quote_name(name))
         document, metadata, trace = await asyncio.gather(
             asyncio.to_thread(describe),
             self._asked("metadata", path),

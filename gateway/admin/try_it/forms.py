@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from urllib.parse import quote
 
 import orjson
 from multidict import CIMultiDict
@@ -21,20 +20,18 @@ from gateway.codec.v2.binary_request import write_binary_header
 from gateway.codec.v2.json_request import JsonRequestWriter
 from gateway.errors import bad_request
 from gateway.protocol.datatypes import Family
-from gateway.protocol.grpc.framing import frame
-from gateway.protocol.grpc.headers import GRPC_TYPE
 from gateway.protocol.messages import InferRequest, InputTensor
-from gateway.protocol.operations import model_path
+from gateway.protocol.operations import model_path, quote_name
+from gateway.protocol.request_header import HEADER_LENGTH
 from gateway.protocol.tensors import element_count
-from gateway.protocol.v1 import MODELS_PATH, V1Format
+from gateway.protocol.v1 import V1Format
+from gateway.proxy.infer.grpc_upstream import one_message_request
 from gateway.upstream.transport import UpstreamRequest
 
 _WINDOW = 128 * 1024
 """Bytes of tensors that become text without giving other threads a chance."""
-_JSON_SIZE = "Inference-Header-Content-Length"
 _JSON_TYPE = ("Content-Type", "application/json")
 _BINARY_TYPE = ("Content-Type", "application/octet-stream")
-_INFER_PATH = "/inference.GRPCInferenceService/ModelInfer"
 
 Chunks = list[bytes | memoryview]
 Form = Callable[[InferRequest, str, str], UpstreamRequest]
@@ -45,14 +42,14 @@ def write_json(request: InferRequest, model: str, version: str) -> UpstreamReque
     writer = JsonRequestWriter(request, JsonPolicies())
     text: Chunks = [writer.feed(piece) for piece in _windows(request.chunks)]
     text.append(writer.finish())
-    return _post(_infer_path(model, version), text, _JSON_TYPE)
+    return _post(f"{_path(model, version)}/infer", text, _JSON_TYPE)
 
 
 def write_binary(request: InferRequest, model: str, version: str) -> UpstreamRequest:
     """Write a request of the binary tensor data extension."""
     header = write_binary_header(request)
-    size = (_JSON_SIZE, str(len(header)))
-    return _post(_infer_path(model, version), [header, *request.chunks], _BINARY_TYPE, size)
+    size = (HEADER_LENGTH, str(len(header)))
+    return _post(f"{_path(model, version)}/infer", [header, *request.chunks], _BINARY_TYPE, size)
 
 
 def write_raw(request: InferRequest, model: str, version: str) -> UpstreamRequest:
@@ -67,7 +64,7 @@ def write_raw(request: InferRequest, model: str, version: str) -> UpstreamReques
         if element_count(inputs[0].shape) != 1:
             raise bad_request("a raw request of BYTES has one element")
         data = data[PREFIX_SIZE:]
-    return _post(_infer_path(model, version), [data], _BINARY_TYPE, (_JSON_SIZE, "0"))
+    return _post(f"{_path(model, version)}/infer", [data], _BINARY_TYPE, (HEADER_LENGTH, "0"))
 
 
 def write_v1(request: InferRequest, model: str, version: str) -> UpstreamRequest:
@@ -80,18 +77,14 @@ def write_v1(request: InferRequest, model: str, version: str) -> UpstreamRequest
         names = [orjson.dumps(each.name) for each in request.head.inputs]
         members = [b"%b:%b" % pair for pair in zip(names, tensors, strict=True)]
         layout, body = V1Format.COLUMNS, b"{%b}" % b",".join(members)
-    path = f"{MODELS_PATH}/{quote(model, safe='')}"
-    if version:
-        path += f"/versions/{quote(version, safe='')}"
-    return _post(f"{path}:predict", [b'{"%b":%b}' % (layout.value.encode(), body)], _JSON_TYPE)
+    text = b'{"%b":%b}' % (layout.value.encode(), body)
+    return _post(f"{_path(model, version, '/v1')}:predict", [text], _JSON_TYPE)
 
 
 def write_grpc(request: InferRequest, model: str, version: str) -> UpstreamRequest:
     """Write a gRPC call."""
     message = write_infer_request(request, model, version)
-    headers = CIMultiDict((("Content-Type", GRPC_TYPE), ("TE", "trailers")))
-    body = (frame(sum(map(len, message))), *message)
-    return UpstreamRequest("POST", _INFER_PATH, headers, body, is_grpc=True)
+    return one_message_request("ModelInfer", message, CIMultiDict())
 
 
 FORMS: dict[str, Form] = {
@@ -107,8 +100,8 @@ def _post(target: str, body: Chunks, *headers: tuple[str, str]) -> UpstreamReque
     return UpstreamRequest("POST", target, CIMultiDict(headers), body)
 
 
-def _infer_path(model: str, version: str) -> str:
-    return f"{model_path(quote(model, safe=''), quote(version, safe='') or None)}/infer"
+def _path(model: str, version: str, prefix: str = "/v2") -> str:
+    return model_path(quote_name(model), quote_name(version) or None, prefix)
 
 
 def _windows(chunks: Sequence[bytes | memoryview]) -> Iterator[memoryview]:

@@ -129,3 +129,9 @@ def test_any_name_is_one_segment_of_the_path(model: str, version: str) -> None:
             keyword, found = rest[:2]
             assert (keyword, unquote(found.removesuffix(":predict"))) == ("versions", version)
         assert unquote(name) == model
+
+
+def test_name_keeps_what_servers_do_not_decode() -> None:
+    for form in ("json", "binary"):
+        assert _write(form, NUMBERS, model="a:b+c").target == "/v2/models/a:b+c/infer"
+    assert _write("v1", NUMBERS, model="a:b").target == "/v1/models/a:b:predict"
