@@ -45,6 +45,7 @@ from gateway.proxy.dispatch import error_body
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.filters.forwarded_headers import ForwardedHeaders, Peer
 from gateway.proxy.interfaces import FieldLines, HeaderLines, ResponseTemplate
+from gateway.system.buffers import NO_ROOM
 
 _MIN_PREFACE = len(b"PRI")
 """Bytes of the preface of HTTP/2 after which no method of HTTP/1.1 begins like it."""
@@ -60,6 +61,7 @@ class ClientConnection(Connection):
 
     def __init__(self, host: ConnectionHost, is_unix: bool = False, is_tls: bool = False) -> None:
         super().__init__(host.buffers, host.hangups)
+        self.buffers.drop_head = self._drop_head
         self._host = host
         self._is_unix = is_unix
         self._is_tls = is_tls
@@ -98,14 +100,15 @@ class ClientConnection(Connection):
             self._hand_over(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release what the connection holds, then cancel the call in progress."""
+        """Give back what the connection holds; cancel its call, since its client is gone."""
+        self.buffers.release()
+        self._host.remove_connection(self)
         super().connection_lost(exc)
         self.discard_read_ahead()
         if self._body is not None:
             self._body.discard()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
-        self._host.remove_connection(self)
         call = self._call
         if call is None:
             return
@@ -273,8 +276,11 @@ class ClientConnection(Connection):
             return
         size = len(found[0])
         is_small = size <= MAX_CACHED_HEAD
-        if self._head_size or not is_small:
-            self._count_head(0 if is_small else HEAD_COPIES * size)
+        if not is_small:
+            if not self._hold_head(HEAD_COPIES * size):
+                return
+        elif self._head_size:
+            self._count_head(0)
         self._head = head
         self._start_call(head, found[1], is_small)
 
@@ -282,7 +288,7 @@ class ClientConnection(Connection):
         """Let the connection be served over HTTP/2."""
         self._closing = True
         self._reader.reset()
-        self._count_head(0)
+        self.buffers.release()
         self.read_flow.close()
         Http2ClientConnection(self._host, self._peer).take_over(self, received)
 
@@ -290,11 +296,29 @@ class ClientConnection(Connection):
         """Count a partial head; empty lines before a head do not extend the idle time."""
         if self._reader.started and not self._head_size:
             self._idle_since = self.loop.time()
-        self._count_head(self._reader.size)
-        if self.buffers.free < 0:
-            message = "the gateway buffers too much already (limits.max_buffered_bytes)"
-            self.buffers.on_refusal()
-            self._reject(GatewayError(ErrorKind.OVERLOADED, message))
+        self._hold_head(self._reader.size)
+
+    def _hold_head(self, size: int) -> bool:
+        """Count a partial head, or the large head of a call; if there is no room, reject it."""
+        if not self.buffers.hold_head(size - self._head_size):
+            self._reject(GatewayError(ErrorKind.OVERLOADED, NO_ROOM))
+            return False
+        self._head_size = size
+        return True
+
+    def _count_head(self, size: int) -> None:
+        self.buffers.change_heads(size - self._head_size)
+        self._head_size = size
+
+    def _drop_head(self) -> None:
+        """Drop the head, and the call that it begins: others need the room."""
+        error = GatewayError(ErrorKind.OVERLOADED, NO_ROOM)
+        if self._call is None:
+            self._reject(error)
+        else:
+            self._count_head(0)
+            self.record.set_error(error)
+            self.drop_call()
 
     def _start_call(self, head: RequestHead, data: bytes | memoryview, is_small: bool) -> None:
         started = time.perf_counter()
