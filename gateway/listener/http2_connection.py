@@ -78,6 +78,9 @@ _SENT_PIECE: Final = 64 * 1024
 
 _HEAD: Final[Header] = (b":method", b"HEAD")
 
+_STALLED: Final = 1.0
+"""Seconds without a byte after which a body may make room for another call."""
+
 _log = logging.getLogger("tensorgate.listener")
 
 
@@ -393,6 +396,7 @@ class Http2ClientConnection(Http2Session):
         )
         super().__init__(http2, host.buffers, host.hangups)
         self.buffers.drop_head = self._drop_head
+        self.buffers.end_stalled_stream = self._end_stalled_stream
         self.peer = peer
         self._host = host
         self._forwarded_headers = ForwardedHeaders(host.forwarding, peer, is_http2=True)
@@ -599,6 +603,16 @@ class Http2ClientConnection(Http2Session):
         else:
             largest.drop_head()
 
+    def _end_stalled_stream(self) -> bool:
+        """End the request whose body has stalled for the longest time: others need the room."""
+        waiting = [handler for handler in self.handlers if handler.waits_since]
+        longest = min(waiting, key=_waits_since, default=None)
+        if longest is None or self.loop.time() - longest.waits_since < _STALLED:
+            return False
+        message = f"the body of the request stalled: nothing came for {_STALLED:g} s or more, and "
+        longest.fail_body(GatewayError(ErrorKind.CLIENT_TIMEOUT, message + NO_ROOM))
+        return True
+
     def _close_for_room(self) -> None:
         self.http2.close(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM)
         self.fail(Http2Error(ErrorCode.ENHANCE_YOUR_CALM, NO_ROOM))
@@ -631,6 +645,10 @@ class Http2ClientConnection(Http2Session):
 
 def _head_size(call: Http2Call) -> int:
     return call.head_size
+
+
+def _waits_since(handler: StreamHandler) -> float:
+    return handler.waits_since
 
 
 def _protocol_error_text(error: Http2Error) -> str:
