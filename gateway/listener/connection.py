@@ -294,7 +294,9 @@ class ClientConnection(Connection):
 
     def _await_rest_of_head(self) -> None:
         """Count a partial head; empty lines before a head do not extend the idle time."""
-        if self._reader.started and not self._head_size:
+        if not self._reader.started:
+            return
+        if not self._head_size:
             self._idle_since = self.loop.time()
         self._hold_head(self._reader.size)
 
