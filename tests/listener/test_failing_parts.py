@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
+from h2.exceptions import StreamClosedError
 
 from gateway.listener.server import HttpListener
 from gateway.listener.sockets import open_tcp_sockets
@@ -38,8 +39,15 @@ from gateway.upstream.transport import (
 from tests.support.addresses import HOST, free_address
 from tests.support.doubles.streaming import make_destination
 from tests.support.gateway import no_leaks, until
+from tests.support.http2_client import Http2Client, connect_http2
 from tests.support.http_messages import chunked, http_response, message, request
-from tests.support.inference_messages import FLOATS, binary_response, infer_json
+from tests.support.inference_messages import (
+    FLOATS,
+    INFER,
+    binary_response,
+    infer_json,
+    json_request,
+)
 from tests.support.raw_client import RawClient, connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer
 
@@ -335,6 +343,47 @@ async def _malformed(client: RawClient) -> None:
     await client.rest()
 
 
+async def _streams(client: Http2Client) -> None:
+    calls = [
+        client.call("GET", "/v2/x"),
+        client.call("POST", INFER, json_request()),
+        client.call("GET", "/v2/streamed"),
+        client.call("POST", "/v2/x", b"abc", (("x", "x" * 3000),)),
+        client.call("GET", "/v2/busy"),
+    ]
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def _streams_in_parts(client: Http2Client) -> None:
+    for target in ("/v2/x", INFER):
+        stream = client.send_headers("POST", target)
+        body = json_request()
+        await client.send_data(stream, body[:10], end_stream=False)
+        await client.send_data(stream, body[10:])
+        await client.response(stream)
+
+
+async def _reset_streams(client: Http2Client) -> None:
+    streams = [
+        await client.start("GET", "/v2/never"),
+        await client.start("GET", "/v2/never", headers=(("x", "x" * 3000),)),
+        client.send_headers("POST", INFER),
+    ]
+    await asyncio.sleep(0.02)
+    for stream in streams:
+        with suppress(StreamClosedError):  # the gateway has reset it
+            client.reset_stream(stream)
+    await client.call("GET", "/v2/x")
+
+
+async def _left_streams(client: Http2Client) -> None:
+    await client.start("GET", "/v2/never")
+    await client.start("GET", "/v2/never", headers=(("x", "x" * 3000),))
+    client.send_headers("POST", INFER)
+    client.send_headers("POST", "/v2/x", (("host", "y"),), end_stream=True)
+    await asyncio.sleep(0.02)
+
+
 _SCENARIOS: tuple[Callable[[RawClient], Awaitable[None]], ...] = (
     _fast,
     _pipelined,
@@ -351,16 +400,46 @@ _SCENARIOS: tuple[Callable[[RawClient], Awaitable[None]], ...] = (
 )
 
 
+_HTTP2_SCENARIOS: tuple[Callable[[Http2Client], Awaitable[None]], ...] = (
+    _streams,
+    _streams_in_parts,
+    _reset_streams,
+    _left_streams,
+)
+
+
 @pytest.mark.parametrize("scenario", _SCENARIOS, ids=lambda each: each.__name__.strip("_"))
 async def test_part_that_fails_leaves_nothing_counted(
     scenario: Callable[[RawClient], Awaitable[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each call of each part fails once: an observer, a sampler, an endpoint, a pool's listener."""
+
+    async def play(url: str) -> None:
+        async with connect(url) as client:
+            await scenario(client)
+
+    await _play_with_each_fault(play, caplog)
+
+
+@pytest.mark.parametrize("scenario", _HTTP2_SCENARIOS, ids=lambda each: each.__name__.strip("_"))
+async def test_part_that_fails_leaves_nothing_counted_over_http2(
+    scenario: Callable[[Http2Client], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(url: str) -> None:
+        async with connect_http2(url) as client:
+            await scenario(client)
+
+    await _play_with_each_fault(play, caplog)
+
+
+async def _play_with_each_fault(
+    play: Callable[[str], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
     for failing in range(1, _MOST_CALLS):
         async with _world(failing) as (world, url):
             with suppress(asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-                async with asyncio.timeout(2), connect(url) as client:
-                    await scenario(client)
+                async with asyncio.timeout(2):
+                    await play(url)
         if world.faults.calls < failing:
             assert failing > 1
             break
