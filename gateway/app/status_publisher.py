@@ -61,7 +61,10 @@ class StatusPublisher(BackgroundTask):
                 # An error of our own is logged, and must not end the task.
                 _log.exception("the status could not be published")
             for _ in range(_PUBLISH_EVERY):
-                self._each_tick()
+                try:
+                    self._each_tick()
+                except Exception:
+                    _log.exception("the state of this process could not be updated")
                 due = loop.time() + _LAG_INTERVAL
                 await asyncio.sleep(_LAG_INTERVAL)
                 self._metrics.event_loop_lag.observe(max(0.0, loop.time() - due))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
@@ -49,6 +50,8 @@ from gateway.system.buffers import NO_ROOM
 _MIN_PREFACE = len(b"PRI")
 """Bytes of the preface of HTTP/2 after which no method of HTTP/1.1 begins like it."""
 
+_log = logging.getLogger("tensorgate.listener")
+
 
 class ClientConnection(Connection):
     """Parses the requests of a client; each gets its response before the next one starts.
@@ -86,13 +89,13 @@ class ClientConnection(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection."""
         super().connection_made(transport)
+        self._host.add_connection(self)
         name = None if self._is_unix else transport.get_extra_info("peername")
         # A link-local address has its interface after a %, which means nothing to other hosts.
         address = name[0].partition("%")[0] if name else None
         self._peer = Peer(address, self._is_unix, self._is_tls)
         self._forwarded_headers = ForwardedHeaders(self._host.forwarding, self._peer)
         self._idle_since = self.loop.time()
-        self._host.add_connection(self)
         if self._is_tls and transport.get_extra_info(ALPN_PROTOCOL) == "h2":
             self._hand_over(b"")
 
@@ -106,24 +109,37 @@ class ClientConnection(Connection):
             self._body.discard()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
-        if self._call is not None:
-            self.record.error = self.record.error or CLIENT_CLOSED
-            self._call.cancel()
-            if isinstance(self._call, FastPathCall | DeferredCall):
+        call = self._call
+        if call is None:
+            return
+        self.record.error = self.record.error or CLIENT_CLOSED
+        try:
+            call.cancel()
+        finally:
+            if isinstance(call, FastPathCall | DeferredCall):
                 self._end_call()
 
     def data_received(self, data: bytes | memoryview) -> None:
-        """Process bytes from the client."""
+        """Process bytes from the client.
+
+        It raises nothing: the caller may be the connection of a server, whose response has ended
+        the call before.
+        """
         if self._closing or self._framing_lost:
             return
-        if self._read_ahead:
-            self.buffer_read_ahead(data)
-        elif self._body is not None and not self._body.ended:
-            self._receive_body(self._body, data)
-        elif self._body is None and self._call is None:
-            self._receive_head(data)
-        else:
-            self.buffer_read_ahead(data)  # the next request waits for this response
+        try:
+            if self._read_ahead:
+                self.buffer_read_ahead(data)
+            elif self._body is not None and not self._body.ended:
+                self._receive_body(self._body, data)
+            elif self._body is None and self._call is None:
+                self._receive_head(data)
+            else:
+                self.buffer_read_ahead(data)  # the next request waits for this response
+        except Exception:
+            # A bug of the gateway: log it, and go on serving other clients.
+            _log.exception("the connection of %s failed", self._peer.address or "a client")
+            self.reset()
 
     def finish_call(self, response: ListenerResponse) -> None:
         """Go on to the next request, or close the connection."""
@@ -278,7 +294,9 @@ class ClientConnection(Connection):
 
     def _await_rest_of_head(self) -> None:
         """Count a partial head; empty lines before a head do not extend the idle time."""
-        if self._reader.started and not self._head_size:
+        if not self._reader.started:
+            return
+        if not self._head_size:
             self._idle_since = self.loop.time()
         self._hold_head(self._reader.size)
 
@@ -385,7 +403,6 @@ class ClientConnection(Connection):
         record = self.record
         # The clock of uvloop counts whole milliseconds.
         record.seconds = time.perf_counter() - record.started
-        self._host.observe_call(record)
         call, self._call = self._call, None
         if self._head_size:
             # The next request may not come for a long time.
@@ -396,6 +413,7 @@ class ClientConnection(Connection):
             self._host.deferrals.remove(call)
         if isinstance(call, FastPathCall | DeferredCall):
             self._host.remove_call(call)
+        self._host.observe_call(record)
 
     def _closes_after_response(self, head: RequestHead, body: BodyStream) -> bool:
         """Whether the connection must close after the response that starts now."""

@@ -86,9 +86,6 @@ class CallClient(FastPathClient, Protocol):
     def finish_call(self, response: ListenerResponse) -> None:
         """End the call, whose task has ended."""
 
-    def drop_call(self) -> None:
-        """Cancel the call, so that the client sees that the response is incomplete."""
-
 
 class ConnectionHost(ABC):
     """What a connection needs of the listener: settings, calls and their observers."""

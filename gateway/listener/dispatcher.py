@@ -143,7 +143,7 @@ class RequestDispatcher(ConnectionHost):
 
     def remove_call(self, call: Call) -> None:
         """Unregister an ended call."""
-        del self._active_calls[call]
+        self._active_calls.pop(call, None)
 
     def observe_call(self, record: CallRecord) -> None:
         """Give the record of an ended call to the observers."""

@@ -117,6 +117,8 @@ class LogWriter:
                 unwritten -= self._write()
         except OSError as error:
             self._error = error.strerror or str(error)
+        except Exception as error:  # an error of our own, which must not end the thread
+            self._error = f"{type(error).__name__}: {error}"
         else:
             self._error = ""
 

@@ -199,6 +199,9 @@ class FastPathClient(Protocol):
     ) -> None:
         """Continue the call in a task; ``on_done`` is called when it has ended, however."""
 
+    def drop_call(self) -> None:
+        """Cancel the call, so that the client sees that the response is incomplete."""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -20,6 +20,7 @@ from gateway.proxy.destination import Destination, Upstream
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryPolicy
 from gateway.upstream.head_limits import check_lengths
 from gateway.upstream.pool.lease import Lease
+from gateway.upstream.pool.member import Outcome
 from gateway.upstream.transport import UpstreamEndpoint, UpstreamRequest, UpstreamResponse
 
 _T = TypeVar("_T")
@@ -94,26 +95,43 @@ class UpstreamCall:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Release the connection, the endpoint and the slots."""
-        close_attempt(self.response, self._record)
-        if error is None:
-            self._lease.release(*self._lease.classify_status(self.response.outcome))
-        else:
-            translated = self._deadline.translate(error)
-            if self._record.trace is not None:
-                self._record.trace.fail_attempt(translated)
-            self._lease.finish(translated)
+        """Release the slots, the connection and the endpoint."""
         release_all(self._limits)
+        self._release_endpoint(error)
+
+    def _release_endpoint(self, error: BaseException | None, is_retried: bool = False) -> None:
+        """Release the connection and the endpoint of the last attempt, whatever it says of it."""
+        outcome, why = Outcome.UNKNOWN, ""
+        lease, response, record = self._lease, self.response, self._record
+        try:
+            close_attempt(response, record)
+            if error is not None:
+                translated = self._deadline.translate(error)
+                if record.trace is not None:
+                    record.trace.fail_attempt(translated)
+                outcome, why = lease.classify_error(translated)
+            elif is_retried:
+                outcome, why = lease.classify_retried(response.outcome)
+            else:
+                outcome, why = lease.classify_status(response.outcome)
+        finally:
+            lease.release(outcome, why)
 
     async def _send_with_retries(self) -> None:
         """Send the request until there is a response for the client."""
         reach = partial(self._retry.reach, self._send, self._deadline, self._record)
-        self._lease, self.response = await reach()
-        while self._retry.should_retry_status(self.response.outcome, self._lease.endpoint):
-            close_attempt(self.response, self._record)
-            self._record.retries += 1
-            self._lease.release(*self._lease.classify_retried(self.response.outcome))
+        while True:
             self._lease, self.response = await reach()
+            try:
+                status, endpoint = self.response.outcome, self._lease.endpoint
+                is_retried = self._retry.should_retry_status(status, endpoint)
+            except BaseException as error:
+                self._release_endpoint(error)
+                raise
+            if not is_retried:
+                return
+            self._record.retries += 1
+            self._release_endpoint(None, is_retried=True)
 
     async def _send(self, endpoint: UpstreamEndpoint) -> UpstreamResponse:
         request, record = self._request, self._record
@@ -171,12 +189,12 @@ def _with_trace_parent(
 
 def close_attempt(response: UpstreamResponse, record: CallRecord) -> None:
     """Close the response of the last attempt, and record its end."""
+    response.close()
     record.server_seconds = time.perf_counter() - record.sent_at
     record.received_bytes = response.received_bytes
     if record.trace is not None:
         record.trace.is_streamed = True
         record.trace.set_grpc_status(response.grpc_status)
-    response.close()
 
 
 class RetryState:

@@ -23,15 +23,19 @@ class HangupWatch:
         self._epoll: select.epoll | None = None
 
     def watch(self, descriptor: int, closed: Callable[[], None]) -> None:
-        """Call ``closed`` once when the peer closes."""
+        """Call ``closed`` once when the peer closes.
+
+        If the system has too many open files, it is not called: nothing is lost but the notice.
+        """
         if not hasattr(select, "epoll"):
             return
-        epoll = self._epoll or self._start()
-        if descriptor in self._watched:  # of an earlier connection, closed without unwatch
-            with suppress(OSError):
-                epoll.unregister(descriptor)
-        self._watched[descriptor] = closed
-        epoll.register(descriptor, _CLOSED)
+        with suppress(OSError):
+            epoll = self._epoll or self._start()
+            if self._watched.pop(descriptor, None) is not None:
+                with suppress(OSError):  # an earlier connection was closed without unwatch
+                    epoll.unregister(descriptor)
+            epoll.register(descriptor, _CLOSED)
+            self._watched[descriptor] = closed
 
     def unwatch(self, descriptor: int, closed: Callable[[], None]) -> None:
         """Cancel ``watch``."""
@@ -56,9 +60,10 @@ class HangupWatch:
 
     def _report(self) -> None:
         assert self._epoll is not None
+        loop = asyncio.get_running_loop()
         for descriptor, _ in self._epoll.poll(0):
             closed = self._watched.pop(descriptor, None)
             with suppress(OSError):
                 self._epoll.unregister(descriptor)
             if closed is not None:
-                closed()
+                loop.call_soon(closed)  # one that fails must not lose the others

@@ -120,3 +120,21 @@ async def test_worker_that_is_alone_publishes_nothing(monkeypatch: pytest.Monkey
     async with _publisher(shared, 0):
         await until(lambda: _value(shared, "tensorgate_event_loop_lag_seconds_count") >= 8)
         assert shared.statuses.read_all() == [b""]
+
+
+async def test_update_that_fails_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(status_publisher, "_LAG_INTERVAL", 0.001)
+    shared = SharedMemory.for_workers(2)
+    calls: list[None] = []
+
+    def tick() -> None:
+        calls.append(None)
+        raise ZeroDivisionError("a bug")
+
+    status = {"pid": os.getpid(), "upstreams": {}}
+    metrics = GatewayMetrics(shared.metric_store.writer(0))
+    async with StatusPublisher(shared.statuses, 0, lambda _: status, metrics, tick, _nothing):
+        await until(lambda: len(calls) > 5)
+    assert "a bug" in caplog.text

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.errors import GatewayError, bad_request
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
+from gateway.system.buffers import BufferShare
 from tests.listener.running_listener import echo, read_body, respond, running_listener
 from tests.listener.running_listener import scheme as scheme
 from tests.support.gateway import http1_connections, until
@@ -169,3 +170,19 @@ async def test_tiny_chunks_of_a_client_that_leaves_are_dropped() -> None:
         connection.transport.abort()
         await until(lambda: not running.listener._active_calls)
         assert not connection._read_ahead
+
+
+async def test_empty_line_is_no_head_that_could_be_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running_listener(echo) as running, connect(running.url) as client:
+        running.listener.buffers.set_limit(1)
+        other = BufferShare(running.listener.buffers)
+        other.open_stream()  # so that too much is buffered
+        await client.send(b"\r\n")
+        await until(lambda: running.listener.connections)
+        await asyncio.sleep(0.01)
+        await client.send(b"\r\n")
+        assert (await client.call("GET", "/")).status == 200
+        other.close_stream()
+    assert caplog.messages == []

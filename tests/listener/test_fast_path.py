@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -21,6 +21,7 @@ from gateway.proxy.dispatch import handle_request
 from gateway.proxy.fast_path import handlers
 from gateway.proxy.fast_path.call import FastPathCall
 from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.filters.trace_sampling import TraceSampler
 from gateway.proxy.interfaces import ClientRequest, ClientResponse
 from gateway.proxy.router import Route, Router
 from gateway.routing.matcher import Match
@@ -91,6 +92,7 @@ async def _listening(
     observers: tuple[CallObserver, ...] = (),
     limits: Limits = LIMITS,
     codings: tuple[str, ...] = (),
+    trace_sampler: TraceSampler | None = None,
 ) -> AsyncIterator[_Listening]:
     async with no_leaks():
         destination = make_destination(
@@ -102,7 +104,7 @@ async def _listening(
             await handle_request(client, http_response, router)
 
         fast_path = FastPath(router)
-        listener = HttpListener(on_request, observers, None, fast_path)
+        listener = HttpListener(on_request, observers, None, fast_path, trace_sampler=trace_sampler)
         (sock,) = open_tcp_sockets("127.0.0.1", 0)
         here = _Listening(server, listener, destination, "http://{}:{}".format(*sock.getsockname()))
         listener.sockets.listen(sock)
@@ -861,3 +863,32 @@ async def test_next_request_is_served_after_a_timeout_of_the_server(
         assert (await client.read_response()).body == b"/v2/x hello"
         await _left(server)
         assert fast_path_requests == ["/v2/x"] * 2
+
+
+async def test_pipelined_request_that_fails_hurts_no_connection_of_the_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It starts as the response to the one before arrives at the connection of the server."""
+    chances = iter((1.0, 1.0))
+
+    def chance() -> float:
+        if (number := next(chances, None)) is None:
+            raise ZeroDivisionError("a bug")
+        return number
+
+    sampler = TraceSampler(0.5, lambda _: None, chance)
+    async with (
+        ScriptedServer() as server,
+        _listening(server, trace_sampler=sampler) as here,
+    ):
+        async with here.client() as client:
+            client.send_nowait(GET + GET)
+            with suppress(ConnectionResetError):
+                await client.rest()
+        await until(lambda: not here.listener.connections)
+        assert "a bug" in caplog.text
+        assert "failed" in caplog.text
+        chances = iter((1.0,))
+        async with connect(here.url) as innocent:
+            assert (await innocent.ask(GET)).status == 200
+        assert len(server.connections) == 1

@@ -317,3 +317,13 @@ def test_several_processes_do_not_mix_lines(kind: str, path: Path) -> None:
         own = [line for line in lines if line.startswith(name)]
         assert own == [f"{name} {number} {'x' * (number % 300)}." for number in range(2000)]
     assert len(lines) == 6000
+
+
+def test_path_that_no_system_has_is_reported_and_lines_are_counted(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = LogWriter(f"{path}\0")
+    writer.add(b"line\n")
+    writer.close()
+    assert writer.dropped == 1
+    assert "embedded null byte" in caplog.text

@@ -9,6 +9,7 @@ from multidict import CIMultiDict
 from gateway.errors import ErrorKind, GatewayError
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.operations import ModelName
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.destination import Destination, Upstream
 from gateway.proxy.retry import UpstreamCall, use_reachable_endpoint
@@ -338,3 +339,36 @@ def test_each_upstream_has_its_own_retry_budget() -> None:
     one, two = (_servers(EventLog(), OK)[0] for _ in range(2))
     assert isinstance(one.retry_budget, RetryBudget)
     assert one.retry_budget is not two.retry_budget
+
+
+class _FailingResponse(ScriptedUpstreamResponse):
+    """A response of which, after so many looks, it cannot be told how it went."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__(200, {}, [b"yes"])
+        self._looks = looks
+
+    def with_log(self, log: EventLog) -> ScriptedUpstreamResponse:
+        self._log = log
+        return self
+
+    @property
+    def grpc_status(self) -> int | None:
+        self._looks -= 1
+        if self._looks < 0:
+            raise ZeroDivisionError
+        return None
+
+
+@pytest.mark.parametrize("looks", [0, 1])
+async def test_response_that_cannot_be_judged_is_given_back(looks: int) -> None:
+    log = EventLog()
+    upstream, _ = _servers(log, _FailingResponse(looks))
+    limit = ConcurrencyLimit("all", 1, 0, 1)
+    destination = replace(_to(upstream), concurrency_limits=(limit,))
+    with pytest.raises(ZeroDivisionError), Deadline(5, 5) as deadline:
+        async with UpstreamCall(destination, REQUEST, deadline, RECORD):
+            pass
+    assert log[-1] == "server is let go"
+    assert upstream.pool.outstanding == [0]
+    assert limit.active == 0

@@ -2,10 +2,12 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 import pytest
 
 from gateway.system.hangups import HangupWatch
+from tests.support.checks.descriptors import no_descriptors
 from tests.support.gateway import until
 
 
@@ -78,3 +80,37 @@ async def test_reused_descriptor_reports_to_its_new_watcher(
             new_peer.close()
             await until(lambda: gone)
     assert gone == ["new"]
+
+
+async def test_peers_are_not_watched_without_descriptors(hangups: HangupWatch) -> None:
+    ours, peer = socket.socketpair()
+    gone: list[str] = []
+
+    def note() -> None:
+        gone.append("gone")
+
+    with ours, peer:
+        with no_descriptors():
+            hangups.watch(ours.fileno(), note)
+        hangups.unwatch(ours.fileno(), note)
+        hangups.watch(ours.fileno(), note)
+        peer.shutdown(socket.SHUT_WR)
+        await until(lambda: gone)
+
+
+async def test_callback_that_fails_keeps_no_other_from_being_called(hangups: HangupWatch) -> None:
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    gone: list[str] = []
+
+    def note() -> None:
+        gone.append("gone")
+        raise ZeroDivisionError
+
+    with ExitStack() as stack:
+        for _ in range(3):
+            ours, peer = socket.socketpair()
+            stack.enter_context(ours)
+            hangups.watch(ours.fileno(), note)
+            peer.close()
+        await until(lambda: len(gone) == len(errors) == 3)

@@ -130,7 +130,11 @@ class TraceExporter:
         while not self._closing.is_set():
             self._wake.wait(self._interval)
             self._wake.clear()
-            self._export_queue(writer, self._sender)
+            try:
+                self._export_queue(writer, self._sender)
+            except Exception:
+                # An error of our own is logged, and must not end the thread.
+                _log.exception("a batch of spans was not exported")
         self._export_queue(writer, self._sender)  # what came before it was closed
         self._sender.close()
 
@@ -143,20 +147,20 @@ class TraceExporter:
     def _export_batch(self, writer: SpanWriter, sender: Sender) -> None:
         request = writer.new_request()
         size = 0
-        while self._queue and size < MAX_BATCH_BYTES:
-            record, started, record_size = self._queue.popleft()
-            size += record_size
-            trace = record.trace
-            try:
-                writer.write(request, record, started)
-            except Exception:
-                # An error in the gateway itself must never be silent.
-                _log.exception("request %s: its spans failed", record.request_id or "-")
-                self._metrics.failed.add(float(_least_spans(record)))
-            if trace is not None and trace.dropped_attempts:
-                self._metrics.too_many.add(float(trace.dropped_attempts))
-            time.sleep(0)  # lets the event loop have the interpreter's lock
         try:
+            while self._queue and size < MAX_BATCH_BYTES:
+                record, started, record_size = self._queue.popleft()
+                size += record_size
+                trace = record.trace
+                try:
+                    writer.write(request, record, started)
+                except Exception:
+                    # An error in the gateway itself must never be silent.
+                    _log.exception("request %s: its spans failed", record.request_id or "-")
+                    self._metrics.failed.add(float(_least_spans(record)))
+                if trace is not None and trace.dropped_attempts:
+                    self._metrics.too_many.add(float(trace.dropped_attempts))
+                time.sleep(0)  # lets the event loop have the interpreter's lock
             self._send(request, writer.count(request), sender)
         finally:
             with self._lock:

@@ -152,27 +152,30 @@ class FastPathCall:
         self.waits_for_chunks = plan.converts
 
     def start(self) -> None:
-        """Send the request; from here on, only a retry policy may have it sent again."""
+        """Send the request; from here on, only a retry policy may have it sent again.
+
+        It takes what ``_end`` gives back, and raises nothing.
+        """
         connection = self._connection
         assert connection is not None
         self._lease.acquire()
         self._timeouts.add(self)
-        client_timeout = self._request.client_timeout
-        if client_timeout is not None:
-            loop = asyncio.get_running_loop()
-            self._client_timer = loop.call_later(client_timeout, self._on_client_timeout)
         self._destination.memory_budget.buffers.reserved += self._reserved
-        record = self._record
-        record.set_endpoint(self._destination.upstream.name, self._lease.endpoint.url)
-        record.begin_attempt(time.perf_counter())
-        record.labels = self._plan.labels
-        request = self._request
-        record.server_form = request.form
-        record.request_elements = request.elements
-        record.sent_bytes = self._size
-        if record.trace is not None:
-            self._begin_trace(record.trace)
         try:
+            request = self._request
+            client_timeout = request.client_timeout
+            if client_timeout is not None:
+                loop = asyncio.get_running_loop()
+                self._client_timer = loop.call_later(client_timeout, self._on_client_timeout)
+            record = self._record
+            record.set_endpoint(self._destination.upstream.name, self._lease.endpoint.url)
+            record.begin_attempt(time.perf_counter())
+            record.labels = self._plan.labels
+            record.server_form = request.form
+            record.request_elements = request.elements
+            record.sent_bytes = self._size
+            if record.trace is not None:
+                self._begin_trace(record.trace)
             connection.send(request.template, self._lines, request.body, self)
         except Exception as error:
             # The client can be told only when the listener knows of the call.
@@ -201,14 +204,14 @@ class FastPathCall:
         record.server_seconds = time.perf_counter() - record.sent_at
         record.first_byte_seconds = record.server_seconds - self._connection.head_delay
         handler = self._plan.handler
-        status = handler.outcome(head, trailers)
-        if record.trace is not None:
-            record.trace.set_status(head.status)
-        if self._retry_status(status):
-            return True
-        record.received_bytes = len(body)
         server = self._server
         try:
+            status = handler.outcome(head, trailers)
+            if record.trace is not None:
+                record.trace.set_status(head.status)
+            if self._retry_status(status):
+                return True
+            record.received_bytes = len(body)
             message = handler.to_client(
                 self._request, head, body, self._destination, server, self._plan.header_policy
             )
@@ -227,22 +230,29 @@ class FastPathCall:
             self._end(*self._lease.classify_status(status))
         record.response_elements = self._request.response_elements
         template, lines, content = message
-        if self._plan.adds_server_timing:
-            lines += self._timing_line(time.perf_counter() - record.sent_at - record.server_seconds)
-        self._client.respond(template, lines, content, trailers=ending)
+        try:
+            if self._plan.adds_server_timing:
+                spent = time.perf_counter() - record.sent_at - record.server_seconds
+                lines += self._timing_line(spent)
+            self._client.respond(template, lines, content, trailers=ending)
+        except Exception as error:
+            self._drop_client(error)
         return True
 
     def on_headers(self, response: UpstreamResponse) -> None:
         """Continue in a task that passes a partial response on as it arrives."""
         record = self._record
-        record.first_byte_seconds = time.perf_counter() - record.sent_at - response.head_delay
-        if record.trace is not None:
-            record.trace.set_status(response.status)
-        if self._retry_status(response.outcome):
+        try:
+            record.first_byte_seconds = time.perf_counter() - record.sent_at - response.head_delay
+            if record.trace is not None:
+                record.trace.set_status(response.status)
+            if self._retry_status(response.outcome):
+                return
+            on_done = partial(self._end, *self._lease.classify_status(response.outcome))
+        except Exception as error:
+            self._fail(error)
             return
-        spent = self._stop_timers()
-        on_done = partial(self._end, *self._lease.classify_status(response.outcome))
-        self._client.continue_in_task(partial(self._relay, response, spent), on_done)
+        self._continue(partial(self._relay, response, self._stop_timers()), on_done)
 
     def on_error(self, error: Exception) -> None:
         """Continue in a task at another endpoint if a retry is allowed, else send the error."""
@@ -272,7 +282,17 @@ class FastPathCall:
         if self._record.trace is not None:
             self._record.trace.set_failure(outcome.value, why)
         spent = self._release_endpoint(outcome, why)
-        self._client.continue_in_task(partial(self._retry, spent), self._release)
+        self._continue(partial(self._retry, spent), self._release)
+
+    def _continue(
+        self, rest: Callable[[ClientResponse], Awaitable[None]], on_done: Callable[[], None]
+    ) -> None:
+        """Run the rest of the call in a task; ``on_done`` releases what it still holds."""
+        try:
+            self._client.continue_in_task(rest, on_done)
+        except Exception as error:
+            on_done()
+            self._drop_client(error)
 
     @property
     def _server(self) -> ServerName:
@@ -312,8 +332,8 @@ class FastPathCall:
 
     def _end(self, outcome: Outcome, why: str = "") -> None:
         if self._connection is not None:
-            self._release_endpoint(outcome, why)
             self._release()
+            self._release_endpoint(outcome, why)
 
     def _release(self) -> None:
         """Release the slots and the memory."""
@@ -325,11 +345,14 @@ class FastPathCall:
         assert self._connection is not None
         connection, self._connection = self._connection, None
         spent = self._stop_timers()
-        connection.close()
-        self._lease.release(outcome, why)
         record = self._record
         if record.sent_at and not record.server_seconds:
             record.server_seconds = time.perf_counter() - record.sent_at
+        self._lease.release(outcome, why)
+        try:
+            connection.close()
+        except Exception as error:  # of the next request, which is sent over it
+            self._log_error(error)
         return spent
 
     def _stop_timers(self) -> float:
@@ -340,12 +363,27 @@ class FastPathCall:
         return self._timeouts.remove(self)
 
     def _send_failure(self, error: Exception) -> None:
+        try:
+            self._respond_with(error)
+        except Exception as failure:
+            self._drop_client(failure)
+
+    def _drop_client(self, error: Exception) -> None:
+        """Let the client see that there is no whole response, after an error of the gateway."""
+        self._log_error(error)
+        self._client.drop_call()
+
+    def _log_error(self, error: Exception) -> None:
+        """Log an error in the gateway itself, which must never be silent."""
+        record = self._record
+        where = (record.request_id or "-", record.method, record.target)
+        _log.error("request %s: %s %s failed", *where, exc_info=error)
+
+    def _respond_with(self, error: Exception) -> None:
         is_internal = not isinstance(error, GatewayError)
         record = self._record
         if is_internal:
-            # An error in the gateway itself must never be silent.
-            where = (record.request_id or "-", record.method, record.target)
-            _log.error("request %s: %s %s failed", *where, exc_info=error)
+            self._log_error(error)
         strip_tracebacks(error)
         reported = error if isinstance(error, GatewayError) else INTERNAL_ERROR
         status, is_grpc = reported.kind.value.status, self._plan.handler.is_grpc

@@ -302,7 +302,10 @@ def _report_trace(copy: MirroredRequest, response: DiscardResponse) -> None:
     record.seconds = time.perf_counter() - record.started
     record.labels, record.request_id = main.labels, main.request_id
     record.status = record.status or response.status
-    record.trace.report(record)
+    try:
+        record.trace.report(record)
+    except Exception:
+        _log.exception("the span of a mirrored request was not reported")
 
 
 def _describe_response(status: int, body: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from http import HTTPStatus
 from typing import Protocol
@@ -35,6 +36,8 @@ _STALE_WINDOW = 1.0
 _FRAME_HEADER = 9
 _SETTINGS = 4
 """RFC 9113, section 4.1 and 6.5: an HTTP/2 server begins with a frame of this type."""
+
+_log = logging.getLogger("tensorgate.upstream")
 
 _HEAD_PARSER = HeadParser(KEYED_RESPONSE_HEADERS, noted=("content-length",))
 
@@ -154,13 +157,14 @@ class ServerConnection(Connection):
         self._keep = False
         self._end_deferral()
         strip_tracebacks(error)  # perhaps nobody ever raises it
-        receiver, self._receiver = self._receiver, None
+        receiver = self._receiver
         if receiver is not None:
-            receiver.on_error(error)
             self.discard_body()  # it has no reader
         elif self.body is not None:
             self.body.fail(error)
         self._abort()
+        if receiver is not None:
+            receiver.on_error(error)
 
     def detach_transport(self) -> None:
         """Release the transport after a cancelled connect.
@@ -207,6 +211,10 @@ class ServerConnection(Connection):
                 self.fail(self._no_http1())
                 return
             self.fail(bad_response(f"{server.url} sent an invalid HTTP response: {error}", server))
+        except Exception as error:
+            # A bug of the gateway: whoever waits for the response must learn of it.
+            _log.exception("reading a response of %s failed", self._server.url)
+            self.fail(error)
 
     def eof_received(self) -> None:
         """Handle the end of the server's bytes; the transport then closes itself."""

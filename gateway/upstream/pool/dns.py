@@ -80,7 +80,9 @@ class Resolver:
 
     async def watch(self, changed: Callable[[], None]) -> None:
         """Resolve names until cancelled; ``changed`` is called when the endpoints change."""
-        await asyncio.gather(*(self._watch_name(server, changed) for server in self._names))
+        async with asyncio.TaskGroup() as group:
+            for server in self._names:
+                group.create_task(self._watch_name(server, changed))
 
     async def _watch_name(self, server: TcpAddress, changed: Callable[[], None]) -> None:
         name = self._names[server]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 from typing import Protocol
 
@@ -21,6 +22,8 @@ _FAILURES = {
 """What each error that is an upstream's failure says about the endpoint."""
 _SERVER_ERROR = 500
 """The first status of a failed call; the policy decides whether the endpoint failed too."""
+
+_log = logging.getLogger("tensorgate.upstream")
 
 
 class LeaseOwner(Protocol):
@@ -72,7 +75,11 @@ class Lease:
             or not pool.has_single_endpoint
             or member.calls.failures
         ):
-            pool.outlier_detector.record(member, outcome, why, self._server_error)
+            try:
+                pool.outlier_detector.record(member, outcome, why, self._server_error)
+            except Exception:
+                # What else the call holds must be released, too.
+                _log.exception("the outcome of a call at %s was not recorded", member.endpoint.url)
 
     def classify_status(self, status: int) -> tuple[Outcome, str]:
         """Return what a response's status says about the endpoint, and the error if it failed.
@@ -88,11 +95,15 @@ class Lease:
         self.classify_status(status)
         return Outcome.FAILED, f"it returned {status}"
 
-    def finish(self, error: BaseException | None) -> None:
-        """Release the endpoint with the outcome that an error stands for; None is a success."""
+    def classify_error(self, error: BaseException | None) -> tuple[Outcome, str]:
+        """Return what a call's error says about the endpoint, and its text; None is a success."""
         if isinstance(error, UpstreamResponseError):
             self.classify_status(error.status)
-        self.release(*outcome_of(error))
+        return outcome_of(error)
+
+    def finish(self, error: BaseException | None) -> None:
+        """Release the endpoint with the outcome that an error stands for; None is a success."""
+        self.release(*self.classify_error(error))
 
     def __enter__(self) -> UpstreamEndpoint:
         """Acquire the endpoint."""

@@ -18,6 +18,9 @@ from gateway.upstream.transport import UpstreamEndpoint
 _START_DNS_TIMEOUT = 1.0
 """Seconds for which the start waits for the addresses of names."""
 
+_RESTART_DELAY = 1.0
+"""Seconds until a task that has failed starts again."""
+
 _log = logging.getLogger("tensorgate.upstream")
 
 
@@ -48,7 +51,7 @@ class PoolSupervisor:
         resolver = self.resolver
         if resolver is None:
             return
-        self.start_task(resolver.watch(lambda: use(resolver.endpoints)))
+        self.start_task(_keep_running(lambda: resolver.watch(lambda: use(resolver.endpoints))))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_START_DNS_TIMEOUT):
                 await resolver.all_resolved.wait()
@@ -60,7 +63,8 @@ class PoolSupervisor:
                 self.dialect_detector.add(member)
             on_change = partial(self._on_change, member, changed)
             self._tasks_by_member[member] = [
-                self.start_task(each.run(member, on_change)) for each in self._member_tasks
+                self.start_task(_keep_running(partial(each.run, member, on_change)))
+                for each in self._member_tasks
             ]
 
     def remove(self, members: Iterable[Member]) -> None:
@@ -99,3 +103,17 @@ class PoolSupervisor:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a background task of an upstream failed and stopped", exc_info=error)
+
+
+async def _keep_running(work: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Do work that ends when it is cancelled; after an error it starts again.
+
+    An endpoint that is never checked again would stay as it is for good.
+    """
+    while True:
+        try:
+            return await work()
+        except Exception:
+            # An error of our own is logged, and must not end the task.
+            _log.exception("a background task of an upstream failed and starts again")
+        await asyncio.sleep(_RESTART_DELAY)

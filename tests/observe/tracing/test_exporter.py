@@ -301,3 +301,24 @@ def test_attempts_without_a_span_are_counted() -> None:
     with _exporter(sender, metrics) as exporter:
         exporter.observe(_record(attempts=40))
     assert (metrics.exported, metrics.dropped) == (33, {"too_many_attempts": 8})
+
+
+def test_thread_goes_on_after_an_error_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(SpanWriter):
+        failed = False
+
+        def count(self, request: Any) -> int:
+            if not self.failed:
+                self.failed = True
+                raise ZeroDivisionError("a bug")
+            return super().count(request)
+
+    sender: Any = _Sender()
+    metrics, writer = _Metrics(), Failing("test", "1", "i")
+    exporter = TraceExporter("http://r", lambda: (writer, sender), metrics.of_exporter, 0.01)
+    exporter.observe(_record())
+    _until(lambda: writer.failed and not exporter.queued_bytes)
+    exporter.observe(_record())
+    _until(lambda: metrics.exported)
+    exporter.close()
+    assert "a bug" in caplog.text

@@ -22,7 +22,7 @@ from tests.proxy.fast_path.scene import (
     binary_response,
     start,
 )
-from tests.support.compiled import skip_if_compiled
+from tests.support.compiled import needs_source, skip_if_compiled
 from tests.support.doubles.fast_path import (
     ReadyEndpoint,
     ScriptedClient,
@@ -370,3 +370,72 @@ async def test_disconnected_client_gets_nothing(end: End) -> None:
     await end(scene, scene.get())
     scene.clock.advance(1000)
     assert scene.client.responses == []
+
+
+# ---------------------------------------------------------------------------- errors of the gateway
+
+
+def _respond(scene: Scene) -> None:
+    scene.receiver.on_complete(response_head(), b"")
+
+
+def _fail(scene: Scene) -> None:
+    scene.receiver.on_error(bad_response("it fell over"))
+
+
+def _time_out(scene: Scene) -> None:
+    scene.clock.advance(1000)
+
+
+def _stream(scene: Scene) -> None:
+    scene.receiver.on_headers(ScriptedUpstreamResponse())
+
+
+@pytest.mark.parametrize("end", [_respond, _fail, _time_out, _stream])
+async def test_client_that_cannot_be_told_is_dropped_and_nothing_is_kept(
+    end: Callable[[Scene], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene()
+    scene.client.fault = ZeroDivisionError("the client fails")
+    scene.start("POST", "/v2/x", b"body")
+    end(scene)
+    assert scene.log[-1] == "client is cut off"
+    assert scene.outstanding == 0
+    assert scene.destination.memory_budget.total == 0
+    assert scene.fast_path.in_flight == 0
+    assert "the client fails" in caplog.text
+
+
+class _FailingOnce(ReadyEndpoint):
+    """An endpoint whose URL cannot be told, once that is said."""
+
+    is_failing = False
+
+    @property
+    def url(self) -> str:
+        if self.is_failing:
+            raise ZeroDivisionError("its URL is not known")
+        return URL
+
+    @url.setter
+    def url(self, value: str) -> None: ...
+
+
+@needs_source
+async def test_call_that_cannot_be_started_gets_an_error_and_keeps_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    endpoint, client = _FailingOnce(), ScriptedClient()
+    destination = make_destination(endpoint)
+    fast_path = FastPath(single_destination(destination))
+    endpoint.is_failing = True
+    assert start(fast_path, "POST", "/v2/x", {}, b"body", client) is not None
+    assert sum(destination.upstream.pool.outstanding) == 1
+    await asyncio.sleep(0)
+    (told,) = client.responses
+    assert (told.status, told.last) == (500, True)
+    assert "its URL is not known" in caplog.text
+    assert sum(destination.upstream.pool.outstanding) == 0
+    assert destination.memory_budget.total == 0
+    assert fast_path.in_flight == 0
+    fast_path.close()

@@ -137,6 +137,8 @@ class ScriptedClient:
         self.rest: Callable[[ClientResponse], Awaitable[None]] | None = None
         self.over: Callable[[], None] | None = None
         self.log = EventLog() if log is None else log
+        self.fault: Exception | None = None
+        """What it fails with when it is to respond, or to go on in a task."""
 
     def respond(
         self,
@@ -148,6 +150,8 @@ class ScriptedClient:
         trailers: FieldLines = (),
     ) -> None:
         """Note a response."""
+        if self.fault is not None:
+            raise self.fault
         self.log.append(f"client gets {template.status}")
         headers = (*template.headers, *parse_lines(lines))
         self.responses.append(
@@ -158,8 +162,14 @@ class ScriptedClient:
         self, rest: Callable[[ClientResponse], Awaitable[None]], over: Callable[[], None]
     ) -> None:
         """Note what a task is to do."""
+        if self.fault is not None:
+            raise self.fault
         self.log.append("client waits for a task")
         self.rest, self.over = rest, over
+
+    def drop_call(self) -> None:
+        """Note that it is cut off."""
+        self.log.append("client is cut off")
 
     def begin_task(self, answer: ClientResponse) -> asyncio.Task[None]:
         """Do it, as a listener does."""

@@ -976,3 +976,52 @@ async def test_body_until_close_over_tcp() -> None:
             await response.read()
         response.close()
         await endpoint.close()
+
+
+class _FailingReceiver:
+    """Fails when it is asked whether a body passes, or told of an error."""
+
+    waits_for_body = True
+    waits_for_chunks = False
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+
+    def passes_untouched(self, head: ResponseHead) -> bool:
+        raise ZeroDivisionError("it is asked")
+
+    def on_complete(self, head: ResponseHead, body: bytes | memoryview) -> bool:
+        raise AssertionError("nothing is complete")
+
+    def on_headers(self, head: ResponseHead) -> None:
+        raise AssertionError("nothing is handed over")
+
+    def on_error(self, error: Exception) -> None:
+        self.errors.append(error)
+        raise ZeroDivisionError("it is told")
+
+
+async def test_connection_is_dropped_before_its_receiver_is_told() -> None:
+    connection, transport = _connected()
+    receiver = _FailingReceiver()
+    connection.begin_request("POST", receiver)
+    connection.data_received(http_response(b"body")[:-1])  # the rest is waited for
+    assert connection.buffers.streams == 1
+    with pytest.raises(ZeroDivisionError, match="it is told"):
+        connection.fail(bad_response("it fell over"))
+    assert "abort" in transport.calls
+    assert (connection.buffers.streams, connection.buffers.buffered) == (0, 0)
+
+
+async def test_error_of_the_gateway_while_reading_reaches_the_receiver(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connection, transport = _connected()
+    receiver = _FailingReceiver()
+    connection.begin_request("POST", receiver)
+    with pytest.raises(ZeroDivisionError, match="it is told"):
+        connection.data_received(http_response(bytes(MAX_WINDOW // 2))[:1000])
+    (error,) = receiver.errors
+    assert isinstance(error, ZeroDivisionError)
+    assert "it is asked" in caplog.text
+    assert "abort" in transport.calls

@@ -370,3 +370,13 @@ async def test_pool_without_names_adopts_no_addresses() -> None:
         named.adopt_addresses(pool)
         assert _urls(named) == ["http://127.0.0.1:1"]
         await pool.close()
+
+
+async def test_failure_of_the_gateway_itself_ends_no_look_ups(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = NameService(a=ZeroDivisionError("a bug"), b=["10.0.0.2"])
+    async with _pool(names, "http://a:1", "http://b:1") as pool:
+        await until(lambda: "a bug" in caplog.text)
+        names.answers["a"] = ["10.0.0.1"]
+        await until(lambda: len(pool.endpoints) == 2)

@@ -58,6 +58,21 @@ def test_lease_is_released_after_any_outcome() -> None:
     assert pool.outstanding == [0]
 
 
+def test_lease_is_released_though_a_listener_fails(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(endpoint: str, event: object) -> None:
+        raise ZeroDivisionError("a listener fails")
+
+    endpoints = [ScriptedEndpoint(EventLog(), url=f"http://{number}") for number in range(2)]
+    policy = OutlierPolicy(consecutive_failures=1)
+    for pool in (Pool(endpoints, policy, notify=fail), Pool(endpoints, policy, on_failure=fail)):
+        lease = pool.lease()
+        lease.acquire()
+        lease.release(Outcome.UNREACHABLE, "refused")
+        assert pool.outstanding == [0, 0]
+        assert "a listener fails" in caplog.text
+        caplog.clear()
+
+
 def test_lease_lasts_until_its_release() -> None:
     pool = make_pool(1)
     leases = [pool.lease() for _ in range(2)]

@@ -60,6 +60,23 @@ async def test_failing_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "ZeroDivisionError" in caplog.text
 
 
+async def test_failed_task_starts_again(caplog: pytest.LogCaptureFixture) -> None:
+    class FailingOnce(_Attending):
+        async def run(self, member: Member, changed: Callable[[], None]) -> None:
+            if not caplog.records:
+                raise ZeroDivisionError
+            await super().run(member, changed)
+
+    health_checker = FailingOnce()
+    supervisor = PoolSupervisor(health_checker)
+    members = _members(1)
+    async with no_leaks():
+        supervisor.add(members, lambda member: None)
+        await until(lambda: health_checker.attended == members)
+        await supervisor.close()
+        assert not health_checker.attended
+
+
 async def test_supervisor_without_checks_starts_no_tasks() -> None:
     supervisor = PoolSupervisor()
     tasks = asyncio.all_tasks()

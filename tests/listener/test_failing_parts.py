@@ -1,0 +1,449 @@
+"""Whatever part of the gateway fails, calls and connections give back all that they hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import pytest
+from h2.exceptions import StreamClosedError
+
+from gateway.listener.server import HttpListener
+from gateway.listener.sockets import open_tcp_sockets
+from gateway.observe.call_record import CallRecord
+from gateway.proxy.admission.concurrency_limit import ConcurrencyLimit
+from gateway.proxy.dispatch import handle_request, proxy_call
+from gateway.proxy.fast_path.planner import FastPath
+from gateway.proxy.filters.forwarded_headers import ForwardedPolicy
+from gateway.proxy.filters.mirror import Mirror
+from gateway.proxy.filters.trace_sampling import TraceSampler
+from gateway.proxy.interfaces import Call, ClientRequest, ClientResponse
+from gateway.proxy.router import Route, Router
+from gateway.routing.endpoint_health import EjectionState, OutlierPolicy
+from gateway.routing.matcher import Match
+from gateway.routing.retry import RetryPolicy
+from gateway.upstream.address import parse_server_url
+from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.pool.pool import Pool
+from gateway.upstream.transport import (
+    HeaderLines,
+    RequestTemplate,
+    ReservedConnection,
+    ResponseReceiver,
+    UpstreamEndpoint,
+    UpstreamRequest,
+    UpstreamResponse,
+)
+from tests.support.addresses import HOST, free_address
+from tests.support.doubles.streaming import make_destination
+from tests.support.gateway import no_leaks, until
+from tests.support.http2_client import Http2Client, connect_http2
+from tests.support.http_messages import chunked, http_response, message, request
+from tests.support.inference_messages import (
+    FLOATS,
+    INFER,
+    binary_response,
+    infer_json,
+    json_request,
+)
+from tests.support.raw_client import RawClient, connect
+from tests.support.servers.scripted_server import Connection, ScriptedServer
+
+_MOST_CALLS = 300
+"""Calls of parts that a scenario makes at most."""
+
+
+class _Faults:
+    """Counts the calls of all parts; the one of that number fails, but for innocent clients."""
+
+    def __init__(self, failing: int) -> None:
+        self.calls = 0
+        self.is_over = False
+        self._failing = failing
+
+    def step(self) -> None:
+        self.calls += not self.is_over
+        if self.calls == self._failing and not self.is_over:
+            self._failing = 0
+            raise ZeroDivisionError("a part fails")
+
+    def observe(self, record: CallRecord) -> None:
+        self.step()
+
+    def listen(self, endpoint: str, event: EjectionState | str) -> None:
+        self.step()
+
+    def random(self) -> float:
+        self.step()
+        return 0.0
+
+    async def serve_mirrored(self, call: Call) -> None:
+        self.step()
+        await proxy_call(call)
+
+
+class _FailingEndpoint(UpstreamEndpoint):
+    """An endpoint whose methods may fail, before or after they did their work."""
+
+    def __init__(self, inner: HttpEndpoint, faults: _Faults) -> None:
+        self.url, self.name = inner.url, inner.name
+        self._inner = inner
+        self._faults = faults
+
+    def try_reserve(self) -> ReservedConnection:
+        self._faults.step()
+        return _FailingReservation(self._inner.try_reserve(), self._faults)
+
+    async def send(self, request: UpstreamRequest) -> UpstreamResponse:
+        self._faults.step()
+        return _FailingResponse(await self._inner.send(request), self._faults)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class _FailingReservation(ReservedConnection):
+    def __init__(self, inner: ReservedConnection, faults: _Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+
+    @property
+    def head_delay(self) -> float:
+        return self._inner.head_delay
+
+    def send(
+        self,
+        template: RequestTemplate,
+        lines: bytes,
+        body: Sequence[bytes | memoryview],
+        receiver: ResponseReceiver,
+    ) -> None:
+        self._faults.step()
+        self._inner.send(template, lines, body, receiver)
+        self._faults.step()
+
+    def close(self) -> None:
+        self._inner.close()
+        self._faults.step()
+
+
+class _FailingResponse(UpstreamResponse):
+    def __init__(self, inner: UpstreamResponse, faults: _Faults) -> None:
+        self.status, self.reason, self.headers = inner.status, inner.reason, inner.headers
+        self._inner = inner
+        self._faults = faults
+
+    @property
+    def trailers(self) -> HeaderLines:
+        self._faults.step()
+        return self._inner.trailers
+
+    @property
+    def received_bytes(self) -> int:
+        self._faults.step()
+        return self._inner.received_bytes
+
+    async def read(self) -> bytes | memoryview:
+        self._faults.step()
+        return await self._inner.read()
+
+    def close(self) -> None:
+        self._inner.close()
+        self._faults.step()
+
+
+class _World:
+    """A listener before a server that works, and an address where none is."""
+
+    def __init__(self, server: ScriptedServer, faults: _Faults) -> None:
+        self.faults = faults
+        self.limit = ConcurrencyLimit("all", 100, 10, 5)
+        self.destination = make_destination(
+            *(
+                _FailingEndpoint(HttpEndpoint(parse_server_url(url), 5), faults)
+                for url in (server.url, f"http://{free_address()}")
+            )
+        )
+        policy = OutlierPolicy(consecutive_failures=1, base_ejection_time=0.01)
+        pool = Pool(
+            self.destination.upstream.pool.endpoints,
+            policy,
+            notify=faults.listen,
+            on_failure=faults.listen,
+        )
+        self.destination = replace(
+            self.destination,
+            upstream=replace(self.destination.upstream, pool=pool),
+            concurrency_limits=(self.limit,),
+            retry_policy=RetryPolicy(statuses=frozenset((503,))),
+        )
+        self.buffers = self.destination.memory_budget.buffers
+        self.mirror = Mirror(self.destination, 0.5, faults.serve_mirrored)
+        route = Route(Match(), (self.destination,), mirror=self.mirror, server_timing=True)
+        self.router = Router([route], faults.random)
+        self.fast_path = FastPath(self.router)
+        self.closed = 0
+        self.listener = HttpListener(
+            self._handle,
+            (faults.observe,),
+            self._note_closed,
+            self.fast_path,
+            forwarding=ForwardedPolicy(True, (), via=True, request_id=True, identity="x"),
+            buffers=self.buffers,
+            trace_sampler=TraceSampler(0.5, faults.observe, faults.random),
+        )
+
+    async def _handle(self, request: ClientRequest, response: ClientResponse) -> None:
+        await handle_request(request, response, self.router)
+
+    def _note_closed(self) -> None:
+        self.closed += 1
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Return all that calls and connections hold."""
+        held = {
+            "connections": self.listener.connections,
+            "calls": self.listener.requests,
+            "deferred": self.listener.deferrals.size,
+            "on the fast path": self.fast_path.in_flight,
+            "leases": sum(self.destination.upstream.pool.outstanding),
+            "slots": self.limit.active + self.limit.queued,
+            "copies": self.mirror.in_flight,
+            "reserved bytes": self.buffers.reserved,
+            "buffered bytes": self.buffers.buffered,
+            "streams": self.buffers.streams,
+        }
+        return {name: count for name, count in held.items() if count}
+
+    async def until_idle(self) -> None:
+        with suppress(AssertionError):
+            await until(lambda: not self.held)
+        assert self.held == {}
+
+    async def close(self) -> None:
+        await self.listener.drain(0.05, 0.0)
+        await self.mirror.close()
+        self.fast_path.close()
+        await self.destination.upstream.pool.close()
+
+
+async def _serve(connection: Connection) -> None:
+    """Respond as the path of a request says."""
+    while True:
+        received = await connection.request()
+        path = received.head.target
+        if path == "/v2/never":
+            await connection.wait_for_close()
+            return
+        if path == "/v2/dies":
+            return
+        if path == "/v2/half":
+            await connection.send(http_response(b"abc")[:-1])
+        elif path == "/v2/broken":
+            await connection.send(b"HTTP/1.1 200 OK\r\n: no name\r\n\r\n")
+        elif path == "/v2/busy":
+            await connection.send(http_response(b"busy", status="503 Busy"))
+        elif path == "/v2/streamed":
+            await connection.send(message("HTTP/1.1 200 OK", {"Transfer-Encoding": "chunked"}))
+            await asyncio.sleep(0.01)
+            await connection.send(chunked(b"abc"))
+        elif path.endswith("/infer"):
+            await connection.send(binary_response(FLOATS.tobytes()))
+        else:
+            await connection.send(http_response(b"hello"))
+
+
+@asynccontextmanager
+async def _world(failing: int) -> AsyncIterator[tuple[_World, str]]:
+    """Run a world; the oracle is asked at its end."""
+    async with no_leaks(), ScriptedServer(_serve) as server:
+        world = _World(server, _Faults(failing))
+        (sock,) = open_tcp_sockets(HOST, 0)
+        url = "http://{}:{}".format(*sock.getsockname())
+        world.listener.sockets.listen(sock)
+        try:
+            yield world, url
+            world.faults.is_over = True
+            await world.until_idle()
+            async with connect(url) as innocent:
+                assert (await innocent.call("GET", "/v2/x")).status == 200
+            await world.until_idle()
+        finally:
+            await world.close()
+        assert world.closed > 1
+
+
+async def _calls(client: RawClient, *data: bytes) -> None:
+    for each in data:
+        await client.ask(each)
+
+
+async def _fast(client: RawClient) -> None:
+    await _calls(client, request("GET", "/v2/x"), infer_json())
+
+
+async def _pipelined(client: RawClient) -> None:
+    await client.send(request("GET", "/v2/x") * 3)
+    for _ in range(3):
+        await client.read_response()
+
+
+async def _deferred(client: RawClient) -> None:
+    data = infer_json()
+    await client.send(data[:-1])
+    await client.ask(data[-1:])
+
+
+async def _streamed(client: RawClient) -> None:
+    head = message("POST /v2/x HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"})
+    await client.ask(head + chunked(b"abc", b"d"))
+    await client.ask(request("GET", "/v2/streamed"))
+
+
+async def _streamed_infer(client: RawClient) -> None:
+    await client.ask(infer_json(headers={"X": "x" * 3000}))
+
+
+async def _failed(client: RawClient) -> None:
+    await _calls(client, request("GET", "/v2/busy"), request("GET", "/v2/broken"))
+    await client.ask(request("GET", "/v2/dies"))
+
+
+async def _failed_while_streamed(client: RawClient) -> None:
+    large = {"X": "x" * 3000}
+    await _calls(client, request("GET", "/v2/busy", headers=large))
+    await client.ask(request("GET", "/v2/broken", headers=large))
+
+
+async def _left_on_the_fast_path(client: RawClient) -> None:
+    await client.send(request("GET", "/v2/never"))
+    await asyncio.sleep(0.02)
+
+
+async def _left_on_the_streaming_path(client: RawClient) -> None:
+    await client.send(request("GET", "/v2/never", headers={"X": "x" * 3000}))
+    await asyncio.sleep(0.02)
+
+
+async def _left_with_half_a_response(client: RawClient) -> None:
+    await client.send(request("GET", "/v2/half"))
+    await asyncio.sleep(0.15)  # longer than a response is deferred
+
+
+async def _left_with_half_a_request(client: RawClient) -> None:
+    await client.send(infer_json()[:-1])
+    await asyncio.sleep(0.02)
+
+
+async def _malformed(client: RawClient) -> None:
+    await client.send(request("GET", "/v2/x") + b"GET /v2/x HTTP/1.1\r\n: no name\r\n\r\n")
+    await client.rest()
+
+
+async def _streams(client: Http2Client) -> None:
+    calls = [
+        client.call("GET", "/v2/x"),
+        client.call("POST", INFER, json_request()),
+        client.call("GET", "/v2/streamed"),
+        client.call("POST", "/v2/x", b"abc", (("x", "x" * 3000),)),
+        client.call("GET", "/v2/busy"),
+    ]
+    await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def _streams_in_parts(client: Http2Client) -> None:
+    for target in ("/v2/x", INFER):
+        stream = client.send_headers("POST", target)
+        body = json_request()
+        await client.send_data(stream, body[:10], end_stream=False)
+        await client.send_data(stream, body[10:])
+        await client.response(stream)
+
+
+async def _reset_streams(client: Http2Client) -> None:
+    streams = [
+        await client.start("GET", "/v2/never"),
+        await client.start("GET", "/v2/never", headers=(("x", "x" * 3000),)),
+        client.send_headers("POST", INFER),
+    ]
+    await asyncio.sleep(0.02)
+    for stream in streams:
+        with suppress(StreamClosedError):  # the gateway has reset it
+            client.reset_stream(stream)
+    await client.call("GET", "/v2/x")
+
+
+async def _left_streams(client: Http2Client) -> None:
+    await client.start("GET", "/v2/never")
+    await client.start("GET", "/v2/never", headers=(("x", "x" * 3000),))
+    client.send_headers("POST", INFER)
+    client.send_headers("POST", "/v2/x", (("host", "y"),), end_stream=True)
+    await asyncio.sleep(0.02)
+
+
+_SCENARIOS: tuple[Callable[[RawClient], Awaitable[None]], ...] = (
+    _fast,
+    _pipelined,
+    _deferred,
+    _streamed,
+    _streamed_infer,
+    _failed,
+    _failed_while_streamed,
+    _left_on_the_fast_path,
+    _left_on_the_streaming_path,
+    _left_with_half_a_response,
+    _left_with_half_a_request,
+    _malformed,
+)
+
+
+_HTTP2_SCENARIOS: tuple[Callable[[Http2Client], Awaitable[None]], ...] = (
+    _streams,
+    _streams_in_parts,
+    _reset_streams,
+    _left_streams,
+)
+
+
+@pytest.mark.parametrize("scenario", _SCENARIOS, ids=lambda each: each.__name__.strip("_"))
+async def test_part_that_fails_leaves_nothing_counted(
+    scenario: Callable[[RawClient], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each call of each part fails once: an observer, a sampler, an endpoint, a pool's listener."""
+
+    async def play(url: str) -> None:
+        async with connect(url) as client:
+            await scenario(client)
+
+    await _play_with_each_fault(play, caplog)
+
+
+@pytest.mark.parametrize("scenario", _HTTP2_SCENARIOS, ids=lambda each: each.__name__.strip("_"))
+async def test_part_that_fails_leaves_nothing_counted_over_http2(
+    scenario: Callable[[Http2Client], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(url: str) -> None:
+        async with connect_http2(url) as client:
+            await scenario(client)
+
+    await _play_with_each_fault(play, caplog)
+
+
+async def _play_with_each_fault(
+    play: Callable[[str], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    for failing in range(1, _MOST_CALLS):
+        async with _world(failing) as (world, url):
+            with suppress(asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+                async with asyncio.timeout(2):
+                    await play(url)
+        if world.faults.calls < failing:
+            assert failing > 1
+            break
+    else:
+        raise AssertionError("the scenario is too long")
+    # What nobody catches is logged by the event loop.
+    assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
