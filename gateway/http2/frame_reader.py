@@ -114,6 +114,15 @@ class FrameReader:
         """The buffered bytes of incomplete frames and header blocks."""
         return len(self._partial) + self._block_size
 
+    @property
+    def unread(self) -> int:
+        """The bytes that were fed and not read yet; 0 once ``next_frame`` has returned None."""
+        return len(self._received) - self._start
+
+    def drop(self) -> None:
+        """Drop what was fed and not read yet."""
+        self._received, self._start = b"", 0
+
     def feed(self, data: bytes | memoryview) -> None:
         """Add received data."""
         if self._start < len(self._received):
@@ -128,7 +137,7 @@ class FrameReader:
         """
         frame = self._read_frame()
         if frame is None:
-            self._received, self._start = b"", 0  # a view would pin its slab
+            self.drop()  # a view would pin its slab
         return frame
 
     def _read_frame(self) -> Frame | None:

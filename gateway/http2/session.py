@@ -41,6 +41,8 @@ _MAX_UNSENT = 4 * 1024 * 1024
 """Bytes that may wait for a peer that does not read, with what it made the gateway send."""
 _MIN_PIECE_COST = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
+_TURN = "turn"
+"""The pauser of a session that waits for its next turn."""
 
 
 class StreamHandler:
@@ -248,6 +250,7 @@ class Http2Session(Connection):
         self._flushing = False
         self._unflushed = 0
         self._partial_size = 0
+        self._unread_size = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the settings."""
@@ -256,15 +259,22 @@ class Http2Session(Connection):
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Process frames of the peer."""
+        self.http2.receive(data)
+        self.process_received()
+
+    def process_received(self) -> None:
+        """Process received frames: as many as fit into one turn of the event loop."""
         http2 = self.http2
+        http2.begin_turn()
         try:
-            http2.receive(data)
             while (event := http2.next_event()) is not None:
                 self._handle(event)
         except Http2Error as error:
             self.fail(error)
+            self._wait_for_next_turn()
             return
         self._count_partial(http2.buffered_bytes)
+        self._wait_for_next_turn()
         self.flush_output()
         if self.transport.get_write_buffer_size() > _MAX_UNSENT:
             reason = "the peer does not read"
@@ -282,6 +292,7 @@ class Http2Session(Connection):
         """Release those who wait; the user of each handler is told by ``on_failure``."""
         super().connection_lost(exc)
         self._count_partial(0)
+        self._count_unread(0)
 
     def resume_writing(self) -> None:
         """Let those who wait send."""
@@ -310,6 +321,24 @@ class Http2Session(Connection):
     def _flush_scheduled(self) -> None:
         self._flushing = False
         self.flush_output()
+
+    def _wait_for_next_turn(self) -> None:
+        """Let others have their turn if this one had too much to read; read nothing meanwhile."""
+        unread, delay = self.http2.unread_bytes, self.http2.excess()
+        self._count_unread(unread)
+        if unread or delay:
+            self.read_flow.pause(_TURN, is_short=True)
+            if delay:
+                self.loop.call_later(delay, self.turns.add, self._take_turn)
+            else:
+                self.turns.add(self._take_turn)
+        else:
+            self.read_flow.resume(_TURN)
+
+    def _take_turn(self) -> None:
+        """Process what waits, unless the connection was closed meanwhile."""
+        if not (self.closed or self.transport.is_closing()):
+            self.process_received()
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, DataReceived):
@@ -360,6 +389,12 @@ class Http2Session(Connection):
         if size != self._partial_size:
             self.buffers.change(size - self._partial_size)
             self._partial_size = size
+
+    def _count_unread(self, size: int) -> None:
+        """Count the bytes that wait for the next turn."""
+        if size != self._unread_size:
+            self.buffers.change(size - self._unread_size)
+            self._unread_size = size
 
     @abstractmethod
     def on_headers(self, event: HeadersReceived) -> None:

@@ -393,10 +393,13 @@ class Http2ClientConnection(Http2Session):
         self._host.remove_connection(self)
 
     def data_received(self, data: bytes | memoryview) -> None:
-        """Process frames of the client; requests start when all of them are processed."""
-        if self._closing:
-            return
-        super().data_received(data)
+        """Process frames of the client, unless the connection is closing."""
+        if not self._closing:
+            super().data_received(data)
+
+    def process_received(self) -> None:
+        """Process frames of a turn; requests start when all of them are processed."""
+        super().process_received()
         if not self._partial_size:
             self._partial_since = 0.0
         elif not self._partial_since:
@@ -539,6 +542,7 @@ class Http2ClientConnection(Http2Session):
             return
         self.flush_output()
         self._closing = True
+        self.http2.ignore_received()
         self._begun = []
         self._idle_since = self.loop.time()
         if not self.transport.can_write_eof():
