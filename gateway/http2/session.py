@@ -21,6 +21,7 @@ from gateway.http2.events import (
     TrailersReceived,
     WindowOpened,
 )
+from gateway.http2.flood_limits import TINY_FRAME
 from gateway.http2.header_table import Header
 from gateway.http2.hpack import HeaderList
 from gateway.http2.stream import Stream
@@ -41,6 +42,10 @@ _MAX_UNSENT = 4 * 1024 * 1024
 """Bytes that may wait for a peer that does not read, with what it made the gateway send."""
 _MIN_PIECE_COST = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
+_MAX_JOINED = 16 * 1024
+"""A tiny piece is joined to the one before it, up to so many bytes: each piece is a step for its
+reader, and often a frame to the other side."""
+
 _TURN = "turn"
 """The pauser of a session that waits for its next turn."""
 
@@ -60,7 +65,7 @@ class StreamHandler:
         """The trailers of the peer's message, if it had any."""
         self.error: Exception | None = None
         """Why nothing more comes."""
-        self._pieces: deque[bytes | memoryview] = deque()
+        self._pieces: deque[bytes | memoryview | bytearray] = deque()
         self._buffered = 0
         self._counts = not stream.received_end
         self._discarding = False
@@ -95,7 +100,7 @@ class StreamHandler:
             await self._reader
         piece = self._pieces.popleft()
         self._use(piece)
-        return piece
+        return bytes(piece) if isinstance(piece, bytearray) else piece
 
     def take(self) -> bytes:
         """Return all that was received of the body."""
@@ -182,8 +187,7 @@ class StreamHandler:
         if unused:
             session.http2.acknowledge(self.stream, unused)
         if data and not self._discarding:
-            self._pieces.append(data)
-            self._count(max(len(data), _MIN_PIECE_COST))
+            self._add_piece(data)
         if self.stream.received_end:
             self._stop_counting()
         self._wake_reader()
@@ -209,7 +213,19 @@ class StreamHandler:
             self.session.http2.set_stream_window(self.stream, window)
             self.session.flush_soon()
 
-    def _use(self, piece: bytes | memoryview) -> None:
+    def _add_piece(self, data: bytes | memoryview) -> None:
+        pieces = self._pieces
+        if pieces and len(data) < TINY_FRAME and len(pieces[-1]) < _MAX_JOINED:
+            last = pieces.pop()
+            self._count(-max(len(last), _MIN_PIECE_COST))
+            joined = last if isinstance(last, bytearray) else bytearray(last)
+            joined += data
+            pieces.append(joined)
+        else:
+            pieces.append(data)
+        self._count(max(len(pieces[-1]), _MIN_PIECE_COST))
+
+    def _use(self, piece: bytes | memoryview | bytearray) -> None:
         self._count(-max(len(piece), _MIN_PIECE_COST))
         self.session.http2.acknowledge(self.stream, len(piece))
         self.session.flush_soon()

@@ -11,7 +11,7 @@ import pytest
 from gateway.http2.connection import Http2Connection
 from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.events import DataReceived, HeadersReceived, StreamReset
-from gateway.http2.flood_limits import MAX_TINY_DATA, TURN_WORK
+from gateway.http2.flood_limits import MAX_TINY_DATA, TINY_FRAME, TURN_WORK
 from gateway.http2.frame_writer import SETTINGS_ACK, encode_headers, encode_ping, encode_settings
 from gateway.http2.frames import PREFACE
 from gateway.http2.hpack import Encoder
@@ -149,3 +149,37 @@ async def test_stream_that_sends_tiny_frames_too_fast_waits_and_is_not_closed() 
     await until(lambda: calls == ["pause", "resume"])
     assert session.errors == []
     assert session.streams[0].take() == b"x" * (MAX_TINY_DATA + 500)
+
+
+async def test_tiny_pieces_of_a_body_are_joined() -> None:
+    buffers = BufferAccount()
+    session = Session(buffers=buffers)
+    session.data_received(session.request() + b"".join(data(1, b"%d," % i) for i in range(300)))
+    (stream,) = session.streams
+    expected = b"".join(b"%d," % i for i in range(300))
+    assert buffers.buffered == stream.buffered_size == len(expected)
+    large = bytes(TINY_FRAME)
+    session.data_received(data(1, large) + data(1, b"a") + data(1, b"b"))
+    pieces = [await stream.read() for _ in range(2)]
+    assert pieces == [expected, large + b"ab"]
+    assert {type(piece) for piece in pieces} == {bytes}
+    session.data_received(data(1, b"c") + data(1, b"d"))
+    assert stream.peek() == b"cd"
+    assert stream.take() == b"cd"
+    assert buffers.buffered == 0
+    # All of it can be sent again.
+    assert stream.stream.receive_window.unused == 0
+
+
+async def test_joined_pieces_have_a_bounded_size() -> None:
+    session = Session()
+    session.data_received(session.request())
+    for _ in range(200):
+        session.data_received(data(1, bytes(TINY_FRAME - 1)) * 2)
+    (stream,) = session.streams
+    left, sizes = 400 * (TINY_FRAME - 1), []
+    while left:
+        sizes.append(len(await stream.read()))
+        left -= sizes[-1]
+    assert 16_384 <= max(sizes) < 16_384 + TINY_FRAME
+    assert len(sizes) == 7
