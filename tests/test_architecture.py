@@ -163,7 +163,6 @@ TESTED_BY = {
     "http2/errors.py": "http2/test_frame_reader.py",
     "http2/events.py": "http2/test_connection.py",
     "http2/frames.py": "http2/test_frame_reader.py",
-    "http2/session.py": "listener/test_http2_connection.py",
     "http2/stream.py": "http2/test_connection.py",
     "listener/connection_host.py": "listener/test_connection.py",
     "observe/call_record.py": "listener/test_dispatcher.py",

@@ -14,6 +14,7 @@ from gateway.http1.body import LAST_CHUNK, frame_chunk
 from gateway.http1.read_buffer import READ_BUFFER
 from gateway.system.buffers import MAX_WINDOW, BufferAccount, BufferShare
 from gateway.system.hangups import HangupWatch
+from gateway.system.turns import turn_queue
 
 _MIN_PIECE_COST = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
@@ -54,14 +55,17 @@ class ReadFlow:
         """Whether reading is paused."""
         return bool(self._pausers)
 
-    def pause(self, pauser: object) -> None:
-        """Read nothing until this pauser, and all others, have resumed."""
+    def pause(self, pauser: object, is_short: bool = False) -> None:
+        """Read nothing until this pauser, and all others, have resumed.
+
+        During a short pause, a few milliseconds, nobody needs to notice that the peer closes.
+        """
         if self._closed:
             return
         if not self._pausers and not self._transport.is_closing():
             self._transport.pause_reading()
         self._pausers.add(pauser)
-        if pauser is not _DEFERRED and self._descriptor < 0:
+        if not is_short and self._descriptor < 0:
             self._watch_hangup()
 
     def close(self) -> None:
@@ -205,6 +209,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self, buffers: BufferAccount | None = None, hangups: HangupWatch | None = None
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self.turns = turn_queue()
         self.buffers = BufferShare(buffers or BufferAccount())
         self._hangups = hangups
         self._offered_size = 0
@@ -257,7 +262,7 @@ class Connection(asyncio.BufferedProtocol, ABC):
 
         If a read fills its buffer, libuv reads again, up to 32 times in a row.
         """
-        self.read_flow.pause(_DEFERRED)
+        self.read_flow.pause(_DEFERRED, is_short=True)
         self.loop.call_soon(self.read_flow.resume, _DEFERRED)
 
     def buffer_read_ahead(self, data: bytes | memoryview) -> None:
@@ -280,9 +285,9 @@ class Connection(asyncio.BufferedProtocol, ABC):
         self._read_ahead = data
 
     def defer_read_ahead(self, data: bytes | memoryview) -> None:
-        """Buffer data, and process it in the next iteration of the event loop."""
+        """Buffer data, and process it in the next turn."""
         self.buffer_read_ahead(data)
-        self.loop.call_soon(self.process_read_ahead)
+        self.turns.add(self.process_read_ahead)
 
     def process_read_ahead(self) -> None:
         """Process the buffered data as if it came now."""

@@ -25,14 +25,21 @@ from gateway.http2.events import (
     WindowOpened,
 )
 from gateway.http2.flood_limits import (
+    BLOCK_BYTES_PER_WORK,
     CONTROL_FRAMES_PER_MESSAGE,
     MAX_CONTROL_FRAMES,
     MAX_CONTROL_FRAMES_PER_SECOND,
     MAX_RESETS,
     MAX_RESETS_PER_SECOND,
+    MAX_TINY_DATA,
+    MAX_TINY_DATA_PER_SECOND,
     MAX_TINY_FRAMES,
     MAX_TINY_FRAMES_PER_SECOND,
+    MESSAGE_WORK,
+    SETTINGS_PER_WORK,
+    STREAMS_PER_WORK,
     TINY_FRAME,
+    TURN_WORK,
     RateLimit,
 )
 from gateway.http2.flow_control import DEFAULT_WINDOW, ReceiveWindow
@@ -138,9 +145,11 @@ class Http2Connection:
         """Bytes of a header list that the peer reads, as it has told; for information."""
         self._failure: Http2Error | None = None
         self._closed = False
+        self._work_left = _UNLIMITED
         self._resets: Final = RateLimit(MAX_RESETS, MAX_RESETS_PER_SECOND, clock)
         self._control: Final = RateLimit(MAX_CONTROL_FRAMES, MAX_CONTROL_FRAMES_PER_SECOND, clock)
         self._tiny: Final = RateLimit(MAX_TINY_FRAMES, MAX_TINY_FRAMES_PER_SECOND, clock)
+        self._tiny_data: Final = RateLimit(MAX_TINY_DATA, MAX_TINY_DATA_PER_SECOND, clock)
         self._start(max_frame_size)
 
     def _start(self, max_frame_size: int) -> None:
@@ -167,13 +176,13 @@ class Http2Connection:
             self._reader.feed(data)
 
     def next_event(self) -> Event | None:
-        """Return the next event, None if there is none yet.
+        """Return the next event, None if there is none yet, or none in this turn.
 
         Raises Http2Error, and the connection must be closed.
         """
         try:
             while not self._events:
-                if self._closed or not self._read_frame():
+                if self._closed or self._work_left <= 0 or not self._read_frame():
                     return None
             return self._events.popleft()
         except Http2Error as error:
@@ -188,12 +197,34 @@ class Http2Connection:
             frame = self._reader.next_frame()
             if frame is None:
                 return False
+            self._work_left -= 1
             self._handle(frame)
         except Http2Error as error:
             if error.ends_connection:
                 raise
             self._fail_stream(error)
         return True
+
+    def begin_turn(self, work: int = TURN_WORK) -> None:
+        """Limit the work until the next call; before the first one it is unlimited.
+
+        What exceeds it stays in ``unread_bytes``, for the next turn.
+        """
+        self._work_left = work
+
+    @property
+    def unread_bytes(self) -> int:
+        """The received bytes that are left for the next turn."""
+        return self._reader.unread
+
+    def excess(self) -> float:
+        """Return for how many seconds nothing must be read, as too many tiny frames came."""
+        return self._tiny_data.excess()
+
+    def ignore_received(self) -> None:
+        """Ignore what was received and is not read yet, and what is still to come."""
+        self._closed = True
+        self._reader.drop()
 
     @property
     def buffered_bytes(self) -> int:
@@ -283,6 +314,8 @@ class Http2Connection:
             if frame.ends_frame and not self._control.spend():
                 raise _flood("too many empty DATA frames")
             return
+        elif len(data) < TINY_FRAME:
+            self._tiny_data.spend()
         self._events.append(DataReceived(stream, data, size, frame.end_stream))
 
     def _check_data(self, stream: Stream, frame: DataFrame) -> None:
@@ -299,6 +332,8 @@ class Http2Connection:
         if isinstance(frame, PushPromiseFrame):
             raise _protocol_error("PUSH_PROMISE, which was not allowed")
         assert isinstance(frame, HeadersFrame)
+        # Also for those that are refused: they are decoded, too.
+        self._work_left -= len(frame.block) // BLOCK_BYTES_PER_WORK
         headers = self._decoder.decode(frame.block)
         stream_id = frame.stream_id
         stream: Stream | None = self.streams.get(stream_id)
@@ -314,6 +349,7 @@ class Http2Connection:
             return
         if frame.depends_on_itself:
             raise _stream_error("a stream that depends on itself", stream_id)
+        self._work_left -= MESSAGE_WORK
         if stream.has_headers:
             self._receive_trailers(stream, headers, frame.end_stream)
         else:
@@ -449,7 +485,7 @@ class Http2Connection:
             self._send_window += increment
             if self._send_window > MAX_WINDOW_SIZE:
                 raise _window_overflow(0)
-            self._events.append(WindowOpened(None))
+            self._tell_all_windows_opened()
             return
         stream = self.streams.get(frame.stream_id)
         if stream is None:
@@ -466,6 +502,7 @@ class Http2Connection:
         if frame.ack:
             self.settings_acknowledged = True
             return
+        self._work_left -= len(frame.values) // SETTINGS_PER_WORK
         initial_window = self._initial_send_window
         for identifier, value in frame.values:
             if identifier == INITIAL_WINDOW_SIZE:
@@ -488,6 +525,7 @@ class Http2Connection:
 
     def _set_initial_send_window(self, size: int) -> None:
         """Change the windows of all streams by the difference: section 6.9.2."""
+        self._work_left -= len(self.streams) // STREAMS_PER_WORK
         difference = size - self._initial_send_window
         self._initial_send_window = size
         for stream in self.streams.values():
@@ -495,7 +533,11 @@ class Http2Connection:
             if stream.send_window > MAX_WINDOW_SIZE:
                 raise _window_overflow(0)
         if difference > 0:
-            self._events.append(WindowOpened(None))
+            self._tell_all_windows_opened()
+
+    def _tell_all_windows_opened(self) -> None:
+        self._work_left -= len(self.streams) // STREAMS_PER_WORK
+        self._events.append(WindowOpened(None))
 
     def _handle_goaway(self, frame: GoAwayFrame) -> None:
         """Handle GOAWAY: section 6.8."""
@@ -647,8 +689,8 @@ class Http2Connection:
         """Tell the peer why the connection is closed, and close all streams."""
         if self._closed:
             return
-        self._closed = self.going_away = True
-        self._reader.clear()
+        self.going_away = True
+        self.ignore_received()
         # Section 6.8: not more than in an earlier GOAWAY.
         last_id = min(max(0, self._last_id), self._last_accepted_id)
         self._output.append(encode_goaway(last_id, code, reason.encode()[:_MAX_REASON]))

@@ -114,8 +114,13 @@ class FrameReader:
         """The buffered bytes of incomplete frames and header blocks."""
         return len(self._partial) + self._block_size
 
-    def clear(self) -> None:
-        """Drop what is buffered, as the connection ends."""
+    @property
+    def unread(self) -> int:
+        """The bytes that were fed and not read yet; 0 once ``next_frame`` has returned None."""
+        return len(self._received) - self._start
+
+    def drop(self) -> None:
+        """Drop all that was fed, and not made into a frame yet."""
         self._received, self._start = b"", 0
         self._partial = bytearray()
         self._fragments = []
@@ -135,7 +140,7 @@ class FrameReader:
         """
         frame = self._read_frame()
         if frame is None:
-            self._received, self._start = b"", 0  # a view would pin its slab
+            self.drop()  # a view would pin its slab
         return frame
 
     def _read_frame(self) -> Frame | None:

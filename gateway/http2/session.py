@@ -21,6 +21,7 @@ from gateway.http2.events import (
     TrailersReceived,
     WindowOpened,
 )
+from gateway.http2.flood_limits import TINY_FRAME
 from gateway.http2.header_table import Header
 from gateway.http2.hpack import HeaderList
 from gateway.http2.stream import Stream
@@ -41,6 +42,12 @@ _MAX_UNSENT = 4 * 1024 * 1024
 """Bytes that may wait for a peer that does not read, with what it made the gateway send."""
 _MIN_PIECE_COST = 64
 """Bytes that each buffered piece counts at least: a piece of one byte takes as much memory."""
+_MAX_JOINED = 16 * 1024
+"""A tiny piece is joined to the one before it, up to so many bytes: each piece is a step for its
+reader, and often a frame to the other side."""
+
+_TURN = "turn"
+"""The pauser of a session that waits for its next turn."""
 
 
 class StreamHandler:
@@ -61,7 +68,7 @@ class StreamHandler:
         self.waits_since = 0.0
         """When the reader began to wait for more of the body; 0 if it does not wait."""
         self._body_error: Exception | None = None
-        self._pieces: deque[bytes | memoryview] = deque()
+        self._pieces: deque[bytes | memoryview | bytearray] = deque()
         self._buffered = 0
         self._counts = not stream.received_end
         self._discarding = False
@@ -101,7 +108,7 @@ class StreamHandler:
         self.waits_since = 0.0
         piece = self._pieces.popleft()
         self._use(piece)
-        return piece
+        return bytes(piece) if isinstance(piece, bytearray) else piece
 
     def take(self) -> bytes:
         """Return all that was received of the body."""
@@ -188,8 +195,7 @@ class StreamHandler:
         if unused:
             session.http2.acknowledge(self.stream, unused)
         if data and not self._discarding:
-            self._pieces.append(data)
-            self._count(max(len(data), _MIN_PIECE_COST))
+            self._add_piece(data)
         if self.stream.received_end:
             self._stop_counting()
         self._wake_reader()
@@ -222,7 +228,19 @@ class StreamHandler:
             self.session.http2.set_stream_window(self.stream, window)
             self.session.flush_soon()
 
-    def _use(self, piece: bytes | memoryview) -> None:
+    def _add_piece(self, data: bytes | memoryview) -> None:
+        pieces = self._pieces
+        if pieces and len(data) < TINY_FRAME and len(pieces[-1]) < _MAX_JOINED:
+            last = pieces.pop()
+            self._count(-max(len(last), _MIN_PIECE_COST))
+            joined = last if isinstance(last, bytearray) else bytearray(last)
+            joined += data
+            pieces.append(joined)
+        else:
+            pieces.append(data)
+        self._count(max(len(pieces[-1]), _MIN_PIECE_COST))
+
+    def _use(self, piece: bytes | memoryview | bytearray) -> None:
         self._count(-max(len(piece), _MIN_PIECE_COST))
         self.session.http2.acknowledge(self.stream, len(piece))
         self.session.flush_soon()
@@ -265,6 +283,7 @@ class Http2Session(Connection):
         self._partial_size = 0
         self._output_closed = False
         """Whether this end has closed its sending side."""
+        self._unread_size = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the settings."""
@@ -273,15 +292,22 @@ class Http2Session(Connection):
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Process frames of the peer."""
+        self.http2.receive(data)
+        self.process_received()
+
+    def process_received(self) -> None:
+        """Process received frames: as many as fit into one turn of the event loop."""
         http2 = self.http2
+        http2.begin_turn()
         try:
-            http2.receive(data)
             while (event := http2.next_event()) is not None:
                 self._handle(event)
         except Http2Error as error:
             self.fail(error)
+            self._wait_for_next_turn()
             return
         self._count_partial(http2.buffered_bytes)
+        self._wait_for_next_turn()
         self.flush_output()
         if self.transport.get_write_buffer_size() > _MAX_UNSENT:
             reason = "the peer does not read"
@@ -299,6 +325,7 @@ class Http2Session(Connection):
         """Release those who wait; the user of each handler is told by ``on_failure``."""
         super().connection_lost(exc)
         self._count_partial(0)
+        self._count_unread(0)
 
     def resume_writing(self) -> None:
         """Let those who wait send."""
@@ -327,6 +354,24 @@ class Http2Session(Connection):
     def _flush_scheduled(self) -> None:
         self._flushing = False
         self.flush_output()
+
+    def _wait_for_next_turn(self) -> None:
+        """Let others have their turn if this one had too much to read; read nothing meanwhile."""
+        unread, delay = self.http2.unread_bytes, self.http2.excess()
+        self._count_unread(unread)
+        if unread or delay:
+            self.read_flow.pause(_TURN, is_short=True)
+            if delay:
+                self.loop.call_later(delay, self.turns.add, self._take_turn)
+            else:
+                self.turns.add(self._take_turn)
+        else:
+            self.read_flow.resume(_TURN)
+
+    def _take_turn(self) -> None:
+        """Process what waits, unless the connection was closed meanwhile."""
+        if not (self.closed or self.transport.is_closing()):
+            self.process_received()
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, DataReceived):
@@ -377,6 +422,12 @@ class Http2Session(Connection):
         if size != self._partial_size:
             self.buffers.change(size - self._partial_size)
             self._partial_size = size
+
+    def _count_unread(self, size: int) -> None:
+        """Count the bytes that wait for the next turn."""
+        if size != self._unread_size:
+            self.buffers.change(size - self._unread_size)
+            self._unread_size = size
 
     @abstractmethod
     def on_headers(self, event: HeadersReceived) -> None:

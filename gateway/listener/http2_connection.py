@@ -430,10 +430,13 @@ class Http2ClientConnection(Http2Session):
         self._cancel_calls(CLIENT_CLOSED)
 
     def data_received(self, data: bytes | memoryview) -> None:
-        """Process frames of the client; requests start when all of them are processed."""
-        if self._closing:
-            return
-        super().data_received(data)
+        """Process frames of the client, unless the connection is closing."""
+        if not self._closing:
+            super().data_received(data)
+
+    def process_received(self) -> None:
+        """Process frames of a turn; requests start when all of them are processed."""
+        super().process_received()
         if not self._partial_size:
             self._partial_since = 0.0
         elif not self._partial_since:
@@ -627,6 +630,7 @@ class Http2ClientConnection(Http2Session):
             return
         self.flush_output()
         self._closing = self._output_closed = True
+        self.http2.ignore_received()
         self._begun = []
         self._count_partial(self.http2.buffered_bytes)
         self._idle_since = self.loop.time()

@@ -42,6 +42,21 @@ def test_quiet_time_allows_no_more_than_the_most() -> None:
     assert count(limit) == 5
 
 
+def test_limit_tells_when_it_is_kept_again() -> None:
+    clock = Clock()
+    limit = RateLimit(5, 2, clock)
+    for _ in range(5):
+        assert limit.spend()
+    assert limit.excess() == 0.0
+    for _ in range(3):
+        assert not limit.spend()
+    assert limit.excess() == 1.5
+    clock.now += 1.0
+    assert limit.excess() == 0.5
+    clock.now += 10.0
+    assert limit.excess() == 0.0
+
+
 def test_events_can_be_earned() -> None:
     limit = RateLimit(5, 2, Clock())
     limit.earn(100)  # it has all

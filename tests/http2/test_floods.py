@@ -15,8 +15,11 @@ from gateway.http2.flood_limits import (
     MAX_CONTROL_FRAMES_PER_SECOND,
     MAX_RESETS,
     MAX_RESETS_PER_SECOND,
+    MAX_TINY_DATA,
+    MAX_TINY_DATA_PER_SECOND,
     MAX_TINY_FRAMES,
     TINY_FRAME,
+    TURN_WORK,
 )
 from gateway.http2.frame_reader import MAX_CONTINUATIONS, MAX_CONTROL_PAYLOAD, MAX_HEADER_BLOCK
 from gateway.http2.frame_writer import (
@@ -261,6 +264,94 @@ def test_windows_that_run_out_with_a_few_bytes_are_no_flood() -> None:
         peer.send(encode_window_update(0, window), encode_window_update(1, window))
         peer.events.clear()
         http2.take_output()
+
+
+def frames_in_a_turn(peer: Peer, flood: list[bytes]) -> int:
+    """Return how many frames of a flood, which comes at once, are processed in one turn."""
+    peer.http2.begin_turn()
+    peer.send(*flood)
+    unread, count = peer.http2.unread_bytes, len(flood)
+    while unread >= len(flood[count - 1]):
+        count -= 1
+        unread -= len(flood[count])
+    return count
+
+
+@pytest.mark.parametrize("name", [*CONTROL, "tiny DATA"])
+def test_turn_has_a_bounded_number_of_frames(name: str) -> None:
+    """TURN_WORK, also for frames that tell nobody anything."""
+    peer = Peer(clock=Clock())
+    peer.request(1)
+    peer.http2.reset(peer.request(3), CODE.CANCEL)
+    frame = CONTROL.get(name, data(1))
+    assert TURN_WORK // 2 < frames_in_a_turn(peer, [frame] * (2 * TURN_WORK)) <= TURN_WORK
+    # The rest is for the next turns.
+    peer.http2.begin_turn()
+    peer.send()
+    peer.http2.begin_turn()
+    peer.send()
+    assert peer.http2.unread_bytes == 0
+
+
+ALL_FIELDS = b"\x82" * (MAX_FIELDS - 1)
+
+
+@pytest.mark.parametrize(
+    ("flood", "most"),
+    [
+        pytest.param(lambda peer, i: encode_headers(i, ALL_FIELDS, True), 1, id="fields"),
+        pytest.param(lambda peer, i: encode_headers(1, ALL_FIELDS, True), 1, id="late fields"),
+        pytest.param(lambda peer, i: peer.headers(i, end=True), 16, id="requests"),
+        pytest.param(
+            lambda peer, i: encode_settings([(INITIAL_WINDOW_SIZE, i)] * 2500), 3, id="settings"
+        ),
+        pytest.param(lambda peer, i: encode_window_update(0, 1), 67, id="windows of 90 streams"),
+        pytest.param(
+            lambda peer, i: encode_settings([(INITIAL_WINDOW_SIZE, i)]), 40, id="90 windows"
+        ),
+    ],
+)
+def test_turn_has_fewer_frames_that_cost_more(
+    flood: Callable[[Peer, int], bytes], most: int
+) -> None:
+    """TURN_WORK: one header block of MAX_FIELDS, heads of 16 calls."""
+    peer = Peer(clock=Clock(), max_streams=200)
+    peer.http2.reset(peer.request(1), CODE.CANCEL)
+    for stream_id in range(3, 181, 2):
+        peer.request(stream_id)
+    frames = [flood(peer, 2 * number + 1001) for number in range(99)]
+    assert most // 2 <= frames_in_a_turn(peer, frames) <= most
+
+
+def test_tiny_data_beyond_the_rate_have_to_wait() -> None:
+    """MAX_TINY_DATA, and MAX_TINY_DATA_PER_SECOND: the connection is not closed for them."""
+    clock = Clock()
+    peer = Peer(clock=clock)
+    peer.request()
+    http2 = peer.http2
+    peer.send(data(1) * MAX_TINY_DATA)
+    assert http2.excess() == 0.0
+    peer.send(data(1) * 500)
+    assert http2.excess() == pytest.approx(500 / MAX_TINY_DATA_PER_SECOND)
+    clock.now += 400 / MAX_TINY_DATA_PER_SECOND
+    assert http2.excess() == pytest.approx(100 / MAX_TINY_DATA_PER_SECOND)
+    clock.now += 101 / MAX_TINY_DATA_PER_SECOND
+    assert http2.excess() == 0.0
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_small_bodies_and_frames_of_some_bytes_do_not_wait(end: bool) -> None:
+    peer = Peer(clock=Clock())
+    body = b"x" if end else bytes(TINY_FRAME)
+    for stream_id in range(1, 2 * (MAX_TINY_DATA + 500), 2):
+        stream = peer.request(stream_id)
+        peer.send(data(stream_id, body, end))
+        peer.events.clear()
+        peer.http2.send_headers(stream, OK, True)
+        if not end:
+            peer.http2.reset(stream, CODE.NO_ERROR)
+        peer.http2.take_output()
+    assert peer.http2.excess() == 0.0
 
 
 def block_frames(size: int, pieces: int) -> Iterator[bytes]:

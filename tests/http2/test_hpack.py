@@ -12,7 +12,7 @@ from gateway.http2.errors import ErrorCode, Http2Error
 from gateway.http2.header_table import Header
 from gateway.http2.hpack import MAX_FIELDS, MAX_HEADER_LIST, NEVER_INDEXED, Decoder, Encoder
 from tests.http1.splits import LAW
-from tests.http2.rfc7541 import EXAMPLES, SINGLE, SIZE_256, TABLE_SIZES, Fields
+from tests.support.rfc7541 import EXAMPLES, SINGLE, SIZE_256, TABLE_SIZES, Fields
 
 
 def _dynamic_table(decoder: Decoder) -> Fields:

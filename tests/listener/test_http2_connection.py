@@ -9,8 +9,13 @@ from multidict import CIMultiDict
 
 from gateway.errors import bad_request
 from gateway.http2.errors import ErrorCode
-from gateway.http2.flood_limits import MAX_CONTROL_FRAMES, MAX_RESETS
-from gateway.http2.frame_writer import encode_frame_header, encode_ping, encode_rst_stream
+from gateway.http2.flood_limits import MAX_CONTROL_FRAMES, MAX_RESETS, TURN_WORK
+from gateway.http2.frame_writer import (
+    encode_data_header,
+    encode_frame_header,
+    encode_ping,
+    encode_rst_stream,
+)
 from gateway.http2.frames import HEADERS, PREFACE
 from gateway.http2.session import STREAM_WINDOW
 from gateway.listener.connection_host import IdleTimeouts
@@ -593,6 +598,39 @@ async def test_ping_flood_ends_the_connection() -> None:
             client.write(flood)
         await client.until_closed()
         assert client.goaways[0][1] == ErrorCode.ENHANCE_YOUR_CALM
+
+
+async def test_innocent_client_is_served_before_a_flood_is_through() -> None:
+    """Tiny frames for 24 turns, of a request that ends with the last of them."""
+    flood = encode_data_header(1, 1, False) + b"x"
+    count = 24 * TURN_WORK
+    ended: list[str] = []
+    began = asyncio.Event()
+
+    async def handle(client: ClientRequest, response: ClientResponse) -> None:
+        if client.target == "/flood":
+            began.set()
+        await echo(client, response)
+
+    async with running_listener(handle) as running:
+        async with client_of(running) as hostile, client_of(running) as innocent:
+            assert (await innocent.call("GET", "/")).status == 200
+            stream = hostile.send_headers("POST", "/flood")
+            await began.wait()
+            hostile.write(flood * count + encode_data_header(1, 0, True))
+
+            async def wait(client: Http2Client, stream_id: int, name: str) -> bytes:
+                body = (await client.response(stream_id)).body
+                ended.append(name)
+                return body
+
+            waiting = asyncio.create_task(wait(hostile, stream, "flood"))
+            for _ in range(2):
+                await wait(innocent, innocent.send_headers("GET", "/", end_stream=True), "innocent")
+            assert await waiting == b"POST /flood None None " + b"x" * count
+        assert ended == ["innocent", "innocent", "flood"]
+        await until(lambda: not running.listener._connections)
+        assert running.listener.buffers.total == 0
 
 
 async def test_more_streams_than_allowed_are_refused() -> None:

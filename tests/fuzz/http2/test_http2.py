@@ -44,13 +44,17 @@ class End:
         self._take()
         return opened
 
-    def feed(self, data: bytes) -> None:
-        """Give it bytes, and handle the events."""
+    def feed(self, data: bytes, work: int = 2**31) -> None:
+        """Give it bytes, and handle the events, in turns of so much work."""
         self.connection.receive(data)
         try:
-            while (event := self.connection.next_event()) is not None:
-                assert self.error is None
-                self._handle(event)
+            while True:
+                self.connection.begin_turn(work)
+                while (event := self.connection.next_event()) is not None:
+                    assert self.error is None
+                    self._handle(event)
+                if not self.connection.unread_bytes:
+                    break
         except Http2Error as error:
             assert self.error is None
             self.error = error
@@ -111,11 +115,11 @@ def without_updates(frames: list[Frame]) -> list[bytes]:
 
 
 def check(chance: random.Random, make: Callable[[], End], data: bytes) -> End:
-    """Feed bytes whole and in pieces; check that the outcome is the same, and what was sent."""
+    """Feed bytes whole, and in pieces and short turns; check the outcome, and what was sent."""
     whole, cut = make(), make()
     whole.feed(data)
     for piece in pieces(chance, data):
-        cut.feed(piece)
+        cut.feed(piece, chance.randint(1, 50))
     assert cut.log == whole.log
     assert (cut.error and cut.error.code) == (whole.error and whole.error.code)
     frames = frames_of(whole.output)

@@ -156,6 +156,28 @@ async def test_too_large_headers_fail_the_call_only(http2_at: Http2EndpointAt) -
         assert (await call(endpoint)).body == b"ok"
 
 
+async def test_response_in_tiny_frames_is_read_in_large_pieces(http2_at: Http2EndpointAt) -> None:
+    size = 20_000
+
+    async def play(peer: Http2Peer) -> None:
+        stream = await peer.request()
+        peer.h2.send_headers(stream.id, [(":status", "200")])
+        await peer.connection.send(
+            peer.h2.data_to_send() + (b"\0\0\1\0\0" + stream.id.to_bytes(4) + b"x") * size
+        )
+        await peer.send_frame(0, 1, stream.id, b"")
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(play)) as server:
+        response = await http2_at(server.url).send(make_request([b"a"]))
+        pieces = []
+        while piece := await response.read():
+            pieces.append(bytes(piece))
+        response.close()
+    assert b"".join(pieces) == b"x" * size
+    assert len(pieces) < size // 100
+
+
 async def test_broken_protocol_fails_all_calls(http2_at: Http2EndpointAt) -> None:
     async def play(peer: Http2Peer) -> None:
         await peer.request(1)
