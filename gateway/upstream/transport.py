@@ -10,7 +10,7 @@ from typing import Protocol
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ServerName
-from gateway.protocol.grpc.headers import read_message, read_status
+from gateway.protocol.grpc.headers import read_error, read_message, read_status
 from gateway.protocol.grpc.status import GrpcStatus, http_status
 
 HeaderLines = tuple[tuple[str, str], ...]
@@ -107,6 +107,10 @@ class UpstreamResponse(ABC):
     def grpc_message(self) -> str:
         """Return the text of the error of a gRPC call; empty if it has none."""
         return read_message(self.trailers or self.headers.items())
+
+    def grpc_error(self, server: str) -> str:
+        """Return the text as ``grpc_message``; it names the server if its status is invalid."""
+        return read_error(self.trailers or tuple(self.headers.items()), server)
 
     @property
     def received_bytes(self) -> int:
