@@ -268,6 +268,14 @@ class UpstreamEndpoint(ABC):
         unseen, 502 if the server closes or does not respond in HTTP.
         """
 
+    def after_timeout(self) -> None:
+        """Handle that a call, which has released its connection, got no response in time.
+
+        A connection that one call has for itself was dropped with it; one that calls share gets no
+        new ones, as its server may be silent for ever.
+        """
+        return
+
     def try_reserve(self) -> ReservedConnection | None:
         """Take a connection for a request: an idle one, or one that is made for it.
 

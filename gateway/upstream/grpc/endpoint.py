@@ -99,6 +99,10 @@ class GrpcEndpoint(UpstreamEndpoint):
         finally:
             response.close()
 
+    def after_timeout(self) -> None:
+        """Use the connection of a call that has timed out no more; see UpstreamEndpoint."""
+        self._transport.after_timeout()
+
     def try_reserve_stream(self) -> ReservedConnection | None:
         """Take a stream for a gRPC call; see UpstreamEndpoint."""
         return self._transport.try_reserve_stream()
