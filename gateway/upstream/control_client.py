@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from multidict import CIMultiDict
@@ -27,6 +28,16 @@ async def send_control_request(
     Raises GatewayError: 502 or 503 without a response or for a larger one, and 508 if the endpoint
     leads back to a gateway.
     """
+    try:
+        return await _send(endpoint, method, path, max_bytes, body)
+    except asyncio.CancelledError:
+        endpoint.after_timeout()  # these requests have short ones, and no lease that tells
+        raise
+
+
+async def _send(
+    endpoint: UpstreamEndpoint, method: str, path: str, max_bytes: int, body: bytes | None
+) -> ControlResponse:
     headers = CIMultiDict(endpoint.own_request_headers)
     if body is not None:
         headers["Content-Type"] = "application/json"

@@ -10,7 +10,7 @@ from typing import Protocol
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.errors import ServerName
-from gateway.protocol.grpc.headers import read_message, read_status
+from gateway.protocol.grpc.headers import read_error, read_message, read_status
 from gateway.protocol.grpc.status import GrpcStatus, http_status
 
 HeaderLines = tuple[tuple[str, str], ...]
@@ -107,6 +107,10 @@ class UpstreamResponse(ABC):
     def grpc_message(self) -> str:
         """Return the text of the error of a gRPC call; empty if it has none."""
         return read_message(self.trailers or self.headers.items())
+
+    def grpc_error(self, server: str) -> str:
+        """Return the text as ``grpc_message``; it names the server if its status is invalid."""
+        return read_error(self.trailers or tuple(self.headers.items()), server)
 
     @property
     def received_bytes(self) -> int:
@@ -263,6 +267,14 @@ class UpstreamEndpoint(ABC):
         names the endpoint: 503 if the gateway cannot connect or the server refuses the request
         unseen, 502 if the server closes or does not respond in HTTP.
         """
+
+    def after_timeout(self) -> None:
+        """Handle that a call, which has released its connection, got no response in time.
+
+        A connection that one call has for itself was dropped with it; one that calls share gets no
+        new ones, as its server may be silent for ever.
+        """
+        return
 
     def try_reserve(self) -> ReservedConnection | None:
         """Take a connection for a request: an idle one, or one that is made for it.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from gateway.protocol.grpc.status import GrpcStatus, decode_message
+from gateway.protocol.json_errors import quote_value
 
 GRPC_TYPE: Final = "application/grpc"
 STATUS: Final = "grpc-status"
@@ -16,6 +17,7 @@ ACCEPT_ENCODING: Final = "grpc-accept-encoding"
 
 _GRPC_TYPES: Final = (f"{GRPC_TYPE}+", f"{GRPC_TYPE};")
 _MAX_DIGITS: Final = 9
+"""Clients read a status as a number of 32 bits."""
 
 
 def is_grpc_type(content_type: str) -> bool:
@@ -31,13 +33,41 @@ def is_grpc_field(name: str) -> bool:
 def read_status(fields: Iterable[tuple[str, str]]) -> int | None:
     """Return the status in the trailers, or in the headers of a response without a body.
 
-    None if there is none; one that is no number is UNKNOWN.
+    None if there is none. One that is no number is UNKNOWN, as for grpc's C core. A number that no
+    list has is returned as it is: clients take it for UNKNOWN, and newer ones may know it.
     """
-    for name, value in fields:
-        if name.lower() == STATUS:
-            is_number = value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
-            return int(value) if is_number else GrpcStatus.UNKNOWN
-    return None
+    value = _status_value(fields)
+    if value is None:
+        return None
+    return int(value) if _is_number(value) else GrpcStatus.UNKNOWN
+
+
+def is_written_well(fields: Iterable[tuple[str, str]]) -> bool:
+    """Tell whether all clients read the same status, if there is one: some refuse leading zeros."""
+    value = _status_value(fields)
+    return value is None or (_is_number(value) and value == str(int(value)))
+
+
+def read_error(fields: Collection[tuple[str, str]], server: str) -> str:
+    """Return the text of an error in the trailers or headers of a response; empty if none.
+
+    A status that is no number is quoted in it, with the name of the ``server``.
+    """
+    message, value = read_message(fields), _status_value(fields)
+    if value is None or _is_number(value):
+        return message
+    text = f"{server} sent an invalid grpc-status: {quote_value(value)}"
+    return f"{text}: {message}" if message else text
+
+
+def _status_value(fields: Iterable[tuple[str, str]]) -> str | None:
+    """Return the status as it was sent; several are a list: RFC 9110, section 5.3."""
+    values = [value for name, value in fields if name.lower() == STATUS]
+    return ", ".join(values) if values else None
+
+
+def _is_number(value: str) -> bool:
+    return value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
 
 
 def read_message(fields: Iterable[tuple[str, str]]) -> str:

@@ -10,7 +10,13 @@ from gateway.errors import GatewayError, ServerName
 from gateway.observe.call_record import CallRecord
 from gateway.protocol.grpc import fields
 from gateway.protocol.grpc.framing import PREFIX_SIZE
-from gateway.protocol.grpc.headers import TIMEOUT, read_message, read_status
+from gateway.protocol.grpc.headers import (
+    STATUS,
+    TIMEOUT,
+    is_written_well,
+    read_message,
+    read_status,
+)
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE, GrpcMethod
 from gateway.protocol.grpc.model_scanner import ModelScanner, ScannedModel
 from gateway.protocol.grpc.status import GrpcStatus, http_status
@@ -151,15 +157,19 @@ class GrpcHandler(FastPathHandler):
         self, record: CallRecord, head: UpstreamResponseHead, trailers: FieldLines
     ) -> FieldLines | None:
         """Record the status of a call, and return its trailers; see FastPathHandler."""
-        if trailers in _OK_TRAILERS:
+        if trailers in _OK_TRAILERS and STATUS not in head.headers:
             record_status(record, GrpcStatus.OK)
             return trailers
         code = _status(head, trailers)
         if code is None:
             return None  # it is no response of gRPC
+        # The streaming path writes a status, and spaces around a text, as clients read them.
         if any(value != value.strip(b" ") for _, value in trailers):
-            return None  # the streaming path encodes spaces around a text
-        text = read_message(_decode(trailers) or head.headers.items())
+            return None
+        fields = _decode(trailers)
+        if not is_written_well(fields) or not is_written_well(head.headers.items()):
+            return None
+        text = read_message(fields or head.headers.items())
         record_status(record, code, text)
         return trailers
 

@@ -9,8 +9,18 @@ from gateway.errors import ServerName, bad_response
 from gateway.protocol.dialects import GrpcForm
 from gateway.protocol.error_vocabulary import RESPONSE
 from gateway.protocol.grpc.framing import MessageReader, frame
-from gateway.protocol.grpc.headers import ACCEPT_ENCODING, ENCODING, MESSAGE, TIMEOUT
+from gateway.protocol.grpc.headers import (
+    ACCEPT_ENCODING,
+    ENCODING,
+    MESSAGE,
+    STATUS,
+    TIMEOUT,
+    is_written_well,
+    read_error,
+    read_status,
+)
 from gateway.protocol.grpc.methods import INFERENCE_SERVICE
+from gateway.protocol.grpc.status import GrpcStatus
 from gateway.protocol.grpc.timeout import format_timeout, parse_timeout
 from gateway.protocol.grpc.wire import MAX_MESSAGE, length_prefix
 from gateway.protocol.operations import OperationKind, model_name_of
@@ -19,7 +29,7 @@ from gateway.proxy.admission.memory_budget import Reservation
 from gateway.proxy.body_io import Chunks, ClientBody, convert_message, response_chunks, write
 from gateway.proxy.grpc.classification import check_chunks, check_outputs, marking_request
 from gateway.proxy.grpc.message import read_messages
-from gateway.proxy.grpc.response import record_status, send_status
+from gateway.proxy.grpc.response import record_status, send_status, status_lines
 from gateway.proxy.grpc.stream_errors import (
     WANTS_STATUS,
     StreamError,
@@ -27,7 +37,7 @@ from gateway.proxy.grpc.stream_errors import (
     wants_status,
 )
 from gateway.proxy.headers import end_to_end
-from gateway.proxy.interfaces import Call, ClientResponse
+from gateway.proxy.interfaces import Call, ClientResponse, HeaderLines
 from gateway.proxy.retry import UpstreamCall
 from gateway.upstream.transport import Body, UpstreamRequest, UpstreamResponse
 
@@ -98,7 +108,7 @@ async def relay_messages(
 
     See ``wrap_streamed`` for ``is_wrapped``, and ``end_at_first_error`` for ``ends_at_error``.
     """
-    headers = _with_valid_message(end_to_end(upstream_response.headers))
+    headers = _valid_head(end_to_end(upstream_response.headers), server)
     headers.popall("Content-Length", None)  # the trailers, not its last byte, end the response
     await response.start(upstream_response.status, upstream_response.reason, headers)
     chunks = response_chunks(upstream_response, server, deadline)
@@ -116,9 +126,9 @@ async def relay_messages(
     status = upstream_response.grpc_status
     if status is None and upstream_response.status == 200:
         raise bad_response(f"{server.url} ended its response without grpc-status", server)
-    await response.finish(tuple(_valid_message(*field) for field in upstream_response.trailers))
+    await response.finish(_valid_fields(upstream_response.trailers, server))
     if status is not None:
-        record_status(response.record, status, upstream_response.grpc_message)
+        record_status(response.record, status, upstream_response.grpc_error(server.url))
 
 
 async def _body(call: Call, reservation: Reservation) -> Body:
@@ -149,11 +159,23 @@ async def _checked_messages(call: Call, reservation: Reservation) -> Chunks:
         yield message
 
 
-def _with_valid_message(headers: CIMultiDict[str]) -> CIMultiDict[str]:
-    """Return the head of a response, which may be one without a body; see ``_valid_message``."""
-    if MESSAGE in headers:
-        headers[MESSAGE] = _valid_message(MESSAGE, headers[MESSAGE])[1]
-    return headers
+def _valid_head(headers: CIMultiDict[str], server: ServerName) -> CIMultiDict[str]:
+    """Return the head of a response, which may be one without a body; see ``_valid_fields``."""
+    if STATUS not in headers and MESSAGE not in headers:
+        return headers
+    return CIMultiDict(_valid_fields(tuple(headers.items()), server))
+
+
+def _valid_fields(fields: HeaderLines, server: ServerName) -> HeaderLines:
+    """Return headers or trailers with a status that all clients read alike.
+
+    One that is no number becomes UNKNOWN, and the message says what the server sent.
+    """
+    if is_written_well(fields):
+        return tuple(_valid_message(*field) for field in fields)
+    kept = tuple(field for field in fields if field[0].lower() not in (STATUS, MESSAGE))
+    text = read_error(fields, server.public)
+    return kept + status_lines(read_status(fields) or GrpcStatus.OK, text)
 
 
 def _valid_message(name: str, value: str) -> tuple[str, str]:

@@ -58,6 +58,11 @@ class DualEndpoint(UpstreamEndpoint):
         self._lacks_grpc = False
         return response
 
+    def after_timeout(self) -> None:
+        """Use the connection of a call that has timed out no more; see UpstreamEndpoint."""
+        for endpoint in self.addresses:
+            endpoint.after_timeout()
+
     def try_reserve(self) -> ReservedConnection | None:
         """Take a connection over HTTP; see UpstreamEndpoint."""
         return self._http.try_reserve()

@@ -99,6 +99,10 @@ class GrpcEndpoint(UpstreamEndpoint):
         finally:
             response.close()
 
+    def after_timeout(self) -> None:
+        """Use the connection of a call that has timed out no more; see UpstreamEndpoint."""
+        self._transport.after_timeout()
+
     def try_reserve_stream(self) -> ReservedConnection | None:
         """Take a stream for a gRPC call; see UpstreamEndpoint."""
         return self._transport.try_reserve_stream()
@@ -168,7 +172,7 @@ async def read_message(
 
 def error_of_rpc(rpc: str, response: UpstreamResponse, server: ServerName) -> tuple[int, bytes]:
     """Return the error as ``error_of``; a method that the server does not have is named."""
-    why = response.grpc_message
+    why = response.grpc_error(server.public)
     is_unimplemented = response.grpc_status == GrpcStatus.UNIMPLEMENTED
     if not is_unimplemented or (why and not why.lower().startswith(_UNKNOWN_METHODS)):
         return error_of(response, server)
@@ -184,7 +188,7 @@ def error_of(response: UpstreamResponse, server: ServerName) -> tuple[int, bytes
     code = response.grpc_status
     if code is None:
         raise bad_response(f"{server.url} ended its response without grpc-status", server)
-    text = response.grpc_message or f"the server responded with gRPC status {code}"
+    text = response.grpc_error(server.public) or f"the server responded with gRPC status {code}"
     return http_status(code), _error_body(text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from gateway.errors import (
@@ -45,9 +46,8 @@ _CONNECTION_WINDOW: Final = MAX_STREAMS * MAX_WINDOW
 """So large that streams whose clients read slowly never stop the others. What is buffered is
 limited by the windows of the streams."""
 
-# The kernel finds a dead server, or a dead way to it: a PING would be answered by a server that
-# hangs, too, and gRPC servers close connections for more than one in five minutes
-# (too_many_pings). Calls have deadlines of their own.
+# The kernel finds a dead host, or a dead way to it. A server that hangs acknowledges TCP's segments
+# as ever: see ``ServerSession.give_up``.
 _UNACKNOWLEDGED_TIMEOUT = 20
 """Seconds until a connection is dead on which sent bytes are not acknowledged: as in gRPC."""
 _KEEPALIVE_IDLE = 30
@@ -55,11 +55,26 @@ _KEEPALIVE_INTERVAL = 10
 _KEEPALIVE_PROBES = 3
 """If nothing was received for 30 s, the kernel probes three times, 10 s apart."""
 
+_PING: Final = b"are you?"
+
 _HTTP_1: Final = b"HTTP/1."
 _ONLY_HTTP_1: Final = "it responded in HTTP/1.1, so this is not the address of its gRPC server"
 _NO_SETTINGS: Final = "it closed the connection before it sent its HTTP/2 settings"
+_NO_REQUEST: Final = "it closed the connection before it took a request"
 
 _ERROR_NAMES: Final = {int(code): code.name for code in ErrorCode}
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceLimits:
+    """Seconds without a byte of a server that make its connection suspect, while calls wait."""
+
+    given_up: float = 1.0
+    """When the user of a call gives it up. A deadline of some milliseconds says nothing."""
+    in_progress: float = 10.0
+    """While all calls go on."""
+    ping: float = 20.0
+    """After a PING, as in gRPC: a server that computes in its event loop is only busy."""
 
 
 class SessionOwner(Protocol):
@@ -98,6 +113,7 @@ class ServerStream(StreamHandler):
         super().__init__(session, stream)
         self._server_session = session
         self._has_head = False
+        self._is_given_up = False
         self.receiver: StreamReceiver | None = receiver
 
     def receive_headers(self, headers: HeaderList) -> None:
@@ -134,19 +150,35 @@ class ServerStream(StreamHandler):
         self.fail(error)
         self.reset(ErrorCode.CANCEL)
 
+    def give_up(self) -> None:
+        """Note that its user waits no longer for its response; see ``ServerSession.give_up``."""
+        stream = self.stream
+        if not self._is_given_up and not (stream.closed or stream.received_end):
+            self._is_given_up = True
+            self._server_session.give_up(stream)
+
     def close(self) -> None:
         """Release the stream; the server is told if it is not complete."""
         self.receiver = None
+        self.give_up()
         self.reset(ErrorCode.CANCEL)
         super().close()
         self._server_session.after_stream()
 
 
 class ServerSession(Http2Session):
-    """Sends requests to a ``server`` on streams, and gives them their responses."""
+    """Sends requests to a ``server`` on streams, and gives them their responses.
+
+    A connection may live on while its server is silent. So it takes no new call after a call on it
+    has timed out, nor from when the server is asked for a sign of life until that comes.
+    """
 
     def __init__(
-        self, server: ServerName, owner: SessionOwner, buffers: BufferAccount | None = None
+        self,
+        server: ServerName,
+        owner: SessionOwner,
+        buffers: BufferAccount | None = None,
+        silence: SilenceLimits | None = None,
     ) -> None:
         http2 = Http2Connection(
             is_client=True,
@@ -159,7 +191,19 @@ class ServerSession(Http2Session):
         self._owner = owner
         self._is_connected = False
         self._goaway = ""
+        self._silence = silence or SilenceLimits()
         self._first = b""
+        self._silent_since = 0.0
+        """When the last byte came; or, if no call waited then, when the next call began."""
+        self._owes_response = False
+        """Whether a call was given up, and the server has responded to none since."""
+        self._was_pinged = False
+        """Whether a PING was sent after the last part of a response. gRPC servers close connections
+        for more of them: ``too_many_pings``."""
+        self._is_checked = False
+        """Whether nothing was received since the PING."""
+        self._is_retired = False
+        self._timer: asyncio.TimerHandle | None = None
         self.ready: asyncio.Future[None] = self.loop.create_future()
         """Done once the settings of the server are there; only then its limits are known."""
 
@@ -177,14 +221,25 @@ class ServerSession(Http2Session):
     def has_capacity(self) -> bool:
         """Whether a stream can be opened."""
         return (
-            not self.closed
+            not (self.closed or self._is_retired or self._is_checked)
             and len(self.http2.streams) < MAX_STREAMS
             and self.http2.can_open_stream
             and not self.transport.is_closing()
         )
 
+    @property
+    def refusal(self) -> GatewayError | None:
+        """Why a connection that is ready takes no requests and never will; None if it may."""
+        if not (self.closed or self.http2.going_away):
+            return None
+        return self._error(ErrorKind.UNREACHABLE, "cannot connect to", _NO_REQUEST)
+
     def open_stream(self, receiver: StreamReceiver) -> ServerStream:
         """Open a stream; only if ``has_capacity``. Its headers must be sent at once."""
+        if not self._silent_since:
+            self._silent_since = self.loop.time()
+        if self._timer is None:
+            self._start_timer(self._silence.in_progress)
         return ServerStream(self, self.http2.open_stream(), receiver)
 
     def after_stream(self) -> None:
@@ -197,6 +252,63 @@ class ServerSession(Http2Session):
             self._owner.on_capacity()
             if not self.handlers:
                 self._owner.on_idle(self)
+
+    def give_up(self, stream: Stream) -> None:
+        """Doubt the connection, as the user of a stream waits no longer for its response.
+
+        If the server has sent nothing for a while, it is asked for a sign of life. New calls go
+        elsewhere if it was asked before and has responded to no call since, or if it does not let
+        the gateway send the request: PINGs are answered in spite of that.
+        """
+        self._owes_response = True
+        silence = self.loop.time() - self._silent_since
+        if self._is_checked or silence < self._silence.given_up:
+            return
+        is_stuck = not stream.sent_end and not self.http2.sendable(stream)
+        if self._was_pinged or is_stuck:
+            self.retire()
+        else:
+            self._ping()
+
+    def after_timeout(self) -> None:
+        """Send new calls elsewhere if it may be this connection on which a call has timed out."""
+        if self._owes_response:
+            self.retire()
+
+    def retire(self) -> None:
+        """Take no more calls; the connection closes as soon as it has none."""
+        self._is_retired = True
+        self._owner.on_leaving(self)
+        if not self.handlers:
+            self.shut_down()
+
+    def _ping(self) -> None:
+        self._is_checked = self._was_pinged = True
+        self.http2.ping(_PING)
+        self.flush_soon()
+        self._start_timer(self._silence.ping)
+
+    def _check_silence(self) -> None:
+        """Ask a server for a sign of life that is silent while calls wait for it."""
+        self._timer = None
+        if self._is_checked:
+            self.retire()
+        elif self.http2.streams and not self._is_retired:
+            most = self._silence.in_progress
+            left = self._silent_since + most - self.loop.time()
+            if left <= 0 and not self._was_pinged:
+                self._ping()
+            else:
+                self._start_timer(left if left > 0 else most)
+
+    def _start_timer(self, delay: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(delay, self._check_silence)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def shut_down(self) -> None:
         """Close a connection without streams."""
@@ -236,23 +348,32 @@ class ServerSession(Http2Session):
         """Process frames of the server; its first bytes tell whether they are some."""
         if not self.ready.done():
             self._first += data[: len(_HTTP_1) - len(self._first)]
+        self._silent_since = self.loop.time()
+        was_checked, self._is_checked = self._is_checked, False
         super().data_received(data)
+        if not self.http2.streams:
+            self._silent_since = 0.0
+        if was_checked:
+            self._start_timer(self._silence.in_progress)
+            self._owner.on_capacity()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all streams that are not complete."""
+        self._stop_timer()
         super().connection_lost(exc)
+        self._owner.on_leaving(self)
         refused = describe_certificate_refusal(exc)
         if not self.ready.done() or refused:
             why = refused or self._no_http2() or _NO_SETTINGS
             self._fail_all(self._error(ErrorKind.UNREACHABLE, "cannot connect to", why))
         else:
-            for handler in tuple(self.handlers):
+            for handler in self.handlers:
                 kind, when = _progress(handler)
-                handler.fail(self._error(kind, "", f"closed the connection {when}"))
-        self._owner.on_leaving(self)
+                self._fail_soon(handler, self._error(kind, "", f"closed the connection {when}"))
 
     def on_headers(self, event: HeadersReceived) -> None:
         """Give a stream the headers of its response."""
+        self._note_response()
         handler = event.stream.handler
         if not isinstance(handler, ServerStream):
             return
@@ -267,6 +388,7 @@ class ServerSession(Http2Session):
 
     def on_data(self, handler: StreamHandler, event: DataReceived) -> None:
         """Tell the receiver; let another request have the stream's slot if it is complete."""
+        self._note_response()
         assert isinstance(handler, ServerStream)
         if event.end_stream:
             self._on_end(handler)
@@ -275,11 +397,13 @@ class ServerSession(Http2Session):
 
     def on_trailers(self, handler: StreamHandler) -> None:
         """Tell the receiver; let another request have the stream's slot if it is complete."""
+        self._note_response()
         assert isinstance(handler, ServerStream)
         self._on_end(handler)
 
     def on_reset(self, handler: StreamHandler, event: StreamReset) -> None:
         """Fail a stream that the server has reset, or on which it has broken the protocol."""
+        self._note_response()
         error = event.error
         kind, when = _progress(handler)
         if not event.by_peer:
@@ -318,6 +442,9 @@ class ServerSession(Http2Session):
             why = f"broke the HTTP/2 protocol: {error.reason}"
             self._fail_all(self._error(ErrorKind.BAD_RESPONSE, "", why))
 
+    def _note_response(self) -> None:
+        self._owes_response = self._was_pinged = False
+
     def _no_http2(self) -> str:
         """Say that a server responded in HTTP/1.1 to the preface; empty if it did not."""
         return _ONLY_HTTP_1 if self._first == _HTTP_1 else ""
@@ -331,8 +458,12 @@ class ServerSession(Http2Session):
     def _fail_all(self, error: GatewayError) -> None:
         if not self.ready.done():
             self.ready.set_exception(error)
-        for handler in tuple(self.handlers):
-            handler.fail(error)
+        for handler in self.handlers:
+            self._fail_soon(handler, error)
+
+    def _fail_soon(self, handler: StreamHandler, error: GatewayError) -> None:
+        """Fail a stream in a callback of its own: whatever its user does, the others fail, too."""
+        self.loop.call_soon(handler.fail, error)
 
     def _error(self, kind: ErrorKind, before: str, why: str) -> GatewayError:
         """Make an error that names the server; operators also see why it went away."""

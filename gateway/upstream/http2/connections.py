@@ -102,6 +102,11 @@ class ServerConnections:
             if self._waiting:
                 self._grow()
 
+    def after_timeout(self) -> None:
+        """Send new calls elsewhere than over the connection on which a call has timed out."""
+        for session in tuple(self._sessions):
+            session.after_timeout()
+
     async def close(self) -> None:
         """Close the idle connections, and each other one as soon as it is idle."""
         self._closed = True
@@ -147,8 +152,9 @@ class ServerConnections:
             self._fail_waiting(error, began)
             return
         self._connecting.discard(task)
-        if session.closed:  # as soon as it was there
-            self._grow()
+        if (refusal := session.refusal) is not None:
+            # Else a server that sends GOAWAY at once would be connected to without end.
+            self._fail_waiting(refusal, began)
             return
         self._expected_streams = max(1, session.max_streams)
         self._sessions[session] = None

@@ -17,7 +17,7 @@ from gateway.system.buffers import BufferAccount
 from gateway.system.timeout_queue import TimeoutQueue
 from gateway.upstream.address import ServerAddress
 from gateway.upstream.connect_errors import connect_error
-from gateway.upstream.http2.connection import ServerSession, ServerStream, forget
+from gateway.upstream.http2.connection import ServerSession, ServerStream, SilenceLimits, forget
 from gateway.upstream.http2.connections import MAX_CONNECTIONS, ServerConnections
 from gateway.upstream.http2.reserved_stream import MAX_SENDS, ReservedStream
 from gateway.upstream.http2.response import Http2Response
@@ -48,6 +48,7 @@ class Http2Endpoint(UpstreamEndpoint):
         own_request_headers: HeaderLines = (),
         public_name: str | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        silence: SilenceLimits | None = None,
     ) -> None:
         self.url = address.url
         self.name = ServerName(address.url, public_name or address.url)
@@ -56,6 +57,7 @@ class Http2Endpoint(UpstreamEndpoint):
         self._scheme = b"http" if address.tls is None else b"https"
         self._connect_timeout = connect_timeout
         self._buffers = buffers
+        self._silence = silence
         self._senders: set[asyncio.Task[None]] = set()
         self._encoded: BoundedCache[RequestTemplate, tuple[Header, ...]] = BoundedCache(
             CACHED_HEADS
@@ -80,6 +82,10 @@ class Http2Endpoint(UpstreamEndpoint):
         await self.connections.close()
         if self._senders:
             await asyncio.wait(self._senders)
+
+    def after_timeout(self) -> None:
+        """Use the connection of a call that has timed out no more; see UpstreamEndpoint."""
+        self.connections.after_timeout()
 
     def try_reserve_stream(self) -> ReservedConnection | None:
         """Take a stream of a connection that has one free; see UpstreamEndpoint."""
@@ -132,7 +138,7 @@ class Http2Endpoint(UpstreamEndpoint):
         return task
 
     async def _connect(self) -> ServerSession:
-        session = ServerSession(self.name, self.connections, self._buffers)
+        session = ServerSession(self.name, self.connections, self._buffers, self._silence)
         try:
             async with asyncio.timeout(self._connect_timeout):
                 # The event loop's own limit of a minute for TLS may be shorter than this one.

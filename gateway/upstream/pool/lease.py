@@ -68,6 +68,8 @@ class Lease:
         """Report the outcome; ``why`` is the error of a failure."""
         member, pool = self._member, self._pool
         member.outstanding -= 1
+        if outcome is Outcome.TIMED_OUT:
+            self.endpoint.after_timeout()
         # The fast path: a success of the only endpoint changes nothing.
         if (
             outcome is not Outcome.SUCCEEDED

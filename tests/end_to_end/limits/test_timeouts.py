@@ -44,6 +44,9 @@ LONGER = 1.0
 
 GET = request("GET", "/v2/models/m/stats")
 POST = request("POST", "/v2/x", bytes(10))
+POST_CHUNKED = message(
+    "POST /v2/x HTTP/1.1", {"Host": "x", "Transfer-Encoding": "chunked"}, chunk(b"x") + chunk(b"")
+)
 JSON = infer_json()
 BINARY = infer_binary(binary_header(12), FLOATS.tobytes())
 RAW = infer_raw(bytes(8))
@@ -80,6 +83,30 @@ async def test_server_that_never_responds_is_a_504_that_names_it(data: bytes, li
         assert server.url not in reply.error
         assert f"limits.{limit}" in reply.error
         await (await server.connection()).left.wait()
+
+
+@pytest.mark.parametrize("data", [GET, POST, POST_CHUNKED], ids=["GET", "POST", "streamed POST"])
+@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
+async def test_call_after_one_that_timed_out_takes_another_connection(
+    data: bytes, limit: str
+) -> None:
+    """The server may answer the first one late, on its connection."""
+
+    async def hangs_later(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(http_response(b"first"))
+        await connection.request()
+        await connection.wait_for_close()
+
+    async with (
+        ScriptedServer(hangs_later, always_respond(http_response(b"second"))) as server,
+        gateway_client(server.url, **_limited(limit)) as client,
+    ):
+        assert (await client.ask(data)).body == b"first"
+        assert (await client.ask(data)).status == 504
+        assert [(await client.ask(data)).body for _ in range(3)] == 3 * [b"second"]
+        await server.connections[0].left.wait()
+        assert len(server.connections) == 2
 
 
 async def test_server_that_gives_no_metadata_is_a_504_that_names_it() -> None:

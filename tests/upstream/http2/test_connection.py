@@ -10,6 +10,7 @@ from h2.events import PingReceived
 from h2.settings import SettingCodes
 
 from gateway.errors import ErrorKind, GatewayError
+from gateway.http2.hpack import HeaderList
 from gateway.system.buffers import BufferAccount
 from tests.support.gateway import until
 from tests.support.servers.http2_server import Http2Peer, answering, http2_script
@@ -344,3 +345,53 @@ async def test_connection_sends_no_pings_and_lets_the_kernel_watch_the_server(
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 20_000
     assert peers[0].count(PingReceived) == 0
+
+
+class _BrokenReceiver:
+    """A user of a stream that fails as it is told of an error."""
+
+    def on_headers(self, headers: HeaderList) -> None:
+        raise NotImplementedError
+
+    def on_data(self) -> None:
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        raise NotImplementedError
+
+    def on_error(self, error: Exception) -> None:
+        raise RuntimeError("a bug")
+
+
+@pytest.mark.parametrize("breaks_protocol", [False, True])
+async def test_bug_in_a_user_of_a_stream_leaves_all_others_their_error(
+    http2_at: Http2EndpointAt, breaks_protocol: bool
+) -> None:
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: faults.append(context.get("exception"))
+    )
+
+    async def play(peer: Http2Peer) -> None:
+        await peer.respond(await peer.request(0))
+        await peer.request(2)
+        if breaks_protocol:
+            await peer.send_frame(0, 0, 0, b"DATA on stream 0")
+            await peer.serve_to_end()
+
+    buffers = BufferAccount()
+    async with ScriptedServer(http2_script(play), answering(b"ok")) as server:
+        endpoint = http2_at(server.url, buffers=buffers)
+        await call(endpoint)
+        (session,) = endpoint.connections.sessions
+        broken = session.open_stream(_BrokenReceiver())
+        broken.send_headers(endpoint.request_fields(make_request()), end_stream=True)
+        with pytest.raises(GatewayError):
+            await call(endpoint)
+        broken.close()
+        assert (await call(endpoint)).body == b"ok"
+        assert len(server.connections) == 2
+    assert faults
+    assert {type(fault) for fault in faults} == {RuntimeError}
+    await endpoint.close()
+    await until(lambda: (buffers.buffered, buffers.streams) == (0, 0))

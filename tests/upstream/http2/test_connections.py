@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
 from h2.settings import SettingCodes
 
 from gateway.errors import ErrorKind, GatewayError
@@ -221,3 +222,26 @@ async def test_close_during_a_connect_lets_its_call_finish(http2_at: Http2Endpoi
         await endpoint.close()
         assert (await pending).body == b"ok"
         await until(lambda: endpoint.connections.open_count == 0)
+
+
+@pytest.mark.parametrize("with_ping", [False, True])
+async def test_server_that_says_goodbye_as_it_begins_is_connected_to_once(
+    http2_at: Http2EndpointAt, with_ping: bool
+) -> None:
+    settings, goaway, ping = (bytes(3) + bytes([kind, 0]) + bytes(4) for kind in (4, 7, 6))
+    goaway = b"\0\0\x08" + goaway[3:] + bytes(8)
+    ping = b"\0\0\x08" + ping[3:] + bytes(8)
+
+    async def leave(connection: Connection) -> None:
+        await connection.send(settings + goaway + (ping if with_ping else b""))
+        await connection.wait_for_close()
+
+    async with ScriptedServer(leave) as server:
+        endpoint = http2_at(server.url)
+        with pytest.raises(GatewayError, match="closed the connection before it took") as raised:
+            await call(endpoint)
+        assert raised.value.kind is ErrorKind.UNREACHABLE
+        assert raised.value.message.endswith("(GOAWAY NO_ERROR)")
+        assert len(server.connections) == 1
+        await server.connections[0].left.wait()
+        assert endpoint.connections.open_count == 0

@@ -1,0 +1,164 @@
+"""Servers that answer nothing on a connection that lives: new calls take another connection."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from h2.settings import SettingCodes
+
+from gateway.protocol.grpc.framing import frame
+from tests.support.gateway import RunningGateway, running_gateway, until
+from tests.support.grpc.client import SERVICE
+from tests.support.grpc.wire_bytes import field
+from tests.support.http2_client import connect_http2
+from tests.support.inference_messages import infer_json
+from tests.support.servers.http2_server import Http2Peer, http2_script
+from tests.support.servers.scripted_server import Script, ScriptedServer
+
+INFER = f"/{SERVICE}/ModelInfer"
+CONFIG = f"/{SERVICE}/ModelConfig"
+GRPC = [("content-type", "application/grpc"), ("te", "trailers")]
+OK = [("grpc-status", "0")]
+_MESSAGE = field(1, b"m")
+_BODY = frame(len(_MESSAGE)) + _MESSAGE
+_MANY = 20
+
+
+async def _hang(peer: Http2Peer) -> None:
+    """Respond to the first call, and read nothing from then on."""
+    await _respond(peer, 0)
+    await peer.stream(1)
+    await asyncio.Event().wait()
+
+
+async def _get_stuck(peer: Http2Peer) -> None:
+    """Respond to the first call, and only acknowledge PINGs from then on."""
+    await _respond(peer, 0)
+    await peer.serve_to_end()
+
+
+async def _serve(peer: Http2Peer) -> None:
+    for number in itertools.count():
+        await _respond(peer, number)
+
+
+async def _respond(peer: Http2Peer, number: int) -> None:
+    stream = await peer.request(number)
+    await peer.respond(stream, frame(0), [("content-type", "application/grpc")], OK)
+
+
+async def _close_windows(peer: Http2Peer) -> None:
+    """Let the first call send its message, and no other call."""
+    await peer.stream(0)
+    peer.h2.increment_flow_control_window(len(_BODY), peer.streams[0].id)
+    await peer.flush()
+    await _get_stuck(peer)
+
+
+SILENT: dict[str, Script] = {
+    "hangs": http2_script(_hang),
+    "acknowledges PINGs": http2_script(_get_stuck),
+    "opens no window": http2_script(
+        _close_windows, {SettingCodes.INITIAL_WINDOW_SIZE: 0}, opens_windows=False
+    ),
+}
+
+Ask = Callable[[RunningGateway], Awaitable[bool]]
+"""Makes a call; tells whether it got a response of the server."""
+
+
+def _grpc(*headers: tuple[str, str]) -> Ask:
+    async def ask(gateway: RunningGateway) -> bool:
+        async with connect_http2(gateway.url) as client:
+            reply = await client.call("POST", INFER, _BODY, [*GRPC, *headers])
+        status = dict([*reply.headers, *reply.trailers])["grpc-status"]
+        assert status in ("0", "4")
+        return status == "0"
+
+    return ask
+
+
+async def _json(gateway: RunningGateway) -> bool:
+    async with gateway.client() as client:
+        reply = await client.ask(infer_json())
+    assert reply.status in (200, 504)
+    return reply.status == 200
+
+
+async def _ready(gateway: RunningGateway) -> bool:
+    """Make a call of another operation than inference."""
+    async with connect_http2(gateway.url) as client:
+        reply = await client.call("POST", CONFIG, _BODY, GRPC)
+    return dict([*reply.headers, *reply.trailers])["grpc-status"] == "0"
+
+
+_LONG = ("x-long", "l" * 3000)
+ASKS: dict[str, Ask] = {
+    "fast path": _grpc(),
+    "streaming path": _grpc(_LONG),
+    "JSON": _json,
+    "other operation": _ready,
+}
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+@pytest.mark.parametrize("limit", ["idle_timeout", "request_timeout"])
+@pytest.mark.parametrize("script", SILENT.values(), ids=SILENT)
+async def test_one_call_times_out_on_a_silent_connection(
+    script: Script, limit: str, ask: Ask
+) -> None:
+    limits: dict[str, Any] = {limit: "300ms"}
+    async with (
+        ScriptedServer(script, http2_script(_serve)) as server,
+        running_gateway(server.url.replace("http://", "grpc://"), **limits) as gateway,
+    ):
+        assert await _ready(gateway)
+        responses = [await ask(gateway) for _ in range(_MANY)]
+        assert responses == [False] + [True] * (_MANY - 1)
+        assert len(server.connections) == 2
+        if script is not SILENT["hangs"]:
+            await server.connections[0].left.wait()
+
+
+@pytest.mark.parametrize("more", [(), (_LONG,)], ids=["fast path", "streaming path"])
+@pytest.mark.parametrize("script", SILENT.values(), ids=SILENT)
+async def test_deadlines_of_a_second_pass_on_one_silent_connection(
+    script: Script, more: tuple[tuple[str, str], ...]
+) -> None:
+    ask = _grpc(("grpc-timeout", "550m"), *more)
+    async with (
+        ScriptedServer(script, http2_script(_serve)) as server,
+        running_gateway(server.url.replace("http://", "grpc://")) as gateway,
+    ):
+        assert await _ready(gateway)
+        responses = [await ask(gateway) for _ in range(_MANY)]
+        assert responses == [False, False] + [True] * (_MANY - 2)
+        assert len(server.connections) == 2
+
+
+async def test_health_checks_find_a_silent_connection_before_calls_do() -> None:
+    checks = {"health_check": {"interval": "100ms", "timeout": "100ms", "unhealthy_threshold": 9}}
+    async with (
+        ScriptedServer(SILENT["hangs"], http2_script(_serve)) as server,
+        running_gateway(server.url.replace("http://", "grpc://"), upstream=checks) as gateway,
+    ):
+        await until(lambda: len(server.connections) == 2)
+        assert await _grpc()(gateway)
+        assert len(server.connections) == 2
+
+
+async def test_many_calls_that_time_out_at_once_cost_one_connection() -> None:
+    async with (
+        ScriptedServer(SILENT["hangs"], http2_script(_serve)) as server,
+        running_gateway(server.url.replace("http://", "grpc://"), request_timeout=0.3) as gateway,
+    ):
+        assert await _ready(gateway)
+        responses = await asyncio.gather(*(_grpc()(gateway) for _ in range(_MANY)))
+        assert not any(responses)
+        assert await _grpc()(gateway)
+        assert len(server.connections) == 2
+        assert gateway.gateway.buffered_bytes == 0
