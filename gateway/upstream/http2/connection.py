@@ -94,8 +94,11 @@ class StreamReceiver(Protocol):
 class StreamDrain(Protocol):
     """Takes over streams whose calls have ended before the server's response has."""
 
-    def take_over(self, stream: ServerStream) -> bool:
-        """Read a stream to its end and release it; False leaves it to its user."""
+    def take_over(self, stream: ServerStream, max_streams: int) -> bool:
+        """Read a stream to its end and release it; False leaves it to its user.
+
+        ``max_streams`` are the streams that its connection may have.
+        """
 
 
 class ServerStream(StreamHandler):
@@ -145,8 +148,9 @@ class ServerStream(StreamHandler):
         """Release the stream, or leave that to the drain: only then the server is not told."""
         self.receiver = None
         session, stream = self._server_session, self.stream
-        is_over = stream.received_end or stream.is_reset or session.closed
-        if is_over or session.stream_drain is None or not session.stream_drain.take_over(self):
+        drain = session.stream_drain
+        is_over = stream.closed or session.closed or not stream.sent_headers
+        if is_over or drain is None or not drain.take_over(self, session.max_streams):
             self.release()
 
     def release(self) -> None:

@@ -15,7 +15,8 @@ from gateway.upstream.http2.connections import MAX_CONNECTIONS
 from gateway.upstream.transport import CallCounter
 
 MAX_DRAINED: Final = MAX_CONNECTIONS * MAX_STREAMS // 2
-"""Streams of an endpoint that are drained at a time: half of all, the others are for clients."""
+"""Streams of an endpoint that are drained at a time: half of all, the others are for clients. It is
+less if the server allows fewer streams of a connection."""
 MAX_DRAIN_SECONDS: Final = 60.0
 MAX_DRAIN_BYTES: Final = 64 * 1024 * 1024
 """Bytes of one response that are read to be dropped."""
@@ -50,9 +51,13 @@ class DrainedStreams:
         """The number of streams."""
         return len(self._streams)
 
-    def take_over(self, stream: ServerStream) -> bool:
-        """Read a stream to its end and release it; False leaves it to its user."""
-        if self._closed or len(self._streams) >= self._max_streams or not self._drains():
+    def take_over(self, stream: ServerStream, max_streams: int) -> bool:
+        """Read a stream to its end and release it; see StreamDrain."""
+        allowed = min(self._max_streams, MAX_CONNECTIONS * max_streams // 2)
+        if self._closed or len(self._streams) >= allowed or not self._drains():
+            return False
+        if stream.received_end:
+            stream.end_request()  # that completes it
             return False
         drained = _DrainedStream(stream, self, self._max_bytes)
         self._streams[drained] = None

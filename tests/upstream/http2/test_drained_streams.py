@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 
+from gateway.upstream.http2.connections import MAX_CONNECTIONS
 from gateway.upstream.http2.drained_streams import DrainedStreams
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.transport import UpstreamResponse
@@ -159,6 +161,41 @@ async def test_further_calls_are_reset_while_too_many_are_drained(
         assert drained.count == 2
         streams = received[0].streams
         await until(lambda: sum(stream.reset is not None for stream in streams) == 1)
+
+
+async def test_half_of_the_streams_that_a_server_allows_are_drained(
+    http2_at: Http2EndpointAt,
+) -> None:
+    peers: list[Http2Peer] = []
+
+    async def hang(peer: Http2Peer) -> None:
+        peers.append(peer)
+        await peer.serve_to_end()
+
+    settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
+    async with ScriptedServer(http2_script(hang, settings)) as scripted:
+        drained = _drained()
+        endpoint = http2_at(scripted.url, drained=drained)
+        for number in range(MAX_CONNECTIONS):
+            sending = asyncio.create_task(endpoint.send(make_request((b"a",))))
+            await until(lambda: sum(len(peer.streams) for peer in peers) > number)  # noqa: B023
+            await _cancel(sending)
+        assert drained.count == MAX_CONNECTIONS // 2
+
+
+async def test_request_that_is_open_after_its_response_is_ended(http2_at: Http2EndpointAt) -> None:
+    streams: list[ReceivedStream] = []
+
+    async def respond_early(peer: Http2Peer) -> None:
+        streams.append(await peer.stream())
+        await peer.respond(streams[0], b"ok")
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(respond_early)) as scripted:
+        endpoint = http2_at(scripted.url, drained=_drained())
+        assert (await call(endpoint, _half(asyncio.Event()))).body == b"ok"
+        await until(lambda: streams[0].ended)
+        assert streams[0].reset is None
 
 
 @pytest.mark.parametrize("ends", ["resets", "leaves"])
