@@ -17,9 +17,9 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from tests.integration.support.gateway import gateway_with_settings
+from tests.integration.support.impatient_clients import MODELS, impatient_clients_of, infer_request
 from tests.integration.triton.models import named
 from tests.integration.triton.server import TritonServer
-from tests.resilience.impatient_clients import MODELS, impatient_clients_of, infer_request
 from tests.support.addresses import HOST, free_port
 
 pytestmark = pytest.mark.triton
