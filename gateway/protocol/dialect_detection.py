@@ -26,6 +26,10 @@ _BINARY_SINCE = {
     "OpenVINO Model Server": (OPENVINO, (2022, 3)),
 }
 
+# The releases before it release the state of a cancelled gRPC call twice: pull requests 7840, 8078
+# and 8220 of triton-inference-server/server.
+_TRITON_SURVIVES_CANCELLATION_SINCE = (2, 59)
+
 _RELEASE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 
 
@@ -61,7 +65,7 @@ def _by_fields(fields: Mapping[str, Any]) -> DetectedDialect:
     who = f"names itself {_shown(name)}" if name else "has no name"
     who += f", version {_shown(version)}" if version else ""
     if _BINARY_EXTENSION in extensions:
-        return _with_binary(name, who, extensions)
+        return _with_binary(name, version, who, extensions)
     if name in _BINARY_SINCE:
         return _by_release(name, who, version)
     if name == "mlserver":
@@ -69,10 +73,12 @@ def _by_fields(fields: Mapping[str, Any]) -> DetectedDialect:
     return _unknown(f"{who} and lists no {_BINARY_EXTENSION} among its extensions")
 
 
-def _with_binary(name: str, who: str, extensions: frozenset[str]) -> DetectedDialect:
+def _with_binary(name: str, version: str, who: str, extensions: frozenset[str]) -> DetectedDialect:
     if name == TRITON.name or extensions >= _TRITON_EXTENSIONS:
         # A Triton without tracing, by build or by age, does not list it.
         dialect = TRITON if "trace" in extensions else replace(TRITON, trace=None)
+        if _is_release_since(version, _TRITON_SURVIVES_CANCELLATION_SINCE):
+            dialect = replace(dialect, grpc=replace(dialect.grpc, survives_cancellation=True))
         return DetectedDialect(dialect, f"{who} and lists the extensions of Triton")
     if name in _BINARY_SINCE:
         return DetectedDialect(_BINARY_SINCE[name][0], f"{who} and lists {_BINARY_EXTENSION}")
@@ -96,6 +102,11 @@ def _by_release(name: str, who: str, version: str) -> DetectedDialect:
             older, f"{who}: it takes the binary form since {since[0]}.{since[1]}"
         )
     return DetectedDialect(dialect, who)
+
+
+def _is_release_since(version: str, since: tuple[int, int]) -> bool:
+    release = _RELEASE.match(version)
+    return release is not None and (int(release[1]), int(release[2])) >= since
 
 
 def _unknown(what: str) -> DetectedDialect:

@@ -42,6 +42,9 @@ class GrpcForm:
     loads_by_first_field: bool = False
     """Whether loads have the model's name in field 1, where others have the repository's."""
 
+    survives_cancellation: bool = True
+    """Whether calls can be cancelled, or miss a deadline that it knows, without harm to it."""
+
     @property
     def infer_passes(self) -> bool:
         """Tell whether infer requests pass to it as they came."""
@@ -102,6 +105,7 @@ class Dialect:
 # Triton serves `trace/setting`, although the specification says `trace`. Its settings are per
 # model: a version's path is 404. Its HTTP parser accepts 8,191 bytes of a part. It counts a byte of
 # the target twice at the end of each read, every 4 KiB and between segments: 15 reads are spare.
+# Up to 2.58 it dies at times if a call is cancelled while it responds: see dialect_detection.py.
 TRITON = Dialect(
     "triton",
     honors_output_encoding=True,
@@ -110,6 +114,7 @@ TRITON = Dialect(
     triton_extensions=True,
     limits_chunks=True,
     max_head_part=8_176,
+    grpc=GrpcForm(survives_cancellation=False),
 )
 # KServe takes binary tensors but does not list them in `GET /v2`. Its models may respond in JSON.
 # For 150,528 FP32 there and back it needs 30 ms to 55 ms in binary form over HTTP, 4 ms over gRPC.
@@ -154,6 +159,7 @@ def common_dialect(dialects: Sequence[Dialect]) -> Dialect:
     same_grpc = all(other.grpc == first.grpc for other in others)
     takes_raw = all(each.grpc.takes_raw for each in dialects)
     checks_tensors = all(each.grpc.checks_tensors for each in dialects)
+    survives_cancellation = all(each.grpc.survives_cancellation for each in dialects)
     return Dialect(
         " and ".join(dict.fromkeys(each.name for each in dialects)),
         binary=all(each.binary for each in dialects),
@@ -171,5 +177,9 @@ def common_dialect(dialects: Sequence[Dialect]) -> Dialect:
         trace=first.trace if same_trace else None,
         grpc=first.grpc
         if same_grpc
-        else GrpcForm(takes_raw=takes_raw, checks_tensors=checks_tensors),
+        else GrpcForm(
+            takes_raw=takes_raw,
+            checks_tensors=checks_tensors,
+            survives_cancellation=survives_cancellation,
+        ),
     )

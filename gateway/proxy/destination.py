@@ -16,6 +16,7 @@ from gateway.proxy.admission.conversion_scheduler import ConversionScheduler
 from gateway.proxy.admission.deadline import Deadline
 from gateway.proxy.admission.memory_budget import MemoryBudget
 from gateway.routing.retry import SAFE_RETRIES_ONLY, RetryBudget, RetryPolicy
+from gateway.upstream.grpc.cancellation import GrpcCancellation, drains_cancelled
 from gateway.upstream.inference_protocol import InferenceProtocol
 from gateway.upstream.metadata_cache import MetadataCache
 from gateway.upstream.pool.dialect import DialectState, fixed_dialect_state
@@ -80,6 +81,14 @@ class Upstream:
     """Whether the gateway is ready only if this upstream is."""
     inference_protocol: InferenceProtocol = _HTTP
     """The protocols of its endpoints, and the one that inference of HTTP clients takes."""
+
+    grpc_cancellation: GrpcCancellation = "auto"
+    """What its servers learn of gRPC calls that are cancelled, or miss their deadline."""
+
+    @property
+    def drains_cancelled(self) -> bool:
+        """Tell whether its servers see neither cancellations nor deadlines of gRPC calls."""
+        return drains_cancelled(self.grpc_cancellation, self.dialect_state.dialect)
 
     @property
     def speaks_grpc(self) -> bool:

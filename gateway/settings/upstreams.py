@@ -218,6 +218,14 @@ class Upstream(Section):
         " addresses. With auto, that is grpc for dialects that are faster over gRPC (kserve, json),"
         " and http for others.",
     )
+    grpc_cancellation: Literal["auto", "forward", "drain"] = Field(
+        default="auto",
+        description="What servers learn of gRPC calls that clients cancel, that miss their deadline"
+        " or that the gateway gives up. With forward, they are told. With drain, they are not: the"
+        " gateway keeps the deadline itself, reads the call to its end and drops it. With auto,"
+        " that is drain for Triton before 2.59, which dies of cancellations, and forward for"
+        " others.",
+    )
     load_balancing: Annotated[
         LoadBalancing,
         BeforeValidator(_load_balancing, json_schema_input_type=_Policy | LoadBalancing),

@@ -231,6 +231,16 @@ class ReservedConnection(ABC):
         """Return the connection to the pool, or drop it if a response is not complete."""
 
 
+class CallCounter(Protocol):
+    """Counts calls that a server works on although nobody waits for them."""
+
+    def count_call(self) -> None:
+        """Count a call more."""
+
+    def uncount_call(self) -> None:
+        """Count a call less."""
+
+
 class UpstreamEndpoint(ABC):
     """One server of an upstream.
 
@@ -286,6 +296,10 @@ class UpstreamEndpoint(ABC):
     def try_reserve_stream(self) -> ReservedConnection | None:
         """Take a stream for a gRPC call, over a connection that is there; None if there is none."""
         return None
+
+    def count_drained_in(self, counter: CallCounter) -> None:
+        """Have a counter count calls whose clients are gone, until the server is done with them."""
+        return
 
     @abstractmethod
     async def close(self) -> None:

@@ -20,6 +20,7 @@ TRITONS = [
     *("schedule_policy", "model_configuration", "system_shared_memory", "cuda_shared_memory"),
     *("binary_tensor_data", "parameters", "statistics", "trace", "logging"),
 ]
+SURVIVING_TRITON = replace(TRITON, grpc=replace(TRITON.grpc, survives_cancellation=True))
 KSERVES = ["model_repository_extension"]
 OF_OPENVINO = "OpenVINO Model Server"
 
@@ -36,6 +37,10 @@ def _without(*names: str) -> list[str]:
     ("document", "dialect"),
     [
         ({"name": "triton", "version": "2.51.0", "extensions": TRITONS}, TRITON),
+        ({"name": "triton", "version": "2.58.0", "extensions": TRITONS}, TRITON),
+        ({"name": "triton", "version": "dev", "extensions": TRITONS}, TRITON),
+        ({"name": "triton", "version": "2.59.0", "extensions": TRITONS}, SURVIVING_TRITON),
+        ({"name": "triton", "version": "3.0", "extensions": TRITONS}, SURVIVING_TRITON),
         # tritonserver --id
         ({"name": "gpu-7", "version": "2.51.0", "extensions": TRITONS}, TRITON),
         (

@@ -86,7 +86,7 @@ def test_common_dialect_of_equal_dialects_is_the_same(dialect: Dialect) -> None:
                 requires_json_type=True,
                 trace=None,
                 faster_over_grpc=True,
-                grpc=GrpcForm(checks_tensors=False),
+                grpc=GrpcForm(checks_tensors=False, survives_cancellation=False),
             ),
         ),
         (

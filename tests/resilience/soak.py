@@ -5,8 +5,9 @@
 Careful clients check each response, over HTTP and over gRPC, from servers over HTTP and over gRPC.
 Others send every form and leave at a random stage; gRPC clients cancel calls, miss deadlines and
 break connections. Servers are killed, stopped and told to fail, and settings are reloaded all the
-while. In two quiet moments, after a warm-up and at the end, memory, descriptors, tasks and
-processes are counted.
+while. If a real Triton is installed, clients that wait for almost nothing call it over gRPC, and it
+must live. In two quiet moments, after a warm-up and at the end, memory, descriptors, tasks,
+processes and calls at servers are counted.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from tests.integration.environment import MissingServerError
+from tests.integration.support.impatient_clients import MODELS as TRITON_MODELS
+from tests.integration.support.impatient_clients import ImpatientClients
+from tests.integration.triton.installation import find
+from tests.integration.triton.models import named
+from tests.integration.triton.server import TritonServer
 from tests.resilience.fleet import FleetServer, fleet
 from tests.resilience.grpc_load import GrpcLoad, grpc_load_on
 from tests.resilience.load import MIXED, Kind, Load, load_on
@@ -65,6 +72,7 @@ class Sample:
     processes: int
     tasks: int
     requests: int
+    calls_at_servers: int
     buffered_bytes: int
 
 
@@ -195,6 +203,11 @@ async def _sample(process: Process, admin: str) -> Sample:
         len(pids),
         status["tasks"],
         status["requests_in_progress"],
+        sum(
+            endpoint["requests_in_progress"]
+            for upstream in status["upstreams"].values()
+            for endpoint in upstream["endpoints"]
+        ),
         status["buffered_bytes"],
     )
 
@@ -216,6 +229,7 @@ class _Traffic:
     http: Load
     to_grpc_servers: Load
     grpc: GrpcLoad
+    impatient: ImpatientClients | None
 
     @property
     def wrong(self) -> int:
@@ -227,11 +241,13 @@ class _Traffic:
         """Let each client finish its call."""
         for load in (self.http, self.to_grpc_servers, self.grpc):
             await load.end()
+        if self.impatient is not None:
+            await self.impatient.end()
 
 
 @asynccontextmanager
 async def _traffic(
-    url: str, disconnecting: Sequence[_DisconnectingClient]
+    url: str, disconnecting: Sequence[_DisconnectingClient], triton: TritonServer | None
 ) -> AsyncIterator[_Traffic]:
     """Have all clients at work; inside, some leave, and others check what they get."""
     over_http, over_grpc = MODELS
@@ -242,7 +258,8 @@ async def _traffic(
         grpc_load_on(url, MODELS, pause=0.01) as grpc,
         asyncio.TaskGroup() as group,
     ):
-        traffic = _Traffic(http, to_grpc_servers, grpc)
+        impatient = None if triton is None else ImpatientClients(url.removeprefix("http://"))
+        traffic = _Traffic(http, to_grpc_servers, grpc, impatient)
         tasks = [group.create_task(leaver.run()) for leaver in disconnecting]
         yield traffic
         for task in tasks:
@@ -250,30 +267,56 @@ async def _traffic(
         await traffic.end()
 
 
-def _settings(servers: Sequence[FleetServer]) -> str:
-    """Write two upstreams: servers over HTTP, and for one model those over gRPC."""
+@contextmanager
+def _real_triton() -> Iterator[TritonServer | None]:
+    """Run a real Triton if one is installed."""
+    try:
+        find()
+    except MissingServerError:
+        print("without a real Triton: none is installed", flush=True)
+        yield None
+        return
+    with TritonServer(named(*TRITON_MODELS)) as server:
+        yield server
+
+
+def _settings(servers: Sequence[FleetServer], triton: TritonServer | None) -> str:
+    """Write upstreams: servers over HTTP, for one model those over gRPC, for others a Triton."""
     urls = {
         over_grpc: ", ".join(each.url for each in servers if each.over_grpc is over_grpc)
         for over_grpc in (False, True)
     }
+    upstream = routes = ""
+    if triton is not None:
+        upstream = (
+            f"  triton: {{endpoints: {{http: '{triton.http_url}', grpc: '{triton.grpc_url}'}},"
+            " concurrency: {max_requests: 1000}}\n"
+        )
+        routes = "".join(
+            f"  - {{match: {{model: {model}}}, upstream: triton}}\n" for model in TRITON_MODELS
+        )
     return (
         "log: {access: false}\n"
         "upstreams:\n"
+        f"{upstream}"
         f"  fleet: {{endpoints: [{urls[False]}], dialect: triton}}\n"
         f"  grpc_fleet: {{endpoints: [{urls[True]}], dialect: triton}}\n"
         "routes:\n"
+        f"{routes}"
         f"  - {{match: {{model: {MODELS[1]}}}, upstream: grpc_fleet}}\n"
         "  - upstream: fleet\n"
     )
 
 
-async def soak(minutes: float, folder: Path) -> list[str]:
+async def soak(minutes: float, folder: Path, triton: TritonServer | None) -> list[str]:
     """Run it all; print what is seen, and give what is wrong."""
     port, admin = free_port(), free_port()
     file = folder / "gateway.yaml"
     async with fleet() as http_servers, fleet(2, over_grpc=True) as grpc_servers:
         servers = [*http_servers, *grpc_servers]
-        file.write_text(f"listen: {HOST}:{port}\nadmin: {HOST}:{admin}\n{_settings(servers)}")
+        file.write_text(
+            f"listen: {HOST}:{port}\nadmin: {HOST}:{admin}\n{_settings(servers, triton)}"
+        )
         async with gateway_process(str(file)) as (process, url):
             disconnecting = [_DisconnectingClient(url, _forms()) for _ in range(LEAVING)]
             samples, wrong = [], 0
@@ -282,13 +325,15 @@ async def soak(minutes: float, folder: Path) -> list[str]:
             reloading = asyncio.create_task(_reload(process, file))
             for share in (WARM_UP, 1 - WARM_UP):
                 end = time.monotonic() + 60 * minutes * share
-                async with _traffic(url, disconnecting) as traffic:
+                async with _traffic(url, disconnecting, triton) as traffic:
                     while time.monotonic() < end:
                         await asyncio.sleep(min(10, 60 * minutes * share))
                         now = await _sample(process, f"http://{HOST}:{admin}")
                         print(_line(now, traffic, disconnecting), flush=True)
                 wrong += traffic.wrong
                 print("gRPC:", dict(traffic.grpc.counts), flush=True)
+                if traffic.impatient is not None:
+                    print("impatient:", dict(traffic.impatient.counts), flush=True)
                 await asyncio.sleep(QUIET)
                 samples.append(await _sample(process, f"http://{HOST}:{admin}"))
                 print("quiet:", _line(samples[-1], traffic, disconnecting), flush=True)
@@ -299,7 +344,10 @@ async def soak(minutes: float, folder: Path) -> list[str]:
             async with asyncio.timeout(TIMEOUT):
                 await reading
                 status = await process.process.wait()
-    return _find_problems(samples, wrong, status, process.said)
+    found = _find_problems(samples, wrong, status, process.said)
+    if triton is not None and not triton.is_alive():
+        found.append(f"Triton died:\n{triton.log_tail()}")
+    return found
 
 
 def _line(sample: Sample, traffic: _Traffic, disconnecting: Sequence[_DisconnectingClient]) -> str:
@@ -323,8 +371,11 @@ def _find_problems(samples: Sequence[Sample], wrong: int, status: int, said: str
         before, after = getattr(first, name), getattr(last, name)
         if after > before + slack:
             found.append(f"{name} grew from {before} to {after}")
-    if last.requests or last.buffered_bytes:
-        found.append(f"{last.requests} requests, {last.buffered_bytes} bytes are left")
+    if last.requests or last.calls_at_servers or last.buffered_bytes:
+        found.append(
+            f"{last.requests} requests, {last.calls_at_servers} calls at servers, "
+            f"{last.buffered_bytes} bytes are left"
+        )
     if wrong:
         found.append(f"{wrong} responses were wrong")
     if status:
@@ -339,8 +390,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     minutes = parser.parse_args().minutes
-    with tempfile.TemporaryDirectory() as folder:
-        found = asyncio.run(soak(minutes, Path(folder)))
+    with tempfile.TemporaryDirectory() as folder, _real_triton() as triton:
+        found = asyncio.run(soak(minutes, Path(folder), triton))
     print("\n".join(found) or "nothing grew")
     sys.exit(bool(found))
 

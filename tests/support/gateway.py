@@ -88,15 +88,16 @@ async def running_gateway(
 
     ``others`` are further upstreams, ``general`` are settings without a section, ``limits`` are
     settings of the sections limits and concurrency. ``urls`` are taken for Tritons, so that they
-    are asked nothing but what clients ask.
+    are asked nothing but what clients ask, and for such that survive cancellations.
     """
+    servers = {"endpoints": list(urls), "dialect": "triton", "grpc_cancellation": "forward"}
     settings = Settings.model_validate(
         {
             "listen": "127.0.0.1:0",
             "tls": tls,
             "offload": offload,
             "upstreams": {
-                "servers": {"endpoints": list(urls), "dialect": "triton", **(upstream or {})},
+                "servers": {**servers, **(upstream or {})},
                 **(others or {}),
             },
             "routes": [{"upstream": "servers", **(route or {})}],

@@ -30,9 +30,11 @@ from gateway.settings.upstreams import Upstream as UpstreamSettings
 from gateway.settings.values.addresses import is_grpc
 from gateway.system.buffers import BufferAccount
 from gateway.upstream.address import GrpcPort, ServerAddress, TcpAddress, parse_server_url
+from gateway.upstream.grpc.cancellation import drains_cancelled
 from gateway.upstream.grpc.dual_endpoint import DualEndpoint
 from gateway.upstream.grpc.endpoint import GrpcEndpoint
 from gateway.upstream.http.endpoint import HttpEndpoint
+from gateway.upstream.http2.drained_streams import DrainedStreams
 from gateway.upstream.http2.endpoint import Http2Endpoint
 from gateway.upstream.inference_protocol import InferenceProtocol
 from gateway.upstream.metadata_cache import MetadataCache
@@ -164,6 +166,7 @@ def build_pool(
     on_ejection: EjectionListener = ignore,
     on_failure: FailureListener = ignore,
     dialect_detector: DialectDetector | None = None,
+    concurrency_limit: ConcurrencyLimit | None = None,
 ) -> Pool:
     """Build the pool of an upstream, with what supervises it."""
     declared = spec.declared
@@ -175,12 +178,15 @@ def build_pool(
         dialect = dialect_state.dialect
         return GrpcForm() if dialect is None else dialect.grpc
 
+    def drains() -> bool:
+        return drains_cancelled(declared.grpc_cancellation, dialect_state.dialect)
+
     def connect_to(address: ServerAddress) -> UpstreamEndpoint:
         is_http2 = address.scheme == "grpc"
         idle_timeout = declared.idle_timeout
         if idle_timeout is None:
             idle_timeout = _GRPC_IDLE_TIMEOUT if is_http2 else _HTTP_IDLE_TIMEOUT
-        endpoint = (Http2Endpoint if is_http2 else HttpEndpoint)(
+        common = (
             address,
             spec.connect_timeout,
             idle_timeout,
@@ -188,7 +194,12 @@ def build_pool(
             spec.own_request_headers,
             public_name,
         )
-        return GrpcEndpoint(endpoint, grpc_form) if is_http2 else endpoint
+        if not is_http2:
+            return HttpEndpoint(*common)
+        endpoint = Http2Endpoint(*common, drained=DrainedStreams(drains))
+        if concurrency_limit is not None:
+            endpoint.count_drained_in(concurrency_limit)
+        return GrpcEndpoint(endpoint, grpc_form)
 
     def connect(address: ServerAddress) -> UpstreamEndpoint:
         grpc_address = address.grpc_address
@@ -282,21 +293,20 @@ def _build(
             dialect = DIALECTS[declared.dialect]
             _log.info("upstream %s: %s", spec.name, protocol.describe(dialect))
     clock = asyncio.get_running_loop().time
+    concurrency_limit = build_concurrency_limit(
+        spec.name, declared.concurrency, spec.workers, metrics, limit_before
+    )
+    on_failure = partial(metrics.count_failure, spec.name)
     return Upstream(
         spec.name,
         dialect_state,
-        build_pool(spec, buffers, on_ejection, partial(metrics.count_failure, spec.name), detector),
+        build_pool(spec, buffers, on_ejection, on_failure, detector, concurrency_limit),
         MetadataCache(spec.metadata_ttl, spec.metadata_cache_size, spec.idle_timeout, clock),
         RetryBudget(declared.retry_budget.percent / 100, declared.retry_budget.min_concurrency),
-        build_concurrency_limit(
-            spec.name,
-            declared.concurrency,
-            spec.workers,
-            metrics,
-            limit_before,
-        ),
+        concurrency_limit,
         declared.required,
         protocol,
+        declared.grpc_cancellation,
     )
 
 

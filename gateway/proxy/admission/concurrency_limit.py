@@ -79,6 +79,17 @@ class ConcurrencyLimit:
         if self._queue:
             self._admit_queued()
 
+    def count_call(self) -> None:
+        """Count a call that has ended for its client, but not at the server; see CallCounter.
+
+        Its own slot is given back after this.
+        """
+        self.active += 1
+
+    def uncount_call(self) -> None:
+        """Give the slot of such a call to the first one of the queue, or back."""
+        self.release()
+
     def reconfigure(self, max_requests: int, max_queue: int, queue_timeout: float) -> None:
         """Set other limits; calls that have a slot keep it, queued calls wait as they began."""
         self._max_requests = max_requests

@@ -112,8 +112,10 @@ class GrpcHandler(FastPathHandler):
         seconds = parse_timeout(timeouts[0])
         if not seconds:
             return None  # the streaming path sends the error
-        left = min(seconds, destination.limits.request_timeout)
-        line = f"{TIMEOUT}: {format_timeout(left)}\r\n".encode()
+        line = b""
+        if not destination.upstream.drains_cancelled:  # else the server would cancel it itself
+            left = min(seconds, destination.limits.request_timeout)
+            line = f"{TIMEOUT}: {format_timeout(left)}\r\n".encode()
         return ServerRequest(template, line, (body,), client_timeout=seconds)
 
     def passes_untouched(

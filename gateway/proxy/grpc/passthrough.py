@@ -66,7 +66,9 @@ async def grpc_passthrough(call: Call, reservation: Reservation) -> None:
     headers = CIMultiDict(request.headers)
     headers.popall("Content-Length", None)
     headers["TE"] = "trailers"
-    if TIMEOUT in headers:
+    if call.destination.upstream.drains_cancelled:
+        headers.popall(TIMEOUT, None)  # the server would cancel the call itself
+    elif TIMEOUT in headers:
         headers[TIMEOUT] = format_timeout(call.deadline.seconds_left)
     dialect = call.destination.upstream.dialect_state.dialect
     form = GrpcForm() if dialect is None else dialect.grpc

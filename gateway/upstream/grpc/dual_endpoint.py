@@ -6,6 +6,7 @@ import asyncio
 
 from gateway.errors import ErrorKind, GatewayError, ServerName
 from gateway.upstream.transport import (
+    CallCounter,
     ReservedConnection,
     UpstreamEndpoint,
     UpstreamRequest,
@@ -70,6 +71,10 @@ class DualEndpoint(UpstreamEndpoint):
     def try_reserve_stream(self) -> ReservedConnection | None:
         """Take a stream over gRPC; see UpstreamEndpoint."""
         return self._grpc.try_reserve_stream()
+
+    def count_drained_in(self, counter: CallCounter) -> None:
+        """Count drained calls; see UpstreamEndpoint."""
+        self._grpc.count_drained_in(counter)
 
     async def close(self) -> None:
         """Close the connections to both addresses."""

@@ -29,6 +29,7 @@ from gateway.sizes import MAX_MODEL_DOCUMENT
 from gateway.upstream.grpc.decompress import MAX_RATIO, decompress_message
 from gateway.upstream.transport import (
     Body,
+    CallCounter,
     ReservedConnection,
     UpstreamEndpoint,
     UpstreamRequest,
@@ -106,6 +107,10 @@ class GrpcEndpoint(UpstreamEndpoint):
     def try_reserve_stream(self) -> ReservedConnection | None:
         """Take a stream for a gRPC call; see UpstreamEndpoint."""
         return self._transport.try_reserve_stream()
+
+    def count_drained_in(self, counter: CallCounter) -> None:
+        """Count drained calls; see UpstreamEndpoint."""
+        self._transport.count_drained_in(counter)
 
     async def close(self) -> None:
         """Close the connections."""

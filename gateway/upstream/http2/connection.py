@@ -96,14 +96,24 @@ class StreamReceiver(Protocol):
     def on_headers(self, headers: HeaderList) -> None:
         """Handle the headers of the response."""
 
-    def on_data(self) -> None:
-        """Handle that a part of the body has come, which is not the last one."""
+    def on_data(self, size: int) -> None:
+        """Handle that ``size`` bytes of the body have come, which are not the last ones."""
 
     def on_end(self) -> None:
         """Handle that the response is complete."""
 
     def on_error(self, error: Exception) -> None:
         """Handle a failure before the response was complete; reading its body raises it, too."""
+
+
+class StreamDrain(Protocol):
+    """Takes over streams whose calls have ended before the server's response has."""
+
+    def take_over(self, stream: ServerStream, max_streams: int) -> bool:
+        """Read a stream to its end and release it; False leaves it to its user.
+
+        ``max_streams`` are the streams that its connection may have.
+        """
 
 
 class ServerStream(StreamHandler):
@@ -145,10 +155,10 @@ class ServerStream(StreamHandler):
         session.flush_soon(size)
         return True
 
-    def abort(self, error: Exception) -> None:
-        """End the stream with an error of this side."""
-        self.fail(error)
-        self.reset(ErrorCode.CANCEL)
+    def end_request(self) -> None:
+        """End the request here, whatever was sent of it."""
+        self.session.http2.send_data(self.stream, b"", end_stream=True)
+        self.session.flush_soon()
 
     def give_up(self) -> None:
         """Note that its user waits no longer for its response; see ``ServerSession.give_up``."""
@@ -158,9 +168,18 @@ class ServerStream(StreamHandler):
             self._server_session.give_up(stream)
 
     def close(self) -> None:
+        """Release the stream, or leave that to the drain: only then the server is not told."""
+        self.receiver = None
+        self.give_up()  # also if it is drained: the connection may be silent
+        session, stream = self._server_session, self.stream
+        drain = session.stream_drain
+        is_over = stream.closed or session.closed or not stream.sent_headers
+        if is_over or drain is None or not drain.take_over(self, session.max_streams):
+            self.release()
+
+    def release(self) -> None:
         """Release the stream; the server is told if it is not complete."""
         self.receiver = None
-        self.give_up()
         self.reset(ErrorCode.CANCEL)
         super().close()
         self._server_session.after_stream()
@@ -179,6 +198,7 @@ class ServerSession(Http2Session):
         owner: SessionOwner,
         buffers: BufferAccount | None = None,
         silence: SilenceLimits | None = None,
+        stream_drain: StreamDrain | None = None,
     ) -> None:
         http2 = Http2Connection(
             is_client=True,
@@ -189,6 +209,7 @@ class ServerSession(Http2Session):
         super().__init__(http2, buffers)
         self._server = server
         self._owner = owner
+        self.stream_drain: Final = stream_drain
         self._is_connected = False
         self._goaway = ""
         self._silence = silence or SilenceLimits()
@@ -379,7 +400,8 @@ class ServerSession(Http2Session):
             return
         if event.headers.too_large:
             message = f"sent headers of more than {MAX_HEADER_LIST} bytes"
-            handler.abort(bad_response(f"{self._server.url} {message}", self._server))
+            handler.fail(bad_response(f"{self._server.url} {message}", self._server))
+            handler.reset(ErrorCode.CANCEL)
             return
         handler.receive_headers(event.headers)
         if event.end_stream:
@@ -393,7 +415,7 @@ class ServerSession(Http2Session):
         if event.end_stream:
             self._on_end(handler)
         elif handler.receiver is not None:
-            handler.receiver.on_data()
+            handler.receiver.on_data(event.size)
 
     def on_trailers(self, handler: StreamHandler) -> None:
         """Tell the receiver; let another request have the stream's slot if it is complete."""

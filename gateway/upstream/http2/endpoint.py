@@ -19,10 +19,12 @@ from gateway.upstream.address import ServerAddress
 from gateway.upstream.connect_errors import connect_error
 from gateway.upstream.http2.connection import ServerSession, ServerStream, SilenceLimits, forget
 from gateway.upstream.http2.connections import MAX_CONNECTIONS, ServerConnections
+from gateway.upstream.http2.drained_streams import DrainedStreams
 from gateway.upstream.http2.reserved_stream import MAX_SENDS, ReservedStream
 from gateway.upstream.http2.response import Http2Response
 from gateway.upstream.transport import (
     HOP_BY_HOP,
+    CallCounter,
     HeaderLines,
     RequestTemplate,
     ReservedConnection,
@@ -37,7 +39,10 @@ _WRITE_CHUNK: Final = 256 * 1024
 
 
 class Http2Endpoint(UpstreamEndpoint):
-    """An endpoint at an address; see ``upstream/http/endpoint.py:HttpEndpoint``."""
+    """An endpoint at an address; see ``upstream/http/endpoint.py:HttpEndpoint``.
+
+    ``drained`` takes over the streams of calls that are given up; without it they are reset.
+    """
 
     def __init__(
         self,
@@ -49,6 +54,7 @@ class Http2Endpoint(UpstreamEndpoint):
         public_name: str | None = None,
         max_connections: int = MAX_CONNECTIONS,
         silence: SilenceLimits | None = None,
+        drained: DrainedStreams | None = None,
     ) -> None:
         self.url = address.url
         self.name = ServerName(address.url, public_name or address.url)
@@ -64,6 +70,7 @@ class Http2Endpoint(UpstreamEndpoint):
         )
         self.deferrals = TimeoutQueue(DEFER_TIMEOUT)
         self.connections = ServerConnections(self._connect, idle_timeout, max_connections)
+        self._drained = drained
 
     async def send(self, request: UpstreamRequest) -> UpstreamResponse:
         """Send a request; see UpstreamEndpoint."""
@@ -78,7 +85,9 @@ class Http2Endpoint(UpstreamEndpoint):
         return await _Call(self, request).run()
 
     async def close(self) -> None:
-        """Close the idle connections; calls in flight close theirs."""
+        """Close the idle connections, and cancel drained calls; calls in flight close theirs."""
+        if self._drained is not None:
+            self._drained.close()
         await self.connections.close()
         if self._senders:
             await asyncio.wait(self._senders)
@@ -91,6 +100,11 @@ class Http2Endpoint(UpstreamEndpoint):
         """Take a stream of a connection that has one free; see UpstreamEndpoint."""
         session = self.connections.take()
         return None if session is None else ReservedStream(session, self)
+
+    def count_drained_in(self, counter: CallCounter) -> None:
+        """Count drained calls; see UpstreamEndpoint."""
+        if self._drained is not None:
+            self._drained.counters.append(counter)
 
     def request_fields(self, request: UpstreamRequest) -> tuple[Header, ...]:
         """Return the header list of a request."""
@@ -138,7 +152,9 @@ class Http2Endpoint(UpstreamEndpoint):
         return task
 
     async def _connect(self) -> ServerSession:
-        session = ServerSession(self.name, self.connections, self._buffers, self._silence)
+        session = ServerSession(
+            self.name, self.connections, self._buffers, self._silence, self._drained
+        )
         try:
             async with asyncio.timeout(self._connect_timeout):
                 # The event loop's own limit of a minute for TLS may be shorter than this one.
@@ -199,7 +215,7 @@ class _Call:
         if not self._head.done():
             self._head.set_result(headers)
 
-    def on_data(self) -> None:
+    def on_data(self, size: int) -> None:
         """Do nothing: whoever reads the stream is told by it."""
 
     def on_end(self) -> None:
@@ -254,7 +270,7 @@ async def _send_body(stream: ServerStream, body: SentBody) -> None:
     except ConnectionResetError:
         pass  # the stream reports it
     except Exception as error:
-        stream.abort(error)
+        stream.fail(error)  # whoever closes the stream tells the server
 
 
 @lru_cache(maxsize=CACHED_LINES)

@@ -112,7 +112,7 @@ class ReservedStream(ReservedConnection):
         if not self._stream.received_end:
             self._endpoint.deferrals.add(self)
 
-    def on_data(self) -> None:
+    def on_data(self, size: int) -> None:
         """Hold back no large response; see StreamReceiver."""
         stream = self._stream
         if self._headers is not None and stream and stream.buffered_size > _MAX_COMPLETE:

@@ -95,6 +95,18 @@ class Member:
     drained: bool = False
     """An operator has taken it out of use: it gets no new calls until it is restored."""
 
+    def __post_init__(self) -> None:
+        """Count calls that the server works on, although their clients are gone."""
+        self.endpoint.count_drained_in(self)
+
+    def count_call(self) -> None:
+        """Count a call in flight; see CallCounter."""
+        self.outstanding += 1
+
+    def uncount_call(self) -> None:
+        """Count a call in flight no more; see CallCounter."""
+        self.outstanding -= 1
+
     @property
     def is_healthy(self) -> bool:
         """Tell whether health checks allow calls; without checks they do."""

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
+
+from gateway.upstream.http2.connections import MAX_CONNECTIONS
+from gateway.upstream.http2.drained_streams import DrainedStreams
+from gateway.upstream.http2.endpoint import Http2Endpoint
+from gateway.upstream.transport import UpstreamResponse
+from tests.support.gateway import until
+from tests.support.servers.http2_server import Http2Peer, ReceivedStream, http2_script
+from tests.support.servers.scripted_server import ScriptedServer
+from tests.upstream.http2.calls import call, make_request
+from tests.upstream.http2.conftest import Http2EndpointAt
+
+
+class _Calls:
+    """Counts the calls that are drained."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def count_call(self) -> None:
+        self.count += 1
+
+    def uncount_call(self) -> None:
+        self.count -= 1
+
+
+class _Server:
+    """Responds to the first call when a test says so."""
+
+    def __init__(self, *, ends: bool = True) -> None:
+        self.responds = asyncio.Event()
+        self.first: ReceivedStream | None = None
+        self._ends = ends
+
+    async def play(self, peer: Http2Peer) -> None:
+        self.first = await peer.stream()
+        answering = asyncio.create_task(self._answer(peer))
+        try:
+            await peer.serve_to_end()
+        finally:
+            answering.cancel()
+
+    async def _answer(self, peer: Http2Peer) -> None:
+        await self.responds.wait()
+        assert self.first is not None
+        await peer.respond(self.first, b"a" * 50_000, end=self._ends)
+
+
+async def _abandon(endpoint: Http2Endpoint, server: _Server) -> None:
+    """Send a request, and give it up before the response."""
+    sending = asyncio.create_task(endpoint.send(make_request((b"abc",))))
+    await until(lambda: server.first is not None)
+    await _cancel(sending)
+
+
+async def _cancel(*tasks: asyncio.Task[UpstreamResponse]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+@pytest.fixture
+def calls() -> _Calls:
+    return _Calls()
+
+
+def _drained(**limits: float) -> DrainedStreams:
+    return DrainedStreams(lambda: True, **limits)  # type: ignore[arg-type]
+
+
+async def _half(began: asyncio.Event) -> AsyncIterator[bytes]:
+    yield b"ab"
+    began.set()
+    await asyncio.Event().wait()
+
+
+async def test_call_that_is_given_up_is_read_to_its_end(
+    http2_at: Http2EndpointAt, calls: _Calls
+) -> None:
+    server = _Server()
+    async with ScriptedServer(http2_script(server.play)) as scripted:
+        drained = _drained()
+        endpoint = http2_at(scripted.url, drained=drained)
+        endpoint.count_drained_in(calls)
+        await _abandon(endpoint, server)
+        assert (drained.count, calls.count) == (1, 1)
+        server.responds.set()
+        await until(lambda: not drained.count)
+        assert server.first is not None
+        assert (server.first.ended, server.first.reset, bytes(server.first.body)) == (
+            True,
+            None,
+            b"abc",
+        )
+        assert calls.count == 0
+        (session,) = endpoint.connections.sessions
+        assert not session.handlers
+
+
+async def test_request_that_is_given_up_ends_where_it_is(http2_at: Http2EndpointAt) -> None:
+    server, began = _Server(), asyncio.Event()
+    async with ScriptedServer(http2_script(server.play)) as scripted:
+        drained = _drained()
+        endpoint = http2_at(scripted.url, drained=drained)
+        sending = asyncio.create_task(endpoint.send(make_request(_half(began))))
+        await began.wait()
+        await _cancel(sending)
+        await until(lambda: server.first is not None and server.first.ended)
+        server.responds.set()
+        await until(lambda: not drained.count)
+        assert server.first is not None
+        assert (bytes(server.first.body), server.first.reset) == (b"ab", None)
+
+
+async def test_server_that_does_not_end_is_told_after_a_while(
+    http2_at: Http2EndpointAt, calls: _Calls
+) -> None:
+    server = _Server()
+    async with ScriptedServer(http2_script(server.play)) as scripted:
+        drained = _drained(max_seconds=0.1)
+        endpoint = http2_at(scripted.url, drained=drained)
+        endpoint.count_drained_in(calls)
+        await _abandon(endpoint, server)
+        await until(lambda: server.first is not None and server.first.reset is not None)
+        assert server.first is not None
+        assert server.first.reset == ErrorCodes.CANCEL
+        assert (drained.count, calls.count) == (0, 0)
+
+
+async def test_response_above_the_limit_is_reset(http2_at: Http2EndpointAt) -> None:
+    server = _Server(ends=False)
+    async with ScriptedServer(http2_script(server.play)) as scripted:
+        drained = _drained(max_bytes=10_000)
+        await _abandon(http2_at(scripted.url, drained=drained), server)
+        server.responds.set()
+        await until(lambda: server.first is not None and server.first.reset is not None)
+        assert drained.count == 0
+
+
+async def test_further_calls_are_reset_while_too_many_are_drained(
+    http2_at: Http2EndpointAt,
+) -> None:
+    async def hang(peer: Http2Peer) -> None:
+        received.append(peer)
+        await peer.serve_to_end()
+
+    received: list[Http2Peer] = []
+    async with ScriptedServer(http2_script(hang)) as scripted:
+        drained = _drained(max_streams=2)
+        endpoint = http2_at(scripted.url, drained=drained)
+        sending = [asyncio.create_task(endpoint.send(make_request((b"a",)))) for _ in range(3)]
+        await until(lambda: bool(received) and len(received[0].streams) == 3)
+        await _cancel(*sending)
+        assert drained.count == 2
+        streams = received[0].streams
+        await until(lambda: sum(stream.reset is not None for stream in streams) == 1)
+
+
+async def test_half_of_the_streams_that_a_server_allows_are_drained(
+    http2_at: Http2EndpointAt,
+) -> None:
+    peers: list[Http2Peer] = []
+
+    async def hang(peer: Http2Peer) -> None:
+        peers.append(peer)
+        await peer.serve_to_end()
+
+    settings = {SettingCodes.MAX_CONCURRENT_STREAMS: 1}
+    async with ScriptedServer(http2_script(hang, settings)) as scripted:
+        drained = _drained()
+        endpoint = http2_at(scripted.url, drained=drained)
+        for number in range(MAX_CONNECTIONS):
+            sending = asyncio.create_task(endpoint.send(make_request((b"a",))))
+            await until(lambda: sum(len(peer.streams) for peer in peers) > number)  # noqa: B023
+            await _cancel(sending)
+        assert drained.count == MAX_CONNECTIONS // 2
+
+
+async def test_request_that_is_open_after_its_response_is_ended(http2_at: Http2EndpointAt) -> None:
+    streams: list[ReceivedStream] = []
+
+    async def respond_early(peer: Http2Peer) -> None:
+        streams.append(await peer.stream())
+        await peer.respond(streams[0], b"ok")
+        await peer.serve_to_end()
+
+    async with ScriptedServer(http2_script(respond_early)) as scripted:
+        endpoint = http2_at(scripted.url, drained=_drained())
+        assert (await call(endpoint, _half(asyncio.Event()))).body == b"ok"
+        await until(lambda: streams[0].ended)
+        assert streams[0].reset is None
+
+
+@pytest.mark.parametrize("ends", ["resets", "leaves"])
+async def test_drained_call_ends_with_its_server(
+    http2_at: Http2EndpointAt, calls: _Calls, ends: str
+) -> None:
+    ending = asyncio.Event()
+
+    async def play(peer: Http2Peer) -> None:
+        stream = await peer.request()
+        seen.set()
+        await ending.wait()
+        if ends == "resets":
+            await peer.reset(stream, ErrorCodes.INTERNAL_ERROR)
+            await peer.serve_to_end()
+
+    seen = asyncio.Event()
+    async with ScriptedServer(http2_script(play)) as scripted:
+        drained = _drained()
+        endpoint = http2_at(scripted.url, drained=drained)
+        endpoint.count_drained_in(calls)
+        sending = asyncio.create_task(endpoint.send(make_request((b"a",))))
+        await seen.wait()
+        await _cancel(sending)
+        assert calls.count == 1
+        ending.set()
+        await until(lambda: not drained.count)
+        assert calls.count == 0
+
+
+async def test_call_whose_server_left_is_not_drained(http2_at: Http2EndpointAt) -> None:
+    async def leave(peer: Http2Peer) -> None:
+        await peer.request()
+
+    async with ScriptedServer(http2_script(leave)) as scripted:
+        drained = _drained()
+        with pytest.raises(Exception, match="closed the connection"):
+            await call(http2_at(scripted.url, drained=drained), (b"a",))
+        assert drained.count == 0
+
+
+async def test_closed_endpoint_cancels_what_it_drains(http2_at: Http2EndpointAt) -> None:
+    server = _Server()
+    async with ScriptedServer(http2_script(server.play)) as scripted:
+        drained = _drained()
+        endpoint = http2_at(scripted.url, drained=drained)
+        await _abandon(endpoint, server)
+        await endpoint.close()
+        assert drained.count == 0
+        await until(lambda: server.first is not None and server.first.reset is not None)
+
+
+async def test_other_calls_go_on_beside_drained_ones(http2_at: Http2EndpointAt) -> None:
+    async def play(peer: Http2Peer) -> None:
+        first = await peer.request()
+        seen.set()
+        await peer.respond(await peer.request(1), b"ok")
+        await peer.respond(first, b"late")
+        await peer.serve_to_end()
+
+    seen = asyncio.Event()
+    async with ScriptedServer(http2_script(play)) as scripted:
+        drained = _drained()
+        endpoint = http2_at(scripted.url, drained=drained)
+        sending = asyncio.create_task(endpoint.send(make_request((b"a",))))
+        await seen.wait()
+        await _cancel(sending)
+        assert (await call(endpoint, (b"b",))).body == b"ok"
+        await until(lambda: not drained.count)
+
+
+async def test_calls_are_reset_where_cancellation_is_forwarded(http2_at: Http2EndpointAt) -> None:
+    server = _Server()
+    async with ScriptedServer(http2_script(server.play)) as scripted:
+        drained = DrainedStreams(lambda: False)
+        await _abandon(http2_at(scripted.url, drained=drained), server)
+        await until(lambda: server.first is not None and server.first.reset is not None)
+        assert drained.count == 0
