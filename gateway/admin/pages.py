@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
@@ -15,6 +17,8 @@ from gateway.observe.metric_store import MetricStore
 from gateway.observe.metrics import render_metrics
 
 _JSON = "application/json"
+
+T = TypeVar("T")
 
 
 class Pages:
@@ -55,19 +59,34 @@ class Pages:
     # In threads: with many series or endpoints they take longer than a time slice.
     async def status(self, _: web.Request) -> web.Response:
         """Respond with the status of all workers."""
-        async with self._rendering:
-            statuses = await self._source.worker_statuses()
-            body = await asyncio.to_thread(_encode_status, statuses, self._source.metric_store)
+        body = await self._render(_encode_status)
         return web.Response(body=body, content_type=_JSON)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Respond with the metrics of all workers."""
         accept = ",".join(request.headers.getall("Accept", ()))
-        store = self._source.metric_store
-        async with self._rendering:
-            statuses = await self._source.worker_statuses()
-            body, content_type = await asyncio.to_thread(_render_metrics, statuses, store, accept)
+        body, content_type = await self._render(partial(_render_metrics, accept=accept))
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _render(self, render: Callable[[Sequence[Status], MetricStore], T]) -> T:
+        async def run() -> T:
+            statuses = await self._source.worker_statuses()
+            return await asyncio.to_thread(render, statuses, self._source.metric_store)
+
+        async with self._rendering:
+            return await run_to_end(run())
+
+
+async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of ``work``; a caller that is cancelled waits for its end, too.
+
+    A thread runs on if nobody waits for it any more. So a lock around it would be free too early.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    finally:
+        await asyncio.wait([task])
 
 
 def error_response(status: int, message: str) -> web.Response:

@@ -164,9 +164,9 @@ class RunningSite:
         self.source = source
         self.url = url
 
-    def client(self) -> AbstractAsyncContextManager[RawClient]:
-        """Connect to it."""
-        return connect(self.url)
+    def client(self, own_host: str | None = None) -> AbstractAsyncContextManager[RawClient]:
+        """Connect to it, as a client at an address of its own if one is given."""
+        return connect(self.url, own_host=own_host)
 
     @property
     def connections(self) -> int:
