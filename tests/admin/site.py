@@ -68,6 +68,7 @@ def worker_status(upstreams: dict[str, Any] | None = None, **fields: Any) -> dic
         "draining": False,
         "settings": {"number": 1, "loaded_at": time.time(), "last_failure": None},
         "connections": 3,
+        "tls_handshakes": 1,
         "requests_in_progress": 2,
         "tasks": 5,
         "buffered_bytes": 100,

@@ -3,11 +3,12 @@
 import asyncio
 import http.client
 import logging
+import re
 import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -372,7 +373,12 @@ async def test_failed_handshake_leaves_no_connection(
             assert (await other.call("GET", "/v2/x")).status == 200
             await until(lambda: not listener._handshaking and len(listener._connections) == 1)
         await _check_service(gateway.url, known)
-    assert _warnings(caplog) == []
+    stalled = (
+        "the TLS handshake of 127.0.0.1 did not end within 1 s (limits.request_header_timeout)"
+    )
+    assert [line.partition(";")[0] for line in _warnings(caplog)] == [
+        stalled for _ in range(misbehave is _nothing)
+    ]
 
 
 async def test_tls_handshake_during_drain_may_complete(tls: dict[str, str]) -> None:
@@ -464,7 +470,7 @@ async def test_client_that_fills_each_read_does_not_starve_others(
     update = TlsTransport.buffer_updated
 
     def updated(transport: TlsTransport, nbytes: int) -> None:
-        if nbytes == size and transport not in transport._handshaking:
+        if nbytes == size and transport._established:
             log.append("read")
             asyncio.get_running_loop().call_soon(log.append, "others")
         update(transport, nbytes)
@@ -495,3 +501,92 @@ async def test_early_response_reaches_a_client_that_still_sends(tls: dict[str, s
         _serving(server, tls, max_request_bytes=1024) as gateway,
     ):
         assert await asyncio.to_thread(ask, *_address(gateway.url)) == 413
+
+
+async def _stall(stack: AsyncExitStack, url: str, count: int) -> list[socket.socket]:
+    """Open connections whose handshake does not go on; each second one has begun it."""
+    stalled = []
+    for number in range(count):
+        sock = stack.enter_context(socket.create_connection(_address(url), timeout=5))
+        if number % 2:
+            _partial_hello(sock)
+        stalled.append(sock)
+    return stalled
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    """Whether the gateway has closed the connection, which it may also have reset."""
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+async def test_stalled_handshakes_end_within_the_time_for_a_head(
+    tls: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        ScriptedServer() as server,
+        _serving(server, tls, request_header_timeout=1) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        listener = gateway.gateway._listener
+        stalled = await _stall(stack, gateway.url, 20)
+        await until(lambda: listener.tls_handshakes == 20)
+        assert listener.connections == 0
+        await _check_service(gateway.url)
+        await until(lambda: not listener.tls_handshakes)
+        await until(lambda: all(map(_is_closed, stalled)))
+        await _check_service(gateway.url)
+    (line,) = _warnings(caplog)
+    assert re.fullmatch(
+        r"the TLS handshake of 127\.0\.0\.1 did not end within 1 s"
+        r" \(limits\.request_header_timeout\); handshakes in progress: \d+",
+        line,
+    )
+
+
+async def test_reload_changes_the_time_for_new_handshakes(tls: dict[str, str]) -> None:
+    async with (
+        ScriptedServer() as server,
+        _serving(server, tls, request_header_timeout=60) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        listener, settings = gateway.gateway._listener, gateway.gateway.settings
+        (before,) = await _stall(stack, gateway.url, 1)
+        await until(lambda: listener.tls_handshakes == 1)
+        limits = settings.limits.model_copy(update={"request_header_timeout": 1.0})
+        await gateway.gateway.reload(settings.model_copy(update={"limits": limits}))
+        (after,) = await _stall(stack, gateway.url, 1)
+        await until(lambda: listener.tls_handshakes == 2)
+        await until(lambda: _is_closed(after))
+        assert not _is_closed(before)
+        assert listener.tls_handshakes == 1
+
+
+async def test_handshakes_are_bounded_and_shared_by_clients(
+    tls: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tls_transport, "MAX_HANDSHAKES", 5)
+    async with (
+        ScriptedServer() as server,
+        _serving(server, tls) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        listener = gateway.gateway._listener
+        other = stack.enter_context(
+            socket.create_connection(_address(gateway.url), 5, ("127.0.0.2", 0))
+        )
+        await until(lambda: listener.tls_handshakes == 1)
+        stalled = await _stall(stack, gateway.url, 20)
+        await until(lambda: sum(map(_is_closed, stalled)) == 16)
+        assert listener.tls_handshakes == 5
+        assert not _is_closed(other)
+        async with connect(gateway.url) as client:
+            assert (await client.call("GET", "/v2/x")).status == 200
+    assert _warnings(caplog) == [
+        "the TLS handshake of 127.0.0.1 gave way to others; handshakes in progress: 5"
+    ]
