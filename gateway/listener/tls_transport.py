@@ -161,10 +161,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         data = _CIPHERTEXT[:nbytes]
         self._received = b"".join((self._received, data)) if self._received else data
         was_established = self._established
-        if was_established:
-            self._decrypt_received()
-        else:
-            self._do_handshake()
+        self._process_received()
         if was_established and not self._input_closed and nbytes == self._offered_size:
             assert self._connection is not None
             self._connection.defer_next_read()
@@ -217,7 +214,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._reading = True
             self._socket.resume_reading()
             # Not at once, because the caller may not expect data_received during this call.
-            asyncio.get_running_loop().call_soon(self._decrypt_received)
+            asyncio.get_running_loop().call_soon(self._process_received)
 
     def get_write_buffer_size(self) -> int:
         """Return the bytes that wait for the client to read."""
@@ -245,7 +242,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def write_eof(self) -> None:
         """Close the sending side once all is sent; ignore what the client still sends."""
         self._send_close_notify()
-        self._socket.write_eof()
+        if not self._socket.is_closing():
+            self._socket.write_eof()
 
     def close(self) -> None:
         """Close the connection once all is sent."""
@@ -256,6 +254,20 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Close the connection at once; without close_notify the client sees a truncation."""
         self._input_closed = self._output_closed = True
         self._socket.abort()
+
+    def _process_received(self) -> None:
+        """Process received bytes. An error, which is the gateway's own, ends this connection.
+
+        The event loop would let it live if this is called for the bytes of before.
+        """
+        try:
+            if self._established:
+                self._decrypt_received()
+            else:
+                self._do_handshake()
+        except Exception:
+            _log.exception("the TLS connection of %s failed", self.client or "a client")
+            self.abort()
 
     def _do_handshake(self) -> None:
         try:

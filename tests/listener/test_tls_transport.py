@@ -6,6 +6,7 @@ import logging
 import re
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -16,6 +17,8 @@ import pytest
 import trustme
 
 from gateway.listener import tls_transport
+from gateway.listener.connection import ClientConnection
+from gateway.listener.server import HttpListener
 from gateway.listener.tls_transport import TlsTransport
 from tests.support.certificates import (
     authority,
@@ -25,6 +28,7 @@ from tests.support.certificates import (
     expired_certificate,
     server_certificate,
 )
+from tests.support.compiled import needs_source
 from tests.support.gateway import (
     RunningGateway,
     http1_connections,
@@ -590,3 +594,148 @@ async def test_handshakes_are_bounded_and_shared_by_clients(
     assert _warnings(caplog) == [
         "the TLS handshake of 127.0.0.1 gave way to others; handshakes in progress: 5"
     ]
+
+
+class _FailingConnection(ClientConnection):
+    """A connection with a defect in one of its methods, which fails at its first call."""
+
+    failing = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._fail_in("connection_made")
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        self._fail_in("data_received")
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._fail_in("connection_lost")
+
+    @classmethod
+    def _fail_in(cls, name: str) -> None:
+        if name == cls.failing:
+            cls.failing = ""
+            raise ZeroDivisionError(name)
+
+
+@needs_source
+@pytest.mark.parametrize("method", ["connection_made", "data_received", "connection_lost"])
+async def test_connection_with_a_defect_leaves_nothing(
+    tls: dict[str, str], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr("gateway.listener.server.ClientConnection", _FailingConnection)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    closed = 0
+
+    def note_closed() -> None:
+        nonlocal closed
+        closed += 1
+
+    async with ScriptedServer() as server, _serving(server, tls) as gateway:
+        listener = gateway.gateway._listener
+        listener._on_closed = note_closed
+        _FailingConnection.failing = method
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            async with connect(gateway.url) as client:
+                await client.call("GET", "/v2/x")
+        await until(lambda: closed == 1)
+        assert (listener.connections, listener.tls_handshakes) == (0, 0)
+        await _check_service(gateway.url)
+        await until(lambda: closed == 2)
+    assert _FailingConnection.failing == ""
+
+
+@needs_source
+async def test_defect_in_bytes_that_waited_ends_the_connection(
+    tls: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are processed when reading resumes, where no event loop closes it."""
+
+    class Pausing(ClientConnection):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.read_flow.pause("test")
+
+        def data_received(self, data: bytes | memoryview) -> None:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr("gateway.listener.server.ClientConnection", Pausing)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    async with ScriptedServer() as server, _serving(server, tls) as gateway:
+        listener = gateway.gateway._listener
+        with await asyncio.to_thread(_send_with_handshake, _address(gateway.url)) as sock:
+            await until(lambda: listener.connections)
+            (connection,) = http1_connections(listener)
+            connection.read_flow.resume("test")
+            await until(lambda: not listener.connections)
+            await until(lambda: _is_closed(sock))
+
+
+def _send_with_handshake(address: tuple[str, int]) -> socket.socket:
+    """Send a request together with the end of the handshake; return the connection."""
+    sock = socket.create_connection(address, timeout=5)
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context().wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    sock.sendall(to_server.read())
+    while True:
+        to_client.write(sock.recv(65536))
+        with suppress(ssl.SSLWantReadError):
+            client.do_handshake()
+            break
+    client.write(request("GET", "/v2/x"))
+    sock.sendall(to_server.read())
+    return sock
+
+
+def _transports(listener: HttpListener) -> list[TlsTransport]:
+    return [
+        each.transport for each in listener._connections if isinstance(each.transport, TlsTransport)
+    ]
+
+
+async def test_client_that_is_gone_at_the_end_of_its_handshake_leaves_nothing(
+    tls: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has no address any more."""
+
+    def leave(address: tuple[str, int]) -> None:
+        with _send_with_handshake(address) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    async with ScriptedServer() as server, _serving(server, tls) as gateway:
+        listener = gateway.gateway._listener
+        for _ in range(20):
+            await asyncio.to_thread(leave, _address(gateway.url))
+        await _check_service(gateway.url)
+        await until(lambda: not listener.connections and not listener.tls_handshakes)
+    assert _warnings(caplog) == []
+
+
+async def test_transport_that_is_closed_takes_all_calls(tls: dict[str, str]) -> None:
+    """Such as the end of a stream, whose connection was reset meanwhile."""
+    async with (
+        ScriptedServer() as server,
+        _serving(server, tls) as gateway,
+        gateway.client() as client,
+    ):
+        listener = gateway.gateway._listener
+        assert (await client.call("GET", "/v2/x")).status == 200
+        (transport,) = _transports(listener)
+        transport.abort()
+        for closed in (False, True):
+            if closed:
+                await until(lambda: not listener.connections)
+            transport.write(b"x")
+            transport.writelines([b"x"])
+            transport.write_eof()
+            transport.close()
+            transport.abort()
+            assert transport.is_closing()
+            assert not transport.is_reading()
+            assert transport.get_write_buffer_size() == 0
+        with suppress(ConnectionError):
+            await client.rest()
