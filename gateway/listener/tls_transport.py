@@ -45,6 +45,14 @@ _CIPHERTEXT = memoryview(bytearray(256 * 1024))
 _MAX_BIO = 64 * 1024
 """Maximum bytes in the buffers of ssl.SSLObject, which never shrink."""
 
+_RECORD_HEADER = 5
+"""Bytes before a record; the last two are its length: RFC 8446, section 5.1."""
+_MAX_RECORDS = 64
+"""Records that are decrypted by one call. The smallest take some 30 µs each: they update a key."""
+_MAX_EMPTY_RECORDS = 1024
+"""Records of a connection that bring its client's requests nothing. Honest clients send a few, and
+one for each 2^24 records after that (RFC 8446, section 5.5)."""
+
 _log = logging.getLogger("tensorgate.listener")
 
 
@@ -113,6 +121,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Whether the handshake has ended well, so that the connection has this transport."""
         self._received: bytes | memoryview = b""
         """Received bytes that are not in ``_incoming`` yet."""
+        self._record_rest = 0
+        """Bytes from the end of what was moved to ``_incoming`` to the next record."""
+        self._empty_records = 0
+        """Records that have brought no data, or not yet."""
         self._offered_size = 0
         self._reading = True
         self._eof = False
@@ -301,7 +313,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         """Send the TLS alert for a failed handshake, and close."""
         _log.debug("a handshake failed: %s", _reason(error))
         self._input_closed = self._output_closed = True
-        if error.reason == "HTTP_REQUEST":
+        if _reason(error) == "HTTP_REQUEST":
             self._socket.write(encode_error(400, error_body("this port requires TLS: use https")))
         else:
             self._flush_outgoing()
@@ -325,9 +337,26 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._flush_outgoing()  # such as session tickets
 
     def _feed_incoming(self) -> bool:
-        """Move received bytes to ``_incoming``; return whether there were any."""
-        written = self._incoming.write(self._received[:_MAX_BIO])
-        self._received = self._received[written:]
+        """Move some received records to ``_incoming``; return whether there were any bytes.
+
+        Raises ssl.SSLError if too many have brought no data: such as KeyUpdate, each of which takes
+        the gateway more time than its client, and a response (RFC 8446, section 4.6.3).
+        """
+        received, end, records = self._received, self._record_rest, 0
+        size = min(len(received), _MAX_BIO)
+        while end < size and records < _MAX_RECORDS:
+            if end + _RECORD_HEADER > len(received):
+                size = end  # the rest of the header is yet to come
+                break
+            records += 1
+            length = received[end + 3] << 8 | received[end + 4]
+            end += _RECORD_HEADER + length
+        written = self._incoming.write(received[: min(end, size)])
+        self._received = received[written:]
+        self._record_rest = end - written
+        self._empty_records += records
+        if self._empty_records > _MAX_EMPTY_RECORDS:
+            raise ssl.SSLError("too many records without data")
         return bool(written)
 
     def _decrypt(self, space: memoryview) -> int:
@@ -349,6 +378,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
                 self._eof = True
                 break
             size += read
+            self._empty_records = max(0, self._empty_records - 1)
         return size
 
     def _flush_outgoing(self) -> None:
@@ -368,4 +398,4 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
 
 def _reason(error: ssl.SSLError) -> str:
-    return error.reason or str(error)
+    return getattr(error, "reason", None) or str(error)

@@ -8,8 +8,8 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from tests.support.gateway import (
 )
 from tests.support.http_messages import http_response, request
 from tests.support.inference_messages import binary_response, infer_json
+from tests.support.openssl_client import OpensslClient
 from tests.support.raw_client import connect
 from tests.support.servers.scripted_server import Connection, ScriptedServer, always_respond
 
@@ -739,3 +740,55 @@ async def test_transport_that_is_closed_takes_all_calls(tls: dict[str, str]) -> 
             assert transport.get_write_buffer_size() == 0
         with suppress(ConnectionError):
             await client.rest()
+
+
+@contextmanager
+def _openssl_client(url: str) -> Iterator[tuple[socket.socket, OpensslClient]]:
+    with (
+        socket.create_connection(_address(url), timeout=5) as sock,
+        closing(OpensslClient(sock)) as client,
+    ):
+        client.do_handshake()
+        yield sock, client
+
+
+@pytest.mark.parametrize("requested", [False, True])
+@pytest.mark.parametrize("data", [b"", b"\n"])
+async def test_client_that_only_updates_its_keys_is_cut_off(
+    tls: dict[str, str], requested: bool, data: bytes
+) -> None:
+    """Each update takes 30 µs, and is answered, though the client reads nothing."""
+
+    head = request("POST", "/v2/x", headers={"Content-Length": "999999"})
+
+    def flood(url: str) -> bool:
+        with _openssl_client(url) as (sock, client):
+            sock.sendall(client.encrypt(head))
+            with suppress(ConnectionError):
+                for _ in range(1000):
+                    updates = client.key_updates(20, requested)
+                    sock.sendall(updates + (client.encrypt(data) if data else b""))
+                return False
+        return True
+
+    async with (
+        ScriptedServer() as server,
+        _serving(server, tls) as gateway,
+        gateway.client() as other,
+    ):
+        assert await asyncio.to_thread(flood, gateway.url)
+        assert (await other.call("GET", "/v2/x")).status == 200
+        await until(lambda: gateway.gateway._listener.connections == 1)
+
+
+async def test_client_that_updates_its_keys_now_and_then_is_served(tls: dict[str, str]) -> None:
+    def ask(url: str) -> None:
+        with _openssl_client(url) as (sock, client):
+            for _ in range(500):
+                sock.sendall(client.key_updates(1, True) + client.encrypt(request("GET", "/v2/x")))
+                assert sock.recv(65536)
+
+    async with ScriptedServer() as server, _serving(server, tls) as gateway:
+        await asyncio.to_thread(ask, gateway.url)
+        await gateway.until_idle()
+        await until(lambda: not gateway.gateway._listener.connections)
