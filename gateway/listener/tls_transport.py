@@ -27,6 +27,7 @@ from gateway.listener.client_shares import ClientShares, client_of
 from gateway.listener.messages import encode_error
 from gateway.proxy.dispatch import error_body
 from gateway.system.buffers import MIN_WINDOW
+from gateway.system.descriptors import descriptor_limit
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for a handshake at most: some round trips, however slowly a client sends requests."""
@@ -60,7 +61,9 @@ class Handshakes:
     """The TLS handshakes of a listener that are in progress: bounds them, and logs who stalls."""
 
     def __init__(self) -> None:
-        self._shares = ClientShares[TlsTransport](MAX_HANDSHAKES)
+        # Half of the descriptors stay free for connections that are open, and for servers.
+        limit = min(MAX_HANDSHAKES, descriptor_limit() // 2)
+        self._shares = ClientShares[TlsTransport](limit)
         self._log_after = float("-inf")
 
     def __len__(self) -> int:

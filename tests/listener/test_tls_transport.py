@@ -572,10 +572,17 @@ async def test_reload_changes_the_time_for_new_handshakes(tls: dict[str, str]) -
         assert listener.tls_handshakes == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("MAX_HANDSHAKES", 5), ("descriptor_limit", lambda: 10)]
+)
 async def test_handshakes_are_bounded_and_shared_by_clients(
-    tls: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tls: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    value: object,
 ) -> None:
-    monkeypatch.setattr(tls_transport, "MAX_HANDSHAKES", 5)
+    monkeypatch.setattr(tls_transport, name, value)
     async with (
         ScriptedServer() as server,
         _serving(server, tls) as gateway,
