@@ -18,7 +18,11 @@ from gateway.observe.metrics import render_metrics
 
 _JSON = "application/json"
 
+_MAX_WAITING_PAGES = 4
+"""Pages of different forms that wait for their turn; further ones are in the plain text format."""
+
 T = TypeVar("T")
+_Render = Callable[[Sequence[Status], MetricStore], tuple[bytes, str]]
 
 
 class Pages:
@@ -34,6 +38,8 @@ class Pages:
         self._source = source
         # Many at once would hold the statuses of all workers as often, and delay the event loop.
         self._rendering = asyncio.Lock()
+        self._next: dict[str, asyncio.Task[tuple[bytes, str]]] = {}
+        """The pages that wait for their turn: all who want the same page meanwhile share it."""
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the pages."""
@@ -59,22 +65,28 @@ class Pages:
     # In threads: with many series or endpoints they take longer than a time slice.
     async def status(self, _: web.Request) -> web.Response:
         """Respond with the status of all workers."""
-        body = await self._render(_encode_status)
-        return web.Response(body=body, content_type=_JSON)
+        body, content_type = await self._share("status", _encode_status)
+        return web.Response(body=body, content_type=content_type)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Respond with the metrics of all workers."""
         accept = ",".join(request.headers.getall("Accept", ()))
-        body, content_type = await self._render(partial(_render_metrics, accept=accept))
+        if len(self._next) >= _MAX_WAITING_PAGES and f"metrics {accept}" not in self._next:
+            accept = ""
+        page = await self._share(f"metrics {accept}", partial(_render_metrics, accept=accept))
+        body, content_type = page
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def _render(self, render: Callable[[Sequence[Status], MetricStore], T]) -> T:
-        async def run() -> T:
+    async def _share(self, name: str, render: _Render) -> tuple[bytes, str]:
+        if name not in self._next:
+            self._next[name] = asyncio.create_task(self._render(name, render))
+        return await asyncio.shield(self._next[name])
+
+    async def _render(self, name: str, render: _Render) -> tuple[bytes, str]:
+        async with self._rendering:
+            del self._next[name]  # who asks from now on gets the numbers of later
             statuses = await self._source.worker_statuses()
             return await asyncio.to_thread(render, statuses, self._source.metric_store)
-
-        async with self._rendering:
-            return await run_to_end(run())
 
 
 async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -95,8 +107,8 @@ def error_response(status: int, message: str) -> web.Response:
     return web.Response(status=status, body=body, content_type=_JSON)
 
 
-def _encode_status(statuses: Sequence[Status], store: MetricStore) -> bytes:
-    return orjson.dumps(_merged(statuses, store), option=orjson.OPT_INDENT_2) + b"\n"
+def _encode_status(statuses: Sequence[Status], store: MetricStore) -> tuple[bytes, str]:
+    return orjson.dumps(_merged(statuses, store), option=orjson.OPT_INDENT_2) + b"\n", _JSON
 
 
 def _render_metrics(

@@ -141,7 +141,8 @@ async def test_request_whose_client_has_left_is_not_waited_for(
     monkeypatch.setattr(site.source, "worker_statuses", statuses)
     for number in range(10):
         async with site.client() as client:
-            await client.send(request("GET", "/metrics"))
+            accept = {"Accept": f"application/openmetrics-text;version=1.{number}"}
+            await client.send(request("GET", "/metrics", headers=accept))
             await until(lambda: len(site.site._connections) == 1)
             if not number:
                 await until(lambda: asked)
@@ -150,6 +151,32 @@ async def test_request_whose_client_has_left_is_not_waited_for(
         await client.send(request("GET", "/status"))
         may_render.set()
         assert (await client.read_response()).status == 200
+    assert asked <= 7  # one that was rendered, four that waited, the plain one, this one
+
+
+async def test_page_is_rendered_once_for_all_who_wait_for_it(
+    site: RunningSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_render, asked = asyncio.Event(), 0
+
+    async def statuses() -> list[dict[str, object]]:
+        nonlocal asked
+        asked += 1
+        await may_render.wait()
+        return site.source.statuses
+
+    monkeypatch.setattr(site.source, "worker_statuses", statuses)
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(site.client()) for _ in range(20)]
+        for number, client in enumerate(clients):
+            await client.send(request("GET", "/metrics"))
+            if not number:
+                await until(lambda: asked)
+        in_use = site.site._connections._shares["127.0.0.1"].in_use
+        await until(lambda: len(in_use) == len(clients))
+        may_render.set()
+        for client in clients:
+            assert (await client.read_response()).status == 200
     assert asked == 2
 
 
